@@ -44,7 +44,12 @@ def inputs(rows: int, length: int, layers: int) -> tuple[list[Layer], Tensor]:
         return torch.randn(rows, HEADS, length, width, generator=generator)
 
     found = [
-        (made(TEACHER), made(TEACHER), made(STUDENT).requires_grad_(), made(STUDENT).requires_grad_())
+        (
+            made(TEACHER),
+            made(TEACHER),
+            made(STUDENT).requires_grad_(),
+            made(STUDENT).requires_grad_(),
+        )
         for _ in range(layers)
     ]
     lengths = torch.linspace(length // 2, length, rows).long()
@@ -54,7 +59,9 @@ def inputs(rows: int, length: int, layers: int) -> tuple[list[Layer], Tensor]:
 def step(name: str, layers: list[Layer], mask: Tensor) -> tuple[float, list[Tensor]]:
     """The loss of all layers and its gradients."""
     total = torch.stack([WAYS[name](*layer, mask) for layer in layers]).sum()
-    return total.item(), list(torch.autograd.grad(total, [x for layer in layers for x in layer[2:]]))
+    return total.item(), list(
+        torch.autograd.grad(total, [x for layer in layers for x in layer[2:]])
+    )
 
 
 def peak_growth(name: str, options: argparse.Namespace, answer) -> None:
@@ -67,8 +74,16 @@ def peak_growth(name: str, options: argparse.Namespace, answer) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("threads", 2), ("rounds", 7), ("rows", 8), ("length", 512), ("layers", 4)):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in (
+        ("threads", 2),
+        ("rounds", 7),
+        ("rows", 8),
+        ("length", 512),
+        ("layers", 4),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     # Before this process grows: a child starts with its parent's peak as its own.
@@ -92,10 +107,16 @@ def main() -> None:
             found[name] = step(name, layers, mask)
             seconds[name].append(time.perf_counter() - began)
     ratios = [p / b for p, b in zip(seconds["plain"][1:], seconds["blocked"][1:], strict=True)]
-    print(f"time     plain / blocked: {statistics.median(ratios):.1f}x  ({min(ratios):.1f}-{max(ratios):.1f})")
+    print(
+        f"time     plain / blocked: {statistics.median(ratios):.1f}x  ({min(ratios):.1f}-{max(ratios):.1f})"
+    )
     (value, gradients), (blocked, of_blocked) = found["plain"], found["blocked"]
-    worst = max((a - b).abs().max() / a.abs().max() for a, b in zip(gradients, of_blocked, strict=True))
-    print(f"value    differs by {abs(value - blocked) / value:.1e} of it, gradients by {worst:.1e} of their largest")
+    worst = max(
+        (a - b).abs().max() / a.abs().max() for a, b in zip(gradients, of_blocked, strict=True)
+    )
+    print(
+        f"value    differs by {abs(value - blocked) / value:.1e} of it, gradients by {worst:.1e} of their largest"
+    )
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ CANDIDATES = 15
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, help="a model directory with its tokenizer")
     parser.add_argument("--texts", type=Path, help="a .jsonl.gz file; else texts of random words")
     parser.add_argument("--column", default="sentence")
@@ -61,7 +63,10 @@ def main() -> None:
     reads = read(texts, tokenizer)
     words = sum(word.token is not None for one in reads for word in one.words)
     tokens = sum(len(one.ids) for one in reads) / len(reads)
-    print(f"{len(texts)} texts of {tokens:.1f} tokens, {words} queries, {options.device}, {options.dtype}", flush=True)
+    print(
+        f"{len(texts)} texts of {tokens:.1f} tokens, {words} queries, {options.device}, {options.dtype}",
+        flush=True,
+    )
     ways: dict[str, Callable[[], object]] = {
         "together": lambda: asked.candidates(texts, CANDIDATES),
         "one word at a time": lambda: one_by_one(plain, texts, doubled=False),
@@ -78,14 +83,18 @@ def main() -> None:
         ratios = [slow / fast for slow, fast in zip(measured, seconds["together"], strict=True)]
         spread = f"{min(ratios):.1f} … {max(ratios):.1f}"
         rate = words / statistics.median(measured)
-        print(f"{rate:8.0f} words/s  {statistics.median(ratios):5.1f} × the time ({spread})  {name}")
+        print(
+            f"{rate:8.0f} words/s  {statistics.median(ratios):5.1f} × the time ({spread})  {name}"
+        )
 
 
 def loaded(source: Path | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     torch.manual_seed(0)
     if source is None:
         return AutoModelForMaskedLM.from_config(BertConfig()), generated_tokenizer()
-    model = AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(source), dtype=torch.float32)
+    model = AutoModelForMaskedLM.from_config(
+        AutoConfig.from_pretrained(source), dtype=torch.float32
+    )
     encoder = AutoModel.from_pretrained(source, dtype=torch.float32)
     model.base_model.load_state_dict(encoder.state_dict(), strict=False)
     return model, AutoTokenizer.from_pretrained(source)
@@ -94,12 +103,19 @@ def loaded(source: Path | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBas
 def generated_tokenizer() -> PreTrainedTokenizerFast:
     """As many whole words as BERT has tokens."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    vocabulary = {word: i for i, word in enumerate([*special, *map(spelled, range(BertConfig().vocab_size - 5))])}
+    vocabulary = {
+        word: i
+        for i, word in enumerate([*special, *map(spelled, range(BertConfig().vocab_size - 5))])
+    }
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True))
+    names = dict(
+        zip(
+            ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True
+        )
+    )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
 
@@ -137,7 +153,9 @@ def one_by_one(asked: MaskedWords, texts: list[str], *, doubled: bool) -> list[l
             second = [*one.ids, tokenizer.sep_token_id] if doubled else []
             batch = {
                 "input_ids": torch.tensor([first + second], device=asked.device),
-                "token_type_ids": torch.tensor([[0] * len(first) + [1] * len(second)], device=asked.device),
+                "token_type_ids": torch.tensor(
+                    [[0] * len(first) + [1] * len(second)], device=asked.device
+                ),
             }
             logits_LV = asked.model(**batch).logits[0]
             found.append(logits_LV[1 + word.token].topk(CANDIDATES).indices.tolist())

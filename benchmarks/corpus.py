@@ -40,12 +40,20 @@ def tokenise(text: str, model: str, repeats: int) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 began, before = time.perf_counter(), cpu_seconds()
                 where = Path(folder) / "shards"
-                shards.tokenise(source, tokenizer, None, where, log=lambda line: None, workers=workers)
+                shards.tokenise(
+                    source, tokenizer, None, where, log=lambda line: None, workers=workers
+                )
                 took[workers], spent[workers] = time.perf_counter() - began, cpu_seconds() - before
         ratios.append(took[1] / took[2])
         for n, seconds in took.items():
-            print(f"{n} workers {seconds:.1f} s, {size / seconds / 1e6:.2f} MB/s, CPU {spent[n]:.1f} s", end="; ")
-        print(f"{ratios[-1]:.2f}x, two loops {capacity():.2f}x, load {os.getloadavg()[0]:.1f}", flush=True)
+            print(
+                f"{n} workers {seconds:.1f} s, {size / seconds / 1e6:.2f} MB/s, CPU {spent[n]:.1f} s",
+                end="; ",
+            )
+        print(
+            f"{ratios[-1]:.2f}x, two loops {capacity():.2f}x, load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
     print(f"median {statistics.median(ratios):.2f}x")
 
 
@@ -72,7 +80,9 @@ def sparse(folder: Path) -> None:
 
     tokenizer, tokens = load_tokenizer("demo"), BLOCKS * (LENGTH - 2) // SHARDS
     shards = tuple(Shard(f"train-{n:05}.bin", "train", (), tokens) for n in range(SHARDS))
-    meta = Meta("zeros", None, tokenizer_hash(tokenizer), "demo", tokenizer.sep_token_id, "<u2", shards)
+    meta = Meta(
+        "zeros", None, tokenizer_hash(tokenizer), "demo", tokenizer.sep_token_id, "<u2", shards
+    )
     meta.write(folder)
     for shard in shards:
         with (folder / shard.file).open("wb") as file:
@@ -108,7 +118,9 @@ def opened(folder: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["tokenise", "open", "opened"])
     parser.add_argument("text", nargs="?")
     parser.add_argument("--tokenizer", default="demo")

@@ -37,7 +37,9 @@ V, T, WIDEST = 30_522, 1.0, 1 << 16
 def made(shape: str, device: torch.device) -> Capture:
     """A random masked language model of a shape, training."""
     config = BertConfig(vocab_size=V)
-    wanted = parse_shape(shape, ModelShape(WIDEST, WIDEST, 4 * WIDEST, max(1, int(shape.split("x")[1]) // 64)))
+    wanted = parse_shape(
+        shape, ModelShape(WIDEST, WIDEST, 4 * WIDEST, max(1, int(shape.split("x")[1]) // 64))
+    )
     model = AutoModelForMaskedLM.from_config(student_config(config, wanted)).to(device).train()
     return capture(model, Needs(masked_logits=True))
 
@@ -94,7 +96,8 @@ def main() -> None:
         "together": lambda: step(lambda: summed(models, batch, Weights(1, 1, 1, 4))),
         "apart": lambda: step(*(lambda m=m: alone(m, batch) for m in models.values())),
         "one-way twice": lambda: step(
-            lambda: summed(models, batch, Weights(1, 1, 0, 0)), lambda: summed(models, batch, Weights(0, 0, 1, 4))
+            lambda: summed(models, batch, Weights(1, 1, 0, 0)),
+            lambda: summed(models, batch, Weights(0, 0, 1, 4)),
         ),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}

@@ -21,7 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
 from sentence_transformers.sentence_transformer.losses import MSELoss
 
 from kdcli.commands.distill.student import Student, distill_job
@@ -64,19 +68,29 @@ def ours(teacher: Embedder, rows: Rows, session: Session, folder: Path) -> float
         return Signals(pooled=batch.pop("target"), mask=batch["attention_mask"])
 
     job = distill_job({"student": student}, signals, rows, order, None)
-    how = {"micro_batch_size": GROUP, "log_every": 10**6, "eval_every": 10**6, "checkpoint_every": 10**6}
+    how = {
+        "micro_batch_size": GROUP,
+        "log_every": 10**6,
+        "eval_every": 10**6,
+        "checkpoint_every": 10**6,
+    }
     schedule = Schedule(steps=order.steps_of_pass, batch_size=BATCH, lr=5e-4, warmup_steps=5, **how)
     began = time.perf_counter()
     train(session, job, schedule, None)
     return time.perf_counter() - began
 
 
-def theirs(teacher: Embedder, texts: list[str], targets_NE: np.ndarray, dtype: str, folder: Path) -> float:
+def theirs(
+    teacher: Embedder, texts: list[str], targets_NE: np.ndarray, dtype: str, folder: Path
+) -> float:
     """Seconds of an epoch of sentence-transformers' trainer."""
     shape = shape_of(teacher.model.config)
     to = parse_shape(f"{shape.layers // 2}x{shape.hidden}", shape)
     save_embedder(
-        build_student(teacher.model.base_model, to).model, teacher.tokenizer, teacher.format, folder / "start"
+        build_student(teacher.model.base_model, to).model,
+        teacher.tokenizer,
+        teacher.format,
+        folder / "start",
     )
     model = SentenceTransformer(str(folder / "start"), device="cpu")
     model.max_seq_length = LENGTH
@@ -97,7 +111,9 @@ def theirs(teacher: Embedder, texts: list[str], targets_NE: np.ndarray, dtype: s
         report_to="none",
         disable_tqdm=True,
     )
-    trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=data, loss=MSELoss(model))
+    trainer = SentenceTransformerTrainer(
+        model=model, args=arguments, train_dataset=data, loss=MSELoss(model)
+    )
     began = time.perf_counter()
     trainer.train()
     return time.perf_counter() - began
@@ -110,7 +126,9 @@ def ratio(name: str, ours: list[float], theirs: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("texts")
     parser.add_argument("--rows", type=int, default=2048)
@@ -120,7 +138,10 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     logging.disable(logging.WARNING)
-    device, dtype = torch.device("cpu"), {"fp32": torch.float32, "bf16": torch.bfloat16}[given.dtype]
+    device, dtype = (
+        torch.device("cpu"),
+        {"fp32": torch.float32, "bf16": torch.bfloat16}[given.dtype],
+    )
     session = Session(start(device, dtype), device)
     plain = Session(session.accelerator, device, judging=True)
     teacher = Embedder.open(given.model, pooling="mean")

@@ -34,7 +34,9 @@ CPU = torch.device("cpu")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("speed", "quality"))
     parser.add_argument("model")
     parser.add_argument("data")
@@ -49,7 +51,9 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="of the matrix products, of both")
+    parser.add_argument(
+        "--dtype", choices=("fp32", "bf16"), default="fp32", help="of the matrix products, of both"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     transformers.utils.logging.set_verbosity_error()
@@ -77,8 +81,12 @@ def speed(task: PreparedTask, recipe: FinetuneRecipe, options: argparse.Namespac
     rates: dict[str, list[float]] = {"kdcli": [], "Trainer": []}
     for seed in range(options.rounds + 1):
         of_seed = seeded(recipe, seed)
-        job, schedule = build_job(task, of_seed, load_model(of_seed, task.data.task, trust_remote_code=False))
-        seconds = ours(task, Job(**vars(job) | {"held_out": None, "judge": None}), schedule, options.steps)
+        job, schedule = build_job(
+            task, of_seed, load_model(of_seed, task.data.task, trust_remote_code=False)
+        )
+        seconds = ours(
+            task, Job(**vars(job) | {"held_out": None, "judge": None}), schedule, options.steps
+        )
         rows = sum(len(job.order.indices(step)) for step in range(1, options.steps + 1))
         found = {
             "kdcli": rows / seconds,
@@ -87,7 +95,11 @@ def speed(task: PreparedTask, recipe: FinetuneRecipe, options: argparse.Namespac
         if seed:  # the first round warms up
             for who, rate in found.items():
                 rates[who].append(rate)
-            print(f"round {seed}  " + "  ".join(f"{who} {rate:.1f} rows/s" for who, rate in found.items()), flush=True)
+            print(
+                f"round {seed}  "
+                + "  ".join(f"{who} {rate:.1f} rows/s" for who, rate in found.items()),
+                flush=True,
+            )
     ratios = [a / b for a, b in zip(rates["kdcli"], rates["Trainer"], strict=True)]
     print(
         f"{options.task}, batch {options.batch}, {options.threads} threads: kdcli / Trainer "
@@ -96,7 +108,9 @@ def speed(task: PreparedTask, recipe: FinetuneRecipe, options: argparse.Namespac
 
 
 def ours(task: PreparedTask, job: Job, schedule: Schedule, steps: int) -> float:
-    return train(task.session, job, Schedule(**vars(schedule) | {"stop_after": steps}), None).seconds
+    return train(
+        task.session, job, Schedule(**vars(schedule) | {"stop_after": steps}), None
+    ).seconds
 
 
 def theirs(task: PreparedTask, recipe: FinetuneRecipe, steps: int) -> float:
@@ -152,13 +166,17 @@ def quality(task: PreparedTask, recipe: FinetuneRecipe, options: argparse.Namesp
         headed = load_model(of_seed, task.data.task, trust_remote_code=False)
         headed.model.load_state_dict(of_trainer.model.state_dict())
         found["Trainer"].append(scores(task, headed))
-        print(f"seed {seed}  " + "  ".join(f"{who} {of[-1]}" for who, of in found.items()), flush=True)
+        print(
+            f"seed {seed}  " + "  ".join(f"{who} {of[-1]}" for who, of in found.items()), flush=True
+        )
     for metric in found["kdcli"][0]:
         print(f"{options.task} {metric}")
         for who, of in found.items():
             values = [one[metric] for one in of]
             spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-            print(f"  {who:8} {statistics.fmean(values):.4f}{spread}  {' '.join(f'{v:.4f}' for v in values)}")
+            print(
+                f"  {who:8} {statistics.fmean(values):.4f}{spread}  {' '.join(f'{v:.4f}' for v in values)}"
+            )
 
 
 def scores(task: PreparedTask, headed: Any) -> dict[str, float]:

@@ -26,11 +26,21 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 def random_model(folder: Path) -> None:
     """Save a BERT of 6 layers and width 384 with the vocabulary of bert-base-uncased."""
-    words = {word: i for i, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(30_522 - len(SPECIAL)))])}
+    words = {
+        word: i
+        for i, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(30_522 - len(SPECIAL)))])
+    }
     named = {f"{token[1:-1].lower()}_token": token for token in SPECIAL}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, "[UNK]")), **named)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, "[UNK]")), **named
+    )
     torch.manual_seed(0)
-    sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    sizes = {
+        "hidden_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 12,
+        "intermediate_size": 1536,
+    }
     save_model(BertForMaskedLM(BertConfig(vocab_size=len(words), **sizes)), tokenizer, folder)
 
 
@@ -45,7 +55,9 @@ def main() -> None:
         if given.model is None:
             random_model(Path(folder))
         model = load_generator(given.model or folder, TASK, new_head=True).model
-    ids = torch.randint(1000, 30_000, (given.rows, given.source), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        1000, 30_000, (given.rows, given.source), generator=torch.Generator().manual_seed(0)
+    )
     how = {"num_beams": given.beams, "max_new_tokens": given.target, "min_new_tokens": given.target}
 
     def seconds(reuse: bool) -> tuple[float, list[list[int]]]:
@@ -61,8 +73,12 @@ def main() -> None:
         tokens = given.rows * given.target
         same = sum(a == b for a, b in zip(one, other, strict=True))
         rates = f"{tokens / kept:,.0f} tokens/s kept, {tokens / anew:,.0f} anew"
-        print(f"{ratios[-1]:.1f}x: {rates}; {same} of {given.rows} targets are the same", flush=True)
-    print(f"median {statistics.median(ratios):.1f}x on {torch.get_num_threads()} threads, torch {torch.__version__}")
+        print(
+            f"{ratios[-1]:.1f}x: {rates}; {same} of {given.rows} targets are the same", flush=True
+        )
+    print(
+        f"median {statistics.median(ratios):.1f}x on {torch.get_num_threads()} threads, torch {torch.__version__}"
+    )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ def words(text: str) -> list[str]:
 def bm25(sentences: list[str]) -> tuple[csr_matrix, dict[str, int]]:
     """Weights of each word in each sentence, [words, sentences]."""
     counts = [Counter(words(sentence)) for sentence in sentences]
-    vocabulary = {word: n for n, word in enumerate(sorted({word for count in counts for word in count}))}
+    vocabulary = {
+        word: n for n, word in enumerate(sorted({word for count in counts for word in count}))
+    }
     rows = np.array([vocabulary[word] for count in counts for word in count])
     columns = np.repeat(np.arange(len(counts)), [len(count) for count in counts])
     found = np.array([n for count in counts for n in count.values()], dtype=np.float64)
@@ -35,7 +37,9 @@ def bm25(sentences: list[str]) -> tuple[csr_matrix, dict[str, int]]:
     documents = np.bincount(rows, minlength=len(vocabulary))
     rarity = np.log1p((len(counts) - documents + 0.5) / (documents + 0.5))
     saturated = found * (K1 + 1) / (found + K1 * (1 - B + B * lengths / lengths.mean())[columns])
-    return csr_matrix((rarity[rows] * saturated, (rows, columns)), shape=(len(vocabulary), len(counts))), vocabulary
+    return csr_matrix(
+        (rarity[rows] * saturated, (rows, columns)), shape=(len(vocabulary), len(counts))
+    ), vocabulary
 
 
 def lists(
@@ -58,26 +62,42 @@ def lists(
         known = sorted({vocabulary[word] for word in words(question) if word in vocabulary})
         scores = np.asarray(weights[known].sum(axis=0))[0]
         nearest = [sentences[n] for n in np.argsort(-scores, kind="stable")[: candidates + 1]]
-        others = [sentence for sentence in nearest if sentence != answered[question]][: candidates - 1]
+        others = [sentence for sentence in nearest if sentence != answered[question]][
+            : candidates - 1
+        ]
         made.append({"query": question, "positive": answered[question], "negative": others})
     return made
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("pairs", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--columns", nargs=2, default=("question", "sentence"))
-    parser.add_argument("--positive", type=int, default=0, help="the label of a pair that belongs together")
+    parser.add_argument(
+        "--positive", type=int, default=0, help="the label of a pair that belongs together"
+    )
     parser.add_argument("--queries", type=int, default=6000)
     parser.add_argument("--candidates", type=int, default=5)
     parser.add_argument("--judged", type=int, default=500)
     parser.add_argument("--judged-candidates", type=int, default=16)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    sizes = {"train": (given.queries, given.candidates), "validation": (given.judged, given.judged_candidates)}
+    sizes = {
+        "train": (given.queries, given.candidates),
+        "validation": (given.judged, given.judged_candidates),
+    }
     for seed, (split, (queries, candidates)) in enumerate(sizes.items()):
-        made = lists(given.pairs / f"{split}.jsonl.gz", tuple(given.columns), given.positive, queries, candidates, seed)
+        made = lists(
+            given.pairs / f"{split}.jsonl.gz",
+            tuple(given.columns),
+            given.positive,
+            queries,
+            candidates,
+            seed,
+        )
         (given.out / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
 
 

@@ -62,16 +62,25 @@ def judged(model: nn.Module, batches: list[dict[str, Tensor]]) -> str:
 
 
 @torch.no_grad()
-def remove(weights: dict[str, nn.Parameter], whole: dict[str, Tensor], order: dict[str, Tensor], share: float) -> None:
+def remove(
+    weights: dict[str, nn.Parameter],
+    whole: dict[str, Tensor],
+    order: dict[str, Tensor],
+    share: float,
+) -> None:
     """Set what comes first in this order to zero, that share of each matrix; the rest is as it was."""
     for name, weight in weights.items():
         weight.copy_(whole[name])
-        gone = order[name].flatten().topk(max(1, int(share * weight.numel())), largest=False).indices
+        gone = (
+            order[name].flatten().topk(max(1, int(share * weight.numel())), largest=False).indices
+        )
         weight.view(-1)[gone] = 0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("data", type=Path)
     parser.add_argument("--steps", type=int, default=100)
@@ -91,12 +100,17 @@ def main() -> None:
         for at in range(0, len(part), BATCH):
             some = part[at : at + BATCH]
             texts = [row[asked.text] for row in some]
-            batch = tokenizer(texts, padding=True, truncation=True, max_length=128, return_tensors="pt")
+            batch = tokenizer(
+                texts, padding=True, truncation=True, max_length=128, return_tensors="pt"
+            )
             made.append({**batch, "labels": torch.tensor([int(row[asked.label]) for row in some])})
         return made
 
     seen = asked.steps * BATCH
-    scores, held_out = scores_of(model, batches(rows[:seen])), batches(rows[seen : seen + asked.rows])
+    scores, held_out = (
+        scores_of(model, batches(rows[:seen])),
+        batches(rows[seen : seen + asked.rows]),
+    )
     weights = linears(model)
     whole = {name: weight.detach().clone() for name, weight in weights.items()}
     orders = {

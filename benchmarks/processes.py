@@ -56,7 +56,9 @@ def work(steps: int) -> None:
     freeze_unreached(students, teacher, Text().batch(np.arange(1)))
     signals = Teacher.frozen("teacher", teacher, objective.teacher_needs, session).signals
     job = distill_job(students, signals, Text(), BatchOrder(256, BATCH, 0), None)
-    schedule = Schedule(steps=steps + 1, batch_size=BATCH, lr=1e-4, warmup_steps=0, eval_every=10**6)
+    schedule = Schedule(
+        steps=steps + 1, batch_size=BATCH, lr=1e-4, warmup_steps=0, eval_every=10**6
+    )
     outcome = train(session, job, schedule, None)
     if session.is_main:
         print(statistics.median(outcome.step_seconds[1:]))
@@ -71,7 +73,11 @@ def seconds(processes: int, steps: int) -> float:
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "GOMP_SPINCOUNT": "10000",
     }
-    common |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "ACCELERATE_USE_CPU": "true"}
+    common |= {
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "ACCELERATE_USE_CPU": "true",
+    }
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if processes > 1 else {}
     command = [sys.executable, __file__, "--worker", "--steps", str(steps)]
     started = [
@@ -89,7 +95,9 @@ def seconds(processes: int, steps: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -99,7 +107,9 @@ def main() -> None:
         return
     pairs = [(seconds(1, options.steps), seconds(2, options.steps)) for _ in range(options.rounds)]
     for name, values in zip(
-        ("one process of two threads", "two processes of one"), zip(*pairs, strict=True), strict=True
+        ("one process of two threads", "two processes of one"),
+        zip(*pairs, strict=True),
+        strict=True,
     ):
         print(f"{name:28} {statistics.median(values):.3f} s a step")
     ratios = [two / one for one, two in pairs]

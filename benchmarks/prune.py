@@ -41,7 +41,9 @@ CPU = torch.device("cpu")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("step", "memory", "sparse", "masks"))
     parser.add_argument("--shape", default="12x768")
     parser.add_argument("--batch", type=int, default=32)
@@ -70,8 +72,12 @@ def steps(options: argparse.Namespace) -> None:
     for name in ("local", "global", "proportional"):
         ratios = [a / b for a, b in zip(taken[name], taken["plain"], strict=True)]
         share = statistics.median(choosing[name]) / statistics.median(taken[name])
-        print(f"SMP {name:12} {statistics.median(ratios):.2f}x a plain step; choosing the masks {share:.1%} of it")
-    ratio = statistics.median(a / b for a, b in zip(choosing["global"][1:], choosing["local"][1:], strict=True))
+        print(
+            f"SMP {name:12} {statistics.median(ratios):.2f}x a plain step; choosing the masks {share:.1%} of it"
+        )
+    ratio = statistics.median(
+        a / b for a, b in zip(choosing["global"][1:], choosing["local"][1:], strict=True)
+    )
     print(f"choosing: global {ratio:.2f}x local")
 
 
@@ -98,15 +104,21 @@ def memory(options: argparse.Namespace) -> None:
             command = [sys.executable, *sys.argv, "--one", one, *(["--bf16"] if bf16 else [])]
             # Memory that is freed goes back to the system at once, or the peak would be of what lies fragmented.
             given = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-            said = subprocess.run(command, check=True, capture_output=True, text=True, env=given).stdout
+            said = subprocess.run(
+                command, check=True, capture_output=True, text=True, env=given
+            ).stdout
             found[one] = int(said.rsplit("peak ", 1)[1])
         shown = ", ".join(f"{one} {taken / 1e9:.2f} GB" for one, taken in found.items())
-        print(f"{'bf16' if bf16 else 'fp32'}: {shown}; SMP {found['smp'] / found['plain']:.2f}x plain")
+        print(
+            f"{'bf16' if bf16 else 'fp32'}: {shown}; SMP {found['smp'] / found['plain']:.2f}x plain"
+        )
 
 
 def _model(shape: str, device: torch.device = CPU) -> PreTrainedModel:
     torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config_of(shape)).train()
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(
+        config_of(shape)
+    ).train()
     return model.to(device)
 
 
@@ -135,7 +147,13 @@ def _plain(shape: str, ids: torch.Tensor, labels: torch.Tensor) -> Callable[[], 
 
 
 def _smp(
-    shape: str, masking: str, ids: torch.Tensor, labels: torch.Tensor, choosing: list[float], *, half: bool = False
+    shape: str,
+    masking: str,
+    ids: torch.Tensor,
+    labels: torch.Tensor,
+    choosing: list[float],
+    *,
+    half: bool = False,
 ) -> Callable[[], None]:
     model = _model(shape, ids.device)
     pruner = build_pruner("smp", {"masking": masking}, model, density=0.1, steps=100, lr=2e-2)
@@ -171,11 +189,20 @@ def sparse(options: argparse.Namespace) -> None:
         for batch in (1, 8):
             ids = torch.randint(1000, 20000, (batch, options.length))
             with torch.inference_mode():
-                apart = float((model(input_ids=ids).logits - small(input_ids=ids).logits).abs().max())
-                runs = {"dense": lambda x=ids: dense(input_ids=x), "sparse": lambda x=ids, m=small: m(input_ids=x)}
+                apart = float(
+                    (model(input_ids=ids).logits - small(input_ids=ids).logits).abs().max()
+                )
+                runs = {
+                    "dense": lambda x=ids: dense(input_ids=x),
+                    "sparse": lambda x=ids, m=small: m(input_ids=x),
+                }
                 taken = _interleaved(runs, options.rounds)
-            ratio = statistics.median(a / b for a, b in zip(taken["dense"], taken["sparse"], strict=True))
-            print(f"{1 - density:.0%} sparse, batch {batch}: {ratio:.2f}x dense; outputs differ by {apart:.0e}")
+            ratio = statistics.median(
+                a / b for a, b in zip(taken["dense"], taken["sparse"], strict=True)
+            )
+            print(
+                f"{1 - density:.0%} sparse, batch {batch}: {ratio:.2f}x dense; outputs differ by {apart:.0e}"
+            )
 
 
 def masks(options: argparse.Namespace) -> None:
@@ -186,10 +213,18 @@ def masks(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for density in (0.03, 0.1, 0.5):
             drawn = _random(model, density)
-            info = MaskInfo(base="random", base_sha256=digest, model_type="bert", method="random", density=density)
+            info = MaskInfo(
+                base="random",
+                base_sha256=digest,
+                model_type="bert",
+                method="random",
+                density=density,
+            )
             write_mask(Path(folder) / "mask.safetensors", info, drawn)
             size = (Path(folder) / "mask.safetensors").stat().st_size
-            entropy = -total * (density * math.log2(density) + (1 - density) * math.log2(1 - density)) / 8
+            entropy = (
+                -total * (density * math.log2(density) + (1 - density) * math.log2(1 - density)) / 8
+            )
             print(f"density {density:.0%}: {size / 1e6:.2f} MB, entropy {entropy / 1e6:.2f} MB")
             bank.add(f"{density}-a", drawn)
             bank.add(f"{density}-b", _random(model, density, seed=1))

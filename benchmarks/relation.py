@@ -22,14 +22,18 @@ from kdcli.losses.relation import relation_kl
 B, A, L, K, J = 8, 12, 512, 64, 32
 
 
-def plain(t_x: torch.Tensor, t_y: torch.Tensor, s_x: torch.Tensor, s_y: torch.Tensor) -> torch.Tensor:
+def plain(
+    t_x: torch.Tensor, t_y: torch.Tensor, s_x: torch.Tensor, s_y: torch.Tensor
+) -> torch.Tensor:
     """KL(softmax(t) || softmax(s)) as the formula reads, averaged over heads and rows."""
     p = (t_x @ t_y.transpose(-1, -2) / t_x.shape[-1] ** 0.5).softmax(-1)
     log_q = (s_x @ s_y.transpose(-1, -2) / s_x.shape[-1] ** 0.5).log_softmax(-1)
     return (p * (p.clamp_min(1e-30).log() - log_q)).sum(-1).mean()
 
 
-def blocked(t_x: torch.Tensor, t_y: torch.Tensor, s_x: torch.Tensor, s_y: torch.Tensor) -> torch.Tensor:
+def blocked(
+    t_x: torch.Tensor, t_y: torch.Tensor, s_x: torch.Tensor, s_y: torch.Tensor
+) -> torch.Tensor:
     return relation_kl(t_x, t_y, s_x, s_y, None)
 
 
@@ -61,7 +65,9 @@ def peak_growth(name: str, threads: int, answer) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
@@ -88,8 +94,12 @@ def main() -> None:
             seconds[name].append(time.perf_counter() - began)
             gradients[name] = [x.grad.clone() for x in student]
     ratios = [p / b for p, b in zip(seconds["plain"][1:], seconds["blocked"][1:], strict=True)]
-    print(f"time     plain / blocked: {statistics.median(ratios):.1f}x  ({min(ratios):.1f}-{max(ratios):.1f})")
-    worst = max((a - b).abs().max() / a.abs().max() for a, b in zip(*gradients.values(), strict=True))
+    print(
+        f"time     plain / blocked: {statistics.median(ratios):.1f}x  ({min(ratios):.1f}-{max(ratios):.1f})"
+    )
+    worst = max(
+        (a - b).abs().max() / a.abs().max() for a, b in zip(*gradients.values(), strict=True)
+    )
     print(
         f"value    differs by {abs(values['plain'] - values['blocked']):.1e}, gradients by {worst:.1e} of their largest"
     )

@@ -76,7 +76,12 @@ def random_rows() -> Encoded:
 def teacher_and_rows(options: argparse.Namespace) -> tuple[PreTrainedModel, Encoded]:
     if not options.data:
         torch.manual_seed(0)
-        shape = {"num_hidden_layers": 6, "hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12}
+        shape = {
+            "num_hidden_layers": 6,
+            "hidden_size": 384,
+            "intermediate_size": 1536,
+            "num_attention_heads": 12,
+        }
         return AutoModelForSequenceClassification.from_config(BertConfig(**shape)), random_rows()
     found = open_labelled("sst2", source=options.data, train_rows=ROWS, judged_rows=1, log=print)
     headed = load_for_task(options.model, found.task, new_head=True)
@@ -99,14 +104,21 @@ def with_logits(teacher: PreTrainedModel, student: PreTrainedModel) -> Objective
         assert t.logits is not None
         assert s.logits is not None
         assert s.labels is not None
-        return {**layers.terms(t, s), "soft": soft_loss("class", t.logits, s.logits, s.labels, None, 1.0)}
+        return {
+            **layers.terms(t, s),
+            "soft": soft_loss("class", t.logits, s.logits, s.labels, None, 1.0),
+        }
 
-    t_needs, s_needs = (replace(needs, logits=True) for needs in (layers.teacher_needs, layers.student_needs))
+    t_needs, s_needs = (
+        replace(needs, logits=True) for needs in (layers.teacher_needs, layers.student_needs)
+    )
     over = {**layers.over, "soft": "rows"}
     return replace(layers, teacher_needs=t_needs, student_needs=s_needs, terms=terms, over=over)
 
 
-def kdcli_way(session: Session, student: Student, rows: Examples, lengths: np.ndarray, group: int, signals) -> Way:
+def kdcli_way(
+    session: Session, student: Student, rows: Examples, lengths: np.ndarray, group: int, signals
+) -> Way:
     order = BucketOrder(lengths, BATCH, group, 0)
 
     def step(batch: Batch) -> StepLoss:
@@ -116,7 +128,9 @@ def kdcli_way(session: Session, student: Student, rows: Examples, lengths: np.nd
     job = Job({"student": student}, step, rows, order, None)
 
     def go(steps: int) -> tuple[int, float]:
-        schedule = Schedule(steps, BATCH, 5e-5, 0, micro_batch_size=group, log_every=10**6, checkpoint_every=10**6)
+        schedule = Schedule(
+            steps, BATCH, 5e-5, 0, micro_batch_size=group, log_every=10**6, checkpoint_every=10**6
+        )
         outcome = train(session, job, schedule, None)
         return outcome.tokens, sum(outcome.step_seconds)
 
@@ -143,12 +157,24 @@ class TextBrewer:
             model.set_attn_implementation("scores")
         width = teacher.config.hidden_size
         matches = [
-            {"layer_T": n - 1, "layer_S": m - 1, "feature": "attention", "loss": "attention_mse", "weight": 1}
+            {
+                "layer_T": n - 1,
+                "layer_S": m - 1,
+                "feature": "attention",
+                "loss": "attention_mse",
+                "weight": 1,
+            }
             for m, n in PAIRS.items()
             if m
         ] + [
             {
-                **{"layer_T": n, "layer_S": m, "feature": "hidden", "loss": "hidden_mse", "weight": 1},
+                **{
+                    "layer_T": n,
+                    "layer_S": m,
+                    "feature": "hidden",
+                    "loss": "hidden_mse",
+                    "weight": 1,
+                },
                 "proj": ["linear", student.config.hidden_size, width, {}],
             }
             for m, n in PAIRS.items()
@@ -156,26 +182,39 @@ class TextBrewer:
 
         def adaptor(batch, output):
             return {
-                **{"logits": [output.logits], "hidden": output.hidden_states, "attention": output.attentions},
+                **{
+                    "logits": [output.logits],
+                    "hidden": output.hidden_states,
+                    "attention": output.attentions,
+                },
                 "inputs_mask": batch["attention_mask"],
             }
 
         folder = tempfile.mkdtemp()
         self.distiller = GeneralDistiller(
-            train_config=TrainingConfig(device="cpu", output_dir=folder, log_dir=None, ckpt_steps=10**9),
-            distill_config=DistillationConfig(temperature=1, kd_loss_weight=1, intermediate_matches=matches),
+            train_config=TrainingConfig(
+                device="cpu", output_dir=folder, log_dir=None, ckpt_steps=10**9
+            ),
+            distill_config=DistillationConfig(
+                temperature=1, kd_loss_weight=1, intermediate_matches=matches
+            ),
             model_T=teacher.eval(),
             model_S=student,
             adaptor_T=adaptor,
             adaptor_S=adaptor,
         )
         self.student = student
-        learned = [*student.parameters(), *(p for j in self.distiller.projs if j is not None for p in j.parameters())]
+        learned = [
+            *student.parameters(),
+            *(p for j in self.distiller.projs if j is not None for p in j.parameters()),
+        ]
         self.optimizer = torch.optim.AdamW(learned, lr=5e-5, fused=True)
 
     def loss(self, batch: Batch) -> Tensor:
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        return self.distiller.train_on_batch(inputs, {"output_hidden_states": True, "output_attentions": True})[0]
+        return self.distiller.train_on_batch(
+            inputs, {"output_hidden_states": True, "output_attentions": True}
+        )[0]
 
     def way(self, rows: Encoded) -> Way:
         def drawn() -> Iterator[Batch]:
@@ -232,7 +271,9 @@ def check_same_losses(peer: TextBrewer, ours: Student, listened: Capture, rows: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data")
     parser.add_argument("--model")
     parser.add_argument("--textbrewer", type=Path)
@@ -277,7 +318,9 @@ def kdcli_ways(
 ) -> dict[str, Way]:
     """One way a size of group, live and cached."""
     (device, dtype), objective = where, with_logits(teacher, fresh)
-    listened = capture(prepare_teacher(copy.deepcopy(teacher), dtype).to(device), objective.teacher_needs)
+    listened = capture(
+        prepare_teacher(copy.deepcopy(teacher), dtype).to(device), objective.teacher_needs
+    )
     made = SignalStore.open(
         folder,
         rows,
@@ -304,7 +347,9 @@ def kdcli_ways(
         return go
 
     for group in groups:
-        found[f"kdcli {name}, groups of {group}"] = way(group, rows, Teacher("teacher", listened).signals)
+        found[f"kdcli {name}, groups of {group}"] = way(
+            group, rows, Teacher("teacher", listened).signals
+        )
     found[f"kdcli {name}, groups of {groups[-1]}, cached"] = way(groups[-1], made, made.signals)
     return found
 
@@ -319,7 +364,9 @@ def compare(ways: dict[str, Way], options: argparse.Namespace) -> None:
     for name, values in rates.items():
         ratios = [v / b for v, b in zip(values[1:], rates[base][1:], strict=True)]
         said = f"{statistics.median(ratios):.2f}x {base} ({min(ratios):.2f}-{max(ratios):.2f})"
-        print(f"{name:34} {statistics.median(values[1:]):7.0f} tokens/s   {'' if name == base else said}")
+        print(
+            f"{name:34} {statistics.median(values[1:]):7.0f} tokens/s   {'' if name == base else said}"
+        )
 
 
 if __name__ == "__main__":

@@ -45,27 +45,40 @@ def made(tokens: int, rng: np.random.Generator) -> Loaded:
     lengths = rng.integers(2, 9, 2 * tokens)
     words = ("".join(LETTERS[n] for n in rng.integers(0, 26, length)) for length in lengths)
     pieces = itertools.chain(
-        ["▁", *LETTERS, *(f"▁{c}" for c in LETTERS)], (f"▁{w}" if n % 2 else w for n, w in enumerate(words))
+        ["▁", *LETTERS, *(f"▁{c}" for c in LETTERS)],
+        (f"▁{w}" if n % 2 else w for n, w in enumerate(words)),
     )
     distinct = list(itertools.islice(dict.fromkeys(pieces), tokens - 5))
     special = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    tokenizer = XLMRobertaTokenizer(vocab=special + [(p, -5.0 - n / 50_000) for n, p in enumerate(distinct)])
+    tokenizer = XLMRobertaTokenizer(
+        vocab=special + [(p, -5.0 - n / 50_000) for n, p in enumerate(distinct)]
+    )
     config = XLMRobertaConfig(
-        vocab_size=len(tokenizer), hidden_size=384, num_hidden_layers=2, num_attention_heads=12, intermediate_size=1536
+        vocab_size=len(tokenizer),
+        hidden_size=384,
+        num_hidden_layers=2,
+        num_attention_heads=12,
+        intermediate_size=1536,
     )
     return Loaded(XLMRobertaModel(config).eval(), tokenizer, "made")
 
 
 def texts_of(loaded: Loaded, count: int, rng: np.random.Generator) -> list[str]:
     """Sentences of 20 words; frequent words are much more frequent than others."""
-    words = [t.removeprefix("▁") for t in sorted(loaded.tokenizer.get_vocab()) if t.startswith("▁") and len(t) > 1]
+    words = [
+        t.removeprefix("▁")
+        for t in sorted(loaded.tokenizer.get_vocab())
+        if t.startswith("▁") and len(t) > 1
+    ]
     places = np.minimum(rng.zipf(1.2, (count, 20)) - 1, len(words) - 1)
     return [" ".join(words[n] for n in row) for row in places]
 
 
 def same_bits(loaded: Loaded, smaller: Loaded, texts: list[str], kept: Array) -> tuple[int, bool]:
     """How many of the texts hold kept tokens alone, and whether the outputs on these are equal."""
-    whole = [text for text in texts if set(loaded.tokenizer(text)["input_ids"]) <= set(kept.tolist())]
+    whole = [
+        text for text in texts if set(loaded.tokenizer(text)["input_ids"]) <= set(kept.tolist())
+    ]
     with torch.no_grad():
         one, other = (
             each.model(**each.tokenizer(whole, padding=True, return_tensors="pt")).last_hidden_state
@@ -75,7 +88,9 @@ def same_bits(loaded: Loaded, smaller: Loaded, texts: list[str], kept: Array) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=250_002)
     parser.add_argument("--size", type=int, default=20_000)
     parser.add_argument("--texts", type=int, default=20_000)
@@ -97,7 +112,9 @@ def main() -> None:
         smaller = cut(loaded, kept)
         cutting = time.perf_counter() - began - reading
         count, equal = same_bits(loaded, smaller, texts[:64], kept)
-        print(f"size {size}: {notes[0]}; cutting beside reading {cutting:.1f} s; equal on {count} texts: {equal}")
+        print(
+            f"size {size}: {notes[0]}; cutting beside reading {cutting:.1f} s; equal on {count} texts: {equal}"
+        )
 
 
 if __name__ == "__main__":

@@ -35,14 +35,19 @@ def plain_kl(teacher_PV: Tensor, student_PV: Tensor) -> Tensor:
 
 
 Losses = dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]
-SOFT: Losses = {"plain": lambda t, s, y: plain_kl(t, s), "chunked": lambda t, s, y: soft_kl(t, s, T)}
+SOFT: Losses = {
+    "plain": lambda t, s, y: plain_kl(t, s),
+    "chunked": lambda t, s, y: soft_kl(t, s, T),
+}
 HARD: Losses = {
     "plain": lambda t, s, y: F.cross_entropy(s.float(), y),
     "chunked": lambda t, s, y: masked_ce(s, y),
 }
 
 
-def step(loss: Callable[[Tensor, Tensor, Tensor], Tensor], inputs: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+def step(
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor], inputs: tuple[Tensor, Tensor, Tensor]
+) -> Tensor:
     """Forward and backward; the gradient is left on the student's logits."""
     inputs[1].grad = None
     value = loss(*inputs)
@@ -72,7 +77,9 @@ def compare(name: str, losses: Losses, inputs: tuple[Tensor, Tensor, Tensor], ro
     worst = (gradients["plain"] - gradients["chunked"]).abs().max() / gradients["plain"].abs().max()
     if None not in memory.values():
         of_both = ", ".join(f"{way} {taken / 1e6:.0f} MB" for way, taken in memory.items())
-        print(f"{name:22} memory chunked / plain: {memory['chunked'] / memory['plain']:.2f}  ({of_both})")
+        print(
+            f"{name:22} memory chunked / plain: {memory['chunked'] / memory['plain']:.2f}  ({of_both})"
+        )
     print(
         f"{name:22} time   plain / chunked: {statistics.median(ratios):.2f}x  ({min(ratios):.2f}-{max(ratios):.2f}, "
         f"chunked {1e3 * statistics.median(seconds['chunked']):.0f} ms)"
@@ -84,7 +91,9 @@ def compare(name: str, losses: Losses, inputs: tuple[Tensor, Tensor, Tensor], ro
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", default="cpu")
@@ -95,7 +104,9 @@ def main() -> None:
     labels = torch.randint(0, V, (P,), generator=generator)
     print(f"{P} masked tokens x {V} words; logits of one model in float32: {4e-6 * P * V:.0f} MB")
     for dtype in (torch.float32, torch.bfloat16):
-        teacher, student, words = (x.to(options.device) for x in (*(x.to(dtype) for x in logits), labels))
+        teacher, student, words = (
+            x.to(options.device) for x in (*(x.to(dtype) for x in logits), labels)
+        )
         inputs = teacher, student.clone().requires_grad_(), words
         for name, losses in (("soft targets", SOFT), ("cross-entropy", HARD)):
             compare(f"{name} {str(dtype).removeprefix('torch.')}", losses, inputs, options.rounds)

@@ -37,11 +37,17 @@ CPU = torch.device("cpu")
 
 
 def teacher_and_student(
-    shape: str = "6x384", *, dropout: float, device: torch.device = CPU, config: BertConfig | None = None
+    shape: str = "6x384",
+    *,
+    dropout: float,
+    device: torch.device = CPU,
+    config: BertConfig | None = None,
 ) -> tuple[BertModel, BertModel]:
     torch.manual_seed(0)
     teacher = BertModel(config or BertConfig(), add_pooling_layer=False)
-    student = build_student(teacher, parse_shape(shape, shape_of(teacher.config)), dropout=dropout).model
+    student = build_student(
+        teacher, parse_shape(shape, shape_of(teacher.config)), dropout=dropout
+    ).model
     return teacher.eval().to(device), student.train().to(device)
 
 
@@ -62,7 +68,10 @@ def kdcli_step(
     teacher, _ = teacher_and_student(shapes[0], **how)
     students = [teacher_and_student(s, **how)[1] for s in shapes]
     of_teacher = shape_of(teacher.config)
-    objectives = [build_objective("minilm", {}, of_teacher, shape_of(s.config), kernel=kernel) for s in students]
+    objectives = [
+        build_objective("minilm", {}, of_teacher, shape_of(s.config), kernel=kernel)
+        for s in students
+    ]
     needs = Needs()
     for objective in objectives:
         needs |= objective.teacher_needs
@@ -76,7 +85,8 @@ def kdcli_step(
         autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
         with autocast, fast_cpu_kernels(device, students):
             loss = sum(
-                sum(o.terms(signals, h({"input_ids": ids_BL})).values()) for o, h in zip(objectives, hear, strict=True)
+                sum(o.terms(signals, h({"input_ids": ids_BL})).values())
+                for o, h in zip(objectives, hear, strict=True)
             )
         loss.backward()
         torch.nn.utils.clip_grad_norm_([p for s in students for p in s.parameters()], 1.0)
@@ -152,7 +162,9 @@ def textbrewer_step(*, dropout: float):
             return {"attention": [a], "hidden": [plain_relation(v, v)]}
 
     distiller = GeneralDistiller(
-        train_config=TrainingConfig(device="cpu", output_dir="/tmp/textbrewer", log_dir=None, ckpt_steps=10**9),
+        train_config=TrainingConfig(
+            device="cpu", output_dir="/tmp/textbrewer", log_dir=None, ckpt_steps=10**9
+        ),
         distill_config=DistillationConfig(kd_loss_weight=0, intermediate_matches=matches),
         model_T=Wrapped(teacher, run_teacher),
         model_S=Wrapped(student, run_student),
@@ -175,7 +187,8 @@ def step_flops(teacher: BertModel, student: BertModel, batch: int) -> float:
     """Floating-point operations of a step on rows of 128 tokens: the last layer of both stops at its q, k and v, and a
     backward pass costs two forward passes."""
     of_teacher, of_student = (
-        multiply_adds(model) * (1 - 0.75 / model.config.num_hidden_layers) for model in (teacher, student)
+        multiply_adds(model) * (1 - 0.75 / model.config.num_hidden_layers)
+        for model in (teacher, student)
     )
     return 2 * batch * (of_teacher + 3 * of_student)
 
@@ -197,7 +210,9 @@ def timed(call) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--textbrewer", action="store_true")
     parser.add_argument("--dropout", type=float, default=0.1)
@@ -226,10 +241,14 @@ def main() -> None:
     for name, value in median.items():
         paired = [v / k for v, k in zip(seconds[name][1:], seconds["kdcli"][1:], strict=True)]
         ratio = f"takes {statistics.median(paired):.2f}x the time of kdcli ({min(paired):.2f}-{max(paired):.2f})"
-        print(f"{name:20} {BATCH * LENGTH / value:8.0f} tokens/s   {'' if name == 'kdcli' else ratio}")
+        print(
+            f"{name:20} {BATCH * LENGTH / value:8.0f} tokens/s   {'' if name == 'kdcli' else ratio}"
+        )
     both = [
         b / (x + y)
-        for b, x, y in zip(*(seconds[n][1:] for n in ("kdcli 6x384+4x312", "kdcli", "kdcli 4x312")), strict=True)
+        for b, x, y in zip(
+            *(seconds[n][1:] for n in ("kdcli 6x384+4x312", "kdcli", "kdcli 4x312")), strict=True
+        )
     ]
     print(f"two students of one teacher pass cost {statistics.median(both):.2f} of two runs")
     flops = step_flops(*teacher_and_student(dropout=options.dropout), BATCH)

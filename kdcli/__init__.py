@@ -5,7 +5,18 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-VERBS = ("distill", "prune", "cotrain", "finetune", "evaluate", "benchmark", "export", "trim", "compress", "push")
+VERBS = (
+    "distill",
+    "prune",
+    "cotrain",
+    "finetune",
+    "evaluate",
+    "benchmark",
+    "export",
+    "trim",
+    "compress",
+    "push",
+)
 """The verbs that are functions too; their signatures stand in `__init__.pyi`."""
 
 __all__ = ["__version__", "load", *VERBS]

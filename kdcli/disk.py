@@ -53,12 +53,19 @@ def user_path(given: str | Path) -> Path:
     text = str(given)
     if unprintable(text) or "\0" in text:
         raise UsageError(f"the path {text!a} is not UTF-8 text", "rename it, or give another")
-    if long := next((name for name in Path(text).parts if len(os.fsencode(name)) > MOST_NAME), None):
-        raise UsageError(f"a name of {len(os.fsencode(long))} bytes in a path: {long[:40]}...", f"at most {MOST_NAME}")
+    if long := next(
+        (name for name in Path(text).parts if len(os.fsencode(name)) > MOST_NAME), None
+    ):
+        raise UsageError(
+            f"a name of {len(os.fsencode(long))} bytes in a path: {long[:40]}...",
+            f"at most {MOST_NAME}",
+        )
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise UsageError(f"{text} names the home of a user who is not there", "write the directory out") from None
+        raise UsageError(
+            f"{text} names the home of a user who is not there", "write the directory out"
+        ) from None
 
 
 def check_writable(path: Path, *, directory: bool) -> None:
@@ -67,18 +74,24 @@ def check_writable(path: Path, *, directory: bool) -> None:
     user_path(path)
     with disk_errors(path):
         if path.exists() and not (path.is_dir() if directory else path.is_file()):
-            is_there = "directory" if path.is_dir() else "file" if path.is_file() else "device or a pipe"
+            is_there = (
+                "directory" if path.is_dir() else "file" if path.is_file() else "device or a pipe"
+            )
             wanted = "directory" if directory else "file"
             raise UsageError(f"{path} is a {is_there}; it must be a {wanted}", "give another path")
         if len(os.fsencode(path.name)) > MOST_NAME - ASIDE:
-            raise UsageError(f"the name {path.name[:40]}... is too long", f"at most {MOST_NAME - ASIDE} bytes")
+            raise UsageError(
+                f"the name {path.name[:40]}... is too long", f"at most {MOST_NAME - ASIDE} bytes"
+            )
         above = path if directory else path.parent
         while not above.exists() and above != above.parent:
             above = above.parent
         if not above.is_dir():
             raise UsageError(f"{path} cannot be made: {above} is a file", "give another path")
         if not os.access(above, os.W_OK | os.X_OK):
-            raise MachineError(f"{path} cannot be written: no permission to write in {above.absolute()}")
+            raise MachineError(
+                f"{path} cannot be written: no permission to write in {above.absolute()}"
+            )
 
 
 def read_json(path: Path, *, most_bytes: int = MOST_BYTES, kind: type = dict) -> Any:
@@ -112,7 +125,12 @@ def parse_json(data: bytes, source: object, kind: type = dict) -> Any:
         raise UsageError(f"{source} must hold a JSON {wanted}, not a {type(tree).__name__}")
     level: list[Any] = [tree]
     depth = 0
-    while level := [c for n in level for c in (n.values() if isinstance(n, dict) else n) if isinstance(c, dict | list)]:
+    while level := [
+        c
+        for n in level
+        for c in (n.values() if isinstance(n, dict) else n)
+        if isinstance(c, dict | list)
+    ]:
         if (depth := depth + 1) > MOST_DEPTH:
             raise UsageError(f"{source} is nested deeper than {MOST_DEPTH} levels")
     return tree
@@ -140,7 +158,11 @@ def disk_errors(path: Path) -> Iterator[None]:
             raise MachineError(
                 f"the disk is full: {path} could not be written", "free some space, then --resume"
             ) from None
-        hint = "set KDCLI_CACHE to a directory that can be written" if path.is_relative_to(cache_dir()) else None
+        hint = (
+            "set KDCLI_CACHE to a directory that can be written"
+            if path.is_relative_to(cache_dir())
+            else None
+        )
         raise MachineError(f"{path} could not be written: {error}", hint) from None
 
 
@@ -221,7 +243,11 @@ def fill_dir(path: Path, *, last: str, clear: bool = False) -> Iterator[Path]:
 
 def content_of(path: Path) -> list[Path]:
     """What a directory holds, without what a kill inside `fill_dir` left."""
-    return [inside for inside in path.iterdir() if inside.name not in (STAGED, f".{STAGED}.part", f".{STAGED}.old")]
+    return [
+        inside
+        for inside in path.iterdir()
+        if inside.name not in (STAGED, f".{STAGED}.part", f".{STAGED}.old")
+    ]
 
 
 def remove(path: Path) -> None:

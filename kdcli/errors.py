@@ -36,7 +36,9 @@ class KdcliError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, hint: str | None = None) -> None:
-        message = shortened(LONG_WORD.sub(lambda word: shortened(word[0], 200), message), MOST_CHARACTERS)
+        message = shortened(
+            LONG_WORD.sub(lambda word: shortened(word[0], 200), message), MOST_CHARACTERS
+        )
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -49,7 +51,9 @@ class UsageError(KdcliError):
 
     def of(self, what: str, hint: str | None = None) -> UsageError:
         """The same error with its subject in front, and a further hint behind its own."""
-        return UsageError(f"{what}: {self.message}", "; ".join(h for h in (self.hint, hint) if h) or None)
+        return UsageError(
+            f"{what}: {self.message}", "; ".join(h for h in (self.hint, hint) if h) or None
+        )
 
 
 class MachineError(KdcliError):

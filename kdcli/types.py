@@ -227,7 +227,9 @@ class StepLoss:
     def parts(self) -> list[tuple[str, Count, Tensor]]:
         """Name, count and value of everything that is logged; `loss` has a part for each count."""
         parts = [("loss", over, total) for over, total in self.totals().items()]
-        return parts + [(name, term.over, term.value) for name, term in self.terms.items() if name != "loss"]
+        return parts + [
+            (name, term.over, term.value) for name, term in self.terms.items() if name != "loss"
+        ]
 
     @property
     def total(self) -> Tensor:
@@ -239,7 +241,11 @@ def counts_of(batch: Batch) -> dict[Count, float]:
     """How many rows, tokens and labels a batch has."""
     labels = batch.get("labels")
     of_labels = 0.0 if labels is None else float((labels != IGNORED).sum())
-    return {"rows": float(len(batch["input_ids"])), "tokens": real_tokens(batch), "labels": of_labels}
+    return {
+        "rows": float(len(batch["input_ids"])),
+        "tokens": real_tokens(batch),
+        "labels": of_labels,
+    }
 
 
 def labelled_places(batch: Batch) -> Tensor:

@@ -59,7 +59,13 @@ def graphs_recorded_once():
     def once(named, example, **options):
         model, pool = named.model.model, named.model.pool
         pooled = pool and (pool.pooling, pool.normalize, pool.tanh, str(pool.state_dict()))
-        key = (type(model), weights_hash(model), pooled, *options["input_names"], *options["output_names"])
+        key = (
+            type(model),
+            weights_hash(model),
+            pooled,
+            *options["input_names"],
+            *options["output_names"],
+        )
         if key not in recorded:
             recorded[key] = record(named, example, **options)
         return recorded[key]
@@ -106,5 +112,7 @@ def session():
 def text_file(tmp_path):
     """A text of a few thousand tokens of the tiny tokenizer."""
     path = tmp_path / "text.txt"
-    path.write_text("\n".join(f"w{i % 41} w{i % 13} w{(i * 7) % 40} w{i % 5}" for i in range(3000)), "utf-8")
+    path.write_text(
+        "\n".join(f"w{i % 41} w{i % 13} w{(i * 7) % 40} w{i % 5}" for i in range(3000)), "utf-8"
+    )
     return path

@@ -21,14 +21,24 @@ OF_TYPE = {
     "esm": {"position_embedding_type": "rotary", "token_dropout": False},
     "mobilebert": {"embedding_size": 16, "true_hidden_size": 32, "intra_bottleneck_size": 32},
     "modernbert": {"num_hidden_layers": 4, "local_attention": 8},
-    "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 32},
-    "deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 32},
+    "deberta": {
+        "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"],
+        "max_relative_positions": 32,
+    },
+    "deberta-v2": {
+        "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"],
+        "max_relative_positions": 32,
+    },
 }
 
 NAMES, WORDS = ("entailment", "neutral", "contradiction"), ("w7", "w3", "w11")
 TASKS: dict[Kind, Task] = {
     "class": Task("nli", "class", ("premise", "hypothesis"), ("accuracy",), NAMES, words=WORDS),
-    "multi": Task("topics", "multi", ("text",), ("micro_f1",), ("sport", "art", "war"), words=WORDS),
+    "multi": Task(
+        "topics", "multi", ("text",), ("micro_f1",), ("sport", "art", "war"), words=WORDS
+    ),
     "score": Task("likeness", "score", ("text",), ("pearson",), words=("w9",)),
     "tokens": Task("tags", "tokens", ("tokens",), ("f1",), ("O", "B-PER", "I-PER"), words=WORDS),
     "span": Task("answers", "span", ("question", "context"), ("f1",), words=("w4", "w6")),
@@ -36,7 +46,11 @@ TASKS: dict[Kind, Task] = {
 
 
 def tiny_config(model_type: str, **changes: object):
-    given = ("vocab_size", "max_position_embeddings", "pad_token_id") if model_type == "distilbert" else SIZES
+    given = (
+        ("vocab_size", "max_position_embeddings", "pad_token_id")
+        if model_type == "distilbert"
+        else SIZES
+    )
     sizes = {name: SIZES[name] for name in given}
     return CONFIG_MAPPING[model_type](**sizes | OF_TYPE.get(model_type, {}) | changes)
 
@@ -55,7 +69,9 @@ def tiny_tokenizer(words: Iterable[int] = range(59)) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
 
 
-def on_disk(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerFast | None = None) -> Path:
+def on_disk(
+    model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerFast | None = None
+) -> Path:
     """Save a model with its tokenizer, the tiny one unless given."""
     for part in (model, tokenizer or tiny_tokenizer()):
         part.save_pretrained(folder)
@@ -70,14 +86,20 @@ def foreign_tokenizer() -> PreTrainedTokenizerFast:
 def byte_level(*merges: tuple[str, str]) -> Tokenizer:
     """Bytes and what the merges make of them; as in all of its kind, a word's first piece holds the space before it."""
     special = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
-    pieces = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
+    pieces = [
+        *special,
+        *sorted(pre_tokenizers.ByteLevel.alphabet()),
+        *("".join(pair) for pair in merges),
+    ]
     tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def padded_batch(model: PreTrainedModel, rows: int = 2, length: int = 10, real: int = 6) -> dict[str, torch.Tensor]:
+def padded_batch(
+    model: PreTrainedModel, rows: int = 2, length: int = 10, real: int = 6
+) -> dict[str, torch.Tensor]:
     """Random tokens; the second row has `real` tokens and padding."""
     torch.manual_seed(1)
     ids = torch.randint(5, 60, (rows, length))
@@ -91,7 +113,11 @@ def padded_batch(model: PreTrainedModel, rows: int = 2, length: int = 10, real: 
 def logits_of(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Logits of any head; of question answering [B, L, 2]."""
     output = model(**batch)
-    return torch.stack([output.start_logits, output.end_logits], -1) if "start_logits" in output else output.logits
+    return (
+        torch.stack([output.start_logits, output.end_logits], -1)
+        if "start_logits" in output
+        else output.logits
+    )
 
 
 def assert_same_state(one: PreTrainedModel, other: PreTrainedModel) -> None:

@@ -16,7 +16,10 @@ import torch
 import torch._subclasses.fake_tensor as fake
 from encoders import tiny_config
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
@@ -87,10 +90,19 @@ class Watch(TorchDispatchMode):
             came = args[0].device if name == "_to_copy" else args[1].device
             # A single number is passed as an argument of the kernel.
             blocks = not kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
-            if torch.device(to).type != came.type and blocks and (name == "_to_copy" or args[1].dim()):
+            if (
+                torch.device(to).type != came.type
+                and blocks
+                and (name == "_to_copy" or args[1].dim())
+            ):
                 raise RuntimeError(f"a copy from {came} to {to} waits")
-        by_places = name in ("index", "index_put_", "index_put", "_index_put_impl_") and args[0].device.type == DEVICE
-        if by_places and any(at is not None and at.device.type == "cpu" and at.dim() for at in args[1]):
+        by_places = (
+            name in ("index", "index_put_", "index_put", "_index_put_impl_")
+            and args[0].device.type == DEVICE
+        )
+        if by_places and any(
+            at is not None and at.device.type == "cpu" and at.dim() for at in args[1]
+        ):
             raise RuntimeError("places on the CPU are copied to the device, which waits")
         return func(*args, **kwargs)
 
@@ -114,7 +126,10 @@ class Rows:
 
     def batch(self, indices):
         real_BL = torch.arange(L) < torch.tensor([[16], [9], [3]])
-        batch = {"input_ids": torch.randint(5, 60, (B, L)).where(real_BL, 0), "attention_mask": real_BL.long()}
+        batch = {
+            "input_ids": torch.randint(5, 60, (B, L)).where(real_BL, 0),
+            "attention_mask": real_BL.long(),
+        }
         batch |= {name: make() for name, make in self.more.items()}
         if name_of_labels(batch):
             batch["labelled"] = labelled_places(batch)
@@ -136,7 +151,12 @@ def train(job, waits=STEPS, **schedule):
     session = Session(start(torch.device("cpu"), torch.float32), torch.device(DEVICE))
     WAITS[0] = 0
     with Watch():
-        engine.train(session, job, Schedule(steps=STEPS, batch_size=B, lr=1e-3, warmup_steps=0, **schedule), None)
+        engine.train(
+            session,
+            job,
+            Schedule(steps=STEPS, batch_size=B, lr=1e-3, warmup_steps=0, **schedule),
+            None,
+        )
     assert WAITS[0] == waits, f"{WAITS[0]} waits in {STEPS} steps, of which {waits} are counted"
 
 
@@ -153,7 +173,9 @@ def labels_of_kind(kind):
         "class": lambda: torch.randint(0, CLASSES, (B,)),
         "multi": lambda: torch.randint(0, 2, (B, CLASSES)).float(),
         "score": lambda: torch.rand(B),
-        "tokens": lambda: torch.where(torch.rand(B, L) < 0.5, torch.randint(0, CLASSES, (B, L)), IGNORED),
+        "tokens": lambda: torch.where(
+            torch.rand(B, L) < 0.5, torch.randint(0, CLASSES, (B, L)), IGNORED
+        ),
         "span": lambda: torch.randint(0, 3, (B, 2)),
     }[kind]
 
@@ -172,7 +194,9 @@ def distilled(method, kind):
     for name in ("one", "other"):
         student = model_of(kind, 2, auto)
         with torch.device(DEVICE):
-            objective = build_objective(method, {}, shape_of(teacher.config), shape_of(student.config))
+            objective = build_objective(
+                method, {}, shape_of(teacher.config), shape_of(student.config)
+            )
         students[name] = Student(student, objective)
     signals = Teacher("teacher", capture(teacher, teacher_needs(students))).signals
     rows = Rows(labels=masked_labels) if masked else Rows()
@@ -183,7 +207,9 @@ def embedded(settings, kind):
     """`kdcli distill --method embedding`: stored vectors of the teacher, and its states."""
     teacher, student = prepare_teacher(model_of(kind, 4), torch.bfloat16), model_of(kind)
     with torch.device(DEVICE):
-        objective = build_objective("embedding", settings, shape_of(teacher.config), shape_of(student.config))
+        objective = build_objective(
+            "embedding", settings, shape_of(teacher.config), shape_of(student.config)
+        )
         anchors = torch.randn(7, 32)
         pool = Pool(EmbeddingFormat(pooling=settings.get("pooling", "mean")))
     students = {"student": Student(student, objective, pool)}
@@ -194,7 +220,9 @@ def embedded(settings, kind):
         return replace(live.signals(batch), anchors=anchors, **given)
 
     rows = Rows(
-        pooled=lambda: torch.randn(B, 32), positive=lambda: torch.randn(B, 32), negatives=lambda: torch.randn(B, 2, 32)
+        pooled=lambda: torch.randn(B, 32),
+        positive=lambda: torch.randn(B, 32),
+        negatives=lambda: torch.randn(B, 2, 32),
     )
     train(distill_job(students, signals, rows, BatchOrder(B, B, 0), None))
 
@@ -212,7 +240,10 @@ def on_task(task, kind, method="soft-targets"):
         taught = of_teacher.signals(batch)
         loss, signals = task_loss(task, of_student, batch)
         terms = dict(kd_terms(task, KdSettings(), loss, signals, [taught]))
-        return StepLoss(terms | {n: Term(v, objective.over[n]) for n, v in objective.terms(taught, signals).items()})
+        return StepLoss(
+            terms
+            | {n: Term(v, objective.over[n]) for n, v in objective.terms(taught, signals).items()}
+        )
 
     train(job_of(modules, step, Rows(labels=labels_of_kind(task))))
 
@@ -226,7 +257,12 @@ def reranked(loss, kind):
         real_QM, s_QM = places_QM >= 0, padded(model(batch).logits[:, 0], places_QM)
         labels_QM, t_QM = padded(batch["relevance"], places_QM), padded(batch["scores"], places_QM)
         taught = Term(score_loss(loss, s_QM, t_QM, labels_QM, real_QM, 1.0), "labels", 0.5)
-        return StepLoss({"scores": taught, "labels": Term(label_loss(loss, s_QM, labels_QM, real_QM), "labels", 0.5)})
+        return StepLoss(
+            {
+                "scores": taught,
+                "labels": Term(label_loss(loss, s_QM, labels_QM, real_QM), "labels", 0.5),
+            }
+        )
 
     rows = Rows(
         places=lambda: torch.tensor([[0, 1], [2, -1]]),
@@ -240,8 +276,14 @@ def reranked(loss, kind):
 def cotrained(how, kind):
     """`kdcli cotrain`: on text, under a frozen third model, or on a task."""
     task = "class" if how == "task" else None
-    recipe = CotrainRecipe(community=CommunitySettings(model="third" if how.startswith("community") else None))
-    make = (lambda: headed(kind, "class")) if task else (lambda: model_of(kind, auto=AutoModelForMaskedLM))
+    recipe = CotrainRecipe(
+        community=CommunitySettings(model="third" if how.startswith("community") else None)
+    )
+    make = (
+        (lambda: headed(kind, "class"))
+        if task
+        else (lambda: model_of(kind, auto=AutoModelForMaskedLM))
+    )
     needs = Needs(logits=True) if task else Needs(masked_logits=True)
     models = {role: capture(make(), needs) for role in ("teacher", "student")}
     third = Teacher("third", capture(prepare_teacher(make(), torch.bfloat16), needs))
@@ -251,11 +293,15 @@ def cotrained(how, kind):
         if task:
             labels_B = signals.labels
             return Losses(
-                "rows", lambda x: torch.nn.functional.cross_entropy(x, labels_B), lambda f, t: soft_kl(f, t, 2)
+                "rows",
+                lambda x: torch.nn.functional.cross_entropy(x, labels_B),
+                lambda f, t: soft_kl(f, t, 2),
             )
         labels_P = labels_of(signals)
         hard = lambda logits_PV: masked_ce(logits_PV, labels_P)  # noqa: E731
-        return Losses("labels", hard, lambda f, t: soft_kl(f, t, 1.0), lambda f, t: divergence(f, t, 1.0))
+        return Losses(
+            "labels", hard, lambda f, t: soft_kl(f, t, 1.0), lambda f, t: divergence(f, t, 1.0)
+        )
 
     step = PairStep(recipe, models, losses, third if recipe.community.model else None)
     rows = Rows(labels=labels_of_kind("class") if task else masked_labels)
@@ -271,7 +317,9 @@ def pruned(method, kind, **settings):
 
     def step(batch):
         loss, signals = task_loss("class", student, batch)
-        terms = {"loss": Term(loss, "rows")} | {name: Term(value, "rows") for name, value in pruner.terms().items()}
+        terms = {"loss": Term(loss, "rows")} | {
+            name: Term(value, "rows") for name, value in pruner.terms().items()
+        }
         if pruner.contrast is not None:
             found = pruner.contrast(signals.hidden[2][:, 0], batch["own_rows"], batch)
             terms |= {name: Term(value, "rows") for name, value in found.items()}
@@ -283,7 +331,14 @@ def pruned(method, kind, **settings):
 
     more = {"shared": shared} if pruner.contrast is not None else {}
     rows = Rows(labels=labels_of_kind("class"))
-    job = job_of({"model": student}, step, rows, on_step_end=pruner.after, param_group=pruner.param_group, **more)
+    job = job_of(
+        {"model": student},
+        step,
+        rows,
+        on_step_end=pruner.after,
+        param_group=pruner.param_group,
+        **more,
+    )
     proportional = method == "smp" and settings.get("masking", "proportional") == "proportional"
     train(job, waits=2 * STEPS + 1 if proportional else STEPS)
 
@@ -334,7 +389,12 @@ def cases() -> dict[str, Callable[[], None]]:
                 found[f"{method} of {kind}"] = lambda m=method, k=kind: distilled(m, k)
     for kind in LAYOUTS:
         found.setdefault(f"minilmv2 of {kind}", lambda k=kind: distilled("minilmv2", k))
-    embedding = {"vectors": "mse", "similarity_weight": 1.0, "contrastive_weight": 1.0, "dimensions": [32, 16]}
+    embedding = {
+        "vectors": "mse",
+        "similarity_weight": 1.0,
+        "contrastive_weight": 1.0,
+        "dimensions": [32, 16],
+    }
     found["embedding, every term"] = lambda: embedded(
         embedding | {"relations_weight": 1.0, "hidden_weight": 1.0}, "bert"
     )
@@ -352,7 +412,9 @@ def cases() -> dict[str, Callable[[], None]]:
     for method in pruning_methods():
         found[f"prune by {method}"] = lambda m=method: pruned(m, "bert")
     for masking in ("local", "global", "threshold"):
-        found[f"prune by smp, {masking}"] = lambda way=masking: pruned("smp", "roberta", masking=way)
+        found[f"prune by smp, {masking}"] = lambda way=masking: pruned(
+            "smp", "roberta", masking=way
+        )
     for kind in ("deberta", "modernbert"):
         found[f"prune by smp, {kind}"] = lambda k=kind: pruned("smp", k)
     return found | {f"faulty: {fault}": lambda f=fault: faulty(f) for fault in FAULTS}
@@ -360,7 +422,11 @@ def cases() -> dict[str, Callable[[], None]]:
 
 def few() -> list[str]:
     """Without most of the types; each loss, pruner, kind and fault."""
-    return [case for case in cases() if " of " not in case or case.endswith((" of bert", "minilmv2 of distilbert"))]
+    return [
+        case
+        for case in cases()
+        if " of " not in case or case.endswith((" of bert", "minilmv2 of distilbert"))
+    ]
 
 
 if __name__ == "__main__":

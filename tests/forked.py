@@ -124,7 +124,11 @@ def _script(file: Path, arguments: list[str]) -> None:
     runpy.run_path(str(file), run_name="__main__")
 
 
-def _run(how: tuple[Path, dict[str, str], int], target: Callable[..., None], arguments: tuple[object, ...]) -> None:
+def _run(
+    how: tuple[Path, dict[str, str], int],
+    target: Callable[..., None],
+    arguments: tuple[object, ...],
+) -> None:
     said, environment, threads = how
     os.environ.clear()
     os.environ.update(environment)
@@ -139,7 +143,9 @@ def _run(how: tuple[Path, dict[str, str], int], target: Callable[..., None], arg
         atexit._run_exitfuncs()
 
 
-def in_ranks(count: int, work: Callable[[], dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+def in_ranks(
+    count: int, work: Callable[[], dict[str, torch.Tensor]]
+) -> list[dict[str, torch.Tensor]]:
     """What `work` returns in each of several gloo processes, forked from this one."""
     place = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
@@ -147,13 +153,18 @@ def in_ranks(count: int, work: Callable[[], dict[str, torch.Tensor]]) -> list[di
     place |= {"OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{rank}.safetensors" for rank in range(count)]
-        children = [_rank(file, place | {"RANK": str(n), "LOCAL_RANK": str(n)}, work) for n, file in enumerate(files)]
+        children = [
+            _rank(file, place | {"RANK": str(n), "LOCAL_RANK": str(n)}, work)
+            for n, file in enumerate(files)
+        ]
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         assert codes == [0] * count
         return [load_file(file) for file in files]
 
 
-def _rank(file: Path, environment: dict[str, str], work: Callable[[], dict[str, torch.Tensor]]) -> int:
+def _rank(
+    file: Path, environment: dict[str, str], work: Callable[[], dict[str, torch.Tensor]]
+) -> int:
     if child := os.fork():
         return child
     try:

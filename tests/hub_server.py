@@ -27,7 +27,9 @@ class Hub:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.repositories: dict[str, dict[str, bytes]] = {}  # id -> path in the repository -> content
+        self.repositories: dict[
+            str, dict[str, bytes]
+        ] = {}  # id -> path in the repository -> content
         self.commits: dict[str, dict[str, dict[str, bytes]]] = {}  # id -> commit -> its files
         self.private: set[str] = set()
         self.gated: set[str] = set()  # ids that answer 401, as private ones do without a token
@@ -36,7 +38,9 @@ class Hub:
 
     def add(self, name: str, folder: Path) -> None:
         files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-        self.commit(name, {path.relative_to(folder).as_posix(): path.read_bytes() for path in files})
+        self.commit(
+            name, {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+        )
 
     def commit(self, name: str, files: dict[str, bytes]) -> str:
         """A new commit of a repository, of these files alone: `COMMIT`, then those of the next letters."""
@@ -47,7 +51,9 @@ class Hub:
 
     def knows(self, name: str, revision: str) -> bool:
         """Whether there is such a revision; `main` is the only branch, `COMMIT` the one of files that were just put."""
-        return revision == "main" or any(commit.startswith(revision) for commit in self.commits.get(name, [COMMIT]))
+        return revision == "main" or any(
+            commit.startswith(revision) for commit in self.commits.get(name, [COMMIT])
+        )
 
     def files(self, name: str, revision: str | None) -> tuple[str, dict[str, bytes]]:
         """The commit that a revision is, and its files; the newest for a branch."""
@@ -58,15 +64,26 @@ class Hub:
 
     def environment(self, home: Path, **more: str) -> dict[str, str]:
         """Environment of a process whose hub this is and whose cache lies under `home`."""
-        own = {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0"}
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING", "TRANSFORMERS_OFFLINE"))}
+        own = {
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(home),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_OFFLINE": "0",
+        }
+        kept = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("HF_", "HUGGING", "TRANSFORMERS_OFFLINE"))
+        }
         direct = {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
         return kept | direct | own | more
 
     def told(self, home: Path, program: str, *arguments: object, **more: str) -> list[str]:
         """The lines of a program in such a process: libraries read the address of the hub when they are imported."""
         command = [sys.executable, "-c", program, *map(str, arguments)]
-        done = subprocess.run(command, env=self.environment(home, **more), capture_output=True, text=True)
+        done = subprocess.run(
+            command, env=self.environment(home, **more), capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
@@ -83,14 +100,24 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.split("?")[0]
         self.hub.asked.append((self.command, path))
         file = re.fullmatch(r"/(?:datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
-        listing = re.fullmatch(r"/api/(?:models|datasets)/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(?:/(.*))?)?", path)
+        listing = re.fullmatch(
+            r"/api/(?:models|datasets)/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(?:/(.*))?)?", path
+        )
         name = (file or listing or [None, None])[1]
         if name in self.hub.gated:
             self.answer(401, {"X-Error-Code": "GatedRepo"}, b"")
         elif name not in self.hub.repositories:
-            self.answer(404, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}, b"")
-        elif (revision := (file or listing)[2 if file else 3]) and not self.hub.knows(name, revision):
-            self.answer(404, {"X-Error-Code": "RevisionNotFound", "X-Error-Message": "Invalid rev id"}, b"")
+            self.answer(
+                404,
+                {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"},
+                b"",
+            )
+        elif (revision := (file or listing)[2 if file else 3]) and not self.hub.knows(
+            name, revision
+        ):
+            self.answer(
+                404, {"X-Error-Code": "RevisionNotFound", "X-Error-Message": "Invalid rev id"}, b""
+            )
         elif file:
             self.file(name, file[3], *self.hub.files(name, file[2]))
         elif listing:
@@ -110,13 +137,24 @@ class _Handler(BaseHTTPRequestHandler):
             there = name in self.hub.repositories
             if not there:
                 self.hub.repositories[name] = {}
-                self.hub.private |= {name} if wanted.get("private") or wanted.get("visibility") == "private" else set()
+                self.hub.private |= (
+                    {name}
+                    if wanted.get("private") or wanted.get("visibility") == "private"
+                    else set()
+                )
             self.json({"url": f"{self.hub.url}/{name}", "id": name}, 409 if there else 200)
         elif path == "/api/validate-yaml":
             self.json({"errors": [], "warnings": []})
         elif commit and commit[2] == "preupload":
             files = json.loads(body)["files"]
-            self.json({"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files]})
+            self.json(
+                {
+                    "files": [
+                        {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False}
+                        for f in files
+                    ]
+                }
+            )
         elif commit:
             lines = [json.loads(line) for line in body.splitlines()]
             files = {
@@ -125,14 +163,22 @@ class _Handler(BaseHTTPRequestHandler):
                 if line["key"] == "file"
             }
             oid = self.hub.commit(commit[1], self.hub.repositories[commit[1]] | files)
-            self.json({"commitUrl": f"{self.hub.url}/{commit[1]}/commit/{oid}", "commitOid": oid, "success": True})
+            self.json(
+                {
+                    "commitUrl": f"{self.hub.url}/{commit[1]}/commit/{oid}",
+                    "commitOid": oid,
+                    "success": True,
+                }
+            )
 
     def json(self, content: object, status: int = 200) -> None:
         self.answer(status, {"Content-Type": "application/json"}, json.dumps(content).encode())
 
     def file(self, name: str, path: str, commit: str, files: dict[str, bytes]) -> None:
         if path not in files:
-            self.answer(404, {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}, b"")
+            self.answer(
+                404, {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}, b""
+            )
             return
         content = files[path]
         headers = {"ETag": f'"{_etag(content)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
@@ -146,10 +192,17 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.answer(200, headers, content)
 
-    def listing(self, name: str, commit: str, files: dict[str, bytes], kind: str | None, under: str) -> None:
+    def listing(
+        self, name: str, commit: str, files: dict[str, bytes], kind: str | None, under: str
+    ) -> None:
         if kind == "tree":
             found = [(path, content) for path, content in files.items() if path.startswith(under)]
-            body = json.dumps([{"type": "file", "path": p, "size": len(c), "oid": _etag(c)[:40]} for p, c in found])
+            body = json.dumps(
+                [
+                    {"type": "file", "path": p, "size": len(c), "oid": _etag(c)[:40]}
+                    for p, c in found
+                ]
+            )
         else:
             siblings = [{"rfilename": path} for path in files]
             body = json.dumps(
@@ -164,7 +217,9 @@ class _Handler(BaseHTTPRequestHandler):
             )
         self.answer(200, {"Content-Type": "application/json"}, body.encode())
 
-    def answer(self, status: int, headers: dict[str, str], body: bytes, sent: int | None = None) -> None:
+    def answer(
+        self, status: int, headers: dict[str, str], body: bytes, sent: int | None = None
+    ) -> None:
         """Answer; with `sent`, hang up after so many bytes."""
         self.send_response(status)
         for key, value in {**headers, "Content-Length": str(len(body))}.items():

@@ -4,7 +4,16 @@ import functools
 
 import numpy as np
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 from kdcli.data.labelled.spans import windows
@@ -17,7 +26,9 @@ WORDS = st.builds(
 )
 CONTEXTS = st.lists(WORDS, min_size=1, max_size=120)
 SPECIAL = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
-TEXT = ["who where what ran the a cat sat on mat in Wien Zürich naïve café 1872 rivers river running 東京 नमस्ते"] * 4
+TEXT = [
+    "who where what ran the a cat sat on mat in Wien Zürich naïve café 1872 rivers river running 東京 नमस्ते"
+] * 4
 KINDS = ["word pieces", "bytes", "sentence pieces"]
 
 
@@ -35,10 +46,19 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        tokenizer.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, **asked))
+        tokenizer.train_from_iterator(
+            TEXT, trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, **asked)
+        )
     else:
-        words, letters = sorted({"▁" + w for w in TEXT[0].split()}), sorted(set(TEXT[0].replace(" ", "▁")))
-        scores = [*((n, 0.0) for n in SPECIAL.values()), *((w, -5.0) for w in words), *((x, -9.0) for x in letters)]
+        words, letters = (
+            sorted({"▁" + w for w in TEXT[0].split()}),
+            sorted(set(TEXT[0].replace(" ", "▁"))),
+        )
+        scores = [
+            *((n, 0.0) for n in SPECIAL.values()),
+            *((w, -5.0) for w in words),
+            *((x, -9.0) for x in letters),
+        ]
         tokenizer = Tokenizer(models.Unigram(scores, unk_id=1))
         white = normalizers.Replace(Regex(r"\s+"), " ")
         tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), white])
@@ -46,18 +66,24 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
     ids = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
     between = "[SEP]:0" if kind == "word pieces" else "[SEP]:0 [SEP]:0"
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0", pair=f"[CLS]:0 $A:0 {between} $B:1 [SEP]:1", special_tokens=ids
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair=f"[CLS]:0 $A:0 {between} $B:1 [SEP]:1",
+        special_tokens=ids,
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
 
 
-def asking(context: str, *answers: str | tuple[str, int], question: str = "who ran?", name: str = "q") -> Example:
+def asking(
+    context: str, *answers: str | tuple[str, int], question: str = "who ran?", name: str = "q"
+) -> Example:
     gold = tuple(Answer(a, context.index(a)) if isinstance(a, str) else Answer(*a) for a in answers)
     return Example(f"f.jsonl:{name}", name, (question, context), gold)
 
 
 def windows_of(examples, kind="word pieces", max_length=100, stride=40, token_types=True):
-    return windows(examples, tokenizer_of(kind), max_length=max_length, stride=stride, token_types=token_types)
+    return windows(
+        examples, tokenizer_of(kind), max_length=max_length, stride=stride, token_types=token_types
+    )
 
 
 def row(windows, i, of="char_begin_T"):
@@ -69,7 +95,9 @@ def row(windows, i, of="char_begin_T"):
 def one_hot(windows) -> list[np.ndarray]:
     """Logits that mean the labels; windows without the answer are less sure of theirs."""
     found = []
-    for length, label, cls in zip(windows.rows.lengths, windows.rows.labels, windows.cls, strict=True):
+    for length, label, cls in zip(
+        windows.rows.lengths, windows.rows.labels, windows.cls, strict=True
+    ):
         logits = np.full((length, 2), -10.0, dtype=np.float32)
         logits[label, [0, 1]] = 5.0 if label[0] == cls else 10.0
         found.append(logits)
@@ -78,9 +106,14 @@ def one_hot(windows) -> list[np.ndarray]:
 
 def random_logits(windows, seed=0) -> list[np.ndarray]:
     generator = np.random.Generator(np.random.PCG64(seed))
-    return [generator.normal(size=(length, 2)).astype(np.float32) for length in windows.rows.lengths]
+    return [
+        generator.normal(size=(length, 2)).astype(np.float32) for length in windows.rows.lengths
+    ]
 
 
 def mixed(n=12) -> list[Example]:
     contexts = [" ".join(f"cat ran {i * j}" for j in range(3 + i % 5 * 12)) for i in range(n)]
-    return [asking(c, "ran 0", name=str(i)) if i % 3 else asking(c, name=str(i)) for i, c in enumerate(contexts)]
+    return [
+        asking(c, "ran 0", name=str(i)) if i % 3 else asking(c, name=str(i))
+        for i, c in enumerate(contexts)
+    ]

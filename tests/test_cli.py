@@ -20,13 +20,49 @@ from kdcli.cli.options import TRACKERS, pinned, prepare_libraries
 
 SAYING = ("--quiet", "-q", "--verbose", "-v")
 ON_TASK = {
-    *("--task", "--student", "--general", "--corpus", "--also-teacher", "--soft-labels", "--ablate"),
+    *(
+        "--task",
+        "--student",
+        "--general",
+        "--corpus",
+        "--also-teacher",
+        "--soft-labels",
+        "--ablate",
+    ),
     *("--augment", "--no-augment", "--augment-model", "--glove", "--augment-only"),
 }
 DISTILL = {
-    *("--to", "--method", "--assistant", "--eval-task", "--output-dir", "-o", "--recipe", "-r", "--set", "--data"),
-    *("--max-steps", "--epochs", "--batch-size", "--lr", "--seed", "--dtype", "--device", "--processes"),
-    *("--resume", "--overwrite", "--dry-run", "--report-to", "--push-to-hub", "--revision", "--trust-remote-code"),
+    *(
+        "--to",
+        "--method",
+        "--assistant",
+        "--eval-task",
+        "--output-dir",
+        "-o",
+        "--recipe",
+        "-r",
+        "--set",
+        "--data",
+    ),
+    *(
+        "--max-steps",
+        "--epochs",
+        "--batch-size",
+        "--lr",
+        "--seed",
+        "--dtype",
+        "--device",
+        "--processes",
+    ),
+    *(
+        "--resume",
+        "--overwrite",
+        "--dry-run",
+        "--report-to",
+        "--push-to-hub",
+        "--revision",
+        "--trust-remote-code",
+    ),
     *("--json", *SAYING),
 }
 OF_VECTORS = {"--pooling", "--teacher-vectors"}
@@ -42,27 +78,102 @@ def command(*path):
 
 def test_the_verbs_and_their_options_are_frozen():
     assert set(command().commands) == {
-        *("distill", "prune", "cotrain", "finetune", "evaluate", "benchmark", "export", "trim", "tokenize", "push"),
+        *(
+            "distill",
+            "prune",
+            "cotrain",
+            "finetune",
+            "evaluate",
+            "benchmark",
+            "export",
+            "trim",
+            "tokenize",
+            "push",
+        ),
         *("compress", "recipes", "doctor", "mask"),
     }
     assert set(command("recipes").commands) == {"ls", "show", "validate"}
     assert set(command("mask").commands) == {"info", "diff", "apply", "compact"}
     assert options_of("distill") == DISTILL | ON_TASK | OF_VECTORS | TRIMMING
     tuning = {"--task", "--seeds", "--grid", "--metric"}
-    assert options_of("finetune") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} | tuning | TRIMMING
+    assert (
+        options_of("finetune")
+        == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} | tuning | TRIMMING
+    )
     pruning = {"--method", "--sparsity", "--masking", "--task", "--teacher", "--pooling"}
     assert options_of("prune") == DISTILL - {"--to", "--assistant"} | pruning | TRIMMING
-    pair = {"--mode", "--weights", "--temperature", "--community", "--base", "--vocab-size", "--task"}
+    pair = {
+        "--mode",
+        "--weights",
+        "--temperature",
+        "--community",
+        "--base",
+        "--vocab-size",
+        "--task",
+    }
     either = {"--standalone", "--no-standalone"}
-    assert options_of("cotrain") == DISTILL - {"--to", "--method", "--assistant", "--push-to-hub"} | pair | either
-    training = {"--max-steps", "--epochs", "--batch-size", "--lr", "--seed", "--resume", "--dry-run", "--report-to"}
-    judging = {"--pooling", "--task", "--mask", "--predictions", "--submission", "--min-metric", "--metric"}
+    assert (
+        options_of("cotrain")
+        == DISTILL - {"--to", "--method", "--assistant", "--push-to-hub"} | pair | either
+    )
+    training = {
+        "--max-steps",
+        "--epochs",
+        "--batch-size",
+        "--lr",
+        "--seed",
+        "--resume",
+        "--dry-run",
+        "--report-to",
+    }
+    judging = {
+        "--pooling",
+        "--task",
+        "--mask",
+        "--predictions",
+        "--submission",
+        "--min-metric",
+        "--metric",
+    }
     training |= {"--push-to-hub"}
-    assert options_of("evaluate") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} - training | judging
-    measuring = {"--baseline", "--preset", "--backend", "--batch-size", "--seq-len", "--padding", "--project"}
-    measuring |= {"--task", "--portable", "--compare", "--max-latency-ms", "--min-speedup", "--strict"}
-    shared = {"--output-dir", "-o", "--recipe", "-r", "--set", "--data", "--device", "--overwrite", "--revision"}
-    assert options_of("benchmark") == measuring | shared | {"--dtype", "--trust-remote-code", "--json", *SAYING}
+    assert (
+        options_of("evaluate")
+        == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} - training | judging
+    )
+    measuring = {
+        "--baseline",
+        "--preset",
+        "--backend",
+        "--batch-size",
+        "--seq-len",
+        "--padding",
+        "--project",
+    }
+    measuring |= {
+        "--task",
+        "--portable",
+        "--compare",
+        "--max-latency-ms",
+        "--min-speedup",
+        "--strict",
+    }
+    shared = {
+        "--output-dir",
+        "-o",
+        "--recipe",
+        "-r",
+        "--set",
+        "--data",
+        "--device",
+        "--overwrite",
+        "--revision",
+    }
+    assert options_of("benchmark") == measuring | shared | {
+        "--dtype",
+        "--trust-remote-code",
+        "--json",
+        *SAYING,
+    }
     of_file = ("--int8", "--fp16", "--q4", "--max-drop", "--weights", "--task", "--pooling")
     written = {"--format", *of_file, "--push-to-hub", "--data", "--output-dir", "-o", "--overwrite"}
     written |= {"--revision", "--trust-remote-code"}
@@ -73,17 +184,38 @@ def test_the_verbs_and_their_options_are_frozen():
         "--json",
         *SAYING,
     }
-    goals = {"--max-drop", "--speedup", "--max-latency-ms", "--max-mb", "--pooling", "--budget", "--strict"}
+    goals = {
+        "--max-drop",
+        "--speedup",
+        "--max-latency-ms",
+        "--max-mb",
+        "--pooling",
+        "--budget",
+        "--strict",
+    }
     common = shared | {"--task", "--seed", "--resume", "--trust-remote-code", "--json", *SAYING}
     assert options_of("compress") == goals | common
-    large = {"--tokenizer", "--column", "--workers", "--output-dir", "-o", "--dry-run", "--trust-remote-code"}
+    large = {
+        "--tokenizer",
+        "--column",
+        "--workers",
+        "--output-dir",
+        "-o",
+        "--dry-run",
+        "--trust-remote-code",
+    }
     assert options_of("tokenize") == large | {"--json", *SAYING}
     assert options_of("push") == {"--public", "--json", *SAYING}
     assert options_of("export") == written | {"--set", "--json", *SAYING}
 
 
 def options_of(verb):
-    return {o for p in command(verb).params if p.param_type_name == "option" for o in (*p.opts, *p.secondary_opts)}
+    return {
+        o
+        for p in command(verb).params
+        if p.param_type_name == "option"
+        for o in (*p.opts, *p.secondary_opts)
+    }
 
 
 def run(*arguments):
@@ -110,7 +242,9 @@ def test_a_slip_of_the_hand_gets_exit_2_and_a_suggestion(arguments, said):
 
 
 def test_a_revision_is_the_models(tmp_path):
-    assert pinned("someone/base", "v1.0") == pinned("someone/base@v1.0", "v1.0") == "someone/base@v1.0"
+    assert (
+        pinned("someone/base", "v1.0") == pinned("someone/base@v1.0", "v1.0") == "someone/base@v1.0"
+    )
     assert pinned(["base"], "refs/pr/1") == ["base@refs/pr/1"]
     refused = {
         (None, "v1"): "none is given",
@@ -169,7 +303,9 @@ def test_the_trackers_of_help_are_those_of_accelerate():
         ("tensorbord", [], "did you mean 'tensorboard'?", "allowed: none, all, aim"),
     ],
 )
-def test_a_tracker_that_is_not_there_is_refused_by_name(monkeypatch, name, installed, message, hint):
+def test_a_tracker_that_is_not_there_is_refused_by_name(
+    monkeypatch, name, installed, message, hint
+):
     monkeypatch.setattr("kdcli.training.launch.get_available_trackers", lambda: installed)
     done = run("finetune", "demo", "--task", "demo-topic", "--report-to", name)
     assert done.exit_code == 2
@@ -181,7 +317,13 @@ def test_a_tracker_that_is_not_there_is_refused_by_name(monkeypatch, name, insta
 def test_every_error_has_the_exit_code_it_promises(monkeypatch):
     public = [e for e in errors.KdcliError.__subclasses__() if e.__module__ == errors.__name__]
     codes = {e.__name__: e.exit_code for e in public if e is not errors.ChildFailed}
-    promised = {"UsageError": 2, "MachineError": 3, "DivergedError": 4, "GateError": 5, "UnstableError": 6}
+    promised = {
+        "UsageError": 2,
+        "MachineError": 3,
+        "DivergedError": 4,
+        "GateError": 5,
+        "UnstableError": 6,
+    }
     assert codes == promised | {"Stopped": 75, "Interrupted": 130}
     for error in (
         errors.DivergedError("loss is nan", "x"),
@@ -220,7 +362,10 @@ def test_options_that_contradict_each_other_are_refused(line):
     assert (done.exit_code, "contradict each other" in done.stderr) == (2, True)
 
 
-HUGE, NUMBERS = str(10**20), ("distill demo --to 2x16", "finetune demo --task demo-topic", "cotrain 2x16 2x16")
+HUGE, NUMBERS = (
+    str(10**20),
+    ("distill demo --to 2x16", "finetune demo --task demo-topic", "cotrain 2x16 2x16"),
+)
 
 
 @pytest.mark.parametrize("verb", NUMBERS)
@@ -229,25 +374,43 @@ HUGE, NUMBERS = str(10**20), ("distill demo --to 2x16", "finetune demo --task de
     [
         *((option, HUGE) for option in ("--seed", "--batch-size", "--max-steps", "--processes")),
         *(("--batch-size", value) for value in ("0", "-1", str(10**9))),
-        *((option, value) for option in ("--lr", "--epochs") for value in ("inf", "nan", "0", "-1")),
+        *(
+            (option, value)
+            for option in ("--lr", "--epochs")
+            for value in ("inf", "nan", "0", "-1")
+        ),
         *(("--processes", value) for value in ("0", "-2", "100000")),
-        *(("--set", f"{key}={HUGE}") for key in ("data.max_length", "train.log_every", "train.micro_batch_size")),
+        *(
+            ("--set", f"{key}={HUGE}")
+            for key in ("data.max_length", "train.log_every", "train.micro_batch_size")
+        ),
         *(("--set", f"measure.min_seconds={value}") for value in ("-1", ".inf", "1e9")),
     ],
 )
 def test_a_number_without_bounds_is_refused_at_once(verb, option, value):
     done = run(*verb.split(), option, value)
-    assert (done.exit_code, done.stderr.startswith("error: "), "Traceback" in done.stderr) == (2, True, False)
+    assert (done.exit_code, done.stderr.startswith("error: "), "Traceback" in done.stderr) == (
+        2,
+        True,
+        False,
+    )
 
 
-@pytest.mark.parametrize("line", [f"--{o} {v}" for o in ("max-latency-ms", "min-speedup") for v in ("nan", "-1", "0")])
+@pytest.mark.parametrize(
+    "line", [f"--{o} {v}" for o in ("max-latency-ms", "min-speedup") for v in ("nan", "-1", "0")]
+)
 def test_a_gate_that_none_can_miss_or_pass_is_refused(line):
     done = run("benchmark", "2x16", *line.split())
     assert (done.exit_code, "must be" in done.stderr) == (2, True)
-    assert run("evaluate", "demo", "--task", "demo-topic", "--min-metric", "accuracy=.nan").exit_code == 2
+    assert (
+        run("evaluate", "demo", "--task", "demo-topic", "--min-metric", "accuracy=.nan").exit_code
+        == 2
+    )
 
 
-@pytest.mark.parametrize(("fault", "code"), [("EACCES", 3), ("EROFS", 3), ("ENAMETOOLONG", 2), ("ENOTDIR", 2)])
+@pytest.mark.parametrize(
+    ("fault", "code"), [("EACCES", 3), ("EROFS", 3), ("ENAMETOOLONG", 2), ("ENOTDIR", 2)]
+)
 def test_a_fault_of_the_file_system_is_one_line(fault, code, monkeypatch):
     def fail(*_, **__):
         raise OSError(getattr(errno, fault), "the reason", "/the/file")
@@ -266,11 +429,19 @@ def test_a_missing_file_that_nobody_named_stays_a_bug(monkeypatch):
 
 
 def test_an_argument_that_is_not_utf8_is_refused():
-    done = subprocess.run([sys.executable, "-m", "kdcli", "distill", b"a\xff"], capture_output=True, check=False)
-    assert (done.returncode, b"is not UTF-8" in done.stderr, b"Traceback" in done.stderr) == (2, True, False)
+    done = subprocess.run(
+        [sys.executable, "-m", "kdcli", "distill", b"a\xff"], capture_output=True, check=False
+    )
+    assert (done.returncode, b"is not UTF-8" in done.stderr, b"Traceback" in done.stderr) == (
+        2,
+        True,
+        False,
+    )
 
 
-@pytest.mark.parametrize("word", ["x" * 4097, f"--epochs={'x' * 4097}", f"--set=kd.weight={'x' * 10**5}"])
+@pytest.mark.parametrize(
+    "word", ["x" * 4097, f"--epochs={'x' * 4097}", f"--set=kd.weight={'x' * 10**5}"]
+)
 def test_an_argument_without_end_is_refused_in_a_few_words(word, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["kdcli", "distill", word])
     with pytest.raises(SystemExit) as ended:
@@ -323,6 +494,10 @@ def test_retries_of_the_hub_client_are_one_line(monkeypatch, capfd, verbose):
     ],
 )
 def test_a_shell_completes_tasks_recipes_and_shapes(line, offered):
-    words = {"_KDCLI_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    words = {
+        "_KDCLI_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(line.count(" ")),
+    }
     done = CliRunner().invoke(app, prog_name="kdcli", env=words)
     assert set(done.stdout.split()) == offered

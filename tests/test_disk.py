@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 from forked import killed
 
-from kdcli.disk import STAGED, check_writable, content_of, fill_dir, parse_json, read_json, user_path, write_atomic
+from kdcli.disk import (
+    STAGED,
+    check_writable,
+    content_of,
+    fill_dir,
+    parse_json,
+    read_json,
+    user_path,
+    write_atomic,
+)
 from kdcli.errors import MachineError, UsageError
 
 
@@ -35,7 +44,11 @@ def test_the_longest_name_is_taken(tmp_path):
 
 def test_a_path_of_another_kind_is_refused_and_nothing_is_made(tmp_path):
     (tmp_path / "file").write_text("", "utf-8")
-    for path, directory in ((tmp_path, False), (tmp_path / "file", True), (tmp_path / "file" / "x" / "y", True)):
+    for path, directory in (
+        (tmp_path, False),
+        (tmp_path / "file", True),
+        (tmp_path / "file" / "x" / "y", True),
+    ):
         with pytest.raises(UsageError, match=r"is a (file|directory)"):
             check_writable(path, directory=directory)
     check_writable(tmp_path / "new" / "one", directory=True)
@@ -99,14 +112,23 @@ def test_a_directory_filled_in_place_is_whole_or_can_be_filled_again(tmp_path):
     while killed(after := after + 1, lambda: filled(folder, "new")):
         texts = {p.name: p.read_text("utf-8") for p in content_of(folder)}
         # Without `done.json` in its place it lies in what was staged, so that the directory is known as ours.
-        assert set(texts.values()) in ({"old"}, {"new"}) or (folder / STAGED / "done.json").exists() or texts == {}
+        assert (
+            set(texts.values()) in ({"old"}, {"new"})
+            or (folder / STAGED / "done.json").exists()
+            or texts == {}
+        )
         if texts.get("done.json") == "new":
             assert texts == dict.fromkeys(("a", "done.json", "z"), "new")
         filled(folder, "old")
-        assert {p.name: p.read_text("utf-8") for p in folder.iterdir()} == dict.fromkeys(("a", "done.json", "z"), "old")
+        assert {p.name: p.read_text("utf-8") for p in folder.iterdir()} == dict.fromkeys(
+            ("a", "done.json", "z"), "old"
+        )
     assert after > 8
     assert folder.stat().st_ino == inode
-    assert json.dumps(sorted(p.read_text("utf-8") for p in folder.iterdir())) == '["new", "new", "new"]'
+    assert (
+        json.dumps(sorted(p.read_text("utf-8") for p in folder.iterdir()))
+        == '["new", "new", "new"]'
+    )
 
 
 def test_an_error_while_filling_leaves_what_was_there(tmp_path):

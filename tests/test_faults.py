@@ -72,7 +72,9 @@ def test_a_second_start_goes_on_where_the_first_stopped(tmp_path):
 
 
 def test_what_is_known_to_fail_is_open_and_not_passed(tmp_path):
-    campaign = _campaign(tmp_path, Kind("planted", 3, _planted, open=lambda n: "known" if n == 1 else None))
+    campaign = _campaign(
+        tmp_path, Kind("planted", 3, _planted, open=lambda n: "known" if n == 1 else None)
+    )
     campaign.run(minutes=1, jobs=1)
     assert [name for alike in campaign.failures() for name, _ in alike] == ["planted:2"]
     assert campaign.table().splitlines()[1].split()[:6] == ["planted", "3", "3", "1", "1", "1"]
@@ -116,7 +118,10 @@ def test_what_a_run_left_is_compared_file_by_file(tmp_path):
     assert differences(state(tmp_path), wanted) == []
     (tmp_path / "a" / "model.safetensors").write_bytes(b"2")
     (tmp_path / "a" / ".lock").touch()
-    assert differences(state(tmp_path), wanted) == ["a/.lock is left over", "a/model.safetensors differs"]
+    assert differences(state(tmp_path), wanted) == [
+        "a/.lock is left over",
+        "a/model.safetensors differs",
+    ]
 
 
 def test_changes_are_as_many_as_asked_for_and_change_code():
@@ -127,4 +132,8 @@ def test_changes_are_as_many_as_asked_for_and_change_code():
         data = (ROOT / mutation.path).read_bytes()
         assert data[mutation.begin : mutation.end].decode() == mutation.was != mutation.now
         if mutation.path.endswith(".py"):
-            compile(data[: mutation.begin] + mutation.now.encode() + data[mutation.end :], mutation.path, "exec")
+            compile(
+                data[: mutation.begin] + mutation.now.encode() + data[mutation.end :],
+                mutation.path,
+                "exec",
+            )

@@ -21,7 +21,9 @@ def main(tmp_path, monkeypatch):
     """Runs the command in this process, which starts one for each piece."""
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["gpu", *arguments, "--tiny", "--out", str(tmp_path / "gpu")])
+        monkeypatch.setattr(
+            sys, "argv", ["gpu", *arguments, "--tiny", "--out", str(tmp_path / "gpu")]
+        )
         return gpu.main()
 
     return call
@@ -30,7 +32,15 @@ def main(tmp_path, monkeypatch):
 def test_pieces_are_measured_once_into_json_and_a_table(main, tmp_path, capsys):
     names = ["relation-128", "distil-1-fp32", "two-students", "cuda-graph"]
     arguments = "--device", "cpu", "--only", ",".join(names)
-    command = [sys.executable, "-m", "tools.gpu", *arguments, "--tiny", "--out", str(tmp_path / "gpu")]
+    command = [
+        sys.executable,
+        "-m",
+        "tools.gpu",
+        *arguments,
+        "--tiny",
+        "--out",
+        str(tmp_path / "gpu"),
+    ]
     environment = os.environ | {"OUT": str(tmp_path)}
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
     written = (tmp_path / "gpu" / "cpu-tiny.json").read_text("utf-8")

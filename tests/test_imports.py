@@ -18,7 +18,17 @@ TOP = "cli teachers downstream report bench backends training losses pruners mod
 BELOW: dict[str, set[str]] = {
     "commands": set(TOP.split()),
     "teachers": {"downstream", "training", "data", "losses", "models", "recipe"},
-    "downstream": {"backends", "report", "bench", "training", "data", "metrics", "losses", "models", "recipe"},
+    "downstream": {
+        "backends",
+        "report",
+        "bench",
+        "training",
+        "data",
+        "metrics",
+        "losses",
+        "models",
+        "recipe",
+    },
     "report": {"bench", "training", "data", "recipe"},
     "bench": {"backends", "training", "models", "sparse", "kdcli"},
     "backends": {"training", "models", "sparse"},
@@ -38,7 +48,15 @@ AT_HELP = {"errors", "cli", "kdcli"}
 METHODS = "kdcli.recipe.methods"
 NO_TORCH = {"cli", "recipe", "errors", "disk"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "joblib", "click"}
-FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "torch.save", "yaml.load", "yaml.full_load", "yaml.unsafe_load"}
+FORBIDDEN_CALLS = {
+    "eval",
+    "exec",
+    "torch.load",
+    "torch.save",
+    "yaml.load",
+    "yaml.full_load",
+    "yaml.unsafe_load",
+}
 FORBIDDEN_CALLS |= {"os.system", "numpy.load", "np.load"}
 
 
@@ -55,7 +73,9 @@ def imports(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports hide who imports whom"
             module = str(node.module)
-            yield from (f"{module}.{alias.name}" if module == "kdcli" else module for alias in node.names)
+            yield from (
+                f"{module}.{alias.name}" if module == "kdcli" else module for alias in node.names
+            )
 
 
 def imported_rooms(tree: ast.AST) -> set[str]:
@@ -71,7 +91,9 @@ def wrong_imports(path: str, source: str) -> list[str]:
     found = sorted(imported_rooms(tree) - allowed - {room})
     if room == "commands":
         own = ".".join(["kdcli", *path.split("/")[:2]])
-        found += sorted({n for n in imports(tree) if n.startswith("kdcli.commands") and not n.startswith(own)})
+        found += sorted(
+            {n for n in imports(tree) if n.startswith("kdcli.commands") and not n.startswith(own)}
+        )
     if room in NO_TORCH or path.endswith(("/settings.py", "/cli.py")):
         found += sorted({n for n in imports(tree) if n.split(".")[0] in ("torch", "transformers")})
     if room == "cli" or path.endswith("/cli.py"):
@@ -117,7 +139,9 @@ def test_nothing_that_a_file_brings_is_run():
 
 
 def test_gradients_are_taken_in_one_place():
-    assert {p: n for p in FILES if (n := backward_calls((ROOT / p).read_text("utf-8")))} == {"training/engine.py": 1}
+    assert {p: n for p in FILES if (n := backward_calls((ROOT / p).read_text("utf-8")))} == {
+        "training/engine.py": 1
+    }
 
 
 @pytest.mark.parametrize(
@@ -127,7 +151,11 @@ def test_gradients_are_taken_in_one_place():
         ("models/load.py", "def f():\n    import kdcli.training.engine", ["training"]),
         ("losses/minilm.py", "from kdcli import models", ["models"]),
         ("recipe/resolve.py", "import torch.nn", ["torch.nn"]),
-        ("commands/prune/run.py", "from kdcli.commands.distill import run", ["kdcli.commands.distill"]),
+        (
+            "commands/prune/run.py",
+            "from kdcli.commands.distill import run",
+            ["kdcli.commands.distill"],
+        ),
         ("commands/prune/cli.py", "from kdcli.recipe.resolve import resolve", ["recipe"]),
         ("commands/prune/cli.py", "def f():\n    from kdcli.recipe.resolve import resolve", []),
         ("training/engine.py", "from kdcli.types import Batch\nimport torch", []),
@@ -157,7 +185,16 @@ def loaded_by(statement: str) -> set[str]:
     code = f"import sys\n{statement}\nprint('\\n' + ' '.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split()) & {
-        *("torch", "transformers", "pydantic", "numpy", "yaml", "datasets", "accelerate", "matplotlib")
+        *(
+            "torch",
+            "transformers",
+            "pydantic",
+            "numpy",
+            "yaml",
+            "datasets",
+            "accelerate",
+            "matplotlib",
+        )
     }
 
 
@@ -167,7 +204,10 @@ HELP = "from kdcli.cli import main\nsys.argv = ['kdcli', *{}]\ntry:\n    main()\
 # Typer itself reads the values of options with pydantic.
 @pytest.mark.parametrize(
     ("arguments", "allowed"),
-    [(["--help"], set()), *((a, {"pydantic"}) for a in (["distill", "--help"], ["recipes", "--help"], ["--version"]))],
+    [
+        (["--help"], set()),
+        *((a, {"pydantic"}) for a in (["distill", "--help"], ["recipes", "--help"], ["--version"])),
+    ],
 )
 def test_help_loads_nothing_heavy(arguments, allowed):
     assert loaded_by(HELP.format(arguments)) <= allowed
@@ -176,6 +216,8 @@ def test_help_loads_nothing_heavy(arguments, allowed):
 MODULES = ("recipe.resolve", "commands.distill.recipes", "errors", "disk", "training.processes")
 
 
-@pytest.mark.parametrize("code", [HELP.format(["recipes", "ls"]), *(f"import kdcli.{module}" for module in MODULES)])
+@pytest.mark.parametrize(
+    "code", [HELP.format(["recipes", "ls"]), *(f"import kdcli.{module}" for module in MODULES)]
+)
 def test_recipes_and_modules_below_them_load_no_torch(code):
     assert not loaded_by(code) & {"torch", "transformers", "numpy"}

@@ -21,11 +21,26 @@ from kdcli.recipe.resolve import read_recipe
 FOLDER = Path(__file__).parents[1] / "docs" / "machines"
 FILES = sorted(path.name for path in FOLDER.iterdir())
 # The schema of a task of SkyPilot 0.14, as far as the file uses it.
-OF_TASK = {"name", "num_nodes", "resources", "file_mounts", "workdir", "setup", "run", "envs", "secrets"}
+OF_TASK = {
+    "name",
+    "num_nodes",
+    "resources",
+    "file_mounts",
+    "workdir",
+    "setup",
+    "run",
+    "envs",
+    "secrets",
+}
 OF_RESOURCES = {"accelerators", "use_spot", "infra", "cpus", "memory", "instance_type", "disk_size"}
 OF_RESOURCES |= {"image_id", "ports"}
 OF_MOUNT = {"source", "mode", "name", "store", "persistent"}
-OF_SKY = {"SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NUM_GPUS_PER_NODE"}
+OF_SKY = {
+    "SKYPILOT_NODE_IPS",
+    "SKYPILOT_NODE_RANK",
+    "SKYPILOT_NUM_NODES",
+    "SKYPILOT_NUM_GPUS_PER_NODE",
+}
 
 
 def text_of(name):
@@ -85,18 +100,28 @@ def test_accelerate_takes_its_configuration():
     values = yaml.safe_load(text_of("accelerate.yaml"))
     assert set(values) <= {field.name for field in dataclasses.fields(ClusterConfig)}
     config = ClusterConfig(**values)
-    assert (config.distributed_type.value, config.compute_environment.value) == ("MULTI_GPU", "LOCAL_MACHINE")
+    assert (config.distributed_type.value, config.compute_environment.value) == (
+        "MULTI_GPU",
+        "LOCAL_MACHINE",
+    )
     assert config.num_processes % config.num_machines == 0
     words = words_after("accelerate.yaml", "accelerate launch")
     parsed = launch_command_parser().parse_args([word.replace("$RANK", "1") for word in words])
-    assert (parsed.module, parsed.training_script, parsed.config_file) == (True, "kdcli", "accelerate.yaml")
+    assert (parsed.module, parsed.training_script, parsed.config_file) == (
+        True,
+        "kdcli",
+        "accelerate.yaml",
+    )
 
 
 def test_skypilot_knows_the_keys():
     task = yaml.safe_load(text_of("skypilot.yaml"))
     assert set(task) <= OF_TASK
     assert set(task["resources"]) <= OF_RESOURCES
-    assert all(set(mount) <= OF_MOUNT and mount["mode"] in ("MOUNT", "COPY") for mount in task["file_mounts"].values())
+    assert all(
+        set(mount) <= OF_MOUNT and mount["mode"] in ("MOUNT", "COPY")
+        for mount in task["file_mounts"].values()
+    )
     assert set(re.findall(r"SKYPILOT_\w+", text_of("skypilot.yaml"))) == OF_SKY
     for given in ("--data", "-o"):
         words = kdcli_words("skypilot.yaml")
@@ -104,7 +129,9 @@ def test_skypilot_knows_the_keys():
 
 
 def test_slurm_signals_before_the_end_and_asks_for_a_task_a_gpu():
-    head = [line.split()[1:] for line in text_of("slurm.sh").splitlines() if line.startswith("#SBATCH")]
+    head = [
+        line.split()[1:] for line in text_of("slurm.sh").splitlines() if line.startswith("#SBATCH")
+    ]
     parser = argparse.ArgumentParser()
     for name in ("nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time", "signal"):
         parser.add_argument(f"--{name}", required=True)

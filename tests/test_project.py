@@ -24,14 +24,22 @@ PACKAGE = ROOT / "kdcli"
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".jinja", ".sh", ".json", ""}
 
 # Written in pieces, so that this file does not hold what it looks for.
-PARTS = [r"(?<![\w.])/wo" + r"rk/", r"\.\./sha" + "red", r"/opt/" + "pypi", r"\biss" + r"ue #?\d", r"/root" + "/"]
+PARTS = [
+    r"(?<![\w.])/wo" + r"rk/",
+    r"\.\./sha" + "red",
+    r"/opt/" + "pypi",
+    r"\biss" + r"ue #?\d",
+    r"/root" + "/",
+]
 PARTS.append(r"\b(?:this|our|an?|earlier|previous|next|last|other|another) sess" + r"ions?\b")
 FOREIGN = re.compile("|".join(PARTS), re.IGNORECASE)
 
 
 def tracked() -> list[Path]:
     """Files of the repository, or every file where there is no git."""
-    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     names = done.stdout.splitlines() if done.returncode == 0 else []
     return [p for n in names if (p := ROOT / n).is_file()]
 
@@ -59,7 +67,11 @@ def test_links_lead_to_files_that_exist(name):
 
 
 def test_versions_are_pinned_and_free_of_local_builds():
-    lines = [s for s in (ROOT / "constraints.txt").read_text("utf-8").splitlines() if s and not s.startswith("#")]
+    lines = [
+        s
+        for s in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+        if s and not s.startswith("#")
+    ]
     assert "torch==2.13.0" in lines
     assert [s for s in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[\w.]+", s)] == []
 
@@ -68,7 +80,10 @@ def test_every_direct_dependency_is_pinned():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
     names = {re.split(r"[\[<>=!]", w)[0].lower() for w in wanted} - {"kdcli"}
-    pinned = {s.split("==")[0].lower().replace("_", "-") for s in (ROOT / "constraints.txt").read_text().splitlines()}
+    pinned = {
+        s.split("==")[0].lower().replace("_", "-")
+        for s in (ROOT / "constraints.txt").read_text().splitlines()
+    }
     assert names <= pinned
 
 
@@ -85,9 +100,15 @@ def built(tmp_path_factory):
 
 def test_wheel_and_sdist_hold_every_recipe_and_every_file_of_the_package(built):
     wheel, sdist = built
-    of_package = {p.relative_to(ROOT).as_posix() for p in PACKAGE.rglob("*") if p.is_file() and p.suffix != ".pyc"}
+    of_package = {
+        p.relative_to(ROOT).as_posix()
+        for p in PACKAGE.rglob("*")
+        if p.is_file() and p.suffix != ".pyc"
+    }
     recipes = {p.relative_to(ROOT).as_posix() for p in (ROOT / "recipes").rglob("*") if p.is_file()}
-    in_wheel = {p.relative_to(wheel).as_posix() for p in (wheel / "kdcli").rglob("*") if p.is_file()}
+    in_wheel = {
+        p.relative_to(wheel).as_posix() for p in (wheel / "kdcli").rglob("*") if p.is_file()
+    }
     assert recipes
     assert in_wheel == of_package | {f"kdcli/{name}" for name in recipes}
     assert sdist >= of_package | recipes | {"pyproject.toml", "README.md", "LICENSE"}
@@ -98,7 +119,9 @@ def test_recipes_are_listed_from_a_wheel_and_from_a_bare_checkout(built, tmp_pat
     places = (os.environ | {"PYTHONPATH": str(where)} for where in (built[0], ROOT))
     listed, other = (subprocess.check_output(command, env=place, **how) for place in places)
     assert listed == other
-    recipes = [path for path in (ROOT / "recipes").glob("*/*.yaml") if path.parent.name != "ablations"]
+    recipes = [
+        path for path in (ROOT / "recipes").glob("*/*.yaml") if path.parent.name != "ablations"
+    ]
     assert len(listed.splitlines()) == len(recipes)
 
 
@@ -121,15 +144,22 @@ def test_the_changelog_has_a_place_for_what_comes():
     assert re.fullmatch(r"\d+\.\d+\.\d+", kdcli.__version__)
 
 
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="only in a checkout are the project's own files known")
+@pytest.mark.skipif(
+    not (ROOT / ".git").exists(), reason="only in a checkout are the project's own files known"
+)
 def test_no_word_of_where_it_was_written():
     read = [path for path in tracked() if path.suffix in TEXT and path.name != "tokenizer.json"]
-    lines = ((p, n, line) for p in read for n, line in enumerate(p.read_text("utf-8").splitlines(), 1))
-    assert [f"{p.relative_to(ROOT)}:{n}: {line.strip()}" for p, n, line in lines if FOREIGN.search(line)] == []
+    lines = (
+        (p, n, line) for p in read for n, line in enumerate(p.read_text("utf-8").splitlines(), 1)
+    )
+    assert [
+        f"{p.relative_to(ROOT)}:{n}: {line.strip()}" for p, n, line in lines if FOREIGN.search(line)
+    ] == []
 
 
 @pytest.mark.parametrize(
-    "line", ["cd /wo" + "rk/main", "../sha" + "red/data", "see iss" + "ue 12", "in this sess" + "ion"]
+    "line",
+    ["cd /wo" + "rk/main", "../sha" + "red/data", "see iss" + "ue 12", "in this sess" + "ion"],
 )
 def test_the_search_for_such_words_finds_them(line):
     assert FOREIGN.search(line)
@@ -145,7 +175,9 @@ def test_the_documentation_lists_every_model_type():
 def test_every_page_is_reached_from_the_navigation():
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
     reached = set(re.findall(r"[\w/-]+\.md", json.dumps(site["nav"])))
-    assert {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")} == reached
+    assert {
+        p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")
+    } == reached
 
 
 def test_the_recipe_in_the_documentation_holds_every_key_with_its_default():
@@ -158,10 +190,13 @@ def test_the_recipe_in_the_documentation_holds_every_key_with_its_default():
 
 
 @pytest.mark.parametrize(
-    "verb", ["distill", "finetune", "prune", "evaluate", "benchmark", "export", "tokenize", "compress"]
+    "verb",
+    ["distill", "finetune", "prune", "evaluate", "benchmark", "export", "tokenize", "compress"],
 )
 def test_every_option_is_documented(verb):
-    done = subprocess.run([sys.executable, "-m", "kdcli", verb, "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "kdcli", verb, "--help"], capture_output=True, text=True, check=True
+    )
     options = set(re.findall(r"--[a-z0-9-]+", done.stdout)) - {"--help"}
     text = (ROOT / "docs" / f"{verb}.md").read_text("utf-8")
     assert options

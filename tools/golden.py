@@ -19,10 +19,31 @@ from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "TERM": "dumb", "NO_COLOR": "1"}
 
-QUIET = ["--set", "measure.latency=false", "--set", "train.log_every=1", "-q", "--device", "cpu", "--dtype", "fp32"]
+QUIET = [
+    "--set",
+    "measure.latency=false",
+    "--set",
+    "train.log_every=1",
+    "-q",
+    "--device",
+    "cpu",
+    "--dtype",
+    "fp32",
+]
 SHORT = [*QUIET, "--max-steps", "6", "--batch-size", "8"]
 TOPIC = ["--task", "demo-topic", "--set", "data.train_rows=200", "--set", "data.judged_rows=60"]
-VERBS = ["distill", "prune", "cotrain", "finetune", "evaluate", "benchmark", "export", "mask", "recipes", "doctor"]
+VERBS = [
+    "distill",
+    "prune",
+    "cotrain",
+    "finetune",
+    "evaluate",
+    "benchmark",
+    "export",
+    "mask",
+    "recipes",
+    "doctor",
+]
 
 CASES: dict[str, list[str]] = {
     "teacher": ["finetune", "demo", *TOPIC, *SHORT],
@@ -42,8 +63,28 @@ CASES: dict[str, list[str]] = {
         "minilmv2",
         *SHORT,
     ],
-    "distilbert": ["distill", "cotrain/teacher", "--data", "demo", "--to", "1x32", "--method", "distilbert", *SHORT],
-    "mlm-kd": ["distill", "cotrain/teacher", "--data", "demo", "--to", "1x32", "--method", "mlm-kd", *SHORT],
+    "distilbert": [
+        "distill",
+        "cotrain/teacher",
+        "--data",
+        "demo",
+        "--to",
+        "1x32",
+        "--method",
+        "distilbert",
+        *SHORT,
+    ],
+    "mlm-kd": [
+        "distill",
+        "cotrain/teacher",
+        "--data",
+        "demo",
+        "--to",
+        "1x32",
+        "--method",
+        "mlm-kd",
+        *SHORT,
+    ],
     "eval-task": [
         "distill",
         "demo",
@@ -76,8 +117,30 @@ CASES: dict[str, list[str]] = {
         "--set",
         "general.overrides.train.batch_size=8",
     ],
-    "pkd": ["distill", "teacher", "--to", "2x64", "--method", "pkd", "--also-teacher", "teacher", *TOPIC, *SHORT],
-    "joint": ["distill", "teacher", "--to", "2x64", "--method", "minilm", "--set", "stage=joint", *TOPIC, *SHORT],
+    "pkd": [
+        "distill",
+        "teacher",
+        "--to",
+        "2x64",
+        "--method",
+        "pkd",
+        "--also-teacher",
+        "teacher",
+        *TOPIC,
+        *SHORT,
+    ],
+    "joint": [
+        "distill",
+        "teacher",
+        "--to",
+        "2x64",
+        "--method",
+        "minilm",
+        "--set",
+        "stage=joint",
+        *TOPIC,
+        *SHORT,
+    ],
     "smp": ["prune", "demo", "--method", "smp", *TOPIC, *SHORT],
     "prunings": [
         "prune",
@@ -112,8 +175,27 @@ CASES: dict[str, list[str]] = {
         *SHORT,
     ],
     "cotrain-task": ["cotrain", "2x64", "1x64", "--base", "demo", *TOPIC, *SHORT],
-    "evaluate": ["evaluate", "teacher", "pkd", *TOPIC[:2], "--set", "data.judged_rows=60", "-q", "--device", "cpu"],
-    "evaluate-mask": ["evaluate", "demo", "--mask", "smp/mask/mask.safetensors", *TOPIC[:2], "-q", "--device", "cpu"],
+    "evaluate": [
+        "evaluate",
+        "teacher",
+        "pkd",
+        *TOPIC[:2],
+        "--set",
+        "data.judged_rows=60",
+        "-q",
+        "--device",
+        "cpu",
+    ],
+    "evaluate-mask": [
+        "evaluate",
+        "demo",
+        "--mask",
+        "smp/mask/mask.safetensors",
+        *TOPIC[:2],
+        "-q",
+        "--device",
+        "cpu",
+    ],
     "benchmark": [
         "benchmark",
         "demo",
@@ -152,7 +234,9 @@ def kdcli(*arguments: str) -> tuple[int, str]:
 def keys(tree: Any, prefix: str = "") -> list[str]:
     """Dotted keys of a JSON value; the items of a list are one."""
     if isinstance(tree, dict):
-        return sorted({k for key, value in tree.items() for k in keys(value, f"{prefix}.{key}")}) or [prefix]
+        return sorted(
+            {k for key, value in tree.items() for k in keys(value, f"{prefix}.{key}")}
+        ) or [prefix]
     if isinstance(tree, list):
         return sorted({k for value in tree for k in keys(value, f"{prefix}[]")}) or [prefix]
     return [prefix]
@@ -160,7 +244,9 @@ def keys(tree: Any, prefix: str = "") -> list[str]:
 
 def left(folder: Path) -> dict[str, Any]:
     """What a run left: files, losses, keys and scores of its reports, its recipes."""
-    found: dict[str, Any] = {"files": sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())}
+    found: dict[str, Any] = {
+        "files": sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    }
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.name == "log.jsonl":
@@ -168,7 +254,11 @@ def left(folder: Path) -> dict[str, Any]:
             found[name] = [{k: v for k, v in r.items() if "second" not in k} for r in records]
         elif path.name == "report.json":
             report = json.loads(path.read_text("utf-8"))
-            found[name] = {"keys": keys(report), "quality": report["quality"], "notes": report["notes"]}
+            found[name] = {
+                "keys": keys(report),
+                "quality": report["quality"],
+                "notes": report["notes"],
+            }
         elif path.name == "recipe.yaml":
             found[name] = path.read_text("utf-8").splitlines()
     return found
@@ -190,7 +280,11 @@ def net() -> dict[str, Any]:
             print(name, file=sys.stderr)
             if name in DRY:
                 code, out = kdcli(*arguments, "--dry-run", "--json", "-o", name)
-                found[f"dry {name}"] = [code, keys(json.loads(out)), [leg["steps"] for leg in json.loads(out)["legs"]]]
+                found[f"dry {name}"] = [
+                    code,
+                    keys(json.loads(out)),
+                    [leg["steps"] for leg in json.loads(out)["legs"]],
+                ]
             code, _ = kdcli(*arguments, "-o", name)
             found[name] = {"code": code, **left(Path(name))}
     return json.loads(json.dumps(found))
@@ -202,7 +296,9 @@ def differences(before: Any, after: Any, at: str = "") -> list[str]:
         return [
             line
             for key in sorted({*before, *after})
-            for line in differences(before.get(key, "(absent)"), after.get(key, "(absent)"), f"{at} > {key}")
+            for line in differences(
+                before.get(key, "(absent)"), after.get(key, "(absent)"), f"{at} > {key}"
+            )
         ]
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         pairs = enumerate(zip(before, after, strict=True))

@@ -59,7 +59,12 @@ class Bench:
     @property
     def config(self) -> BertConfig:
         """The teacher: BERT-base's shape."""
-        small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+        small = {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 128,
+        }
         return BertConfig(**small, vocab_size=500) if self.tiny else BertConfig()
 
     def students(self) -> list[str]:
@@ -89,7 +94,9 @@ def tests(bench: Bench) -> list[Row]:
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)(.*)", ran.stdout, re.MULTILINE)
     if not failed:
         raise RuntimeError((ran.stderr or ran.stdout).strip().splitlines()[-1])
-    return [(name, f"failed{why}") for name, why in failed] + [("of", ran.stdout.strip().splitlines()[-1])]
+    return [(name, f"failed{why}") for name, why in failed] + [
+        ("of", ran.stdout.strip().splitlines()[-1])
+    ]
 
 
 def script(name: str, *arguments: str, tiny: tuple[str, ...] = ()) -> Callable[[Bench], list[Row]]:
@@ -100,11 +107,19 @@ def script(name: str, *arguments: str, tiny: tuple[str, ...] = ()) -> Callable[[
         command = [sys.executable, f"benchmarks/{name}.py", *given]
         path = os.pathsep.join([".", *filter(None, [os.environ.get("PYTHONPATH")])])
         ran = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": path}
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"PYTHONPATH": path},
         )
         if ran.returncode:
             raise RuntimeError(ran.stderr.strip().splitlines()[-1])
-        return [(f"{name} {' '.join(arguments)}".strip(), line) for line in ran.stdout.splitlines() if line]
+        return [
+            (f"{name} {' '.join(arguments)}".strip(), line)
+            for line in ran.stdout.splitlines()
+            if line
+        ]
 
     return piece
 
@@ -132,7 +147,9 @@ def measured(bench: Bench, shape: str, number: str, dtype: torch.dtype, batch: i
     step = kdcli_step([shape], dtype, **how, kernel=kernel)
     peak = peak_of(lambda: step(ids_BL), bench.device)
     (seconds,) = bench.median(lambda: step(ids_BL))
-    reached = step_flops(*teacher_and_student(shape, dropout=0.1, config=bench.config), batch) / seconds
+    reached = (
+        step_flops(*teacher_and_student(shape, dropout=0.1, config=bench.config), batch) / seconds
+    )
     rate = card_rate(bench.device, number)
     share = f", {reached / rate:.1%} of the card's {rate / 1e12:.0f}" if rate else ""
     teacher = f"{bench.config.num_hidden_layers}x{bench.config.hidden_size}"
@@ -148,7 +165,12 @@ def two_students(bench: Bench) -> list[Row]:
     steps = [kdcli_step(each, dtype, **how) for each in (shapes, shapes[:1], shapes[1:])]
     ids_BL = rows_of(bench, 2 if bench.tiny else 64)
     both, one, other = bench.median(*(lambda step=step: step(ids_BL) for step in steps))
-    return [(f"{' and '.join(shapes)} of one teacher pass", f"{both / (one + other):.2f} of the time of two runs")]
+    return [
+        (
+            f"{' and '.join(shapes)} of one teacher pass",
+            f"{both / (one + other):.2f} of the time of two runs",
+        )
+    ]
 
 
 def relation(length: int) -> Callable[[Bench], list[Row]]:
@@ -160,7 +182,9 @@ def relation(length: int) -> Callable[[Bench], list[Row]]:
         for number in numbers_of(bench.device):
             dtype, made = DTYPES[number], torch.Generator(bench.device).manual_seed(0)
             drawn = [
-                torch.randn(batch, heads, tokens, width, device=bench.device, generator=made).to(dtype)
+                torch.randn(batch, heads, tokens, width, device=bench.device, generator=made).to(
+                    dtype
+                )
                 for width in (64, 64, 32, 32)
             ]
             mask = torch.ones(batch, tokens, dtype=torch.long, device=bench.device)
@@ -171,19 +195,32 @@ def relation(length: int) -> Callable[[Bench], list[Row]]:
             peaks = {kernel: size_of(peak_of(way, bench.device)) for kernel, way in ways.items()}
             seconds = dict(zip(ways, bench.median(*ways.values()), strict=True))
             what = f"relation [{batch}, {heads}, {tokens}], {number}"
-            rows += [(f"{what}, {kernel}", f"{1e3 * seconds[kernel]:.2f} ms, {peaks[kernel]}") for kernel in kernels]
+            rows += [
+                (f"{what}, {kernel}", f"{1e3 * seconds[kernel]:.2f} ms, {peaks[kernel]}")
+                for kernel in kernels
+            ]
             if reason:
                 rows.append((f"{what}, triton", f"not measured: {reason}"))
             else:
-                apart = [(a - b).norm() / a.norm() for a, b in zip(*(way() for way in ways.values()), strict=True)]
+                apart = [
+                    (a - b).norm() / a.norm()
+                    for a, b in zip(*(way() for way in ways.values()), strict=True)
+                ]
                 ratio = seconds["torch"] / seconds["triton"]
-                rows.append((f"{what}, torch over triton", f"{ratio:.2f}x; gradients differ by {max(apart):.0e}"))
+                rows.append(
+                    (
+                        f"{what}, torch over triton",
+                        f"{ratio:.2f}x; gradients differ by {max(apart):.0e}",
+                    )
+                )
         return rows
 
     return piece
 
 
-def relation_step(kernel: str, drawn: list[torch.Tensor], mask: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+def relation_step(
+    kernel: str, drawn: list[torch.Tensor], mask: torch.Tensor
+) -> Callable[[], list[torch.Tensor]]:
     t_x, t_y, *given = drawn
     s_x, s_y = (x.detach().clone().requires_grad_() for x in given)
 
@@ -197,14 +234,35 @@ def relation_step(kernel: str, drawn: list[torch.Tensor], mask: torch.Tensor) ->
 
 def latency(bench: Bench) -> list[Row]:
     """`kdcli benchmark`: one sequence of 128 tokens, eager and compiled, the first shape the baseline."""
-    shapes = ["2x64:128@4", "1x64:128@4"] if bench.tiny else ["12x768", "6x768", "6x384", "4x312:1200"]
+    shapes = (
+        ["2x64:128@4", "1x64:128@4"] if bench.tiny else ["12x768", "6x768", "6x384", "4x312:1200"]
+    )
     fast = str(choose_dtype("auto", bench.device)).replace("torch.", "")
     fast = {"float32": "", "bfloat16": "-bf16", "float16": "-fp16"}[fast]
-    backends = ["torch"] if bench.tiny else list(dict.fromkeys(["torch", "compile", f"torch{fast}", f"compile{fast}"]))
+    backends = (
+        ["torch"]
+        if bench.tiny
+        else list(dict.fromkeys(["torch", "compile", f"torch{fast}", f"compile{fast}"]))
+    )
     few = ["--set", "measure.min_runs=3", "--set", "measure.min_seconds=0.05"] if bench.tiny else []
     out = bench.folder / "latency"
-    command = ["benchmark", *shapes, *(part for b in backends for part in ("--backend", b)), *few, "--overwrite"]
-    command = [sys.executable, "-m", "kdcli", *command, "--device", str(bench.device), "-o", str(out)]
+    command = [
+        "benchmark",
+        *shapes,
+        *(part for b in backends for part in ("--backend", b)),
+        *few,
+        "--overwrite",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "kdcli",
+        *command,
+        "--device",
+        str(bench.device),
+        "-o",
+        str(out),
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise RuntimeError(next(line for line in ran.stderr.splitlines() if "error: " in line))
@@ -223,10 +281,16 @@ def cuda_graph(bench: Bench) -> list[Row]:
         return [("CUDA graphs", "not measured: they need a CUDA device")]
     rows, ids_BL = [], rows_of(bench, 1)
     for shape in bench.students():
-        model = teacher_and_student(shape, dropout=0.0, device=bench.device, config=bench.config)[1].eval()
+        model = teacher_and_student(shape, dropout=0.0, device=bench.device, config=bench.config)[
+            1
+        ].eval()
         with torch.inference_mode():
-            eager, replayed = bench.median(lambda m=model: m(ids_BL), recorded(model, ids_BL).replay)
-        rows.append((f"{shape}, batch 1", f"eager {1e3 * eager:.2f} ms, CUDA graph {1e3 * replayed:.2f} ms"))
+            eager, replayed = bench.median(
+                lambda m=model: m(ids_BL), recorded(model, ids_BL).replay
+            )
+        rows.append(
+            (f"{shape}, batch 1", f"eager {1e3 * eager:.2f} ms, CUDA graph {1e3 * replayed:.2f} ms")
+        )
     return rows
 
 
@@ -249,7 +313,11 @@ def checked(number: str, device: torch.device) -> torch.dtype:
 
 
 def numbers_of(device: torch.device) -> list[str]:
-    return ["fp32", *(["fp16"] if device.type == "cuda" else []), *(["bf16"] if has_bf16(device) else [])]
+    return [
+        "fp32",
+        *(["fp16"] if device.type == "cuda" else []),
+        *(["bf16"] if has_bf16(device) else []),
+    ]
 
 
 def rows_of(bench: Bench, batch: int) -> torch.Tensor:
@@ -260,7 +328,9 @@ def card_rate(device: torch.device, number: str) -> float | None:
     """FLOP/s of matrix products by the vendor's data sheet; None of a card that devices.toml does not know."""
     name = torch.cuda.get_device_name(device).lower() if device.type == "cuda" else ""
     known = [card for card in device_table()["card"] if re.search(rf"\b{card['name']}\b", name)]
-    return 1e12 * known[-1][number] if known and number in known[-1] else None  # the longest name last
+    return (
+        1e12 * known[-1][number] if known and number in known[-1] else None
+    )  # the longest name last
 
 
 def size_of(bytes_: int | None) -> str:
@@ -273,13 +343,19 @@ PIECES: dict[str, Callable[[Bench], list[Row]]] = {
     "relation-128": relation(128),
     "relation-512": relation(512),
     "relation-1024": relation(1024),
-    **{f"distil-{place}-{n}": distillation(place, n) for place in (0, 1) for n in ("bf16", "fp16", "fp32")},
+    **{
+        f"distil-{place}-{n}": distillation(place, n)
+        for place in (0, 1)
+        for n in ("bf16", "fp16", "fp32")
+    },
     "two-students": two_students,
     "smp-step": script("prune", "step", tiny=("--shape", "2x64", "--batch", "2", "--rounds", "2")),
     "smp-memory": script("prune", "memory", tiny=("--shape", "2x64", "--batch", "2")),
     "whole-step": script("whole_step", tiny=("--rounds", "1")),
     "task-step": script("task_step", tiny=("--rounds", "1", "--steps", "2", "--groups", "8")),
-    "cotrain": script("cotrain", tiny=("--rounds", "1", "--batch", "2", "--teacher", "2x64", "--student", "1x64")),
+    "cotrain": script(
+        "cotrain", tiny=("--rounds", "1", "--batch", "2", "--teacher", "2x64", "--student", "1x64")
+    ),
     "vocabulary": script("vocabulary", tiny=("--rounds", "1")),
     "cuda-graph": cuda_graph,
     "latency": latency,
@@ -293,7 +369,9 @@ class Record:
     def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.file = folder, folder / f"{name}.json"
-        self.pieces: dict[str, Any] = json.loads(self.file.read_text("utf-8")) if self.file.exists() else {}
+        self.pieces: dict[str, Any] = (
+            json.loads(self.file.read_text("utf-8")) if self.file.exists() else {}
+        )
 
     def add(self, name: str, found: dict[str, Any]) -> None:
         self.pieces[name] = found
@@ -323,7 +401,9 @@ def run(names: list[str], record: Record, bench: Bench, minutes: float) -> list[
             raise SystemExit(f"error: {found['error']}")
         record.add(name, found | {"seconds": round(time.monotonic() - began, 1)})
         left.remove(name)
-        print(f"{name}: {found['error'] or 'done'} ({record.pieces[name]['seconds']} s)", flush=True)
+        print(
+            f"{name}: {found['error'] or 'done'} ({record.pieces[name]['seconds']} s)", flush=True
+        )
     return left
 
 
@@ -339,8 +419,13 @@ def alone(name: str, bench: Bench, seconds: float) -> dict[str, Any] | None:
         return {"rows": read.recv(), "error": None} if read.poll(max(0.0, seconds)) else None
     except EOFError:
         child.join()
-        said = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
-        return {"rows": [], "error": said[-1] if said else f"its process ended with {child.exitcode}"}
+        said = [
+            line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()
+        ]
+        return {
+            "rows": [],
+            "error": said[-1] if said else f"its process ended with {child.exitcode}",
+        }
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -358,7 +443,9 @@ def _answer(piece: Callable[[Bench], list[Row]], bench: Bench, log: Path, write:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", help=f"of {', '.join(PIECES)}; with commas between")
@@ -372,12 +459,16 @@ def main() -> int:
     if not re.fullmatch(r"cpu|cuda(:\d+)?", given.device):
         parser.error(f"unknown device {given.device}; allowed: cpu, cuda, cuda:INDEX")
     record = Record(given.out, f"{given.device.replace(':', '-')}{'-tiny' * given.tiny}")
-    due = [n for n in names if n not in record.pieces or (given.again and record.pieces[n]["error"])]
+    due = [
+        n for n in names if n not in record.pieces or (given.again and record.pieces[n]["error"])
+    ]
     left = run(due, record, Bench(torch.device(given.device), given.tiny, given.out), given.minutes)
     if os.environ.get("OUT"):
         for file in (record.file, record.file.with_suffix(".md")):
             shutil.copy(file, os.environ["OUT"])
-    print(f"{record.file.with_suffix('.md')}; left for the next call: {', '.join(left) or 'nothing'}")
+    print(
+        f"{record.file.with_suffix('.md')}; left for the next call: {', '.join(left) or 'nothing'}"
+    )
     return any(record.pieces[name]["error"] for name in names if name in record.pieces)
 
 

@@ -18,7 +18,12 @@ from pathlib import Path
 
 import torch
 from tokenizers import BertWordPieceTokenizer
-from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, get_linear_schedule_with_warmup
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertTokenizerFast,
+    get_linear_schedule_with_warmup,
+)
 
 from kdcli.data.batches import BatchOrder
 from kdcli.data.demo import demo_documents
@@ -38,7 +43,9 @@ file.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--out", type=Path, default=Path("kdcli/data/demo_teacher"))
     options = parser.parse_args()
@@ -62,7 +69,9 @@ def main() -> None:
     (options.out / "README.md").write_text(CARD, "utf-8")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     for made in (options.out / "tokenizer.json", options.out / "model.safetensors"):
-        print(f"{made}: {made.stat().st_size:,} bytes, sha256 {hashlib.sha256(made.read_bytes()).hexdigest()}")
+        print(
+            f"{made}: {made.stat().st_size:,} bytes, sha256 {hashlib.sha256(made.read_bytes()).hexdigest()}"
+        )
 
 
 def make_tokenizer(folder: Path) -> BertTokenizerFast:
@@ -71,7 +80,9 @@ def make_tokenizer(folder: Path) -> BertTokenizerFast:
     if path.is_file():
         return BertTokenizerFast(tokenizer_file=str(path), model_max_length=128)
     trainer = BertWordPieceTokenizer(lowercase=True)
-    trainer.train_from_iterator(demo_documents("train"), vocab_size=1500, min_frequency=2, show_progress=False)
+    trainer.train_from_iterator(
+        demo_documents("train"), vocab_size=1500, min_frequency=2, show_progress=False
+    )
     trainer.save(str(path))
     return BertTokenizerFast(tokenizer_file=str(path), model_max_length=128)
 
@@ -100,7 +111,10 @@ def train(model: BertForMaskedLM, tokenizer: BertTokenizerFast, steps: int) -> N
         schedule.step()
         optimizer.zero_grad()
         if step % 250 == 0 or step == 1:
-            print(f"step {step}/{steps}  loss {loss.item():.4f}  {time.perf_counter() - began:.0f} s", flush=True)
+            print(
+                f"step {step}/{steps}  loss {loss.item():.4f}  {time.perf_counter() - began:.0f} s",
+                flush=True,
+            )
 
 
 def masked(ids_BL: torch.Tensor, tokenizer: BertTokenizerFast) -> dict[str, torch.Tensor]:

@@ -34,12 +34,28 @@ def stub() -> str:
             if one.kind is one.KEYWORD_ONLY and not by_name:
                 listed, by_name = [*listed, "*"], True
             default = "" if one.default is one.empty else f" = {one.default!r}"
-            kind = inspect.formatannotation(one.annotation).replace("pathlib.", "").replace("_local.", "")
+            kind = (
+                inspect.formatannotation(one.annotation)
+                .replace("pathlib.", "")
+                .replace("_local.", "")
+            )
             listed.append(f"{one.name}: {kind}{default}")
         doc = function(verb).__doc__ or ""
-        parts.append(f'def {verb}({", ".join(listed)}) -> {RESULTS.get(verb, "RunResult")}:\n    """{doc}"""\n')
-    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "kdcli/__init__.pyi", "-"]
-    return subprocess.run(command, input="\n".join(parts), capture_output=True, text=True, check=True).stdout
+        parts.append(
+            f'def {verb}({", ".join(listed)}) -> {RESULTS.get(verb, "RunResult")}:\n    """{doc}"""\n'
+        )
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "format",
+        "--stdin-filename",
+        "kdcli/__init__.pyi",
+        "-",
+    ]
+    return subprocess.run(
+        command, input="\n".join(parts), capture_output=True, text=True, check=True
+    ).stdout
 
 
 if __name__ == "__main__":

@@ -26,7 +26,11 @@ from kdcli.models.shape import positions_of
 from kdcli.types import Batch
 
 TRACED = (2, 24)  # Batch size and tokens of the recorded graph; both axes stay dynamic
-COMPARED = ((3, 17), (2, 150), (1, 9))  # Those of the comparison with torch; rows are padded to different lengths
+COMPARED = (
+    (3, 17),
+    (2, 150),
+    (1, 9),
+)  # Those of the comparison with torch; rows are padded to different lengths
 EXACT = 1e-4  # Largest absolute difference of a float32 file, times the largest output where that exceeds 1
 VECTORS = "sentence_embedding"  # The output of a pooling, by the name that other tools read
 # The exported outputs of a model, as far as it has them, in this order.
@@ -35,7 +39,10 @@ BY_ROW = ("logits", VECTORS)  # Of a row, unless an output has an axis of tokens
 # Largest relative error of a file. all-MiniLM-L6-v2 has 1e-6, 1e-3, 0.18 and 0.33; other weights give more than 1 in
 # int8. Vectors, and what a task judges, are judged on text instead.
 LIMITS = {"fp32": 1e-3, "fp16": 0.03, "int8": 0.4, "q4": 0.6}
-RUNTIMES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
+RUNTIMES = {
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "openvino": ("onnx", "onnxscript", "openvino"),
+}
 """Format -> libraries that write and run it."""
 # Format and precision -> place of the file, where sentence-transformers and transformers.js look for it.
 FILES = {
@@ -52,7 +59,9 @@ FILES = {
 class ModelFile:
     """A written model file, and how far it is from torch over the real tokens of `COMPARED`."""
 
-    path: Path  # The file to load; weights of OpenVINO, or above 2 GB, are in a second file beside it
+    path: (
+        Path  # The file to load; weights of OpenVINO, or above 2 GB, are in a second file beside it
+    )
     inputs: tuple[str, ...]  # Names in order; int64 [B, L]
     outputs: tuple[str, ...]
     max_abs: float  # Largest absolute difference
@@ -97,7 +106,9 @@ class Recorded:
                 quantise_onnx(self.plain, self.file, self.precision, in_float)
         call = onnx_caller if openvino is None else openvino_caller
         limit = math.inf if self.judged else LIMITS[self.precision]
-        errors = _compare(self.whole, self.inputs, self.outputs, call(self.file, threads=0), self.precision, limit)
+        errors = _compare(
+            self.whole, self.inputs, self.outputs, call(self.file, threads=0), self.precision, limit
+        )
         return ModelFile(self.file, self.inputs, self.outputs, *errors)
 
     def judged_outputs(self, batch: Batch) -> Array:
@@ -136,7 +147,12 @@ def recorded(
 
 
 def export_model(
-    model: PreTrainedModel, folder: Path, format: str, precision: str = "fp32", *, pool: Pool | None = None
+    model: PreTrainedModel,
+    folder: Path,
+    format: str,
+    precision: str = "fp32",
+    *,
+    pool: Pool | None = None,
 ) -> ModelFile:
     """Write a model's file to its place under `folder`, see `FILES`. int8: weights of linears and embeddings in 8 bits,
     with a scale for each output or word, activations quantised at run time (OpenVINO: only with VNNI). q4: weights in
@@ -162,7 +178,9 @@ class _Whole(nn.Module):
     def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
         outputs = dict(self.model(**inputs))
         if self.pool is not None:
-            outputs[VECTORS] = self.pool.compute(outputs["last_hidden_state"], inputs["attention_mask"])
+            outputs[VECTORS] = self.pool.compute(
+                outputs["last_hidden_state"], inputs["attention_mask"]
+            )
         return outputs
 
 
@@ -196,9 +214,19 @@ def _write_onnx(whole: _Whole, file: Path) -> tuple[tuple[str, ...], tuple[str, 
         result = whole(**batch)
         outputs = tuple(name for name in OUTPUTS if name in result)
         try:
-            named, args, shapes = _Named(whole, inputs, outputs).eval(), tuple(batch.values()), (free,) * len(inputs)
+            named, args, shapes = (
+                _Named(whole, inputs, outputs).eval(),
+                tuple(batch.values()),
+                (free,) * len(inputs),
+            )
             program = torch.onnx.export(
-                named, args, dynamo=True, verbose=False, dynamic_shapes=shapes, input_names=inputs, output_names=outputs
+                named,
+                args,
+                dynamo=True,
+                verbose=False,
+                dynamic_shapes=shapes,
+                input_names=inputs,
+                output_names=outputs,
             )
         except torch.onnx.OnnxExporterError as error:
             raise UsageError(
@@ -206,7 +234,10 @@ def _write_onnx(whole: _Whole, file: Path) -> tuple[tuple[str, ...], tuple[str, 
                 "every type in kdcli/models/layout.py can be exported; custom model code often cannot",
             ) from None
         assert program is not None
-        program.save(file, external_data=sum(p.numel() * p.element_size() for p in model.parameters()) > 1 << 31)
+        program.save(
+            file,
+            external_data=sum(p.numel() * p.element_size() for p in model.parameters()) > 1 << 31,
+        )
     return inputs, outputs
 
 
@@ -217,7 +248,12 @@ def _root_cause(error: BaseException) -> str:
 
 
 def _compare(
-    whole: _Whole, inputs: Sequence[str], outputs: Sequence[str], call: Caller, precision: str, limit: float
+    whole: _Whole,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    call: Caller,
+    precision: str,
+    limit: float,
 ) -> tuple[float, float]:
     """Run a file and torch on the same batches; returns the largest absolute difference and the relative error. Raises
     MachineError: they differ by more than the precision explains."""
@@ -231,12 +267,16 @@ def _compare(
         raise MachineError(
             f"the exported {type(model).__name__} does not compute what torch does: {max_abs:.2e} absolute, "
             f"{relative:.2e} relative; allowed for {precision}: {exact:.1e} and {limit:g}",
-            "export in full precision" if precision != "fp32" else "try other versions of onnxscript and the engine",
+            "export in full precision"
+            if precision != "fp32"
+            else "try other versions of onnxscript and the engine",
         )
     return max_abs, relative
 
 
-def _outputs_of(whole: _Whole, call: Caller, outputs: Sequence[str], batch: Batch) -> tuple[Array, Array]:
+def _outputs_of(
+    whole: _Whole, call: Caller, outputs: Sequence[str], batch: Batch
+) -> tuple[Array, Array]:
     """The outputs of torch and of the file without padding, each as one vector."""
     by_file = call(call.feed(batch))
     with torch.no_grad():
@@ -249,7 +289,9 @@ def _real(names: Sequence[str], arrays: Sequence[Array], batch: Batch) -> Array:
     """Outputs without padding, as one vector."""
     mask_BL = batch["attention_mask"].cpu().numpy().astype(bool)
     tokens = [name not in BY_ROW or x.ndim == 3 for name, x in zip(names, arrays, strict=True)]
-    return np.concatenate([(x[mask_BL] if t else x).ravel() for x, t in zip(arrays, tokens, strict=True)])
+    return np.concatenate(
+        [(x[mask_BL] if t else x).ravel() for x, t in zip(arrays, tokens, strict=True)]
+    )
 
 
 def _batch(model: PreTrainedModel, inputs: Sequence[str], rows: int, length: int) -> Batch:
@@ -257,7 +299,9 @@ def _batch(model: PreTrainedModel, inputs: Sequence[str], rows: int, length: int
     config = model.config
     length = min(length, positions_of(config) or length)
     drawn = torch.Generator().manual_seed(rows * length)
-    ids_BL = torch.randint(config.vocab_size // 2, config.vocab_size, (rows, length), generator=drawn)
+    ids_BL = torch.randint(
+        config.vocab_size // 2, config.vocab_size, (rows, length), generator=drawn
+    )
     place_L = torch.arange(length)
     mask_BL = (place_L < length - torch.arange(rows)[:, None] * (length // (rows + 1))).long()
     ids_BL = torch.where(mask_BL.bool(), ids_BL, config.pad_token_id or 0)

@@ -61,7 +61,9 @@ class Export:
         try:
             return file_runner(file, threads=threads)
         except Exception as error:  # noqa: BLE001  # the runtimes raise types of their own
-            raise UsageError(f"{name} cannot load {file}: {first_line(error)}", "export the model again") from None
+            raise UsageError(
+                f"{name} cannot load {file}: {first_line(error)}", "export the model again"
+            ) from None
 
 
 def file_in(facts: Mapping[str, Any]) -> str:
@@ -80,7 +82,10 @@ def open_export(source: str, device: torch.device | None = None) -> Export:
     on a `device` other than the CPU."""
     folder, again = Path(source), "export the model again"
     if device is not None and device.type != "cpu":
-        raise UsageError(f"{source} is an export, which runs on the CPU only, not on {device}", "add --device cpu")
+        raise UsageError(
+            f"{source} is an export, which runs on the CPU only, not on {device}",
+            "add --device cpu",
+        )
     try:
         facts = json.loads((folder / FACTS).read_text("utf-8"))
         sizes = dict(facts["files"])
@@ -89,9 +94,13 @@ def open_export(source: str, device: torch.device | None = None) -> Export:
         if not isinstance(facts["outputs"], list):
             raise ValueError("it names no outputs")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{folder / FACTS} cannot be read: {type(error).__name__} {error}", again) from None
+        raise UsageError(
+            f"{folder / FACTS} cannot be read: {type(error).__name__} {error}", again
+        ) from None
     if not isinstance(facts.get("card"), dict):
-        raise UsageError(f"{folder / FACTS} is of an earlier kdcli: it does not describe the model", again)
+        raise UsageError(
+            f"{folder / FACTS} is of an earlier kdcli: it does not describe the model", again
+        )
     for name, size in sizes.items():
         # A name is a file of the directory, not a path out of it.
         inside = Path(name).parent.name if Path(name).parent.name in RUNTIMES else ""

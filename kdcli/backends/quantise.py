@@ -28,7 +28,9 @@ LOGGERS = ("onnxruntime.quantization.matmul_nbits_quantizer", "onnxruntime.trans
 
 def key_of(weight: Array) -> str:
     """The key of a matrix [out, in]."""
-    return hashlib.sha256(repr(weight.shape).encode() + np.ascontiguousarray(weight, np.float32).tobytes()).hexdigest()
+    return hashlib.sha256(
+        repr(weight.shape).encode() + np.ascontiguousarray(weight, np.float32).tobytes()
+    ).hexdigest()
 
 
 def linears(model: nn.Module) -> dict[str, nn.Linear]:
@@ -53,7 +55,9 @@ def product_errors(
         for name, linear in linears(model).items():
             weight = _rounded_weight(linear.weight, format, precision)
 
-            def rounded(module: nn.Linear, inputs: tuple[Tensor], _: Tensor, weight: Tensor = weight) -> Tensor:
+            def rounded(
+                module: nn.Linear, inputs: tuple[Tensor], _: Tensor, weight: Tensor = weight
+            ) -> Tensor:
                 return F.linear(_rounded_input(inputs[0], format, precision), weight, module.bias)
 
             handle = linear.register_forward_hook(rounded)
@@ -99,14 +103,24 @@ def quantise_onnx(plain: Path, file: Path, precision: str, in_float: Keys) -> No
     graph = onnx.load(plain, load_external_data=False)
     # A linear with one row per sequence is a Gemm, which is quantised transposed; recorded shapes would contradict it.
     graph.graph.ClearField("value_info")
-    kept = [name for name, key in _products(graph, plain.parent) if key in in_float] if in_float else []
+    kept = (
+        [name for name, key in _products(graph, plain.parent) if key in in_float]
+        if in_float
+        else []
+    )
     large = any(plain.parent.glob(f"{plain.name}.data"))
     if precision == "int8":
         onnx.save(graph, plain)
         # Sums of all 8 bits overflow on processors without VNNI.
         quantization = library("onnxruntime.quantization", "onnx")
-        how = {"weight_type": quantization.QuantType.QInt8, "per_channel": True, "reduce_range": True}
-        quantization.quantize_dynamic(plain, file, use_external_data_format=large, nodes_to_exclude=kept, **how)
+        how = {
+            "weight_type": quantization.QuantType.QInt8,
+            "per_channel": True,
+            "reduce_range": True,
+        }
+        quantization.quantize_dynamic(
+            plain, file, use_external_data_format=large, nodes_to_exclude=kept, **how
+        )
         return
     graph = onnx.load(plain)
     graph.graph.ClearField("value_info")

@@ -49,7 +49,10 @@ def check_backend(name: str, precision: str) -> None:
     """Check that a backend can be used here, before anything is loaded. Raises UsageError: unknown backend, or a
     precision it does not have; MachineError: its library is missing, or the processor lacks the precision."""
     if name not in BACKENDS:
-        raise UsageError(f"unknown backend '{name}'{did_you_mean(name, BACKENDS)}", f"allowed: {', '.join(BACKENDS)}")
+        raise UsageError(
+            f"unknown backend '{name}'{did_you_mean(name, BACKENDS)}",
+            f"allowed: {', '.join(BACKENDS)}",
+        )
     if precision not in BACKENDS[name]:
         raise UsageError(
             f"backend {name} has no precision '{precision}'{did_you_mean(precision, BACKENDS[name])}",
@@ -64,7 +67,13 @@ def check_backend(name: str, precision: str) -> None:
 
 
 def runner(
-    model: PreTrainedModel, backend: str, precision: str, *, device: torch.device, threads: int, folder: Path
+    model: PreTrainedModel,
+    backend: str,
+    precision: str,
+    *,
+    device: torch.device,
+    threads: int,
+    folder: Path,
 ) -> Runner:
     """Make a model, with or without a head, ready to run: in float32 and eval mode, on `device`; it stays unchanged.
     `backend` and `precision` pass `check_backend`; `threads` are those of ONNX Runtime and OpenVINO, the caller sets
@@ -74,12 +83,16 @@ def runner(
     if backend in ("torch", "compile"):
         return _torch_runner(model, precision, device, compiled=backend == "compile")
     if device.type != "cpu":
-        raise UsageError(f"backend {backend} runs on the CPU only, not on {device}", "add --device cpu")
+        raise UsageError(
+            f"backend {backend} runs on the CPU only, not on {device}", "add --device cpu"
+        )
     if backend == "sparse":
         return _torch_runner(sparsify(model), precision, device, compiled=False)
     with disk_errors(folder):
         # With bf16 OpenVINO computes in it from weights in float32.
-        file = export_model(model, folder, backend, precision if (backend, precision) in FILES else "fp32").path
+        file = export_model(
+            model, folder, backend, precision if (backend, precision) in FILES else "fp32"
+        ).path
     # With int8 weights, softmax and normalisation stay in float32.
     return file_runner(file, threads=threads, precision="bf16" if precision == "bf16" else "f32")
 
@@ -92,20 +105,32 @@ def agreement(reference: Array, other: Array, mask: Array) -> dict[str, float]:
     reference_TD, other_TD = reference[real].astype(np.float64), other[real].astype(np.float64)
     max_abs, relative = difference(reference_TD, other_TD)
     lengths_T = np.linalg.norm(reference_TD, axis=-1) * np.linalg.norm(other_TD, axis=-1)
-    cosine = float(((reference_TD * other_TD).sum(-1) / np.maximum(lengths_T, np.finfo(np.float64).tiny)).mean())
+    cosine = float(
+        (
+            (reference_TD * other_TD).sum(-1) / np.maximum(lengths_T, np.finfo(np.float64).tiny)
+        ).mean()
+    )
     return {"max_abs": max_abs, "relative": relative, "cosine": cosine}
 
 
-def _torch_runner(model: PreTrainedModel, precision: str, device: torch.device, *, compiled: bool) -> Runner:
+def _torch_runner(
+    model: PreTrainedModel, precision: str, device: torch.device, *, compiled: bool
+) -> Runner:
     if precision != "fp32":
         # `choose_dtype` refuses fp16 on a CPU, where training lacks loss scaling; a forward pass needs none.
         dtype = choose_dtype("bf16", device) if precision == "bf16" else DTYPES[precision]
         model = prepare_teacher(copy.deepcopy(model), dtype)
     run: Callable[..., Any] = model
     if compiled:
-        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = COMPILED_SHAPES
+        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = (
+            COMPILED_SHAPES
+        )
         run = torch.compile(model, dynamic=False)
-    wait = functools.partial(torch.accelerator.synchronize, device.index) if device.type != "cpu" else None
+    wait = (
+        functools.partial(torch.accelerator.synchronize, device.index)
+        if device.type != "cpu"
+        else None
+    )
 
     def call(inputs: Batch) -> Any:
         try:
@@ -123,7 +148,9 @@ def _torch_runner(model: PreTrainedModel, precision: str, device: torch.device, 
     return Runner(
         lambda batch: {name: x.to(device) for name, x in batch.items()},
         call,
-        lambda outputs: [outputs[name].float().cpu().numpy() for name in OUTPUTS if name in outputs],
+        lambda outputs: [
+            outputs[name].float().cpu().numpy() for name in OUTPUTS if name in outputs
+        ],
     )
 
 
@@ -133,4 +160,6 @@ def file_runner(file: Path, *, threads: int, precision: str = "f32") -> Runner:
         caller = onnx_caller(file, threads=threads)
     else:
         caller = openvino_caller(file, threads=threads, precision=precision)
-    return Runner(caller.feed, caller, lambda outputs: [np.array(x, dtype=np.float32) for x in outputs])
+    return Runner(
+        caller.feed, caller, lambda outputs: [np.array(x, dtype=np.float32) for x in outputs]
+    )

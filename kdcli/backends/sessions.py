@@ -18,14 +18,19 @@ class Caller:
     """A loaded file: `feed` turns a batch into inputs, a call runs it and returns the outputs in order. The next call
     may overwrite the outputs."""
 
-    def __init__(self, names: Sequence[str], run: Callable[[Mapping[str, Array]], list[Array]]) -> None:
+    def __init__(
+        self, names: Sequence[str], run: Callable[[Mapping[str, Array]], list[Array]]
+    ) -> None:
         self.names = tuple(names)
         self._run = run
 
     def feed(self, batch: Batch) -> dict[str, Array]:
         """The inputs of the file as arrays on the CPU; a missing mask or missing token types are filled in."""
         ids_BL = batch["input_ids"]
-        absent = {"attention_mask": torch.ones_like(ids_BL), "token_type_ids": torch.zeros_like(ids_BL)}
+        absent = {
+            "attention_mask": torch.ones_like(ids_BL),
+            "token_type_ids": torch.zeros_like(ids_BL),
+        }
         inputs = absent | batch
         return {name: np.ascontiguousarray(inputs[name].cpu().numpy()) for name in self.names}
 
@@ -49,7 +54,10 @@ def openvino_caller(path: Path, *, threads: int, precision: str = "f32") -> Call
     computation, `f32` or `bf16`. By default OpenVINO takes the fastest one of the processor, so that the same file
     gives other numbers on another machine."""
     openvino = library("openvino", "openvino")
-    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
+    settings: dict[str, Any] = {
+        "INFERENCE_PRECISION_HINT": precision,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
     if threads:
         settings["INFERENCE_NUM_THREADS"] = threads
     request = openvino.Core().compile_model(path, "CPU", settings).create_infer_request()
@@ -66,4 +74,6 @@ def library(name: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise MachineError(f"{name} cannot be imported: {error}", f"pip install 'kdcli[{extra}]'") from None
+        raise MachineError(
+            f"{name} cannot be imported: {error}", f"pip install 'kdcli[{extra}]'"
+        ) from None

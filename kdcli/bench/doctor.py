@@ -35,7 +35,9 @@ class Diagnosis:
     def renderables(self) -> Iterable[Any]:
         table = Table("", "found", show_header=False, box=None)
         for key, value in (self.facts["environment"] | self.facts["versions"]).items():
-            table.add_row(key, ", ".join(value) or "none" if isinstance(value, list) else f"{value}")
+            table.add_row(
+                key, ", ".join(value) or "none" if isinstance(value, list) else f"{value}"
+            )
         for name, version in self.facts["optional"].items():
             table.add_row(name, version)
         for device, verdict in self.facts["devices"].items():
@@ -49,7 +51,10 @@ def examine() -> Diagnosis:
     if len(devices) == 1:
         devices["cuda"] = _failure(no_cuda())
     facts = {"environment": environment(), "versions": versions(), "devices": devices}
-    facts["optional"] = {name: installed([name]).get(name, f"not installed: {what}") for name, what in OPTIONAL.items()}
+    facts["optional"] = {
+        name: installed([name]).get(name, f"not installed: {what}")
+        for name, what in OPTIONAL.items()
+    }
     return Diagnosis(facts | {"devices_known_as_of": device_table()["as_of"]})
 
 

@@ -12,7 +12,15 @@ import psutil
 from kdcli.bench.old_machines.measure_encoders import cpu_name
 from kdcli.training.device import accelerators, device_name
 
-LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+)
 
 
 def environment() -> dict[str, Any]:

@@ -41,7 +41,9 @@ class Protocol:
     cells: Sequence[tuple[int, int]] = CELLS
     padding: str = "full"
     lengths: Sequence[int] = ()  # Tokens of real examples, cut to the cell's tokens
-    texts: Sequence[str] = ()  # Real text on which backends are compared with torch in float32; else random ids
+    texts: Sequence[
+        str
+    ] = ()  # Real text on which backends are compared with torch in float32; else random ids
     trust_remote_code: bool = False
 
 
@@ -67,7 +69,9 @@ def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
     """Measure base encoders; the first subject is the baseline of every speed-up. A subject that does not fit or has
     wrong output is a failure in the result; Ctrl-C keeps the finished cells. Raises MachineError: the worker died, with
     its last line or its signal."""
-    request = {"subjects": list(map(asdict, subjects)), "threads": latency_threads()} | asdict(protocol)
+    request = {"subjects": list(map(asdict, subjects)), "threads": latency_threads()} | asdict(
+        protocol
+    )
     latency = Latency()
     with tempfile.TemporaryFile("w+") as errors:
         # -P: a file types.py in the current directory must not shadow a module.
@@ -93,5 +97,7 @@ def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
         lines = errors.read().strip().splitlines() or ["it left no message"]
     if code:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "failed"
-        raise MachineError(f"the latency worker {how}: {lines[-1]}", "--set measure.latency=false skips it")
+        raise MachineError(
+            f"the latency worker {how}: {lines[-1]}", "--set measure.latency=false skips it"
+        )
     return latency

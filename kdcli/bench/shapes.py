@@ -18,7 +18,9 @@ class Preset:
 
     shapes: tuple[str, ...]  # Baseline first; empty if the user names the models
     cells: tuple[tuple[int, int], ...]  # (batch size, tokens)
-    published: Mapping[str, float] = field(default_factory=dict)  # Shape -> published speed-up over the first shape
+    published: Mapping[str, float] = field(
+        default_factory=dict
+    )  # Shape -> published speed-up over the first shape
     device: str | None = None  # The card of the publication, a name in devices.toml
     source: str | None = None  # The publication
 
@@ -28,7 +30,14 @@ PRESETS: Mapping[str, Preset] = {
     "minilm": Preset(
         shapes=("12x768", "6x768", "12x384", "6x384", "4x384", "3x384"),
         cells=((128, 128),),
-        published={"12x768": 1.0, "6x768": 2.0, "12x384": 2.7, "6x384": 5.3, "4x384": 7.8, "3x384": 10.1},
+        published={
+            "12x768": 1.0,
+            "6x768": 2.0,
+            "12x384": 2.7,
+            "6x384": 5.3,
+            "4x384": 7.8,
+            "3x384": 10.1,
+        },
         device="p100",
         source="arXiv 2002.10957, table 4",
     ),
@@ -41,7 +50,8 @@ PRESETS: Mapping[str, Preset] = {
     ),
     # Of both papers, one sequence at a time: half a minute on two cores.
     "papers": Preset(
-        shapes=("12x768", "6x768", "12x384", "6x384", "4x384", "3x384", "4x312:1200@12"), cells=((1, 128),)
+        shapes=("12x768", "6x768", "12x384", "6x384", "4x384", "3x384", "4x312:1200@12"),
+        cells=((1, 128),),
     ),
     "serving": Preset(shapes=(), cells=tuple((1, length) for length in (16, 64, 128, 256, 512))),
 }
@@ -60,7 +70,11 @@ def shape(text: str) -> ModelShape:
 def config_of(text: str, vocab_size: int = VOCABULARY) -> BertConfig:
     """The BERT configuration of a shape, with 512 positions and two token types; errors as in `shape`."""
     sizes = shape(text)
-    layers = {"num_hidden_layers": sizes.layers, "num_attention_heads": sizes.heads, "intermediate_size": sizes.ffn}
+    layers = {
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "intermediate_size": sizes.ffn,
+    }
     return BertConfig(vocab_size=vocab_size, hidden_size=sizes.hidden, **layers)
 
 
@@ -69,4 +83,7 @@ def paper_params(text: str, vocab_size: int = VOCABULARY) -> dict[str, int]:
     numbers of that table are reproduced as printed. Errors as in `shape`."""
     sizes = shape(text)
     layer = 4 * sizes.hidden**2 + 2 * sizes.hidden * sizes.ffn + 9 * sizes.hidden + sizes.ffn
-    return {"paper_params_embedding": vocab_size * sizes.hidden, "paper_params_transformer": sizes.layers * layer}
+    return {
+        "paper_params_embedding": vocab_size * sizes.hidden,
+        "paper_params_transformer": sizes.layers * layer,
+    }

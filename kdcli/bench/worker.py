@@ -43,13 +43,19 @@ class _Loaded:
 
     @property
     def columns(self) -> dict[str, str]:
-        return {"model": self.spec["name"], "backend": self.spec["backend"], "dtype": self.spec["precision"]}
+        return {
+            "model": self.spec["name"],
+            "backend": self.spec["backend"],
+            "dtype": self.spec["precision"],
+        }
 
     @property
     def label(self) -> str:
         """The name in speed-ups: the model, with the backend unless it is torch in float32."""
         name, backend, precision = self.columns.values()
-        return name if (backend, precision) == ("torch", "fp32") else f"{name}/{backend}-{precision}"
+        return (
+            name if (backend, precision) == ("torch", "fp32") else f"{name}/{backend}-{precision}"
+        )
 
 
 def main() -> None:
@@ -68,7 +74,9 @@ def serve(request: Mapping[str, Any], folder: Path, send: Send) -> None:
         _measure_cell(request, device, subjects, cell, send)
 
 
-def _load(request: Mapping[str, Any], device: torch.device, folder: Path, send: Send) -> list[_Loaded]:
+def _load(
+    request: Mapping[str, Any], device: torch.device, folder: Path, send: Send
+) -> list[_Loaded]:
     loaded: list[_Loaded] = []
     references: dict[str, Any] = {}
     for number, spec in enumerate(request["subjects"]):
@@ -90,7 +98,14 @@ def _load(request: Mapping[str, Any], device: torch.device, folder: Path, send: 
             references[source] = outputs.last_hidden_state.float().cpu().numpy()
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         began = time.perf_counter()
-        made = runner(model, backend, precision, device=device, threads=request["threads"], folder=folder / str(number))
+        made = runner(
+            model,
+            backend,
+            precision,
+            device=device,
+            threads=request["threads"],
+            folder=folder / str(number),
+        )
         subject = _Loaded(spec, model.config, made, seconds + time.perf_counter() - began, weights)
         if plain or _agrees(subject, sample, references[source], send):
             loaded.append(subject)
@@ -115,7 +130,9 @@ def _sample(source: str, model: PreTrainedModel, texts: Sequence[str]) -> Batch:
     if not texts or is_shape(source):
         return cell_batch(model.config, [64, 48, 17, 5])
     tokenizer = AutoTokenizer.from_pretrained(source)
-    rows = tokenizer(list(texts), padding=True, truncation=True, max_length=128, return_tensors="pt")
+    rows = tokenizer(
+        list(texts), padding=True, truncation=True, max_length=128, return_tensors="pt"
+    )
     return {k: v for k, v in rows.items() if k in ("input_ids", "attention_mask", "token_type_ids")}
 
 
@@ -131,7 +148,11 @@ def _agrees(subject: _Loaded, sample: Batch, reference: Any, send: Send) -> bool
 
 
 def _measure_cell(
-    request: Mapping[str, Any], device: torch.device, subjects: Sequence[_Loaded], cell: tuple[int, int], send: Send
+    request: Mapping[str, Any],
+    device: torch.device,
+    subjects: Sequence[_Loaded],
+    cell: tuple[int, int],
+    send: Send,
 ) -> None:
     """Measure all subjects in one cell; a subject that does not fit into memory is a failure, the others go on."""
     size = dict(zip(("batch_size", "seq_len"), cell, strict=True))
@@ -139,7 +160,9 @@ def _measure_cell(
     calls: dict[int, Callable[[], Any]] = {}
     peaks: dict[int, int | None] = {}
     for number, subject in enumerate(subjects):
-        call = partial(subject.runner.call, subject.runner.prepare(cell_batch(subject.config, lengths)))
+        call = partial(
+            subject.runner.call, subject.runner.prepare(cell_batch(subject.config, lengths))
+        )
         try:
             with torch.inference_mode():
                 began = time.perf_counter()
@@ -155,10 +178,17 @@ def _measure_cell(
     rows = []
     for number, seconds in times.items():
         subject, peak, statistics = subjects[number], peaks[number], summary(seconds)
-        row = subject.columns | {"device": request["device"], **size, "padding": request["padding"], **statistics}
+        row = subject.columns | {
+            "device": request["device"],
+            **size,
+            "padding": request["padding"],
+            **statistics,
+        }
         row["tokens_per_second"] = 1e3 * sum(lengths) / statistics["p50_ms"]
         row |= {"load_seconds": subject.load_seconds, "first_call_ms": subject.first_call_ms}
-        rows.append(row | {"peak_memory_bytes": None if peak is None else peak + subject.weights_bytes})
+        rows.append(
+            row | {"peak_memory_bytes": None if peak is None else peak + subject.weights_bytes}
+        )
     # The first cell has the plain name; names of the others end in @BATCHxTOKENS.
     place = "" if list(cell) == list(request["cells"][0]) else "@{}x{}".format(*cell)
     speedups = {
@@ -194,8 +224,12 @@ def full_length_ids(config: PretrainedConfig, batch_size: int, seq_len: int) -> 
     """Random token ids [B, L] without special tokens; the same for the same vocabulary. Vocabularies begin (BERT) or
     end (RoBERTa, ModernBERT) with their special tokens, so ids come from the middle half."""
     words = int(config.vocab_size)
-    special = {v for k, v in config.to_dict().items() if k.endswith("_token_id") and isinstance(v, int)}
-    usable = np.array([i for i in range(words // 4, max(words - words // 4, words // 4 + 1)) if i not in special])
+    special = {
+        v for k, v in config.to_dict().items() if k.endswith("_token_id") and isinstance(v, int)
+    }
+    usable = np.array(
+        [i for i in range(words // 4, max(words - words // 4, words // 4 + 1)) if i not in special]
+    )
     drawn = np.random.Generator(np.random.PCG64(0)).integers(0, len(usable), (batch_size, seq_len))
     return torch.from_numpy(usable[drawn])
 

@@ -7,11 +7,24 @@ from kdcli.cli.app import app, main
 
 __all__ = ["app", "main"]
 
-FIRST = ("compress", "distill", "prune", "cotrain", "finetune", "evaluate", "benchmark", "export", "mask", "tokenize")
+FIRST = (
+    "compress",
+    "distill",
+    "prune",
+    "cotrain",
+    "finetune",
+    "evaluate",
+    "benchmark",
+    "export",
+    "mask",
+    "tokenize",
+)
 """The order of the verbs in help; a verb that is not named here follows."""
 
 # Every folder of kdcli/commands with a cli.py is a verb; importing it adds the verb to the application.
 _verbs = [path.parent.name for path in (Path(__file__).parents[1] / "commands").glob("*/cli.py")]
-for _verb in sorted(_verbs, key=lambda verb: (FIRST.index(verb) if verb in FIRST else len(FIRST), verb)):
+for _verb in sorted(
+    _verbs, key=lambda verb: (FIRST.index(verb) if verb in FIRST else len(FIRST), verb)
+):
     importlib.import_module(f"kdcli.commands.{_verb}.cli")
 importlib.import_module("kdcli.cli.about")

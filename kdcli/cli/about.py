@@ -27,7 +27,9 @@ def recipes_ls(**shared: Any) -> None:
 
 
 @recipes.command("show")
-def recipes_show(name: Annotated[str, typer.Argument(help="Name or file.")], verb: str | None = None) -> None:
+def recipes_show(
+    name: Annotated[str, typer.Argument(help="Name or file.")], verb: str | None = None
+) -> None:
     """Print a recipe: its first lines, then every value resolved and its origin."""
     import itertools
 
@@ -35,12 +37,16 @@ def recipes_show(name: Annotated[str, typer.Argument(help="Name or file.")], ver
 
     resolved = _resolved(name, verb)
     file = shipped(resolved.recipe.verb).get(name, Path(name))
-    about = itertools.takewhile(lambda line: line.startswith("#"), file.read_text("utf-8").splitlines(keepends=True))
+    about = itertools.takewhile(
+        lambda line: line.startswith("#"), file.read_text("utf-8").splitlines(keepends=True)
+    )
     typer.echo("".join(about) + resolved.to_yaml(), nl=False)
 
 
 @recipes.command("validate")
-def recipes_validate(files: Annotated[list[Path], typer.Argument(help="YAML files.")], verb: str | None = None) -> None:
+def recipes_validate(
+    files: Annotated[list[Path], typer.Argument(help="YAML files.")], verb: str | None = None
+) -> None:
     """Check recipe files; exit 2 with one line a problem."""
     for file in files:
         _resolved(str(file), verb)

@@ -24,7 +24,11 @@ class Verbs(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """`--resume auto`, as managed restarts ask for it, is `--resume`: where nothing is, that begins."""
-        words = [word for before, word in zip(["", *args], args, strict=False) if (before, word) != RESUME_AUTO]
+        words = [
+            word
+            for before, word in zip(["", *args], args, strict=False)
+            if (before, word) != RESUME_AUTO
+        ]
         return super().parse_args(ctx, words)
 
     def invoke(self, ctx: Any) -> Any:
@@ -41,7 +45,9 @@ class Verbs(TyperGroup):
             if (kind := FAULTS.get(caught.errno or 0)) is None:
                 _tell_bug(caught)
                 raise
-            error = kind(f"{shortened(str(caught.filename or 'a file'), 200)} cannot be used: {caught.strerror}")
+            error = kind(
+                f"{shortened(str(caught.filename or 'a file'), 200)} cannot be used: {caught.strerror}"
+            )
         except RuntimeError as caught:
             from kdcli.training.processes import lost_another
 
@@ -92,7 +98,11 @@ def _tell_bug(error: Exception) -> None:
         from kdcli.training.peers import peers
 
         if (others := peers()) is not None:
-            others.end(KdcliError(f"{type(error).__name__}: {error}", "its traceback is in that process's output"))
+            others.end(
+                KdcliError(
+                    f"{type(error).__name__}: {error}", "its traceback is in that process's output"
+                )
+            )
 
 
 app = typer.Typer(
@@ -106,7 +116,9 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True)
+    ] = False,
 ) -> None:
     if version:
         typer.echo(f"kdcli {__version__}")
@@ -115,11 +127,17 @@ def _options(
 
 def main() -> None:
     """Entry point of `kdcli` and `python -m kdcli`."""
-    if undecodable := [word for word in sys.argv[1:] if any("\ud800" <= letter <= "\udfff" for letter in word)]:
+    if undecodable := [
+        word for word in sys.argv[1:] if any("\ud800" <= letter <= "\udfff" for letter in word)
+    ]:
         sys.stderr.write(f"error: the argument {undecodable[0]!a} is not UTF-8\n")
         sys.exit(UsageError.exit_code)
     if long := [word for word in sys.argv[1:] if len(word) > MOST_CHARACTERS]:
-        sys.stderr.write(f"error: the argument {shortened(long[0], 40)!a} has {len(long[0]):,} characters\n")
-        sys.stderr.write(f"at most {MOST_CHARACTERS:,} are read; give long values in a recipe file (--recipe)\n")
+        sys.stderr.write(
+            f"error: the argument {shortened(long[0], 40)!a} has {len(long[0]):,} characters\n"
+        )
+        sys.stderr.write(
+            f"at most {MOST_CHARACTERS:,} are read; give long values in a recipe file (--recipe)\n"
+        )
         sys.exit(UsageError.exit_code)
     app()

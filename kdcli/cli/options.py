@@ -16,7 +16,17 @@ import typer
 from kdcli.cli.complete import complete_recipe, complete_task
 from kdcli.errors import UsageError
 
-TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
+TRACKERS = (
+    "aim",
+    "clearml",
+    "comet_ml",
+    "dvclive",
+    "mlflow",
+    "swanlab",
+    "tensorboard",
+    "trackio",
+    "wandb",
+)
 """The trackers of accelerate, which help must not import."""
 HUB_ID = r"(\w[\w.-]*/)?\w[\w.-]*"
 RUN, TRAIN, SHOW, ON_TASK = "Run", "Training", "Output", "With --task"
@@ -24,7 +34,8 @@ RUN, TRAIN, SHOW, ON_TASK = "Run", "Training", "Output", "With --task"
 
 def _shared(
     output_dir: Annotated[
-        Path | None, typer.Option("--output-dir", "-o", help="Output directory.", rich_help_panel=RUN)
+        Path | None,
+        typer.Option("--output-dir", "-o", help="Output directory.", rich_help_panel=RUN),
     ] = None,
     recipe: Annotated[
         str | None,
@@ -38,46 +49,81 @@ def _shared(
     ] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Any recipe key.", rich_help_panel=TRAIN),
+        typer.Option(
+            "--set", metavar="KEY.PATH=VALUE", help="Any recipe key.", rich_help_panel=TRAIN
+        ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Hub id (or ID@REV), file, directory, or 'demo'.", rich_help_panel=TRAIN, metavar="SOURCE"),
+        typer.Option(
+            help="Hub id (or ID@REV), file, directory, or 'demo'.",
+            rich_help_panel=TRAIN,
+            metavar="SOURCE",
+        ),
     ] = None,
     max_steps: Annotated[
         int | None, typer.Option(help="Optimiser steps; instead of epochs.", rich_help_panel=TRAIN)
     ] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the data.", rich_help_panel=TRAIN)] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Global batch, in sequences.", rich_help_panel=TRAIN)] = None,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate.", rich_help_panel=TRAIN)] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the data.", rich_help_panel=TRAIN)
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Global batch, in sequences.", rich_help_panel=TRAIN)
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Peak learning rate.", rich_help_panel=TRAIN)
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed.", rich_help_panel=TRAIN)] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, fp32, bf16 or fp16.", rich_help_panel=TRAIN)] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, xpu or cuda:INDEX.", rich_help_panel=RUN)] = "auto",
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, fp32, bf16 or fp16.", rich_help_panel=TRAIN)
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda, mps, xpu or cuda:INDEX.", rich_help_panel=RUN)
+    ] = "auto",
     revision: Annotated[
         str | None,
-        typer.Option(metavar="REV", help="Branch, tag or commit of the model, as MODEL@REV.", rich_help_panel=RUN),
+        typer.Option(
+            metavar="REV",
+            help="Branch, tag or commit of the model, as MODEL@REV.",
+            rich_help_panel=RUN,
+        ),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(help="Number of training processes; default one a CUDA device.", rich_help_panel=RUN)
+        int | None,
+        typer.Option(
+            help="Number of training processes; default one a CUDA device.", rich_help_panel=RUN
+        ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output directory.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in the output directory.")
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete the run in the output directory first.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Estimate size, memory and time; write nothing.")] = False,
-    report_to: Annotated[str, typer.Option(help=f"none, all, {', '.join(TRACKERS)}.", rich_help_panel=SHOW)] = "none",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Estimate size, memory and time; write nothing.")
+    ] = False,
+    report_to: Annotated[
+        str, typer.Option(help=f"none, all, {', '.join(TRACKERS)}.", rich_help_panel=SHOW)
+    ] = "none",
     push_to_hub: Annotated[
-        str | None, typer.Option(metavar="REPO", help="Then push the model to this private repository.")
+        str | None,
+        typer.Option(metavar="REPO", help="Then push the model to this private repository."),
     ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.", rich_help_panel=SHOW)] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the report as JSON.", rich_help_panel=SHOW)
+    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Only results and errors.", rich_help_panel=SHOW)
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also messages of the libraries.", rich_help_panel=SHOW)
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Also messages of the libraries.", rich_help_panel=SHOW
+        ),
     ] = False,
 ) -> None:
     """The shared options, declared as in a verb."""
@@ -88,13 +134,30 @@ LOADING = ("output_dir", "overwrite", "revision", "trust_remote_code", *PRINTING
 MAKING = ("push_to_hub", *LOADING)
 JUDGING = ("recipe", "sets", "data", "device", *LOADING)
 TRAINING = tuple(inspect.signature(_shared).parameters)
-MEASURING = ("max_latency_ms", "min_speedup", "strict", "project", "task", "baseline", "backend", "padding")
+MEASURING = (
+    "max_latency_ms",
+    "min_speedup",
+    "strict",
+    "project",
+    "task",
+    "baseline",
+    "backend",
+    "padding",
+)
 CONFLICTS = (
-    *(("epochs", "max_steps"), ("resume", "overwrite"), ("quiet", "verbose"), ("dry_run", "push_to_hub")),
+    *(
+        ("epochs", "max_steps"),
+        ("resume", "overwrite"),
+        ("quiet", "verbose"),
+        ("dry_run", "push_to_hub"),
+    ),
     *(("vocab_size", "base"), ("vocab_size", "community")),
     *(("no_augment", name) for name in ("augment_model", "glove", "augment_only")),
     *(("augment_only", name) for name in ("ablate", "resume", "push_to_hub")),
-    *(("compare", name) for name in ("portable", "models", "preset", "batch_size", "seq_len", *MEASURING)),
+    *(
+        ("compare", name)
+        for name in ("portable", "models", "preset", "batch_size", "seq_len", *MEASURING)
+    ),
     *(("portable", name) for name in MEASURING),
 )
 """Options that contradict each other, by parameter; `no_augment` is a flag that was turned off."""
@@ -113,11 +176,14 @@ Task = Annotated[
 
 Pooling = Annotated[
     str | None,
-    typer.Option(help="mean, cls or last, of an encoder without modules.json.", rich_help_panel=TRAIN),
+    typer.Option(
+        help="mean, cls or last, of an encoder without modules.json.", rich_help_panel=TRAIN
+    ),
 ]
 
 EvalTask = Annotated[
-    list[str] | None, typer.Option(metavar="TASK", help="Also compare all models on this task; may be repeated.")
+    list[str] | None,
+    typer.Option(metavar="TASK", help="Also compare all models on this task; may be repeated."),
 ]
 
 TrimVocab = Annotated[
@@ -143,7 +209,9 @@ def trim_options(given: Sequence[str] | None) -> dict[str, Any]:
     """The recipe keys of `--trim-vocab`: sources of text, and at most one number. Raises UsageError: two numbers."""
     sizes = [value for value in given or () if value.isdecimal()]
     if len(sizes) > 1:
-        raise UsageError(f"--trim-vocab was given two sizes: {', '.join(sizes)}", "give one number, and any text")
+        raise UsageError(
+            f"--trim-vocab was given two sizes: {', '.join(sizes)}", "give one number, and any text"
+        )
     text = [value for value in given or () if not value.isdecimal()]
     return {"trim.text": text or None, "trim.size": int(sizes[0]) if sizes else None}
 
@@ -179,7 +247,9 @@ def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
         parameters = inspect.signature(verb, eval_str=True).parameters.values()
         own = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
         shared = inspect.signature(_shared, eval_str=True).parameters
-        ready.__signature__ = inspect.Signature([*own, *(p for n, p in shared.items() if n in names)])  # type: ignore[attr-defined]
+        ready.__signature__ = inspect.Signature(
+            [*own, *(p for n, p in shared.items() if n in names)]
+        )  # type: ignore[attr-defined]
         return ready
 
     return decorate
@@ -193,15 +263,20 @@ def pinned(model: Any, revision: str) -> Any:
     if not model or isinstance(model, list):
         number = "several are" if model else "none is"
         raise UsageError(
-            f"--revision is of the model, and {number} given", "write MODEL@REV for each, or in the recipe"
+            f"--revision is of the model, and {number} given",
+            "write MODEL@REV for each, or in the recipe",
         )
     name, at, given = model.partition("@")
     if Path(model).exists() or name == "demo" or not re.fullmatch(HUB_ID, name):
-        raise UsageError(f"{model} has no revisions: only models of the hub have", "leave --revision out")
+        raise UsageError(
+            f"{model} has no revisions: only models of the hub have", "leave --revision out"
+        )
     if not re.fullmatch(r"[\w./-]+", revision):
         raise UsageError(f"--revision takes a branch, a tag or a commit, got '{revision}'")
     if at and given != revision:
-        raise UsageError(f"{model} and --revision {revision} contradict each other", "give one of them")
+        raise UsageError(
+            f"{model} and --revision {revision} contradict each other", "give one of them"
+        )
     return f"{name}@{revision}"
 
 
@@ -261,7 +336,9 @@ def invocation_of(given: Mapping[str, Any]) -> Any:
     from kdcli.recipe.sections import Invocation
 
     names = {field.name for field in dataclasses.fields(Invocation)}
-    return Invocation(arguments=tuple(sys.argv[1:]), **{name: given[name] for name in names & set(given)})
+    return Invocation(
+        arguments=tuple(sys.argv[1:]), **{name: given[name] for name in names & set(given)}
+    )
 
 
 def prepare_libraries(quiet: bool, verbose: bool) -> None:
@@ -302,7 +379,9 @@ class _Waiting(logging.Filter):
 
 
 _WAITING = _Waiting()
-RETRIES = re.compile(r"thrown while requesting|Retrying in|before retry|Trying to resume|Max retries exceeded")
+RETRIES = re.compile(
+    r"thrown while requesting|Retrying in|before retry|Trying to resume|Max retries exceeded"
+)
 
 
 def show(result: Any, *, as_json: bool | None) -> Any:

@@ -49,16 +49,25 @@ def _converted(value: Any, kind: Any) -> Any:
 def function(verb: str) -> Callable[..., Any]:
     """A verb as a function."""
     run, known = command(verb), signature(verb)
-    preset = {one.name: one.default for one in inspect.signature(run).parameters.values() if one.name in TERMINAL}
+    preset = {
+        one.name: one.default
+        for one in inspect.signature(run).parameters.values()
+        if one.name in TERMINAL
+    }
     preset |= {"json": None} | ({"processes": 1} if "processes" in preset else {})
 
     def call(*places: Any, **options: Any) -> Any:
         try:
             bound = known.bind(*places, **options)
         except TypeError as error:
-            raise UsageError(f"kdcli.{verb}: {error}", f"help(kdcli.{verb}) lists the arguments") from None
+            raise UsageError(
+                f"kdcli.{verb}: {error}", f"help(kdcli.{verb}) lists the arguments"
+            ) from None
         bound.apply_defaults()
-        given = {name: _converted(value, known.parameters[name].annotation) for name, value in bound.arguments.items()}
+        given = {
+            name: _converted(value, known.parameters[name].annotation)
+            for name, value in bound.arguments.items()
+        }
         from accelerate.state import AcceleratorState, GradientState
 
         # A process may call several verbs, each on a device and in a precision of its own.

@@ -25,8 +25,12 @@ class BatchOrder:
 
     def indices(self, step: int) -> Indices:
         """The examples of a step (1-based), [batch_size] int64."""
-        passes, places = np.divmod(np.arange((step - 1) * self.batch_size, step * self.batch_size), self.n)
-        return np.concatenate([permuted(places[passes == p], self.n, self.seed, int(p)) for p in np.unique(passes)])
+        passes, places = np.divmod(
+            np.arange((step - 1) * self.batch_size, step * self.batch_size), self.n
+        )
+        return np.concatenate(
+            [permuted(places[passes == p], self.n, self.seed, int(p)) for p in np.unique(passes)]
+        )
 
     def passes(self, step: int) -> Indices:
         """The pass of each example of a step, from 0, [batch_size] int64."""
@@ -115,7 +119,11 @@ class BucketOrder:
             by_length = drawn[np.argsort(self.lengths[drawn], kind="stable")]
             sizes = np.array([len(g) for batch in pool for g in self._groups(batch)])
             places = rng.permutation(len(sizes))
-            dealt = dict(zip(places.tolist(), np.split(by_length, np.cumsum(sizes[places])[:-1]), strict=True))
+            dealt = dict(
+                zip(
+                    places.tolist(), np.split(by_length, np.cumsum(sizes[places])[:-1]), strict=True
+                )
+            )
             in_place = np.concatenate([dealt[place] for place in range(len(sizes))])
             mixed += np.split(in_place, np.cumsum([len(b) for b in pool])[:-1])
         self._latest.clear()

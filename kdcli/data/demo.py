@@ -72,7 +72,9 @@ def demo_documents(split: str) -> Iterator[str]:
             # Now and then a sentence strays: real text is not pure either.
             strays = rng.random() < 0.08
             about = rng.choice([None, hero, hero]) if not strays else None
-            sentences.append(_sentence(rng, rng.randrange(TOPICS) if strays else topic, mood, None, about))
+            sentences.append(
+                _sentence(rng, rng.randrange(TOPICS) if strays else topic, mood, None, about)
+            )
         yield " ".join(sentences)
 
 
@@ -84,7 +86,10 @@ def demo_task(name: str, split: str) -> list[DemoExample]:
         raise ValueError(f"no demo task '{name}'; there are {', '.join(TASKS)}")
     rng = random.Random(f"{name} {split}")
     half = {"train": 0, "validation": 1}[split]
-    return [_example(name, rng, half) for _ in range(TO_FIT.get(name, EXAMPLES) if half == 0 else EXAMPLES)]
+    return [
+        _example(name, rng, half)
+        for _ in range(TO_FIT.get(name, EXAMPLES) if half == 0 else EXAMPLES)
+    ]
 
 
 def _example(task: str, rng: random.Random, half: int) -> DemoExample:
@@ -107,13 +112,17 @@ def demo_identity() -> str:
     return hashlib.sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()
 
 
-def _sentence(rng: random.Random, topic: int, mood: int, half: int | None, hero: str | None = None) -> str:
+def _sentence(
+    rng: random.Random, topic: int, mood: int, half: int | None, hero: str | None = None
+) -> str:
     """One sentence; `half` restricts its content words to the first or second half of each list."""
     lexicon = _lexicon()
 
     def pick(words: list[str]) -> str:
         middle = len(words) // 2
-        return rng.choice(words if half is None else words[:middle] if half == 0 else words[middle:])
+        return rng.choice(
+            words if half is None else words[:middle] if half == 0 else words[middle:]
+        )
 
     def noun(plural: bool) -> str:
         word = hero if hero and rng.random() < 0.5 else pick(lexicon.nouns[topic])
@@ -122,7 +131,11 @@ def _sentence(rng: random.Random, topic: int, mood: int, half: int | None, hero:
     plural = rng.random() < 0.4
     be, s = ("are", "") if plural else ("is", "s")
     one = f"{'the' if plural or rng.random() < 0.6 else 'a'} {noun(plural)}"
-    verb, adjective, place = pick(lexicon.verbs[topic]), pick(lexicon.moods[mood]), pick(lexicon.places)
+    verb, adjective, place = (
+        pick(lexicon.verbs[topic]),
+        pick(lexicon.moods[mood]),
+        pick(lexicon.places),
+    )
     forms = (
         f"{one} {be} {adjective} .",
         f"{one} {verb}{s} the {noun(False)} near {place} .",

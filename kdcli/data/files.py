@@ -40,9 +40,7 @@ from kdcli.disk import user_path
 from kdcli.errors import UsageError
 
 CONLL = ("conll", "conllu", "bio", "iob", "iob2")
-CONLL_HINT = (
-    'make a row a sentence of it, {"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}, as docs/tasks.md shows'
-)
+CONLL_HINT = 'make a row a sentence of it, {"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}, as docs/tasks.md shows'
 SPLIT = re.compile(r"(train|validation|test)(_[a-z]+)?")
 LOG_SECONDS = 10.0  # Between log lines of progress.
 
@@ -159,7 +157,11 @@ def _check_format(file: File, name: str) -> None:
 def _by_split(folder: File, files: Mapping[str, File], held: str) -> dict[str, tuple[File, ...]]:
     """The files of a directory, given by their names, that can be read, by the split that they name."""
     known = [name for name in sorted(files) if format_of(name) and not name.startswith(".")]
-    named = {s: tuple(files[n] for n in known if _split(n) == s) for s in dict.fromkeys(map(_split, known)) if s}
+    named = {
+        s: tuple(files[n] for n in known if _split(n) == s)
+        for s in dict.fromkeys(map(_split, known))
+        if s
+    }
     if not known and any(is_conll(Path(name)) for name in files):
         raise UsageError(f"{folder} holds CoNLL text, which is not read", CONLL_HINT)
     if not known:

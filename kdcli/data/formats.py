@@ -44,7 +44,9 @@ class BadRow(UsageError):
     """A row that cannot be used. `where` it stands; `problem` is alike for all rows of one kind, `detail` need not."""
 
     def __init__(self, where: str, problem: str, detail: str = "", hint: str | None = None) -> None:
-        super().__init__(f"{where}{'' if problem.startswith((' ', ':')) else ': '}{problem}{detail}", hint)
+        super().__init__(
+            f"{where}{'' if problem.startswith((' ', ':')) else ': '}{problem}{detail}", hint
+        )
         self.where, self.problem = where, problem
 
 
@@ -70,8 +72,14 @@ class Piece(NamedTuple):
 
 def held_by(folder: Path) -> str:
     """What a directory holds, for messages."""
-    names = sorted(f"{p.name}{'/' if p.is_dir() else ''}" for p in folder.iterdir() if not p.name.startswith("."))
-    return (", ".join(names[:NAMES_LISTED]) or "nothing") + (" ..." if len(names) > NAMES_LISTED else "")
+    names = sorted(
+        f"{p.name}{'/' if p.is_dir() else ''}"
+        for p in folder.iterdir()
+        if not p.name.startswith(".")
+    )
+    return (", ".join(names[:NAMES_LISTED]) or "nothing") + (
+        " ..." if len(names) > NAMES_LISTED else ""
+    )
 
 
 def beside(source: str) -> str:
@@ -87,7 +95,9 @@ def as_file(name: str) -> File:
 
 def name_of(file: File) -> str:
     """The last part of a path or URL."""
-    return file.name if isinstance(file, Path) else file.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
+    return (
+        file.name if isinstance(file, Path) else file.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
+    )
 
 
 def format_of(name: str) -> str | None:
@@ -107,14 +117,18 @@ def remote_errors(url: str) -> Iterator[None]:
     except ImportError as error:
         missing = re.search(r"[iI]nstall (?:[\"'`]?)([\w-]+)", str(error))
         package = missing[1] if missing else str(error.name)
-        raise UsageError(f"{url} cannot be read: {package} is not installed", f"pip install {package}") from None
+        raise UsageError(
+            f"{url} cannot be read: {package} is not installed", f"pip install {package}"
+        ) from None
     except FileNotFoundError as error:
         # What a web server said is the cause.
         if error.__cause__ is not None and getattr(error.__cause__, "status", None) != 404:
             raise UsageError(f"{url} cannot be read: {one_line(error.__cause__)}", hint) from None
         raise NotFound(f"no data at {url}", hint) from None
     except Exception as error:  # noqa: BLE001  # The libraries behind it raise classes of their own.
-        raise UsageError(f"{url} cannot be read: {one_line(error) or type(error).__name__}", hint) from None
+        raise UsageError(
+            f"{url} cannot be read: {one_line(error) or type(error).__name__}", hint
+        ) from None
 
 
 def stat_of(file: File) -> tuple[str, int, Any]:
@@ -127,7 +141,11 @@ def stat_of(file: File) -> tuple[str, int, Any]:
     with remote_errors(file):
         system, path = fsspec.core.url_to_fs(file)
         info = system.info(path)
-    return file, info.get("size") or 0, next((str(info[key]) for key in VERSIONS if info.get(key)), "")
+    return (
+        file,
+        info.get("size") or 0,
+        next((str(info[key]) for key in VERSIONS if info.get(key)), ""),
+    )
 
 
 @contextmanager
@@ -159,7 +177,10 @@ def pieces_of(file: File, most_bytes: int) -> list[Piece]:
         parts = 1
     if parts < 2:
         return [Piece(str(file), size=size, version=str(version))]
-    return [Piece(str(file), begin, end, size // parts, str(version)) for begin, end in itertools.pairwise(ends)]
+    return [
+        Piece(str(file), begin, end, size // parts, str(version))
+        for begin, end in itertools.pairwise(ends)
+    ]
 
 
 def rows_of(piece: Piece, bad: Bad = refuse, before: int = 0) -> Iterator[Row]:
@@ -194,7 +215,9 @@ def _lines(piece: Piece, file: IO[bytes], bad: Bad, before: int) -> Iterator[tup
     for number, line in enumerate(_bytes_of_lines(piece, file), before + 1):
         where = f"{piece.name}:{number}"
         if len(line) > MOST_LINE:
-            raise UsageError(f"{where} is longer than {MOST_LINE:,} bytes", "put one document on each line")
+            raise UsageError(
+                f"{where} is longer than {MOST_LINE:,} bytes", "put one document on each line"
+            )
         try:
             whole = number == 1 and not piece.begin
             yield number, (line.removeprefix(codecs.BOM_UTF8) if whole else line).decode("utf-8")
@@ -211,7 +234,10 @@ def _lines_before(piece: Piece) -> int:
 
 
 def _txt(piece: Piece, file: IO[bytes], bad: Bad, before: int) -> Iterator[Row]:
-    return ((f"{piece.name}:{number}", {"text": line.strip()}) for number, line in _lines(piece, file, bad, before))
+    return (
+        (f"{piece.name}:{number}", {"text": line.strip()})
+        for number, line in _lines(piece, file, bad, before)
+    )
 
 
 def _jsonl(piece: Piece, file: IO[bytes], bad: Bad, before: int) -> Iterator[Row]:
@@ -224,7 +250,13 @@ def _jsonl(piece: Piece, file: IO[bytes], bad: Bad, before: int) -> Iterator[Row
             bad(BadRow(f"{piece.name}:{number}", " is not JSON", f": {error}"))
             continue
         if not isinstance(row, dict):
-            bad(BadRow(f"{piece.name}:{number}", " must be a JSON object", f", got {type(row).__name__}"))
+            bad(
+                BadRow(
+                    f"{piece.name}:{number}",
+                    " must be a JSON object",
+                    f", got {type(row).__name__}",
+                )
+            )
             continue
         yield f"{piece.name}:{number}", row
 
@@ -255,8 +287,12 @@ def _parquet(piece: Piece, file: IO[bytes], bad: Bad, before: int) -> Iterator[R
                 shutil.copyfileobj(file, unpacked, UNPACK_BYTES)
             table = pq.ParquetFile(unpacked if packed else file)
             groups = range(table.num_row_groups)
-            number = sum(table.metadata.row_group(group).num_rows for group in groups[: piece.begin])
-            for batch in table.iter_batches(batch_size=PARQUET_ROWS, row_groups=groups[piece.begin : piece.end]):
+            number = sum(
+                table.metadata.row_group(group).num_rows for group in groups[: piece.begin]
+            )
+            for batch in table.iter_batches(
+                batch_size=PARQUET_ROWS, row_groups=groups[piece.begin : piece.end]
+            ):
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{piece.name}:{number}", row
@@ -291,7 +327,11 @@ def texts_of(rows: Iterator[Row], column: str | None) -> Iterator[str]:
             column = _text_column(where, row)
         value = row.get(column)
         if column not in row or not isinstance(value, str | None):
-            wrong = f"holds {type(value).__name__}" if column in row else f"is not there; there are {', '.join(row)}"
+            wrong = (
+                f"holds {type(value).__name__}"
+                if column in row
+                else f"is not there; there are {', '.join(row)}"
+            )
             raise UsageError(f"{where}: column '{column}' {wrong}", NO_COLUMN)
         if value and not value.isspace():
             yield whole_text(where, column, value)
@@ -301,7 +341,9 @@ def _text_column(where: str, row: Mapping[str, Any]) -> str:
     """The column of the text: `text`, or the only one of strings."""
     strings = [k for k, v in row.items() if isinstance(v, str)]
     if "text" not in row and len(strings) != 1:
-        raise UsageError(f"{where}: which column is the text? there are {', '.join(row)}", NO_COLUMN)
+        raise UsageError(
+            f"{where}: which column is the text? there are {', '.join(row)}", NO_COLUMN
+        )
     return "text" if "text" in row else strings[0]
 
 
@@ -310,7 +352,9 @@ def whole_text(where: str, column: str, text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise BadRow(where, "half a surrogate pair", f" at character {error.start} of '{column}'") from None
+        raise BadRow(
+            where, "half a surrogate pair", f" at character {error.start} of '{column}'"
+        ) from None
     return text
 
 
@@ -344,9 +388,9 @@ def sample_of(piece: Piece, column: str | None) -> tuple[list[str], int]:
     if not name.endswith((".parquet", ".parquet.gz")):
         return _sample_of_lines(piece, column)
     texts, held = first_texts(texts_of(rows_of(piece), column))
-    return texts, piece.size * len(texts) // _rows_of_parquet(piece) if name.endswith(".parquet") else min(
-        piece.size, held
-    )
+    return texts, piece.size * len(texts) // _rows_of_parquet(piece) if name.endswith(
+        ".parquet"
+    ) else min(piece.size, held)
 
 
 def _sample_of_lines(piece: Piece, column: str | None) -> tuple[list[str], int]:
@@ -365,5 +409,7 @@ def _sample_of_lines(piece: Piece, column: str | None) -> tuple[list[str], int]:
     first = data.find(b"\n") + 1 if piece.begin else 0
     whole = data[first : data.rfind(b"\n") + 1] or data
     readers = {"txt": _txt, "jsonl": _jsonl, "csv": _csv}
-    rows = readers[str(format_of(name_of(piece.name)))](Piece(piece.name), io.BytesIO(whole), lambda bad: None, 0)
+    rows = readers[str(format_of(name_of(piece.name)))](
+        Piece(piece.name), io.BytesIO(whole), lambda bad: None, 0
+    )
     return list(texts_of(rows, column)), read * len(whole) // max(1, len(data))

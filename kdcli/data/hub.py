@@ -62,7 +62,9 @@ def _stream(hub: HubId, split: str) -> Any:
 
     # What was asked before stays, so that all that a run reads is of one commit.
     revision = hub.revision or COMMITS.get(hub.source) or hub.commit()
-    return datasets.load_dataset(hub.name, hub.config, split=hub.split or split, revision=revision, streaming=True)
+    return datasets.load_dataset(
+        hub.name, hub.config, split=hub.split or split, revision=revision, streaming=True
+    )
 
 
 def hub_size(hub: HubId, split: str) -> tuple[int, int]:

@@ -25,7 +25,11 @@ def as_trained(
     keys = ("columns", "split_seed", *["max_length"] * trains)
     found |= {f"data.{key}": known[key] for key in keys if known.get(key)}
     # One column that the user gives replaces all.
-    found = {key: value for key, value in found.items() if not any(o.startswith(key) for o in resolved.origins)}
+    found = {
+        key: value
+        for key, value in found.items()
+        if not any(o.startswith(key) for o in resolved.origins)
+    }
     if found:
         said = ", ".join(f"{key}={value}" for key, value in flatten(found))
         Progress.log(f"as {model} was trained: {said}")

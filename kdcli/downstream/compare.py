@@ -14,7 +14,13 @@ from kdcli.downstream.rankings import Rows
 from kdcli.downstream.recipes import downstream_recipe
 from kdcli.downstream.run import drop_weights, run_inside, scorers_of
 from kdcli.downstream.settings import DownstreamSettings, FinetuneRecipe
-from kdcli.downstream.task import PreparedTask, check_task_data, features_of, order_and_schedule, prepare
+from kdcli.downstream.task import (
+    PreparedTask,
+    check_task_data,
+    features_of,
+    order_and_schedule,
+    prepare,
+)
 from kdcli.metrics.bootstrap import Array, Scorer
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
@@ -24,7 +30,9 @@ from kdcli.training.progress import Progress
 
 DOWNSTREAM = "downstream"  # directory of these fine-tunings
 RESAMPLES = 1000
-Tasks = dict[str, tuple[PreparedTask, Resolved[FinetuneRecipe]]]  # name of a task -> its data, and how to fine-tune
+Tasks = dict[
+    str, tuple[PreparedTask, Resolved[FinetuneRecipe]]
+]  # name of a task -> its data, and how to fine-tune
 
 
 def check_tasks(settings: DownstreamSettings, seed: int) -> None:
@@ -35,7 +43,9 @@ def check_tasks(settings: DownstreamSettings, seed: int) -> None:
             task_of(name)
 
 
-def opened(settings: DownstreamSettings, model: str, seed: int, invocation: Invocation, session: Session) -> Tasks:
+def opened(
+    settings: DownstreamSettings, model: str, seed: int, invocation: Invocation, session: Session
+) -> Tasks:
     """Load and check the tasks before anything is trained; a dry run does not tokenise and returns none. `model`: any
     model with the common tokenizer, whose training rows are those of all."""
     tasks = {}
@@ -48,7 +58,9 @@ def opened(settings: DownstreamSettings, model: str, seed: int, invocation: Invo
             continue
         data, headed, _ = check_task_data(resolved.recipe, session, generates=True)
         # No examples: this checks the tokenizer alone.
-        Features.of(data.task, [], headed.tokenizer, **features_of(resolved.recipe.data, data.task, headed))
+        Features.of(
+            data.task, [], headed.tokenizer, **features_of(resolved.recipe.data, data.task, headed)
+        )
         if data.task.kind != "span":
             # The rows of a span task are windows, whose number is not known yet.
             train = resolved.recipe.train
@@ -80,7 +92,9 @@ def scored(
         for name, source in sources.items():
             own = folder / task_name / name.replace(" ", "-").replace(":", "_")
             runs[name] = [own / f"seed-{n}" if seeds > 1 else own for n in range(seeds)]
-            found = [_fine_tuned(task, resolved, source, where, n) for n, where in enumerate(runs[name])]
+            found = [
+                _fine_tuned(task, resolved, source, where, n) for n, where in enumerate(runs[name])
+            ]
             evaluations += [_mean(each) | {"model": name} for each in zip(*found, strict=True)]
         for name, baseline in (baselines or {}).items() if session.is_main else ():
             Progress.log(f"{RESAMPLES:,} resamples of {task_name}: {name} beside {baseline}")
@@ -90,7 +104,11 @@ def scored(
 
 
 def _fine_tuned(
-    task: PreparedTask, resolved: Resolved[FinetuneRecipe], source: str | Path, where: Path, seed: int
+    task: PreparedTask,
+    resolved: Resolved[FinetuneRecipe],
+    source: str | Path,
+    where: Path,
+    seed: int,
 ) -> list[Evaluation]:
     # The run may move to another machine; what it was given may not.
     named = Path(os.path.relpath(source, where)).as_posix() if isinstance(source, Path) else source
@@ -109,7 +127,10 @@ def _mean(runs: Sequence[Evaluation]) -> dict[str, Any]:
         return runs[0].model_dump()
     values = {metric: [run.metrics[metric] for run in runs] for metric in runs[0].metrics}
     row = runs[0].model_dump() | {"confusion": None, "per_class": {}, "worst": []}
-    row |= {"metrics": {metric: statistics.fmean(v) for metric, v in values.items()}, "seeds": len(runs)}
+    row |= {
+        "metrics": {metric: statistics.fmean(v) for metric, v in values.items()},
+        "seeds": len(runs),
+    }
     return row | {"deviations": {metric: statistics.stdev(v) for metric, v in values.items()}}
 
 
@@ -120,7 +141,9 @@ def _mean_scorers(task: PreparedTask, runs: Sequence[Path]) -> dict[str, Scorer]
     def mean(name: str) -> Scorer:
         def score(indices: Array) -> dict[str, float]:
             found = [scorers[name](indices) for scorers in of_runs]
-            return {metric: statistics.fmean(values[metric] for values in found) for metric in found[0]}
+            return {
+                metric: statistics.fmean(values[metric] for values in found) for metric in found[0]
+            }
 
         return score
 

@@ -55,7 +55,12 @@ class Embedder:
 
     @classmethod
     def open(
-        cls, source: str, *, pooling: str | None = None, trust_remote_code: bool = False, compacted: bool = False
+        cls,
+        source: str,
+        *,
+        pooling: str | None = None,
+        trust_remote_code: bool = False,
+        compacted: bool = False,
     ) -> Self:
         """Load one. Raises UsageError: see `kdcli.models.embedder`."""
         loaded = load_embedder(source, trust_remote_code=trust_remote_code, compacted=compacted)
@@ -63,11 +68,15 @@ class Embedder:
         return cls(source, loaded.model, loaded.tokenizer, fmt, note)
 
     @classmethod
-    def open_judged(cls, source: str, *, pooling: str | None = None, trust_remote_code: bool = False) -> Self:
+    def open_judged(
+        cls, source: str, *, pooling: str | None = None, trust_remote_code: bool = False
+    ) -> Self:
         """One that is judged, not trained: an export or a compacted model too. Raises UsageError: see `open` and
         `open_export`; an export of a model with a head."""
         if not is_export(source):
-            return cls.open(source, pooling=pooling, trust_remote_code=trust_remote_code, compacted=True)
+            return cls.open(
+                source, pooling=pooling, trust_remote_code=trust_remote_code, compacted=True
+            )
         export = open_export(source)
         if not {VECTORS, "last_hidden_state"} & set(export.outputs):
             message = f"{source} is an export of a model with a head: it gives {', '.join(export.outputs)}, no vectors"
@@ -75,7 +84,9 @@ class Embedder:
         fmt, note = format_for(source, export.config, pooling)
         tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
         note = f"run by {export.format}, {export.precision}; {note}"
-        return cls(source, export, tokenizer, fmt, note, export.runner(latency_threads()), export.outputs)
+        return cls(
+            source, export, tokenizer, fmt, note, export.runner(latency_threads()), export.outputs
+        )
 
     @property
     def max_length(self) -> int:
@@ -87,10 +98,18 @@ class Embedder:
     def fingerprint(self) -> str:
         """A hash of everything its vectors depend on, but the texts."""
         dense = (
-            [] if self.format.dense is None else [t.numpy().tobytes() for t in self.format.dense[:2] if t is not None]
+            []
+            if self.format.dense is None
+            else [t.numpy().tobytes() for t in self.format.dense[:2] if t is not None]
         )
-        settings = replace(self.format, dense=None, prompts={}, default_prompt=None)  # prompts are part of the texts
-        return cache_key(weights_hash(self.model), repr(settings), [hashlib.sha256(part).hexdigest() for part in dense])
+        settings = replace(
+            self.format, dense=None, prompts={}, default_prompt=None
+        )  # prompts are part of the texts
+        return cache_key(
+            weights_hash(self.model),
+            repr(settings),
+            [hashlib.sha256(part).hexdigest() for part in dense],
+        )
 
     def captured(self) -> Capture:
         """A module that gives `pooled` signals."""
@@ -101,14 +120,19 @@ class Embedder:
         names = [n for n in (*ROLES[role], self.format.default_prompt) if n in self.format.prompts]
         prompt = self.format.prompts[names[0]] if names else ""
         if prompt and not self.format.prompt_counts:
-            raise UsageError(f"{self.source} leaves the tokens of its prompts out of its pooling: not supported")
+            raise UsageError(
+                f"{self.source} leaves the tokens of its prompts out of its pooling: not supported"
+            )
         return prompt
 
-    def rows(self, texts: Sequence[str], roles: Sequence[str], max_length: int | None = None) -> Encoded:
+    def rows(
+        self, texts: Sequence[str], roles: Sequence[str], max_length: int | None = None
+    ) -> Encoded:
         """Texts with their prompts, as rows of tokens."""
         prompts = {role: self.prompt(role) for role in set(roles)}
         examples = [
-            Example("", str(n), (prompts[r] + t,), None) for n, (t, r) in enumerate(zip(texts, roles, strict=True))
+            Example("", str(n), (prompts[r] + t,), None)
+            for n, (t, r) in enumerate(zip(texts, roles, strict=True))
         ]
         types = int(getattr(self.model.config, "type_vocab_size", 0) or 0) > 1
         length = min(max_length or self.max_length, positions_of(self.model.config) or 1 << 30)
@@ -124,7 +148,9 @@ class Embedder:
             by_length, pool = np.argsort(-lengths, kind="stable"), Pool(self.format)
             for begin in range(0, len(rows), FORWARD_ROWS):
                 indices = by_length[begin : begin + FORWARD_ROWS]
-                found[indices] = self._by_runner(self.runner, rows.batch(indices), rows.pad_id, pool)
+                found[indices] = self._by_runner(
+                    self.runner, rows.batch(indices), rows.pad_id, pool
+                )
             return self._cut(found)
         module = self.captured()
         module.to(session.device).eval()
@@ -140,7 +166,9 @@ class Embedder:
                 if not is_out_of_memory(error):
                     raise
                 if len(indices) == 1:
-                    raise MachineError("out of memory with one text at a time", "lower data.max_length") from None
+                    raise MachineError(
+                        "out of memory with one text at a time", "lower data.max_length"
+                    ) from None
                 budget //= 2
                 continue
             begin += len(indices)
@@ -151,8 +179,12 @@ class Embedder:
         than there are."""
         width = self.format.width(self.model.config.hidden_size)
         if dimensions and max(dimensions) > width:
-            raise UsageError(f"{self.source} has vectors of {width} numbers: dimensions={max(dimensions)} is too many")
-        return {f"{name}, {d} numbers": replace(self, dimensions=d) for d in dimensions} or {name: self}
+            raise UsageError(
+                f"{self.source} has vectors of {width} numbers: dimensions={max(dimensions)} is too many"
+            )
+        return {f"{name}, {d} numbers": replace(self, dimensions=d) for d in dimensions} or {
+            name: self
+        }
 
     def _cut(self, v_ND: Array) -> Array:
         cut_ND = v_ND[:, : self.dimensions]
@@ -167,7 +199,11 @@ class Embedder:
         if VECTORS in by_name:
             return by_name[VECTORS]
         with torch.no_grad():
-            return np.asarray(pool(torch.from_numpy(by_name["last_hidden_state"]), batch["attention_mask"]).numpy())
+            return np.asarray(
+                pool(
+                    torch.from_numpy(by_name["last_hidden_state"]), batch["attention_mask"]
+                ).numpy()
+            )
 
 
 def cosines(x_ND: Array, y_ND: Array) -> Array:
@@ -191,7 +227,9 @@ def as_task_model(embedder: Embedder) -> TaskModel:
 def predict_pairs(embedder: Embedder, evaluator: Evaluator, session: Session) -> list[Prediction]:
     """The cosine of each judged pair, as predictions of the task."""
     examples = evaluator.features.examples
-    first, second = (embedder.vectors([e.texts[side] for e in examples], "", session) for side in (0, 1))
+    first, second = (
+        embedder.vectors([e.texts[side] for e in examples], "", session) for side in (0, 1)
+    )
     by_example = cosines(first, second)
     outputs = [by_example[[int(example)]] for example in evaluator.features.rows.example]
     return evaluator.features.predictions(outputs)

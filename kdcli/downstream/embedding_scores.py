@@ -87,20 +87,29 @@ def open_pairs(name: str, settings: LabelledSettings, trained: Mapping[str, RowH
     data = open_labelled(name, training=False, trained=trained, log=Progress.log, **where)
     if not scores_pairs(data.task):
         message = f"the rows of task {name} are of kind {data.task.kind}; vectors are judged on pairs with a score"
-        raise UsageError(message, "name two columns of texts; set data.columns.kind=score for labels of whole numbers")
+        raise UsageError(
+            message,
+            "name two columns of texts; set data.columns.kind=score for labels of whole numbers",
+        )
     # A cosine has not the scale of the scores, and vectors rank: the field compares them by Spearman.
     return replace(data, task=replace(data.task, metrics=("spearman", "pearson")))
 
 
 def scored(
-    judged: Sequence[Judged], models: Mapping[str, Embedder], session: Session, resamples: int = 1000
+    judged: Sequence[Judged],
+    models: Mapping[str, Embedder],
+    session: Session,
+    resamples: int = 1000,
 ) -> tuple[Rows, Rows]:
     """Evaluations and comparisons as a report takes them; the first model is the baseline of the others."""
     evaluations: Rows = []
     comparisons: Rows = []
     for one in judged:
         if one.retrieval is not None:
-            values = {name: retrieval_scores(one.retrieval, embedder, session) for name, embedder in models.items()}
+            values = {
+                name: retrieval_scores(one.retrieval, embedder, session)
+                for name, embedder in models.items()
+            }
             rows, beside = ranked(one.name, "test", values, resamples)
         else:
             rows, beside = _scored_pairs(one, models, session, resamples)
@@ -108,7 +117,9 @@ def scored(
     return evaluations, comparisons
 
 
-def _scored_pairs(one: Judged, models: Mapping[str, Embedder], session: Session, resamples: int) -> tuple[Rows, Rows]:
+def _scored_pairs(
+    one: Judged, models: Mapping[str, Embedder], session: Session, resamples: int
+) -> tuple[Rows, Rows]:
     assert one.pairs is not None
     evaluations: Rows = []
     scorers: dict[str, Mapping[str, Scorer]] = {}
@@ -118,14 +129,18 @@ def _scored_pairs(one: Judged, models: Mapping[str, Embedder], session: Session,
         scorers[name] = evaluator.scorers(predictions)
         evaluations += evaluator.evaluations(name, one.pairs.split, predictions, 0)
     baseline, *others = scorers.items()
-    return evaluations, [row for other in others for row in compared(evaluator, other, baseline, resamples)]
+    return evaluations, [
+        row for other in others for row in compared(evaluator, other, baseline, resamples)
+    ]
 
 
 def read_retrieval(source: str) -> Retrieval:
     """Raises UsageError: a file is missing; an id occurs twice; a judgement of an unknown query or document, or two
     that differ; no query has a relevant document; a judged query without text."""
     folder = Path(source).expanduser()
-    qrels = next((p for p in (folder / "qrels" / "test.tsv", folder / "qrels.tsv") if p.is_file()), None)
+    qrels = next(
+        (p for p in (folder / "qrels" / "test.tsv", folder / "qrels.tsv") if p.is_file()), None
+    )
     if not source or qrels is None:
         raise UsageError(
             f"no retrieval data at {source or 'nowhere'}",
@@ -138,18 +153,24 @@ def read_retrieval(source: str) -> Retrieval:
             if number == 1 and row and not row[-1].strip().lstrip("-").isdigit():
                 continue
             if len(row) != 3 or not row[2].strip().lstrip("-").isdigit():
-                raise UsageError(f"{qrels}:{number} must hold query, document and relevance, separated by tabs")
+                raise UsageError(
+                    f"{qrels}:{number} must hold query, document and relevance, separated by tabs"
+                )
             query, document, grade = row[0], row[1], float(row[2])
             if query not in queries or document not in documents:
                 unknown = f"query {query}" if query not in queries else f"document {document}"
                 raise UsageError(f"{qrels}:{number} judges {unknown}, which is not there")
             if relevance.setdefault(query, {}).setdefault(document, grade) != grade:
-                raise UsageError(f"{qrels}:{number} judges document {document} for query {query} again, otherwise")
+                raise UsageError(
+                    f"{qrels}:{number} judges document {document} for query {query} again, otherwise"
+                )
     asked = {q: t for q, t in queries.items() if any(g > 0 for g in relevance.get(q, {}).values())}
     if not asked:
         raise UsageError(f"{qrels} names no relevant document of any query")
     if (blank := next((query for query, text in asked.items() if not text), None)) is not None:
-        raise UsageError(f"query {blank} of {folder} has no text", "fill it in, or take its judgements out")
+        raise UsageError(
+            f"query {blank} of {folder} has no text", "fill it in, or take its judgements out"
+        )
     return Retrieval(folder.name, documents, asked, relevance)
 
 
@@ -159,7 +180,9 @@ def retrieval_scores(data: Retrieval, embedder: Embedder, session: Session) -> d
     d_ND = embedder.vectors(list(data.documents.values()), "document", session)
     q_QD = embedder.vectors(list(data.queries.values()), "query", session)
     if embedder.format.similarity == "cosine":
-        d_ND, q_QD = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (d_ND, q_QD))
+        d_ND, q_QD = (
+            x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (d_ND, q_QD)
+        )
     top = min(TOP, len(documents))
     ranked: list[list[str]] = []
     for begin in range(0, len(queries), QUERIES_AT_ONCE):
@@ -171,15 +194,23 @@ def retrieval_scores(data: Retrieval, embedder: Embedder, session: Session) -> d
 
 
 def _by_id(folder: Path, name: str) -> dict[str, str]:
-    file = next((p for p in (folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz") if p.is_file()), None)
+    file = next(
+        (p for p in (folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz") if p.is_file()), None
+    )
     if file is None:
         raise UsageError(f"{folder} has no {name}.jsonl")
     found: dict[str, str] = {}
     for _, rows in open_source(str(file)).tables("train"):
         for where, row in rows:
             number, text, title = row.get("_id"), row.get("text"), row.get("title") or ""
-            if not isinstance(number, str) or not isinstance(text, str) or not isinstance(title, str):
-                raise UsageError(f"{where}: needs the texts '_id' and 'text', there are {', '.join(row)}")
+            if (
+                not isinstance(number, str)
+                or not isinstance(text, str)
+                or not isinstance(title, str)
+            ):
+                raise UsageError(
+                    f"{where}: needs the texts '_id' and 'text', there are {', '.join(row)}"
+                )
             if number in found:
                 raise UsageError(f"{where}: _id {number} occurs twice")
             found[number] = f"{title} {text}".strip()

@@ -31,10 +31,14 @@ def set_decoding(model: Any, settings: GenerationSettings) -> None:
     """Write how to decode into a model's `generation_config`, which is saved with it. Raises UsageError: the least
     tokens leave none for the end token."""
     if settings.min_tokens >= settings.max_tokens:
-        raise UsageError(f"generation.min_tokens {settings.min_tokens} is not below max_tokens {settings.max_tokens}")
+        raise UsageError(
+            f"generation.min_tokens {settings.min_tokens} is not below max_tokens {settings.max_tokens}"
+        )
     before = model.generation_config
     of_beams: dict[str, Any] = (
-        {"length_penalty": settings.length_penalty, "early_stopping": False} if settings.beams > 1 else {}
+        {"length_penalty": settings.length_penalty, "early_stopping": False}
+        if settings.beams > 1
+        else {}
     )
     model.generation_config = GenerationConfig(
         eos_token_id=before.eos_token_id,
@@ -61,7 +65,12 @@ def generation_job(
     """The job that trains on `rows` with new masks in each pass, and judges by the loss at fixed masks and, where it
     selects by a metric or `decodes`, by decoded targets."""
     vocabulary = tokens_of(headed.tokenizer, headed.source)
-    masked: dict[str, Any] = {"vocabulary": vocabulary, "share": settings.masked, "whole_words": False, "seed": seed}
+    masked: dict[str, Any] = {
+        "vocabulary": vocabulary,
+        "share": settings.masked,
+        "whole_words": False,
+        "seed": seed,
+    }
     generator: Any
     model, generator = capture(headed.model, Needs(masked_logits=True)), headed.model
     decodes = decodes or best is not None
@@ -78,7 +87,15 @@ def generation_job(
     held_out = Masked(evaluator.features.rows, static=True, **masked)
     metrics = evaluator.metrics if decodes else None
     examples = Masked(rows, static=False, **masked)
-    return Job({"model": model}, step, examples, PassOrder(order), held_out, compute_metrics=metrics, best=best)
+    return Job(
+        {"model": model},
+        step,
+        examples,
+        PassOrder(order),
+        held_out,
+        compute_metrics=metrics,
+        best=best,
+    )
 
 
 def decoded(generator: Any, batch: Batch) -> torch.Tensor:
@@ -86,6 +103,8 @@ def decoded(generator: Any, batch: Batch) -> torch.Tensor:
     sources = batch["sources"]
     at_S = torch.arange(int(sources.max()), device=sources.device)
     real = (at_S < sources[:, None]).long()
-    ids = torch.where(real.bool(), batch["input_ids"][:, : len(at_S)], generator.generation_config.pad_token_id)
+    ids = torch.where(
+        real.bool(), batch["input_ids"][:, : len(at_S)], generator.generation_config.pad_token_id
+    )
     targets: torch.Tensor = generator.generate(ids, real)
     return targets

@@ -26,7 +26,9 @@ class Encoder:
     def __init__(self, embedder: Embedder, session: Session, meta: Any) -> None:
         self.embedder, self.session, self.mteb_model_meta, self.texts = embedder, session, meta, 0
 
-    def encode(self, inputs: Iterable[Mapping[str, Any]], *, prompt_type: Any = None, **_: Any) -> Array:
+    def encode(
+        self, inputs: Iterable[Mapping[str, Any]], *, prompt_type: Any = None, **_: Any
+    ) -> Array:
         """Batches with the texts under `text` -> their vectors, float32 [N, E]."""
         texts = [text for batch in inputs for text in batch["text"]]
         self.texts += len(texts)
@@ -54,19 +56,21 @@ def open_task(name: str) -> Any:
     try:
         task = mteb.get_task(name.removeprefix(PREFIX))
     except KeyError as error:
-        raise UsageError(f"mteb has no such task: {error.args[0]}", "kdcli evaluate MODEL --task mteb:STS12") from None
+        raise UsageError(
+            f"mteb has no such task: {error.args[0]}", "kdcli evaluate MODEL --task mteb:STS12"
+        ) from None
     if task.is_aggregate:
         parts = ", ".join(part.metadata.name for part in task.metadata.tasks)
         raise UsageError(f"{name} is made of several tasks", f"name one of them: {parts}")
     if task.metadata.modalities != ["text"]:
-        raise UsageError(f"{name} is a task of {', '.join(task.metadata.modalities)}, and kdcli's models read texts")
+        raise UsageError(
+            f"{name} is a task of {', '.join(task.metadata.modalities)}, and kdcli's models read texts"
+        )
     try:
         task.load_data()
     except (*HUB_ERRORS, ValueError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        message = (
-            f"the data of {name} ({task.metadata.dataset['path']}) is not in the cache and cannot be had: {reason}"
-        )
+        message = f"the data of {name} ({task.metadata.dataset['path']}) is not in the cache and cannot be had: {reason}"
         raise UsageError(
             message, "run it once where the hub can be reached, or judge by --task own or retrieval"
         ) from None
@@ -77,15 +81,22 @@ def task_scores(task: Any, models: Mapping[str, Embedder], session: Session) -> 
     """Evaluations as a report takes them, one for each subset and split: the task's main score, n: the texts read."""
     mteb, rows = library("mteb", "embed"), []
     for name, embedder in models.items():
-        encoder = Encoder(embedder, session, library("mteb.models", "embed").ModelMeta.create_empty())
+        encoder = Encoder(
+            embedder, session, library("mteb.models", "embed").ModelMeta.create_empty()
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = mteb.evaluate(encoder, task, cache=None, co2_tracker=False, show_progress_bar=False)
+            result = mteb.evaluate(
+                encoder, task, cache=None, co2_tracker=False, show_progress_bar=False
+            )
         of_task = {"task": f"{PREFIX}{task.metadata.name}", "n": encoder.texts}
         rest: dict[str, Any] = {"confusion": None, "per_class": {}, "worst": []}
         for split, subsets in result.task_results[0].scores.items():
             for scores in subsets:
                 subset = "" if scores["hf_subset"] == "default" else scores["hf_subset"]
                 metrics = {task.metadata.main_score: float(scores["main_score"])}
-                rows.append({"model": name, **of_task, "set": subset, "split": split, "metrics": metrics} | rest)
+                rows.append(
+                    {"model": name, **of_task, "set": subset, "split": split, "metrics": metrics}
+                    | rest
+                )
     return rows

@@ -63,10 +63,14 @@ class Features:
         """Tokenise examples; see `encode`, `windows` and, of which `target` are two arguments, `encode_targets`."""
         if task.kind == "text":
             assert target is not None
-            rows = encode_targets(examples, tokenizer, max_length=max_length, token_types=token_types, **target)
+            rows = encode_targets(
+                examples, tokenizer, max_length=max_length, token_types=token_types, **target
+            )
             return cls(task, examples, rows, None, tokenizer)
         if task.kind == "span":
-            cut = windows(examples, tokenizer, max_length=max_length, stride=stride, token_types=token_types)
+            cut = windows(
+                examples, tokenizer, max_length=max_length, stride=stride, token_types=token_types
+            )
             return cls(task, examples, cut.rows, cut)
         rows = encode(task, examples, tokenizer, max_length=max_length, token_types=token_types)
         return cls(task, examples, rows, None)
@@ -89,14 +93,18 @@ class Features:
                 for d in decode(self.windows, outputs, self.examples)
             ]
         row_of = {int(example): row for row, example in enumerate(self.rows.example)}
-        return [self._prediction(e, row_of[i], outputs[row_of[i]]) for i, e in enumerate(self.examples)]
+        return [
+            self._prediction(e, row_of[i], outputs[row_of[i]]) for i, e in enumerate(self.examples)
+        ]
 
     def _prediction(self, example: Example, row: int, output: Array) -> Prediction:
         task, error = self.task, 0.0
         label: Any = example.label
         if task.kind == "text":
             assert self.tokenizer is not None
-            text = str(self.tokenizer.decode(output.astype(np.int64), skip_special_tokens=True)).strip()
+            text = str(
+                self.tokenizer.decode(output.astype(np.int64), skip_special_tokens=True)
+            ).strip()
             return Prediction(text, text, [])
         if task.kind == "class":
             logs = log_softmax(output.astype(np.float64))
@@ -116,7 +124,9 @@ class Features:
             return Prediction(score, score, [], 0.0 if label is None else abs(score - float(label)))
         tags = self._tags(example, row, output)
         if label is not None:
-            error = sum(a != b for a, b in zip(tags, reference(task, example), strict=True)) / len(label)
+            error = sum(a != b for a, b in zip(tags, reference(task, example), strict=True)) / len(
+                label
+            )
         return Prediction(tags, tags, [], error)
 
     def _tags(self, example: Example, row: int, output_LC: Array) -> list[str]:
@@ -191,7 +201,10 @@ class Evaluator:
     def by_set(self, predictions: Sequence[Prediction]) -> dict[str, dict[str, float]]:
         """Set -> metric -> value."""
         scorers = self.scorers(predictions)
-        return {name: scorers[name](np.arange(end - begin)) for name, (begin, end) in self.bounds.items()}
+        return {
+            name: scorers[name](np.arange(end - begin))
+            for name, (begin, end) in self.bounds.items()
+        }
 
     def metrics(self, outputs: Sequence[Array]) -> dict[str, float]:
         """The metrics during training, see `summed_up`."""
@@ -203,28 +216,50 @@ class Evaluator:
         """One `kdcli.report.schema.Evaluation` per set, with the `worst` examples of each."""
         metrics, rows = self.by_set(predictions), []
         for name, (begin, end) in self.bounds.items():
-            pairs = list(zip(self.features.examples[begin:end], predictions[begin:end], strict=True))
-            row = {"model": model, "task": self.task.name, "set": name, "split": split, "n": end - begin}
+            pairs = list(
+                zip(self.features.examples[begin:end], predictions[begin:end], strict=True)
+            )
+            row = {
+                "model": model,
+                "task": self.task.name,
+                "set": name,
+                "split": split,
+                "n": end - begin,
+            }
             row["rows_sha256"] = _sha256([example for example, _ in pairs])
-            truth, predicted = [reference(self.task, e) for e, _ in pairs], [p.value for _, p in pairs]
-            extra = {k: v for metric in self.extra_metrics for k, v in metric.compute(predicted, truth).items()}
+            truth, predicted = (
+                [reference(self.task, e) for e, _ in pairs],
+                [p.value for _, p in pairs],
+            )
+            extra = {
+                k: v
+                for metric in self.extra_metrics
+                for k, v in metric.compute(predicted, truth).items()
+            }
             counts = None
             if self.task.kind == "class":
                 cells = confusion(predicted, truth, len(self.task.labels)).astype(int).tolist()
                 counts = {"labels": list(self.task.labels), "counts": cells}
             row |= {"metrics": metrics[name] | extra, "confusion": counts}
             mistakes = _worst_examples(self.task, pairs, self.language(name))[:worst]
-            rows.append(row | {"per_class": per_class(self.task, predicted, truth), "worst": mistakes})
+            rows.append(
+                row | {"per_class": per_class(self.task, predicted, truth), "worst": mistakes}
+            )
         return rows
 
 
 def _sha256(examples: Sequence[Example]) -> str:
     """The hash of texts and labels of some examples, in any order."""
-    each = (hashlib.sha256(repr((e.texts, e.label)).encode("utf-8", "surrogatepass")).digest() for e in examples)
+    each = (
+        hashlib.sha256(repr((e.texts, e.label)).encode("utf-8", "surrogatepass")).digest()
+        for e in examples
+    )
     return hashlib.sha256(b"".join(sorted(each))).hexdigest()
 
 
-def _worst_examples(task: Task, pairs: Sequence[tuple[Example, Prediction]], language: str) -> list[dict[str, Any]]:
+def _worst_examples(
+    task: Task, pairs: Sequence[tuple[Example, Prediction]], language: str
+) -> list[dict[str, Any]]:
     """All wrong predictions as `kdcli.report.schema` takes them, the largest error first."""
     wrong: list[dict[str, Any]] = []
     for example, prediction in pairs:
@@ -237,10 +272,18 @@ def _worst_examples(task: Task, pairs: Sequence[tuple[Example, Prediction]], lan
 
             error = 1.0 - rouge(shown, label)[2]
         # A loss is above 0 for a right answer too.
-        if error <= 0 or (task.kind in ("class", "multi") and prediction.value == reference(task, example)):
+        if error <= 0 or (
+            task.kind in ("class", "multi") and prediction.value == reference(task, example)
+        ):
             continue
-        row = {"id": example.id, "texts": list(example.texts) if task.kind != "tokens" else [" ".join(example.texts)]}
-        row |= {"label": readable(task, example, label, shown), "predicted": readable(task, example, shown, label)}
+        row = {
+            "id": example.id,
+            "texts": list(example.texts) if task.kind != "tokens" else [" ".join(example.texts)],
+        }
+        row |= {
+            "label": readable(task, example, label, shown),
+            "predicted": readable(task, example, shown, label),
+        }
         wrong.append(row | {"badness": error})
     return sorted(wrong, key=lambda row: -row["badness"])
 
@@ -254,7 +297,9 @@ def summed_up(by_set: Mapping[str, Mapping[str, float]], choose_on: str | None) 
         shared = [m for m in first if all(m in metrics for metrics in by_set.values())]
         total = {m: float(np.mean([metrics[m] for metrics in by_set.values()])) for m in shared}
     if len(by_set) > 1:
-        total |= {f"{name}/{m}": value for name, metrics in by_set.items() for m, value in metrics.items()}
+        total |= {
+            f"{name}/{m}": value for name, metrics in by_set.items() for m, value in metrics.items()
+        }
     return total
 
 
@@ -283,7 +328,9 @@ def shown_label(task: Task, example: Example) -> Any:
 def readable(task: Task, example: Example, value: Any, other: Any) -> str:
     """A label or prediction as text; for `tokens` only the words in which it differs from `other`."""
     if task.kind == "tokens":
-        return ", ".join(f"{w} {v}" for w, v, o in zip(example.texts, value, other, strict=True) if v != o)
+        return ", ".join(
+            f"{w} {v}" for w, v, o in zip(example.texts, value, other, strict=True) if v != o
+        )
     if isinstance(value, list):
         return ", ".join(dict.fromkeys(map(str, value))) or "(none)"
     return f"{value:.3g}" if isinstance(value, float) else str(value) or "(none)"

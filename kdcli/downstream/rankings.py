@@ -18,13 +18,23 @@ def ranked(
     count = len(next(iter(values[baseline].values())))
     rest: dict[str, Any] = {"confusion": None, "per_class": {}, "worst": []}
     evaluations = [
-        {"model": name, "task": task, "set": "", "split": split, "n": count, "metrics": _means(of_model), **rest}
+        {
+            "model": name,
+            "task": task,
+            "set": "",
+            "split": split,
+            "n": count,
+            "metrics": _means(of_model),
+            **rest,
+        }
         for name, of_model in values.items()
     ]
     comparisons = []
     for name in others:
         names = {"model": name, "baseline": baseline, "task": task, "set": ""}
-        comparisons += differences(names, _scorer(values[name]), _scorer(values[baseline]), count, resamples)
+        comparisons += differences(
+            names, _scorer(values[name]), _scorer(values[baseline]), count, resamples
+        )
     return evaluations, comparisons
 
 

@@ -19,23 +19,36 @@ def finetune_recipe(
     return resolved
 
 
-def as_finetune(recipe: OnTask, model: str, *, head: TaskHeadSettings | None = None) -> FinetuneRecipe:
+def as_finetune(
+    recipe: OnTask, model: str, *, head: TaskHeadSettings | None = None
+) -> FinetuneRecipe:
     """The part of a task recipe that trains or evaluates one of its models. `head`: settings of the model's head; None
     is the recipe's without `label_map`, which belongs to the teacher."""
-    shared = {key: getattr(recipe, key) for key in ("task", "keep", "choose_on", "data", "train", "measure")}
+    shared = {
+        key: getattr(recipe, key)
+        for key in ("task", "keep", "choose_on", "data", "train", "measure")
+    }
     head = head or recipe.head.model_copy(update={"label_map": None})
     return FinetuneRecipe(model=model, head=head, **shared)
 
 
-def downstream_recipe(settings: DownstreamSettings, task: str, seed: int) -> Resolved[FinetuneRecipe]:
+def downstream_recipe(
+    settings: DownstreamSettings, task: str, seed: int
+) -> Resolved[FinetuneRecipe]:
     """The recipe of one task of `eval`: the shipped one, with the overrides. Raises UsageError: an override that
     `finetune` does not know; a directory of several tasks without this one's."""
     source = settings.source
     if source is not None and (Path(source) / task).is_dir():
         source = str(Path(source) / task)
     elif source is not None and Path(source).is_dir() and len(settings.tasks) > 1:
-        there = ", ".join(sorted(f"{p.name}/" for p in Path(source).iterdir() if p.is_dir())) or "none"
-        message = f"eval.source={source} has no folder {task}/ for the task {task}; there are {there}"
+        there = (
+            ", ".join(sorted(f"{p.name}/" for p in Path(source).iterdir() if p.is_dir())) or "none"
+        )
+        message = (
+            f"eval.source={source} has no folder {task}/ for the task {task}; there are {there}"
+        )
         raise UsageError(message, "with several tasks each needs a folder of its name")
-    options = {"task": task, "data.source": source, "train.seed": seed} | dict(flatten(settings.overrides))
+    options = {"task": task, "data.source": source, "train.seed": seed} | dict(
+        flatten(settings.overrides)
+    )
     return finetune_recipe(options=options)

@@ -19,7 +19,14 @@ from kdcli.data.labelled.features import Array, Encoded
 from kdcli.data.labelled.lists import RERANK, Lists
 from kdcli.data.labelled.rows import hashes_of
 from kdcli.downstream.rankings import ranked
-from kdcli.downstream.reranker import METRICS, activation_of, per_query, read_by, scores_of, tokens_of_row
+from kdcli.downstream.reranker import (
+    METRICS,
+    activation_of,
+    per_query,
+    read_by,
+    scores_of,
+    tokens_of_row,
+)
 from kdcli.downstream.settings import RerankRecipe
 from kdcli.downstream.task import freeze_unused
 from kdcli.downstream.vocabulary import texts_of, trimmed
@@ -43,7 +50,10 @@ from kdcli.types import Batch, Job, Needs, Outcome, RowHashes, StepLoss, Term
 
 STUDENT = "student"
 ROWS_AT_ONCE = 32  # candidates of a micro-batch, about
-ACTIVATIONS = {"Sigmoid": "torch.nn.modules.activation.Sigmoid", "Identity": "torch.nn.modules.linear.Identity"}
+ACTIVATIONS = {
+    "Sigmoid": "torch.nn.modules.activation.Sigmoid",
+    "Identity": "torch.nn.modules.linear.Identity",
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,10 @@ class ListRows:
         sizes = self.lists.sizes[indices]
         within = np.arange(sizes.max())
         places = np.where(within < sizes[:, None], (np.cumsum(sizes) - sizes)[:, None] + within, -1)
-        batch |= {"places": torch.from_numpy(places), "labels": torch.zeros(len(indices), dtype=torch.int64)}
+        batch |= {
+            "places": torch.from_numpy(places),
+            "labels": torch.zeros(len(indices), dtype=torch.int64),
+        }
         batch["relevance"] = torch.from_numpy(self.lists.labels[at].astype(np.float32))
         if self.scores is not None:
             batch["scores"] = torch.from_numpy(self.scores[at].astype(np.float32))
@@ -103,7 +116,9 @@ def student_of(
 
     def make() -> TaskModel:
         if shape == full and recipe.student.init != "random":
-            return replace(origin, model=copy.deepcopy(origin.model), tokenizer=copy.deepcopy(origin.tokenizer))
+            return replace(
+                origin, model=copy.deepcopy(origin.model), tokenizer=copy.deepcopy(origin.tokenizer)
+            )
         kept = recipe.student.model_dump(include={"init", "layers"})
         few = read_by(train.take(np.arange(min(len(train), 100))), origin, recipe.data.max_length)
         built = build_student(origin.model.base_model, shape, text=few, seed=seed, **kept)
@@ -111,7 +126,11 @@ def student_of(
         model = with_new_head(built.model, config, RERANK, seed, source=source, **how)
         if recipe.student.init != "random" and shape.hidden == full.hidden:
             inside = f"{model.base_model_prefix}."
-            head = {name: x for name, x in origin.model.state_dict().items() if not name.startswith(inside)}
+            head = {
+                name: x
+                for name, x in origin.model.state_dict().items()
+                if not name.startswith(inside)
+            }
             model.load_state_dict(head, strict=False)
         return replace(origin, model=model.eval(), tokenizer=copy.deepcopy(origin.tokenizer))
 
@@ -183,22 +202,37 @@ class RerankRun:
                 loss = score_loss(kind, s_QM, t_QM, labels_QM, real_QM, settings.temperature)
                 terms["scores"] = Term(loss, "labels", weight)
             if weight < 1 or not terms:
-                terms["labels"] = Term(label_loss(kind, s_QM, labels_QM, real_QM), "labels", 1 - weight or 1.0)
+                terms["labels"] = Term(
+                    label_loss(kind, s_QM, labels_QM, real_QM), "labels", 1 - weight or 1.0
+                )
             return StepLoss(terms, s_QM)
 
         def metrics(outputs: Sequence[Array]) -> dict[str, float]:
-            parts = [output[:size] for output, size in zip(outputs, self.held_out.sizes, strict=True)]
-            return {name: float(v.mean()) for name, v in per_query(self.held_out, np.concatenate(parts)).items()}
+            parts = [
+                output[:size] for output, size in zip(outputs, self.held_out.sizes, strict=True)
+            ]
+            return {
+                name: float(v.mean())
+                for name, v in per_query(self.held_out, np.concatenate(parts)).items()
+            }
 
-        group = recipe.train.micro_batch_size or max(1, int(ROWS_AT_ONCE // self.train.sizes.mean()))
-        order = BucketOrder(train.lengths, recipe.train.batch_size, group, recipe.train.seed, recipe.train.pool)
+        group = recipe.train.micro_batch_size or max(
+            1, int(ROWS_AT_ONCE // self.train.sizes.mean())
+        )
+        order = BucketOrder(
+            train.lengths, recipe.train.batch_size, group, recipe.train.seed, recipe.train.pool
+        )
         schedule = replace(make_schedule(recipe.train, order.steps_of_pass), micro_batch_size=group)
         best = METRICS[0] if recipe.keep == "best" else None
         size = max(1.0, float(self.held_out.sizes.max() / self.train.sizes.mean()))
         judging: dict[str, Any] = {"compute_metrics": metrics, "best": best, "held_out_size": size}
         job = Job({"model": captured}, step, train, order, held_out, **judging)
         freeze_unused(captured, step(train.batch(np.arange(1))).total)
-        cards = {STUDENT: describe(student.model, str(self.folder), None)} if self.invocation.dry_run else {}
+        cards = (
+            {STUDENT: describe(student.model, str(self.folder), None)}
+            if self.invocation.dry_run
+            else {}
+        )
         return StageJob(job, schedule, order.steps_of_pass, cards)
 
     def finish(self, outcome: Outcome) -> None:
@@ -216,7 +250,11 @@ class RerankRun:
         own = "Identity" if learnt_scores else "Sigmoid"
         set_activation(student.model, activation_of(student) or ACTIVATIONS[own])
         student.tokenizer.model_max_length = tokens_of_row(student, recipe.data.max_length)
-        rows = all_rows(hashes_of(self.train.examples), student.rows, *([self.teacher.rows] if self.teacher else []))
+        rows = all_rows(
+            hashes_of(self.train.examples),
+            student.rows,
+            *([self.teacher.rows] if self.teacher else []),
+        )
         save_model(student.model, student.tokenizer, self.folder, rows)
         cards = dict(self.teacher.cards) if self.teacher else {}
         subjects = [Subject(TEACHER, location(self.teacher.source))] if self.teacher else []
@@ -226,7 +264,9 @@ class RerankRun:
             recipe=recipe.model_dump(),
             cards=cards | {STUDENT: describe(student.model, str(self.folder), self.folder)},
             folders={STUDENT: self.folder},
-            latency=measure([*subjects, Subject(STUDENT, str(self.folder))], recipe.measure, session),
+            latency=measure(
+                [*subjects, Subject(STUDENT, str(self.folder))], recipe.measure, session
+            ),
             outcome=outcome,
             notes=self.notes,
             auto_class="AutoModelForSequenceClassification",

@@ -45,7 +45,9 @@ class Reranker:
     cross_encoder: TaskModel | None = None
 
 
-def open_reranker(source: str, session: Session, *, max_length: int | None, pooling: str | None = None) -> Reranker:
+def open_reranker(
+    source: str, session: Session, *, max_length: int | None, pooling: str | None = None
+) -> Reranker:
     """Load a cross-encoder or an embedding model, or an export of either. Raises UsageError: a model that is neither;
     see `load_judged` and `Embedder`."""
     trusted = session.trust_remote_code
@@ -72,16 +74,28 @@ def judged_lists(settings: LabelledSettings, trained: Mapping[str, RowHashes]) -
     """The lists that rerankers are judged by, and their split. `trained`: model -> rows that trained it; queries with
     such a row are left out. Raises UsageError: see `read_lists`; no other query."""
     if settings.source is None:
-        raise UsageError("task rerank needs --data", "a file or directory of queries with their passages")
+        raise UsageError(
+            "task rerank needs --data", "a file or directory of queries with their passages"
+        )
     _, lists, split = read_lists(settings.source, seed=settings.split_seed, log=Progress.log)
     known_R = np.isin(hashes_of(lists.examples), np.concatenate([NO_ROWS, *trained.values()]))
     known_Q = np.logical_or.reduceat(known_R, lists.ends - lists.sizes)
     if not known_Q.any() or settings.judge_trained_rows:
-        return lists, f"{split}, {known_Q.sum():,} of {len(lists):,} trained a model" if known_Q.any() else split
+        return (
+            lists,
+            f"{split}, {known_Q.sum():,} of {len(lists):,} trained a model"
+            if known_Q.any()
+            else split,
+        )
     if known_Q.all():
         message = f"all {len(lists):,} queries of the {split} split trained a judged model"
-        raise UsageError(message, "give --data with others, or judge by them with --set data.judge_trained_rows=true")
-    Progress.log(f"left out {known_Q.sum():,} of {len(lists):,} queries: they trained a judged model")
+        raise UsageError(
+            message,
+            "give --data with others, or judge by them with --set data.judge_trained_rows=true",
+        )
+    Progress.log(
+        f"left out {known_Q.sum():,} of {len(lists):,} queries: they trained a judged model"
+    )
     return lists.take(np.flatnonzero(~known_Q)), split
 
 
@@ -102,7 +116,9 @@ def scores_of(session: Session, model: PreTrainedModel | Export, rows: Encoded) 
     """A cross-encoder's score of each row, before its activation, [R] float32. An export runs in its own runtime."""
     if isinstance(model, Export):
         made = model.runner(latency_threads())
-        return np.stack(runner_outputs(made, rows, positions_of(model.config)))[:, 0].astype(np.float32)
+        return np.stack(runner_outputs(made, rows, positions_of(model.config)))[:, 0].astype(
+            np.float32
+        )
     captured, by_length = capture(model, Needs(logits=True)), rows.by_length()
 
     def step(batch: Batch) -> StepLoss:
@@ -110,7 +126,9 @@ def scores_of(session: Session, model: PreTrainedModel | Export, rows: Encoded) 
         return StepLoss({"loss": Term(logits.new_zeros(()), "rows")}, logits)
 
     order = BatchOrder(len(rows), 1, 0)
-    job = Job({"model": captured}, step, by_length, order, by_length, compute_metrics=lambda outputs: {})
+    job = Job(
+        {"model": captured}, step, by_length, order, by_length, compute_metrics=lambda outputs: {}
+    )
     found = np.empty(len(rows), np.float32)
     found[by_length.example] = np.stack(evaluate(session, job).outputs)[:, 0]
     return found
@@ -142,4 +160,6 @@ def activation_of(model: TaskModel) -> str | None:
 def is_reranker(source: str, *, trust_remote_code: bool = False) -> bool:
     """Whether a model is a cross-encoder with one output. Raises UsageError: see `kdcli.models.load`."""
     config = load_config(source, trust_remote_code=trust_remote_code, weights=False, compacted=True)
-    return config.num_labels == 1 and any("ForSequenceClassification" in n for n in config.architectures or ())
+    return config.num_labels == 1 and any(
+        "ForSequenceClassification" in n for n in config.architectures or ()
+    )

@@ -49,7 +49,9 @@ class FinetuneStage:
         recipe = self.resolved.recipe
         if not self.timed:
             Progress.log(f"run {self.folder.name}")
-        self.headed = self.headed or self.task.load(recipe.model_copy(update={"model": self.source or recipe.model}))
+        self.headed = self.headed or self.task.load(
+            recipe.model_copy(update={"model": self.source or recipe.model})
+        )
         job, schedule = downstream.build_job(self.task, recipe, self.headed)
         order, _ = order_and_schedule(self.task, recipe)
         downstream.log_padding(order)
@@ -76,14 +78,18 @@ def finish_claimed(
     save_model(headed.model, headed.tokenizer, folder, all_rows(headed.rows, task.data.rows))
     if step is not None:
         chosen = f"by {task.data.task.metrics[0]} on {chosen_on(task, recipe)}"
-        notes.append(f"the weights of step {step} were kept, {chosen}, on which the scores are also reported")
+        notes.append(
+            f"the weights of step {step} were kept, {chosen}, on which the scores are also reported"
+        )
     card = describe(headed.model, str(folder), folder)
     evaluations = task.evaluator.evaluations(FINETUNED, task.data.split, trained.predictions, WORST)
     contents = {"outcome": trained.outcome, "notes": notes, "evaluations": evaluations}
     write_finetune_report(task, folder, recipe, card, timed=timed, **contents)
 
 
-def run_inside(task: PreparedTask, resolved: Resolved[FinetuneRecipe], folder: Path, source: str) -> RunResult:
+def run_inside(
+    task: PreparedTask, resolved: Resolved[FinetuneRecipe], folder: Path, source: str
+) -> RunResult:
     """A fine-tuning of the model at `source` inside another run's directory; resumed with that run and read back if
     done."""
     run_stage(task.session, FinetuneStage(task, resolved, folder, source=source))
@@ -92,7 +98,9 @@ def run_inside(task: PreparedTask, resolved: Resolved[FinetuneRecipe], folder: P
 
 def scorers_of(task: PreparedTask, folder: Path) -> dict[str, Scorer]:
     """Set -> the scorer of the predictions that a run inside another left in its directory."""
-    return task.evaluator.scorers([Prediction(v, v, []) for v in json.loads((folder / PREDICTIONS).read_text("utf-8"))])
+    return task.evaluator.scorers(
+        [Prediction(v, v, []) for v in json.loads((folder / PREDICTIONS).read_text("utf-8"))]
+    )
 
 
 def drop_weights(folder: Path) -> None:
@@ -102,7 +110,13 @@ def drop_weights(folder: Path) -> None:
 
 
 def write_finetune_report(
-    task: PreparedTask, folder: Path, recipe: FinetuneRecipe, card: dict[str, Any], *, timed: bool, **contents: Any
+    task: PreparedTask,
+    folder: Path,
+    recipe: FinetuneRecipe,
+    card: dict[str, Any],
+    *,
+    timed: bool,
+    **contents: Any,
 ) -> None:
     """Report a fine-tuned model; `contents` with `evaluations` go to `kdcli.report.finish.write_report`."""
     write_report(
@@ -111,7 +125,9 @@ def write_finetune_report(
         recipe=recipe.model_dump(),
         cards={FINETUNED: card},
         folders={FINETUNED: folder},
-        latency=measure([Subject(FINETUNED, str(folder))], recipe.measure, task.session) if timed else Latency(),
+        latency=measure([Subject(FINETUNED, str(folder))], recipe.measure, task.session)
+        if timed
+        else Latency(),
         auto_class=AUTO_CLASS[task.data.task.kind].__name__,
         **contents,
     )
@@ -120,4 +136,8 @@ def write_finetune_report(
 def chosen_on(task: PreparedTask, recipe: TaskRecipe) -> str:
     """Words for what evaluations and runs are chosen on."""
     several = "the mean over all sets of " if len(task.data.sets) > 1 else ""
-    return f"{recipe.choose_on} {task.data.split}" if recipe.choose_on else f"{several}{task.data.split}"
+    return (
+        f"{recipe.choose_on} {task.data.split}"
+        if recipe.choose_on
+        else f"{several}{task.data.split}"
+    )

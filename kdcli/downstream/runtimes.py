@@ -24,7 +24,11 @@ LENGTH_STEP = 64  # Rows are padded to a multiple of this many tokens: torch.com
 
 
 def load_judged(
-    source: str, task: Task, *, label_map: Sequence[int] | None = None, trust_remote_code: bool = False
+    source: str,
+    task: Task,
+    *,
+    label_map: Sequence[int] | None = None,
+    trust_remote_code: bool = False,
 ) -> TaskModel:
     """A fine-tuned model, or an export, whose `model` is then an `Export`. Raises UsageError: see `load_for_task` and
     `open_export`; a `label_map` for an export."""
@@ -32,10 +36,14 @@ def load_judged(
     if task.kind == "text":
         return load_generator(source, task, new_head=False, **how)
     if not is_export(source):
-        return load_for_task(source, task, label_map=label_map, new_head=False, compacted=True, **how)
+        return load_for_task(
+            source, task, label_map=label_map, new_head=False, compacted=True, **how
+        )
     export = open_export(source)
     if label_map is not None:
-        raise UsageError(f"the labels of the export {source} cannot be reordered", "leave head.label_map out")
+        raise UsageError(
+            f"the labels of the export {source} cannot be reordered", "leave head.label_map out"
+        )
     check_head(source, export.config, task)
     tokenizer = tokenizer_for(source, of_words=task.kind == "tokens", **how)
     note = f"run by {export.format}, {export.precision}"
@@ -46,11 +54,15 @@ def load_judged(
 def judged(session: Session, evaluator: Evaluator, headed: TaskModel) -> list[Prediction]:
     """A model's predictions for all evaluated examples, an export's by its own runtime on the CPU."""
     if isinstance(headed.model, Export):
-        return runner_predictions(headed.model.runner(latency_threads()), evaluator, positions_of(headed.model.config))
+        return runner_predictions(
+            headed.model.runner(latency_threads()), evaluator, positions_of(headed.model.config)
+        )
     return predict(session, evaluator, headed)
 
 
-def runner_predictions(made: Runner, evaluator: Evaluator, positions: int | None) -> list[Prediction]:
+def runner_predictions(
+    made: Runner, evaluator: Evaluator, positions: int | None
+) -> list[Prediction]:
     """The predictions of a runner; `positions` is the longest row that the model reads."""
     return evaluator.features.predictions(runner_outputs(made, evaluator.features.rows, positions))
 
@@ -72,4 +84,7 @@ def padded(batch: Batch, pad_id: int, positions: int | None) -> Batch:
     longer = length + -length % LENGTH_STEP
     more = (longer if positions is None else min(longer, positions)) - length
     names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch]
-    return {name: pad(batch[name], (0, more), value=pad_id if name == "input_ids" else 0) for name in names}
+    return {
+        name: pad(batch[name], (0, more), value=pad_id if name == "input_ids" else 0)
+        for name in names
+    }

@@ -44,13 +44,20 @@ def on_tasks(method: str) -> tuple[str, dict[str, float]]:
     """`STAGE` and `KD` of a method; UsageError if there is no such method or it does not learn from tasks."""
     if "task" not in inputs(method):
         others = ", ".join(m for m in methods() if "task" in inputs(m))
-        raise UsageError(f"method {method} learns from text, not from a task's examples", f"on tasks: {others}")
+        raise UsageError(
+            f"method {method} learns from text, not from a task's examples", f"on tasks: {others}"
+        )
     module = _METHODS.module(method)
     return module.STAGE, module.KD
 
 
 def build_objective(
-    method: str, settings: Mapping[str, Any], teacher: ModelShape, student: ModelShape, *, kernel: str = "torch"
+    method: str,
+    settings: Mapping[str, Any],
+    teacher: ModelShape,
+    student: ModelShape,
+    *,
+    kernel: str = "torch",
 ) -> Objective:
     """A method's objective, its relations by a `kdcli.losses.relation.KERNEL`. Raises UsageError: its settings are
     wrong, or it cannot compare these two shapes."""

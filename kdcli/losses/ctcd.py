@@ -28,11 +28,19 @@ from torch.utils.checkpoint import checkpoint
 from kdcli.errors import UsageError
 from kdcli.losses.vocabulary import CHUNK_LOGITS
 
-TEACHER, STUDENT = "teacher", "student"  # the two models; they differ only in the weights of their terms
+TEACHER, STUDENT = (
+    "teacher",
+    "student",
+)  # the two models; they differ only in the weights of their terms
 
 Mode = Literal["standalone", "one-way", "reversed", "co-distillation"]
 # Mode -> the weights that it sets to 0.
-SILENCED: dict[str, tuple[int, ...]] = {"standalone": (1, 3), "one-way": (3,), "reversed": (1,), "co-distillation": ()}
+SILENCED: dict[str, tuple[int, ...]] = {
+    "standalone": (1, 3),
+    "one-way": (3,),
+    "reversed": (1,),
+    "co-distillation": (),
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,10 @@ class Weights:
                 "in the order student against labels : student from teacher : teacher against labels : teacher from "
                 "student, for example 1:1:1:4",
             )
-        kept = [0.0 if place in SILENCED[mode] else float(number) for place, number in enumerate(numbers)]
+        kept = [
+            0.0 if place in SILENCED[mode] else float(number)
+            for place, number in enumerate(numbers)
+        ]
         if not any(kept):
             raise UsageError(
                 f"of the weights {shown} nothing is left to learn from in mode {mode}",
@@ -104,7 +115,10 @@ def ctcd(
         if weight := weights.soft(model):
             terms[f"{model}/soft"] = weight, soft(logits[other], logits[model])
         if community is not None and weights.community:
-            terms[f"{model}/community"] = weights.community, (community_kl or soft)(community, logits[model])
+            terms[f"{model}/community"] = (
+                weights.community,
+                (community_kl or soft)(community, logits[model]),
+            )
     return terms
 
 
@@ -122,7 +136,11 @@ def reverse_kl(frozen_PV: Tensor, model_PV: Tensor, temperature: float) -> Tenso
 
     total = torch.zeros((), device=model_PV.device)
     # Not slices: the gradient of each slice would be as large as all rows together.
-    for frozen_CV, model_CV in zip(torch.split(frozen_PV, at_once), torch.split(model_PV, at_once), strict=True):
+    for frozen_CV, model_CV in zip(
+        torch.split(frozen_PV, at_once), torch.split(model_PV, at_once), strict=True
+    ):
         # Recomputed in the backward pass, so that float32 copies of few rows exist at once.
-        total = total + checkpoint(chunk_kl, frozen_CV, model_CV, use_reentrant=False, preserve_rng_state=False)
+        total = total + checkpoint(
+            chunk_kl, frozen_CV, model_CV, use_reentrant=False, preserve_rng_state=False
+        )
     return total * (temperature**2 / max(1, rows))

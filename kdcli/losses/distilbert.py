@@ -37,7 +37,9 @@ class Settings(Section):
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
     """Raises ValueError if all weights are 0, or if states of two widths are to be compared."""
     if not (settings.soft_weight or settings.mlm_weight or settings.hidden_weight):
-        raise ValueError("loss.soft_weight, loss.mlm_weight and loss.hidden_weight are all 0: nothing is left to learn")
+        raise ValueError(
+            "loss.soft_weight, loss.mlm_weight and loss.hidden_weight are all 0: nothing is left to learn"
+        )
     if settings.hidden_weight and teacher.hidden != student.hidden:
         raise ValueError(
             f"DistilBERT compares the directions of last hidden states: the teacher is {teacher.hidden} wide, the "
@@ -59,7 +61,15 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
             named["hidden"] = settings.hidden_weight * cosine
         return named
 
-    t_last, s_last = (frozenset({net.layers} if settings.hidden_weight else ()) for net in (teacher, student))
+    t_last, s_last = (
+        frozenset({net.layers} if settings.hidden_weight else ()) for net in (teacher, student)
+    )
     t_needs = Needs(hidden=t_last, masked_logits=settings.soft_weight > 0)
     s_needs = Needs(hidden=s_last, masked_logits=settings.soft_weight + settings.mlm_weight > 0)
-    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=nn.ModuleDict(), terms=terms, over=OVER)
+    return Objective(
+        teacher_needs=t_needs,
+        student_needs=s_needs,
+        projections=nn.ModuleDict(),
+        terms=terms,
+        over=OVER,
+    )

@@ -65,7 +65,11 @@ def check_dimensions(loss: Mapping[str, Any], width: int) -> None:
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
     """Raises ValueError: no term has a weight, or MiniLMv2's relation heads do not divide both widths."""
-    weights = {n.removesuffix("_weight"): w for n, w in settings.model_dump().items() if n.endswith("_weight")}
+    weights = {
+        n.removesuffix("_weight"): w
+        for n, w in settings.model_dump().items()
+        if n.endswith("_weight")
+    }
     if not any(weights.values()):
         raise ValueError(
             f"every term of the loss has weight 0: set one of {', '.join(f'loss.{n}_weight' for n in weights)}"
@@ -95,8 +99,12 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         if weights["similarity"]:
             assert t.anchors is not None
             of_teacher = log_similarities(t_BD, t.anchors, settings.temperature)
-            parts = [log_similarities(s_BD[:, :d], t.anchors[:, :d], settings.temperature) for d in cuts]
-            kls = [F.kl_div(part, of_teacher, reduction="batchmean", log_target=True) for part in parts]
+            parts = [
+                log_similarities(s_BD[:, :d], t.anchors[:, :d], settings.temperature) for d in cuts
+            ]
+            kls = [
+                F.kl_div(part, of_teacher, reduction="batchmean", log_target=True) for part in parts
+            ]
             named["similarity"] = torch.stack(kls).mean()
         if weights["contrastive"]:
             named["contrastive"] = info_nce(s_BD, t, settings.temperature)
@@ -109,7 +117,13 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         return {name: weights[name] * value for name, value in named.items()}
 
     s_needs |= Needs(pooled=True)
-    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=projections, terms=terms, over=OVER)
+    return Objective(
+        teacher_needs=t_needs,
+        student_needs=s_needs,
+        projections=projections,
+        terms=terms,
+        over=OVER,
+    )
 
 
 def cosine_of(s_BD: Tensor, t_BD: Tensor) -> Tensor:

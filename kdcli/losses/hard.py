@@ -19,7 +19,9 @@ def hard_loss(kind: Kind, logits: Tensor, labels: Tensor, mask_BL: Tensor | None
         return F.mse_loss(logits[:, 0], labels)
     if kind == "tokens":
         # A micro-batch without a labelled word has loss 0, not 0 / 0.
-        summed = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        summed = F.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
         return summed / (labels != IGNORED).sum().clamp(min=1)
     if kind == "span":
         if mask_BL is not None:

@@ -32,10 +32,14 @@ def strategy_map(name: Strategy, teacher_layers: int, student_layers: int) -> di
             f"loss.layers: {name} needs a student of no more layers than its teacher, but it has {student_layers} and "
             f"the teacher {teacher_layers}; use uniform"
         )
-    return {0: 0} | {m: m + (teacher_layers - student_layers if name == "top" else 0) for m in layers}
+    return {0: 0} | {
+        m: m + (teacher_layers - student_layers if name == "top" else 0) for m in layers
+    }
 
 
-def written_map(text: str, teacher_layers: int, student_layers: int, names: Sequence[str]) -> dict[int, int]:
+def written_map(
+    text: str, teacher_layers: int, student_layers: int, names: Sequence[str]
+) -> dict[int, int]:
     """A map of comma-separated `student:teacher` pairs; `names` are the strategies that the message offers. Raises
     ValueError: unreadable; a missing layer; a student layer given twice; the embedding paired with a layer."""
     pairs: dict[int, int] = {}
@@ -53,7 +57,9 @@ def written_map(text: str, teacher_layers: int, student_layers: int, names: Sequ
                     f"embedding) to {last}"
                 )
         if m in pairs:
-            raise ValueError(f"loss.layers: {part.strip()} names student layer {m} again; each may learn from one")
+            raise ValueError(
+                f"loss.layers: {part.strip()} names student layer {m} again; each may learn from one"
+            )
         if (m == 0) != (n == 0):
             raise ValueError(
                 f"loss.layers: {part.strip()} pairs an embedding (0) with a layer; 0 goes with 0 only, layers with "

@@ -28,7 +28,13 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         return masked_lm_term(1.0, of_student)
 
     needs = Needs(masked_logits=True)
-    return Objective(teacher_needs=Needs(), student_needs=needs, projections=nn.ModuleDict(), terms=terms, over=OVER)
+    return Objective(
+        teacher_needs=Needs(),
+        student_needs=needs,
+        projections=nn.ModuleDict(),
+        terms=terms,
+        over=OVER,
+    )
 
 
 def masked_lm_term(weight: float, student: Signals) -> dict[str, Tensor]:

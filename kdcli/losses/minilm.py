@@ -29,7 +29,12 @@ from kdcli.losses.states import StateProjection, masked_mse
 from kdcli.recipe.sections import Section
 from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
-OVER: dict[str, Count] = {"attention": "tokens", "value": "tokens", "hidden": "tokens", "mlm": "labels"}
+OVER: dict[str, Count] = {
+    "attention": "tokens",
+    "value": "tokens",
+    "hidden": "tokens",
+    "mlm": "labels",
+}
 INPUTS = frozenset({"text", "task"})
 STAGE = "separate"
 KD = {"weight": 1.0, "temperature": 1.0}
@@ -59,7 +64,9 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
     layer_map = {student.layers: teacher.layers}
     if settings.layers == "uniform":
         # The embedding has no relations.
-        layer_map = {m: n for m, n in strategy_map("uniform", teacher.layers, student.layers).items() if m}
+        layer_map = {
+            m: n for m, n in strategy_map("uniform", teacher.layers, student.layers).items() if m
+        }
     projections = nn.ModuleDict()
     if settings.value == "mse":
         projections["value"] = nn.Linear(student.hidden, teacher.hidden, bias=False)
@@ -68,7 +75,12 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
 
     def needs(layers: frozenset[int]) -> Needs:
         values = layers if settings.value != "none" else frozenset()
-        return Needs(q=layers, k=layers, v=values, hidden=layers if settings.hidden != "none" else frozenset())
+        return Needs(
+            q=layers,
+            k=layers,
+            v=values,
+            hidden=layers if settings.hidden != "none" else frozenset(),
+        )
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         named: dict[str, list[Tensor]] = {}
@@ -87,7 +99,9 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
                 hidden = relation_kl(h_T, h_T, h_S, h_S, s.mask)
                 named.setdefault("hidden", []).append(settings.hidden_weight * hidden)
             elif settings.hidden == "mse":
-                h_S_BLD = projections["hidden"](s.hidden[m]) if "hidden" in projections else s.hidden[m]
+                h_S_BLD = (
+                    projections["hidden"](s.hidden[m]) if "hidden" in projections else s.hidden[m]
+                )
                 hidden = masked_mse(t.hidden[n], h_S_BLD, s.mask)
                 named.setdefault("hidden", []).append(settings.hidden_weight * hidden)
         means = {name: torch.stack(values).mean() for name, values in named.items()}
@@ -95,4 +109,10 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
 
     t_needs = needs(frozenset(layer_map.values()))
     s_needs = needs(frozenset(layer_map)) | Needs(masked_logits=settings.masked_lm_weight > 0)
-    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=projections, terms=terms, over=OVER)
+    return Objective(
+        teacher_needs=t_needs,
+        student_needs=s_needs,
+        projections=projections,
+        terms=terms,
+        over=OVER,
+    )

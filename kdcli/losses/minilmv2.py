@@ -43,15 +43,25 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
     heads = settings.relation_heads or max(1, teacher.hidden // 16)
     for name, width in (("teacher", teacher.hidden), ("student", student.hidden)):
         if width % heads:
-            common = [h for h in range(1, heads + 1) if teacher.hidden % h == 0 and student.hidden % h == 0]
+            common = [
+                h
+                for h in range(1, heads + 1)
+                if teacher.hidden % h == 0 and student.hidden % h == 0
+            ]
             raise ValueError(
                 f"{heads} relation heads do not divide the {name}'s width {width}; set loss.relation_heads to one of "
                 f"{', '.join(map(str, common[-4:]))}"
             )
     asked, m = settings.teacher_layer, student.layers
-    n = (21 if teacher.layers == 24 else teacher.layers) if asked is None else asked + teacher.layers * (asked < 0)
+    n = (
+        (21 if teacher.layers == 24 else teacher.layers)
+        if asked is None
+        else asked + teacher.layers * (asked < 0)
+    )
     if not 0 < n <= teacher.layers:
-        raise ValueError(f"loss.teacher_layer is {asked}, but the teacher has layers 1 to {teacher.layers}")
+        raise ValueError(
+            f"loss.teacher_layer is {asked}, but the teacher has layers 1 to {teacher.layers}"
+        )
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         named = {}
@@ -66,4 +76,10 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
 
     t_needs, s_needs = (Needs(*(frozenset({layer}),) * 3) for layer in (n, m))
     s_needs |= Needs(masked_logits=settings.masked_lm_weight > 0)
-    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=nn.ModuleDict(), terms=terms, over=OVER)
+    return Objective(
+        teacher_needs=t_needs,
+        student_needs=s_needs,
+        projections=nn.ModuleDict(),
+        terms=terms,
+        over=OVER,
+    )

@@ -36,4 +36,10 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         return {"soft": soft_kl(t.logits, s.logits, settings.temperature)}
 
     needs = Needs(masked_logits=True)
-    return Objective(teacher_needs=needs, student_needs=needs, projections=nn.ModuleDict(), terms=terms, over=OVER)
+    return Objective(
+        teacher_needs=needs,
+        student_needs=needs,
+        projections=nn.ModuleDict(),
+        terms=terms,
+        over=OVER,
+    )

@@ -52,16 +52,29 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         pairs = written_map(settings.layers, teacher.layers, student.layers, list(NAMED))
     projections = nn.ModuleDict()
     if teacher.hidden != student.hidden:
-        projections.update({str(m): StateProjection(student.hidden, teacher.hidden, (m, n)) for m, n in pairs.items()})
+        projections.update(
+            {
+                str(m): StateProjection(student.hidden, teacher.hidden, (m, n))
+                for m, n in pairs.items()
+            }
+        )
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         errors = []
         for m, n in pairs.items():
-            first_BD = projections[str(m)](s.hidden[m][:, 0]) if len(projections) else s.hidden[m][:, 0]
+            first_BD = (
+                projections[str(m)](s.hidden[m][:, 0]) if len(projections) else s.hidden[m][:, 0]
+            )
             target_BD = F.normalize(t.hidden[n][:, 0].detach().float(), dim=-1)
             # A mean over D, as in the authors' code; the paper prints the sum, but its β of 10 to 1000 fit the mean.
             errors.append(F.mse_loss(F.normalize(first_BD.float(), dim=-1), target_BD))
         return {"patience": settings.weight * torch.stack(errors).mean()}
 
     t_needs, s_needs = Needs(hidden=frozenset(pairs.values())), Needs(hidden=frozenset(pairs))
-    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=projections, terms=terms, over=OVER)
+    return Objective(
+        teacher_needs=t_needs,
+        student_needs=s_needs,
+        projections=projections,
+        terms=terms,
+        over=OVER,
+    )

@@ -23,7 +23,12 @@ def padded(values_R: Tensor, places_QM: Tensor) -> Tensor:
 
 
 def score_loss(
-    kind: Ranking, s_QM: Tensor, t_QM: Tensor, labels_QM: Tensor, real_QM: Tensor, temperature: float
+    kind: Ranking,
+    s_QM: Tensor,
+    t_QM: Tensor,
+    labels_QM: Tensor,
+    real_QM: Tensor,
+    temperature: float,
 ) -> Tensor:
     """Against a teacher's scores; labels are NaN where there are none. A float32 scalar."""
     s_QM, t_QM = s_QM.float(), t_QM.detach().float()
@@ -35,9 +40,13 @@ def score_loss(
     both_QMM = real_QM[:, :, None] & real_QM[:, None, :]
     above_QMM = (labels_QM[:, :, None] > labels_QM[:, None, :]) & both_QMM
     all_QMM = both_QMM & torch.ones_like(both_QMM[0]).triu(1)
-    pairs_QMM = torch.where(above_QMM.any(-1, keepdim=True).any(-2, keepdim=True), above_QMM, all_QMM)
+    pairs_QMM = torch.where(
+        above_QMM.any(-1, keepdim=True).any(-2, keepdim=True), above_QMM, all_QMM
+    )
     off_QM = s_QM - t_QM
-    return _mean_of_lists((off_QM[:, :, None] - off_QM[:, None, :]).square().flatten(1), pairs_QMM.flatten(1))
+    return _mean_of_lists(
+        (off_QM[:, :, None] - off_QM[:, None, :]).square().flatten(1), pairs_QMM.flatten(1)
+    )
 
 
 def label_loss(kind: Ranking, s_QM: Tensor, labels_QM: Tensor, real_QM: Tensor) -> Tensor:
@@ -45,7 +54,9 @@ def label_loss(kind: Ranking, s_QM: Tensor, labels_QM: Tensor, real_QM: Tensor) 
     s_QM, known_QM = s_QM.float(), real_QM & ~labels_QM.isnan()
     labels_QM = labels_QM.nan_to_num(0.0)
     if kind == "pointwise":
-        losses_QM = F.binary_cross_entropy_with_logits(s_QM, (labels_QM > 0).float(), reduction="none")
+        losses_QM = F.binary_cross_entropy_with_logits(
+            s_QM, (labels_QM > 0).float(), reduction="none"
+        )
         return _mean_of_lists(losses_QM, known_QM)
     share_QM = labels_QM * known_QM
     share_QM = share_QM / share_QM.sum(1, keepdim=True).clamp(min=1e-9)

@@ -39,30 +39,48 @@ def regroup(x_BALK: Tensor, heads: int) -> Tensor:
         return x_BALK
     if own_heads * width % heads:
         raise ValueError(f"{heads} relation heads do not divide a width of {own_heads * width}")
-    return x_BALK.transpose(1, 2).reshape(batch, length, heads, own_heads * width // heads).transpose(1, 2)
+    return (
+        x_BALK.transpose(1, 2)
+        .reshape(batch, length, heads, own_heads * width // heads)
+        .transpose(1, 2)
+    )
 
 
 def relation_kl(
-    teacher_x_BALK: Tensor, teacher_y_BALK: Tensor, student_x_BALJ: Tensor, student_y_BALJ: Tensor, mask: Tensor | None
+    teacher_x_BALK: Tensor,
+    teacher_y_BALK: Tensor,
+    student_x_BALJ: Tensor,
+    student_y_BALJ: Tensor,
+    mask: Tensor | None,
 ) -> Tensor:
     """KL(teacher ‖ student) between two relations, averaged over heads and real query positions: a float32 scalar. No
     gradient reaches the teacher; J may differ from K, and each side is scaled by its own 1/√width. `mask`: [B, L],
     non-zero at real tokens (padded keys are masked, padded queries not counted); or [B, 1, L, L], True where a query
     may attend; or None. Without any real row the loss is 0. Raises ValueError: the two sides differ in batch, heads or
     length."""
-    return _compared(_RelationKL, teacher_x_BALK, teacher_y_BALK, student_x_BALJ, student_y_BALJ, mask)
+    return _compared(
+        _RelationKL, teacher_x_BALK, teacher_y_BALK, student_x_BALJ, student_y_BALJ, mask
+    )
 
 
 def score_mse(
-    teacher_x_BALK: Tensor, teacher_y_BALK: Tensor, student_x_BALJ: Tensor, student_y_BALJ: Tensor, mask: Tensor | None
+    teacher_x_BALK: Tensor,
+    teacher_y_BALK: Tensor,
+    student_x_BALJ: Tensor,
+    student_y_BALJ: Tensor,
+    mask: Tensor | None,
 ) -> Tensor:
     """Squared error between the scores X Yᵀ/√K of two relations, before any softmax; arguments as in `relation_kl`. A
     float32 scalar: the mean over the keys that a query may attend to, averaged over heads and real queries. So
     sequences weigh by their tokens, and the losses of micro-batches, weighted by tokens, add up to the batch's."""
-    return _compared(_ScoreMSE, teacher_x_BALK, teacher_y_BALK, student_x_BALJ, student_y_BALJ, mask)
+    return _compared(
+        _ScoreMSE, teacher_x_BALK, teacher_y_BALK, student_x_BALJ, student_y_BALJ, mask
+    )
 
 
-def _compared(by: Any, t_x_BALK: Tensor, t_y_BALK: Tensor, s_x_BALJ: Tensor, s_y_BALJ: Tensor, mask: Any) -> Tensor:
+def _compared(
+    by: Any, t_x_BALK: Tensor, t_y_BALK: Tensor, s_x_BALJ: Tensor, s_y_BALJ: Tensor, mask: Any
+) -> Tensor:
     if t_x_BALK.shape[:3] != s_x_BALJ.shape[:3]:
         raise ValueError(
             f"relations of [batch, heads, tokens] {list(t_x_BALK.shape[:3])} and {list(s_x_BALJ.shape[:3])} "
@@ -86,7 +104,12 @@ class _RelationKL(_MadeForward):
 
     @staticmethod
     def forward(
-        ctx: Any, student_x: Tensor, student_y: Tensor, teacher_x: Tensor, teacher_y: Tensor, mask: Tensor | None
+        ctx: Any,
+        student_x: Tensor,
+        student_y: Tensor,
+        teacher_x: Tensor,
+        teacher_y: Tensor,
+        mask: Tensor | None,
     ) -> Tensor:
         if _by_triton(student_x, teacher_x):
             return _in_triton(ctx, (student_x, student_y), (teacher_x, teacher_y), mask, kl=True)
@@ -97,13 +120,17 @@ class _RelationKL(_MadeForward):
         scale = 1.0 / max(1, heads * batch * length) if weight_BL is None else 1.0
         s_scale, t_scale = student_x.shape[-1] ** -0.5, teacher_x.shape[-1] ** -0.5
         gradients = _empty_gradients(ctx, student_x, student_y)
-        total = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
+        total = torch.zeros(
+            (), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device
+        )
         blocks = _blocks(batch, heads, length, device.type)
         buffers = torch.empty(4, *student_x[blocks[0]].shape[:2], length, length, device=device)
         with torch.autocast(device.type, enabled=False):
             for block in blocks:
                 sequences, _ = block
-                s_x, s_y, t_x, t_y = (x[block].float() for x in (student_x, student_y, teacher_x, teacher_y))
+                s_x, s_y, t_x, t_y = (
+                    x[block].float() for x in (student_x, student_y, teacher_x, teacher_y)
+                )
                 s_scores, t_scores, p_s, p_t = buffers[:, : s_x.shape[0], : s_x.shape[1]].unbind()
                 _product(s_x, s_y.transpose(-1, -2), s_scale, out=s_scores)
                 _product(t_x, t_y.transpose(-1, -2), t_scale, out=t_scores)
@@ -113,7 +140,9 @@ class _RelationKL(_MadeForward):
                 torch.softmax(s_scores, -1, out=p_s)
                 torch.softmax(t_scores, -1, out=p_t)
                 # log p = score - log Z and Σ p_T = 1: each log Z enters once per row, as max score - log max p.
-                row_kl = (s_scores.amax(-1) - p_s.amax(-1).log()) - (t_scores.amax(-1) - p_t.amax(-1).log())
+                row_kl = (s_scores.amax(-1) - p_s.amax(-1).log()) - (
+                    t_scores.amax(-1) - p_t.amax(-1).log()
+                )
                 t_scores -= s_scores
                 if weight_BL is None:
                     total += torch.dot(p_t.view(-1), t_scores.view(-1)) + row_kl.sum()
@@ -136,7 +165,12 @@ class _ScoreMSE(_MadeForward):
 
     @staticmethod
     def forward(
-        ctx: Any, student_x: Tensor, student_y: Tensor, teacher_x: Tensor, teacher_y: Tensor, mask: Tensor | None
+        ctx: Any,
+        student_x: Tensor,
+        student_y: Tensor,
+        teacher_x: Tensor,
+        teacher_y: Tensor,
+        mask: Tensor | None,
     ) -> Tensor:
         if _by_triton(student_x, teacher_x):
             return _in_triton(ctx, (student_x, student_y), (teacher_x, teacher_y), mask, kl=False)
@@ -144,7 +178,9 @@ class _ScoreMSE(_MadeForward):
         root_BALK, real_BALK, allowed_BALL = _row_weights(mask, heads, length, batch, device)
         s_scale, t_scale = student_x.shape[-1] ** -0.5, teacher_x.shape[-1] ** -0.5
         gradients = _empty_gradients(ctx, student_x, student_y)
-        total = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
+        total = torch.zeros(
+            (), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device
+        )
         blocks = _blocks(batch, heads, length, device.type)
         buffer = torch.empty(*student_x[blocks[0]].shape[:2], length, length, device=device)
         with torch.autocast(device.type, enabled=False):
@@ -217,7 +253,9 @@ def why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}; it needs 6.0"
     from triton.errors import TritonError
 
-    x_BALK = torch.linspace(-2, 2, 2 * 2 * 40 * 24, device=device).sin().view(2, 2, 40, 24).to(dtype)
+    x_BALK = (
+        torch.linspace(-2, 2, 2 * 2 * 40 * 24, device=device).sin().view(2, 2, 40, 24).to(dtype)
+    )
     inputs = x_BALK, x_BALK, x_BALK.flip(-1), x_BALK.flip(-2)
     mask = torch.arange(40, device=device) < torch.tensor([[40], [23]], device=device)
     try:
@@ -226,10 +264,16 @@ def why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"it fails on {torch.cuda.get_device_name(device)}: {first_line(error)}"
     worst = max(float((a - b).norm() / a.norm()) for a, b in zip(*found, strict=True))
     near = 1e-3 if dtype == torch.float32 else 0.05
-    return None if worst < near else f"it differs by {worst:.1e} from PyTorch on {torch.cuda.get_device_name(device)}"
+    return (
+        None
+        if worst < near
+        else f"it differs by {worst:.1e} from PyTorch on {torch.cuda.get_device_name(device)}"
+    )
 
 
-def _value_and_gradients(kernel: str, t_x: Tensor, t_y: Tensor, s_x: Tensor, s_y: Tensor, mask: Tensor) -> list[Tensor]:
+def _value_and_gradients(
+    kernel: str, t_x: Tensor, t_y: Tensor, s_x: Tensor, s_y: Tensor, mask: Tensor
+) -> list[Tensor]:
     leaves = s_x.detach().requires_grad_(), s_y.detach().requires_grad_()
     with computed_by(kernel):
         loss = relation_kl(t_x, t_y, *leaves, mask)
@@ -262,10 +306,14 @@ def _empty_gradients(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | 
     return torch.empty(x.shape, device=x.device), torch.empty(y.shape, device=y.device)
 
 
-def _product(x_BAIK: Tensor, y_BAKJ: Tensor, scale: float, *, out: Tensor, onto: bool = False) -> None:
+def _product(
+    x_BAIK: Tensor, y_BAKJ: Tensor, scale: float, *, out: Tensor, onto: bool = False
+) -> None:
     """Write, or add, `scale` · x y to the contiguous block `out` without allocating."""
     flat = out.view(-1, *out.shape[2:])
-    torch.baddbmm(flat, x_BAIK.flatten(0, 1), y_BAKJ.flatten(0, 1), beta=float(onto), alpha=scale, out=flat)
+    torch.baddbmm(
+        flat, x_BAIK.flatten(0, 1), y_BAKJ.flatten(0, 1), beta=float(onto), alpha=scale, out=flat
+    )
 
 
 def _bias_and_rows(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -285,4 +333,8 @@ def _blocks(batch: int, heads: int, length: int, device: str) -> list[tuple[slic
     if at_once >= heads:
         step = at_once // heads
         return [(slice(b, b + step), slice(0, heads)) for b in range(0, batch, step)]
-    return [(slice(b, b + 1), slice(a, a + at_once)) for b in range(batch) for a in range(0, heads, at_once)]
+    return [
+        (slice(b, b + 1), slice(a, a + at_once))
+        for b in range(batch)
+        for a in range(0, heads, at_once)
+    ]

@@ -70,7 +70,11 @@ def _rows(
     xs = _tile(s_x + b * sx_b + a * sx_a, sx_l, sx_k, i, length, J, JP)
     xt = _tile(t_x + b * tx_b + a * tx_a, tx_l, tx_k, i, length, K, KP)
     s_max, t_max = tl.full([M], MASKED, tl.float32), tl.full([M], MASKED, tl.float32)
-    s_sum, t_sum, value = tl.zeros([M], tl.float32), tl.zeros([M], tl.float32), tl.zeros([M], tl.float32)
+    s_sum, t_sum, value = (
+        tl.zeros([M], tl.float32),
+        tl.zeros([M], tl.float32),
+        tl.zeros([M], tl.float32),
+    )
     if KL:
         for start in range(0, length, N):
             j = start + tl.arange(0, N)
@@ -105,7 +109,9 @@ def _rows(
             of_row = tl.load(weight + b * length + i, mask=i < length, other=0.0) * tl.load(factor)
             k = tl.arange(0, JP)
             at = (head * length + i)[:, None] * J + k[None, :]
-            tl.store(grad_x + at, grad * of_row[:, None], mask=(i[:, None] < length) & (k[None, :] < J))
+            tl.store(
+                grad_x + at, grad * of_row[:, None], mask=(i[:, None] < length) & (k[None, :] < J)
+            )
             if KL:
                 at = statistics + head * 4 * length + i
                 tl.store(at, s_max, mask=i < length)
@@ -144,7 +150,10 @@ def _columns(
         s_max, s_share, t_max, t_share = 0.0, 0.0, 0.0, 0.0
         if KL:
             s_max, s_share = tl.load(at, inside, 0.0), tl.load(at + length, inside, 0.0)
-            t_max, t_share = tl.load(at + 2 * length, inside, 0.0), tl.load(at + 3 * length, inside, 0.0)
+            t_max, t_share = (
+                tl.load(at + 2 * length, inside, 0.0),
+                tl.load(at + 3 * length, inside, 0.0),
+            )
         of_row = tl.load(weight + b * length + i, mask=i < length, other=0.0)
         error = _error(s, t, s_max, s_share, t_max, t_share, KL) * of_row[None, :]
         grad = tl.dot(error.to(xs.dtype), xs, grad, input_precision=PRECISION)
@@ -154,7 +163,12 @@ def _columns(
 
 
 def compared(
-    student: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor], mask: Tensor | None, *, kl: bool, grad: bool
+    student: tuple[Tensor, Tensor],
+    teacher: tuple[Tensor, Tensor],
+    mask: Tensor | None,
+    *,
+    kl: bool,
+    grad: bool,
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """`relation_kl` or, without `kl`, `score_mse` of x and y [B, A, L, J or K]: the value and, with `grad`, the float32
     gradients of the student's x and y. No input is copied but for its dtype, no value is read back."""
@@ -165,12 +179,18 @@ def compared(
     statistics_BA4L = torch.empty(batch, heads, 4 if grad and kl else 0, length, device=device)
     grad_x, grad_y = (torch.empty(x.shape if grad else 0, device=device) for x in student)
     kind, seen, strides = _mask_of(mask, weight_BL)
-    inputs = [part for x in (*student, *teacher) for part in (x, *x.stride())] + [seen, *strides, weight_BL]
+    inputs = [part for x in (*student, *teacher) for part in (x, *x.stride())] + [
+        seen,
+        *strides,
+        weight_BL,
+    ]
     s_scale, t_scale = j**-0.5, k**-0.5
     sizes = share * (s_scale / UP.value if kl else 2 * s_scale), heads, length, s_scale, t_scale
     padded = [max(16, triton.next_power_of_2(width)) for width in (j, k)]
     how = {"J": j, "K": k, "JP": padded[0], "KP": padded[1], "KL": kl, "MASK": kind}
-    how |= launch_options(max(padded), max(x.element_size() for x in (*student, *teacher)), capability_of(device))
+    how |= launch_options(
+        max(padded), max(x.element_size() for x in (*student, *teacher)), capability_of(device)
+    )
     blocks = batch * heads * triton.cdiv(length, how["M"])  # M = N
     with torch.cuda.device_of(student[0]):  # type: ignore[no-untyped-call]
         if blocks:
@@ -203,7 +223,11 @@ def capability_of(device: torch.device) -> tuple[int, int]:
 
 def _alike(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Of one dtype that the kernels multiply; strides stay."""
-    dtype = x.dtype if x.dtype == y.dtype and x.dtype in (torch.float16, torch.bfloat16) else torch.float32
+    dtype = (
+        x.dtype
+        if x.dtype == y.dtype and x.dtype in (torch.float16, torch.bfloat16)
+        else torch.float32
+    )
     return x.to(dtype), y.to(dtype)
 
 
@@ -221,7 +245,10 @@ def _row_weights(
 ) -> tuple[Tensor, Tensor]:
     """Weight of each query in a mean over real ones, [B, L], and 1 / (heads · real queries), a scalar on the device."""
     if mask is None:
-        real_BL, keys = torch.ones(batch, length, device=device), torch.full((), length, device=device)
+        real_BL, keys = (
+            torch.ones(batch, length, device=device),
+            torch.full((), length, device=device),
+        )
     elif mask.dim() == 2:
         real_BL, keys = mask.bool().float(), mask.bool().sum(-1, keepdim=True)
     else:

@@ -33,7 +33,12 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
 
 
 def soft_loss(
-    kind: Kind, teacher: Tensor, student: Tensor, labels: Tensor, mask_BL: Tensor | None, temperature: float
+    kind: Kind,
+    teacher: Tensor,
+    student: Tensor,
+    labels: Tensor,
+    mask_BL: Tensor | None,
+    temperature: float,
 ) -> Tensor:
     """Mean over what `kdcli.losses.hard.counted` names, a float32 scalar; no gradient reaches the teacher. Shapes are
     those of `hard_loss`; T > 0. `labels` are read for `tokens` only, to select the labelled words."""
@@ -48,11 +53,16 @@ def soft_loss(
     if kind == "span":
         if mask_BL is not None:
             # Not -inf: the divergence has a term 0 · (inf - inf).
-            teacher, student = (x.masked_fill(mask_BL[:, :, None] == 0, -1e4) for x in (teacher, student))
+            teacher, student = (
+                x.masked_fill(mask_BL[:, :, None] == 0, -1e4) for x in (teacher, student)
+            )
         teacher, student = (x.transpose(1, 2).flatten(0, 1) for x in (teacher, student))
     log_q, log_p = (F.log_softmax(x / temperature, -1) for x in (student, teacher))
     if kind == "tokens":
-        kl_BL, labelled_BL = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1), labels != IGNORED
+        kl_BL, labelled_BL = (
+            F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1),
+            labels != IGNORED,
+        )
         # A micro-batch may have no labelled word.
         return factor * (kl_BL * labelled_BL).sum() / labelled_BL.sum().clamp(min=1)
     return factor * F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)

@@ -32,4 +32,6 @@ def masked_mse(teacher_BLD: Tensor, student_BLD: Tensor, mask: Tensor | None) ->
 
 def cosine_distance(teacher_BLD: Tensor, student_BLD: Tensor, mask: Tensor | None) -> Tensor:
     """Mean of 1 - cosine over the real tokens, in float32; no gradient reaches the teacher."""
-    return token_mean(1 - F.cosine_similarity(teacher_BLD.detach().float(), student_BLD.float(), dim=-1), mask)
+    return token_mean(
+        1 - F.cosine_similarity(teacher_BLD.detach().float(), student_BLD.float(), dim=-1), mask
+    )

@@ -49,14 +49,24 @@ class Settings(Section):
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
     """Raises ValueError if these shapes do not have such a map or number of λ, or if nothing is left to compare."""
-    weights = [1.0] * (student.layers + 1) if settings.layer_weights is None else settings.layer_weights
+    weights = (
+        [1.0] * (student.layers + 1) if settings.layer_weights is None else settings.layer_weights
+    )
     if len(weights) != student.layers + 1:
         raise ValueError(
             f"loss.layer_weights holds {len(weights)} numbers, but the student has an embedding and {student.layers} "
             f"layers: give {student.layers + 1}, that of the embedding first"
         )
-    pairs = {m: n for m, n in layer_map(settings.layers, teacher.layers, student.layers).items() if weights[m]}
-    states = {m: n for m, n in pairs.items() if (settings.hidden_weight if m else settings.embedding_weight)}
+    pairs = {
+        m: n
+        for m, n in layer_map(settings.layers, teacher.layers, student.layers).items()
+        if weights[m]
+    }
+    states = {
+        m: n
+        for m, n in pairs.items()
+        if (settings.hidden_weight if m else settings.embedding_weight)
+    }
     scores = {m: n for m, n in pairs.items() if m and settings.attention_weight}
     if not states and not scores:
         raise ValueError(
@@ -83,14 +93,20 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         return {name: torch.stack(values).sum() for name, values in named.items()}
 
     counts = f"the teacher has {teacher.heads} attention heads and the student {student.heads}"
-    t_scores, s_scores, regrouped = frozenset(scores.values()), frozenset(scores), teacher.heads != student.heads
+    t_scores, s_scores, regrouped = (
+        frozenset(scores.values()),
+        frozenset(scores),
+        teacher.heads != student.heads,
+    )
     return Objective(
         teacher_needs=Needs(q=t_scores, k=t_scores, hidden=frozenset(states.values())),
         student_needs=Needs(q=s_scores, k=s_scores, hidden=frozenset(states)),
         projections=projections,
         terms=terms,
         over=OVER,
-        notes=(f"{counts}: both are compared regrouped into {heads}",) if scores and regrouped else (),
+        notes=(f"{counts}: both are compared regrouped into {heads}",)
+        if scores and regrouped
+        else (),
     )
 
 

@@ -52,13 +52,20 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, teacher: Tensor | None, labels: Tensor | None, temperature: float, smoothing: float
+        ctx: Any,
+        logits: Tensor,
+        teacher: Tensor | None,
+        labels: Tensor | None,
+        temperature: float,
+        smoothing: float,
     ) -> Tensor:
         rows, words = logits.shape
         ctx.scale = temperature / max(1, rows) / KEPT
         gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
         device = logits.device
-        total = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
+        total = torch.zeros(
+            (), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device
+        )
         with torch.autocast(device.type, enabled=False):
             for chunk in _chunks(rows, words, device.type):
                 x, p, z = _softmax(logits[chunk], temperature)
@@ -68,7 +75,9 @@ class _Chunked(torch.autograd.Function):
                     t -= x
                     total += (torch.linalg.vecdot(p_t, t) / z_t + z.log() - z_t.log()).sum()
                     if gradient is not None:
-                        gradient[chunk] = p.mul_(KEPT / z[:, None]).sub_(p_t.mul_(KEPT / z_t[:, None]))
+                        gradient[chunk] = p.mul_(KEPT / z[:, None]).sub_(
+                            p_t.mul_(KEPT / z_t[:, None])
+                        )
                 elif labels is not None:
                     of_label = labels[chunk, None]
                     total += (z.log() - (1 - smoothing) * x.gather(1, of_label)[:, 0]).sum()

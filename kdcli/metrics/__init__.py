@@ -7,11 +7,19 @@ from typing import Any
 from kdcli.metrics.bootstrap import Array, Scorer
 from kdcli.types import Task
 
-MODULES = {"class": "classification", "multi": "multilabel", "score": "regression", "tokens": "tokens", "span": "spans"}
+MODULES = {
+    "class": "classification",
+    "multi": "multilabel",
+    "score": "regression",
+    "tokens": "tokens",
+    "span": "spans",
+}
 MODULES |= {"text": "generation"}
 
 
-def scorer(task: Task, predictions: Sequence[Any], references: Sequence[Any], language: str = "") -> Scorer:
+def scorer(
+    task: Task, predictions: Sequence[Any], references: Sequence[Any], language: str = ""
+) -> Scorer:
     """The metrics of a task as a function of selected examples, such as the resamples of a bootstrap. The slow part is
     done here, once; the returned function only adds up. The metrics are those that the task names. `predictions`,
     `references`: `class`: a class number each; `multi`: 0 and 1 for each label; `score`: a number; `tokens`: a list of
@@ -23,7 +31,9 @@ def scorer(task: Task, predictions: Sequence[Any], references: Sequence[Any], la
         raise ValueError(f"{len(predictions)} predictions, {len(references)} references")
     # Imported by kind: SciPy and seqeval take seconds that other tasks need not wait.
     module = importlib.import_module(f"kdcli.metrics.{MODULES[task.kind]}")
-    score_all: Scorer = module.scorer(task, predictions, references, *([language] if task.kind == "span" else []))
+    score_all: Scorer = module.scorer(
+        task, predictions, references, *([language] if task.kind == "span" else [])
+    )
 
     def score(indices: Array) -> dict[str, float]:
         scores = score_all(indices)

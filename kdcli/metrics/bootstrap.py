@@ -31,7 +31,12 @@ def paired_bootstrap(
     return {name: (ours[name] - theirs[name], *b) for name, b in zip(ours, bounds, strict=True)}
 
 
-def differences(names: dict[str, str], model: Scorer, baseline: Scorer, n: int, resamples: int) -> list[dict[str, Any]]:
+def differences(
+    names: dict[str, str], model: Scorer, baseline: Scorer, n: int, resamples: int
+) -> list[dict[str, Any]]:
     """Each metric's row of a report: `names`, and what `paired_bootstrap` finds."""
     found = paired_bootstrap(model, baseline, n, resamples=resamples)
-    return [names | {"metric": m, "difference": d, "low": low, "high": high} for m, (d, low, high) in found.items()]
+    return [
+        names | {"metric": m, "difference": d, "low": low, "high": high}
+        for m, (d, low, high) in found.items()
+    ]

@@ -22,14 +22,18 @@ def scorer(task: Task, predictions: Sequence[int], references: Sequence[int]) ->
 def confusion(predictions: Sequence[int], references: Sequence[int], classes: int) -> Array:
     """Counts by true class (row) and predicted class (column), [C, C] int64. Raises ValueError: a number that is no
     class."""
-    return _counts(_numbers(references, classes) * classes + _numbers(predictions, classes), classes)
+    return _counts(
+        _numbers(references, classes) * classes + _numbers(predictions, classes), classes
+    )
 
 
 def _counts(cell: Array, classes: int) -> Array:
     return np.bincount(cell, minlength=classes * classes).reshape(classes, classes)
 
 
-def per_class(task: Task, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, dict[str, float]]:
+def per_class(
+    task: Task, predictions: Sequence[Any], references: Sequence[Any]
+) -> dict[str, dict[str, float]]:
     """Class -> precision, recall, f1 and support, 0 where undefined; {} for `score` and `span`. `predictions`,
     `references`: as in `kdcli.metrics.scorer`; of `tokens` the words are counted, without `O`. Raises ValueError: a
     number that is no class."""
@@ -41,13 +45,23 @@ def per_class(task: Task, predictions: Sequence[Any], references: Sequence[Any])
         predicted, true = np.asarray(predictions), np.asarray(references)
         columns = (predicted * true).sum(axis=0), predicted.sum(axis=0), true.sum(axis=0)
     elif task.kind == "tokens":
-        predicted, true = (np.array([tag for tags in rows for tag in tags]) for rows in (predictions, references))
-        columns = zip(*(((predicted == n) & (true == n), predicted == n, true == n) for n in names), strict=True)
+        predicted, true = (
+            np.array([tag for tags in rows for tag in tags]) for rows in (predictions, references)
+        )
+        columns = zip(
+            *(((predicted == n) & (true == n), predicted == n, true == n) for n in names),
+            strict=True,
+        )
         columns = [[int(np.sum(of_label)) for of_label in column] for column in columns]
     else:
         return {}
     return {
-        name: {"precision": f / max(p, 1), "recall": f / max(t, 1), "f1": 2 * f / max(p + t, 1), "support": int(t)}
+        name: {
+            "precision": f / max(p, 1),
+            "recall": f / max(t, 1),
+            "f1": 2 * f / max(p + t, 1),
+            "support": int(t),
+        }
         for name, f, p, t in zip(names, *(map(float, column) for column in columns), strict=True)
     }
 
@@ -59,7 +73,12 @@ def f1(found: Array, predicted: Array, true: Array) -> Array:
 
 def _metrics(counts_CC: Array) -> dict[str, float]:
     """The metrics of a confusion matrix; scikit-learn is too slow for thousands of resamples."""
-    found, predicted, true, n = counts_CC.diagonal(), counts_CC.sum(axis=0), counts_CC.sum(axis=1), counts_CC.sum()
+    found, predicted, true, n = (
+        counts_CC.diagonal(),
+        counts_CC.sum(axis=0),
+        counts_CC.sum(axis=1),
+        counts_CC.sum(),
+    )
     f1_C = f1(found, predicted, true)
     macro_f1 = f1_C[predicted + true > 0].mean()
     # Gorodkin 2004, equation 8: the correlation of the two as indicators.
@@ -75,5 +94,7 @@ def _metrics(counts_CC: Array) -> dict[str, float]:
 def _numbers(values: Any, classes: int) -> Array:
     numbers = np.asarray(values, dtype=np.int64)
     if numbers.size and (numbers.min() < 0 or numbers.max() >= classes):
-        raise ValueError(f"classes {numbers.min()} to {numbers.max()}, allowed are 0 to {classes - 1}")
+        raise ValueError(
+            f"classes {numbers.min()} to {numbers.max()}, allowed are 0 to {classes - 1}"
+        )
     return numbers

@@ -21,9 +21,14 @@ def scorer(task: Task, predictions: Sequence[str], references: Sequence[str]) ->
     bleu = BLEU(lowercase=True, effective_order=True)
     of_pair = [bleu.sentence_score(p, [r]) for p, r in zip(predictions, references, strict=True)]
     # Counts of n-grams found and there, and lengths: BLEU of any examples follows from their sums.
-    counts = np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in of_pair], dtype=np.int64)
+    counts = np.array(
+        [[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in of_pair], dtype=np.int64
+    )
     overlap = np.array([rouge(p, r) for p, r in zip(predictions, references, strict=True)])
-    exact = np.array([p.split() == r.split() for p, r in zip(predictions, references, strict=True)], dtype=np.float64)
+    exact = np.array(
+        [p.split() == r.split() for p, r in zip(predictions, references, strict=True)],
+        dtype=np.float64,
+    )
 
     def score(indices: Any) -> dict[str, float]:
         *grams, sys_len, ref_len = counts[indices].sum(0).tolist()

@@ -74,15 +74,25 @@ class LibraryMetric:
         features = self.module.features
         columns = features[0] if isinstance(features, list) else features
         if getattr(columns.get("predictions"), "dtype", None) == "string":
-            predictions, references = ([_string(self.task, v) for v in values] for values in (predictions, references))
+            predictions, references = (
+                [_string(self.task, v) for v in values] for values in (predictions, references)
+            )
         try:
             result = self.module.compute(predictions=list(predictions), references=list(references))
-            finite = {k: float(v) for k, v in result.items() if isinstance(v, Real) and math.isfinite(v)}
+            finite = {
+                k: float(v) for k, v in result.items() if isinstance(v, Real) and math.isfinite(v)
+            }
         except Exception as error:  # noqa: BLE001  # the code of a metric can raise anything
-            hint = f"it gets predictions and references of kind {self.task.kind}, see docs/evaluate.md"
-            raise UsageError(f"metric '{self.name}' fails on task {self.task.name}: {_message(error)}", hint) from None
+            hint = (
+                f"it gets predictions and references of kind {self.task.kind}, see docs/evaluate.md"
+            )
+            raise UsageError(
+                f"metric '{self.name}' fails on task {self.task.name}: {_message(error)}", hint
+            ) from None
         if not finite:
-            raise UsageError(f"metric '{self.name}' returns no finite number on task {self.task.name}: {result}")
+            raise UsageError(
+                f"metric '{self.name}' returns no finite number on task {self.task.name}: {result}"
+            )
         return {f"{self.name}.{key}": value for key, value in finite.items()}
 
 
@@ -93,7 +103,9 @@ def load_metrics(
     UsageError: not found, offline and not cached, named twice, code that is not trusted, or a metric that fails."""
     # The library would report each load over the network.
     evaluate.config.HF_UPDATE_DOWNLOAD_COUNTS = False
-    evaluate.config.HF_EVALUATE_OFFLINE = evaluate.config.HF_EVALUATE_OFFLINE or constants.HF_HUB_OFFLINE
+    evaluate.config.HF_EVALUATE_OFFLINE = (
+        evaluate.config.HF_EVALUATE_OFFLINE or constants.HF_HUB_OFFLINE
+    )
     loaded: dict[str, LibraryMetric] = {}
     for source in names:
         name = Path(source).stem
@@ -102,7 +114,9 @@ def load_metrics(
         loaded[name] = LibraryMetric(name, task, _load(source, trust_remote_code))
         right = references
         if task.kind == "span":
-            right = [{"id": r["id"], "text": _string(task, r), "no_answer": 0.0} for r in references]
+            right = [
+                {"id": r["id"], "text": _string(task, r), "no_answer": 0.0} for r in references
+            ]
         loaded[name].compute(right, references)
     return tuple(loaded.values())
 
@@ -112,7 +126,9 @@ def _load(source: str, trust_remote_code: bool) -> evaluate.EvaluationModule:
     if is_path and not Path(source).exists():
         raise UsageError(f"no metric script or directory at {source}")
     if (is_path or "/" in source.removeprefix(OFFICIAL)) and not trust_remote_code:
-        message = f"metric '{source}' is code outside the evaluate library, which is not run by default"
+        message = (
+            f"metric '{source}' is code outside the evaluate library, which is not run by default"
+        )
         raise UsageError(message, "read that code, then add --trust-remote-code")
     try:
         return evaluate.load(source, keep_in_memory=True)

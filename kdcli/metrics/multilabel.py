@@ -10,11 +10,16 @@ from kdcli.metrics.classification import f1
 from kdcli.types import Task
 
 
-def scorer(task: Task, predictions: Sequence[Sequence[int]], references: Sequence[Sequence[int]]) -> Scorer:
+def scorer(
+    task: Task, predictions: Sequence[Sequence[int]], references: Sequence[Sequence[int]]
+) -> Scorer:
     """Score by `micro_f1`, `macro_f1` (mean over all labels) and `exact` (share of examples with every label right). A
     label that is neither true nor predicted has F1 0, as in scikit-learn with `zero_division=0`. `predictions`,
     `references`: 0 and 1, [n, C]. Raises ValueError: not 0 and 1, or not [n, C]."""
-    predicted, true = _indicators(predictions, len(task.labels)), _indicators(references, len(task.labels))
+    predicted, true = (
+        _indicators(predictions, len(task.labels)),
+        _indicators(references, len(task.labels)),
+    )
     found, exact = predicted * true, (predicted == true).all(axis=1)
 
     def score(indices: Array) -> dict[str, Any]:

@@ -12,7 +12,9 @@ BATCH = 64
 Features = np.ndarray[Any, np.dtype[np.float32]]
 
 
-def probe_demo(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, dict[str, float]]:
+def probe_demo(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, dict[str, float]]:
     """Accuracy of a logistic regression on the validation split of each demo task: task -> {"accuracy": share}."""
     # Imported here: scikit-learn takes a second that a run without probes need not wait.
     from sklearn.linear_model import LogisticRegression
@@ -26,12 +28,16 @@ def probe_demo(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> di
         x_train = scaler.fit_transform(_means(model, tokenizer, [e.text for e in train]))
         fitted = LogisticRegression(max_iter=2000, C=0.1).fit(x_train, [e.label for e in train])
         x_validation = scaler.transform(_means(model, tokenizer, [e.text for e in validation]))
-        scores[task] = {"accuracy": float(fitted.score(x_validation, [e.label for e in validation]))}
+        scores[task] = {
+            "accuracy": float(fitted.score(x_validation, [e.label for e in validation]))
+        }
     return scores
 
 
 @torch.no_grad()
-def _means(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Features:
+def _means(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str]
+) -> Features:
     """Mean over real tokens of the last hidden states, [texts, D]; texts of similar length share a batch."""
     device = next(model.parameters()).device
     order = np.argsort([len(text) for text in texts], kind="stable")
@@ -39,7 +45,9 @@ def _means(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: li
     for start in range(0, len(texts), BATCH):
         chosen = [texts[i] for i in order[start : start + BATCH]]
         batch = tokenizer(chosen, padding=True, truncation=True, return_tensors="pt").to(device)
-        hidden_BLD = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+        hidden_BLD = model(
+            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+        ).last_hidden_state
         real_BL1 = batch["attention_mask"][:, :, None].to(hidden_BLD.dtype)
         rows.append(((hidden_BLD * real_BL1).sum(1) / real_BL1.sum(1)).float().cpu().numpy())
     return np.concatenate(rows)[np.argsort(order)]

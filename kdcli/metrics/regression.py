@@ -16,7 +16,10 @@ CONSTANT = 1e-13  # deviation relative to the mean below which SciPy treats the 
 def scorer(task: Task, predictions: Sequence[float], references: Sequence[float]) -> Scorer:
     """Score by `pearson`, `spearman`, `mse`; a correlation with a constant is 0. `predictions`, `references`: [n].
     Raises UsageError: a prediction that is not finite."""
-    predicted, true = np.asarray(predictions, dtype=np.float64), np.asarray(references, dtype=np.float64)
+    predicted, true = (
+        np.asarray(predictions, dtype=np.float64),
+        np.asarray(references, dtype=np.float64),
+    )
     if wrong := int((~np.isfinite(predicted)).sum()):
         message = f"{wrong} of {len(predicted)} predictions of task {task.name} are not finite"
         raise UsageError(message, "the weights are broken or overflow in this dtype: try float32")

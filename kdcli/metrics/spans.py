@@ -25,7 +25,9 @@ ARTICLES = {
 CHINESE = re.compile("([\u4e00-\u9fa5])")  # characters that are words of their own in Chinese
 
 
-def score_answer(prediction: str, answers: Sequence[str], language: str = "") -> tuple[float, float]:
+def score_answer(
+    prediction: str, answers: Sequence[str], language: str = ""
+) -> tuple[float, float]:
     """Compare an answer with the best of the gold answers: (exact, F1 over words), each 0 to 1. Case, punctuation,
     articles and spaces do not count. A `language` follows MLQA, which ignores the punctuation of every script; none
     follows SQuAD, which ignores only that of ASCII. `answers`: empty for a question without an answer; then only an
@@ -38,7 +40,10 @@ def score_answer(prediction: str, answers: Sequence[str], language: str = "") ->
 
 
 def scorer(
-    task: Task, predictions: Sequence[Mapping[str, Any]], references: Sequence[Mapping[str, Any]], language: str = ""
+    task: Task,
+    predictions: Sequence[Mapping[str, Any]],
+    references: Sequence[Mapping[str, Any]],
+    language: str = "",
 ) -> Scorer:
     """Score by `exact` and `f1`; a task with unanswerable questions also has the metrics that SQuAD 2.0 adds. There, a
     `no_answer` above 0 turns a prediction into no answer. `answer_f1` is F1 over the answerable questions,
@@ -53,7 +58,12 @@ def scorer(
     if task.impossible:
         # SQuAD 2.0 drops gold answers of articles and punctuation only; 1.1 and MLQA do not.
         golds = [[a for a in answers if _words(a, language)] for answers in golds]
-    raw = np.array([score_answer(p["text"], gold, language) for p, gold in zip(predictions, golds, strict=True)])
+    raw = np.array(
+        [
+            score_answer(p["text"], gold, language)
+            for p, gold in zip(predictions, golds, strict=True)
+        ]
+    )
     if not task.impossible:
         return lambda indices: dict(zip(("exact", "f1"), raw[indices].mean(axis=0), strict=True))
     no_answer = np.array([p["no_answer"] for p in predictions], dtype=np.float64)
@@ -61,7 +71,9 @@ def scorer(
         message = f"{wrong} of {len(no_answer)} predictions of task {task.name} are not a number"
         raise UsageError(message, "the weights are broken or overflow in this dtype: try float32")
     answerable = np.array([bool(r["answers"]) for r in references])
-    return _with_unanswerable(raw, no_answer, answerable, np.array([p["text"] != "" for p in predictions]))
+    return _with_unanswerable(
+        raw, no_answer, answerable, np.array([p["text"] != "" for p in predictions])
+    )
 
 
 def _with_unanswerable(raw: Array, no_answer: Array, answerable: Array, has_text: Array) -> Scorer:
@@ -108,7 +120,10 @@ def _with_unanswerable(raw: Array, no_answer: Array, answerable: Array, has_text
 def _words(text: str, language: str) -> list[str]:
     """The words of an answer that count, as in `normalize_answer` of the official scripts."""
     if language and language not in ARTICLES:
-        raise UsageError(f"no rules to compare answers in language {language!r}", f"allowed: {', '.join(ARTICLES)}")
+        raise UsageError(
+            f"no rules to compare answers in language {language!r}",
+            f"allowed: {', '.join(ARTICLES)}",
+        )
     kept = "".join(c for c in text.lower() if not _punctuation(c, language))
     if articles := ARTICLES[language or "en"]:
         kept = re.sub(articles, " ", kept)
@@ -118,7 +133,9 @@ def _words(text: str, language: str) -> list[str]:
 
 
 def _punctuation(char: str, language: str) -> bool:
-    return char in string.punctuation or (language != "" and unicodedata.category(char).startswith("P"))
+    return char in string.punctuation or (
+        language != "" and unicodedata.category(char).startswith("P")
+    )
 
 
 def _f1(predicted: Sequence[str], gold: Sequence[str]) -> float:

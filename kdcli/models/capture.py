@@ -37,7 +37,9 @@ class _Recorder:
         self.signals = signals
         self.needs_logits = needs.logits or needs.masked_logits
         self.attentions = 0
-        self.missing = {(kind, n) for kind in ("q", "k", "v", "hidden") for n in getattr(needs, kind)}
+        self.missing = {
+            (kind, n) for kind in ("q", "k", "v", "hidden") for n in getattr(needs, kind)
+        }
 
     def record(self, kind: str, layer: int, make: Callable[[], Tensor]) -> None:
         if (kind, layer) in self.missing:
@@ -51,7 +53,12 @@ _recorder: ContextVar[_Recorder | None] = ContextVar("kdcli_recorder", default=N
 
 
 def _kd_capture(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     recorder = _recorder.get()
     if recorder is not None:
@@ -63,7 +70,9 @@ def _kd_capture(
         recorder.record("q", n, lambda: query if abs(factor - 1.0) < 1e-6 else query * factor)
         recorder.record("k", n, lambda: _repeated(key, heads))
         recorder.record("v", n, lambda: _repeated(value, heads))
-    output: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    output: tuple[Tensor, None] = sdpa_attention_forward(
+        module, query, key, value, attention_mask, **kwargs
+    )
     return output
 
 
@@ -89,17 +98,25 @@ class Capture(nn.Module):
         # A plain list, not submodules: the layers belong to the model already, and a shared layer occurs several times.
         self.layers = self.layout.modules(encoder)
         vectors = needs.q | needs.k | needs.v
-        wrong = sorted(n for n in vectors | needs.hidden if not 0 <= n <= len(self.layers)) + [0] * (0 in vectors)
+        wrong = sorted(n for n in vectors | needs.hidden if not 0 <= n <= len(self.layers)) + [
+            0
+        ] * (0 in vectors)
         if wrong:
-            raise ValueError(f"layers {wrong} are needed, but the model has layers 1 to {len(self.layers)}")
+            raise ValueError(
+                f"layers {wrong} are needed, but the model has layers 1 to {len(self.layers)}"
+            )
         if (needs.logits or needs.masked_logits) and encoder is model:
             raise ValueError(f"{type(model).__name__} has no head on top, so it has no logits")
         if needs.logits and needs.masked_logits:
-            raise ValueError("needs either the logits of all tokens or those of labelled tokens, not both")
+            raise ValueError(
+                "needs either the logits of all tokens or those of labelled tokens, not both"
+            )
         if self.layout.interface:
             model.set_attn_implementation(INTERFACE)
             if config._attn_implementation != INTERFACE:
-                raise RuntimeError(f"{config.model_type} did not take the attention function {INTERFACE}")
+                raise RuntimeError(
+                    f"{config.model_type} did not take the attention function {INTERFACE}"
+                )
         self.accepted = set(inspect.signature(model.forward).parameters)
 
     def forward(self, batch: Batch) -> Signals:
@@ -113,7 +130,9 @@ class Capture(nn.Module):
             self._hook_hidden(recorder, hooks)
             if self.needs.masked_logits:
                 if signals.labels is None:
-                    raise ValueError("logits at labelled tokens are needed, but the batch has no labels")
+                    raise ValueError(
+                        "logits at labelled tokens are needed, but the batch has no labels"
+                    )
                 signals.labelled = labelled_places(batch)
                 self._hook_labelled(signals.labelled, hooks)
             if not self.layout.interface:
@@ -124,11 +143,17 @@ class Capture(nn.Module):
             if self.needs.logits:
                 # A question answering head gives two vectors in place of one matrix.
                 spans = "start_logits" in output
-                signals.logits = torch.stack([output.start_logits, output.end_logits], -1) if spans else output.logits
+                signals.logits = (
+                    torch.stack([output.start_logits, output.end_logits], -1)
+                    if spans
+                    else output.logits
+                )
             elif self.needs.masked_logits:
                 signals.logits = output.logits[0]
         if recorder.missing:
-            raise RuntimeError(f"never saw {sorted(recorder.missing)}: is the row in kdcli/models/layout.py right?")
+            raise RuntimeError(
+                f"never saw {sorted(recorder.missing)}: is the row in kdcli/models/layout.py right?"
+            )
         if self.needs.pooled:
             assert self.pool is not None
             signals.pooled = self.pool(signals.hidden[len(self.layers)], signals.mask)
@@ -136,12 +161,16 @@ class Capture(nn.Module):
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:
         # With labels a model would compute a loss of its own.
-        inputs: dict[str, Any] = {k: v for k, v in batch.items() if k in self.accepted and k != "labels"}
+        inputs: dict[str, Any] = {
+            k: v for k, v in batch.items() if k in self.accepted and k != "labels"
+        }
         config = self.model.config
         mask = inputs.get("attention_mask")
         if mask is not None and mask.dim() == 4:
             if self.layout.leaks:
-                raise ValueError(f"{config.model_type} cannot keep documents apart: {self.layout.leaks}")
+                raise ValueError(
+                    f"{config.model_type} cannot keep documents apart: {self.layout.leaks}"
+                )
             of_type = {"interface": self.layout.interface, "dtype": self.model.dtype}
             inputs["attention_mask"] = mask_argument(config, mask, **of_type)
         if "position_ids" in inputs and self.layout.position_offset:
@@ -163,7 +192,9 @@ class Capture(nn.Module):
             nonlocal done
             done += 1
             if norm is None or done < last:
-                recorder.record("hidden", done, lambda: output if isinstance(output, Tensor) else output[0])
+                recorder.record(
+                    "hidden", done, lambda: output if isinstance(output, Tensor) else output[0]
+                )
 
         def normed(module: nn.Module, args: Any, output: Tensor) -> None:
             recorder.record("hidden", last, lambda: output)
@@ -172,7 +203,9 @@ class Capture(nn.Module):
         for layer in dict.fromkeys(self.layers):
             hooks.callback(layer.register_forward_hook(after).remove)
         if norm is not None:
-            hooks.callback(self.model.base_model.get_submodule(norm).register_forward_hook(normed).remove)
+            hooks.callback(
+                self.model.base_model.get_submodule(norm).register_forward_hook(normed).remove
+            )
 
     def _hook_labelled(self, labelled_P: Tensor, hooks: ExitStack) -> None:
         """Hand the head the labelled tokens only, as one row: it works token by token, over a whole vocabulary."""
@@ -189,7 +222,11 @@ class Capture(nn.Module):
         table: list[Tensor] = []
         if self.layout.positions:
             module = self.model.base_model.get_submodule(self.layout.positions)
-            hooks.callback(module.register_forward_hook(lambda m, a, output: table.append(output[None, None])).remove)
+            hooks.callback(
+                module.register_forward_hook(
+                    lambda m, a, output: table.append(output[None, None])
+                ).remove
+            )
         for kind in "qkv":
             for n in getattr(self.needs, kind):
                 linear = self.layers[n - 1].get_submodule(getattr(self.layout, kind))
@@ -197,7 +234,14 @@ class Capture(nn.Module):
                 hooks.callback(linear.register_forward_hook(record).remove)
 
     def _record_projection(
-        self, recorder: _Recorder, n: int, kind: str, table: list[Tensor], module: Any, args: Any, x_BLE: Tensor
+        self,
+        recorder: _Recorder,
+        n: int,
+        kind: str,
+        table: list[Tensor],
+        module: Any,
+        args: Any,
+        x_BLE: Tensor,
     ) -> None:
         layout, layer = self.layout, self.layers[n - 1]
         if layout.fused == "heads":

@@ -18,21 +18,29 @@ from kdcli.models.layout import layout_for
 from kdcli.models.load import commit_of, location
 from kdcli.models.shape import positions_of, shape_of
 
-_DTYPES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}  # names of dtypes in safetensors -> in kdcli
+_DTYPES = {
+    "F32": "fp32",
+    "F16": "fp16",
+    "BF16": "bf16",
+}  # names of dtypes in safetensors -> in kdcli
 TOKENS = 128  # length of the sequence that `multiply_adds` counts
 
 
 def describe_source(model: PreTrainedModel, source: str) -> dict[str, Any]:
     """The CARD of an encoder as it was loaded; without its files where the source is no directory."""
     folder = Path(location(source))
-    return describe(model, source, folder if folder.is_dir() else None) | {"revision": commit_of(source)}
+    return describe(model, source, folder if folder.is_dir() else None) | {
+        "revision": commit_of(source)
+    }
 
 
 def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str, Any]:
     """The CARD of an encoder; keys as in docs/artefacts.md. Parameters include the head, multiply-adds do not. `folder`
     holds its safetensors files; None if it was never saved: `bytes` is then the size in float32."""
     prefixes = layout_for(model.config).embeddings
-    embedding = sum(p.numel() for name, p in model.base_model.named_parameters() if name.startswith(prefixes))
+    embedding = sum(
+        p.numel() for name, p in model.base_model.named_parameters() if name.startswith(prefixes)
+    )
     total = sum(p.numel() for p in model.parameters())
     weights = sorted(folder.glob("model*.safetensors")) if folder else []
     digest, dtypes = hashlib.sha256(), Counter[str]()
@@ -78,7 +86,11 @@ def multiply_adds(model: PreTrainedModel) -> int:
     model.set_attn_implementation("eager")
     try:
         # Fused attention kernels would hide their matrix products from the counter.
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        with (
+            torch.no_grad(),
+            sdpa_kernel(SDPBackend.MATH),
+            FlopCounterMode(display=False) as counter,
+        ):
             inputs = {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
             functional_call(model.eval(), weights, kwargs=inputs)
     finally:

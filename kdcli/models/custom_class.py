@@ -21,9 +21,19 @@ EMBEDDING_RANK = "embedding_rank"
 """Configuration key of a model with a factorised table of tokens."""
 UNILM = "unilm"
 """Configuration key of a model that generates, see `_UniLM` in `kdcli.models.modeling_unilm`."""
-FORGOTTEN = (COMPACT, LABEL_WORDS, UNILM)  # A factorised table stays one whatever class takes over the weights
+FORGOTTEN = (
+    COMPACT,
+    LABEL_WORDS,
+    UNILM,
+)  # A factorised table stays one whatever class takes over the weights
 KEYS = (*FORGOTTEN, EMBEDDING_RANK)
-HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM", "MultipleChoice")
+HEADS = (
+    "SequenceClassification",
+    "TokenClassification",
+    "QuestionAnswering",
+    "MaskedLM",
+    "MultipleChoice",
+)
 
 
 def class_named(name: str) -> type[PreTrainedModel] | None:
@@ -66,7 +76,9 @@ def empty_model(of_class: type[PreTrainedModel], config: PreTrainedConfig) -> Pr
         return of_class(config)
 
 
-def load_tensors(model: PreTrainedModel, tensors: Mapping[str, Tensor], like: nn.Module) -> PreTrainedModel:
+def load_tensors(
+    model: PreTrainedModel, tensors: Mapping[str, Tensor], like: nn.Module
+) -> PreTrainedModel:
     """Put existing tensors into an empty model without copying them, and set eval mode. Raises RuntimeError: tensors
     are missing or of other sizes than the configuration's."""
     model.load_state_dict(tensors, assign=True)
@@ -98,7 +110,13 @@ def describe_code(model: PreTrainedModel) -> None:
     name, base = type(model).__name__, type(model.base_model).__name__
     base = base.removeprefix("Compact").removeprefix("Factorised")
     words = getattr(config, LABEL_WORDS, None)
-    heads = [words["auto_class"]] if words else [f"AutoModelFor{h}" for h in HEADS if name.endswith(f"For{h}")]
+    heads = (
+        [words["auto_class"]]
+        if words
+        else [f"AutoModelFor{h}" for h in HEADS if name.endswith(f"For{h}")]
+    )
     bare = f"{'Compact' * hasattr(config, COMPACT)}{'Factorised' * hasattr(config, EMBEDDING_RANK)}{base}"
-    classes = ({"AutoModel": bare} if class_named(bare) is not None else {}) | dict.fromkeys(heads, name)
+    classes = ({"AutoModel": bare} if class_named(bare) is not None else {}) | dict.fromkeys(
+        heads, name
+    )
     config.auto_map = {auto: f"{code_of(model).stem}.{of}" for auto, of in classes.items()}

@@ -20,12 +20,24 @@ from kdcli.disk import disk_errors, read_json, write_atomic
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.custom_class import custom_class
 from kdcli.models.files import file_beside
-from kdcli.models.load import LoadedModel, load_config, load_encoder, load_tokenizer, load_weights, location, save_model
+from kdcli.models.load import (
+    LoadedModel,
+    load_config,
+    load_encoder,
+    load_tokenizer,
+    load_weights,
+    location,
+    save_model,
+)
 from kdcli.models.shape import shape_of
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.types import RowHashes
 
-MODULES, PROMPTS, LENGTH = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
+MODULES, PROMPTS, LENGTH = (
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+)
 POOLING, DENSE = "1_Pooling", "2_Dense"
 POOLINGS = {
     "mean": "mean_tokens",
@@ -78,7 +90,9 @@ class Pool(nn.Module):
         if fmt.dense is not None:
             weight, bias, self.tanh = fmt.dense
             self.dense = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-            self.dense.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
+            self.dense.load_state_dict(
+                {"weight": weight} | ({} if bias is None else {"bias": bias})
+            )
 
     def forward(self, states_BLD: Tensor, mask_BL: Tensor | None) -> Tensor:
         with torch.autocast(states_BLD.device.type, enabled=False):
@@ -93,7 +107,11 @@ class Pool(nn.Module):
         return F.normalize(x_BE, dim=-1) if self.normalize else x_BE
 
     def _pooled(self, x_BLD: Tensor, mask_BL: Tensor | None) -> Tensor:
-        real_BL1 = x_BLD.new_ones(*x_BLD.shape[:2], 1) if mask_BL is None else mask_BL[..., None].to(x_BLD.dtype)
+        real_BL1 = (
+            x_BLD.new_ones(*x_BLD.shape[:2], 1)
+            if mask_BL is None
+            else mask_BL[..., None].to(x_BLD.dtype)
+        )
         if self.pooling == "cls":
             # The first real token, also where a tokenizer pads on the left.
             return x_BLD[torch.arange(len(x_BLD), device=x_BLD.device), real_BL1[..., 0].argmax(1)]
@@ -103,7 +121,9 @@ class Pool(nn.Module):
         if self.pooling == "max":
             return x_BLD.masked_fill(real_BL1 == 0, -1e9).amax(1)
         counts_B1 = real_BL1.sum(1).clamp(min=1e-9)
-        return (x_BLD * real_BL1).sum(1) / (counts_B1 if self.pooling == "mean" else counts_B1.sqrt())
+        return (x_BLD * real_BL1).sum(1) / (
+            counts_B1 if self.pooling == "mean" else counts_B1.sqrt()
+        )
 
     @property
     def format_of_dense(self) -> tuple[Tensor, Tensor | None, bool] | None:
@@ -129,31 +149,51 @@ def read_format(source: str) -> EmbeddingFormat | None:
             order = ", ".join(str(m.get("type", "")).rsplit(".", 1)[-1] for m in modules)
             raise _not_computed(source, f"its modules are {order}")
         if place == 0 and path not in ("", "."):
-            raise _not_computed(source, f"its encoder lies in the directory {path}", f"copy {path}/* beside {MODULES}")
+            raise _not_computed(
+                source,
+                f"its encoder lies in the directory {path}",
+                f"copy {path}/* beside {MODULES}",
+            )
         if kind == "Pooling":
             settings = _required(source, f"{path}/config.json")
-            fmt = replace(fmt, pooling=_pooling(source, settings), prompt_counts=settings.get("include_prompt", True))
+            fmt = replace(
+                fmt,
+                pooling=_pooling(source, settings),
+                prompt_counts=settings.get("include_prompt", True),
+            )
         elif kind == "Dense" and fmt.dense is None and not fmt.normalize:
             fmt = replace(fmt, dense=_dense(source, path))
         elif kind == "Normalize":
             fmt = replace(fmt, normalize=True)
         elif place > 1:
             raise _not_computed(source, f"module {place} is {kind or 'unnamed'}")
-    told, length = beside_model(source, PROMPTS) or {}, (beside_model(source, LENGTH) or {}).get("max_seq_length")
+    told, length = (
+        beside_model(source, PROMPTS) or {},
+        (beside_model(source, LENGTH) or {}).get("max_seq_length"),
+    )
     prompts = {str(k): str(v) for k, v in (told.get("prompts") or {}).items() if v}
     if not isinstance(length, int | None) or (length is not None and length < 3):
-        raise UsageError(f"{source}/{LENGTH}: max_seq_length must be a number of tokens, got {length!r}")
+        raise UsageError(
+            f"{source}/{LENGTH}: max_seq_length must be a number of tokens, got {length!r}"
+        )
     if (default := told.get("default_prompt_name")) not in (None, *prompts):
         default = None  # Its prompt is empty.
     similarity = told.get("similarity_fn_name") or "cosine"
-    return replace(fmt, prompts=prompts, default_prompt=default, similarity=similarity, max_length=length)
+    return replace(
+        fmt, prompts=prompts, default_prompt=default, similarity=similarity, max_length=length
+    )
 
 
-def format_for(source: str, config: PreTrainedConfig, pooling: str | None) -> tuple[EmbeddingFormat, str]:
+def format_for(
+    source: str, config: PreTrainedConfig, pooling: str | None
+) -> tuple[EmbeddingFormat, str]:
     """The format of an embedding model, or of a plain encoder, and a line that says where it is from. `pooling`: of
     `--pooling`, one of `CHOICES`. Raises UsageError: see `read_format`; the pooling contradicts the model's own."""
     if pooling is not None and pooling not in CHOICES:
-        raise UsageError(f"unknown pooling '{pooling}'{did_you_mean(pooling, CHOICES)}", f"known: {', '.join(CHOICES)}")
+        raise UsageError(
+            f"unknown pooling '{pooling}'{did_you_mean(pooling, CHOICES)}",
+            f"known: {', '.join(CHOICES)}",
+        )
     found = read_format(source)
     if found is not None:
         if pooling not in (None, found.pooling):
@@ -164,14 +204,22 @@ def format_for(source: str, config: PreTrainedConfig, pooling: str | None) -> tu
     if pooling is not None:
         return EmbeddingFormat(pooling), f"{pooling} pooling, normalised"
     # As sentence-transformers does with such a model.
-    return EmbeddingFormat(), f"it has no {MODULES}: mean pooling, normalised, is assumed; --pooling says otherwise"
+    return (
+        EmbeddingFormat(),
+        f"it has no {MODULES}: mean pooling, normalised, is assumed; --pooling says otherwise",
+    )
 
 
-def load_embedder(source: str, *, trust_remote_code: bool = False, compacted: bool = False) -> LoadedModel:
+def load_embedder(
+    source: str, *, trust_remote_code: bool = False, compacted: bool = False
+) -> LoadedModel:
     """An encoder whose directory may be one of sentence-transformers. `compacted` as in `load_config`. Raises
     UsageError: see `load_encoder`; or a cross-encoder."""
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=compacted)
-    if any("ForSequenceClassification" in name for name in config.architectures or ()) and read_format(source) is None:
+    if (
+        any("ForSequenceClassification" in name for name in config.architectures or ())
+        and read_format(source) is None
+    ):
         raise UsageError(
             f"{source} scores texts ({config.architectures[0]}) and has no vectors",
             "take an embedding model; a reranker is distilled with --task rerank, a classifier with its own --task",
@@ -182,7 +230,9 @@ def load_embedder(source: str, *, trust_remote_code: bool = False, compacted: bo
     return LoadedModel(load_weights(source, of_class).eval(), tokenizer, shape_of(config), source)
 
 
-def save_embedder(model: Any, tokenizer: Any, fmt: EmbeddingFormat, folder: Path, rows: RowHashes = NO_ROWS) -> None:
+def save_embedder(
+    model: Any, tokenizer: Any, fmt: EmbeddingFormat, folder: Path, rows: RowHashes = NO_ROWS
+) -> None:
     """Save an encoder and its format, so that `SentenceTransformer` and `AutoModel` both load the directory; `rows` as
     in `save_model`."""
     if fmt.max_length is not None:
@@ -195,7 +245,12 @@ def save_embedder(model: Any, tokenizer: Any, fmt: EmbeddingFormat, folder: Path
 
 def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path) -> None:
     """Write the files of sentence-transformers beside an encoder of width `hidden`. All its versions read them."""
-    names = ["Transformer", "Pooling", *(["Dense"] if fmt.dense else []), *(["Normalize"] if fmt.normalize else [])]
+    names = [
+        "Transformer",
+        "Pooling",
+        *(["Dense"] if fmt.dense else []),
+        *(["Normalize"] if fmt.normalize else []),
+    ]
     paths = ["", POOLING, *[f"{n}_{name}" for n, name in enumerate(names[2:], 2)]]
     kinds = {f"pooling_mode_{suffix}": name == fmt.pooling for name, suffix in POOLINGS.items()}
     pooling = {"word_embedding_dimension": hidden, **kinds, "include_prompt": fmt.prompt_counts}
@@ -206,14 +261,28 @@ def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path) -> None:
         if name == "Dense":
             assert fmt.dense is not None
             weight, bias, tanh = fmt.dense
-            tensors = {"linear.weight": weight.contiguous()} | ({} if bias is None else {"linear.bias": bias})
+            tensors = {"linear.weight": weight.contiguous()} | (
+                {} if bias is None else {"linear.bias": bias}
+            )
             write_atomic(folder / path / "model.safetensors", save(tensors))
-            activation = "torch.nn.modules.activation.Tanh" if tanh else "torch.nn.modules.linear.Identity"
-            sizes = {"in_features": weight.shape[1], "out_features": weight.shape[0], "bias": bias is not None}
+            activation = (
+                "torch.nn.modules.activation.Tanh" if tanh else "torch.nn.modules.linear.Identity"
+            )
+            sizes = {
+                "in_features": weight.shape[1],
+                "out_features": weight.shape[0],
+                "bias": bias is not None,
+            }
             files[f"{path}/config.json"] = sizes | {"activation_function": activation}
-    length = {"do_lower_case": False} | ({} if fmt.max_length is None else {"max_seq_length": fmt.max_length})
+    length = {"do_lower_case": False} | (
+        {} if fmt.max_length is None else {"max_seq_length": fmt.max_length}
+    )
     files[LENGTH] = length
-    told = {"prompts": fmt.prompts, "default_prompt_name": fmt.default_prompt, "similarity_fn_name": fmt.similarity}
+    told = {
+        "prompts": fmt.prompts,
+        "default_prompt_name": fmt.default_prompt,
+        "similarity_fn_name": fmt.similarity,
+    }
     files[PROMPTS] = {"__version__": {}} | told
     # Last: without it the directory is a plain encoder.
     files[MODULES] = [
@@ -239,9 +308,17 @@ def _required(source: str, name: str) -> dict[str, Any]:
 def _pooling(source: str, settings: dict[str, Any]) -> str:
     """The one pooling of a Pooling module's settings, old keys or new."""
     if "pooling_mode" in settings:
-        modes = [settings["pooling_mode"]] if isinstance(settings["pooling_mode"], str) else settings["pooling_mode"]
+        modes = (
+            [settings["pooling_mode"]]
+            if isinstance(settings["pooling_mode"], str)
+            else settings["pooling_mode"]
+        )
     else:
-        modes = [key.removeprefix("pooling_mode_") for key, on in settings.items() if on is True and "pooling_" in key]
+        modes = [
+            key.removeprefix("pooling_mode_")
+            for key, on in settings.items()
+            if on is True and "pooling_" in key
+        ]
     known = [SAME_AS.get(str(mode), str(mode)) for mode in modes]
     if len(known) != 1 or known[0] not in POOLINGS:
         raise _not_computed(source, f"it pools by {' and '.join(map(str, modes)) or 'nothing'}")
@@ -254,16 +331,26 @@ def _dense(source: str, path: str) -> tuple[Tensor, Tensor | None, bool]:
     if activation not in ("Tanh", "Identity"):
         raise _not_computed(source, f"its dense layer has activation {activation or 'none named'}")
     if (file := file_beside(location(source), f"{path}/model.safetensors")) is None:
-        raise UsageError(f"{source} has no {path}/model.safetensors", "a dense layer is read from safetensors only")
+        raise UsageError(
+            f"{source} has no {path}/model.safetensors",
+            "a dense layer is read from safetensors only",
+        )
     try:
         tensors = load(file.read_bytes())
     except SafetensorError as error:
-        raise UsageError(f"{file} is damaged: {error}", "copy the model again from where it was made") from None
+        raise UsageError(
+            f"{file} is damaged: {error}", "copy the model again from where it was made"
+        ) from None
     if tensors.keys() - {"linear.weight", "linear.bias"} or "linear.weight" not in tensors:
-        raise UsageError(f"{file} must hold linear.weight and perhaps linear.bias, not {', '.join(sorted(tensors))}")
+        raise UsageError(
+            f"{file} must hold linear.weight and perhaps linear.bias, not {', '.join(sorted(tensors))}"
+        )
     return tensors["linear.weight"].float(), tensors.get("linear.bias"), activation == "Tanh"
 
 
 def _not_computed(source: str, what: str, hint: str | None = None) -> UsageError:
     known = f"an encoder, a pooling ({', '.join(POOLINGS)}), at most one Dense, perhaps Normalize"
-    return UsageError(f"{source} is an embedding model that kdcli cannot compute: {what}", hint or f"known: {known}")
+    return UsageError(
+        f"{source} is an embedding model that kdcli cannot compute: {what}",
+        hint or f"known: {known}",
+    )

@@ -20,15 +20,22 @@ def factorise(model: PreTrainedModel, rank: int) -> tuple[PreTrainedModel, str]:
     table = model.get_input_embeddings().weight
     rows, width = table.shape
     if hasattr(model.config, EMBEDDING_RANK):
-        raise UsageError(f"the embeddings are factorised already, to rank {width}", "leave student.embedding_rank out")
+        raise UsageError(
+            f"the embeddings are factorised already, to rank {width}",
+            "leave student.embedding_rank out",
+        )
     if rank >= width:
         hint = f"give at most {width - 1}, or leave it out"
-        raise UsageError(f"student.embedding_rank={rank}: the table of tokens is {width} wide", hint)
+        raise UsageError(
+            f"student.embedding_rank={rank}: the table of tokens is {width} wide", hint
+        )
     x = table.double()
     energies, directions = torch.linalg.eigh(x.T @ x)
     energies, directions = energies.flip(0).clamp(min=0), directions.flip(1)[:, :rank]
     roots = energies[:rank].pow(0.25).clamp(min=1e-6)
-    name = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
+    name = next(
+        name for name, module in model.named_modules() if module is model.get_input_embeddings()
+    )
     tensors = model.state_dict()
     tensors[f"{name}.weight"] = (x @ directions / roots).to(table.dtype)
     tensors[f"{name}.projection.weight"] = (directions * roots).to(table.dtype)

@@ -35,7 +35,8 @@ def load_generator(
         return TaskModel(model.eval(), tokenizer, source, "it generates already", length, rows)
     if not new_head:
         raise UsageError(
-            f"{source} cannot do task {task.name}: it generates no text", "fine-tune it first: kdcli finetune"
+            f"{source} cannot do task {task.name}: it generates no text",
+            "fine-tune it first: kdcli finetune",
         )
     if leaks := layout_for(config).leaks:
         raise UsageError(
@@ -43,19 +44,28 @@ def load_generator(
             "take a type such as bert, roberta, distilbert, albert, electra or modernbert",
         )
     loaded = load_masked_lm(
-        source, otherwise="generation needs such a head", bare=True, trust_remote_code=trust_remote_code
+        source,
+        otherwise="generation needs such a head",
+        bare=True,
+        trust_remote_code=trust_remote_code,
     )
     note, model = "its own head over the vocabulary", loaded.model
     if model.base_model is model:
         model = student_with_head(model, InitializedStudent(model, []), seed=seed).model
-        tied = "tied to the embeddings" if model.config.tie_word_embeddings else "not tied to the embeddings"
+        tied = (
+            "tied to the embeddings"
+            if model.config.tie_word_embeddings
+            else "not tied to the embeddings"
+        )
         note = f"a new head over the vocabulary, {tied}: the checkpoint has none"
     made = as_generator(model, loaded.tokenizer, source)
     made.config.finetuning_task = task.name
     return TaskModel(made, loaded.tokenizer, source, note, None, loaded.rows)
 
 
-def as_generator(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str) -> PreTrainedModel:
+def as_generator(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str
+) -> PreTrainedModel:
     """A masked language model as the class that generates; the two share their tensors. Raises UsageError: the
     tokenizer has no mask or no separator."""
     end = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
@@ -69,6 +79,10 @@ def as_generator(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sou
     config.unilm["interface"] = row.interface
     named = class_named(f"UniLM{type(model).__name__}")
     assert named is not None
-    made = load_tensors(empty_model(named, config), model.state_dict(keep_vars=True), model.base_model)
-    made.generation_config = GenerationConfig(eos_token_id=int(end), pad_token_id=tokenizer.pad_token_id)
+    made = load_tensors(
+        empty_model(named, config), model.state_dict(keep_vars=True), model.base_model
+    )
+    made.generation_config = GenerationConfig(
+        eos_token_id=int(end), pad_token_id=tokenizer.pad_token_id
+    )
     return made

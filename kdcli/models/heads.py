@@ -17,7 +17,13 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTraine
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.errors import UsageError
-from kdcli.models.custom_class import LABEL_WORDS, class_for, class_named, custom_class, forget_custom_classes
+from kdcli.models.custom_class import (
+    LABEL_WORDS,
+    class_for,
+    class_named,
+    custom_class,
+    forget_custom_classes,
+)
 from kdcli.models.files import CONFIG, config_errors
 from kdcli.models.load import load_config, load_tokenizer, load_weights, location
 from kdcli.models.training_rows import NO_ROWS, training_rows
@@ -46,7 +52,9 @@ class TaskModel:
     source: str
     note: str  # where its head is from, for the log
     max_length: int | None = None  # tokens of a row when it was fine-tuned on this very task
-    rows: RowHashes = field(default_factory=NO_ROWS.copy)  # that trained it or a model it was made of
+    rows: RowHashes = field(
+        default_factory=NO_ROWS.copy
+    )  # that trained it or a model it was made of
 
     @property
     def token_types(self) -> bool:
@@ -60,11 +68,19 @@ def modules_of_head(model: PreTrainedModel) -> list[nn.Module]:
     return [module for module in model.modules() if module not in inside]
 
 
-def tokenizer_for(source: str, *, of_words: bool, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def tokenizer_for(
+    source: str, *, of_words: bool, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """As `load_tokenizer`; `of_words`: the rows of the task are lists of words, each with a label."""
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
-    if of_words and tokenizer.is_fast and "ByteLevel" in repr(tokenizer.backend_tokenizer.pre_tokenizer):
-        tokenizer = _spaced(load_tokenizer(source, trust_remote_code=trust_remote_code, add_prefix_space=True))
+    if (
+        of_words
+        and tokenizer.is_fast
+        and "ByteLevel" in repr(tokenizer.backend_tokenizer.pre_tokenizer)
+    ):
+        tokenizer = _spaced(
+            load_tokenizer(source, trust_remote_code=trust_remote_code, add_prefix_space=True)
+        )
     return tokenizer
 
 
@@ -88,7 +104,9 @@ def load_for_task(
     auto, own = AUTO_CLASS[task.kind], custom_class(config) if own_head else None
     if own is None and type(config) not in auto._model_mapping:
         what = _what(task.kind)
-        raise UsageError(f"{config.model_type} has no head for {what} in transformers, as {task.name} needs")
+        raise UsageError(
+            f"{config.model_type} has no head for {what} in transformers, as {task.name} needs"
+        )
     misfit = misfit_of(source, config, task, label_map) if own_head else "a new one was requested"
     if misfit is not None and not new_head:
         raise _unfit(source, task, misfit)
@@ -97,7 +115,9 @@ def load_for_task(
             f"head.label_map has no head to reorder: of {source}, {misfit}",
             "leave it out; the new head is in the data's order",
         )
-    tokenizer = tokenizer_for(source, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code)
+    tokenizer = tokenizer_for(
+        source, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code
+    )
     max_length = None
     if misfit is None:
         max_length = tuned_length(config, tokenizer, task)
@@ -110,9 +130,13 @@ def load_for_task(
         describe_task(model.config, task)
     else:
         encoder = load_weights(source, AutoModel, trust_remote_code=trust_remote_code, seed=seed)
-        model = with_new_head(encoder, config, task, seed, source=source, trust_remote_code=trust_remote_code)
+        model = with_new_head(
+            encoder, config, task, seed, source=source, trust_remote_code=trust_remote_code
+        )
         note = f"a new head: {misfit}"
-    return TaskModel(model.eval(), tokenizer, source, note, max_length, training_rows(location(source)))
+    return TaskModel(
+        model.eval(), tokenizer, source, note, max_length, training_rows(location(source))
+    )
 
 
 def check_head(source: str, config: PreTrainedConfig, task: Task) -> None:
@@ -124,12 +148,20 @@ def check_head(source: str, config: PreTrainedConfig, task: Task) -> None:
 def _unfit(source: str, task: Task, misfit: str) -> UsageError:
     pairs = task.kind == "score" and len(task.texts) == 2
     vectors = ", or judge its vectors: kdcli evaluate --pooling mean" if pairs else ""
-    return UsageError(f"{source} cannot do task {task.name}: {misfit}", f"fine-tune it first: kdcli finetune{vectors}")
+    return UsageError(
+        f"{source} cannot do task {task.name}: {misfit}",
+        f"fine-tune it first: kdcli finetune{vectors}",
+    )
 
 
-def tuned_length(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, task: Task) -> int | None:
+def tuned_length(
+    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, task: Task
+) -> int | None:
     """Tokens of a row when the model was fine-tuned on this very task; None where it was not."""
-    known = getattr(config, "finetuning_task", None) == task.name and tokenizer.model_max_length < VERY_LARGE_INTEGER
+    known = (
+        getattr(config, "finetuning_task", None) == task.name
+        and tokenizer.model_max_length < VERY_LARGE_INTEGER
+    )
     return int(tokenizer.model_max_length) if known else None
 
 
@@ -149,10 +181,14 @@ def kind_of_head(config: PreTrainedConfig, name: str) -> Literal["class", "token
 
 
 def _what(kind: Kind) -> str:
-    return {"tokens": "token classification", "span": "question answering"}.get(kind, "sequence classification")
+    return {"tokens": "token classification", "span": "question answering"}.get(
+        kind, "sequence classification"
+    )
 
 
-def misfit_of(source: str, config: PreTrainedConfig, task: Task, label_map: Sequence[int] | None) -> str | None:
+def misfit_of(
+    source: str, config: PreTrainedConfig, task: Task, label_map: Sequence[int] | None
+) -> str | None:
     """Why the checkpoint's own head cannot serve the task; None when it can. Raises UsageError: its labels are the
     task's in another order, or `label_map` is no permutation."""
     named = (config.architectures or ["none"])[0]
@@ -161,7 +197,10 @@ def misfit_of(source: str, config: PreTrainedConfig, task: Task, label_map: Sequ
         return f"{named} has no head for {what}"
     if task.kind == "span":
         return None
-    own, count = [str(config.id2label.get(i, f"LABEL_{i}")) for i in range(config.num_labels)], len(task.labels) or 1
+    own, count = (
+        [str(config.id2label.get(i, f"LABEL_{i}")) for i in range(config.num_labels)],
+        len(task.labels) or 1,
+    )
     if config.problem_type not in (None, PROBLEM.get(task.kind)):
         return f"its head is for {config.problem_type}, not {PROBLEM.get(task.kind, what)}"
     if len(own) != count:
@@ -170,7 +209,9 @@ def misfit_of(source: str, config: PreTrainedConfig, task: Task, label_map: Sequ
         return None
     if label_map is not None:
         if sorted(label_map) != list(range(count)):
-            raise UsageError(f"head.label_map must hold each of 0 ... {count - 1} once, got {list(label_map)}")
+            raise UsageError(
+                f"head.label_map must hold each of 0 ... {count - 1} once, got {list(label_map)}"
+            )
         return None
     plain, theirs = [_plain(name) for name in own], [_plain(name) for name in task.labels]
     if all(GENERIC.fullmatch(name) for name in own) or plain == theirs:
@@ -201,7 +242,10 @@ def describe_task(config: PreTrainedConfig, task: Task) -> None:
     if task.kind == "span":
         config.num_labels = len(names)
         return
-    config.id2label, config.label2id = dict(enumerate(names)), {name: number for number, name in enumerate(names)}
+    config.id2label, config.label2id = (
+        dict(enumerate(names)),
+        {name: number for number, name in enumerate(names)},
+    )
     config.problem_type = PROBLEM.get(task.kind)
 
 
@@ -222,21 +266,31 @@ def with_new_head(
     model: PreTrainedModel
     with config_errors(f"the {CONFIG} of {source}"):
         if (of_class := class_for(auto, config)) is auto:
-            model = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
+            model = auto.from_config(
+                config, dtype=torch.float32, trust_remote_code=trust_remote_code
+            )
         else:
             model = of_class(config)
     missing = model.base_model.load_state_dict(encoder.state_dict(), strict=False).missing_keys
     # Only one of the two classes may have a pooler; one that only the head's class has is drawn (Nomic's).
     lost = [name for name in missing if not name.startswith("pooler.")]
-    assert not lost, f"{type(model).__name__} has encoder weights that AutoModel does not: {lost[:3]}"
+    assert not lost, (
+        f"{type(model).__name__} has encoder weights that AutoModel does not: {lost[:3]}"
+    )
     return model
 
 
 def _permute(model: PreTrainedModel, label_map: list[int]) -> None:
     """Reorder the outputs of the head: output i becomes output `label_map[i]`."""
-    heads = [m for m in modules_of_head(model) if isinstance(m, nn.Linear) and m.out_features == len(label_map)]
+    heads = [
+        m
+        for m in modules_of_head(model)
+        if isinstance(m, nn.Linear) and m.out_features == len(label_map)
+    ]
     if not heads:
-        raise UsageError(f"{type(model).__name__} has no linear head whose outputs could be reordered")
+        raise UsageError(
+            f"{type(model).__name__} has no linear head whose outputs could be reordered"
+        )
     place = torch.tensor(label_map).argsort()
     for parameter in (heads[-1].weight, heads[-1].bias):
         if parameter is not None:
@@ -248,7 +302,9 @@ def _spaced(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     # A class of its own (RoBERTa's) obeys `add_prefix_space`; the plain class ignores it.
     backend = tokenizer.backend_tokenizer
     before = [backend.normalizer] if backend.normalizer is not None else []
-    ((first, _), *_) = backend.pre_tokenizer.pre_tokenize_str(before[0].normalize_str("a") if before else "a")
+    ((first, _), *_) = backend.pre_tokenizer.pre_tokenize_str(
+        before[0].normalize_str("a") if before else "a"
+    )
     if not first.startswith("Ġ"):
         backend.normalizer = normalizers.Sequence([*before, normalizers.Prepend(" ")])
     return tokenizer

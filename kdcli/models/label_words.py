@@ -28,7 +28,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import custom_class, empty_model, load_tensors
-from kdcli.models.heads import AUTO_CLASS, TaskModel, describe_task, load_for_task, modules_of_head, tokenizer_for
+from kdcli.models.heads import (
+    AUTO_CLASS,
+    TaskModel,
+    describe_task,
+    load_for_task,
+    modules_of_head,
+    tokenizer_for,
+)
 from kdcli.models.layout import layout_for, submodule
 from kdcli.models.masked_lm import load_masked_lm
 from kdcli.models.modeling_kdcli import vocabulary_of_head
@@ -38,21 +45,37 @@ _LIKE_GELU = ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh
 # Activation -> the factor ε on its input and its slope at 0. A smaller ε would underflow in float16.
 SMALL = {"tanh": (2.0**-10, 1.0)} | dict.fromkeys(_LIKE_GELU, (2.0**-14, 0.5))
 SHIFT = 16.0  # of relu's input; the last states of encoders that end in a norm are well within
-HEAD_DROPOUT = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "qa_dropout", "pooler_dropout")
+HEAD_DROPOUT = (
+    "classifier_dropout",
+    "classifier_dropout_prob",
+    "seq_classif_dropout",
+    "qa_dropout",
+    "pooler_dropout",
+)
 TRAIN_ONE = "train one: --set head.kind=scratch"
 
 
-def label_word_ids(tokenizer: PreTrainedTokenizerBase, task: Task, words: Sequence[str] | None = None) -> list[int]:
+def label_word_ids(
+    tokenizer: PreTrainedTokenizerBase, task: Task, words: Sequence[str] | None = None
+) -> list[int]:
     """Token ids of a task's label words, or of `words`, one for each output of its head. Raises UsageError: no words,
     too few or many; a word is not exactly one token; two are the same token."""
     chosen = tuple(words) if words else task.words
     outputs = {"score": ("its score",), "span": ("start", "end")}.get(task.kind, task.labels)
-    needed = f"one for each of {', '.join(outputs)}" if len(outputs) < 10 else f"{len(outputs)}, one a label"
+    needed = (
+        f"one for each of {', '.join(outputs)}"
+        if len(outputs) < 10
+        else f"{len(outputs)}, one a label"
+    )
     hint = f"choose {needed}, each one token, in this order: --set head.words='[...]'"
     if not chosen:
-        raise UsageError(f"task {task.name} has no label words", f"{hint}; or --set head.kind=scratch")
+        raise UsageError(
+            f"task {task.name} has no label words", f"{hint}; or --set head.kind=scratch"
+        )
     if len(chosen) != len(outputs):
-        raise UsageError(f"{len(chosen)} label words for the {len(outputs)} outputs of task {task.name}", hint)
+        raise UsageError(
+            f"{len(chosen)} label words for the {len(outputs)} outputs of task {task.name}", hint
+        )
     words_of: dict[int, str] = {}
     for word in chosen:
         pieces: list[str] = tokenizer.tokenize(f" {word}")
@@ -62,11 +85,18 @@ def label_word_ids(tokenizer: PreTrainedTokenizerBase, task: Task, words: Sequen
             pieces = tokenizer.tokenize(word)
         number = tokenizer.convert_tokens_to_ids(pieces)[0] if len(pieces) == 1 else None
         if number is None or number == tokenizer.unk_token_id:
-            reason = f"is {len(pieces)} tokens ({' '.join(pieces)})" if len(pieces) > 1 else "is not in its vocabulary"
+            reason = (
+                f"is {len(pieces)} tokens ({' '.join(pieces)})"
+                if len(pieces) > 1
+                else "is not in its vocabulary"
+            )
             reason += ": this tokenizer has no token for it"
             raise UsageError(f"label word '{word}' of task {task.name} {reason}", hint)
         if number in words_of:
-            raise UsageError(f"label words '{words_of[number]}' and '{word}' are the same token {pieces[0]}", hint)
+            raise UsageError(
+                f"label words '{words_of[number]}' and '{word}' are the same token {pieces[0]}",
+                hint,
+            )
         words_of[number] = word
     return list(words_of)
 
@@ -87,7 +117,12 @@ def load_with_label_words(
         headed, ids = _from_mlm(source, task, words, trust_remote_code)
     else:
         headed = load_for_task(
-            source, task, new_head=True, own_head=False, seed=seed, trust_remote_code=trust_remote_code
+            source,
+            task,
+            new_head=True,
+            own_head=False,
+            seed=seed,
+            trust_remote_code=trust_remote_code,
         )
         ids = label_word_ids(headed.tokenizer, task, words)
         _from_embeddings(headed, ids, texts=task.kind not in ("tokens", "span"))
@@ -103,7 +138,9 @@ def load_with_label_words(
 
 
 def _impossible(model: PreTrainedModel) -> UsageError:
-    return UsageError(f"the head of {type(model).__name__} cannot be made of label words", TRAIN_ONE)
+    return UsageError(
+        f"the head of {type(model).__name__} cannot be made of label words", TRAIN_ONE
+    )
 
 
 @torch.no_grad()
@@ -145,7 +182,10 @@ def _identity(model: PreTrainedModel, head: tuple[str, str] | None) -> tuple[flo
             f"the head of {type(model).__name__} has activation {activation}, which cannot be made the identity",
             f"{TRAIN_ONE}; known: relu, {', '.join(SMALL)}",
         )
-    (factor, slope), shift = SMALL.get(activation, (1.0, 1.0)), 0.0 if activation in SMALL else SHIFT
+    (factor, slope), shift = (
+        SMALL.get(activation, (1.0, 1.0)),
+        0.0 if activation in SMALL else SHIFT,
+    )
     nn.init.eye_(dense.weight).mul_(factor)
     _set_bias(dense, torch.full((dense.out_features,), shift))
     dense.requires_grad_(False)
@@ -169,7 +209,9 @@ def _identity_with_norm(source: str, model: PreTrainedModel) -> None:
     head.requires_grad_(False)
 
 
-def _from_mlm(source: str, task: Task, words: Sequence[str] | None, trust: bool) -> tuple[TaskModel, list[int]]:
+def _from_mlm(
+    source: str, task: Task, words: Sequence[str] | None, trust: bool
+) -> tuple[TaskModel, list[int]]:
     """The checkpoint's masked language model with the label words as its vocabulary, and their ids."""
     hint = "use the words' embeddings: --set head.kind=embedding"
     loaded = load_masked_lm(source, otherwise=hint, trust_remote_code=trust)

@@ -29,27 +29,46 @@ class Layout:
     up: str = "intermediate.dense"
     down: str = "output.dense"
     gate: str | None = None
-    final_norm: str | None = None  # normalises the last layer's output where layers begin with their norms (pre-norm)
-    embeddings: tuple[str, ...] = ("embeddings.", "embeddings_project.")  # prefixes of what counts as embeddings
+    final_norm: str | None = (
+        None  # normalises the last layer's output where layers begin with their norms (pre-norm)
+    )
+    embeddings: tuple[str, ...] = (
+        "embeddings.",
+        "embeddings_project.",
+    )  # prefixes of what counts as embeddings
     interface: bool = True  # attention goes through transformers' attention interface; else the linears are hooked
-    fused: Literal["blocks", "heads"] | None = None  # row order of a fused q/k/v: [3, A, K] or [A, 3, K]
-    like_q: tuple[str, ...] = ()  # further linears whose rows are dimensions of q; some configurations lack them
-    bias: tuple[str, str] | None = None  # biases that are added to q and v after a bias-free fused projection
+    fused: Literal["blocks", "heads"] | None = (
+        None  # row order of a fused q/k/v: [3, A, K] or [A, 3, K]
+    )
+    like_q: tuple[
+        str, ...
+    ] = ()  # further linears whose rows are dimensions of q; some configurations lack them
+    bias: tuple[str, str] | None = (
+        None  # biases that are added to q and v after a bias-free fused projection
+    )
     rotary: Literal["halves", "pairs"] | None = None  # its pairs: (i, i + K/2) or (2i, 2i + 1)
     positions: str | None = None  # makes the rotary table, where the hooks must apply it to q and k
-    other_term: str | None = None  # added to q·k before the softmax, so that q·k alone is not the attention
+    other_term: str | None = (
+        None  # added to q·k before the softmax, so that q·k alone is not the attention
+    )
     shared: bool = False  # all layers are one module
     ffn: str = "intermediate_size"  # the configuration's name of the feed-forward width
     position_offset: bool = False  # position ids start at padding index + 1
     local: bool = False  # some layers attend within a window; losses should choose a global one
-    autocast: bool = True  # False: it masks with the smallest float32 number, which no half type holds
-    leaks: str | None = None  # why neighbouring documents of a block see each other whatever the mask says
+    autocast: bool = (
+        True  # False: it masks with the smallest float32 number, which no half type holds
+    )
+    leaks: str | None = (
+        None  # why neighbouring documents of a block see each other whatever the mask says
+    )
     compact: bool = False  # `modeling_kdcli.layer_paths` finds the parts of its layers
     # The linear before the classifier of texts, and its activation or the setting that names it; label words make both
     # the identity. `{base}` is the base model.
     head: tuple[str, str] | None = None
     head_norm: bool = False  # the heads of all tasks normalise after their activation
-    pooling: str | None = None  # the `classifier_pooling` with which the head reads the first token's state
+    pooling: str | None = (
+        None  # the `classifier_pooling` with which the head reads the first token's state
+    )
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
         """The encoder layers in the order they run; a shared one as often as it runs."""
@@ -72,7 +91,10 @@ _POOLER, _DENSE = ("{base}.pooler.dense", "tanh"), ("classifier.dense", "tanh")
 _BERT = Layout(compact=True, head=_POOLER)
 _ROBERTA = replace(_BERT, position_offset=True, head=_DENSE)
 _HOOKED = Layout(interface=False)
-_LEAKS, _DISENTANGLED = "its embeddings take a mask of tokens only", "disentangled position terms and their scale"
+_LEAKS, _DISENTANGLED = (
+    "its embeddings take a mask of tokens only",
+    "disentangled position terms and their scale",
+)
 # fmt: off
 _LLAMA_LIKE = Layout(
     layers="layers", embeddings=("embed_tokens.", "embeddings."), rotary="halves", q="self_attn.q_proj",
@@ -135,11 +157,16 @@ def layout_for(config: Any) -> Layout:
     """The row of a configuration's model type. Raises UsageError: the model is a decoder, or its type has no row; the
     message names the known ones."""
     kind = str(config.model_type)
-    row = row_of(kind, decodes=any(getattr(config, name, False) for name in ("is_decoder", "is_encoder_decoder")))
+    row = row_of(
+        kind,
+        decodes=any(getattr(config, name, False) for name in ("is_decoder", "is_encoder_decoder")),
+    )
     if kind == "esm" and getattr(config, "position_embedding_type", None) != "rotary":
         return replace(row, rotary=None)
     if kind == "albert" and (config.num_hidden_groups, config.inner_group_num) != (1, 1):
-        raise UsageError("ALBERT with several layer groups is not supported: only one layer shared by all")
+        raise UsageError(
+            "ALBERT with several layer groups is not supported: only one layer shared by all"
+        )
     return row
 
 
@@ -161,10 +188,13 @@ def row_of(kind: str, *, decodes: bool) -> Layout:
     known = ", ".join(sorted(LAYOUTS))
     # transformers has causal or sequence-to-sequence models of the type, but no masked one.
     causal, masked = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    only_decodes = kind in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES or (kind in causal and kind not in masked)
+    only_decodes = kind in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES or (
+        kind in causal and kind not in masked
+    )
     if decodes or only_decodes:
         raise UsageError(
-            f"'{kind}' is a decoder or an encoder-decoder; kdcli compresses encoders", f"known types: {known}"
+            f"'{kind}' is a decoder or an encoder-decoder; kdcli compresses encoders",
+            f"known types: {known}",
         )
     raise UsageError(
         f"unknown model type '{kind}'{did_you_mean(kind, LAYOUTS)}",

@@ -18,13 +18,26 @@ import transformers
 from huggingface_hub import list_repo_files, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError
 from safetensors import SafetensorError
-from transformers import AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import extract_commit_hash
 
 from kdcli.disk import fill_dir, read_json, user_path
 from kdcli.errors import UsageError, first_line
-from kdcli.models.custom_class import COMPACT, class_for, code_of, describe_code, forget_custom_classes, is_custom
+from kdcli.models.custom_class import (
+    COMPACT,
+    class_for,
+    code_of,
+    describe_code,
+    forget_custom_classes,
+    is_custom,
+)
 from kdcli.models.files import (
     CONFIG,
     HUB_ERRORS,
@@ -44,11 +57,17 @@ from kdcli.types import ModelShape, RowHashes
 transformers_logging.disable_progress_bar()  # its bars would break ours
 
 DEMO, CARD = "demo", "README.md"
-PINNED = re.compile(r"((?:[\w.-]+/)?[\w.-]+)@([\w./-]+)")  # A model of the hub at a branch, a tag or a commit
+PINNED = re.compile(
+    r"((?:[\w.-]+/)?[\w.-]+)@([\w./-]+)"
+)  # A model of the hub at a branch, a tag or a commit
 MODEL_FILES = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py", "*.md", "*.npy"]
 OTHER_FILES = ["onnx/*", "openvino/*", "checkpoints/*"]
 AS_LOADED = "kdcli_as_loaded"  # Attribute of a tokenizer: truncation and padding before any call
-OPTIONAL = ("pooler.", "contact_head.", "embeddings.position_ids")  # what a base model's checkpoint may lack
+OPTIONAL = (
+    "pooler.",
+    "contact_head.",
+    "embeddings.position_ids",
+)  # what a base model's checkpoint may lack
 
 
 @dataclass(frozen=True)
@@ -84,7 +103,9 @@ def commit_of(source: str) -> str | None:
 @functools.cache
 def _snapshot(name: str, revision: str) -> str:
     try:
-        return snapshot_download(name, revision=revision, allow_patterns=MODEL_FILES, ignore_patterns=OTHER_FILES)
+        return snapshot_download(
+            name, revision=revision, allow_patterns=MODEL_FILES, ignore_patterns=OTHER_FILES
+        )
     except (*HUB_ERRORS, ValueError) as error:
         raise UsageError(
             f"model '{name}' was not found at revision '{revision}', neither in the cache nor on the hub: "
@@ -99,7 +120,9 @@ def load_encoder(source: str, *, trust_remote_code: bool = False) -> LoadedModel
     load_config(source, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code)
-    return LoadedModel(model.eval(), tokenizer, shape_of(model.config), source, training_rows(location(source)))
+    return LoadedModel(
+        model.eval(), tokenizer, shape_of(model.config), source, training_rows(location(source))
+    )
 
 
 def load_config(
@@ -114,7 +137,9 @@ def load_config(
     if is_folder and not (folder / CONFIG).is_file():
         raise UsageError(f"{folder} has no {CONFIG}, so it is not a model directory")
     if not is_folder and (folder.exists() or where.startswith((".", "/")) or where.count("/") > 1):
-        raise UsageError(f"no model directory {source}", "give a hub id, a directory with config.json, or 'demo'")
+        raise UsageError(
+            f"no model directory {source}", "give a hub id, a directory with config.json, or 'demo'"
+        )
     config = _read_config(source, where, trust_remote_code)
     if hasattr(config, COMPACT) and not compacted:
         raise UsageError(
@@ -130,7 +155,10 @@ def load_config(
 
 
 def save_model(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, rows: RowHashes = NO_ROWS
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    rows: RowHashes = NO_ROWS,
 ) -> None:
     """Save config.json, model.safetensors, the tokenizer's files, the hashes of the labelled `rows` that trained the
     model or one it was made of and, for a custom class, the file with its code. Raises MachineError: the disk is full
@@ -204,25 +232,33 @@ def _read_config(source: str, where: str, trust_remote_code: bool) -> PreTrained
     # An unsupported type is refused before any code of its own runs.
     kind = str(raw.get("model_type"))
     if "model_type" not in raw:
-        raise UsageError(f"the config.json of {source} has no model_type", "is it a model of transformers?")
+        raise UsageError(
+            f"the config.json of {source} has no model_type", "is it a model of transformers?"
+        )
     if kind not in LAYOUTS and "auto_map" in raw and not trust_remote_code:
         raise custom_code
     row_of(kind, decodes=bool(raw.get("is_decoder") or raw.get("is_encoder_decoder")))
     with config_errors(f"the {CONFIG} of {source}"):
         try:
-            return transformers.AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
+            return transformers.AutoConfig.from_pretrained(
+                where, trust_remote_code=trust_remote_code
+            )
         except ValueError as error:
             raise custom_code if "trust_remote_code" in str(error) else error from None
 
 
-def load_tokenizer(source: str, *, trust_remote_code: bool = False, **settings: Any) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    source: str, *, trust_remote_code: bool = False, **settings: Any
+) -> PreTrainedTokenizerBase:
     """The tokenizer of a model; UsageError if it has none that can be read. `settings` go to `from_pretrained`."""
     hint = "put the tokenizer's files (tokenizer.json ...) beside its weights"
     where = location(source)
     try:
         with _quietly():
             check_tokenizer(where)
-            tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, **settings)
+            tokenizer = AutoTokenizer.from_pretrained(
+                where, trust_remote_code=trust_remote_code, **settings
+            )
             if tokenizer.is_fast:
                 backend = tokenizer.backend_tokenizer
                 setattr(tokenizer, AS_LOADED, (backend.truncation, backend.padding))
@@ -234,7 +270,9 @@ def load_tokenizer(source: str, *, trust_remote_code: bool = False, **settings: 
     except UsageError:
         raise
     except Exception as error:  # noqa: BLE001  # The library tokenizers raises that very class.
-        raise UsageError(f"the tokenizer of {source} cannot be loaded: {first_line(error)}", hint) from None
+        raise UsageError(
+            f"the tokenizer of {source} cannot be loaded: {first_line(error)}", hint
+        ) from None
     # Without any files transformers makes a tokenizer with special tokens only.
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         raise UsageError(f"{source} has no tokenizer", hint)
@@ -247,8 +285,15 @@ def load_weights(
     """A model in float32, read from safetensors. `auto_class`: `AutoModel`, or a class with a head that the checkpoint
     must hold. `seed`: of a pooler that a base model lacks. `settings`: for `from_pretrained`. Raises UsageError:
     unreadable, damaged or incomplete weights."""
-    settings |= {"trust_remote_code": trust_remote_code, "use_safetensors": True, "dtype": torch.float32}
-    where, config = location(source), load_config(source, trust_remote_code=trust_remote_code, compacted=True)
+    settings |= {
+        "trust_remote_code": trust_remote_code,
+        "use_safetensors": True,
+        "dtype": torch.float32,
+    }
+    where, config = (
+        location(source),
+        load_config(source, trust_remote_code=trust_remote_code, compacted=True),
+    )
     auto_class = class_for(auto_class, config)
     # On the hub: what is checked is of the commit that is loaded.
     settings["revision"] = None if Path(where).is_dir() else commit_of(source)
@@ -260,7 +305,9 @@ def load_weights(
             torch.manual_seed(seed)
             model, info = auto_class.from_pretrained(where, output_loading_info=True, **settings)
     except SafetensorError as error:
-        raise UsageError(f"the weights of {source} are damaged: {error}", "download or copy them again") from None
+        raise UsageError(
+            f"the weights of {source} are damaged: {error}", "download or copy them again"
+        ) from None
     except HUB_ERRORS as error:
         raise UsageError(
             # transformers' own message is about names and directories; its cause says what happened.
@@ -269,10 +316,16 @@ def load_weights(
         ) from None
     except (RuntimeError, ValueError) as error:
         # The message of transformers about sizes points to a table that is not shown.
-        reason = "tensors of other sizes" if "ignore_mismatched_sizes" in str(error) else first_line(error)
+        reason = (
+            "tensors of other sizes"
+            if "ignore_mismatched_sizes" in str(error)
+            else first_line(error)
+        )
         raise UsageError(f"the weights of {source} do not fit its config.json: {reason}") from None
     with suppress(*HUB_ERRORS):
-        file_of(where, CARD, settings["revision"])  # Into the cache: what is made of the model inherits its licence
+        file_of(
+            where, CARD, settings["revision"]
+        )  # Into the cache: what is made of the model inherits its licence
     if not is_custom(model):
         forget_custom_classes(model.config)
     # Under a head, the encoder's tensors have its prefix, and a pooler is needed because the head reads it.

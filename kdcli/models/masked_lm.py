@@ -5,21 +5,34 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import EMBEDDING_RANK
-from kdcli.models.load import LoadedModel, load_config, load_encoder, load_tokenizer, load_weights, location
+from kdcli.models.load import (
+    LoadedModel,
+    load_config,
+    load_encoder,
+    load_tokenizer,
+    load_weights,
+    location,
+)
 from kdcli.models.reduce import copy_head
 from kdcli.models.shape import InitializedStudent, shape_of
 from kdcli.models.training_rows import training_rows
 
 
-def load_masked_lm(source: str, *, otherwise: str, bare: bool = False, trust_remote_code: bool = False) -> LoadedModel:
+def load_masked_lm(
+    source: str, *, otherwise: str, bare: bool = False, trust_remote_code: bool = False
+) -> LoadedModel:
     """Load a masked language model and its tokenizer; the encoder is its `base_model`. `bare`: load a checkpoint
     without such a head as an encoder. Raises UsageError: see `load_encoder`; or the type or checkpoint has no such
     head, with `otherwise` as hint."""
     config = load_config(source, trust_remote_code=trust_remote_code)
     if hasattr(config, EMBEDDING_RANK):
-        raise UsageError(f"{source} has a factorised table of tokens, to which no head is tied", otherwise)
+        raise UsageError(
+            f"{source} has a factorised table of tokens, to which no head is tied", otherwise
+        )
     if type(config) not in AutoModelForMaskedLM._model_mapping:
-        raise UsageError(f"{config.model_type} has no masked-language-model head in transformers", otherwise)
+        raise UsageError(
+            f"{config.model_type} has no masked-language-model head in transformers", otherwise
+        )
     expected = AutoModelForMaskedLM._model_mapping[type(config)].__name__
     named = (config.architectures or [expected])[0]
     # A `ForPreTraining` checkpoint has this head beside others (BERT) or another one instead (ELECTRA); one that
@@ -33,7 +46,9 @@ def load_masked_lm(source: str, *, otherwise: str, bare: bool = False, trust_rem
         model = load_weights(source, AutoModelForMaskedLM, trust_remote_code=trust_remote_code)
     except UsageError as error:
         raise error.of(f"{source} cannot be read as {expected}", otherwise) from None
-    return LoadedModel(model.eval(), tokenizer, shape_of(model.config), source, training_rows(location(source)))
+    return LoadedModel(
+        model.eval(), tokenizer, shape_of(model.config), source, training_rows(location(source))
+    )
 
 
 def student_with_head(
@@ -48,7 +63,9 @@ def student_with_head(
     student of its `base_model`, which becomes part of the new model, without its pooler. `init`: but for `random`
     the head's weights are copied in the student's basis. `seed`: of random weights."""
     encoder, headed = built.model, teacher.base_model is not teacher
-    model_class = type(teacher) if headed else AutoModelForMaskedLM._model_mapping[type(encoder.config)]
+    model_class = (
+        type(teacher) if headed else AutoModelForMaskedLM._model_mapping[type(encoder.config)]
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = model_class(encoder.config).float()

@@ -42,8 +42,12 @@ class CompactLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(wide_out))
         # Columns to read, and for each full row its place among the computed ones. A removed row's place is the last
         # computed row, which is all zeros.
-        self.register_buffer("inputs", torch.empty(kept_in, dtype=torch.long) if kept_in < wide_in else None)
-        self.register_buffer("outputs", torch.empty(wide_out, dtype=torch.long) if kept_out != wide_out else None)
+        self.register_buffer(
+            "inputs", torch.empty(kept_in, dtype=torch.long) if kept_in < wide_in else None
+        )
+        self.register_buffer(
+            "outputs", torch.empty(wide_out, dtype=torch.long) if kept_out != wide_out else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., columns] -> [..., rows]."""
@@ -61,7 +65,9 @@ class CompactAttention(nn.Module):
         super().__init__()
         self.num_attention_heads = sizes["heads"]
         self.scale = (config.hidden_size // config.num_attention_heads) ** -0.5
-        self.dropout = getattr(config, "attention_probs_dropout_prob", getattr(config, "attention_dropout", 0.0))
+        self.dropout = getattr(
+            config, "attention_probs_dropout_prob", getattr(config, "attention_dropout", 0.0)
+        )
         self.query, self.key, self.value = (CompactLinear(sizes[name]) for name in ("Q", "K", "V"))
         self.output = CompactLinear(sizes["O"]) if output_inside else None
 
@@ -70,9 +76,17 @@ class CompactAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """Attend within `attention_mask`: True where a token may attend, or a bias on the scores."""
         shape = (*hidden_states.shape[:-1], self.num_attention_heads, -1)
-        q, k, v = (part(hidden_states).view(shape).transpose(1, 2) for part in (self.query, self.key, self.value))
+        q, k, v = (
+            part(hidden_states).view(shape).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
         context = nn.functional.scaled_dot_product_attention(
-            q, k, v, attention_mask, dropout_p=self.dropout if self.training else 0.0, scale=self.scale
+            q,
+            k,
+            v,
+            attention_mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            scale=self.scale,
         )
         context = context.transpose(1, 2).flatten(2)
         return (context if self.output is None else self.output(context)), None
@@ -90,7 +104,9 @@ class _Compact:
         layers = base.transformer.layer if config.model_type == "distilbert" else base.encoder.layer
         # A class with a head builds its encoder in the plain sizes first.
         for layer, sizes in zip(layers, config.compact_layers, strict=True):
-            layer.set_submodule(attention, CompactAttention(config, sizes, attention_output is None))
+            layer.set_submodule(
+                attention, CompactAttention(config, sizes, attention_output is None)
+            )
             for path, letter in ((attention_output, "O"), (up, "U"), (down, "D")):
                 if path is not None:
                     layer.set_submodule(path, CompactLinear(sizes[letter]))
@@ -123,12 +139,17 @@ class _LabelWords:
     `config.label_words["auto_class"]` selects the output: a class per text, read at its first token; a class per
     token; or start and end of an answer."""
 
-    _tied_weights_keys: Any = None  # a decoder with a few of the vocabulary's rows cannot be tied to the embeddings
+    _tied_weights_keys: Any = (
+        None  # a decoder with a few of the vocabulary's rows cannot be tied to the embeddings
+    )
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         for name, tensor in vocabulary_of_head(self).items():
-            sizes = [len(config.label_words["ids"]) if n == config.vocab_size else n for n in tensor.shape]
+            sizes = [
+                len(config.label_words["ids"]) if n == config.vocab_size else n
+                for n in tensor.shape
+            ]
             path, _, leaf = name.rpartition(".")
             owner: Any = self.get_submodule(path)  # type: ignore[attr-defined]
             setattr(owner, leaf, nn.Parameter(tensor.new_zeros(sizes)))
@@ -152,14 +173,18 @@ def _classifying(forward: Callable[..., Any]) -> Callable[..., outputs.ModelOutp
     """Wrap the forward of a masked language model, keeping its signature, to give a classifier's output."""
 
     @functools.wraps(forward)
-    def classify(self: Any, *args: Any, labels: Tensor | None = None, **kwargs: Any) -> outputs.ModelOutput:
+    def classify(
+        self: Any, *args: Any, labels: Tensor | None = None, **kwargs: Any
+    ) -> outputs.ModelOutput:
         if labels is not None:
             raise TypeError(f"{type(self).__name__} computes no loss: call it without labels")
         output, auto_class = forward(self, *args, **kwargs), self.config.label_words["auto_class"]
         states = {"hidden_states": output.hidden_states, "attentions": output.attentions}
         if auto_class == "AutoModelForQuestionAnswering":
             start_BL, end_BL = output.logits.unbind(-1)
-            return outputs.QuestionAnsweringModelOutput(start_logits=start_BL, end_logits=end_BL, **states)
+            return outputs.QuestionAnsweringModelOutput(
+                start_logits=start_BL, end_logits=end_BL, **states
+            )
         if auto_class == "AutoModelForTokenClassification":
             return outputs.TokenClassifierOutput(logits=output.logits, **states)
         return outputs.SequenceClassifierOutput(logits=output.logits[:, 0], **states)
@@ -170,7 +195,11 @@ def _classifying(forward: Callable[..., Any]) -> Callable[..., outputs.ModelOutp
 def __getattr__(name: str) -> Any:
     """Make `CompactX`, `LabelWordsX` or `FactorisedX` from X, a class of transformers or of this file, on first
     access."""
-    for prefix, added in (("Compact", _Compact), ("LabelWords", _LabelWords), ("Factorised", _Factorised)):
+    for prefix, added in (
+        ("Compact", _Compact),
+        ("LabelWords", _LabelWords),
+        ("Factorised", _Factorised),
+    ):
         rest = name.removeprefix(prefix)
         if rest == name:
             continue

@@ -31,7 +31,9 @@ def sequence_mask(sources_B: Tensor, real_BL: Tensor) -> Tensor:
     source and the targets up to themselves. `sources_B`: tokens of each source; the target follows it."""
     at_L = torch.arange(real_BL.shape[1], device=real_BL.device)
     of_source_BL = at_L < sources_B[:, None]
-    allowed_BLL = of_source_BL[:, None, :] | (~of_source_BL[:, :, None] & (at_L[None, :] <= at_L[:, None]))
+    allowed_BLL = of_source_BL[:, None, :] | (
+        ~of_source_BL[:, :, None] & (at_L[None, :] <= at_L[:, None])
+    )
     return (allowed_BLL & real_BL[:, None, :].bool())[:, None]
 
 
@@ -63,7 +65,9 @@ class _Decoding:
         self.of_target: list[tuple[Tensor, Tensor]] = []  # the same, [R, G, tokens so far, K]
         self.layer = 0
         if reuse:
-            self._attending(model.base_model, ids_BS, torch.zeros_like(ids_BS), attention_mask=real_BS)
+            self._attending(
+                model.base_model, ids_BS, torch.zeros_like(ids_BS), attention_mask=real_BS
+            )
 
     def get_seq_length(self) -> int:
         """For transformers, which slices inputs by it; `prepare_inputs_for_generation` slices them here."""
@@ -81,19 +85,32 @@ class _Decoding:
         mask_R1 = torch.full_like(start_R, self.model.config.unilm["mask_token_id"])[:, None]
         if self.reuse:
             ids = torch.cat([targets[:, -1:], mask_R1], 1)
-            places = start_R[:, None] + torch.arange(steps + 1 - ids.shape[1], steps + 1, device=ids.device)
+            places = start_R[:, None] + torch.arange(
+                steps + 1 - ids.shape[1], steps + 1, device=ids.device
+            )
             offset = self.model.config.unilm["position_offset"]
-            at_R, positions = torch.full_like(start_R, ids.shape[1] - 1), {"position_ids": places + offset}
+            at_R, positions = (
+                torch.full_like(start_R, ids.shape[1] - 1),
+                {"position_ids": places + offset},
+            )
             with _only(self.model.base_model, at_R):
                 return self._attending(forward, ids, torch.ones_like(ids), **positions).logits
         sources = self.ids_BS.repeat_interleave(rows, 0)
         ids = nn.functional.pad(sources, (0, steps + 1), value=self.model.config.pad_token_id or 0)
-        ids.scatter_(1, start_R[:, None] + torch.arange(steps + 1, device=ids.device), torch.cat([targets, mask_R1], 1))
+        ids.scatter_(
+            1,
+            start_R[:, None] + torch.arange(steps + 1, device=ids.device),
+            torch.cat([targets, mask_R1], 1),
+        )
         at_L = torch.arange(ids.shape[1], device=ids.device)
         mask = sequence_mask(start_R, at_L <= start_R[:, None] + steps)
         # The padding after a row gets the padding token again, which some types read their positions from.
         interface, dtype = self.model.config.unilm["interface"], self.model.dtype
-        whole = {"attention_mask": mask_argument(self.model.config, mask, interface=interface, dtype=dtype)}
+        whole = {
+            "attention_mask": mask_argument(
+                self.model.config, mask, interface=interface, dtype=dtype
+            )
+        }
         with _only(self.model.base_model, start_R + steps):
             return self._run(forward, ids, (at_L >= start_R[:, None]).long(), **whole).logits
 
@@ -148,7 +165,9 @@ class _Decoding:
             -1,
         )
         # In at least float32, as transformers' own functions compute it.
-        weights = (scores * scale).softmax(-1, torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
+        weights = (
+            (scores * scale).softmax(-1, torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
+        )
         of_source, of_target = weights[..., : len(at_S)], weights[..., len(at_S) :]
         return self._by_row(self._by_source(of_source) @ source_v, new) + of_target @ v
 
@@ -217,7 +236,12 @@ class _UniLM(transformers.GenerationMixin):  # type: ignore[misc]
 
     @torch.no_grad()
     def generate(
-        self, inputs: Any, attention_mask: Tensor | None = None, *, reuse: bool = True, **settings: Any
+        self,
+        inputs: Any,
+        attention_mask: Tensor | None = None,
+        *,
+        reuse: bool = True,
+        **settings: Any,
     ) -> Any:
         """Decode targets. `inputs`: texts or pairs of texts, which give texts; or ids of sources with their special
         tokens, padded on the right, [B, S], which give ids of targets, [B, T], padded after their end token. `reuse`:
@@ -246,16 +270,24 @@ class _UniLM(transformers.GenerationMixin):  # type: ignore[misc]
         longest = settings.get("max_new_tokens", model.generation_config.max_new_tokens)
         room = tokenizer.model_max_length - longest
         if room < 1:
-            raise ValueError(f"{longest} new tokens leave no room for a source in {tokenizer.model_max_length}")
+            raise ValueError(
+                f"{longest} new tokens leave no room for a source in {tokenizer.model_max_length}"
+            )
         by_length = sorted(range(len(texts)), key=lambda i: len("".join(texts[i])))
         found = [""] * len(texts)
         for begin in range(0, len(texts), ROWS_AT_ONCE):
             at = by_length[begin : begin + ROWS_AT_ONCE]
-            columns = zip(*((texts[i],) if isinstance(texts[i], str) else texts[i] for i in at), strict=True)
+            columns = zip(
+                *((texts[i],) if isinstance(texts[i], str) else texts[i] for i in at), strict=True
+            )
             how: dict[str, Any] = {"truncation": True, "max_length": room, "padding": True}
-            encoded = tokenizer(*map(list, columns), padding_side="right", return_tensors="pt", **how).to(model.device)
+            encoded = tokenizer(
+                *map(list, columns), padding_side="right", return_tensors="pt", **how
+            ).to(model.device)
             ids = self.generate(encoded["input_ids"], encoded["attention_mask"], **settings)
-            for i, target in zip(at, tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True):
+            for i, target in zip(
+                at, tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True
+            ):
                 found[i] = target.strip()
         return found
 
@@ -281,6 +313,10 @@ def __getattr__(name: str) -> Any:
     plain = getattr(transformers, rest)
     # transformers would search the source of this module for its attention interface.
     can_set = staticmethod(plain._can_set_attn_implementation)
-    members = {"__module__": __name__, "_can_set_attn_implementation": can_set, "forward": _decoding_too(plain.forward)}
+    members = {
+        "__module__": __name__,
+        "_can_set_attn_implementation": can_set,
+        "forward": _decoding_too(plain.forward),
+    }
     globals()[name] = type(name, (_UniLM, plain), members)
     return globals()[name]

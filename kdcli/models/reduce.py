@@ -38,7 +38,9 @@ def sample_of(text: Examples | None, config: Any, longest: int | None) -> Batch:
     tokens that a model takes."""
     rows, width = 64, min(128, longest or 128)
     if text is None:
-        ids_BL = torch.randint(int(config.vocab_size), (rows, width), generator=torch.Generator().manual_seed(0))
+        ids_BL = torch.randint(
+            int(config.vocab_size), (rows, width), generator=torch.Generator().manual_seed(0)
+        )
         # Some types count their positions by what is not padding.
         ids_BL[ids_BL == config.pad_token_id] = (config.pad_token_id or 0) + 1
         return {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
@@ -57,14 +59,22 @@ def sample_of(text: Examples | None, config: Any, longest: int | None) -> Batch:
 
 @torch.no_grad()
 def copy_reduced(
-    teacher: PreTrainedModel, student: PreTrainedModel, layout: Layout, chosen: list[int], sample: Batch, *, fit: bool
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    layout: Layout,
+    chosen: list[int],
+    sample: Batch,
+    *,
+    fit: bool,
 ) -> tuple[list[str], Tensor | None]:
     """Fill the parameters of a student of the same type in place; returns the names of those that could not be filled,
     and the basis [D, N] of the teacher's residual stream that the student has, None if it has all of it. `chosen` is
     the teacher layer (1 ... N) for each student layer; `fit`: to the teacher's outputs for the sample."""
     maps: dict[int, Maps] = {}
     for n, layer in zip(chosen, layout.modules(student), strict=True):
-        maps |= _layer_maps(layout, teacher.config, student.config, layout.modules(teacher)[n - 1], layer)
+        maps |= _layer_maps(
+            layout, teacher.config, student.config, layout.modules(teacher)[n - 1], layer
+        )
     wide, narrow = int(teacher.config.hidden_size), int(student.config.hidden_size)
     training = teacher.training
     teacher.eval()
@@ -86,12 +96,18 @@ def copy_reduced(
 
 
 @torch.no_grad()
-def copy_head(teacher: PreTrainedModel, student: PreTrainedModel, basis_DN: Tensor | None) -> list[str]:
+def copy_head(
+    teacher: PreTrainedModel, student: PreTrainedModel, basis_DN: Tensor | None
+) -> list[str]:
     """Fill the head of a student of the same class; returns the names of parameters that could not be filled."""
     source = dict(teacher.named_parameters(remove_duplicate=False))
     # A matrix that is tied to the embeddings belongs to the encoder.
     encoder = {id(p) for p in student.base_model.parameters()}
-    return _fill([(n, p, source[n]) for n, p in student.named_parameters() if id(p) not in encoder], basis_DN, {})
+    return _fill(
+        [(n, p, source[n]) for n, p in student.named_parameters() if id(p) not in encoder],
+        basis_DN,
+        {},
+    )
 
 
 def _principal(teacher: PreTrainedModel, layout: Layout, sample: Batch, narrow: int) -> Tensor:
@@ -111,7 +127,9 @@ def _principal(teacher: PreTrainedModel, layout: Layout, sample: Batch, narrow: 
 
     with ExitStack() as hooks:
         layers = dict.fromkeys(layout.modules(teacher))
-        hooks.callback(next(iter(layers)).register_forward_pre_hook(before, with_kwargs=True).remove)
+        hooks.callback(
+            next(iter(layers)).register_forward_pre_hook(before, with_kwargs=True).remove
+        )
         for layer in layers:
             hooks.callback(layer.register_forward_hook(after).remove)
         _run(teacher, sample)
@@ -127,12 +145,18 @@ def components(moment_DD: Tensor, count: int) -> Tensor:
 
 
 def _fill(
-    parameters: Iterable[tuple[str, nn.Parameter, Tensor | None]], basis_DN: Tensor | None, maps: Mapping[int, Maps]
+    parameters: Iterable[tuple[str, nn.Parameter, Tensor | None]],
+    basis_DN: Tensor | None,
+    maps: Mapping[int, Maps],
 ) -> list[str]:
     """Fill the student's (name, parameter, teacher's tensor); returns the names of those that could not be filled."""
     left = []
     for name, parameter, origin in parameters:
-        part = None if origin is None else _part(name, origin, parameter, basis_DN, maps.get(id(parameter), {}))
+        part = (
+            None
+            if origin is None
+            else _part(name, origin, parameter, basis_DN, maps.get(id(parameter), {}))
+        )
         if part is not None:
             parameter.copy_(part)
         elif parameter.requires_grad:
@@ -141,7 +165,9 @@ def _fill(
     return left
 
 
-def _part(name: str, origin: Tensor, target: Tensor, basis_DN: Tensor | None, own: Maps) -> Tensor | None:
+def _part(
+    name: str, origin: Tensor, target: Tensor, basis_DN: Tensor | None, own: Maps
+) -> Tensor | None:
     """The student's part of a teacher's tensor; None if a dimension has no map."""
     part = origin.detach()
     if part.dim() != target.dim():
@@ -191,7 +217,9 @@ def _refit(
         return hook
 
     def fit(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        if (target_RN := targets.pop(module, None)) is None or target_RN.shape[-1] != output.shape[-1]:
+        if (target_RN := targets.pop(module, None)) is None or target_RN.shape[-1] != output.shape[
+            -1
+        ]:
             return None
         target_RN = target_RN.double()
         if isinstance(module, nn.Linear):
@@ -208,7 +236,11 @@ def _refit(
                 continue
             if isinstance(module, nn.Linear) or weight.dim() == 1:
                 kept = maps.get(id(weight), {}).get(0)
-                if kept is None and basis_DN is not None and of_teacher.weight.shape[0] == len(basis_DN) > len(weight):
+                if (
+                    kept is None
+                    and basis_DN is not None
+                    and of_teacher.weight.shape[0] == len(basis_DN) > len(weight)
+                ):
                     kept = basis_DN
                 recording.callback(of_teacher.register_forward_hook(record(module, kept)).remove)
                 fitting.callback(module.register_forward_hook(fit).remove)
@@ -246,8 +278,12 @@ def fit_linear(linear: nn.Linear, x_RI: Tensor, target_RO: Tensor) -> None:
 def _fit_norm(norm: Any, y_RN: Tensor, target_RN: Tensor) -> None:
     """Least squares of gain and bias, given the output under those that a normalisation has."""
     bias_N = getattr(norm, "bias", None)
-    y_N, t_N = (torch.zeros(()), torch.zeros(())) if bias_N is None else (y_RN.mean(0), target_RN.mean(0))
-    gain_N = ((y_RN - y_N) * (target_RN - t_N)).sum(0) / (y_RN - y_N).square().sum(0).clamp(min=1e-12)
+    y_N, t_N = (
+        (torch.zeros(()), torch.zeros(())) if bias_N is None else (y_RN.mean(0), target_RN.mean(0))
+    )
+    gain_N = ((y_RN - y_N) * (target_RN - t_N)).sum(0) / (y_RN - y_N).square().sum(0).clamp(
+        min=1e-12
+    )
     norm.weight.mul_(gain_N)
     if bias_N is not None:
         bias_N.mul_(gain_N).add_(t_N - gain_N * y_N)
@@ -260,14 +296,19 @@ def _layer_maps(
     big, small = linears(layout, teacher), linears(layout, student)
     maps: dict[int, Maps] = {}
     heads, narrow_heads = of_teacher.num_attention_heads, of_student.num_attention_heads
-    width, narrow = (each["Q"][0][0].out_features // (3 if layout.fused else 1) for each in (big, small))
+    width, narrow = (
+        each["Q"][0][0].out_features // (3 if layout.fused else 1) for each in (big, small)
+    )
     output, down = small["O"][0][0], small["D"][0][0]
     if (width, heads) != (narrow, narrow_heads):
         q, k, v, o = _head_maps(layout, of_teacher, of_student, big, width, narrow)
         if layout.fused:
             rows_EN = torch.zeros(3 * width, 3 * narrow, dtype=torch.float64)
             for letter, kept in zip("QKV", (q, k, v), strict=True):
-                at_E, at_N = (torch.arange(3 * n)[each[letter][0][1]] for n, each in ((width, big), (narrow, small)))
+                at_E, at_N = (
+                    torch.arange(3 * n)[each[letter][0][1]]
+                    for n, each in ((width, big), (narrow, small))
+                )
                 rows_EN[at_E[:, None], at_N] = kept
             _put(maps, small["Q"][0][0], rows_EN)
         else:
@@ -308,7 +349,10 @@ def _head_maps(
     q_ED, k_ED, v_ED = (_weight(*big[letter][0]) for letter in "QKV")
     # ConvBERT's output projection also reads a convolution, behind the heads.
     o_ED = _weight(*big["O"][0]).T[:width]
-    qk_EN, vo_EN = _best_in_heads(q_ED, k_ED, narrow, narrow_heads), _best_in_heads(v_ED, o_ED, narrow, narrow_heads)
+    qk_EN, vo_EN = (
+        _best_in_heads(q_ED, k_ED, narrow, narrow_heads),
+        _best_in_heads(v_ED, o_ED, narrow, narrow_heads),
+    )
     return qk_EN, qk_EN, vo_EN, vo_EN
 
 
@@ -316,23 +360,34 @@ def _best_in_heads(one_ED: Tensor, other_ED: Tensor, narrow: int, narrow_heads: 
     """For each student head the principal components of its span of the teacher's width, a head if the counts agree,
     under two matrices that count alike."""
     # Spans differ by one if the heads do not divide the width; none is shorter than a student's head.
-    each, bounds = narrow // narrow_heads, [a * len(one_ED) // narrow_heads for a in range(narrow_heads + 1)]
+    each, bounds = (
+        narrow // narrow_heads,
+        [a * len(one_ED) // narrow_heads for a in range(narrow_heads + 1)],
+    )
     bases = []
     for start, end in pairwise(bounds):
-        grams = [part @ part.T for part in (one_ED[start:end].double(), other_ED[start:end].double())]
+        grams = [
+            part @ part.T for part in (one_ED[start:end].double(), other_ED[start:end].double())
+        ]
         bases.append(components(torch.stack([gram / gram.trace() for gram in grams]).sum(0), each))
     together: Tensor = torch.block_diag(*bases)  # type: ignore[no-untyped-call]
     return together
 
 
-def _even_in_heads(heads: int, each: int, narrow_heads: int, narrow_each: int, rotary: str | None) -> Tensor:
+def _even_in_heads(
+    heads: int, each: int, narrow_heads: int, narrow_each: int, rotary: str | None
+) -> Tensor:
     """Evenly spaced dimensions, the same in every head; rotary pairs stay together, at the nearest frequencies."""
     if rotary is None or each % 2 or narrow_each % 2:
         inside = _spread(each, narrow_each)
     else:
         pair = _spread(each // 2, narrow_each // 2)
         halves = rotary == "halves"
-        inside = torch.cat([pair, pair + each // 2]) if halves else torch.stack([2 * pair, 2 * pair + 1], 1).flatten()
+        inside = (
+            torch.cat([pair, pair + each // 2])
+            if halves
+            else torch.stack([2 * pair, 2 * pair + 1], 1).flatten()
+        )
     kept = (_spread(heads, narrow_heads)[:, None] * each + inside).reshape(-1)
     return torch.eye(heads * each, dtype=torch.float64)[:, kept]
 

@@ -63,18 +63,29 @@ def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
     if not (match := GRAMMAR.fullmatch(text.strip())):
         raise _no_shape(text)
     layers, hidden = int(match[1]), int(match[2])
-    ffn, heads = int(match[3] or round(hidden * teacher.ffn / teacher.hidden)), int(match[4] or teacher.heads)
+    ffn, heads = (
+        int(match[3] or round(hidden * teacher.ffn / teacher.hidden)),
+        int(match[4] or teacher.heads),
+    )
     if not (layers and hidden and ffn and heads):
         raise UsageError(f"shape '{text}' has a zero in it", "every number must be at least 1")
     if hidden % heads:
-        widths = [w for w in (hidden - hidden % heads, hidden + heads - hidden % heads) if 0 < w <= teacher.hidden]
+        widths = [
+            w
+            for w in (hidden - hidden % heads, hidden + heads - hidden % heads)
+            if 0 < w <= teacher.hidden
+        ]
         dividing = [h for h in range(1, min(hidden, 128) + 1) if hidden % h == 0]
         near = sorted(dividing, key=lambda h: (abs(h - heads), h))[:4]
         raise UsageError(
             f"{heads} heads do not divide a width of {hidden}",
             f"head counts near {heads} that divide {hidden}: {', '.join(map(str, sorted(near)))} "
             f"(write {layers}x{hidden}@{near[0]})"
-            + (f"; widths that {heads} heads divide: {', '.join(map(str, widths))}" if widths else ""),
+            + (
+                f"; widths that {heads} heads divide: {', '.join(map(str, widths))}"
+                if widths
+                else ""
+            ),
         )
     if layers > teacher.layers or hidden > teacher.hidden:
         message = f"student {layers}x{hidden} is larger than its teacher {teacher.layers}x{teacher.hidden}"
@@ -99,7 +110,11 @@ def student_config(teacher: Any, shape: ModelShape, layers: list[int] | None = N
             f"choose a width that is a multiple of {2 * shape.heads}, or another number of heads",
         )
     config = copy.deepcopy(teacher)
-    config.num_hidden_layers, config.hidden_size, config.num_attention_heads = shape.layers, shape.hidden, shape.heads
+    config.num_hidden_layers, config.hidden_size, config.num_attention_heads = (
+        shape.layers,
+        shape.hidden,
+        shape.heads,
+    )
     setattr(config, layout_for(teacher).ffn, shape.ffn)
     for name in ("embedding_size", "pooler_hidden_size"):
         if getattr(teacher, name, None) == teacher.hidden_size:
@@ -143,21 +158,34 @@ def build_student(
         torch.manual_seed(seed)
         student = type(teacher)(student_config(teacher.config, shape, chosen)).float()
     if init == "random":
-        return _finished(InitializedStudent(student, ["initialised at random"]), dropout, embedding_rank)
+        return _finished(
+            InitializedStudent(student, ["initialised at random"]), dropout, embedding_rank
+        )
     # The layers of a shared one would each fit the same weights.
-    fit = init == "teacher" and text is not None and shape != source and not layout_for(teacher.config).shared
+    fit = (
+        init == "teacher"
+        and text is not None
+        and shape != source
+        and not layout_for(teacher.config).shared
+    )
     sample = sample_of(text, teacher.config, positions_of(teacher.config))
-    left, basis_DN = copy_reduced(teacher, student, layout_for(teacher.config), chosen, sample, fit=fit)
+    left, basis_DN = copy_reduced(
+        teacher, student, layout_for(teacher.config), chosen, sample, fit=fit
+    )
     notes = [f"initialised from teacher layers {', '.join(map(str, chosen))}"]
     if shape.hidden < source.hidden:
         notes[0] += f", width {source.hidden} reduced to {shape.hidden}"
     notes[0] += ", fitted to its outputs" if fit else ""
     if left:
-        notes.append(f"{len(left)} tensors have no counterpart and start at random, for example {left[0]}")
+        notes.append(
+            f"{len(left)} tensors have no counterpart and start at random, for example {left[0]}"
+        )
     return _finished(InitializedStudent(student, notes, basis_DN), dropout, embedding_rank)
 
 
-def _finished(built: InitializedStudent, dropout: float | None, embedding_rank: int | None) -> InitializedStudent:
+def _finished(
+    built: InitializedStudent, dropout: float | None, embedding_rank: int | None
+) -> InitializedStudent:
     if embedding_rank is not None:
         model, note = factorise(built.model, embedding_rank)
         built = replace(built, model=model, notes=[*built.notes, note])

@@ -27,9 +27,13 @@ def training_rows(where: str) -> RowHashes:
     try:
         rows = load(file.read_bytes())[TENSOR]
     except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise UsageError(f"{file} is damaged: {error}", "copy the model again from where it was made") from None
+        raise UsageError(
+            f"{file} is damaged: {error}", "copy the model again from where it was made"
+        ) from None
     if rows.dtype != np.uint64 or rows.ndim != 1:
-        raise UsageError(f"{file} must hold one row of uint64, it holds {rows.ndim} dimensions of {rows.dtype}")
+        raise UsageError(
+            f"{file} must hold one row of uint64, it holds {rows.ndim} dimensions of {rows.dtype}"
+        )
     return all_rows(rows)
 
 

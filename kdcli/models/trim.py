@@ -42,10 +42,14 @@ def check_trimmable(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
         raise UsageError(message, "a vocabulary is cut in a fast tokenizer")
     model = _description(tokenizer)["model"]
     if model["type"] not in KINDS:
-        raise UsageError(f"the tokenizer of {source} is of kind {model['type']}", f"known: {', '.join(KINDS)}")
+        raise UsageError(
+            f"the tokenizer of {source} is of kind {model['type']}", f"known: {', '.join(KINDS)}"
+        )
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model["type"] == "BPE" and model.get(name):
-            raise UsageError(f"the BPE of {source} has {name}={model[name]!r}, with which no vocabulary is cut")
+            raise UsageError(
+                f"the BPE of {source} has {name}={model[name]!r}, with which no vocabulary is cut"
+            )
 
 
 def needed_by(tokenizer: PreTrainedTokenizerBase) -> Callable[[Iterable[int]], Array]:
@@ -55,9 +59,14 @@ def needed_by(tokenizer: PreTrainedTokenizerBase) -> Callable[[Iterable[int]], A
     model, number = whole["model"], tokenizer.get_vocab()
     always = {added["id"] for added in whole["added_tokens"]} | set(tokenizer.all_special_ids)
     prefix = model.get("continuing_subword_prefix") or ""
-    always |= {n for token, n in number.items() if len(token.removeprefix(prefix)) == 1 or _is_byte(token)}
+    always |= {
+        n for token, n in number.items() if len(token.removeprefix(prefix)) == 1 or _is_byte(token)
+    }
     if model["type"] == "Unigram":
-        always |= {min(range(len(model["vocab"])), key=lambda n: model["vocab"][n][1]), model["unk_id"]} - {None}
+        always |= {
+            min(range(len(model["vocab"])), key=lambda n: model["vocab"][n][1]),
+            model["unk_id"],
+        } - {None}
     if model["type"] != "BPE":
         return lambda ids: np.array(sorted(always.union(map(int, ids))), dtype=np.int64)
     ranks = {pair: rank for rank, pair in enumerate(_merges(model))}
@@ -67,7 +76,9 @@ def needed_by(tokenizer: PreTrainedTokenizerBase) -> Callable[[Iterable[int]], A
     def way(token: int) -> set[int]:
         return {token, *(number[part] for part in _parts(names[token], ranks) if part in number)}
 
-    return lambda ids: np.array(sorted(set().union(*map(way, always.union(map(int, ids))))), dtype=np.int64)
+    return lambda ids: np.array(
+        sorted(set().union(*map(way, always.union(map(int, ids))))), dtype=np.int64
+    )
 
 
 def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Array) -> PreTrainedTokenizerBase:
@@ -78,10 +89,14 @@ def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Array) -> PreTrained
         model["vocab"] = [row for old, row in enumerate(model["vocab"]) if old in place]
         model["unk_id"] = None if model["unk_id"] is None else place[model["unk_id"]]
     else:
-        model["vocab"] = {token: place[old] for token, old in model["vocab"].items() if old in place}
+        model["vocab"] = {
+            token: place[old] for token, old in model["vocab"].items() if old in place
+        }
     if model["type"] == "BPE":
         there = model["vocab"]
-        model["merges"] = [[a, b] for a, b in _merges(model) if a in there and b in there and a + b in there]
+        model["merges"] = [
+            [a, b] for a, b in _merges(model) if a in there and b in there and a + b in there
+        ]
     for added in whole["added_tokens"]:
         added["id"] = place[added["id"]]
     if whole.get("padding"):
@@ -99,10 +114,12 @@ def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Array) -> PreTrained
         cut = load_tokenizer(folder)
     # Some classes build a Unigram model of their own, in which the unknown token has a fixed place.
     same_unknown = _description(cut)["model"].get("unk_id") == model.get("unk_id")
-    if not same_unknown or cut.convert_ids_to_tokens(range(len(kept))) != tokenizer.convert_ids_to_tokens(
-        kept.tolist()
-    ):
-        raise UsageError(f"{type(tokenizer).__name__} does not keep its tokens in {FILE}, so they cannot be cut")
+    if not same_unknown or cut.convert_ids_to_tokens(
+        range(len(kept))
+    ) != tokenizer.convert_ids_to_tokens(kept.tolist()):
+        raise UsageError(
+            f"{type(tokenizer).__name__} does not keep its tokens in {FILE}, so they cannot be cut"
+        )
     cut.name_or_path = tokenizer.name_or_path
     return cut
 
@@ -112,22 +129,33 @@ def cut_model(model: PreTrainedModel, kept: Array) -> PreTrainedModel:
     shared. `kept` holds those of `named_in`. Raises UsageError: its table has no row for one of the tokens."""
     rows = int(model.config.vocab_size)
     if kept[-1] >= rows:
-        raise UsageError(f"the tokenizer has token {kept[-1]}, the model has rows for {rows:,}", "are they a pair?")
+        raise UsageError(
+            f"the tokenizer has token {kept[-1]}, the model has rows for {rows:,}",
+            "are they a pair?",
+        )
     place, config = {int(old): new for new, old in enumerate(kept)}, copy.deepcopy(model.config)
     config.vocab_size = len(kept)
     for name, value in _ids_in(model.config.to_dict(), rows).items():
         setattr(config, name, place[value])
     if unilm := getattr(config, UNILM, None):
-        setattr(config, UNILM, unilm | {name: place[value] for name, value in _ids_in(unilm, rows).items()})
+        setattr(
+            config,
+            UNILM,
+            unilm | {name: place[value] for name, value in _ids_in(unilm, rows).items()},
+        )
     if words := getattr(config, LABEL_WORDS, None):
         setattr(config, LABEL_WORDS, words | {"ids": [place[n] for n in words["ids"]]})
     cut, at = empty_model(type(model), config), torch.from_numpy(kept)
     shapes = {name: tensor.shape for name, tensor in cut.state_dict().items()}
-    tensors = {name: t if t.shape == shapes[name] else t[at] for name, t in model.state_dict().items()}
+    tensors = {
+        name: t if t.shape == shapes[name] else t[at] for name, t in model.state_dict().items()
+    }
     cut = load_tensors(cut, tensors, model.base_model)
     if decoding := getattr(model, "generation_config", None):
         cut.generation_config = copy.deepcopy(decoding)
-        cut.generation_config.update(**{n: place[value] for n, value in _ids_in(decoding.to_dict(), rows).items()})
+        cut.generation_config.update(
+            **{n: place[value] for n, value in _ids_in(decoding.to_dict(), rows).items()}
+        )
     return cut
 
 
@@ -157,7 +185,9 @@ def _merges(model: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _parts(token: str, ranks: Mapping[tuple[str, str], int]) -> set[str]:
     """Every token on BPE's way from the characters to a token."""
     parts, seen = list(token), set(token)
-    while pairs := [(ranks[pair], n) for n, pair in enumerate(itertools.pairwise(parts)) if pair in ranks]:
+    while pairs := [
+        (ranks[pair], n) for n, pair in enumerate(itertools.pairwise(parts)) if pair in ranks
+    ]:
         _, at = min(pairs)
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
         seen.add(parts[at])

@@ -26,7 +26,13 @@ def defaults(method: str) -> Defaults:
 
 
 def build_pruner(
-    method: str, settings: Mapping[str, Any], model: PreTrainedModel, *, density: float, steps: int, lr: float
+    method: str,
+    settings: Mapping[str, Any],
+    model: PreTrainedModel,
+    *,
+    density: float,
+    steps: int,
+    lr: float,
 ) -> Pruner:
     """Put a method's masks on a model, and freeze what it does not train: all but scores where it trains no weights.
     `density`: share of the weights that is kept in the end, above 0 and at most 1. `steps`, `lr`: of the schedule.
@@ -36,7 +42,9 @@ def build_pruner(
         hint = "at least 0 and less than 1: 0.9 removes 90 %"
         raise UsageError(f"a sparsity of {1 - density:g} is not possible", hint)
     try:
-        built: Pruner = _METHODS.module(method).pruner(checked, model, density=density, steps=steps, lr=lr)
+        built: Pruner = _METHODS.module(method).pruner(
+            checked, model, density=density, steps=steps, lr=lr
+        )
     except ValueError as error:
         raise UsageError(str(error)) from None
     return built

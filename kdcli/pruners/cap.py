@@ -29,7 +29,11 @@ from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner
 
 DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
 
-PRETRAINED, FINETUNED, CLASSES = "pretrained", "finetuned", "classes"  # Keys of what `contrast` compares with
+PRETRAINED, FINETUNED, CLASSES = (
+    "pretrained",
+    "finetuned",
+    "classes",
+)  # Keys of what `contrast` compares with
 
 
 class Settings(movement.Settings):
@@ -40,9 +44,14 @@ class Settings(movement.Settings):
     contrast_temperature: float = Field(0.1, gt=0)
 
 
-def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float) -> Pruner:
+def pruner(
+    settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float
+) -> Pruner:
     """Put masks on a model; arguments as in `kdcli.pruners.movement`. The command calls `contrast`."""
-    built, tau = movement.pruner(settings, model, density=density, steps=steps, lr=lr), settings.contrast_temperature
+    built, tau = (
+        movement.pruner(settings, model, density=density, steps=steps, lr=lr),
+        settings.contrast_temperature,
+    )
 
     def contrast(cls_BD: Tensor, own_B: Tensor, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Weighted terms of some rows, from their first states; `own_B` are their places in `whole`: first states
@@ -50,10 +59,14 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
         terms = {}
         if PRETRAINED in whole and settings.unsupervised:
             itself_BE = own_B[:, None] == torch.arange(len(whole[PRETRAINED]), device=own_B.device)
-            terms["unsupervised"] = settings.unsupervised * contrastive(cls_BD, whole[PRETRAINED], itself_BE, tau)
+            terms["unsupervised"] = settings.unsupervised * contrastive(
+                cls_BD, whole[PRETRAINED], itself_BE, tau
+            )
         if FINETUNED in whole and CLASSES in whole and settings.supervised:
             alike_BE = whole[CLASSES][own_B][:, None] == whole[CLASSES]
-            terms["supervised"] = settings.supervised * contrastive(cls_BD, whole[FINETUNED], alike_BE, tau)
+            terms["supervised"] = settings.supervised * contrastive(
+                cls_BD, whole[FINETUNED], alike_BE, tau
+            )
         return terms
 
     built.contrast = contrast

@@ -59,7 +59,9 @@ def gates(score: Tensor) -> Tensor:
     return (score.sigmoid() * (ZETA - GAMMA) + GAMMA).clamp(0, 1)
 
 
-def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float) -> Pruner:
+def pruner(
+    settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float
+) -> Pruner:
     """Put gates on a model; arguments as in `kdcli.pruners.movement`, of which `density` and `steps` are not used."""
     masks = attach(model, start=settings.start, embeddings=settings.embeddings, kind=Gate)
 
@@ -68,7 +70,11 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
         return {name: gates(score) > 0 for name, score in masks.scores().items()}
 
     def regularise(done: int) -> dict[str, Tensor]:
-        return {"regularizer": settings.regularizer * masks.mean_sigmoid(BETA * math.log(-GAMMA / ZETA))}
+        return {
+            "regularizer": settings.regularizer * masks.mean_sigmoid(BETA * math.log(-GAMMA / ZETA))
+        }
 
     score_lr, term = settings.score_lr / lr, regularise if settings.regularizer else None
-    return Pruner(masks, trains_weights=True, choose=choose, density=None, score_lr=score_lr, regularise=term)
+    return Pruner(
+        masks, trains_weights=True, choose=choose, density=None, score_lr=score_lr, regularise=term
+    )

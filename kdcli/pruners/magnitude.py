@@ -29,7 +29,9 @@ class Settings(Ramp):
     masking: Literal["local", "global"] = "local"
 
 
-def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float) -> Pruner:
+def pruner(
+    settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float
+) -> Pruner:
     """Put masks on a model; arguments as in `kdcli.pruners.smp`, but `lr` is the weights'."""
     masks = attach(model, start=None, embeddings=settings.embeddings)
     density_at = partial(settings.density, steps=steps, final=density)

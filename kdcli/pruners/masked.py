@@ -27,9 +27,15 @@ class MaskedWeight(nn.Module):
 
     def __init__(self, weight: Tensor, start: float | None = 0.0) -> None:
         super().__init__()
-        self.score = None if start is None else nn.Parameter(torch.full_like(weight, start, dtype=torch.float32))
+        self.score = (
+            None
+            if start is None
+            else nn.Parameter(torch.full_like(weight, start, dtype=torch.float32))
+        )
         self.register_buffer("mask", torch.ones_like(weight, dtype=torch.bool), persistent=False)
-        self.register_buffer("share", weight.new_zeros(len(weight), 1, dtype=torch.float32), persistent=False)
+        self.register_buffer(
+            "share", weight.new_zeros(len(weight), 1, dtype=torch.float32), persistent=False
+        )
 
     def forward(self, weight: Tensor) -> Tensor:
         masked: Tensor = _StraightThrough.apply(weight, self.score, self.mask)  # type: ignore[no-untyped-call]
@@ -50,7 +56,11 @@ class _StraightThrough(torch.autograd.Function):
         to_score = None
         if ctx.needs_input_grad[1]:
             # Float32 before the product: half precision would round it, and small values to zero.
-            to_score = gradient * weight if gradient.dtype == torch.float32 else gradient.float().mul_(weight)
+            to_score = (
+                gradient * weight
+                if gradient.dtype == torch.float32
+                else gradient.float().mul_(weight)
+            )
         return gradient * mask if ctx.needs_input_grad[0] else None, to_score, None
 
 
@@ -76,17 +86,28 @@ class Masks:
     def __init__(self, masked: list[Matrix]) -> None:
         self.matrices = masked
         self.kinds = {m.name: m.kind for m in masked}
-        self._linears: dict[str, Any] = {m.path: m.linear for m in masked}  # by path, as their parametrizations:
-        self.held: dict[str, MaskedWeight] = {p: li.parametrizations.weight[0] for p, li in self._linears.items()}
+        self._linears: dict[str, Any] = {
+            m.path: m.linear for m in masked
+        }  # by path, as their parametrizations:
+        self.held: dict[str, MaskedWeight] = {
+            p: li.parametrizations.weight[0] for p, li in self._linears.items()
+        }
 
     def scores(self) -> dict[str, Tensor]:
         """Name -> scores [rows, in], float32, detached; empty where a method learns none."""
         scores: dict[str, Any] = {path: held.score for path, held in self.held.items()}
-        return {} if None in scores.values() else {m.name: m.of(scores[m.path].detach()) for m in self.matrices}
+        return (
+            {}
+            if None in scores.values()
+            else {m.name: m.of(scores[m.path].detach()) for m in self.matrices}
+        )
 
     def weights(self) -> dict[str, Tensor]:
         """Name -> weights before masking [rows, in], detached."""
-        return {m.name: m.of(self._linears[m.path].parametrizations.weight.original.detach()) for m in self.matrices}
+        return {
+            m.name: m.of(self._linears[m.path].parametrizations.weight.original.detach())
+            for m in self.matrices
+        }
 
     def masks(self) -> dict[str, Tensor]:
         """Name -> what is kept [rows, in], bool."""
@@ -152,7 +173,9 @@ def attach(
         parametrize.register_parametrization(linear, "weight", kind(linear.weight, start))
     masks = Masks(found)
     for matrix in found:
-        masks.held[matrix.path].share[matrix.rows_on(model.device)] = 1 / (matrix.numel * len(found))
+        masks.held[matrix.path].share[matrix.rows_on(model.device)] = 1 / (
+            matrix.numel * len(found)
+        )
     return masks
 
 

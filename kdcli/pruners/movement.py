@@ -62,12 +62,22 @@ class Settings(Ramp):
     score_lr: float = Field(1e-2, gt=0)
 
 
-def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float) -> Pruner:
+def pruner(
+    settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float
+) -> Pruner:
     """Put masks on a model; arguments as in `kdcli.pruners.smp`, but `lr` is the weights'."""
     masks = attach(model, embeddings=settings.embeddings)
     density_at = partial(settings.density, steps=steps, final=density)
 
     def choose(done: int) -> dict[str, Tensor]:
-        return select(settings.masking, masks.scores(), masks.kinds, density_at(done), settings.temperature)
+        return select(
+            settings.masking, masks.scores(), masks.kinds, density_at(done), settings.temperature
+        )
 
-    return Pruner(masks, trains_weights=True, choose=choose, density=density_at, score_lr=settings.score_lr / lr)
+    return Pruner(
+        masks,
+        trains_weights=True,
+        choose=choose,
+        density=density_at,
+        score_lr=settings.score_lr / lr,
+    )

@@ -17,7 +17,9 @@ from kdcli.pruners.masked import Masks, is_score
 from kdcli.types import ParamGroup
 
 Shape = Literal["cubic", "linear"]
-WEIGHT_LR = 3e-5  # Learning rate of fine-tuned weights (movement pruning) and of a new head (SMP, table 4)
+WEIGHT_LR = (
+    3e-5  # Learning rate of fine-tuned weights (movement pruning) and of a new head (SMP, table 4)
+)
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,12 @@ class Defaults:
     lr: float  # of the schedule
     teacher: float  # weight of the teacher's term, if there is a teacher; the labels' is the rest
     head: Literal["embedding", "scratch"] = "scratch"  # frozen, made of label words; or trained
-    warmup: float = 0.1  # share of the steps in which the rate rises; movement pruning: 5,400 of 55,330
-    exact: bool = True  # the density can be chosen; else gates or thresholds and the regularizer decide it
+    warmup: float = (
+        0.1  # share of the steps in which the rate rises; movement pruning: 5,400 of 55,330
+    )
+    exact: bool = (
+        True  # the density can be chosen; else gates or thresholds and the regularizer decide it
+    )
 
 
 @dataclass
@@ -38,11 +44,17 @@ class Pruner:
     masks: Masks  # they keep everything before the first `after`
     trains_weights: bool  # False: only scores are trained; the caller thaws a new head
     choose: Callable[[int], dict[str, Tensor]]  # the masks
-    density: Callable[[int], float] | None  # share that is kept; None where thresholds and regularizer decide it
+    density: (
+        Callable[[int], float] | None
+    )  # share that is kept; None where thresholds and regularizer decide it
     score_lr: float = 1.0  # a factor of the schedule's rate, as is `weight_lr`
     weight_lr: float = 1.0
-    regularise: Callable[[int], dict[str, Tensor]] | None = None  # weighted terms of the next step's loss
-    contrast: Callable[[Tensor, Tensor, Mapping[str, Tensor]], dict[str, Tensor]] | None = None  # see `cap`
+    regularise: Callable[[int], dict[str, Tensor]] | None = (
+        None  # weighted terms of the next step's loss
+    )
+    contrast: Callable[[Tensor, Tensor, Mapping[str, Tensor]], dict[str, Tensor]] | None = (
+        None  # see `cap`
+    )
     done: int = 0
 
     @torch.no_grad()
@@ -57,7 +69,11 @@ class Pruner:
 
     def param_group(self, name: str) -> ParamGroup:
         """How a parameter is trained; scores are never decayed."""
-        return ParamGroup(self.score_lr, decayed=False) if is_score(name) else ParamGroup(self.weight_lr)
+        return (
+            ParamGroup(self.score_lr, decayed=False)
+            if is_score(name)
+            else ParamGroup(self.weight_lr)
+        )
 
 
 def ramp(done: int, steps: int, *, first: float = 0.0, last: float = 0.0) -> float:

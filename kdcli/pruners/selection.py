@@ -15,7 +15,11 @@ from torch import Tensor
 
 # Least size of the sample; of n scores it has n^⅔, so that the sample and its bracket cost about the same.
 SAMPLE = 1024
-MASKINGS = ("local", "global", "proportional")  # Names of the masking functions that keep a given density, see `select`
+MASKINGS = (
+    "local",
+    "global",
+    "proportional",
+)  # Names of the masking functions that keep a given density, see `select`
 SMALL = 1e-30  # Mean sigmoid below which float32 loses digits
 WIDTH = 4.0  # Half the bracket in standard deviations of the sampled rank. A k-th score outside it only costs time
 
@@ -26,7 +30,11 @@ def keep_top(scores: Tensor, keep: int) -> Tensor:
 
 
 def select(
-    masking: str, scores: Mapping[str, Tensor], kinds: Mapping[str, str], density: float, temperature: float = 1.0
+    masking: str,
+    scores: Mapping[str, Tensor],
+    kinds: Mapping[str, str],
+    density: float,
+    temperature: float = 1.0,
 ) -> dict[str, Tensor]:
     """Masks of a density by one of `MASKINGS`. `scores`: name -> scores [rows, in]. `kinds`: name -> Q, K, V, O, U, D,
     ...; only `proportional` uses `kinds` and `temperature`."""
@@ -37,7 +45,9 @@ def select(
 
 def local(scores: Mapping[str, Tensor], density: float) -> dict[str, Tensor]:
     """The top `density` of each matrix by itself (SMP-L): round(density · numel), at least one."""
-    return _keep_each(scores, {name: max(1, round(density * s.numel())) for name, s in scores.items()})
+    return _keep_each(
+        scores, {name: max(1, round(density * s.numel())) for name, s in scores.items()}
+    )
 
 
 def global_(scores: Mapping[str, Tensor], density: float) -> dict[str, Tensor]:
@@ -63,7 +73,9 @@ def proportional(
     for kind in dict.fromkeys(kinds[name] for name in scores):
         names = [name for name in scores if kinds[name] == kind]
         sizes = [scores[n].numel() for n in names]
-        ideal |= dict(zip(names, shares(sizes, [log_means[n] for n in names], density), strict=True))
+        ideal |= dict(
+            zip(names, shares(sizes, [log_means[n] for n in names], density), strict=True)
+        )
     counts = apportion(ideal, round(density * sum(s.numel() for s in scores.values())))
     return _keep_each(scores, {name: max(1, counts[name]) for name in scores})
 
@@ -97,7 +109,9 @@ def shares(sizes: Sequence[int], log_weights: Sequence[float], density: float) -
 
 def _log_mean_sigmoids(scores: Mapping[str, Tensor], temperature: float) -> dict[str, float]:
     """log mean σ(S / temperature) of each matrix. An accelerator is waited for once."""
-    means = torch.stack([(s.float() / temperature).sigmoid().mean() for s in scores.values()]).tolist()
+    means = torch.stack(
+        [(s.float() / temperature).sigmoid().mean() for s in scores.values()]
+    ).tolist()
     found = {}
     for (name, s), mean in zip(scores.items(), means, strict=True):
         if mean > SMALL:
@@ -122,12 +136,17 @@ def down_to_one(masks: Mapping[str, Tensor]) -> list[str]:
     if not (names := [name for name, mask in masks.items() if int(mask.sum()) == 1]):
         return []
     few = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return [f"{len(names):,} of {len(masks):,} matrices keep a single weight, the least a mask leaves them: {few}"]
+    return [
+        f"{len(names):,} of {len(masks):,} matrices keep a single weight, the least a mask leaves them: {few}"
+    ]
 
 
 def _raise_empty(scores: Mapping[str, Tensor], masks: dict[str, Tensor]) -> dict[str, Tensor]:
     if _on_cpu(scores.values()):
-        return {name: mask if bool(mask.any()) else keep_top(scores[name], 1) for name, mask in masks.items()}
+        return {
+            name: mask if bool(mask.any()) else keep_top(scores[name], 1)
+            for name, mask in masks.items()
+        }
     return {name: mask | (_first_best(scores[name]) & ~mask.any()) for name, mask in masks.items()}
 
 
@@ -146,8 +165,12 @@ def _keep_each(scores: Mapping[str, Tensor], keep: Mapping[str, int]) -> dict[st
     masks: dict[str, Tensor] = {}
     for size in dict.fromkeys(s.numel() for s in scores.values()):
         alike = {name: s for name, s in scores.items() if s.numel() == size}
-        kept_RN = _keep_by_bits(torch.stack([s.flatten() for s in alike.values()]), [keep[name] for name in alike])
-        masks |= {name: kept.view_as(alike[name]) for name, kept in zip(alike, kept_RN, strict=True)}
+        kept_RN = _keep_by_bits(
+            torch.stack([s.flatten() for s in alike.values()]), [keep[name] for name in alike]
+        )
+        masks |= {
+            name: kept.view_as(alike[name]) for name, kept in zip(alike, kept_RN, strict=True)
+        }
     return {name: masks[name] for name in scores}
 
 

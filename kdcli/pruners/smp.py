@@ -59,19 +59,28 @@ class Settings(Section):
         return self.warmup_steps
 
 
-def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float) -> Pruner:
+def pruner(
+    settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float
+) -> Pruner:
     """Put masks on a model and freeze it. `density`: share of the weights that is kept in the end, above 0 and at most
     1. `steps`: of the run. `lr`: the schedule's learning rate, which is that of the scores; `weight_lr` is that of a
     trained head. Raises UsageError: the density would not be reached within the run."""
-    masks, passed = attach(model, frozen=True), partial(ramp, steps=steps, last=1 - settings.rising(steps) / steps)
+    masks, passed = (
+        attach(model, frozen=True),
+        partial(ramp, steps=steps, last=1 - settings.rising(steps) / steps),
+    )
 
     def density_at(done: int) -> float:
         return kept_share(passed(done), density, settings.schedule)
 
     def choose(done: int) -> dict[str, Tensor]:
         if settings.masking == "threshold":
-            return threshold(masks.scores(), settings.threshold * progress(passed(done), settings.schedule))
-        return select(settings.masking, masks.scores(), masks.kinds, density_at(done), settings.temperature)
+            return threshold(
+                masks.scores(), settings.threshold * progress(passed(done), settings.schedule)
+            )
+        return select(
+            settings.masking, masks.scores(), masks.kinds, density_at(done), settings.temperature
+        )
 
     def regularise(done: int) -> dict[str, Tensor]:
         by_steps = settings.regularizer_schedule == "steps"
@@ -81,4 +90,11 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
 
     exact = None if settings.masking == "threshold" else density_at
     weight_lr, term = settings.weight_lr / lr, regularise if settings.regularizer else None
-    return Pruner(masks, trains_weights=False, choose=choose, density=exact, weight_lr=weight_lr, regularise=term)
+    return Pruner(
+        masks,
+        trains_weights=False,
+        choose=choose,
+        density=exact,
+        weight_lr=weight_lr,
+        regularise=term,
+    )

@@ -33,7 +33,9 @@ class Settings(Ramp):
     score_lr: float = Field(1e-2, gt=0)
 
 
-def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float) -> Pruner:
+def pruner(
+    settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float
+) -> Pruner:
     """Put masks on a model; arguments as in `kdcli.pruners.movement`, of which `density` is not used."""
     masks = attach(model, embeddings=settings.embeddings)
 
@@ -47,4 +49,6 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
         return {"regularizer": settings.regularizer * risen(done) * masks.mean_sigmoid()}
 
     score_lr, term = settings.score_lr / lr, regularise if settings.regularizer else None
-    return Pruner(masks, trains_weights=True, choose=choose, density=None, score_lr=score_lr, regularise=term)
+    return Pruner(
+        masks, trains_weights=True, choose=choose, density=None, score_lr=score_lr, regularise=term
+    )

@@ -25,13 +25,18 @@ def method_names(package: str, function: str, *inputs: str) -> list[str]:
     the file of a method defines. `inputs`: only methods whose `INPUTS` hold one of these."""
     spec = find_spec(package)
     assert spec is not None
-    files = [p for folder in spec.submodule_search_locations or () for p in sorted(Path(folder).glob("*.py"))]
+    files = [
+        p
+        for folder in spec.submodule_search_locations or ()
+        for p in sorted(Path(folder).glob("*.py"))
+    ]
     sources = {file.stem.replace("_", "-"): file.read_text("utf-8") for file in files}
     wanted = rf'^INPUTS = .*"({"|".join(inputs)})"' if inputs else ""
     return [
         name
         for name, source in sources.items()
-        if re.search(rf"^def {function}\(", source, re.MULTILINE) and re.search(wanted, source, re.MULTILINE)
+        if re.search(rf"^def {function}\(", source, re.MULTILINE)
+        and re.search(wanted, source, re.MULTILINE)
     ]
 
 
@@ -55,7 +60,10 @@ class Methods:
         """A method's file. Raises UsageError: unknown method."""
         known = self.names()
         if method not in known:
-            raise UsageError(f"unknown method '{method}'{did_you_mean(method, known)}", f"known: {', '.join(known)}")
+            raise UsageError(
+                f"unknown method '{method}'{did_you_mean(method, known)}",
+                f"known: {', '.join(known)}",
+            )
         return importlib.import_module(f"{self.package}.{method.replace('-', '_')}")
 
     def settings(self, method: str, given: Mapping[str, Any]) -> BaseModel:
@@ -71,9 +79,15 @@ class Methods:
             for problem in error.errors():
                 key = ".".join([self.section, *map(str, problem["loc"])])
                 if problem["type"] == "extra_forbidden":
-                    lines.append(f"unknown key '{key}' of method {method}{did_you_mean(key.split('.')[-1], known)}")
+                    lines.append(
+                        f"unknown key '{key}' of method {method}{did_you_mean(key.split('.')[-1], known)}"
+                    )
                 else:
-                    text = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+                    text = (
+                        problem["msg"]
+                        .removeprefix("Value error, ")
+                        .replace("Input should be", "must be")
+                    )
                     lines.append(f"'{key}' {text[0].lower()}{text[1:]}, got {problem['input']!r}")
             allowed = ", ".join(f"{self.section}.{name}" for name in known)
             raise UsageError("\n".join(lines), f"keys of {method}: {allowed}") from None

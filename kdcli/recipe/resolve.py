@@ -69,11 +69,15 @@ def resolve(
         _check_names(key, value, origin)
         target = values
         # A name with a dot of its own, such as `teacher.shard` beside `teacher`, is no path.
-        *parents, last = [key] if key in {info.alias for info in model.model_fields.values()} else key.split(".")
+        *parents, last = (
+            [key] if key in {info.alias for info in model.model_fields.values()} else key.split(".")
+        )
         for parent in parents:
             target = target.setdefault(parent, {})
             if not isinstance(target, dict):
-                raise UsageError(f"'{key}' ({origin}) lies under '{parent}', which was given the value {target!r}")
+                raise UsageError(
+                    f"'{key}' ({origin}) lies under '{parent}', which was given the value {target!r}"
+                )
         target[last] = value
         origins[key] = origin
 
@@ -94,14 +98,18 @@ def resolve(
     return Resolved(_validated(model, values, origins), origins)
 
 
-def _validated(model: type[RecipeT], values: Mapping[str, Any], origins: Mapping[str, str]) -> RecipeT:
+def _validated(
+    model: type[RecipeT], values: Mapping[str, Any], origins: Mapping[str, str]
+) -> RecipeT:
     try:
         return model.model_validate(values)
     except ValidationError as error:
         raise UsageError("\n".join(explain(error, values, origins))) from None
 
 
-def defaulted(resolved: Resolved[RecipeT], values: Mapping[str, Any], origin: str) -> Resolved[RecipeT]:
+def defaulted(
+    resolved: Resolved[RecipeT], values: Mapping[str, Any], origin: str
+) -> Resolved[RecipeT]:
     """The recipe with other defaults, such as a method's own, for keys that nobody set."""
     changes = {key: value for key, value in values.items() if key not in resolved.origins}
     recipe = type(resolved.recipe).model_validate(_with(resolved.recipe.model_dump(), changes))
@@ -127,7 +135,10 @@ def grid_options(model: type[Section], pairs: Sequence[str]) -> dict[str, list[A
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not text:
-            raise UsageError(f"--grid takes KEY=VALUE,VALUE…, got '{pair}'", "for example --grid lr=2e-5,3e-5,5e-5")
+            raise UsageError(
+                f"--grid takes KEY=VALUE,VALUE…, got '{pair}'",
+                "for example --grid lr=2e-5,3e-5,5e-5",
+            )
         key = key.strip().replace("-", "_")
         if f"train.{key}" in leaf_keys(model):
             key = f"train.{key}"
@@ -144,8 +155,16 @@ def gates(pairs: Sequence[str]) -> dict[str, float]:
     for pair in pairs:
         metric, _, text = pair.partition("=")
         value = _parse_value(text)
-        if not metric or isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise UsageError(f"--min-metric takes METRIC=VALUE, got '{pair}'", "for example --min-metric accuracy=0.9")
+        if (
+            not metric
+            or isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
+            raise UsageError(
+                f"--min-metric takes METRIC=VALUE, got '{pair}'",
+                "for example --min-metric accuracy=0.9",
+            )
         found[metric.strip()] = float(value)
     return found
 
@@ -156,7 +175,9 @@ def combinations(resolved: Resolved[RecipeT]) -> list[tuple[dict[str, Any], Reso
     values = resolved.recipe.model_dump()
     lists = flatten(values.pop("grid"))
     if values["train"]["max_steps"] and "train.epochs" in dict(lists):
-        raise UsageError("grid.train.epochs changes nothing beside train.max_steps", "leave one of them out")
+        raise UsageError(
+            "grid.train.epochs changes nothing beside train.max_steps", "leave one of them out"
+        )
     for key, choices in lists:
         _check_key(type(resolved.recipe), key, "grid")
         if not isinstance(choices, list) or not choices:
@@ -167,7 +188,9 @@ def combinations(resolved: Resolved[RecipeT]) -> list[tuple[dict[str, Any], Reso
         changed = _with(values | {"grid": {}, "seeds": 1}, settings)
         origins = {k: o for k, o in resolved.origins.items() if not k.startswith(("grid", "seeds"))}
         origins |= dict.fromkeys(settings, "grid")
-        found.append((settings, Resolved(_validated(type(resolved.recipe), changed, origins), origins)))
+        found.append(
+            (settings, Resolved(_validated(type(resolved.recipe), changed, origins), origins))
+        )
     return found
 
 
@@ -179,7 +202,9 @@ def shipped(verb: str) -> dict[str, Path]:
 
 def recipe_names() -> list[str]:
     """Names of all shipped recipes, which take no settings model to list."""
-    return sorted({p.stem for p in _recipes_folder().glob("*/*.yaml") if p.parent.name != "ablations"})
+    return sorted(
+        {p.stem for p in _recipes_folder().glob("*/*.yaml") if p.parent.name != "ablations"}
+    )
 
 
 def _recipes_folder() -> Path:
@@ -279,7 +304,9 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
         return
     inside = [a for a in allowed if a.startswith(f"{key}.")]
     if inside:
-        raise UsageError(f"'{key}' ({origin}) is a section: it must hold keys", f"keys: {', '.join(inside)}")
+        raise UsageError(
+            f"'{key}' ({origin}) is a section: it must hold keys", f"keys: {', '.join(inside)}"
+        )
     # Often only the section is missing: `lr` for `train.lr`.
     suffixes = ELSEWHERE | {a.rsplit(".", 1)[-1]: a for a in allowed}
     near = did_you_mean(key, allowed)
@@ -303,23 +330,33 @@ def _check_names(key: str, value: Any, origin: str) -> None:
             _check_names(f"{key}.{name}", inside, origin)
 
 
-def explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+def explain(
+    error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]
+) -> list[str]:
     """One line for each wrong value, under the key that the user gave."""
     found: dict[tuple[str, str], list[str]] = {}
     for one in error.errors():
         value, parts = values, []
         # A location also holds names of the types that pydantic tried; they are no keys.
         for part in one["loc"]:
-            if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int)):
+            if (isinstance(value, dict) and part in value) or (
+                isinstance(value, list) and isinstance(part, int)
+            ):
                 value = value[part]
                 parts.append(str(part))
         key = ".".join(parts)
-        given = key if key in origins else next((k for k in origins if f"{key}.".startswith(f"{k}.")), None)
+        given = (
+            key
+            if key in origins
+            else next((k for k in origins if f"{key}.".startswith(f"{k}.")), None)
+        )
         deeper = next((k for k in origins if k.startswith(f"{key}.")), key)
         origin = origins.get(given or deeper, "default")
         subject = f"'{key}'" if given else f"'{deeper}' lies under '{key}', which"
         message = str(one["msg"]).replace("Input should be", "must be")
-        messages = found.setdefault((subject, f"got {shortened(repr(one['input']), 500)} ({origin})"), [])
+        messages = found.setdefault(
+            (subject, f"got {shortened(repr(one['input']), 500)} ({origin})"), []
+        )
         messages.append(f"{message[0].lower()}{message[1:]}")
     lines = [
         f"{subject} {' or '.join([first, *(m.removeprefix('must be ') for m in others)])}, {got}"
@@ -329,7 +366,9 @@ def explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping[
     return lines[:MOST_PROBLEMS] + more
 
 
-def _lines(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str, depth: int) -> list[str]:
+def _lines(
+    tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str, depth: int
+) -> list[str]:
     lines: list[str] = []
     for key, value in tree.items():
         dotted, shown = f"{prefix}{key}", one_line(key)
@@ -339,7 +378,9 @@ def _lines(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str, dep
             continue
         origin = origins.get(dotted, "default")
         # The name of a file may hold what would end a comment.
-        lines.append(f"{'  ' * depth}{shown}: {one_line(value)}  # {origin if origin.isprintable() else ascii(origin)}")
+        lines.append(
+            f"{'  ' * depth}{shown}: {one_line(value)}  # {origin if origin.isprintable() else ascii(origin)}"
+        )
     return lines
 
 
@@ -351,14 +392,20 @@ def verb_of(recipe: str) -> str:
             return verb
     verb = read_recipe(recipe, None).get("verb", "distill") if Path(recipe).is_file() else "distill"
     if verb not in verbs:
-        raise UsageError(f"{recipe} is a recipe of '{verb}'{did_you_mean(str(verb), verbs)}; known: {', '.join(verbs)}")
+        raise UsageError(
+            f"{recipe} is a recipe of '{verb}'{did_you_mean(str(verb), verbs)}; known: {', '.join(verbs)}"
+        )
     return str(verb)
 
 
 def summary() -> list[dict[str, str]]:
     """Verb, name and first comment line of every shipped recipe."""
     return [
-        {"verb": verb, "name": name, "about": path.read_text("utf-8").split("\n", 1)[0].removeprefix("#").strip()}
+        {
+            "verb": verb,
+            "name": name,
+            "about": path.read_text("utf-8").split("\n", 1)[0].removeprefix("#").strip(),
+        }
         for verb in recipe_models()
         for name, path in shipped(verb).items()
     ]

@@ -23,7 +23,9 @@ Init = Literal["teacher", "copied", "random"]
 class Section(BaseModel):
     """Base of every section of a recipe: unknown keys and values of another type are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, serialize_by_alias=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, serialize_by_alias=True
+    )
 
     @field_validator("*")
     @classmethod

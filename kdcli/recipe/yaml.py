@@ -18,7 +18,9 @@ class _Loader(yaml.SafeLoader):
         names = [key.value for key, _ in node.value]
         twice = [name for name in names if names.count(name) > 1]
         if twice:
-            raise yaml.MarkedYAMLError(problem=f"key '{twice[0]}' is given twice", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(
+                problem=f"key '{twice[0]}' is given twice", problem_mark=node.start_mark
+            )
         return super().construct_mapping(node, deep)
 
 
@@ -36,10 +38,16 @@ for _kind, _pattern, _first in (
     ("bool", r"(true|True|TRUE|false|False|FALSE)$", list("tTfF")),
     # A leading 0 makes a name: octal in 1.1, decimal in 1.2.
     ("int", r"[-+]?(0|[1-9]\d*)$", _NUMERIC),
-    ("float", rf"{_EXPONENT}|[-+]?(\d+\.\d*|\.\d+)$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$", _NUMERIC),
+    (
+        "float",
+        rf"{_EXPONENT}|[-+]?(\d+\.\d*|\.\d+)$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$",
+        _NUMERIC,
+    ),
     ("merge", r"<<$", ["<"]),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern, re.ASCII), _first)
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}", re.compile(_pattern, re.ASCII), _first
+    )
 
 
 def read_yaml(text: str) -> Any:
@@ -61,11 +69,15 @@ def _check_bounds(text: str) -> None:
     for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
         mark = getattr(event, "start_mark", None)
         if number > MOST_EVENTS or depth > MOST_DEPTH:
-            raise yaml.MarkedYAMLError(problem="too many or too deeply nested values", problem_mark=mark)
+            raise yaml.MarkedYAMLError(
+                problem="too many or too deeply nested values", problem_mark=mark
+            )
         if (tag := getattr(event, "tag", None)) is not None:
             raise yaml.MarkedYAMLError(problem=f"tag {tag} is not allowed", problem_mark=mark)
         if isinstance(event, yaml.AliasEvent) and anchored:
-            raise yaml.MarkedYAMLError(problem="an alias inside an anchor is not allowed", problem_mark=mark)
+            raise yaml.MarkedYAMLError(
+                problem="an alias inside an anchor is not allowed", problem_mark=mark
+            )
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             # Depth at which the outermost anchored collection began.

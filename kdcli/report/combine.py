@@ -36,7 +36,11 @@ def combine_reports(
         report = part.result.report
         scored = {e["model"] for e in scores}
         names = {model: name for model, name in part.models.items() if name not in scored}
-        scores += [e.model_dump() | {"model": names[e.model]} for e in report.evaluations if e.model in names]
+        scores += [
+            e.model_dump() | {"model": names[e.model]}
+            for e in report.evaluations
+            if e.model in names
+        ]
         for model, name in part.models.items():
             if model in report.models:
                 cards.setdefault(name, report.models[model].model_dump())
@@ -52,5 +56,9 @@ def combine_reports(
         quality=quality,
         notes=notes,
         evaluations=scores,
-        pruning=[p.model_dump() | {"model": part.name} for part in parts for p in part.result.report.pruning],
+        pruning=[
+            p.model_dump() | {"model": part.name}
+            for part in parts
+            for p in part.result.report.pruning
+        ],
     )

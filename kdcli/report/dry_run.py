@@ -42,27 +42,39 @@ class Estimate:
     stages: list[StageEstimate]
 
     def to_json(self) -> str:
-        return json.dumps({"models": dict(self.cards), "legs": [asdict(stage) for stage in self.stages]}, indent=2)
+        return json.dumps(
+            {"models": dict(self.cards), "legs": [asdict(stage) for stage in self.stages]}, indent=2
+        )
 
     def renderables(self) -> Iterable[Any]:
         models = Table("model", "shape", "parameters", "weights", "multiply-adds")
         for name, card in self.cards.items():
             shape, size = f"{card['layers']}x{card['hidden']}", bytes_of(card["bytes"])
-            models.add_row(name, shape, count(card["params_total"]), size, count(card["multiply_adds"]))
+            models.add_row(
+                name, shape, count(card["params_total"]), size, count(card["multiply_adds"])
+            )
         yield models
         # Stages of one run differ in the end of their paths.
-        stages = Table(Column("run", overflow="fold"), "steps", "passes", "a step", "training", "peak memory")
+        stages = Table(
+            Column("run", overflow="fold"), "steps", "passes", "a step", "training", "peak memory"
+        )
         for stage in self.stages:
             cells = [f"{stage.steps:,}", f"{stage.passes:.2f}", f"{stage.seconds_per_step:.3g} s"]
-            stages.add_row(stage.folder, *cells, duration(stage.seconds), bytes_of(stage.peak_memory_bytes))
+            stages.add_row(
+                stage.folder, *cells, duration(stage.seconds), bytes_of(stage.peak_memory_bytes)
+            )
         yield stages
         yield "from a few steps run just now; nothing was written"
 
 
-def estimate_stage(session: Session, job: Job, schedule: Schedule, folder: Path, steps_of_pass: float) -> StageEstimate:
+def estimate_stage(
+    session: Session, job: Job, schedule: Schedule, folder: Path, steps_of_pass: float
+) -> StageEstimate:
     """Train for a few steps, writing nothing, and scale up what they take. The first step warms up, the mean of the
     others is the time of a step; evaluations come on top."""
-    outcome = train(session, job, replace(schedule, stop_after=min(schedule.steps, PROBE_STEPS)), None)
+    outcome = train(
+        session, job, replace(schedule, stop_after=min(schedule.steps, PROBE_STEPS)), None
+    )
     a_step = statistics.mean(outcome.step_seconds[1:] or outcome.step_seconds)
     more = min(schedule.steps, PROBE_STEPS_MOST, math.ceil(PROBE_SECONDS / a_step))
     # Every process must take as many.
@@ -72,5 +84,10 @@ def estimate_stage(session: Session, job: Job, schedule: Schedule, folder: Path,
     evaluations = 1 + -(-schedule.steps // schedule.eval_every)
     seconds = schedule.steps * a_step + evaluations * outcome.evaluation_seconds
     return StageEstimate(
-        str(folder), schedule.steps, schedule.steps / steps_of_pass, seconds, a_step, outcome.peak_memory_bytes
+        str(folder),
+        schedule.steps,
+        schedule.steps / steps_of_pass,
+        seconds,
+        a_step,
+        outcome.peak_memory_bytes,
     )

@@ -36,7 +36,10 @@ class RunResult:
     @classmethod
     def read(cls, folder: Path) -> "RunResult":
         """Read back a run that is done. Raises UsageError: its report is damaged or of another version."""
-        return cls(checked_report(read_json(folder / REPORT, most_bytes=MOST_REPORT), folder / REPORT), folder)
+        return cls(
+            checked_report(read_json(folder / REPORT, most_bytes=MOST_REPORT), folder / REPORT),
+            folder,
+        )
 
     def to_json(self) -> str:
         return self.report.to_json()
@@ -62,7 +65,9 @@ def checked_report(raw: Mapping[str, Any], file: Path) -> Report:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "as a whole"
-        raise UsageError(f"{file} is not a report of kdcli that this version reads: {where}: {first['msg']}") from None
+        raise UsageError(
+            f"{file} is not a report of kdcli that this version reads: {where}: {first['msg']}"
+        ) from None
 
 
 def measure(subjects: Iterable[Subject], settings: MeasureSettings, session: Session) -> Latency:
@@ -71,7 +76,9 @@ def measure(subjects: Iterable[Subject], settings: MeasureSettings, session: Ses
         return Latency()
     Progress.log("measuring latency")
     how = settings.model_dump(include={"min_runs", "min_seconds"})
-    protocol = Protocol(device=str(session.device), trust_remote_code=session.trust_remote_code, **how)
+    protocol = Protocol(
+        device=str(session.device), trust_remote_code=session.trust_remote_code, **how
+    )
     return measure_latency(list(subjects), protocol)
 
 
@@ -97,7 +104,8 @@ def write_report(
     folders: Mapping[str, Path] | None = None,  # Of each model that this run made
     latency: Latency | None = None,
     outcome: Outcome | None = None,  # Of the training, where something was trained
-    quality: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None,  # None takes the evaluations'
+    quality: Mapping[str, Mapping[str, Mapping[str, float]]]
+    | None = None,  # None takes the evaluations'
     notes: Iterable[str] = (),
     auto_class: str = "AutoModel",  # Loads the models in `folders`
     evaluations: Iterable[Mapping[str, Any]] = (),
@@ -105,15 +113,22 @@ def write_report(
     selection: Mapping[str, Any] | None = None,
     projections: Iterable[Mapping[str, Any]] = (),
     pruning: Iterable[Mapping[str, Any]] = (),
-    beside: Mapping[str, RunResult] | None = None,  # Runs whose curves the report shows too, by name
+    beside: Mapping[str, RunResult]
+    | None = None,  # Runs whose curves the report shows too, by name
     compression: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Write the report and the model cards, drop the checkpoints; the log of `run` gives the curve. What has no comment
     is as in `kdcli.report.schema`."""
     latency, evaluations = latency or Latency(), list(evaluations)
     quality = quality_of(evaluations) if quality is None else quality
-    cards = {name: dict(card) | {"id": _named(card["id"], run.path)} for name, card in cards.items()}
-    shapes = {name: f"{card['layers']}x{card['hidden']}" for name, card in cards.items() if name != "teacher"}
+    cards = {
+        name: dict(card) | {"id": _named(card["id"], run.path)} for name, card in cards.items()
+    }
+    shapes = {
+        name: f"{card['layers']}x{card['hidden']}"
+        for name, card in cards.items()
+        if name != "teacher"
+    }
     report = Report.model_validate(
         {
             "schema": 1,
@@ -124,17 +139,26 @@ def write_report(
             "environment": environment(),
             "recipe": dict(recipe),
             "models": cards,
-            "training": outcome and {name: getattr(outcome, name) for name in Training.model_fields},
-            "curve": [{k: r.get(k) for k in ("step", "loss", "held_out", "metrics")} for r in run.read_log()],
+            "training": outcome
+            and {name: getattr(outcome, name) for name in Training.model_fields},
+            "curve": [
+                {k: r.get(k) for k in ("step", "loss", "held_out", "metrics")}
+                for r in run.read_log()
+            ],
             "beside": {name: run.report.curve for name, run in (beside or {}).items()},
-            "quality": {task: {m: dict(v) for m, v in models.items()} for task, models in quality.items()},
+            "quality": {
+                task: {m: dict(v) for m, v in models.items()} for task, models in quality.items()
+            },
             "latency": latency.rows,
             "speedup": latency.speedups,
             "failures": latency.failures,
             "agreements": latency.agreements,
             "projections": list(projections),
             "published": published_for(shapes.values(), command, recipe, shapes),
-            "notes": [*notes, *(f"data {source}: commit {commit}" for source, commit in COMMITS.items())],
+            "notes": [
+                *notes,
+                *(f"data {source}: commit {commit}" for source, commit in COMMITS.items()),
+            ],
             "evaluations": evaluations,
             "comparisons": list(comparisons),
             "selection": selection,

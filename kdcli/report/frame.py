@@ -22,10 +22,16 @@ def frame(report: Report) -> pd.DataFrame:
             rows[name] |= {f"{task} {metric}": value for metric, value in metrics.items()}
     measured = {}
     for row in report.latency:
-        name = row.model if (row.backend, row.dtype) == PLAIN else f"{row.model} on {row.backend} {row.dtype}"
+        name = (
+            row.model
+            if (row.backend, row.dtype) == PLAIN
+            else f"{row.model} on {row.backend} {row.dtype}"
+        )
         measured[f"{row.model}/{row.backend}-{row.dtype}"] = name
         rows[name][f"ms {row.batch_size}x{row.seq_len}"] = row.p50_ms
     for pair, ratio in report.speedup.items():
         name = pair.rsplit("_vs_", 1)[0]
-        rows[measured.get(name, name)][f"speed-up {ratio.batch_size}x{ratio.seq_len}"] = ratio.median
+        rows[measured.get(name, name)][f"speed-up {ratio.batch_size}x{ratio.seq_len}"] = (
+            ratio.median
+        )
     return pd.DataFrame.from_dict(rows, orient="index")

@@ -34,14 +34,19 @@ def front_matter(
     tags: list[str],
     pipeline: str | None,
     task: str | None = None,
-    data: str | None = None,  # Where its examples or texts are from; None for the task's own data set
+    data: str
+    | None = None,  # Where its examples or texts are from; None for the task's own data set
     scores: Iterable[Mapping[str, Any]] = (),  # `task`, `set`, `split` and `metrics` of each
 ) -> str:
     """YAML of the front matter. Licence and languages are those of the base, where its card says them; a base that lies
     in a directory is named by the hub model that it came from."""
     base, _, revision = base.partition("@")
     above = _card_of(base, revision or None)
-    known = base if HUB_ID.fullmatch(base) and base != "demo" and not Path(base).exists() else above.get("base_model")
+    known = (
+        base
+        if HUB_ID.fullmatch(base) and base != "demo" and not Path(base).exists()
+        else above.get("base_model")
+    )
     datasets = [found] if (found := _dataset(task, data)) else []
     inherited: dict[str, Any] = {key: above[key] for key in INHERITED if key in above}
     datasets = list(dict.fromkeys([*_listed(inherited.pop("datasets", None)), *datasets]))
@@ -75,8 +80,16 @@ def _card_of(base: str, revision: str | None) -> dict[str, Any]:
     """The front matter of a model's card, if it is here: in its directory, or in the cache of the hub."""
     file: Any = Path(base) / CARD if base else None
     if base and not Path(base).exists():
-        file = try_to_load_from_cache(base, CARD, revision=revision) if HUB_ID.fullmatch(base) else None
-    if not isinstance(file, str | Path) or not Path(file).is_file() or Path(file).stat().st_size > MOST_BYTES:
+        file = (
+            try_to_load_from_cache(base, CARD, revision=revision)
+            if HUB_ID.fullmatch(base)
+            else None
+        )
+    if (
+        not isinstance(file, str | Path)
+        or not Path(file).is_file()
+        or Path(file).stat().st_size > MOST_BYTES
+    ):
         return {}
     try:
         data: Any = ModelCard(Path(file).read_text("utf-8"), ignore_metadata_errors=True).data
@@ -89,7 +102,9 @@ def _dataset(task: str | None, data: str | None) -> str | None:
     """The data set of the hub that was used, if it was one."""
     if data is not None:
         name = re.split("[:@]", data)[0]
-        return name if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and not Path(name).exists() else None
+        return (
+            name if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and not Path(name).exists() else None
+        )
     row = tasks().get(task) if task else None
     return row.hub[0] if row and row.hub else None
 

@@ -58,14 +58,21 @@ def publish(folder: Path, repository: str, *, private: bool = True) -> Published
     check_repository(repository)
     if not (folder / CONFIG).is_file():
         inside = sorted(str(path.parent.relative_to(folder)) for path in folder.glob(f"*/{CONFIG}"))
-        hint = f"models lie in {', '.join(inside)}: push one of them" if inside else "give the directory of a model"
+        hint = (
+            f"models lie in {', '.join(inside)}: push one of them"
+            if inside
+            else "give the directory of a model"
+        )
         raise UsageError(f"{folder} has no {CONFIG}, so it is no model directory", hint)
     hub = HfApi(library_name="kdcli")
     try:
         name = hub.create_repo(repository, private=private, exist_ok=True).repo_id
         ignored = [*LEFT_OUT, *(f"{path.parent.name}/*" for path in folder.glob(f"*/{CONFIG}"))]
         made = hub.upload_folder(
-            repo_id=name, folder_path=folder, commit_message="Pushed by kdcli", ignore_patterns=ignored
+            repo_id=name,
+            folder_path=folder,
+            commit_message="Pushed by kdcli",
+            ignore_patterns=ignored,
         )
         is_private = bool(hub.model_info(name).private)
     except (OSError, ValueError, httpx.HTTPError) as error:

@@ -28,10 +28,16 @@ def published_for(
     with its columns alone, of a pruning at the density of one of its runs; and of the tasks that it judges those by set
     and those of `students`, name -> shape, that are variants in a paper."""
     wanted, content, recipe = set(shapes), tomllib.loads(_text()), recipe or {}
-    task, densities = recipe.get("task"), [1 - sparsity for sparsity in recipe.get("sparsity") or ()]
+    task, densities = (
+        recipe.get("task"),
+        [1 - sparsity for sparsity in recipe.get("sparsity") or ()],
+    )
     rows = []
     for row in content["row"]:
-        at, own = row.get("density"), {k: v for k, v in row["values"].items() if content["tasks"].get(k, task) == task}
+        at, own = (
+            row.get("density"),
+            {k: v for k, v in row["values"].items() if content["tasks"].get(k, task) == task},
+        )
         of_task = any(name in content["tasks"] for name in own)
         if (
             wanted.isdisjoint(row["shapes"])
@@ -54,13 +60,22 @@ def _variants(ablations: list[dict[str, Any]], students: Mapping[str, str]) -> l
     """What a paper reports for the variants that students are named after, of their shape, else of its smallest."""
     rows = []
     for student, shape in students.items():
-        alike = [row for row in ablations if student in (row["variant"], f"{row['variant']} {shape}")]
+        alike = [
+            row for row in ablations if student in (row["variant"], f"{row['variant']} {shape}")
+        ]
         for row in [row for row in alike if row["shape"] == shape] or alike[-1:]:
             values: dict[tuple[str, str], dict[str, float]] = {}
             for column, value in row["values"].items():
                 task, metric, *part = column.split(" ")
                 values.setdefault((task, metric), {})[" ".join(part)] = float(value)
-            about = {"row": f"{row['shape']}, {row['variant']}", "source": row["source"], "beside": student}
-            rows += [about | {"task": task, "metric": metric, "values": v} for (task, metric), v in values.items()]
+            about = {
+                "row": f"{row['shape']}, {row['variant']}",
+                "source": row["source"],
+                "beside": student,
+            }
+            rows += [
+                about | {"task": task, "metric": metric, "values": v}
+                for (task, metric), v in values.items()
+            ]
     # One student alone is no variant of anything.
     return rows if len(students) > 1 else []

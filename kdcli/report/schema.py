@@ -7,11 +7,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 # Names of models: what `distill` compares with, the one between teacher and student, the one model of `finetune`.
 TEACHER, ASSISTANT, FINETUNED = "teacher", "assistant", "finetuned"
-UNDISTILLED = " undistilled"  # Suffix of the name under which a student's quality before training stands
+UNDISTILLED = (
+    " undistilled"  # Suffix of the name under which a student's quality before training stands
+)
 AT = " at step "  # Between the name of a student and a step after which it was scored too
 
 # JSON cannot hold the outputs of a broken backend, which are not numbers.
-FiniteOrNone = Annotated[float | None, BeforeValidator(lambda v: v if v is None or math.isfinite(v) else None)]
+FiniteOrNone = Annotated[
+    float | None, BeforeValidator(lambda v: v if v is None or math.isfinite(v) else None)
+]
 
 
 class _Part(BaseModel):

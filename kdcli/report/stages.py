@@ -23,8 +23,12 @@ class StageJob:
     job: Job
     schedule: Schedule
     steps_per_pass: float  # Optimiser steps of one pass over the data
-    cards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # The models, for the table of a dry run
-    repeats: int = 1  # How often it is run alike, such as with several seeds; only a dry run counts them
+    cards: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # The models, for the table of a dry run
+    repeats: int = (
+        1  # How often it is run alike, such as with several seeds; only a dry run counts them
+    )
 
 
 class Stage(Protocol):

@@ -54,11 +54,19 @@ class Section:
     open: bool = True
 
 
-def filled(rows: list[dict[str, str]], narrow: int | None = None, note: str = "", style: str = "") -> Table:
+def filled(
+    rows: list[dict[str, str]], narrow: int | None = None, note: str = "", style: str = ""
+) -> Table:
     """A table with the columns of the first row, without the empty ones; `narrow` counts the columns before."""
     header = [name for name in rows[0] if any(row.get(name) for row in rows)]
     few = None if narrow is None else sum(name in header for name in list(rows[0])[:narrow])
-    return Table(header, [[row.get(name, "") for name in header] for row in rows], note, narrow=few, style=style)
+    return Table(
+        header,
+        [[row.get(name, "") for name in header] for row in rows],
+        note,
+        narrow=few,
+        style=style,
+    )
 
 
 def number(value: float | None) -> str:
@@ -110,7 +118,11 @@ def duration(seconds: float) -> str:
 
 def count(value: int) -> str:
     """A number of things in thousands, millions or billions."""
-    units = (f"{value / size:.3g} {unit}" for unit, size in {"G": 1e9, "M": 1e6, "k": 1e3}.items() if value >= size)
+    units = (
+        f"{value / size:.3g} {unit}"
+        for unit, size in {"G": 1e9, "M": 1e6, "k": 1e3}.items()
+        if value >= size
+    )
     return next(units, str(value))
 
 

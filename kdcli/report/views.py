@@ -23,16 +23,33 @@ from kdcli.report.sections.overview import about, facts, how_made, models_sectio
 from kdcli.report.sections.selection import how_chosen
 from kdcli.report.text import Section, Table, View, count, cut, plain, short
 
-__all__ = ["FINETUNED", "TEACHER", "UNDISTILLED", "html", "markdown", "model_card", "short", "terminal", "write_views"]
+__all__ = [
+    "FINETUNED",
+    "TEACHER",
+    "UNDISTILLED",
+    "html",
+    "markdown",
+    "model_card",
+    "short",
+    "terminal",
+    "write_views",
+]
 
-SHORT, LONG = 8, 24  # Characters of words and of numbers up to which a column is not folded on a terminal
+SHORT, LONG = (
+    8,
+    24,
+)  # Characters of words and of numbers up to which a column is not folded on a terminal
 FEW_EXAMPLES = 5  # Items with quotations that Markdown shows of a section
 
 
 def write_views(folder: Path, report: Report) -> None:
     """Write latency.csv, report.md, report.html and, last, report.json, which says that the run is done. Raises
     MachineError: the disk is full or not writable."""
-    for name, text in (("latency.csv", latency_csv), ("report.md", markdown), ("report.html", html)):
+    for name, text in (
+        ("latency.csv", latency_csv),
+        ("report.md", markdown),
+        ("report.html", html),
+    ):
         write_atomic(folder / name, text(report))
     write_atomic(folder / "report.json", report.to_json())
 
@@ -88,33 +105,49 @@ class FittedTable:
         columns = list(zip(*lines, strict=True))
         if sum(max(map(len, column)) + 3 for column in columns) >= width:
             lines = [[name.replace(" ", "\n") for name in lines[0]], *lines[1:]]
-            lines[1:] = [[name, *(cell.replace(" (", "\n(") for cell in cells)] for name, *cells in lines[1:]]
+            lines[1:] = [
+                [name, *(cell.replace(" (", "\n(") for cell in cells)] for name, *cells in lines[1:]
+            ]
             columns = list(zip(*lines, strict=True))
         whole = [_is_whole(*column) for column in columns]
         # What may be folded needs room for its words.
         apart = ["\n" if one else None for one in whole]
-        words = [[w for text in c for w in text.split(at)] for c, at in zip(columns, apart, strict=True)]
+        words = [
+            [w for text in c for w in text.split(at)] for c, at in zip(columns, apart, strict=True)
+        ]
         least = [min(LONG, max(map(len, own), default=0)) for own in words]
         if sum(least) + 3 * len(least) >= width:
             # Names may be cut where one table is then enough.
-            cut = [n if _is_numeric(c[1:]) else min(n, SHORT) for n, c in zip(least, columns, strict=True)]
+            cut = [
+                n if _is_numeric(c[1:]) else min(n, SHORT)
+                for n, c in zip(least, columns, strict=True)
+            ]
             least = cut if sum(cut) + 3 * len(cut) < width else least
-        most = [max(len(part) for text in column for part in text.split("\n")) for column in columns]
+        most = [
+            max(len(part) for text in column for part in text.split("\n")) for column in columns
+        ]
         pieces: list[list[int]] = [[0]]
         for i in range(1, len(columns)):
             if len(pieces[-1]) > 1 and sum(least[k] + 3 for k in (*pieces[-1], i)) >= width:
                 pieces.append([0])
             pieces[-1].append(i)
         for piece in pieces:
-            made, room = RichTable(header_style="bold"), width - 1 - sum(least[k] + 3 for k in piece)
+            made, room = (
+                RichTable(header_style="bold"),
+                width - 1 - sum(least[k] + 3 for k in piece),
+            )
             for k in piece:
                 more = max(0, min(room, most[k] - least[k]))
                 room -= more
                 justify: Literal["left", "right"] = "right" if k else "left"
-                made.add_column(escape(lines[0][k]), justify=justify, overflow="fold", width=least[k] + more)
+                made.add_column(
+                    escape(lines[0][k]), justify=justify, overflow="fold", width=least[k] + more
+                )
             for i, row in enumerate(lines[1:]):
                 if len(pieces) == 1 or any(row[k] for k in piece[1:]):
-                    made.add_row(*(escape(row[k]) for k in piece), style="bold" if i == marked else None)
+                    made.add_row(
+                        *(escape(row[k]) for k in piece), style="bold" if i == marked else None
+                    )
             yield made
 
 
@@ -134,7 +167,9 @@ def markdown(report: Report) -> str:
     for section in shown(sections(report), View.MARKDOWN):
         lines += _written(section, "##")
     versions = ", ".join(f"{k} {v}" for k, v in report.versions.items())
-    return "\n".join([*lines, plain(f"Measured on {report.environment.get('cpu')}; {versions}."), ""])
+    return "\n".join(
+        [*lines, plain(f"Measured on {report.environment.get('cpu')}; {versions}."), ""]
+    )
 
 
 def _written(section: Section, level: str) -> list[str]:
@@ -155,8 +190,16 @@ def _written(section: Section, level: str) -> list[str]:
 
 def markdown_table(table: Table) -> list[str]:
     """Lines of a table and its note, each followed by an empty one."""
-    header, *rows = ["| " + " | ".join(map(plain, row)) + " |" for row in (table.header, *table.rows)]
-    return [header, "|" + "---|" * len(table.header), *rows, "", *([plain(table.note), ""] if table.note else [])]
+    header, *rows = [
+        "| " + " | ".join(map(plain, row)) + " |" for row in (table.header, *table.rows)
+    ]
+    return [
+        header,
+        "|" + "---|" * len(table.header),
+        *rows,
+        "",
+        *([plain(table.note), ""] if table.note else []),
+    ]
 
 
 def html(report: Report) -> str:
@@ -172,7 +215,9 @@ def html(report: Report) -> str:
         drawn=drawn,
         cut=cut,
         recipe=yaml.safe_dump(report.recipe, sort_keys=False, allow_unicode=True),
-        environment=yaml.safe_dump({**report.environment, **report.versions}, sort_keys=False, allow_unicode=True),
+        environment=yaml.safe_dump(
+            {**report.environment, **report.versions}, sort_keys=False, allow_unicode=True
+        ),
     )
 
 
@@ -195,13 +240,21 @@ def drawn(section: Section) -> list[tuple[str, Markup]]:
 
 
 def model_card(
-    report: Report, name: str, auto_class: str = "AutoModel", *, own_code: bool = False, generates: bool = False
+    report: Report,
+    name: str,
+    auto_class: str = "AutoModel",
+    *,
+    own_code: bool = False,
+    generates: bool = False,
 ) -> str:
     """README.md of a model directory: what it is, how it was made, results, how to repeat it. `auto_class` loads the
     model with its head, `AutoModel` one without, `EMBEDDER` one that embeds; with `own_code` its class is in a file
     beside its weights; one that `generates` has the method."""
     card, source, embeds = report.models[name], origin(report), auto_class == EMBEDDER
-    has_head, tags = auto_class not in ("AutoModel", EMBEDDER), ["kdcli", report.command, card.model_type]
+    has_head, tags = (
+        auto_class not in ("AutoModel", EMBEDDER),
+        ["kdcli", report.command, card.model_type],
+    )
     task, judged = report.recipe.get("task"), [e for e in report.evaluations if e.model == name]
     front = front_matter(
         f"{Path(source).name or card.model_type}-{name}".replace(" ", "-"),
@@ -209,7 +262,11 @@ def model_card(
         relation="finetune",
         library="sentence-transformers" if embeds else "transformers",
         tags=tags,
-        pipeline="text-ranking" if task == RERANKED else "text-generation" if generates else PIPELINES.get(auto_class),
+        pipeline="text-ranking"
+        if task == RERANKED
+        else "text-generation"
+        if generates
+        else PIPELINES.get(auto_class),
         task=task if isinstance(task, str) else None,
         data=(report.recipe.get("data") or {}).get("source"),
         scores=[e.model_dump() for e in judged],

@@ -20,14 +20,19 @@ from kdcli.sparse.mask_file import MaskInfo, check_fit
 
 Array = np.ndarray[Any, Any]
 
-TILE = 1 << 16  # Weights of a tile: places within it fit 16 bits, and its 256 KB the cache of a core
+TILE = (
+    1 << 16
+)  # Weights of a tile: places within it fit 16 bits, and its 256 KB the cache of a core
 SCATTER_BELOW = 0.1  # Density up to which writing kept weights one by one beats masking all
 
 
 class _Scattered:  # a mask as places and values of the kept weights
     def __init__(self, weight: Array, mask: Array) -> None:
         self.values = weight[mask]
-        self.tiles = [np.flatnonzero(mask[at : at + TILE]).astype(np.uint16) for at in range(0, mask.size, TILE)]
+        self.tiles = [
+            np.flatnonzero(mask[at : at + TILE]).astype(np.uint16)
+            for at in range(0, mask.size, TILE)
+        ]
         self.ends = np.cumsum([0, *(len(t) for t in self.tiles)]).tolist()
 
     def write(self, weight: Array, out: Array) -> None:
@@ -61,8 +66,12 @@ class Bank:
         for matrix in self._matrices:
             weight = matrix.linear.weight
             if weight.device.type != "cpu" or weight.dtype != torch.float32:
-                raise UsageError(f"a bank needs its base on the CPU in float32, not {weight.dtype} on {weight.device}")
-        self._weights = [m.of(m.linear.weight.detach()).clone().reshape(-1).numpy() for m in self._matrices]
+                raise UsageError(
+                    f"a bank needs its base on the CPU in float32, not {weight.dtype} on {weight.device}"
+                )
+        self._weights = [
+            m.of(m.linear.weight.detach()).clone().reshape(-1).numpy() for m in self._matrices
+        ]
         self._entries: dict[str, _Entry] = {}
 
     @property
@@ -89,7 +98,11 @@ class Bank:
             mask = masks[matrix.name].cpu().reshape(-1).numpy()
             sparse = np.count_nonzero(mask) <= SCATTER_BELOW * mask.size
             forms.append((_Scattered if sparse else _Packed)(weight, mask))
-        model = self._base if info is None else with_head(self._base, info, head or {}, f"the head of {name}")
+        model = (
+            self._base
+            if info is None
+            else with_head(self._base, info, head or {}, f"the head of {name}")
+        )
         self._entries[name] = _Entry(model, forms)
 
     def use(self, name: str) -> PreTrainedModel:

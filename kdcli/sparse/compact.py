@@ -45,10 +45,17 @@ def compact(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTrainedMo
     names = {"Q": f"{attention}.query", "K": f"{attention}.key", "V": f"{attention}.value"}
     names |= {"O": output or f"{attention}.output", "U": up, "D": down}
     inside = f"{prefix}{layout.layers}."
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items() if not name.startswith(inside)}
+    state = {
+        name: tensor.clone()
+        for name, tensor in model.state_dict().items()
+        if not name.startswith(inside)
+    }
     sizes: list[dict[str, Any]] = []
     for number, layer in enumerate(layout.modules(base)):
-        parts = {letter: _Part(of[0][0], drop_rows_below) for letter, of in linears(layout, layer).items()}
+        parts = {
+            letter: _Part(of[0][0], drop_rows_below)
+            for letter, of in linears(layout, layer).items()
+        }
         size: dict[str, Any] = {"heads": _attention(parts, layout.heads(layer))}
         _feed_forward(parts, act)
         for letter, part in parts.items():
@@ -73,7 +80,11 @@ class _Part:
         self.weight = linear.weight.detach().double().cpu().clone()
         self.weight[self.weight.count_nonzero(1) < drop_rows_below] = 0
         rows = self.weight.shape[0]
-        self.bias = torch.zeros(rows).double() if linear.bias is None else linear.bias.detach().double().cpu().clone()
+        self.bias = (
+            torch.zeros(rows).double()
+            if linear.bias is None
+            else linear.bias.detach().double().cpu().clone()
+        )
 
     @property
     def rows(self) -> Tensor:  # which rows hold a weight, bool
@@ -139,7 +150,9 @@ def _attention(parts: dict[str, _Part], heads: int) -> int:
     q.weight, q.bias, k.weight, k.bias = (
         torch.cat([_padded(x, width) for x in xs]) for xs in zip(*scores, strict=True)
     )
-    v.weight, v.bias = (torch.cat([_padded(x[kept], width) for kept in values]) for x in (v.weight, v.bias))
+    v.weight, v.bias = (
+        torch.cat([_padded(x[kept], width) for kept in values]) for x in (v.weight, v.bias)
+    )
     o.weight = torch.cat([_padded(o.weight[:, kept].T, width) for kept in values]).T
     return len(spans)
 

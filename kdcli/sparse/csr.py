@@ -38,13 +38,17 @@ class SparseLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        bias = torch.zeros(self.out_features) if linear.bias is None else linear.bias.detach().clone()
+        bias = (
+            torch.zeros(self.out_features) if linear.bias is None else linear.bias.detach().clone()
+        )
         self.bias = nn.Parameter(bias, requires_grad=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that its CSR is in beta
             wide = linear.weight.detach().to_sparse_csr()
             indices = wide.crow_indices().int(), wide.col_indices().int()
-            self.csr = torch.sparse_csr_tensor(*indices, wide.values(), linear.weight.shape, check_invariants=False)
+            self.csr = torch.sparse_csr_tensor(
+                *indices, wide.values(), linear.weight.shape, check_invariants=False
+            )
 
     def product(self, x_IN: Tensor, out: Tensor | None = None) -> Tensor:
         """Compute [columns, tokens] -> [rows, tokens]."""
@@ -64,7 +68,11 @@ class SparseFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., D] -> [..., D]."""
-        return _by_tokens(x, self.down.out_features, lambda x_DN: self.down.product(self.act(self.up.product(x_DN))))
+        return _by_tokens(
+            x,
+            self.down.out_features,
+            lambda x_DN: self.down.product(self.act(self.up.product(x_DN))),
+        )
 
 
 class SparseAttention(nn.Module):
@@ -75,7 +83,9 @@ class SparseAttention(nn.Module):
         self.q, self.k, self.v, self.o = (parts[letter] for letter in "QKVO")
         self.heads, self.scale = heads, (self.q.out_features // heads) ** -0.5
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any
+    ) -> tuple[Tensor, None]:
         """Attend within `attention_mask`: bool, True may attend, or a bias that is added to the scores."""
         batch, length, width = hidden_states.shape
         out_BLO = hidden_states.new_empty(batch, length, self.o.out_features)
@@ -84,12 +94,16 @@ class SparseAttention(nn.Module):
             mask_BALL = attention_mask.expand(batch, -1, -1, -1)
             if mask_BALL.dtype == torch.bool:
                 lowest = torch.finfo(out_BLO.dtype).min
-                mask_BALL = torch.zeros_like(mask_BALL, dtype=out_BLO.dtype).masked_fill_(~mask_BALL, lowest)
+                mask_BALL = torch.zeros_like(mask_BALL, dtype=out_BLO.dtype).masked_fill_(
+                    ~mask_BALL, lowest
+                )
         # As many rows at once as fill a product.
         several = max(1, TOKENS // max(1, length))
         for at in range(0, batch, several):
             rows = slice(at, at + several)
-            self._rows(hidden_states[rows].reshape(-1, width), mask_BALL[rows], out_BLO[rows].flatten(0, 1))
+            self._rows(
+                hidden_states[rows].reshape(-1, width), mask_BALL[rows], out_BLO[rows].flatten(0, 1)
+            )
         return out_BLO, None
 
     def _rows(self, x_NI: Tensor, mask_BALL: Tensor, out_NO: Tensor) -> None:
@@ -121,31 +135,46 @@ def _by_tokens(x: Tensor, rows: int, compute: Callable[[Tensor], Tensor]) -> Ten
     return out_NO.view(*x.shape[:-1], rows)
 
 
-def sparsify(model: PreTrainedModel, choose: Callable[[nn.Linear], bool] | None = None) -> PreTrainedModel:
+def sparsify(
+    model: PreTrainedModel, choose: Callable[[nn.Linear], bool] | None = None
+) -> PreTrainedModel:
     """A copy of a model, with its removed weights at zero, whose linears run sparse where that is faster; it shares all
     tensors with the model. The copy is for inference: it cannot be saved or trained. `choose`: decides whether a linear
     runs sparse; else a timing does, one for all of a shape and nearly a density. Raises UsageError: not float32 on the
     CPU, or compacted."""
     for parameter in model.parameters():
         if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
-            raise UsageError(f"sparse inference is for float32 on the CPU, not {parameter.dtype} on {parameter.device}")
+            raise UsageError(
+                f"sparse inference is for float32 on the CPU, not {parameter.dtype} on {parameter.device}"
+            )
     if hasattr(model.config, COMPACT):
-        raise UsageError("a compacted model cannot run sparse", "use the masked model it was made of")
+        raise UsageError(
+            "a compacted model cannot run sparse", "use the masked model it was made of"
+        )
     timed: dict[tuple[tuple[int, int, int], ...], bool] = {}
 
-    def runs_sparse(dense: tuple[nn.Linear, ...], now: Callable[[Tensor], Tensor], make: Callable[[], Any]) -> bool:
+    def runs_sparse(
+        dense: tuple[nn.Linear, ...], now: Callable[[Tensor], Tensor], make: Callable[[], Any]
+    ) -> bool:
         if choose is not None:
             return all(map(choose, dense))
-        key = tuple((linear.out_features, linear.in_features, round(_density(linear) * 20)) for linear in dense)
+        key = tuple(
+            (linear.out_features, linear.in_features, round(_density(linear) * 20))
+            for linear in dense
+        )
         if key not in timed:
             timed[key] = faster_sparse(dense, now, make)
         return timed[key]
 
     # The copy shares every tensor and has modules of its own.
-    small: PreTrainedModel = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+    small: PreTrainedModel = copy.deepcopy(
+        model, {id(t): t for t in (*model.parameters(), *model.buffers())}
+    )
     layout = layout_for(model.config)
     layers = {id(layer): layer for layer in layout.modules(small.base_model)}.values()
-    blocks = [block for layer in layers for block in _blocks(layer, layout, str(model.config.model_type))]
+    blocks = [
+        block for layer in layers for block in _blocks(layer, layout, str(model.config.model_type))
+    ]
     for path, linear in {m.path: m.linear for m in matrices(small)}.items():
         if runs_sparse((linear,), linear, partial(SparseLinear, linear)):
             small.base_model.set_submodule(path, SparseLinear(linear))
@@ -163,7 +192,9 @@ class _Block:
 
     layer: nn.Module
     dense: tuple[nn.Linear, ...]
-    now: Callable[[Tensor], Tensor]  # computes [1, L, D] as the layer does, each linear in its present form
+    now: Callable[
+        [Tensor], Tensor
+    ]  # computes [1, L, D] as the layer does, each linear in its present form
     joined: Callable[[], nn.Module]  # makes the module that replaces them
     paths: tuple[str, ...]  # the first gets that module, the others become identities
 
@@ -199,9 +230,13 @@ def _density(linear: nn.Linear) -> float:
     return int(linear.weight.count_nonzero()) / linear.weight.numel()
 
 
-def faster_sparse(dense: tuple[nn.Linear, ...], now: Callable[[Tensor], Tensor], make: Callable[[], nn.Module]) -> bool:
+def faster_sparse(
+    dense: tuple[nn.Linear, ...], now: Callable[[Tensor], Tensor], make: Callable[[], nn.Module]
+) -> bool:
     """Whether some linears run faster sparse than `now`, with torch's current number of threads."""
-    return all(_density(linear) <= TIMED_BELOW for linear in dense) and faster(make(), now, dense[0].in_features)
+    return all(_density(linear) <= TIMED_BELOW for linear in dense) and faster(
+        make(), now, dense[0].in_features
+    )
 
 
 def faster(sparse: nn.Module, now: Callable[[Tensor], Tensor], width: int) -> bool:

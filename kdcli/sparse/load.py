@@ -12,7 +12,14 @@ from transformers import AutoModel, PreTrainedModel
 
 from kdcli.disk import read_json
 from kdcli.errors import UsageError
-from kdcli.models.custom_class import COMPACT, EMBEDDING_RANK, class_named, custom_class, empty_model, load_tensors
+from kdcli.models.custom_class import (
+    COMPACT,
+    EMBEDDING_RANK,
+    class_named,
+    custom_class,
+    empty_model,
+    load_tensors,
+)
 from kdcli.models.files import CONFIG, SIZE, check_config, config_errors
 from kdcli.models.label_words import load_with_label_words
 from kdcli.models.load import load_config, load_weights
@@ -29,13 +36,22 @@ from kdcli.sparse.mask_file import (
 from kdcli.types import Task
 
 # Keys of a configuration that say nothing about a task.
-NOT_OF_A_TASK = ("architectures", "dtype", "transformers_version", "_name_or_path", "torch_dtype", "auto_map")
+NOT_OF_A_TASK = (
+    "architectures",
+    "dtype",
+    "transformers_version",
+    "_name_or_path",
+    "torch_dtype",
+    "auto_map",
+)
 # Words of the masks that the authors of static model pruning publish, in the data's order of labels, where they are not
 # the task's: MNLI was trained with its labels renumbered as a teacher had them.
 PUBLISHED_WORDS = {"mnli": ("Maybe", "No", "Yes")}
 
 
-def load(base: str | Path, mask: str | Path | None = None, *, trust_remote_code: bool = False) -> PreTrainedModel:
+def load(
+    base: str | Path, mask: str | Path | None = None, *, trust_remote_code: bool = False
+) -> PreTrainedModel:
     """Load a model, in float32 and eval mode, of the class that the mask names, or without a mask of the one that the
     base's configuration names. `base`: hub id, directory or `demo`; what kdcli wrote needs no `trust_remote_code`.
     `mask`: a mask file made for this base; the model then has the head of the mask's task. Raises UsageError: see
@@ -93,7 +109,9 @@ def head_of(info: MaskInfo) -> str:
     if info.architecture is None:
         return "the bare encoder, without a head; --task TASK adds one"
     outputs = info.labels or ("start", "end")[: len(info.label_words)]
-    words = ", ".join(f"{word} ({output})" for word, output in zip(info.label_words, outputs, strict=True))
+    words = ", ".join(
+        f"{word} ({output})" for word, output in zip(info.label_words, outputs, strict=True)
+    )
     return f"task {info.task}, {info.architecture}, frozen label words {words}"
 
 
@@ -108,7 +126,9 @@ def has_own_encoder(source: str) -> bool:
     return is_compact(source, EMBEDDING_RANK)
 
 
-def task_part(model: PreTrainedModel, base: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def task_part(
+    model: PreTrainedModel, base: PreTrainedModel
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What a task's model has that its base, as it was loaded, does not: `write_mask`'s head and `MaskInfo.config`.
     These are parameters by their names in `model`, without the masked matrices, and settings of the configuration."""
     prefix, of_base = f"{model.base_model_prefix}.", base.state_dict()
@@ -116,14 +136,22 @@ def task_part(model: PreTrainedModel, base: PreTrainedModel) -> tuple[dict[str, 
     head = {}
     for name, tensor in model.state_dict().items():
         inner = name.removeprefix(prefix)
-        if inner not in masked and not (inner in of_base and torch.equal(of_base[inner].cpu(), tensor.cpu())):
+        if inner not in masked and not (
+            inner in of_base and torch.equal(of_base[inner].cpu(), tensor.cpu())
+        ):
             head[name] = tensor
     before = base.config.to_dict()
-    changed = {k: v for k, v in model.config.to_dict().items() if k not in NOT_OF_A_TASK and before.get(k) != v}
+    changed = {
+        k: v
+        for k, v in model.config.to_dict().items()
+        if k not in NOT_OF_A_TASK and before.get(k) != v
+    }
     return head, changed
 
 
-def with_head(base: PreTrainedModel, info: MaskInfo, head: Mapping[str, Tensor], source: str) -> PreTrainedModel:
+def with_head(
+    base: PreTrainedModel, info: MaskInfo, head: Mapping[str, Tensor], source: str
+) -> PreTrainedModel:
     """A task's model around an encoder; the two share the encoder's tensors. Raises UsageError: no such class in
     transformers, or the head, from `source`, does not fit it."""
     if info.architecture is None:
@@ -138,15 +166,23 @@ def with_head(base: PreTrainedModel, info: MaskInfo, head: Mapping[str, Tensor],
     for name, value in info.config.items():
         # JSON has no numbers as keys.
         if name in before and SIZE.fullmatch(name) and value != before[name]:
-            raise UsageError(f"{source} changes '{name}' of its base from {before[name]} to {value}")
+            raise UsageError(
+                f"{source} changes '{name}' of its base from {before[name]} to {value}"
+            )
         with config_errors(source):
-            setattr(config, name, {int(k): v for k, v in value.items()} if name == "id2label" else value)
+            setattr(
+                config, name, {int(k): v for k, v in value.items()} if name == "id2label" else value
+            )
     with config_errors(source):
         model = empty_model(task_class, config)
     prefix, shared = f"{model.base_model_prefix}.", base.state_dict(keep_vars=True)
-    tensors = {name: head.get(name, shared.get(name.removeprefix(prefix))) for name in model.state_dict()}
+    tensors = {
+        name: head.get(name, shared.get(name.removeprefix(prefix))) for name in model.state_dict()
+    }
     if missing := sorted(name for name, tensor in tensors.items() if tensor is None):
-        raise UsageError(f"{source} lacks {len(missing)} tensors of {info.architecture}, for example {missing[0]}")
+        raise UsageError(
+            f"{source} lacks {len(missing)} tensors of {info.architecture}, for example {missing[0]}"
+        )
     try:
         return load_tensors(model, {name: t for name, t in tensors.items() if t is not None}, base)
     except RuntimeError as error:

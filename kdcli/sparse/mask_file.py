@@ -38,14 +38,19 @@ FORMAT = "kdcli-mask-1"
 PUBLISHED = ".npy"  # ending of the masks of the SMP authors, see `read_smp`
 DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 NO_DIGEST = "0" * 64
-DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float16, torch.bfloat16, torch.int64)}
+DTYPES = {
+    str(d).removeprefix("torch."): d
+    for d in (torch.float32, torch.float16, torch.bfloat16, torch.int64)
+}
 MOST_WEIGHTS = 2**32  # Of a mask that is decoded without its base
 COPY_AGAIN = "copy it again from where it was made"
 
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Size = Annotated[int, Field(ge=0, le=2**31)]
-_HEAD: TypeAdapter[dict[str, tuple[str, tuple[Size, ...]]]] = TypeAdapter(dict[str, tuple[str, tuple[Size, ...]]])
+_HEAD: TypeAdapter[dict[str, tuple[str, tuple[Size, ...]]]] = TypeAdapter(
+    dict[str, tuple[str, tuple[Size, ...]]]
+)
 
 
 class _Header(BaseModel):
@@ -70,12 +75,18 @@ class MaskInfo(BaseModel):
     densities: dict[str, float] = {}  # share that is kept, by matrix
     shapes: dict[str, tuple[Count, Count]] = {}  # rows and columns, by matrix
     task: str | None = None
-    architecture: str | None = None  # class of transformers with the task's head; None: the bare encoder
-    config: dict[str, Any] = {}  # settings of the task's model that differ from the base's, such as `id2label`
+    architecture: str | None = (
+        None  # class of transformers with the task's head; None: the bare encoder
+    )
+    config: dict[
+        str, Any
+    ] = {}  # settings of the task's model that differ from the base's, such as `id2label`
     labels: tuple[str, ...] = ()  # in the order of their numbers
     label_words: tuple[str, ...] = ()  # the words its head was made of, in the same order
     max_length: Count | None = None  # tokens at which its rows are cut
-    pooling: Literal["mean", "cls", "last"] | None = None  # of its vectors, where the base does not say
+    pooling: Literal["mean", "cls", "last"] | None = (
+        None  # of its vectors, where the base does not say
+    )
     metrics: dict[str, float] = {}
     versions: dict[str, str] = {}  # of the packages that made it
 
@@ -88,13 +99,21 @@ class MaskFile:
     masks: dict[str, Tensor]  # bool, True is kept
     path: Path
     head: dict[str, Tensor] = field(default_factory=dict)  # by parameter name of the task's model
-    scores: dict[str, Tensor] = field(default_factory=dict)  # float16; empty when they were not stored
-    rows: RowHashes = field(default_factory=NO_ROWS.copy)  # that trained it, see `kdcli.models.training_rows`
+    scores: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # float16; empty when they were not stored
+    rows: RowHashes = field(
+        default_factory=NO_ROWS.copy
+    )  # that trained it, see `kdcli.models.training_rows`
 
 
 def facts_of(base: PreTrainedModel, source: str) -> dict[str, Any]:
     """What a mask says of the encoder at `source` that it is for, and `check_base` compares; call it before masking."""
-    facts = {"base": source, "base_sha256": base_hash(base), "model_type": str(base.config.model_type)}
+    facts = {
+        "base": source,
+        "base_sha256": base_hash(base),
+        "model_type": str(base.config.model_type),
+    }
     return facts | {"vocab_size": base.config.vocab_size}
 
 
@@ -124,28 +143,44 @@ def write_mask(
     densities = {name: float(mask.float().mean()) for name, mask in masks.items()}
     shapes = {name: (mask.shape[0], mask.shape[1]) for name, mask in masks.items()}
     info = info.model_copy(update={"densities": densities, "shapes": shapes})
-    tensors = {f"mask.{name}": torch.from_numpy(encode(mask.cpu().numpy()).copy()) for name, mask in masks.items()}
+    tensors = {
+        f"mask.{name}": torch.from_numpy(encode(mask.cpu().numpy()).copy())
+        for name, mask in masks.items()
+    }
     parts = {}
     for name, tensor in (head or {}).items():
         parts[name] = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         # Compressed, as a head made of label words is mostly an identity matrix.
-        tensors[f"head.{name}"] = torch.frombuffer(bytearray(zlib.compress(raw, 6)), dtype=torch.uint8)
-    tensors |= {f"scores.{name}": t.detach().cpu().half().contiguous() for name, t in (scores or {}).items()}
+        tensors[f"head.{name}"] = torch.frombuffer(
+            bytearray(zlib.compress(raw, 6)), dtype=torch.uint8
+        )
+    tensors |= {
+        f"scores.{name}": t.detach().cpu().half().contiguous() for name, t in (scores or {}).items()
+    }
     if len(rows):
         # As signed numbers, which every version of torch saves.
         tensors["rows"] = torch.from_numpy(rows.view(np.int64).copy())
-    header = {"format": FORMAT, "sha256": NO_DIGEST, "info": info.model_dump_json(), "head": json.dumps(parts)}
+    header = {
+        "format": FORMAT,
+        "sha256": NO_DIGEST,
+        "info": info.model_dump_json(),
+        "head": json.dumps(parts),
+    }
     data = save_tensors(tensors, header)
     # With sorted keys in the header, whose order safetensors varies: equal masks are equal files.
     (size,) = struct.unpack("<Q", data[:8])
-    keys = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
+    keys = json.dumps(
+        json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")
+    ).encode()
     keys += b" " * (-len(keys) % 8)
     data = struct.pack("<Q", len(keys)) + keys + data[8 + size :]
     at = data.index(f'"sha256":"{NO_DIGEST}"'.encode()) + len(b'"sha256":"')
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, data[:at] + hashlib.sha256(data).hexdigest().encode() + data[at + len(NO_DIGEST) :])
+    write_atomic(
+        path, data[:at] + hashlib.sha256(data).hexdigest().encode() + data[at + len(NO_DIGEST) :]
+    )
     return info
 
 
@@ -161,21 +196,34 @@ class CodedMask:
     def decode(self, base: PreTrainedModel | None = None) -> MaskFile:
         """Decode masks, head and scores. What is allocated is bounded by the parameters of `base`, without one by
         `MOST_WEIGHTS`. Raises UsageError: the header declares more, or the coded bytes are not of its shapes."""
-        shapes, heads = self.info.shapes, {name: math.prod(shape) for name, (_, shape) in self.head.items()}
+        shapes, heads = (
+            self.info.shapes,
+            {name: math.prod(shape) for name, (_, shape) in self.head.items()},
+        )
         # A head holds embeddings and a classifier at most.
         most = MOST_WEIGHTS if base is None else 2 * sum(p.numel() for p in base.parameters())
-        if max(sum(heads.values()), sum(rows * columns for rows, columns in shapes.values())) > most:
+        if (
+            max(sum(heads.values()), sum(rows * columns for rows, columns in shapes.values()))
+            > most
+        ):
             raise _invalid(self.path, f"its header declares more than {most:,} weights")
         try:
             masks = {
-                name: torch.from_numpy(decode(self._of(f"mask.{name}", torch.uint8).numpy(), math.prod(shape))).view(
-                    shape
-                )
+                name: torch.from_numpy(
+                    decode(self._of(f"mask.{name}", torch.uint8).numpy(), math.prod(shape))
+                ).view(shape)
                 for name, shape in shapes.items()
             }
-            head = {name: self._parameter(name, DTYPES[dtype], shape) for name, (dtype, shape) in self.head.items()}
+            head = {
+                name: self._parameter(name, DTYPES[dtype], shape)
+                for name, (dtype, shape) in self.head.items()
+            }
             stored = any(name.startswith("scores.") for name in self.tensors)
-            scores = {name: self._of(f"scores.{name}", torch.float16) for name in shapes} if stored else {}
+            scores = (
+                {name: self._of(f"scores.{name}", torch.float16) for name in shapes}
+                if stored
+                else {}
+            )
             rows = self.rows
         except (ValueError, KeyError, zlib.error) as error:
             raise _invalid(self.path, error) from None
@@ -186,7 +234,11 @@ class CodedMask:
     @property
     def rows(self) -> RowHashes:
         """Hashes of the labelled rows that trained it. Raises ValueError: they are not of their type."""
-        return all_rows(self._of("rows", torch.int64).numpy().view(np.uint64)) if "rows" in self.tensors else NO_ROWS
+        return (
+            all_rows(self._of("rows", torch.int64).numpy().view(np.uint64))
+            if "rows" in self.tensors
+            else NO_ROWS
+        )
 
     def _of(self, name: str, dtype: torch.dtype) -> Tensor:
         if (tensor := self.tensors[name]).dtype != dtype:
@@ -198,7 +250,11 @@ class CodedMask:
         raw = inflate(self._of(f"head.{name}", torch.uint8).numpy().tobytes(), size)
         if len(raw) != size:
             raise ValueError(f"head.{name} does not hold {size} bytes")
-        return torch.frombuffer(bytearray(raw), dtype=dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
+        return (
+            torch.frombuffer(bytearray(raw), dtype=dtype).view(shape)
+            if size
+            else torch.empty(shape, dtype=dtype)
+        )
 
 
 def _invalid(path: Path, reason: object) -> UsageError:
@@ -219,18 +275,29 @@ def open_mask(path: Path) -> CodedMask:
             f"{COPY_AGAIN}; a model is no mask, and kdcli.load takes no .npy: `kdcli mask apply` makes it a model",
         )
     start, end = digest.span(1)
-    if hashlib.sha256(data[:start] + NO_DIGEST.encode() + data[end:]).hexdigest().encode() != digest[1]:
+    if (
+        hashlib.sha256(data[:start] + NO_DIGEST.encode() + data[end:]).hexdigest().encode()
+        != digest[1]
+    ):
         raise UsageError(f"{path} is damaged: its hash is not that of its content", COPY_AGAIN)
     try:
-        header = _Header.model_validate(parse_json(data[8 : 8 + size], f"the header of {path}").get("__metadata__"))
+        header = _Header.model_validate(
+            parse_json(data[8 : 8 + size], f"the header of {path}").get("__metadata__")
+        )
         info = MaskInfo.model_validate_json(header.info)
         head = _HEAD.validate_python(parse_json(header.head.encode(), f"the header of {path}"))
         coded = CodedMask(info, path, load_tensors(data), head)
     except (ValidationError, SafetensorError, KeyError) as error:
-        reason = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error
+        reason = (
+            error.errors(include_url=False)[0]["msg"]
+            if isinstance(error, ValidationError)
+            else error
+        )
         raise _invalid(path, reason) from None
     if header.format != FORMAT:
-        raise UsageError(f"{path} is a mask file of format {header.format!r}; this version reads {FORMAT!r}")
+        raise UsageError(
+            f"{path} is a mask file of format {header.format!r}; this version reads {FORMAT!r}"
+        )
     return coded
 
 
@@ -262,7 +329,10 @@ def read_smp(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
             "give the model the mask was made for, for example bert-base-uncased",
         )
     bits = torch.from_numpy(np.unpackbits(packed.reshape(-1)).astype(bool))
-    by_name = {m.name: part.view(m.shape) for m, part in zip(ordered, torch.split(bits, sizes), strict=True)}
+    by_name = {
+        m.name: part.view(m.shape)
+        for m, part in zip(ordered, torch.split(bits, sizes), strict=True)
+    }
     return {m.name: by_name[m.name] for m in matrices(model)}
 
 
@@ -272,7 +342,8 @@ def check_base(mask: CodedMask | MaskFile, model: PreTrainedModel, source: str) 
     info, kind = mask.info, str(model.config.model_type)
     if kind != info.model_type:
         raise UsageError(
-            f"{mask.path} masks a {info.model_type} ({info.base}); {source} is a {kind}", f"use --base {info.base}"
+            f"{mask.path} masks a {info.model_type} ({info.base}); {source} is a {kind}",
+            f"use --base {info.base}",
         )
     if (own := base_hash(model)) != info.base_sha256:
         raise UsageError(
@@ -281,10 +352,10 @@ def check_base(mask: CodedMask | MaskFile, model: PreTrainedModel, source: str) 
             f"use the base it was made for: {info.base}",
         )
     if model.config.vocab_size < info.vocab_size:
-        trimmed = (
-            f"{mask.path} was made with {info.vocab_size:,} tokens; {source} has {model.config.vocab_size:,} of them"
+        trimmed = f"{mask.path} was made with {info.vocab_size:,} tokens; {source} has {model.config.vocab_size:,} of them"
+        raise UsageError(
+            trimmed, f"prune {source} itself, or use the base with all tokens: {info.base}"
         )
-        raise UsageError(trimmed, f"prune {source} itself, or use the base with all tokens: {info.base}")
     _check_shapes(info.shapes, model, str(mask.path))
 
 
@@ -293,7 +364,9 @@ def check_fit(masks: Mapping[str, Tensor], model: PreTrainedModel, source: str) 
     _check_shapes({name: tuple(mask.shape) for name, mask in masks.items()}, model, source)
 
 
-def _check_shapes(masks: Mapping[str, tuple[int, ...]], model: PreTrainedModel, source: str) -> None:
+def _check_shapes(
+    masks: Mapping[str, tuple[int, ...]], model: PreTrainedModel, source: str
+) -> None:
     shapes = {m.name: m.shape for m in matrices(model)}
     wrong = [f"no mask for matrix {n}" for n in shapes if n not in masks]
     wrong += [f"a mask for {n}, which the model does not have" for n in masks if n not in shapes]
@@ -304,7 +377,9 @@ def _check_shapes(masks: Mapping[str, tuple[int, ...]], model: PreTrainedModel, 
     ]
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise UsageError(f"{source} does not fit the model: {wrong[0]}{more}", "use the base it was made for")
+        raise UsageError(
+            f"{source} does not fit the model: {wrong[0]}{more}", "use the base it was made for"
+        )
 
 
 def apply_masks(model: PreTrainedModel, masks: Mapping[str, Tensor]) -> None:

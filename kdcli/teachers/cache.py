@@ -74,7 +74,9 @@ class RecordLayout:
         """Run the teacher on the shortest row to get the widths. Raises ValueError: masked logits, whose tokens change
         from epoch to epoch."""
         if needs.masked_logits:
-            raise ValueError("masked logits cannot be cached: the masked tokens change from epoch to epoch")
+            raise ValueError(
+                "masked logits cannot be cached: the masked tokens change from epoch to epoch"
+            )
         signals, _ = _forward(teacher, rows, np.argmin(rows.lengths, keepdims=True), device)
         columns: list[Column] = []
         for kind in ("hidden", "q", "k", "v"):
@@ -96,12 +98,18 @@ class RecordLayout:
         return len(rows.ids_T), self.columns[-1].end if self.columns else 0
 
     def logits_shape(self, rows: Encoded) -> tuple[int, ...]:
-        return (0,) if self.logits is None else (len(rows.ids_T if self.logits_per_token else rows.ends), *self.logits)
+        return (
+            (0,)
+            if self.logits is None
+            else (len(rows.ids_T if self.logits_per_token else rows.ends), *self.logits)
+        )
 
     def size(self, rows: Encoded) -> int:
         """Bytes of everything: two per value of a record, four per logit, two per component of a vector."""
         bytes_each = np.dtype(self.dtype).itemsize
-        return 2 * math.prod(self.tokens_shape(rows)) + bytes_each * math.prod(self.logits_shape(rows))
+        return 2 * math.prod(self.tokens_shape(rows)) + bytes_each * math.prod(
+            self.logits_shape(rows)
+        )
 
 
 class SignalStore:
@@ -139,7 +147,9 @@ class SignalStore:
         or out of memory on one row."""
         layout = RecordLayout.of(teacher, rows, needs, device)
         if (size := layout.size(rows)) > limit_bytes:
-            log(f"the teacher's signals are not cached: they would take {_mb(size)}, allowed are {_mb(limit_bytes)}")
+            log(
+                f"the teacher's signals are not cached: they would take {_mb(size)}, allowed are {_mb(limit_bytes)}"
+            )
             return None
         key = _key(rows, layout, fingerprint)
         store = cls(folder / key, rows, layout)
@@ -187,7 +197,9 @@ class SignalStore:
         if self.layout.logits_per_token:
             batch[LOGITS_KEY] = padded(self.logits)
         elif self.layout.logits is not None:
-            batch[LOGITS_KEY] = torch.from_numpy(np.take(self.logits, self.position[indices], axis=0))
+            batch[LOGITS_KEY] = torch.from_numpy(
+                np.take(self.logits, self.position[indices], axis=0)
+            )
         return batch
 
     @staticmethod
@@ -202,14 +214,24 @@ class SignalStore:
         tokens = batch.pop(TOKENS_KEY, None)
         for column in self.layout.columns:
             assert tokens is not None, "the batch still has its signals"
-            x = tokens[..., column.begin : column.end].to(column.dtype).view(*tokens.shape[:2], *column.shape)
-            getattr(signals, column.kind)[column.layer] = x if column.kind == "hidden" else x.transpose(1, 2)
+            x = (
+                tokens[..., column.begin : column.end]
+                .to(column.dtype)
+                .view(*tokens.shape[:2], *column.shape)
+            )
+            getattr(signals, column.kind)[column.layer] = (
+                x if column.kind == "hidden" else x.transpose(1, 2)
+            )
         return signals
 
     def _mapped(self, name: str, dtype: type[Any], shape: tuple[int, ...]) -> Array:
         # An empty file cannot be mapped.
         empty = math.prod(shape) == 0
-        return np.empty(shape, dtype) if empty else np.memmap(self.folder / name, dtype, mode="r", shape=shape)
+        return (
+            np.empty(shape, dtype)
+            if empty
+            else np.memmap(self.folder / name, dtype, mode="r", shape=shape)
+        )
 
     def _is_whole(self, key: str) -> bool:
         """Whether the files are there and the index equals the one made of them now."""
@@ -218,7 +240,9 @@ class SignalStore:
         except OSError:
             return False
 
-    def _make(self, key: str, teacher: nn.Module, device: torch.device, log: Callable[[str], None]) -> bool:
+    def _make(
+        self, key: str, teacher: nn.Module, device: torch.device, log: Callable[[str], None]
+    ) -> bool:
         """Compute and write everything; False if the disk has no room. The caller holds the lock."""
         parent = self.folder.parent
         if self.folder.exists():
@@ -239,13 +263,17 @@ class SignalStore:
             (aside / INDEX_FILE).write_bytes(_index(aside, key))
         return True
 
-    def _write(self, aside: Path, teacher: nn.Module, device: torch.device, log: Callable[[str], None]) -> None:
+    def _write(
+        self, aside: Path, teacher: nn.Module, device: torch.device, log: Callable[[str], None]
+    ) -> None:
         began = logged = time.monotonic()
         done, total = 0, len(self.rows.ids_T)
         # Not through a map: a full disk would end the process without a message.
         with (aside / TOKENS_FILE).open("wb") as tokens, (aside / LOGITS_FILE).open("wb") as logits:
             for indices in _groups(self.lengths, self.order):
-                for token_records, logit_records in _records(teacher, self.rows, indices, self.layout, device):
+                for token_records, logit_records in _records(
+                    teacher, self.rows, indices, self.layout, device
+                ):
                     tokens.write(token_records.tobytes())
                     logits.write(logit_records.tobytes())
                 done += int(self.lengths[indices].sum())
@@ -258,7 +286,9 @@ class SignalStore:
 def _key(rows: Encoded, layout: RecordLayout, fingerprint: str) -> str:
     """The name of a store, the same only for the same teacher, rows and signals."""
     arrays = [
-        None if array is None else [str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
+        None
+        if array is None
+        else [str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
         for array in (rows.ids_T, rows.types_T, rows.ends)
     ]
     return cache_key(FORMAT, fingerprint, repr(layout), rows.pad_id, arrays)
@@ -273,10 +303,14 @@ def _index(folder: Path, key: str) -> bytes:
             return hashlib.sha256(file.read(HASHED_BYTES)).hexdigest()
 
     paths = (folder / TOKENS_FILE, folder / LOGITS_FILE)
-    blocks = [(path, begin) for path in paths for begin in range(0, path.stat().st_size, HASHED_BYTES)]
+    blocks = [
+        (path, begin) for path in paths for begin in range(0, path.stat().st_size, HASHED_BYTES)
+    ]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         hashes = list(pool.map(lambda block: digest(*block), blocks))
-    listed = [[path.name, begin, value] for (path, begin), value in zip(blocks, hashes, strict=True)]
+    listed = [
+        [path.name, begin, value] for (path, begin), value in zip(blocks, hashes, strict=True)
+    ]
     return json.dumps({"format": FORMAT, "key": key, "blocks": listed}, indent=1).encode()
 
 
@@ -293,7 +327,9 @@ def _groups(lengths: Array, order: Array) -> Iterator[Array]:
             begin = end
 
 
-def _forward(teacher: nn.Module, rows: Encoded, indices: Array, device: torch.device) -> tuple[Signals, Tensor]:
+def _forward(
+    teacher: nn.Module, rows: Encoded, indices: Array, device: torch.device
+) -> tuple[Signals, Tensor]:
     """The teacher's signals for rows, and which tokens of the batch are real, [B, L] bool."""
     teacher.eval()
     batch = {name: tensor.to(device) for name, tensor in rows.batch(indices).items()}
@@ -317,7 +353,8 @@ def _records(
         yield computed
     elif len(indices) == 1:
         raise MachineError(
-            "out of memory while the teacher reads one row", "lower data.max_length, or use a device with more memory"
+            "out of memory while the teacher reads one row",
+            "lower data.max_length, or use a device with more memory",
         )
     else:
         for half in np.array_split(indices, 2):

@@ -29,7 +29,9 @@ def read_vectors(file: Path, texts: Texts) -> Array:
     norms_N = np.linalg.norm(np.asarray(found, dtype=np.float32), axis=1)
     if len(wrong := np.flatnonzero(~np.isfinite(norms_N) | (norms_N == 0))):
         shown = f"{texts.texts[int(wrong[0])]!r:.60}"
-        raise UsageError(f"{file}: {len(wrong):,} vectors are zero or not finite, the first of the text {shown}")
+        raise UsageError(
+            f"{file}: {len(wrong):,} vectors are zero or not finite, the first of the text {shown}"
+        )
     return found
 
 
@@ -38,7 +40,9 @@ def _mapped(file: Path) -> Array:
         # Maps the file; refuses arrays of objects, which are pickled.
         return np.lib.format.open_memmap(file, mode="r")
     except (ValueError, EOFError, OSError) as error:
-        raise UsageError(f"{file} is not a .npy array that can be read: {one_line(error)}") from None
+        raise UsageError(
+            f"{file} is not a .npy array that can be read: {one_line(error)}"
+        ) from None
 
 
 def _of_npy(file: Path, texts: Texts) -> Array:
@@ -48,7 +52,9 @@ def _of_npy(file: Path, texts: Texts) -> Array:
             f"{file} holds {rows_RE.dtype} {list(rows_RE.shape)}; it must hold floats, a row for each text"
         )
     if len(rows_RE) != texts.read or (texts.rows < 0).any():
-        pairs = "; pairs need a .parquet file with the columns text and vector" if texts.paired else ""
+        pairs = (
+            "; pairs need a .parquet file with the columns text and vector" if texts.paired else ""
+        )
         raise UsageError(f"{file} has {len(rows_RE):,} vectors for {texts.read:,} texts{pairs}")
     return np.asarray(rows_RE[texts.rows])
 
@@ -61,7 +67,9 @@ def _of_parquet(file: Path, texts: Texts) -> Array:
         table = pq.ParquetFile(file)
         if missing := {"text", "vector"}.difference(table.schema_arrow.names):
             there = ", ".join(table.schema_arrow.names)
-            raise UsageError(f"{file} has no column {' and '.join(sorted(missing))}; there are {there}")
+            raise UsageError(
+                f"{file} has no column {' and '.join(sorted(missing))}; there are {there}"
+            )
         number = {text: n for n, text in enumerate(texts.texts)}
         found: Array | None = None
         seen = np.zeros(len(texts), dtype=bool)
@@ -74,7 +82,9 @@ def _of_parquet(file: Path, texts: Texts) -> Array:
             known = np.array(at) >= 0
             found[np.array(at)[known]], seen[np.array(at)[known]] = vectors[known], True
     except (pa.ArrowException, ValueError, TypeError, OSError) as error:
-        raise UsageError(f"{file} is not a parquet file of texts and vectors: {one_line(error)}") from None
+        raise UsageError(
+            f"{file} is not a parquet file of texts and vectors: {one_line(error)}"
+        ) from None
     if found is None or not seen.all():
         first = texts.texts[int(np.flatnonzero(~seen)[0])]
         raise UsageError(
@@ -90,7 +100,9 @@ def read_soft_labels(file: Path, task: Task, examples: Sequence[Example]) -> tup
     task's columns of texts too, rows are matched by these, otherwise by their order. Raises UsageError: another format,
     number or kind of values; a training row without soft labels."""
     if task.kind not in ("class", "multi", "score"):
-        raise UsageError(f"--soft-labels are for whole rows; task {task.name} is of kind {task.kind}")
+        raise UsageError(
+            f"--soft-labels are for whole rows; task {task.name} is of kind {task.kind}"
+        )
     if not file.is_file() or file.suffix not in (".npy", ".jsonl", ".parquet"):
         there = "is neither .npy, .jsonl nor .parquet" if file.is_file() else "is not there"
         raise UsageError(f"soft labels {file}: the file {there}")
@@ -98,11 +110,15 @@ def read_soft_labels(file: Path, task: Task, examples: Sequence[Example]) -> tup
         array = _mapped(file)
         if array.dtype.kind not in "fiu" or array.ndim != (1 if task.kind == "score" else 2):
             shape = "[rows]" if task.kind == "score" else "[rows, classes]"
-            raise UsageError(f"{file} holds {array.dtype} {list(array.shape)}; task {task.name} needs numbers {shape}")
+            raise UsageError(
+                f"{file} holds {array.dtype} {list(array.shape)}; task {task.name} needs numbers {shape}"
+            )
         _check_count(file, len(array), examples)
         values_NC = np.array(array, dtype=np.float64).reshape(len(array), -1)
         names = [f"{file} row {n}" for n in range(len(array))]
-        return _as_logits(task, names, values_NC, task.kind != "score"), "matched by the order of the rows"
+        return _as_logits(
+            task, names, values_NC, task.kind != "score"
+        ), "matched by the order of the rows"
     return _of_rows(file, task, examples)
 
 
@@ -115,7 +131,9 @@ def _of_rows(file: Path, task: Task, examples: Sequence[Example]) -> tuple[Array
             known = (SCORE,) if task.kind == "score" else (PROBABILITIES, LOGITS)
             column = next((name for name in known if name in row), None)
             if column is None:
-                raise UsageError(f"{where}: no column {' or '.join(known)}; there are {', '.join(row)}")
+                raise UsageError(
+                    f"{where}: no column {' or '.join(known)}; there are {', '.join(row)}"
+                )
         names.append(where)
         values.append(_numbers(where, column, row.get(column), task))
         texts.append(tuple(row.get(name) for name in task.texts))
@@ -159,7 +177,9 @@ def _as_logits(task: Task, names: Sequence[str], values_NC: Array, probabilities
     """Values of each row as logits; a UsageError where they are none."""
     classes = len(task.labels) or 1
     if values_NC.shape[1] != classes:
-        raise UsageError(f"{names[0]}: {values_NC.shape[1]} values; task {task.name} has {classes} outputs")
+        raise UsageError(
+            f"{names[0]}: {values_NC.shape[1]} values; task {task.name} has {classes} outputs"
+        )
     wrong_N = ~np.isfinite(values_NC).all(1)
     if probabilities:
         wrong_N |= (values_NC < 0).any(1) | (values_NC > 1).any(1)
@@ -167,7 +187,11 @@ def _as_logits(task: Task, names: Sequence[str], values_NC: Array, probabilities
             wrong_N |= np.abs(values_NC.sum(1) - 1) > SUM_OFF
     if wrong_N.any():
         n = int(wrong_N.argmax())
-        what = "probabilities" + (" that sum to 1" if task.kind == "class" else "") if probabilities else "finite"
+        what = (
+            "probabilities" + (" that sum to 1" if task.kind == "class" else "")
+            if probabilities
+            else "finite"
+        )
         raise UsageError(f"{names[n]}: the values must be {what}, got {values_NC[n].tolist()}")
     if probabilities:
         p = values_NC.clip(LEAST, 1 - LEAST if task.kind == "multi" else 1)

@@ -22,14 +22,21 @@ than its rest."""
 def to_be_sharded(model: PreTrainedModel, session: Session) -> bool:
     """Whether a teacher is sharded: as `teacher.shard` says; where that is null, if the weights in the compute dtype
     take more than `MOST_OF_MEMORY` of the free memory of any process's device. Never on one process."""
-    processes, weights = session.accelerator.num_processes, sum(p.numel() for p in model.parameters())
+    processes, weights = (
+        session.accelerator.num_processes,
+        sum(p.numel() for p in model.parameters()),
+    )
     if processes == 1 or session.shard_teacher is False:
         return False
     size, free = weights * session.compute_dtype.itemsize, free_memory(session.device)
-    if not session.shard_teacher and not session.any_rank(free is not None and size > MOST_OF_MEMORY * free):
+    if not session.shard_teacher and not session.any_rank(
+        free is not None and size > MOST_OF_MEMORY * free
+    ):
         return False
     of = "" if free is None else f" of {free / 1e9:,.2f} GB free"
-    Progress.log(f"the teacher's weights, {size / 1e9:,.2f} GB{of}, are shared out over {processes} processes")
+    Progress.log(
+        f"the teacher's weights, {size / 1e9:,.2f} GB{of}, are shared out over {processes} processes"
+    )
     return True
 
 

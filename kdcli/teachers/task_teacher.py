@@ -47,7 +47,9 @@ def load_teacher(
     """Load a teacher fine-tuned for the task; a `UsageError` if `tokenizer`, that of `student`, is another, unless it
     may read `own_tokens`."""
     trusted = task.session.trust_remote_code
-    teacher = load_for_task(source, task.data.task, label_map=label_map, new_head=False, trust_remote_code=trusted)
+    teacher = load_for_task(
+        source, task.data.task, label_map=label_map, new_head=False, trust_remote_code=trusted
+    )
     if task.kept is not None and not own_tokens:
         kept, ids = task.kept.tolist(), list(range(len(task.kept)))
         # Its ids are those of the student before its vocabulary was cut.
@@ -86,16 +88,26 @@ def cached_signals(
 ) -> CachedSignals:
     """A teacher's signals for a task's rows, cached in `store`, if any, where training makes several passes."""
     assert task.train is not None
-    rows, live = task.train.rows, Teacher.of_every_step(teacher.source, teacher.model, needs, task.session)
+    rows, live = (
+        task.train.rows,
+        Teacher.of_every_step(teacher.source, teacher.model, needs, task.session),
+    )
     # One process computes what is stored, and no process alone can compute a sharded teacher.
     if store is None or passes <= 1 or live.sharded:
         return CachedSignals(rows, live.signals)
-    how: dict[str, Any] = {"fingerprint": weights_hash(teacher.model), "device": task.session.device}
-    cache = SignalStore.open(store[0], rows, live.captured, needs=needs, limit_bytes=store[1], log=Progress.log, **how)
+    how: dict[str, Any] = {
+        "fingerprint": weights_hash(teacher.model),
+        "device": task.session.device,
+    }
+    cache = SignalStore.open(
+        store[0], rows, live.captured, needs=needs, limit_bytes=store[1], log=Progress.log, **how
+    )
     if cache is None:
         return CachedSignals(rows, live.signals)
     # Held-out rows are not cached.
-    return CachedSignals(cache, lambda batch: cache.signals(batch) if cache.fills(batch) else live.signals(batch))
+    return CachedSignals(
+        cache, lambda batch: cache.signals(batch) if cache.fills(batch) else live.signals(batch)
+    )
 
 
 @dataclass(frozen=True)
@@ -139,10 +151,17 @@ def logits_by_own_tokens(
     for rows in (own.train.rows, own.evaluator.features.rows):
         logits_NC = np.zeros((len(rows), teacher.model.config.num_labels), np.float32)
         if store is not None:
-            how: dict[str, Any] = {"fingerprint": fingerprint, "device": task.session.device, "log": Progress.log}
+            how: dict[str, Any] = {
+                "fingerprint": fingerprint,
+                "device": task.session.device,
+                "log": Progress.log,
+            }
             kept = SignalStore.open(store[0], rows, live, needs=needs, limit_bytes=store[1], **how)
             if kept is None:
-                raise UsageError("the teacher's logits do not fit on the disk", "raise cache_gb, or free disk space")
+                raise UsageError(
+                    "the teacher's logits do not fit on the disk",
+                    "raise cache_gb, or free disk space",
+                )
             logits_NC[rows.example] = kept.vectors(np.arange(len(rows)))
         found.append(logits_NC)
     return GivenLogits(*found)
@@ -171,7 +190,11 @@ def kd_terms(
     zero = logits.new_zeros((), dtype=hard.dtype)
     soft = sum((soft_loss(kind, _logits(t), logits, *how) for t in teachers), zero)
     terms = {"task": (1 - kd.weight, hard), "kd": (kd.weight, soft / len(teachers))}
-    return {name: Term(weight * value, counted(kind)) for name, (weight, value) in terms.items() if weight}
+    return {
+        name: Term(weight * value, counted(kind))
+        for name, (weight, value) in terms.items()
+        if weight
+    }
 
 
 def _logits(signals: Signals) -> Tensor:

@@ -23,7 +23,12 @@ class Teacher:
 
     @classmethod
     def frozen(
-        cls, source: str, model: PreTrainedModel, needs: Needs, session: Session, pool: nn.Module | None = None
+        cls,
+        source: str,
+        model: PreTrainedModel,
+        needs: Needs,
+        session: Session,
+        pool: nn.Module | None = None,
     ) -> Self:
         """The model in eval mode on the device, its weights in the compute dtype; `pool` stays in float32."""
         model = prepare_teacher(model.to(session.device), session.compute_dtype)
@@ -32,7 +37,9 @@ class Teacher:
         return cls(source, capture(model, needs, pool))
 
     @classmethod
-    def of_every_step(cls, source: str, model: PreTrainedModel, needs: Needs, session: Session) -> Self:
+    def of_every_step(
+        cls, source: str, model: PreTrainedModel, needs: Needs, session: Session
+    ) -> Self:
         """As `frozen`, of a teacher that all processes read in every step; sharded if asked for, or if it does not
         fit."""
         if not to_be_sharded(model, session):

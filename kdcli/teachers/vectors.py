@@ -22,7 +22,11 @@ from kdcli.training.progress import Progress
 from kdcli.types import Batch, Needs, Schedule, Signals
 
 GROUP = 16  # Rows padded together
-POOLED, POSITIVE, NEGATIVES = "teacher.pooled", "teacher.positive", "teacher.negatives"  # of a batch
+POOLED, POSITIVE, NEGATIVES = (
+    "teacher.pooled",
+    "teacher.positive",
+    "teacher.negatives",
+)  # of a batch
 
 Vectors = Callable[[Array], Array]  # numbers of texts -> the teacher's vectors of them, [n, E]
 
@@ -47,7 +51,9 @@ class Targets:
         if texts.paired:
             batch[POSITIVE] = self._of(texts.positive[at])
             if texts.negatives.shape[1]:
-                batch[NEGATIVES] = self._of(texts.negatives[at].reshape(-1)).view(*texts.negatives[at].shape, -1)
+                batch[NEGATIVES] = self._of(texts.negatives[at].reshape(-1)).view(
+                    *texts.negatives[at].shape, -1
+                )
         return batch
 
     def _of(self, at: Array) -> Tensor:
@@ -77,9 +83,13 @@ def stored_vectors(
     on the device and in the compute dtype afterwards. Raises UsageError: they take more than `cache_gb`."""
     if dry_run:
         width = teacher.format.width(teacher.model.config.hidden_size)
-        return lambda at: np.random.default_rng(0).standard_normal((len(at), width), dtype=np.float32)
+        return lambda at: np.random.default_rng(0).standard_normal(
+            (len(at), width), dtype=np.float32
+        )
     needs = Needs(pooled=True)
-    live = Teacher.frozen(teacher.source, teacher.model, needs, session, Pool(teacher.format)).captured
+    live = Teacher.frozen(
+        teacher.source, teacher.model, needs, session, Pool(teacher.format)
+    ).captured
     store = SignalStore.open(
         cache_dir() / "vectors",
         rows,
@@ -91,7 +101,9 @@ def stored_vectors(
         log=Progress.log,
     )
     if store is None:
-        raise UsageError("the teacher's vectors do not fit", "raise embedding.cache_gb, or lower embedding.rows")
+        raise UsageError(
+            "the teacher's vectors do not fit", "raise embedding.cache_gb, or lower embedding.rows"
+        )
     return store.vectors
 
 

@@ -31,7 +31,12 @@ class BatchesAhead:
             self._thread = ThreadPoolExecutor(1, "batches")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
 
@@ -40,7 +45,9 @@ class BatchesAhead:
         if self._thread is None:
             return self.make(step, micro)
         # All in the one thread: an order may keep its latest pass, and is not made for two at once.
-        ready = self._ahead.pop((step, micro), None) or self._thread.submit(self._pinned, step, micro)
+        ready = self._ahead.pop((step, micro), None) or self._thread.submit(
+            self._pinned, step, micro
+        )
         found = ready.result()
         self._ahead = {}
         if step < self.last:

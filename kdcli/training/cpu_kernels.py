@@ -20,7 +20,9 @@ SHORT = 256
 """Tokens up to which written-out bfloat16 attention is at least as fast as PyTorch's, forward and backward."""
 
 
-def fast_cpu_kernels(device: torch.device, models: Iterable[nn.Module]) -> AbstractContextManager[Any]:
+def fast_cpu_kernels(
+    device: torch.device, models: Iterable[nn.Module]
+) -> AbstractContextManager[Any]:
     """A context in which dropout and attention on a CPU use these kernels; a no-op on other devices. Draws come from
     PyTorch's generator: the seed decides them, whatever the number of threads. In float32 without dropout nothing is
     intercepted, because intercepting every function costs a tiny model a twelfth of its step."""
@@ -41,7 +43,11 @@ def keep_mask(shape: Iterable[int], rate: float, dtype: torch.dtype) -> Tensor:
 
 class _FastKernels(TorchFunctionMode):
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         return _KERNELS.get(func, func)(*args, **(kwargs or {}))
 
@@ -77,10 +83,16 @@ def _attention(
     if attn_mask is not None:
         # The lowest number in place of -inf keeps a row without visible tokens finite.
         low = torch.finfo(scores.dtype).min
-        scores = scores.masked_fill(~attn_mask, low) if attn_mask.dtype == torch.bool else scores + attn_mask
+        scores = (
+            scores.masked_fill(~attn_mask, low)
+            if attn_mask.dtype == torch.bool
+            else scores + attn_mask
+        )
     probabilities = scores.softmax(-1)
     if drops:
-        probabilities = probabilities * keep_mask(probabilities.shape, dropout_p, probabilities.dtype)
+        probabilities = probabilities * keep_mask(
+            probabilities.shape, dropout_p, probabilities.dtype
+        )
     return probabilities @ value
 
 

@@ -50,7 +50,11 @@ def accelerator() -> torch.device | None:
 def accelerators() -> list[torch.device]:
     """Every accelerator here; all are of one kind."""
     here = accelerator()
-    return [] if here is None else [torch.device(here.type, i) for i in range(torch.accelerator.device_count())]
+    return (
+        []
+        if here is None
+        else [torch.device(here.type, i) for i in range(torch.accelerator.device_count())]
+    )
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -61,7 +65,9 @@ def choose_device(wanted: str) -> torch.device:
     here = accelerator()
     kinds = list(dict.fromkeys([*ABSENT, *([here.type] if here else [])]))
     if kind not in ("auto", "cpu", *kinds) or (colon and not (kind in kinds and index.isdecimal())):
-        raise UsageError(f"unknown device '{wanted}'; allowed: auto, cpu, {', '.join(kinds)}, and such as cuda:INDEX")
+        raise UsageError(
+            f"unknown device '{wanted}'; allowed: auto, cpu, {', '.join(kinds)}, and such as cuda:INDEX"
+        )
     if kind == "cpu" or (kind == "auto" and here is None):
         return torch.device("cpu")
     if here is None or kind not in ("auto", here.type):
@@ -70,7 +76,9 @@ def choose_device(wanted: str) -> torch.device:
     number, count = int(index or 0), torch.accelerator.device_count()
     if number >= count:
         last = f"{here.type}:{count - 1}"
-        raise MachineError(f"--device {wanted}: the last such device here is {last}", f"count from {here.type}:0")
+        raise MachineError(
+            f"--device {wanted}: the last such device here is {last}", f"count from {here.type}:0"
+        )
     device = torch.device(here.type, number)
     _try_kernel(device)
     return device
@@ -79,7 +87,9 @@ def choose_device(wanted: str) -> torch.device:
 def device_name(device: torch.device) -> str:
     """What the maker calls an accelerator; its kind where PyTorch does not know."""
     module = torch.get_device_module(device)
-    return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
+    return (
+        str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
+    )
 
 
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
@@ -88,13 +98,22 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     float32. Raises UsageError: none of these; MachineError: bfloat16 or float16 asked for where it is only emulated or
     has no loss scaling."""
     if wanted not in ("auto", *DTYPES):
-        raise UsageError(f"unknown dtype '{wanted}'; allowed: auto, {', '.join(DTYPES)}{did_you_mean(wanted, DTYPES)}")
+        raise UsageError(
+            f"unknown dtype '{wanted}'; allowed: auto, {', '.join(DTYPES)}{did_you_mean(wanted, DTYPES)}"
+        )
     if wanted == "auto":
         if device.type != "mps" and has_bf16(device) and (device.type != "cpu" or _cpu_bf16_pays()):
             return torch.bfloat16
-        return torch.float16 if device.type == "cuda" and _row(device).get("tensor_cores") else torch.float32
+        return (
+            torch.float16
+            if device.type == "cuda" and _row(device).get("tensor_cores")
+            else torch.float32
+        )
     if wanted == "fp16" and device.type not in SCALED:
-        raise MachineError(f"fp16 training needs a CUDA or XPU device, not {device.type}", "use --dtype bf16 or fp32")
+        raise MachineError(
+            f"fp16 training needs a CUDA or XPU device, not {device.type}",
+            "use --dtype bf16 or fp32",
+        )
     if wanted == "bf16" and device.type != "cpu" and not has_bf16(device):
         others = "fp16 or fp32" if device.type in SCALED else "fp32"
         raise MachineError(f"{device_name(device)} has no bf16", f"use --dtype {others}")
@@ -165,7 +184,9 @@ def _cpu_flags() -> frozenset[str]:
 @functools.cache
 def device_table() -> dict[str, Any]:
     """devices.toml: `as_of`, the month it describes; `device`, what each GPU generation can do; `card`, its rates."""
-    return tomllib.loads((importlib.resources.files("kdcli") / "training" / "devices.toml").read_text("utf-8"))
+    return tomllib.loads(
+        (importlib.resources.files("kdcli") / "training" / "devices.toml").read_text("utf-8")
+    )
 
 
 def known_devices() -> list[dict[str, Any]]:
@@ -178,14 +199,24 @@ def no_cuda() -> MachineError:
     """Why torch.cuda is not available and what to do: no driver, a CPU build, a driver too old, or CUDA's reason."""
     version = _driver_file("version")
     if not version:
-        built = "" if torch.version.cuda else f"; PyTorch {torch.__version__} is built without CUDA, too"
+        built = (
+            ""
+            if torch.version.cuda
+            else f"; PyTorch {torch.__version__} is built without CUDA, too"
+        )
         return MachineError(
             f"no CUDA device here: no NVIDIA driver is loaded ({DRIVER / 'version'} is absent){built}",
             "use --device cpu; a GPU needs its driver first",
         )
     found = re.search(r"\b\d{3}\.[\d.]+", version[0])
     driver = f"NVIDIA driver {found[0]}" if found else "NVIDIA driver"
-    models = sorted({m for text in _driver_file("gpus/*/information") for m in re.findall(r"Model:\s*(.+)", text)})
+    models = sorted(
+        {
+            m
+            for text in _driver_file("gpus/*/information")
+            for m in re.findall(r"Model:\s*(.+)", text)
+        }
+    )
     lines = f"{' or '.join(_installs(models))}   (or --device cpu)"
     if torch.version.cuda is None:
         return MachineError(
@@ -224,7 +255,11 @@ def _driver_file(pattern: str) -> list[str]:
 def _installs(models: list[str]) -> list[str]:
     """Install lines for cards known by name, else for the newest generation."""
     rows = known_devices()
-    named = [r for r in rows if any(re.search(rf"\b{n}\b", m) for n in r["name"].split(", ") for m in models)]
+    named = [
+        r
+        for r in rows
+        if any(re.search(rf"\b{n}\b", m) for n in r["name"].split(", ") for m in models)
+    ]
     return list(dict.fromkeys(_install(row) for row in named or rows[-1:]))
 
 
@@ -249,7 +284,9 @@ def _try_kernel(device: torch.device) -> None:
         first = str(error).splitlines()[0]
         cannot = f"PyTorch {torch.__version__} cannot run on {device_name(device)}"
         if device.type != "cuda":
-            raise MachineError(f"{cannot}: {first}", "the device or its driver refuses; use --device cpu") from None
+            raise MachineError(
+                f"{cannot}: {first}", "the device or its driver refuses; use --device cpu"
+            ) from None
         major, minor = torch.cuda.get_device_capability(device)
         built = torch.cuda.get_arch_list()
         raise MachineError(
@@ -264,6 +301,8 @@ def _has_kernels(built: list[str], major: int, minor: int) -> bool:
     """True if the build has machine code for the card's generation, or portable (`compute_`) code of an older one."""
     for kind, number in (arch.split("_", 1) for arch in built):
         of_major, of_minor = divmod(int(re.sub(r"\D", "", number)), 10)
-        if (of_major == major and of_minor <= minor) or (kind == "compute" and (of_major, of_minor) <= (major, minor)):
+        if (of_major == major and of_minor <= minor) or (
+            kind == "compute" and (of_major, of_minor) <= (major, minor)
+        ):
             return True
     return False

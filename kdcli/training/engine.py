@@ -31,7 +31,17 @@ from kdcli.training.peers import peers
 from kdcli.training.processes import stop_requests
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.types import COUNTS, Batch, Count, Examples, Job, Outcome, ParamGroup, Schedule, counts_of
+from kdcli.types import (
+    COUNTS,
+    Batch,
+    Count,
+    Examples,
+    Job,
+    Outcome,
+    ParamGroup,
+    Schedule,
+    counts_of,
+)
 
 SKIPS_ALLOWED = 50
 """Consecutive steps that the fp16 loss scaler may skip, halving its scale, before the run counts as diverged."""
@@ -68,10 +78,14 @@ class _Run:
         for name, module in job.modules.items():
             module.to(device)
             self.parameters[name] = [p for p in module.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(self._groups(), lr=schedule.lr, betas=(0.9, schedule.beta2), fused=True)
+        optimizer = torch.optim.AdamW(
+            self._groups(), lr=schedule.lr, betas=(0.9, schedule.beta2), fused=True
+        )
         self.optimizer = accelerator.prepare_optimizer(optimizer, device_placement=False)
         local = math.ceil(schedule.batch_size / self.processes)
-        self.micro = min(local, schedule.micro_batch_size or (CPU_MICRO_BATCH if device.type == "cpu" else local))
+        self.micro = min(
+            local, schedule.micro_batch_size or (CPU_MICRO_BATCH if device.type == "cpu" else local)
+        )
         self.skipped = 0
         self.best: tuple[float, int] | None = None
 
@@ -81,13 +95,21 @@ class _Run:
         for name, module in self.job.modules.items():
             for path, parameter in module.named_parameters():
                 if parameter.requires_grad:
-                    group = self.job.param_group(f"{name}.{path}") if self.job.param_group else ParamGroup()
+                    group = (
+                        self.job.param_group(f"{name}.{path}")
+                        if self.job.param_group
+                        else ParamGroup()
+                    )
                     # Biases and normalisations are not decayed, as in BERT's own recipe.
                     group = replace(group, decayed=group.decayed and parameter.dim() > 1)
                     groups.setdefault(group, []).append(parameter)
         decay = self.schedule.weight_decay
         return [
-            {"params": parameters, "weight_decay": decay if group.decayed else 0.0, "lr_factor": group.lr}
+            {
+                "params": parameters,
+                "weight_decay": decay if group.decayed else 0.0,
+                "lr_factor": group.lr,
+            }
             for group, parameters in groups.items()
         ]
 
@@ -105,7 +127,12 @@ class _Run:
         self.batches = BatchesAhead(self._micros, self.device, last)
         # They pay on a CPU; gradients that are summed over processes cannot be sparse.
         sparse = self.device.type == "cpu" and self.processes == 1
-        with stop_requests() as stop, progress, _sparse_embeddings(self.job.modules, use=sparse), self.batches:
+        with (
+            stop_requests() as stop,
+            progress,
+            _sparse_embeddings(self.job.modules, use=sparse),
+            self.batches,
+        ):
             if done == 0:
                 self._log({"step": 0, **self._evaluation(0)})
             for step in range(done + 1, last + 1):
@@ -124,7 +151,8 @@ class _Run:
                     self._checkpoint(step)
                 if stopping and step < last:
                     raise Stopped(
-                        f"stopped after step {step} of {schedule.steps}", "go on with the same command and --resume"
+                        f"stopped after step {step} of {schedule.steps}",
+                        "go on with the same command and --resume",
                     )
         self.modules.train(False)
         return self._finish(last)
@@ -138,7 +166,9 @@ class _Run:
             self.after(outcome.best_step)
         outcome.steps = last
         outcome.tokens_per_second = outcome.tokens / outcome.seconds if outcome.seconds else 0.0
-        peaks = self.session.sum_over_ranks(torch.tensor([float(peak_so_far(self.device))], dtype=torch.float64))
+        peaks = self.session.sum_over_ranks(
+            torch.tensor([float(peak_so_far(self.device))], dtype=torch.float64)
+        )
         outcome.peak_memory_bytes = int(peaks[0])
         return outcome
 
@@ -146,12 +176,21 @@ class _Run:
         """Settle on a micro-batch that fits on all ranks; then wrap the step, with the main rank's weights for all."""
         self.modules.train(True)
         rows = _longest(self.job, self._shares(step)[self.rank], self.micro)
-        while self._gradients(step, [self.job.examples.batch(rows[: self.micro])], dict.fromkeys(COUNTS, 1.0)) is None:
+        while (
+            self._gradients(
+                step, [self.job.examples.batch(rows[: self.micro])], dict.fromkeys(COUNTS, 1.0)
+            )
+            is None
+        ):
             self._halve(step)
         # To look for parameters that a step leaves out costs a walk over its graph.
-        idle = self.session.any_rank(any(p.requires_grad and p.grad is None for p in self.modules.parameters()))
+        idle = self.session.any_rank(
+            any(p.requires_grad and p.grad is None for p in self.modules.parameters())
+        )
         self.optimizer.zero_grad(set_to_none=True)
-        self.forward = DistributedDataParallel(self.modules, find_unused_parameters=idle, gradient_as_bucket_view=True)
+        self.forward = DistributedDataParallel(
+            self.modules, find_unused_parameters=idle, gradient_as_bucket_view=True
+        )
         # Masks are a function of the scores, and alike on all ranks.
         self.forward.broadcast_buffers = False
 
@@ -179,7 +218,9 @@ class _Run:
             group["lr"] = lr * group["lr_factor"]
         self.modules.train(True)
         counted = torch.tensor([list(counts_of(m).values()) for m in micros], dtype=torch.float64)
-        totals = dict(zip(COUNTS, self.session.sum_over_ranks(counted.sum(0)).tolist(), strict=True))
+        totals = dict(
+            zip(COUNTS, self.session.sum_over_ranks(counted.sum(0)).tolist(), strict=True)
+        )
         while (sums := self._gradients(step, micros, totals)) is None:
             self._halve(step)
             micros = self.batches.of(step, self.micro)
@@ -189,7 +230,9 @@ class _Run:
         self.accelerator.unscale_gradients(self.optimizer)
         clip = self.schedule.clip
         # The norm of no gradients is on the CPU.
-        clipped = [nn.utils.clip_grad_norm_(ps, clip).to(self.device) for ps in self.parameters.values()]
+        clipped = [
+            nn.utils.clip_grad_norm_(ps, clip).to(self.device) for ps in self.parameters.values()
+        ]
         values = self.session.sum_over_ranks(torch.stack(list(sums.values())))
         found = torch.cat([values, torch.stack(clipped)]).tolist()
         losses, norms = dict(zip(sums, found, strict=False)), found[len(sums) :]
@@ -201,7 +244,9 @@ class _Run:
         self.after(step)
         self.outcome.tokens += int(totals["tokens"])
         total = losses.pop("loss")
-        self.outcome.loss_first = total if self.outcome.loss_first is None else self.outcome.loss_first
+        self.outcome.loss_first = (
+            total if self.outcome.loss_first is None else self.outcome.loss_first
+        )
         self.outcome.loss_last = total
         norm = math.sqrt(sum(n * n for n in norms))
         facts = {"step": step, "loss": total, "terms": losses, "lr": lr, "grad_norm": norm}
@@ -224,7 +269,9 @@ class _Run:
         count = min(math.ceil(len(shares[0]) / micro), len(shares[-1]))
         return [self.job.examples.batch(part) for part in np.array_split(shares[self.rank], count)]
 
-    def _gradients(self, step: int, micros: Sequence[Batch], totals: Mapping[Count, float]) -> dict[str, Tensor] | None:
+    def _gradients(
+        self, step: int, micros: Sequence[Batch], totals: Mapping[Count, float]
+    ) -> dict[str, Tensor] | None:
         """Accumulate this rank's share of the global mean's gradient; None when any rank ran out of memory. `totals`:
         counts of the global batch."""
         shared = self._shared(micros)
@@ -233,13 +280,19 @@ class _Run:
         sums: dict[str, Tensor] = {}
         out_of_memory = False
         # torch.manual_seed formats the stack once for every absent accelerator type: half a millisecond.
-        seed_generator = torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
+        seed_generator = (
+            torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
+        )
         ddp = self.forward if isinstance(self.forward, DistributedDataParallel) else None
         try:
             for number, (micro, of_all) in enumerate(zip(micros, shared, strict=True), start=1):
-                seed_generator(_mix(self.schedule.seed, step, self.accelerator.process_index, number - 1))
+                seed_generator(
+                    _mix(self.schedule.seed, step, self.accelerator.process_index, number - 1)
+                )
                 # A batch may count nothing, such as words from which the tokenizer makes no token.
-                shares = {over: count / (totals[over] or 1.0) for over, count in counts_of(micro).items()}
+                shares = {
+                    over: count / (totals[over] or 1.0) for over, count in counts_of(micro).items()
+                }
                 with nullcontext() if ddp is None or number == len(micros) else ddp.no_sync():
                     loss, parts = self.forward(to_device(self.device, micro) | of_all, shares)
                     self.accelerator.backward(loss)
@@ -277,7 +330,9 @@ class _Run:
             whole = own.new_zeros(sum(sizes), *own.shape[1:])
             whole[begin : begin + len(own)] = own
             of_all[name] = self.session.sum_over_ranks(whole)
-        places = torch.arange(begin, begin + sizes[self.accelerator.process_index], device=self.device)
+        places = torch.arange(
+            begin, begin + sizes[self.accelerator.process_index], device=self.device
+        )
         own_rows = torch.split(places, [len(micro["input_ids"]) for micro in micros])
         return [of_all | {"own_rows": own} for own in own_rows]
 
@@ -310,7 +365,11 @@ class _Run:
         self.skipped = 0 if finite or self.accelerator.scaler is None else self.skipped + 1
         lost = [name for name, value in losses.items() if not math.isfinite(value)]
         if not lost and not finite and self.accelerator.scaler is None:
-            lost = ["the gradient of " + name for name, n in zip(self.parameters, norms, strict=True) if n - n != 0]
+            lost = [
+                "the gradient of " + name
+                for name, n in zip(self.parameters, norms, strict=True)
+                if n - n != 0
+            ]
         if lost or self.skipped > SKIPS_ALLOWED:
             raise DivergedError(
                 f"training diverged at step {step}: {', '.join(lost) or 'the gradient'} is not finite",
@@ -326,7 +385,11 @@ class _Run:
         began = time.perf_counter()
         self.modules.train(False)
         size = self.job.held_out_size
-        while (found := evaluate_batches(self.session, self.job, examples, max(1, int(self.micro / size)))) is None:
+        while (
+            found := evaluate_batches(
+                self.session, self.job, examples, max(1, int(self.micro / size))
+            )
+        ) is None:
             self._halve(step)
         record: dict[str, Any] = {"held_out": found.losses}
         if self.job.compute_metrics is not None:
@@ -347,7 +410,11 @@ class _Run:
             self.session.wait()
 
     def _module_tensors(self) -> dict[str, Tensor]:
-        return {f"module/{n}/{k}": v for n, m in self.job.modules.items() for k, v in _tensors(m).items()}
+        return {
+            f"module/{n}/{k}": v
+            for n, m in self.job.modules.items()
+            for k, v in _tensors(m).items()
+        }
 
     def _load_modules(self, tensors: Mapping[str, Tensor]) -> None:
         for name, module in self.job.modules.items():
@@ -398,7 +465,9 @@ class _Run:
             scaler = self.accelerator.scaler
             state = {key: getattr(self.outcome, key) for key in OUTCOME_SO_FAR}
             state |= {"micro_batch_size": self.micro, "best": self.best}
-            self.run.save_checkpoint(step, tensors, state | {"scaler": scaler.state_dict() if scaler else None})
+            self.run.save_checkpoint(
+                step, tensors, state | {"scaler": scaler.state_dict() if scaler else None}
+            )
 
     def _log(self, record: Mapping[str, Any]) -> None:
         if self.run and self.session.is_main:
@@ -417,32 +486,50 @@ class _Step(nn.Module):
         self.session, self.job = session, job
         self.trained = nn.ModuleList(job.modules.values())
 
-    def forward(self, batch: Batch, shares: Mapping[Count, float]) -> tuple[Tensor, list[tuple[str, Tensor]]]:
+    def forward(
+        self, batch: Batch, shares: Mapping[Count, float]
+    ) -> tuple[Tensor, list[tuple[str, Tensor]]]:
         """The loss of a micro-batch, and by name what is logged, weighted by the micro-batch's shares of the counts. Of
         several processes gradients are averaged, so the loss is as many times as large."""
         accelerator, device = self.session.accelerator, self.session.device
         with accelerator.autocast(), fast_cpu_kernels(device, self.job.modules.values()):
             loss = self.job.step(batch)
-        weighted = [total * (shares[over] * accelerator.num_processes) for over, total in loss.totals().items()]
-        parts = [(name, value.detach().float() * shares[over]) for name, over, value in loss.parts()]
+        weighted = [
+            total * (shares[over] * accelerator.num_processes)
+            for over, total in loss.totals().items()
+        ]
+        parts = [
+            (name, value.detach().float() * shares[over]) for name, over, value in loss.parts()
+        ]
         return torch.stack(weighted).sum(), parts
 
 
 def facts_of(job: Job, schedule: Schedule) -> dict[str, Any]:
     """What the ranks of a run must have alike, with names for messages."""
     facts: dict[str, Any] = {"optimiser steps": schedule.steps}
-    for name, examples in (("training examples", job.examples), ("held-out examples", job.held_out)):
+    for name, examples in (
+        ("training examples", job.examples),
+        ("held-out examples", job.held_out),
+    ):
         if examples is not None:
             facts |= {f"number of {name}": len(examples), f"hash of the {name}": _digest(examples)}
     for name, module in job.modules.items():
-        facts |= {f"weights {name}.{path}": float(p.detach().double().norm()) for path, p in module.named_parameters()}
+        facts |= {
+            f"weights {name}.{path}": float(p.detach().double().norm())
+            for path, p in module.named_parameters()
+        }
     return facts
 
 
 def _digest(examples: Examples) -> str:
     """A hash of evenly spread rows, without what was computed for them, which may differ by rounding."""
-    digest, rows = hashlib.sha256(), np.unique(np.linspace(0, max(0, len(examples) - 1), COMPARED).astype(np.int64))
-    for part in np.array_split(rows, math.ceil(len(rows) / CPU_MICRO_BATCH)) if len(examples) else ():
+    digest, rows = (
+        hashlib.sha256(),
+        np.unique(np.linspace(0, max(0, len(examples) - 1), COMPARED).astype(np.int64)),
+    )
+    for part in (
+        np.array_split(rows, math.ceil(len(rows) / CPU_MICRO_BATCH)) if len(examples) else ()
+    ):
         for name, tensor in sorted(examples.batch(part).items()):
             if name == "labels" or not tensor.is_floating_point():
                 digest.update(tensor.contiguous().numpy().tobytes())
@@ -463,7 +550,12 @@ def _out_of_memory(when: str) -> MachineError:
 @contextmanager
 def _sparse_embeddings(modules: Mapping[str, nn.Module], *, use: bool) -> Iterator[None]:
     """Embeddings get sparse gradients per micro-batch, made dense once a step (docs/results.md)."""
-    found = [m for module in modules.values() for m in module.modules() if isinstance(m, nn.Embedding) and not m.sparse]
+    found = [
+        m
+        for module in modules.values()
+        for m in module.modules()
+        if isinstance(m, nn.Embedding) and not m.sparse
+    ]
     for embedding in found:
         embedding.sparse = use
     try:
@@ -477,7 +569,9 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     """A module's state, each tied tensor under its first name only."""
     found: dict[tuple[int, torch.Size], tuple[str, Tensor]] = {}
     for name, tensor in module.state_dict().items():
-        found.setdefault((tensor.data_ptr() if tensor.numel() else id(tensor), tensor.shape), (name, tensor))
+        found.setdefault(
+            (tensor.data_ptr() if tensor.numel() else id(tensor), tensor.shape), (name, tensor)
+        )
     return dict(found.values())
 
 

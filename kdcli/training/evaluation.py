@@ -42,12 +42,16 @@ def evaluate(session: Session, job: Job) -> EvaluationOutput:
     return output
 
 
-def evaluate_batches(session: Session, job: Job, examples: Examples, micro: int) -> EvaluationOutput | None:
+def evaluate_batches(
+    session: Session, job: Job, examples: Examples, micro: int
+) -> EvaluationOutput | None:
     """Evaluate this rank's share of the examples and gather all; None when any rank ran out of memory."""
     accelerator = session.accelerator
     # A score is the same whichever verb computes it; a held-out loss is compared with the training loss. Frozen weights
     # may be held in less than float32 while training.
-    whole = all(p.dtype == torch.float32 for module in job.modules.values() for p in module.parameters())
+    whole = all(
+        p.dtype == torch.float32 for module in job.modules.values() for p in module.parameters()
+    )
     plain = job.compute_metrics is not None and not session.judging and whole
     share = np.arange(len(examples))[accelerator.process_index :: accelerator.num_processes]
     sums: dict[tuple[str, Count], float] = {}
@@ -78,12 +82,16 @@ def evaluate_batches(session: Session, job: Job, examples: Examples, micro: int)
     if session.any_rank(out_of_memory):
         return None
     ranks = gather_object([(sums, counted, outputs)])
-    totals = {over: sum(rank_counted[over] for _, rank_counted, _ in ranks) or 1.0 for over in COUNTS}
+    totals = {
+        over: sum(rank_counted[over] for _, rank_counted, _ in ranks) or 1.0 for over in COUNTS
+    }
     losses: dict[str, float] = {}
     for name, over in next(rank_sums for rank_sums, _, _ in ranks if rank_sums):
         mean = sum(rank_sums.get((name, over), 0.0) for rank_sums, _, _ in ranks) / totals[over]
         losses[name] = losses.get(name, 0.0) + mean
-    ordered = sorted((pair for _, _, rank_outputs in ranks for pair in rank_outputs), key=lambda pair: pair[0])
+    ordered = sorted(
+        (pair for _, _, rank_outputs in ranks for pair in rank_outputs), key=lambda pair: pair[0]
+    )
     return EvaluationOutput(losses, [output for _, output in ordered])
 
 

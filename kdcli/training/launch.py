@@ -51,7 +51,9 @@ class Session:
     accelerator: Accelerator
     device: torch.device
     trust_remote_code: bool = False
-    judging: bool = False  # In a verb that only judges, scores are computed in its dtype; elsewhere in float32
+    judging: bool = (
+        False  # In a verb that only judges, scores are computed in its dtype; elsewhere in float32
+    )
     shard_teacher: bool | None = None  # Over the processes; None where it does not fit
 
     @property
@@ -62,7 +64,9 @@ class Session:
     @property
     def compute_dtype(self) -> torch.dtype:
         """The dtype of matrix products; trained weights stay float32."""
-        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision, torch.float32)
+        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
+            self.accelerator.mixed_precision, torch.float32
+        )
 
     def wait(self) -> None:
         """Wait for all processes."""
@@ -87,8 +91,13 @@ class Session:
         none."""
         if self.accelerator.num_processes == 1:
             return dict(tensors)
-        (kinds,) = broadcast_object_list([{name: (t.shape, t.dtype) for name, t in tensors.items()}])
-        mine = {name: tensors.get(name, torch.empty(shape, dtype=dtype)) for name, (shape, dtype) in kinds.items()}
+        (kinds,) = broadcast_object_list(
+            [{name: (t.shape, t.dtype) for name, t in tensors.items()}]
+        )
+        mine = {
+            name: tensors.get(name, torch.empty(shape, dtype=dtype))
+            for name, (shape, dtype) in kinds.items()
+        }
         return {name: broadcast(tensor.to(self.device)).cpu() for name, tensor in mine.items()}
 
     def agree(self, facts: Mapping[str, Any]) -> None:
@@ -103,9 +112,13 @@ class Session:
             if all(_same(values[0], value) for value in values):
                 continue
             other = next(rank for rank, value in enumerate(values) if not _same(values[0], value))
-            differing.append(f"  {name}: {values[0]} in process 0, {values[other]} in process {other}")
+            differing.append(
+                f"  {name}: {values[0]} in process 0, {values[other]} in process {other}"
+            )
         if differing:
-            more = [f"  and {len(differing) - MOST_SHOWN} more"] if len(differing) > MOST_SHOWN else []
+            more = (
+                [f"  and {len(differing) - MOST_SHOWN} more"] if len(differing) > MOST_SHOWN else []
+            )
             raise UsageError(
                 "\n".join(["the processes of this run differ:", *differing[:MOST_SHOWN], *more]),
                 "start all of them by the same command, on the same data and models",
@@ -141,7 +154,10 @@ def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> 
     """
     precision = {torch.float32: "no", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     # Some trackers need a directory here; `track` gives the real one.
-    how: dict[str, Any] = {"log_with": None if report_to == "none" else report_to, "project_dir": tempfile.gettempdir()}
+    how: dict[str, Any] = {
+        "log_with": None if report_to == "none" else report_to,
+        "project_dir": tempfile.gettempdir(),
+    }
     # The engine accumulates, whatever the environment says.
     how["gradient_accumulation_plugin"] = GradientAccumulationPlugin(num_steps=1)
     # One process may work for hours while the others wait; `kdcli.training.peers` sees those that are gone.
@@ -152,7 +168,10 @@ def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> 
         warnings.filterwarnings("ignore", message="OMP_NUM_THREADS")
         accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision, **how)
     if others is not None and accelerator.num_processes == 1:
-        raise MachineError(f"several processes cannot share {device.type} devices", "train in one process, or on CUDA")
+        raise MachineError(
+            f"several processes cannot share {device.type} devices",
+            "train in one process, or on CUDA",
+        )
     if device.index and accelerator.num_processes == 1:
         torch.get_device_module(device).set_device(device)
     if device.type == "cpu":
@@ -173,15 +192,25 @@ def refuse_engines() -> None:
 
 def check_tracker(name: str) -> None:
     """Check `--report-to`: `none`, `all`, or a tracker of accelerate. Raises UsageError: unknown, or not installed."""
-    known, installed = sorted(LOGGER_TYPE_TO_CLASS), sorted(str(one) for one in get_available_trackers())
+    known, installed = (
+        sorted(LOGGER_TYPE_TO_CLASS),
+        sorted(str(one) for one in get_available_trackers()),
+    )
     here = f"installed: {', '.join(installed) or 'none'}"
     if name not in (*known, "none", "all"):
         allowed = f"allowed: none, all, {', '.join(known)}; {here}"
-        raise UsageError(f"unknown tracker '{name}' (--report-to){did_you_mean(name, known)}", allowed)
+        raise UsageError(
+            f"unknown tracker '{name}' (--report-to){did_you_mean(name, known)}", allowed
+        )
     if name == "all" and not installed:
-        raise UsageError("--report-to all: no tracker is installed", f"install one of {', '.join(known)}")
+        raise UsageError(
+            "--report-to all: no tracker is installed", f"install one of {', '.join(known)}"
+        )
     if name in known and name not in installed:
-        raise UsageError(f"--report-to {name}: it is not installed", f"pip install {name.replace('_', '-')}; {here}")
+        raise UsageError(
+            f"--report-to {name}: it is not installed",
+            f"pip install {name.replace('_', '-')}; {here}",
+        )
 
 
 def track(session: Session, folder: Path) -> None:
@@ -242,9 +271,15 @@ def launch(
     device, chosen = check_machine(dtype, invocation)
     count = invocation.processes
     if count is None:
-        count = 1 if ":" in invocation.device or device.type == "cpu" else torch.accelerator.device_count()
+        count = (
+            1
+            if ":" in invocation.device or device.type == "cpu"
+            else torch.accelerator.device_count()
+        )
     if count > 1 and device.type == "mps":
-        raise UsageError(f"--processes {count}: mps is one device", "leave it out, or use --device cpu")
+        raise UsageError(
+            f"--processes {count}: mps is one device", "leave it out, or use --device cpu"
+        )
     if count > 1 and not joined() and not invocation.dry_run:
         code = fan_out(invocation.arguments, count, on_cpu=device.type == "cpu")
         if code:
@@ -252,7 +287,10 @@ def launch(
         return None
     accelerator = start(device, chosen, invocation.report_to)
     if shard_teacher and accelerator.num_processes == 1 and not invocation.dry_run:
-        raise UsageError("teacher.shard: one process has nothing to share with", "leave it out, or add --processes 2")
+        raise UsageError(
+            "teacher.shard: one process has nothing to share with",
+            "leave it out, or add --processes 2",
+        )
     here = accelerator.device if accelerator.num_processes > 1 else device
     return Session(accelerator, here, invocation.trust_remote_code, judging, shard_teacher)
 
@@ -261,7 +299,11 @@ def make_schedule(settings: TrainSettings, steps_per_pass: float) -> Schedule:
     """The schedule of a run whose data take `steps_per_pass` optimiser steps a pass. Raises UsageError: the warm-up is
     as long as the run."""
     steps = settings.max_steps or max(1, math.ceil(settings.epochs * steps_per_pass))
-    warmup = settings.warmup_steps if settings.warmup_steps is not None else int(settings.warmup_fraction * steps)
+    warmup = (
+        settings.warmup_steps
+        if settings.warmup_steps is not None
+        else int(settings.warmup_fraction * steps)
+    )
     if warmup >= steps:
         raise UsageError(
             f"train.warmup_steps {warmup} leaves nothing of {steps} steps",

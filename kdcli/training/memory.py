@@ -39,7 +39,9 @@ def peak_so_far(device: torch.device) -> int:
     import resource  # Windows has no such module.
 
     # Kilobytes on Linux, bytes on macOS.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def begin_peak(device: torch.device) -> None:
@@ -68,7 +70,11 @@ def _counter(device: torch.device) -> Any:
 def is_out_of_memory(error: RuntimeError) -> bool:
     """True for PyTorch's out-of-memory errors of devices and of the CPU allocator."""
     text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "not enough memory" in text
+    return (
+        isinstance(error, torch.OutOfMemoryError)
+        or "can't allocate memory" in text
+        or "not enough memory" in text
+    )
 
 
 def _status(key: str) -> int:

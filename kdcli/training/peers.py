@@ -104,10 +104,14 @@ def _meet(rank: int, host: str, port: int) -> Store:
         raise _absent(f"process 0, at {host}:{port},")
     try:
         limit = timedelta(seconds=_patience())
-        store = TCPStore(host, port, None, mine, timeout=limit, wait_for_workers=False, multi_tenant=True)
+        store = TCPStore(
+            host, port, None, mine, timeout=limit, wait_for_workers=False, multi_tenant=True
+        )
     except RuntimeError as error:
         hint = "another program may use the port: set another MASTER_PORT"
-        raise MachineError(f"{host}:{port} cannot be used: {str(error).splitlines()[0]}", hint) from None
+        raise MachineError(
+            f"{host}:{port} cannot be used: {str(error).splitlines()[0]}", hint
+        ) from None
     store.set_timeout(timedelta(seconds=GRACE_SECONDS))
     # A restart by torchrun finds the same store.
     return PrefixStore(f"kdcli/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
@@ -130,14 +134,19 @@ class Peers:
         self._watched = range(1, size) if rank == 0 else range(1)
         self._beats: list[bytes] = []
         self._exchanges: int | None = 0  # None once the store is gone
-        self._unchanged: dict[int | None, tuple[object, int]] = {}  # rank, or None for the store -> last word, beats
+        self._unchanged: dict[
+            int | None, tuple[object, int]
+        ] = {}  # rank, or None for the store -> last word, beats
         self._failure: dict[str, Any] | None = None  # the first of the run
         self._ending, self._left = threading.Event(), threading.Event()
         self._voice = threading.Lock()  # of the thread that says why this process ends
 
     def begin(self) -> None:
         """Wait until all are here, then watch. Raises MachineError: one does not come."""
-        hosts, limit = [f"host/{rank}" for rank in range(self._size)], time.monotonic() + _patience()
+        hosts, limit = (
+            [f"host/{rank}" for rank in range(self._size)],
+            time.monotonic() + _patience(),
+        )
         self._store.set(f"beat/{self._rank}", "")
         self._store.set(hosts[self._rank], socket.gethostname())
         atexit.register(self._leave)
@@ -147,7 +156,9 @@ class Peers:
             if self._rank == 0 and self._store.check(hosts):
                 self._store.set(ALL, "")
             elif time.monotonic() > limit + (GRACE_SECONDS if self._rank else 0):
-                missing = [str(rank) for rank, key in enumerate(hosts) if not self._store.check([key])]
+                missing = [
+                    str(rank) for rank, key in enumerate(hosts) if not self._store.check([key])
+                ]
                 raise _absent(f"process {', '.join(missing)} of {self._size}")
             time.sleep(0.02)
         for work in (self._exchange, self._watch):
@@ -197,7 +208,12 @@ class Peers:
     def _tell(self, error: KdcliError) -> None:
         """Put a failure into the store, unless there is one already."""
         of = "" if isinstance(error, Lost) else f"process {self._rank} ({socket.gethostname()}): "
-        what = {"rank": self._rank, "code": error.exit_code, "message": of + error.message, "hint": error.hint}
+        what = {
+            "rank": self._rank,
+            "code": error.exit_code,
+            "message": of + error.message,
+            "hint": error.hint,
+        }
         what |= {"lost": isinstance(error, Lost)}
         self._failure = json.loads(self._store.compare_set(FAILED, "", json.dumps(what)))
 
@@ -232,8 +248,14 @@ class Peers:
         seconds = STOP_SECONDS if self._failure["code"] == Stopped.exit_code else GRACE_SECONDS
         if self._ending.wait(seconds) or not self._voice.acquire(blocking=False):
             return
-        if self._rank in (0, self._failure["rank"]) and not (self._failure.get("lost") and parent_watches()):
-            sys.stderr.write("\n".join(["", f"error: {self._failure['message']}", self._failure["hint"] or "", ""]))
+        if self._rank in (0, self._failure["rank"]) and not (
+            self._failure.get("lost") and parent_watches()
+        ):
+            sys.stderr.write(
+                "\n".join(
+                    ["", f"error: {self._failure['message']}", self._failure["hint"] or "", ""]
+                )
+            )
             sys.stderr.flush()
         if self._rank == 0:
             self._store.set(SAID, "")
@@ -244,7 +266,12 @@ class Peers:
         if self._exchanges is None or self._silent(None, self._exchanges):
             speaks = self._rank if self._speaks_alone() else None
             lost, self._exchanges = Lost("the main process"), None
-            self._failure = {"rank": speaks, "code": lost.exit_code, "message": lost.message, "hint": lost.hint}
+            self._failure = {
+                "rank": speaks,
+                "code": lost.exit_code,
+                "message": lost.message,
+                "hint": lost.hint,
+            }
             return
         for rank, beat in zip(self._watched, self._beats, strict=False):
             if self._silent(rank, beat) and not self._store.check([f"left/{rank}"]):

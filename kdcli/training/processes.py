@@ -125,8 +125,16 @@ def is_main() -> bool:
 def lost_another(error: RuntimeError) -> bool:
     """True for torch errors that mean another process of the run is gone."""
     # Gloo has no exception type for it; those of NCCL and of the store are not loaded with the command line.
-    gone = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "remote server shutdown")
-    return joined() and (any(words in str(error) for words in gone) or type(error).__name__.startswith("Dist"))
+    gone = (
+        "closed by peer",
+        "reset by peer",
+        "Broken pipe",
+        "remote process exited",
+        "remote server shutdown",
+    )
+    return joined() and (
+        any(words in str(error) for words in gone) or type(error).__name__.startswith("Dist")
+    )
 
 
 def fan_out(arguments: Sequence[str], count: int, *, on_cpu: bool) -> int:
@@ -183,7 +191,9 @@ def wait_for(children: Sequence[Child], until: Callable[[], bool] | None = None)
             if limit == math.inf and any(codes):
                 # One that was killed before those that end for want of it.
                 fallen = min((code > 0, rank) for rank, code in enumerate(codes) if code)[1]
-                limit = time.monotonic() + (SAVE_SECONDS if codes[fallen] == Stopped.exit_code else END_SECONDS)
+                limit = time.monotonic() + (
+                    SAVE_SECONDS if codes[fallen] == Stopped.exit_code else END_SECONDS
+                )
             if until is not None and until():
                 pass_on(signal.SIGTERM, None)
                 until = None

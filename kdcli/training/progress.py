@@ -29,7 +29,9 @@ class Progress:
         self.shown = shown and not self.console.quiet
         self.live = self.shown and self.console.is_terminal
         self.last_line = time.monotonic()
-        self.first: tuple[int, float] | None = None  # The first step of this process, and when it was done
+        self.first: tuple[int, float] | None = (
+            None  # The first step of this process, and when it was done
+        )
         self.bar = Bar(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
@@ -48,7 +50,12 @@ class Progress:
         self.bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self.bar.stop()
 
     def update(self, step: int, record: Mapping[str, Any]) -> None:
@@ -58,7 +65,10 @@ class Progress:
         rate = record["tokens"] / record["seconds"] if record["seconds"] else 0.0
         facts = f"loss {record['loss']:.4f}  {rate:,.0f} tokens/s"
         if "held_out" in record:
-            metrics = "".join(f", {name} {value:.4f}" for name, value in list(record.get("metrics", {}).items())[:2])
+            metrics = "".join(
+                f", {name} {value:.4f}"
+                for name, value in list(record.get("metrics", {}).items())[:2]
+            )
             self.log(f"step {step}: held-out loss {record['held_out']['loss']:.4f}{metrics}")
         now = time.monotonic()
         left = self._left(step, now)

@@ -35,7 +35,9 @@ from kdcli.disk import (
 from kdcli.errors import MachineError, UsageError
 from kdcli.recipe.yaml import read_yaml
 
-MODEL = re.compile(r"(?<![\w./@-])\w[\w.-]*(?:/[\w.-]+)?(?![\w./@:-])")  # What may be a model of the hub
+MODEL = re.compile(
+    r"(?<![\w./@-])\w[\w.-]*(?:/[\w.-]+)?(?![\w./@:-])"
+)  # What may be a model of the hub
 COMMIT = re.compile(r"@[0-9a-f]{40}")
 RECIPE, LOG, CHECKPOINTS, REPORT = "recipe.yaml", "log.jsonl", "checkpoints", "report.json"
 BEST = "best.safetensors"
@@ -72,7 +74,9 @@ class RunDir:
         with disk_errors(self.path):
             # Both files: a user's own project may hold a recipe.yaml, and `overwrite` deletes what is there.
             ours = (self.path / RECIPE).is_file() and (self.path / LOG).is_file()
-            occupied = ours or (self.path.is_dir() and any(not _of_torn_claim(p) for p in self.path.iterdir()))
+            occupied = ours or (
+                self.path.is_dir() and any(not _of_torn_claim(p) for p in self.path.iterdir())
+            )
         if occupied and resume and ours:
             self._check_same_recipe(recipe_yaml)
             return True
@@ -86,7 +90,9 @@ class RunDir:
         return False
 
     @classmethod
-    def claim(cls, path: Path, recipe_yaml: str, *, resume: bool = False, overwrite: bool = False) -> RunDir:
+    def claim(
+        cls, path: Path, recipe_yaml: str, *, resume: bool = False, overwrite: bool = False
+    ) -> RunDir:
         """Claim a directory for one run, locked against other processes: write `recipe.yaml` and an empty `log.jsonl`.
 
         Args:
@@ -153,15 +159,21 @@ class RunDir:
         try:
             before = leaves((self.path / RECIPE).read_text("utf-8"))
         except (OSError, ValueError, yaml.YAMLError) as error:
-            raise UsageError(f"{self.path / RECIPE} is damaged: {error}", "start anew with --overwrite") from None
+            raise UsageError(
+                f"{self.path / RECIPE} is damaged: {error}", "start anew with --overwrite"
+            ) from None
         now = leaves(recipe_yaml)
         differing = [
             key
             for key in {**before, **now}
-            if not _same(before.get(key, ABSENT), now.get(key, ABSENT)) and not key.startswith(NOT_OF_TRAINING)
+            if not _same(before.get(key, ABSENT), now.get(key, ABSENT))
+            and not key.startswith(NOT_OF_TRAINING)
         ]
         if differing:
-            lines = [f"  {key}: was {before.get(key, ABSENT)}, is {now.get(key, ABSENT)}" for key in differing]
+            lines = [
+                f"  {key}: was {before.get(key, ABSENT)}, is {now.get(key, ABSENT)}"
+                for key in differing
+            ]
             raise UsageError(
                 f"{self.path} was started with another recipe:\n" + "\n".join(lines),
                 f"give the same options as before ({self.path / RECIPE}), relative paths from the same working "
@@ -172,7 +184,9 @@ class RunDir:
     def done(self) -> bool:
         """True when the run has written its report, its last file."""
         report = self.path / REPORT
-        return report.is_file() and read_json(report, most_bytes=MOST_REPORT).get("status") == "done"
+        return (
+            report.is_file() and read_json(report, most_bytes=MOST_REPORT).get("status") == "done"
+        )
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append one object to log.jsonl."""
@@ -189,20 +203,29 @@ class RunDir:
                 raise ValueError("a step is no number")
             return records
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise MachineError(f"{path} is damaged: {error}", "start anew with --overwrite") from None
+            raise MachineError(
+                f"{path} is damaged: {error}", "start anew with --overwrite"
+            ) from None
 
     def cut_log(self, step: int) -> None:
         """Drop records after `step`; a resumed run logs them again."""
         kept = [json.dumps(r) for r in self.read_log() if r["step"] <= step]
         write_atomic(self.path / LOG, "".join(f"{line}\n" for line in kept))
 
-    def save_checkpoint(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    def save_checkpoint(
+        self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
+    ) -> None:
         """Write `checkpoints/step-.../` atomically and drop all but the last `KEEP`."""
         folder = self.path / CHECKPOINTS / f"step-{step:08d}"
         with atomic_dir(folder) as aside:
-            save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, aside / "tensors.safetensors")
+            save_file(
+                {k: v.detach().cpu().contiguous() for k, v in tensors.items()},
+                aside / "tensors.safetensors",
+            )
             digest = _sha256(aside / "tensors.safetensors")
-            (aside / "state.json").write_text(json.dumps({"step": step, "sha256": digest, **state}), "utf-8")
+            (aside / "state.json").write_text(
+                json.dumps({"step": step, "sha256": digest, **state}), "utf-8"
+            )
         for old in self._checkpoints()[:-KEEP]:
             shutil.rmtree(old)
 
@@ -210,7 +233,11 @@ class RunDir:
         """The newest intact checkpoint, or None; `warn` gets a message for each damaged one."""
         folders = self._checkpoints()
         for folder in reversed(folders):
-            older = "falling back to the one before" if folder != folders[0] else "none is left: starting anew"
+            older = (
+                "falling back to the one before"
+                if folder != folders[0]
+                else "none is left: starting anew"
+            )
             try:
                 state = read_json(folder / "state.json", most_bytes=MOST_REPORT)
                 if _sha256(folder / "tensors.safetensors") != state["sha256"]:
@@ -240,7 +267,9 @@ class RunDir:
                 if file.metadata().get("step") == str(step):
                     return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
-            raise MachineError(f"{path} cannot be read: {error}", "start anew with --overwrite") from None
+            raise MachineError(
+                f"{path} cannot be read: {error}", "start anew with --overwrite"
+            ) from None
         raise MachineError(f"{path} is not of step {step}", "start anew with --overwrite")
 
     def drop_checkpoints(self) -> None:
@@ -279,7 +308,9 @@ def pinned(recipe_yaml: str) -> str:
     def line(text: str) -> str:
         value, mark, comment = text.partition("#")
         for source, commit in COMMITS.items():
-            value = re.sub(rf"(?<![\w./@:-]){re.escape(source)}(?![\w./@:-])", f"{source}@{commit}", value)
+            value = re.sub(
+                rf"(?<![\w./@:-]){re.escape(source)}(?![\w./@:-])", f"{source}@{commit}", value
+            )
         return "".join((MODEL.sub(pin, value), mark, comment))
 
     return "\n".join(map(line, recipe_yaml.split("\n")))

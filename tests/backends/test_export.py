@@ -45,7 +45,9 @@ def padded(rows: int, length: int, types: bool = False) -> dict[str, torch.Tenso
     ids_BL = torch.randint(5, 64, (rows, length), generator=torch.Generator().manual_seed(rows))
     mask_BL = (torch.arange(length) < length - torch.arange(rows)[:, None]).long()
     batch = {"input_ids": ids_BL * mask_BL, "attention_mask": mask_BL}
-    return batch | ({"token_type_ids": (torch.arange(length) > 3).long() * mask_BL} if types else {})
+    return batch | (
+        {"token_type_ids": (torch.arange(length) > 3).long() * mask_BL} if types else {}
+    )
 
 
 def gap(model, file, batch, engine: str) -> float:
@@ -67,7 +69,8 @@ LATER = [pytest.param("onnx", t, marks=pytest.mark.long) for t in sorted(set(LAY
 
 
 @pytest.mark.parametrize(
-    ("engine", "kind"), [*(("onnx", kind) for kind in MAIN), *LATER, ("openvino", "bert"), ("openvino", "modernbert")]
+    ("engine", "kind"),
+    [*(("onnx", kind) for kind in MAIN), *LATER, ("openvino", "bert"), ("openvino", "modernbert")],
 )
 def test_every_type_can_be_exported_at_any_size(engine, kind, tmp_path):
     torch.manual_seed(0)
@@ -81,29 +84,41 @@ def test_every_type_can_be_exported_at_any_size(engine, kind, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("head", "engine"), [*((head, "onnx") for head in HEADS), ("sequence", "openvino"), ("questions", "openvino")]
+    ("head", "engine"),
+    [*((head, "onnx") for head in HEADS), ("sequence", "openvino"), ("questions", "openvino")],
 )
 def test_heads(head, engine, tmp_path):
     auto, outputs = HEADS[head]
     torch.manual_seed(0)
-    model = auto.from_config(tiny_config("bert", num_labels=2 if head == "questions" else 3, **small("bert"))).eval()
+    model = auto.from_config(
+        tiny_config("bert", num_labels=2 if head == "questions" else 3, **small("bert"))
+    ).eval()
     file = export_model(model, tmp_path / "export", engine)
-    assert (file.outputs, file.inputs) == (outputs, ("input_ids", "attention_mask", "token_type_ids"))
+    assert (file.outputs, file.inputs) == (
+        outputs,
+        ("input_ids", "attention_mask", "token_type_ids"),
+    )
     # As many tokens as classes: a shape alone does not say which axis is which.
     for rows, length in ((2, 3), (4, 20)):
         assert gap(model, file, padded(rows, length, types=True), engine) <= EXACT
     untyped, typed = padded(4, 20), padded(4, 20, types=True)
     assert gap(model, file, untyped, engine) <= EXACT
     with torch.no_grad():
-        assert not torch.allclose(model(**untyped)[outputs[0]], model(**typed)[outputs[0]], atol=1e-3)
+        assert not torch.allclose(
+            model(**untyped)[outputs[0]], model(**typed)[outputs[0]], atol=1e-3
+        )
 
 
 @pytest.mark.parametrize("head", [None, "sequence"])
 @pytest.mark.parametrize(("engine", "precision"), [each for each in FILES if each[1] != "fp32"])
 def test_fewer_bits_are_smaller_and_near(engine, precision, head, tmp_path):
     torch.manual_seed(0)
-    config = tiny_config("bert", vocab_size=2000, hidden_size=64, intermediate_size=512, **small("bert"))
-    model = (transformers.BertModel(config) if head is None else HEADS[head][0].from_config(config)).eval()
+    config = tiny_config(
+        "bert", vocab_size=2000, hidden_size=64, intermediate_size=512, **small("bert")
+    )
+    model = (
+        transformers.BertModel(config) if head is None else HEADS[head][0].from_config(config)
+    ).eval()
     with recorded(model, tmp_path, engine, precision) as graph:
         little = graph.write()
         large = graph.plain.stat().st_size
@@ -112,14 +127,20 @@ def test_fewer_bits_are_smaller_and_near(engine, precision, head, tmp_path):
     assert 1e-5 < little.relative <= LIMITS[precision]
 
 
-@pytest.mark.parametrize(("engine", "precision"), [("onnx", "int8"), ("onnx", "q4"), ("openvino", "int8")])
+@pytest.mark.parametrize(
+    ("engine", "precision"), [("onnx", "int8"), ("onnx", "q4"), ("openvino", "int8")]
+)
 def test_products_stay_in_float_by_name(engine, precision, tmp_path):
     torch.manual_seed(0)
-    config = tiny_config("bert", hidden_size=64, intermediate_size=512, num_labels=3, **small("bert"))
+    config = tiny_config(
+        "bert", hidden_size=64, intermediate_size=512, num_labels=3, **small("bert")
+    )
     model = HEADS["sequence"][0].from_config(config).eval()
     with torch.no_grad():
         for embedding in (m for m in model.modules() if isinstance(m, torch.nn.Embedding)):
-            embedding.weight.copy_(embedding.weight.sign())  # Embeddings that every precision holds exactly
+            embedding.weight.copy_(
+                embedding.weight.sign()
+            )  # Embeddings that every precision holds exactly
     with recorded(model, tmp_path, engine, precision) as graph:
         rounded = graph.write().relative
         one = graph.write(keys_of(model, ["bert.encoder.layer.0.output.dense"])).relative
@@ -129,7 +150,9 @@ def test_products_stay_in_float_by_name(engine, precision, tmp_path):
 
 
 def test_a_single_token_type_is_no_input_and_few_positions_are_not_exceeded(tmp_path):
-    model = tiny_encoder("roberta", type_vocab_size=1, max_position_embeddings=26, **small("roberta"))
+    model = tiny_encoder(
+        "roberta", type_vocab_size=1, max_position_embeddings=26, **small("roberta")
+    )
     file = export_model(model, tmp_path / "export", "onnx")
     assert file.inputs == ("input_ids", "attention_mask")
     assert file.relative <= LIMITS["fp32"]
@@ -151,9 +174,15 @@ def traced():
     batch = padded(2, 24, types=True)
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     named = export._Named(export._Whole(model, None), tuple(batch), ("last_hidden_state",)).eval()
-    names = {"input_names": tuple(batch), "output_names": ["last_hidden_state"], "dynamic_shapes": (free,) * 3}
+    names = {
+        "input_names": tuple(batch),
+        "output_names": ["last_hidden_state"],
+        "dynamic_shapes": (free,) * 3,
+    }
     with torch.no_grad():
-        return model, torch.onnx.export(named, tuple(batch.values()), dynamo=True, verbose=False, **names)
+        return model, torch.onnx.export(
+            named, tuple(batch.values()), dynamo=True, verbose=False, **names
+        )
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,9 @@ class Two(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.outlier, self.even, self.unused = (nn.Linear(256, 256, dtype=torch.float64) for _ in range(3))
+        self.outlier, self.even, self.unused = (
+            nn.Linear(256, 256, dtype=torch.float64) for _ in range(3)
+        )
 
     def forward(self, x):
         spread = x.clone()
@@ -53,13 +55,17 @@ def reference(weight, x, engine):
 @pytest.mark.parametrize("engine", ["onnx", "openvino"])
 def test_errors_are_those_of_each_product_alone(engine):
     model, x = Two().eval(), torch.randn(6, 256, dtype=torch.float64)
-    errors = product_errors(model, lambda batch: model(batch["x"]).numpy().ravel(), [{"x": x}], engine, "int8")
+    errors = product_errors(
+        model, lambda batch: model(batch["x"]).numpy().ravel(), [{"x": x}], engine, "int8"
+    )
     assert list(errors) == ["outlier", "even", "unused"]
     with torch.no_grad():
         exact = model(x).numpy()
         weight, bias = model.even.weight.numpy(), model.even.bias.numpy()
         changed = exact - model.even(x).numpy() + reference(weight, x.numpy(), engine) + bias
-    assert errors["even"] == pytest.approx(np.linalg.norm(changed - exact) / np.linalg.norm(exact), rel=1e-9)
+    assert errors["even"] == pytest.approx(
+        np.linalg.norm(changed - exact) / np.linalg.norm(exact), rel=1e-9
+    )
     assert errors["unused"] == 0
     with torch.no_grad():
         assert (model(x).numpy() == exact).all()

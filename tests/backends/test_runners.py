@@ -16,7 +16,9 @@ from kdcli.errors import MachineError, UsageError
 
 CPU = torch.device("cpu")
 PAIRS = [(name, precision) for name, known in BACKENDS.items() for precision in known]
-LONG = [pytest.param(*pair, marks=[pytest.mark.long] if pair[0] == "compile" else []) for pair in PAIRS]
+LONG = [
+    pytest.param(*pair, marks=[pytest.mark.long] if pair[0] == "compile" else []) for pair in PAIRS
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,10 @@ def model():
 @pytest.fixture(scope="module")
 def batch():
     ids_BL = torch.arange(45).view(3, 15) + 10
-    return {"input_ids": ids_BL, "attention_mask": (torch.arange(15) < torch.tensor([[15], [9], [2]])).long()}
+    return {
+        "input_ids": ids_BL,
+        "attention_mask": (torch.arange(15) < torch.tensor([[15], [9], [2]])).long(),
+    }
 
 
 def reference(model, batch):
@@ -58,7 +63,10 @@ def test_backend_agrees_with_torch(name, precision, model, batch, tmp_path):
     kept = found.copy()
     made.call(made.prepare({k: v[:, :7].contiguous() for k, v in batch.items()}))
     assert np.array_equal(found, kept, equal_nan=True)
-    assert all(x.dtype == torch.float32 and torch.equal(x, before[k]) for k, x in model.state_dict().items())
+    assert all(
+        x.dtype == torch.float32 and torch.equal(x, before[k])
+        for k, x in model.state_dict().items()
+    )
 
 
 @pytest.mark.long
@@ -70,7 +78,9 @@ def test_compiled_for_every_shape(model):
     graphs = []
 
     def counted(target, **settings):
-        return run(target, **settings, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+        return run(
+            target, **settings, backend=lambda graph, inputs: graphs.append(graph) or graph.forward
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", counted)
@@ -87,7 +97,9 @@ def test_missing_compiler_is_named(model, monkeypatch):
         raise RuntimeError("No working C++ compiler found")
 
     run = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda target, **settings: run(target, **settings, backend=broken))
+    monkeypatch.setattr(
+        torch, "compile", lambda target, **settings: run(target, **settings, backend=broken)
+    )
     made = runner(model, "compile", "fp32", device=CPU, threads=1, folder=None)
     with pytest.raises(MachineError, match="No working C") as caught:
         made.call(made.prepare({"input_ids": torch.full((2, 5), 7)}))
@@ -116,7 +128,9 @@ def test_threads_and_precision_of_openvino(model, batch, tmp_path, monkeypatch):
 
     def compile_model(core, path, device, settings):
         made = real(core, path, device, settings)
-        settings_used.append([str(made.get_property(name)) for name in ("INFERENCE_NUM_THREADS", "PERFORMANCE_HINT")])
+        settings_used.append(
+            [str(made.get_property(name)) for name in ("INFERENCE_NUM_THREADS", "PERFORMANCE_HINT")]
+        )
         settings_used[-1].append(made.get_property("INFERENCE_PRECISION_HINT").get_type_name())
         return made
 
@@ -161,7 +175,9 @@ def test_bf16_a_processor_lacks(monkeypatch):
             def get_property(self, device, name):
                 return ["FP32", "INT8"]
 
-    monkeypatch.setattr(backends, "library", lambda name, extra: Old if name == "openvino" else engines)
+    monkeypatch.setattr(
+        backends, "library", lambda name, extra: Old if name == "openvino" else engines
+    )
     with pytest.raises(MachineError, match="no bf16"):
         check_backend("openvino", "bf16")
     check_backend("openvino", "fp32")
@@ -170,7 +186,14 @@ def test_bf16_a_processor_lacks(monkeypatch):
 @pytest.mark.parametrize("name", ["onnx", "openvino"])
 def test_engines_are_for_the_cpu(name, model, tmp_path):
     with pytest.raises(UsageError, match="CPU only"):
-        runner(model, name, "fp32", device=torch.device("cuda", 0), threads=1, folder=tmp_path / "files")
+        runner(
+            model,
+            name,
+            "fp32",
+            device=torch.device("cuda", 0),
+            threads=1,
+            folder=tmp_path / "files",
+        )
     assert not (tmp_path / "files").exists()
 
 

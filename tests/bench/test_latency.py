@@ -32,9 +32,13 @@ def test_two_models_in_one_real_worker(tmp_path, monkeypatch):
     (tmp_path / "types.py").write_text("raise SystemExit('a file of the user was imported')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    found = measure_latency([Subject(name, str(tmp_path / name)) for name in names], replace(FEW, cells=tuple(cells)))
+    found = measure_latency(
+        [Subject(name, str(tmp_path / name)) for name in names], replace(FEW, cells=tuple(cells))
+    )
     rows = [LatencyRow.model_validate(row) for row in found.rows]
-    assert [(r.model, (r.batch_size, r.seq_len)) for r in rows] == [(name, cell) for cell in cells for name in names]
+    assert [(r.model, (r.batch_size, r.seq_len)) for r in rows] == [
+        (name, cell) for cell in cells for name in names
+    ]
     for row in rows:
         assert (row.backend, row.device, row.dtype, row.padding) == ("torch", "cpu", "fp32", "full")
         assert row.n >= 12
@@ -56,7 +60,9 @@ def test_the_message_of_a_failed_worker(tmp_path, monkeypatch):
 def test_the_signal_of_a_killed_worker(monkeypatch):
     killed = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
     start = subprocess.Popen
-    monkeypatch.setattr(latency_file.subprocess, "Popen", lambda command, **how: start(killed, **how))
+    monkeypatch.setattr(
+        latency_file.subprocess, "Popen", lambda command, **how: start(killed, **how)
+    )
     with pytest.raises(MachineError, match="was ended by SIGKILL: it left no message"):
         measure_latency([Subject("teacher", "x")], FEW)
 
@@ -80,9 +86,15 @@ def test_ctrl_c_keeps_finished_cells(monkeypatch):
             return super().wait(*arguments, **how)
 
     slow = [sys.executable, "-c", PRINTS + "import os; os.close(1); time.sleep(60)"]
-    monkeypatch.setattr(latency_file.subprocess, "Popen", lambda command, **how: Stopped(slow, **how))
+    monkeypatch.setattr(
+        latency_file.subprocess, "Popen", lambda command, **how: Stopped(slow, **how)
+    )
     found = measure_latency([Subject("a", "x")], FEW)
-    assert (found.interrupted, found.rows, found.speedups) == (True, [{"model": "a"}], {"b_vs_a": {}})
+    assert (found.interrupted, found.rows, found.speedups) == (
+        True,
+        [{"model": "a"}],
+        {"b_vs_a": {}},
+    )
 
 
 LARGE, SMALL = "2x24:48@12", "1x24:48@12"
@@ -98,7 +110,11 @@ def served(monkeypatch, tmp_path):
     def serve(subjects=SHAPES, cells=((1, 16), (2, 8))):
         protocol = asdict(replace(FEW, min_runs=3, min_seconds=0.0, cells=cells))
         found = Latency()
-        worker.serve({"subjects": [asdict(s) for s in subjects], "threads": 1, **protocol}, tmp_path, found.add)
+        worker.serve(
+            {"subjects": [asdict(s) for s in subjects], "threads": 1, **protocol},
+            tmp_path,
+            found.add,
+        )
         return found
 
     return serve
@@ -122,7 +138,11 @@ def test_out_of_memory_in_one_cell(monkeypatch, served):
     found = served()
     failure = Failure.model_validate(*found.failures)
     assert (failure.model, failure.batch_size, failure.reason) == (SMALL, 1, "out of memory")
-    assert [(r["model"], r["batch_size"]) for r in found.rows] == [(LARGE, 1), (LARGE, 2), (SMALL, 2)]
+    assert [(r["model"], r["batch_size"]) for r in found.rows] == [
+        (LARGE, 1),
+        (LARGE, 2),
+        (SMALL, 2),
+    ]
 
 
 def test_a_backend_that_is_wrong_is_not_measured(monkeypatch, served):
@@ -135,7 +155,10 @@ def test_a_backend_that_is_wrong_is_not_measured(monkeypatch, served):
     assert [r["dtype"] for r in found.rows] == ["fp32"]
     monkeypatch.setitem(worker.LIMITS, "bf16", 0.1)
     found = served(subjects, [[1, 16]])
-    assert ([r["dtype"] for r in found.rows], list(found.speedups)) == (["fp32", "bf16"], ["a/torch-bf16_vs_a"])
+    assert ([r["dtype"] for r in found.rows], list(found.speedups)) == (
+        ["fp32", "bf16"],
+        ["a/torch-bf16_vs_a"],
+    )
 
 
 def test_lengths_of_a_cell():
@@ -156,7 +179,9 @@ def test_a_batch_is_padded_on_the_right():
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "modernbert", "esm"])
 def test_inputs_hold_no_special_token(model_type):
     words = 33 if model_type == "esm" else 64
-    config = tiny_config(model_type, vocab_size=words, mask_token_id=words - 1, pad_token_id=words // 2)
+    config = tiny_config(
+        model_type, vocab_size=words, mask_token_id=words - 1, pad_token_id=words // 2
+    )
     ids = worker.full_length_ids(config, 4, 200)
     assert ids.shape == (4, 200)
     assert torch.equal(ids, worker.full_length_ids(config, 4, 200))
@@ -169,7 +194,11 @@ def test_environment_names_nobody(monkeypatch):
     found = environment()
     assert found["memory_bytes"] > 10**8
     assert 1 <= found["latency_threads"] <= found["physical_cores"] <= found["logical_cores"]
-    assert not [name for name in (json.dumps(str(Path.home())), str(Path.cwd())) if name in json.dumps(found)]
+    assert not [
+        name
+        for name in (json.dumps(str(Path.home())), str(Path.cwd()))
+        if name in json.dumps(found)
+    ]
     monkeypatch.setattr("kdcli.bench.environment.accelerators", lambda: ["cuda:0", "cuda:1"])
     monkeypatch.setattr("kdcli.bench.environment.device_name", lambda device: f"card {device[-1]}")
     assert environment()["gpus"] == ["card 0", "card 1"]

@@ -21,13 +21,57 @@ SOURCE = Path(there.__file__).read_text("utf-8")
 
 # Newer than Python 3.7 or torch 1.8; `inference_mode` is taken where it is there.
 LATER_NAMES = {
-    *("removeprefix", "removesuffix", "cache", "cached_property", "fmean", "quantiles", "prod", "isqrt", "comb"),
-    *("pairwise", "is_relative_to", "readlink", "with_stem", "UTC", "BooleanOptionalAction", "batched", "to_thread"),
-    *("Literal", "Final", "Protocol", "TypedDict", "Annotated", "Self", "ParamSpec", "aiter", "anext"),
-    *("inference_mode", "OutOfMemoryError", "mem_get_info", "scaled_dot_product_attention", "compile", "accelerator"),
+    *(
+        "removeprefix",
+        "removesuffix",
+        "cache",
+        "cached_property",
+        "fmean",
+        "quantiles",
+        "prod",
+        "isqrt",
+        "comb",
+    ),
+    *(
+        "pairwise",
+        "is_relative_to",
+        "readlink",
+        "with_stem",
+        "UTC",
+        "BooleanOptionalAction",
+        "batched",
+        "to_thread",
+    ),
+    *(
+        "Literal",
+        "Final",
+        "Protocol",
+        "TypedDict",
+        "Annotated",
+        "Self",
+        "ParamSpec",
+        "aiter",
+        "anext",
+    ),
+    *(
+        "inference_mode",
+        "OutOfMemoryError",
+        "mem_get_info",
+        "scaled_dot_product_attention",
+        "compile",
+        "accelerator",
+    ),
     *("set_default_device", "asarray", "concat", "vmap", "testing", "is_bf16_supported"),
 }
-LATER_KEYWORDS = {"missing_ok", "strict", "exit_on_error", "dirs_exist_ok", "process_group", "assign", "mmap"}
+LATER_KEYWORDS = {
+    "missing_ok",
+    "strict",
+    "exit_on_error",
+    "dirs_exist_ok",
+    "process_group",
+    "assign",
+    "mmap",
+}
 LATER_MODULES = {"tomllib", "zoneinfo", "graphlib", "importlib.metadata"}
 GENERIC = {"list", "dict", "tuple", "set", "frozenset", "type", "Callable", "Mapping", "Sequence"}
 
@@ -55,9 +99,13 @@ def later_than_it_may_be(source: str) -> list[str]:
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+            modules = (
+                [a.name for a in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+            )
             found += [m for m in modules if m in LATER_MODULES]
-            found += [m for m in modules if m.split(".")[0] not in {*sys.stdlib_module_names, "torch"}]
+            found += [
+                m for m in modules if m.split(".")[0] not in {*sys.stdlib_module_names, "torch"}
+            ]
             found += [a.name for a in node.names if a.name in LATER_NAMES]
     if any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in tree.body):
         tree = WithoutAnnotations().visit(tree)
@@ -69,7 +117,11 @@ def later_than_it_may_be(source: str) -> list[str]:
             found.append(node.arg)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
             found.append("|")
-        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in GENERIC:
+        elif (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in GENERIC
+        ):
             found.append(f"{node.value.id}[]")
     return found
 
@@ -81,7 +133,10 @@ def test_the_file_needs_nothing_newer_than_python_3_7_and_torch_1_8():
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("if (x := 1): pass", "Assignment expressions are only supported in Python 3.8 and greater"),
+        (
+            "if (x := 1): pass",
+            "Assignment expressions are only supported in Python 3.8 and greater",
+        ),
         ("x: list[int] = []", "list[]"),
         ("from __future__ import annotations\nMaybe = int | None", "|"),
         ("'x'.removeprefix('y')", "removeprefix"),
@@ -97,8 +152,16 @@ def test_the_search_for_what_is_newer(source, found):
 # BERT's name of a part -> its name in the file; longer names first.
 PARTS = {
     **{"embeddings.word_embeddings": "words", "embeddings.position_embeddings": "positions"},
-    **{"embeddings.token_type_embeddings": "types", "embeddings.LayerNorm": "norm", "encoder.layer": "layers"},
-    **{"attention.self.": "", "attention.output.dense": "mixed", "attention.output.LayerNorm": "mixed_norm"},
+    **{
+        "embeddings.token_type_embeddings": "types",
+        "embeddings.LayerNorm": "norm",
+        "encoder.layer": "layers",
+    },
+    **{
+        "attention.self.": "",
+        "attention.output.dense": "mixed",
+        "attention.output.LayerNorm": "mixed_norm",
+    },
     **{"intermediate.dense": "up", "output.dense": "down", "output.LayerNorm": "down_norm"},
 }
 
@@ -108,7 +171,9 @@ def bert_and_ours():
     torch.manual_seed(0)
     bert = tiny_encoder("bert", attn_implementation="eager")
     with torch.no_grad():
-        for tensor in bert.parameters():  # zero biases and unit scales would hide what is not copied
+        for (
+            tensor
+        ) in bert.parameters():  # zero biases and unit scales would hide what is not copied
             tensor.copy_(torch.randn_like(tensor) * 0.3 + (tensor == 1))
     ours = there.Encoder(there.Shape(2, 32, 128, 4), vocab_size=64, positions=160).eval()
     renamed = {}
@@ -116,7 +181,9 @@ def bert_and_ours():
         for theirs, own in PARTS.items():
             name = name.replace(theirs, own)
         renamed[name] = tensor
-    ours.load_state_dict({n: x for n, x in renamed.items() if not n.startswith(("pooler.", "embeddings."))})
+    ours.load_state_dict(
+        {n: x for n, x in renamed.items() if not n.startswith(("pooler.", "embeddings."))}
+    )
     return bert, ours
 
 
@@ -147,7 +214,11 @@ def test_it_has_as_many_parameters_as_bert_without_pooler(text):
 def test_random_padding_is_real_padding_and_the_same_each_time():
     ids_BL, mask_BL = there.inputs((16, 32), 1000, "random", CPU)
     lengths_B = mask_BL.sum(1)
-    assert (lengths_B[0], len(set(lengths_B.tolist())) > 4, lengths_B.min() >= 1) == (32, True, True)
+    assert (lengths_B[0], len(set(lengths_B.tolist())) > 4, lengths_B.min() >= 1) == (
+        32,
+        True,
+        True,
+    )
     assert 250 <= ids_BL.min() <= ids_BL.max() < 750
     assert all(map(torch.equal, (ids_BL, mask_BL), there.inputs((16, 32), 1000, "random", CPU)))
 
@@ -162,13 +233,19 @@ def at_once(monkeypatch):
 def test_percentiles_are_those_of_numpy(count):
     values = np.random.Generator(np.random.PCG64(count)).lognormal(size=count).tolist()
     for share in (0, 25, 50, 75, 90, 95, 99, 100):
-        assert there.percentile(values, share) == pytest.approx(np.percentile(values, share), rel=1e-12)
+        assert there.percentile(values, share) == pytest.approx(
+            np.percentile(values, share), rel=1e-12
+        )
     others = values[::-1]
     low, median, high = np.percentile(np.asarray(values) / np.asarray(others), [25, 50, 75])
-    assert there.speedup(values, others) == pytest.approx({"median": median, "low": low, "high": high})
+    assert there.speedup(values, others) == pytest.approx(
+        {"median": median, "low": low, "high": high}
+    )
 
 
-@pytest.mark.parametrize(("spread", "status"), [(0.0, "ok"), (0.09, "ok"), (0.2, "noisy"), (0.3, "unstable")])
+@pytest.mark.parametrize(
+    ("spread", "status"), [(0.0, "ok"), (0.09, "ok"), (0.2, "noisy"), (0.3, "unstable")]
+)
 def test_status_of_a_row(spread, status):
     row = there.summary([0.002 * (1 + spread * (i - 50) / 50) for i in range(101)])
     assert (row["status"], row["iqr_over_p50"]) == (status, pytest.approx(spread))
@@ -199,7 +276,9 @@ def test_rounds_hold_every_model_once_in_changing_order(at_once):
 def test_rounds_go_on_until_the_time_is_up(monkeypatch, at_once):
     clock = map(float, itertools.count())
     monkeypatch.setattr(there.time, "perf_counter", lambda: next(clock))
-    times = there.interleaved({"a": lambda: None, "b": lambda: None}, CPU, min_runs=2, min_seconds=50.0)
+    times = there.interleaved(
+        {"a": lambda: None, "b": lambda: None}, CPU, min_runs=2, min_seconds=50.0
+    )
     # A fake second passes at every look: two at each run, so four a round, and one before each round after the second.
     assert len(times["a"]) == len(times["b"]) == 11
 
@@ -207,8 +286,16 @@ def test_rounds_go_on_until_the_time_is_up(monkeypatch, at_once):
 def test_speedup_is_the_median_of_paired_ratios():
     # The machine slows down threefold half-way: the ratio of each pair stays.
     slow = [2.0, 2.0, 6.0, 6.0, 6.0]
-    assert there.speedup(slow, [1.0, 1.0, 3.0, 3.0, 3.0]) == {"median": 2.0, "low": 2.0, "high": 2.0}
-    assert there.speedup(slow, [1.0, 0.5, 3.0, 3.0, 1.0]) == {"median": 2.0, "low": 2.0, "high": 4.0}
+    assert there.speedup(slow, [1.0, 1.0, 3.0, 3.0, 3.0]) == {
+        "median": 2.0,
+        "low": 2.0,
+        "high": 2.0,
+    }
+    assert there.speedup(slow, [1.0, 0.5, 3.0, 3.0, 1.0]) == {
+        "median": 2.0,
+        "low": 2.0,
+        "high": 4.0,
+    }
 
 
 @pytest.mark.parametrize("fails_at", [1, 14])

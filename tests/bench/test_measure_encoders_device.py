@@ -21,14 +21,22 @@ def p100(monkeypatch):
             return ones(*size)
 
         monkeypatch.setattr(torch, "ones", fake_ones)
-        of_card = {"device_count": 1, "get_device_capability": (6, 0), "get_device_name": "Tesla P100"}
+        of_card = {
+            "device_count": 1,
+            "get_device_capability": (6, 0),
+            "get_device_name": "Tesla P100",
+        }
         for name, value in (of_card | {"is_available": True, "get_arch_list": build}).items():
             monkeypatch.setattr(torch.cuda, name, lambda device=None, value=value: value)
 
     return make
 
 
-INSTALL = {"3.7": "pip install one-for-k80", "6.0": "pip install one-for-p100", "7.0": "pip install one-for-v100"}
+INSTALL = {
+    "3.7": "pip install one-for-k80",
+    "6.0": "pip install one-for-p100",
+    "7.0": "pip install one-for-v100",
+}
 NO_IMAGE = "CUDA error: no kernel image is available for execution on the device\nCompile with ..."
 
 
@@ -41,7 +49,11 @@ def refused(capsys, code: int, wanted: str) -> str:
 
 def test_a_card_that_works_is_taken(p100, capsys):
     p100(["sm_37", "sm_60"])
-    assert there.choose_device("auto", INSTALL) == there.choose_device("cuda:0", {}) == torch.device("cuda", 0)
+    assert (
+        there.choose_device("auto", INSTALL)
+        == there.choose_device("cuda:0", {})
+        == torch.device("cuda", 0)
+    )
     assert there.choose_device("cpu", INSTALL) == CPU
     assert "the last CUDA device here is cuda:0" in refused(capsys, 3, "cuda:1")
 
@@ -67,7 +79,10 @@ def test_without_a_card(monkeypatch, capsys, tmp_path):
     assert "no CUDA device here" in refused(capsys, 3, "cuda")
 
 
-DRIVERS = [("echo 470.256.02; echo 470.256.02", "470.256.02"), ("echo NVIDIA-SMI has failed; exit 9", None)]
+DRIVERS = [
+    ("echo 470.256.02; echo 470.256.02", "470.256.02"),
+    ("echo NVIDIA-SMI has failed; exit 9", None),
+]
 
 
 @pytest.mark.parametrize(("script", "version"), [*DRIVERS, ("exit 0", None), (None, None)])

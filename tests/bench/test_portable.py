@@ -27,7 +27,9 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the file as a user does, in its folder, without kdcli on the path."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     command = [sys.executable, "measure_encoders.py", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, env=environment
+    )
 
 
 def called(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
@@ -52,7 +54,9 @@ def result(tmp_path_factory):
 
 
 def test_what_is_written(tmp_path):
-    paths = write_portable(tmp_path / "new" / "folder", ["12x768", " 6x384 "], [(1, 128), (8, 128), (1, 128)])
+    paths = write_portable(
+        tmp_path / "new" / "folder", ["12x768", " 6x384 "], [(1, 128), (8, 128), (1, 128)]
+    )
     assert paths == [tmp_path / "new" / "folder" / name for name in SOURCES]
     assert paths[0].read_bytes() == Path(measure_encoders.__file__).read_bytes()
     plan = json.loads(paths[1].read_text())
@@ -74,7 +78,12 @@ def test_writing_again_is_fine_and_another_file_is_left_alone(tmp_path):
 
 
 def test_what_cannot_be_measured_is_refused_and_nothing_written(tmp_path):
-    for shapes, batch_size, words in (([], 1, 9), (["6x384"], 0, 9), (["6x384"], 1, 0), (["6y384"], 1, 9)):
+    for shapes, batch_size, words in (
+        ([], 1, 9),
+        (["6x384"], 0, 9),
+        (["6x384"], 1, 0),
+        (["6y384"], 1, 9),
+    ):
         with pytest.raises(UsageError):
             write_portable(tmp_path / "new", shapes, [(batch_size, 8)], words)
     assert not (tmp_path / "new").exists()
@@ -87,9 +96,16 @@ def test_there_and_back(result):
     found = read_portable(result)
     rows = [LatencyRow.model_validate(row) for row in found["rows"]]
     names, cells = ("2x32@4", "1x16:40@2"), [(1, 8), (3, 12)]
-    assert [(r.model, (r.batch_size, r.seq_len)) for r in rows] == [(name, cell) for cell in cells for name in names]
+    assert [(r.model, (r.batch_size, r.seq_len)) for r in rows] == [
+        (name, cell) for cell in cells for name in names
+    ]
     for row in rows:
-        assert (row.backend, row.device, row.dtype, row.padding) == ("portable", "cpu", "fp32", "random")
+        assert (row.backend, row.device, row.dtype, row.padding) == (
+            "portable",
+            "cpu",
+            "fp32",
+            "random",
+        )
         assert row.n >= 4
         assert 0 < row.p50_ms <= row.p90_ms <= row.p95_ms
     assert rows[0].n == rows[1].n, "runs are paired"
@@ -97,7 +113,9 @@ def test_there_and_back(result):
     assert list(speedups) == ["1x16:40@2_vs_2x32@4", "1x16:40@2_vs_2x32@4@3x12"]
     assert found["failures"] == found["notes"] == []
     sums = json.loads(result.read_text())["sha256"]
-    assert sums == {p: hashlib.sha256((result.parent / p).read_bytes()).hexdigest() for p in SOURCES}
+    assert sums == {
+        p: hashlib.sha256((result.parent / p).read_bytes()).hexdigest() for p in SOURCES
+    }
     environment = found["environment"]
     assert (environment["torch"][:2], len(environment["load_average"])) == ("2.", 3)
     assert environment["latency_threads"] >= 1
@@ -130,11 +148,20 @@ def test_an_interruption_keeps_the_finished_cells(tmp_path, sent):
     assert "1x16@2" in process.first_line()
     process.kill(sent)
     _, said = process.communicate()
-    assert (process.returncode, "interrupted; result.json holds the finished cells" in said) == (130, True)
+    assert (process.returncode, "interrupted; result.json holds the finished cells" in said) == (
+        130,
+        True,
+    )
     found = read_portable(tmp_path / "result.json")
     assert [(r["batch_size"], r["seq_len"]) for r in found["rows"]] == [(1, 4)]
-    assert found["notes"] == ["result.json: the measurement was interrupted; only its finished cells are here"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["measure_encoders.py", "result.json", "shapes.json"]
+    assert found["notes"] == [
+        "result.json: the measurement was interrupted; only its finished cells are here"
+    ]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "measure_encoders.py",
+        "result.json",
+        "shapes.json",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +172,10 @@ def test_an_interruption_keeps_the_finished_cells(tmp_path, sent):
         ({"schema": 2}, "has schema 2; this file reads 1"),
         ({"cells": []}, "at least one shape and one cell"),
         ({"cells": [[0, 8]]}, "every number whole and at least 1"),
-        ({"shapes": {"a": {"layers": 1, "hidden": 10, "ffn": 4, "heads": 3}}}, "heads must divide the hidden width"),
+        (
+            {"shapes": {"a": {"layers": 1, "hidden": 10, "ffn": 4, "heads": 3}}},
+            "heads must divide the hidden width",
+        ),
         ({"shapes": {"a": {"layers": 1}}}, "cannot be used: TypeError"),
     ],
 )
@@ -155,7 +185,9 @@ def test_a_plan_that_cannot_be_used_names_its_file(tmp_path, capsys, plan, said)
     if plan is None:
         path.unlink()
     else:
-        path.write_text(plan if isinstance(plan, str) else json.dumps(json.loads(path.read_text()) | plan))
+        path.write_text(
+            plan if isinstance(plan, str) else json.dumps(json.loads(path.read_text()) | plan)
+        )
     with pytest.raises(SystemExit, match=r"^2$"):
         measure_encoders.read_plan(path)
     message = capsys.readouterr().err
@@ -172,7 +204,9 @@ def test_a_plan_that_cannot_be_used_names_its_file(tmp_path, capsys, plan, said)
         (["--out", "missing/result.json"], "or its folder does not"),
     ],
 )
-def test_wrong_usage_is_said_before_anything_is_measured(tmp_path, monkeypatch, capsys, arguments, said):
+def test_wrong_usage_is_said_before_anything_is_measured(
+    tmp_path, monkeypatch, capsys, arguments, said
+):
     write_portable(tmp_path, ["1x16@2"], [(1, 4)])
     assert called(tmp_path, monkeypatch, *arguments) == 2
     assert said in capsys.readouterr().err

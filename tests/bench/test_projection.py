@@ -7,7 +7,14 @@ import pytest
 from transformers import BertModel
 
 from kdcli.bench.old_machines import projection
-from kdcli.bench.old_machines.projection import TILE_START, find_card, operators, product_seconds, project, table
+from kdcli.bench.old_machines.projection import (
+    TILE_START,
+    find_card,
+    operators,
+    product_seconds,
+    project,
+    table,
+)
 from kdcli.bench.shapes import PRESETS, config_of, shape
 from kdcli.errors import UsageError
 from kdcli.models.card import multiply_adds
@@ -25,11 +32,15 @@ K40 = {
 
 def kepler(size: int, efficiency: float = 0.695) -> float:
     """Seconds of a square product on a K40: 15 multiprocessors of 192 lanes."""
-    return product_seconds((size, size, size, 1), flops=2 * 2880 * 875e6, efficiency=efficiency, multiprocessors=15)
+    return product_seconds(
+        (size, size, size, 1), flops=2 * 2880 * 875e6, efficiency=efficiency, multiprocessors=15
+    )
 
 
 def k40_error(efficiency: float) -> float:
-    off = [math.log(2 * n**3 / kepler(n, efficiency) / 1e9 / measured) for n, measured in K40.items()]
+    off = [
+        math.log(2 * n**3 / kepler(n, efficiency) / 1e9 / measured) for n, measured in K40.items()
+    ]
     return math.sqrt(sum(x * x for x in off) / len(off))
 
 
@@ -60,7 +71,12 @@ def test_constants_are_those_of_a_measured_curve(monkeypatch):
     k80 = next(card for card in device_table()["card"] if card["name"] == "k80")
     fitted = k40_error(k80["gemm"])
     assert fitted < 0.046
-    for efficiency, start in ((0.65, TILE_START), (0.74, TILE_START), (k80["gemm"], 150), (k80["gemm"], 270)):
+    for efficiency, start in (
+        (0.65, TILE_START),
+        (0.74, TILE_START),
+        (k80["gemm"], 150),
+        (k80["gemm"], 270),
+    ):
         monkeypatch.setattr(projection, "TILE_START", start)
         assert k40_error(efficiency) > fitted
 
@@ -69,7 +85,9 @@ def test_constants_are_those_of_a_measured_curve(monkeypatch):
 def test_operators_do_the_work_of_the_shape(text):
     work = multiply_adds(BertModel(config_of(text, vocab_size=300)))
     for batch in (1, 5):
-        parts = [op.times * math.prod(op.product or (0,)) for op in operators(shape(text), batch, 128)]
+        parts = [
+            op.times * math.prod(op.product or (0,)) for op in operators(shape(text), batch, 128)
+        ]
         assert sum(parts) == batch * work
 
 
@@ -92,7 +110,11 @@ def test_time_is_the_longer_of_arithmetic_and_traffic_and_the_launches():
     rows = 128 * 128
     bytes_moved = 3 * 2 * rows * 768 * 4 + 2 * 3 * rows * 768 * 4
     assert seconds["embeddings"] == pytest.approx(bytes_moved / (732e9 * card["bandwidth"]))
-    rates = {"flops": 9.3e12, "efficiency": card["gemm"], "multiprocessors": card["multiprocessors"]}
+    rates = {
+        "flops": 9.3e12,
+        "efficiency": card["gemm"],
+        "multiprocessors": card["multiprocessors"],
+    }
     products = [product_seconds((rows, *sizes, 1), **rates) for sizes in ((3072, 768), (768, 3072))]
     assert seconds["feed-forward"] == pytest.approx(sum(products))
     launches = sum(op.times * op.kernels for op in operators(shape("1x768"), 128, 128))
@@ -117,12 +139,16 @@ def test_rows_for_a_report():
         assert baseline["speedup"] == 1 < row["speedup"]
         assert row["speedup"] == pytest.approx(baseline["milliseconds"] / row["milliseconds"])
         assert row["published"] is None, "the papers' cell is 128 x 128"
-        assert row["note"].startswith(f"projection, not measured: roofline for {row['device'].upper()}")
+        assert row["note"].startswith(
+            f"projection, not measured: roofline for {row['device'].upper()}"
+        )
         assert device_table()["as_of"] in row["note"]
 
 
 def test_an_unknown_card_is_refused():
-    with pytest.raises(UsageError, match=r"unknown card 'p10'; known: k80, p100, .*did you mean 'p100'"):
+    with pytest.raises(
+        UsageError, match=r"unknown card 'p10'; known: k80, p100, .*did you mean 'p100'"
+    ):
         table({"6x384": shape("6x384")}, ["p10"], [(1, 128)])
 
 
@@ -134,4 +160,6 @@ def test_cards_are_complete():
         assert card["name"].split("-")[0].upper() in row["name"]
         assert ("bf16" in card) == row["bf16"]
         assert not row["tensor_cores"] or card["fp16"] > 2 * card["fp32"]
-        assert 0.4 < min(card["gemm"], card["bandwidth"]) <= max(card["gemm"], card["bandwidth"]) < 1
+        assert (
+            0.4 < min(card["gemm"], card["bandwidth"]) <= max(card["gemm"], card["bandwidth"]) < 1
+        )

@@ -21,7 +21,9 @@ def test_shapes_are_recognised(text):
     assert not is_shape("me/6y384")
 
 
-@pytest.mark.parametrize("text", ["6y384", "6X384", "6 x 384", "6×384", "6*384", "6x384:", "6x384@", "6y384:1200"])
+@pytest.mark.parametrize(
+    "text", ["6y384", "6X384", "6 x 384", "6×384", "6*384", "6x384:", "6x384@", "6y384:1200"]
+)
 def test_a_slip_is_an_error_and_no_question_to_a_hub(text):
     with pytest.raises(UsageError, match="is not a shape"):
         is_shape(text)
@@ -31,7 +33,11 @@ def test_a_slip_is_an_error_and_no_question_to_a_hub(text):
     ("text", "expected"),
     [
         *[("6x384", (6, 384, 1536, 12)), ("2x128", (2, 128, 512, 8)), ("2x130", (2, 130, 520, 10))],
-        *[("2x131", (2, 131, 524, 1)), ("48x2048", (48, 2048, 8192, 8)), ("4x312@4", (4, 312, 1248, 4))],
+        *[
+            ("2x131", (2, 131, 524, 1)),
+            ("48x2048", (48, 2048, 8192, 8)),
+            ("4x312@4", (4, 312, 1248, 4)),
+        ],
         ("4x312:1200@12", (4, 312, 1200, 12)),
     ],
 )
@@ -45,7 +51,8 @@ ZERO, HEADS = "has a zero in it", "7 heads do not divide a width of 384"
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("six by four", "is not a shape"), ("0x384", ZERO), ("6x0", ZERO), ("6x384@7", HEADS)]
+    ("text", "message"),
+    [("six by four", "is not a shape"), ("0x384", ZERO), ("6x0", ZERO), ("6x384@7", HEADS)],
 )
 def test_shapes_that_cannot_be(text, message):
     with pytest.raises(UsageError, match=message):
@@ -60,7 +67,10 @@ def test_shapes_that_cannot_be(text, message):
     ],
 )
 def test_parameters_as_in_table_4_of_minilm(text, embedding, transformer):
-    assert [round(count / 1e6, 1) for count in paper_params(text).values()] == [embedding, transformer]
+    assert [round(count / 1e6, 1) for count in paper_params(text).values()] == [
+        embedding,
+        transformer,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +96,9 @@ def test_parameters_are_those_of_the_model(text):
 
 
 def test_presets_say_what_the_papers_say():
-    rows = tomllib.loads((Path(kdcli.__file__).parent / "report" / "published.toml").read_text("utf-8"))["row"]
+    rows = tomllib.loads(
+        (Path(kdcli.__file__).parent / "report" / "published.toml").read_text("utf-8")
+    )["row"]
     for name, paper in (("minilm", "2002.10957"), ("tinybert", "1909.10351")):
         preset = PRESETS[name]
         baseline, *others = preset.shapes

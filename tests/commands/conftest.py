@@ -32,7 +32,16 @@ def asked(request, teacher_of):
     def of(kind="class", to="2x16"):
         teacher = teacher_of(kind)
         shape = ["--to", to] if to else []
-        return ["distill", teacher, "--task", "own", "--data", teacher.parent / "data", *shape, *request.module.QUICK]
+        return [
+            "distill",
+            teacher,
+            "--task",
+            "own",
+            "--data",
+            teacher.parent / "data",
+            *shape,
+            *request.module.QUICK,
+        ]
 
     return of
 

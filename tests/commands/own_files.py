@@ -20,7 +20,14 @@ from kdcli.training.run_dir import RunDir
 QUICK = [
     *("--max-steps", "40", "--batch-size", "16", "--lr", "3e-3", "--dtype", "fp32"),
     *("--set", "data.max_length=24", "--set", "data.stride=4", "--set", "train.eval_every=20"),
-    *("--set", "train.log_every=5", "--set", "train.checkpoint_every=10", "--set", "measure.latency=false"),
+    *(
+        "--set",
+        "train.log_every=5",
+        "--set",
+        "train.checkpoint_every=10",
+        "--set",
+        "measure.latency=false",
+    ),
 ]
 NAMES = ("calm", "brisk")
 FEW = 6  # words of each class: w0 ... and w20 ...
@@ -30,7 +37,10 @@ TUNED = MODEL | {"training_rows.safetensors"}
 
 
 def _words(rng, halves, least=3, most=8):
-    return [f"w{20 * rng.choice(halves) + rng.randrange(FEW)}" for _ in range(rng.randrange(least, most))]
+    return [
+        f"w{20 * rng.choice(halves) + rng.randrange(FEW)}"
+        for _ in range(rng.randrange(least, most))
+    ]
 
 
 def _class(rng, i):
@@ -67,7 +77,14 @@ def _span(rng, i):
 
 
 # Kind of an own task -> maker of a row.
-ROWS = {"class": _class, "pair": _pair, "multi": _multi, "score": _score, "tokens": _tokens, "span": _span}
+ROWS = {
+    "class": _class,
+    "pair": _pair,
+    "multi": _multi,
+    "score": _score,
+    "tokens": _tokens,
+    "span": _span,
+}
 
 
 TEXTS = ("text", "premise", "hypothesis", "tokens", "question", "context")
@@ -123,10 +140,17 @@ def encoder(folder: Path, **changes: object) -> Path:
 
 def headed(folder: Path, labels: tuple[str, ...] = (), seed: int = 0, **settings: object) -> Path:
     """Save a tiny BERT with a random head that predicts every class; `labels` name its outputs."""
-    names = {"id2label": dict(enumerate(labels)), "label2id": {n: i for i, n in enumerate(labels)}} if labels else {}
+    names = (
+        {"id2label": dict(enumerate(labels)), "label2id": {n: i for i, n in enumerate(labels)}}
+        if labels
+        else {}
+    )
     torch.manual_seed(0)
     config = tiny_config("bert", initializer_range=0.3, **names | settings)
-    model, tokenizer = AutoModelForSequenceClassification.from_config(config).eval(), tiny_tokenizer()
+    model, tokenizer = (
+        AutoModelForSequenceClassification.from_config(config).eval(),
+        tiny_tokenizer(),
+    )
     torch.manual_seed(seed)
     torch.nn.init.normal_(model.classifier.weight)
     texts = [row["premise"] for row in rows("pair", 64, seed=9)]
@@ -145,7 +169,9 @@ def teacher(folder: Path, kind: str) -> Path:
     """A tiny BERT of four layers, fine-tuned on an own task of `kind` with data in `folder/data`."""
     base = encoder(folder / "base", num_hidden_layers=4)
     data, out = own(folder / "data", kind, n=96, judged=32), folder / "teacher"
-    succeeds("finetune", base, "--task", "own", "--data", data, *QUICK, "--max-steps", "60", "-o", out)
+    succeeds(
+        "finetune", base, "--task", "own", "--data", data, *QUICK, "--max-steps", "60", "-o", out
+    )
     return out
 
 
@@ -167,7 +193,9 @@ def refused(folder: Path, *arguments: object) -> str:
     """Run a command that must exit with 2, print one message and write nothing in a directory; the message."""
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
     result = kdcli(*arguments, "-o", folder / "refused")
-    assert (result.exit_code, result.stdout, result.stderr.count("error: ")) == (2, "", 1), result.output
+    assert (result.exit_code, result.stdout, result.stderr.count("error: ")) == (2, "", 1), (
+        result.output
+    )
     assert "Traceback" not in result.stderr
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
     return said_by(result)
@@ -179,13 +207,17 @@ def report_of(folder: Path) -> Report:
 
 def log_of(folder: Path) -> list[dict]:
     """The log of a run without what differs from run to run."""
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in lines_of(folder / "log.jsonl")]
+    return [
+        {k: v for k, v in row.items() if k != "seconds"} for row in lines_of(folder / "log.jsonl")
+    ]
 
 
 def same_logs(one: Path, other: Path, **near: float) -> None:
     """Equal to the bit, or up to rounding but for step and tokens."""
     for a, b in zip(log_of(one), log_of(other), strict=True):
-        assert a == {k: v if k in ("step", "tokens") else pytest.approx(v, **near) for k, v in b.items()}
+        assert a == {
+            k: v if k in ("step", "tokens") else pytest.approx(v, **near) for k, v in b.items()
+        }
 
 
 def said_by(result) -> str:

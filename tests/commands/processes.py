@@ -25,11 +25,20 @@ def as_ranks(begin: Callable[..., Forked], *, slurm: bool = False) -> list[Forke
     """Begin two processes with the environment of gloo's under torchrun or srun."""
     port = free_port()
     if slurm:
-        common = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost"}
+        common = {
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_STEP_TASKS_PER_NODE": "2",
+            "SLURM_STEP_NODELIST": "localhost",
+        }
         # accelerate takes 0 for unset.
         common |= {"SLURM_JOB_ID": "7", "MASTER_PORT": port, "OMP_NUM_THREADS": "0"}
         return [begin(**common, SLURM_PROCID=rank, SLURM_LOCALID=rank) for rank in "01"]
-    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     common |= {"ACCELERATE_USE_CPU": "true"}
     return [begin(**common, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
 
@@ -43,10 +52,16 @@ def two_ranks(*arguments: object, code: int = 0, slurm: bool = False) -> tuple[s
     return first
 
 
-def killed_and_resumed(folder: Path, *arguments: object, stage: str = ".", models: tuple[str, ...] = (".",)) -> None:
+def killed_and_resumed(
+    folder: Path, *arguments: object, stage: str = ".", models: tuple[str, ...] = (".",)
+) -> None:
     """Kill a command at a random early step of a stage; resumed, it leaves models and log as if it had not been."""
     out = folder / "b"
-    killed, cut, log = process(*arguments, "-o", out), int.from_bytes(os.urandom(1)) % 40 + 3, out / stage / "log.jsonl"
+    killed, cut, log = (
+        process(*arguments, "-o", out),
+        int.from_bytes(os.urandom(1)) % 40 + 3,
+        out / stage / "log.jsonl",
+    )
     while killed.returncode is None:
         if log.exists() and log.read_text("utf-8").count("\n") > cut:
             killed.kill()

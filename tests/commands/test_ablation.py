@@ -7,8 +7,26 @@ from own_files import refused, report_of, said_by, same_weights, succeeds, times
 from kdcli.report.pictures.charts import pictures
 
 QUICK = [
-    *("--max-steps", "6", "--batch-size", "8", "--dtype", "fp32", "--set", "data.max_length=16", "--seed", "3"),
-    *("--set", "train.eval_every=3", "--set", "train.checkpoint_every=2", "--set", "data.held_out_blocks=8"),
+    *(
+        "--max-steps",
+        "6",
+        "--batch-size",
+        "8",
+        "--dtype",
+        "fp32",
+        "--set",
+        "data.max_length=16",
+        "--seed",
+        "3",
+    ),
+    *(
+        "--set",
+        "train.eval_every=3",
+        "--set",
+        "train.checkpoint_every=2",
+        "--set",
+        "data.held_out_blocks=8",
+    ),
     *("--set", "measure.latency=false", "--to", "2x16"),
 ]
 LIST = """
@@ -39,10 +57,13 @@ def test_variants_of_one_pass_are_what_each_is_alone(given, tmp_path):
     assert "variant changes-nothing changes nothing here and is left out" in said_by(result)
     report = report_of(out)
     names = ["full", "without-value", "minilmv2"]
-    assert [n for n in report.models if n not in ("teacher", "assistant")] == ["without-assistant", *names]
-    assert {f"{n}{end}" for n in (*names, "without-assistant") for end in ("", " undistilled")} == set(
-        report.quality["held-out loss"]
-    )
+    assert [n for n in report.models if n not in ("teacher", "assistant")] == [
+        "without-assistant",
+        *names,
+    ]
+    assert {
+        f"{n}{end}" for n in (*names, "without-assistant") for end in ("", " undistilled")
+    } == set(report.quality["held-out loss"])
     alone = tmp_path / "alone"
     succeeds(*given, "--set", "loss.value=none", "--set", "assistant=none", "-o", alone)
     inside = out / "students-no-assistant"
@@ -53,7 +74,15 @@ def test_variants_of_one_pass_are_what_each_is_alone(given, tmp_path):
     succeeds(*given, "-o", tmp_path / "full")
     assert same_weights(out / "full", tmp_path / "full")
     assert same_weights(out / "assistant-4x16", tmp_path / "full" / "assistant-4x16")
-    assert len({own_files.weights(out / n)["encoder.layer.0.output.dense.weight"].sum().item() for n in names}) == 3
+    assert (
+        len(
+            {
+                own_files.weights(out / n)["encoder.layer.0.output.dense.weight"].sum().item()
+                for n in names
+            }
+        )
+        == 3
+    )
     before = times(out / "without-value")
     succeeds(*given, "--ablate", tmp_path / "list.yaml", "-o", out, "--resume")
     assert times(out / "without-value") == before
@@ -66,7 +95,11 @@ def test_students_are_scored_along_the_way_with_several_seeds(given, scored, tmp
     succeeds(*given, *scored, *more, "--ablate", tmp_path / "list.yaml", "-o", out)
     report, copy = report_of(out), "student undistilled"
     by_name = {e.model: e for e in report.evaluations}
-    grown = [f"{name}{end}" for name in ("full", "without-value") for end in (" at step 2", " at step 4", "")]
+    grown = [
+        f"{name}{end}"
+        for name in ("full", "without-value")
+        for end in (" at step 2", " at step 4", "")
+    ]
     assert set(by_name) == {"teacher", copy, *grown}
     for name, one in by_name.items():
         runs = [out / "downstream" / "own" / name.replace(" ", "-") / f"seed-{n}" for n in range(2)]
@@ -74,7 +107,10 @@ def test_students_are_scored_along_the_way_with_several_seeds(given, scored, tmp
         assert [report_of(run).recipe["train"]["seed"] for run in runs] == [3, 4]
         assert one.metrics["accuracy"] == pytest.approx(sum(values) / 2)
         assert one.deviations["accuracy"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
-    assert {(c.model, c.baseline) for c in report.comparisons} == {("full", copy), ("without-value", copy)}
+    assert {(c.model, c.baseline) for c in report.comparisons} == {
+        ("full", copy),
+        ("without-value", copy),
+    }
     for c in report.comparisons:
         ours, theirs = (by_name[n].metrics[c.metric] for n in (c.model, c.baseline))
         assert c.difference == pytest.approx(ours - theirs)
@@ -89,11 +125,19 @@ def test_students_are_scored_along_the_way_with_several_seeds(given, scored, tmp
 @pytest.mark.parametrize(
     ("listed", "more", "message"),
     [
-        ("a: {train.lr: 1.0}", [], "variant a sets train.lr; variants of a run on text set method, loss and assistant"),
+        (
+            "a: {train.lr: 1.0}",
+            [],
+            "variant a sets train.lr; variants of a run on text set method, loss and assistant",
+        ),
         ("a: {loss.valu: none}", [], "did you mean 'value'"),
         ("a: {loss.masked_lm_weight: 1.0}", [], "some variants read masked text and some do not"),
         ("a: {loss.value: none}", ["--method", "embedding"], "--ablate"),
-        ("a: {loss.value: none}", ["--set", "eval.at=[6]"], "eval.at: step 6 is not before the last one, 6"),
+        (
+            "a: {loss.value: none}",
+            ["--set", "eval.at=[6]"],
+            "eval.at: step 6 is not before the last one, 6",
+        ),
         ("a: {loss.value: none}", ["--set", "eval.at=[2]"], "add --eval-task TASK"),
     ],
 )

@@ -17,7 +17,16 @@ from kdcli.report.sections.latency import speedup_of
 
 PAPERS = ["12x768", "6x768", "12x384", "6x384", "4x384", "3x384"]
 SMALL = ["2x24:48@12", "1x24:48@12"]
-FEW = ["--set", "measure.min_runs=3", "--set", "measure.min_seconds=0.0", "--seq-len", "16", "--batch-size", "1"]
+FEW = [
+    "--set",
+    "measure.min_runs=3",
+    "--set",
+    "measure.min_seconds=0.0",
+    "--seq-len",
+    "16",
+    "--batch-size",
+    "1",
+]
 
 
 run, succeeds = (functools.partial(of, "benchmark") for of in (own_files.kdcli, own_files.succeeds))
@@ -35,8 +44,16 @@ def requests(monkeypatch):
             for n, subject in enumerate(subjects):
                 found.rows.append(row(subject, protocol, batch_size, seq_len, 8.0 / 2**n))
                 if n:
-                    own = "" if subject.backend == "torch" else f"/{subject.backend}-{subject.precision}"
-                    cell = "" if (batch_size, seq_len) == tuple(protocol.cells[0]) else f"@{batch_size}x{seq_len}"
+                    own = (
+                        ""
+                        if subject.backend == "torch"
+                        else f"/{subject.backend}-{subject.precision}"
+                    )
+                    cell = (
+                        ""
+                        if (batch_size, seq_len) == tuple(protocol.cells[0])
+                        else f"@{batch_size}x{seq_len}"
+                    )
                     found.speedups[f"{subject.name}{own}_vs_{subjects[0].name}{cell}"] = {
                         **{"median": 2.0**n, "low": 1.9**n, "high": 2.1**n},
                         **{"batch_size": batch_size, "seq_len": seq_len},
@@ -49,10 +66,33 @@ def requests(monkeypatch):
 
 def row(subject, protocol, batch_size, seq_len, ms, status="ok"):
     return {
-        **{"model": subject.name, "backend": subject.backend, "device": protocol.device, "dtype": subject.precision},
-        **{"batch_size": batch_size, "seq_len": seq_len, "padding": protocol.padding, "n": 60, "status": status},
-        **{"p50_ms": ms, "p90_ms": ms, "p95_ms": ms, "p99_ms": None, "mean_ms": ms, "iqr_over_p50": 0.01},
-        **{"tokens_per_second": 1e3, "load_seconds": 0.1, "first_call_ms": 1.0, "peak_memory_bytes": 10},
+        **{
+            "model": subject.name,
+            "backend": subject.backend,
+            "device": protocol.device,
+            "dtype": subject.precision,
+        },
+        **{
+            "batch_size": batch_size,
+            "seq_len": seq_len,
+            "padding": protocol.padding,
+            "n": 60,
+            "status": status,
+        },
+        **{
+            "p50_ms": ms,
+            "p90_ms": ms,
+            "p95_ms": ms,
+            "p99_ms": None,
+            "mean_ms": ms,
+            "iqr_over_p50": 0.01,
+        },
+        **{
+            "tokens_per_second": 1e3,
+            "load_seconds": 0.1,
+            "first_call_ms": 1.0,
+            "peak_memory_bytes": 10,
+        },
     }
 
 
@@ -66,7 +106,9 @@ def test_every_backend_has_a_worker_with_the_baseline_in_it(requests, tmp_path):
         [(SMALL[0], *plain), (SMALL[0], "compile", "fp32"), (SMALL[1], "compile", "fp32")],
     ]
     report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
-    kept = [(r["model"], r["backend"], r["dtype"]) for r in report["latency"] if r["batch_size"] == 1]
+    kept = [
+        (r["model"], r["backend"], r["dtype"]) for r in report["latency"] if r["batch_size"] == 1
+    ]
     assert len(set(kept)) == len(kept) == 6, "the baseline's rows stand once"
 
 
@@ -74,8 +116,16 @@ def test_every_backend_has_a_worker_with_the_baseline_in_it(requests, tmp_path):
     ("settings", "models", "cells"),
     [
         ({"preset": "tinybert"}, ["12x768", "4x312:1200@12", "6x768"], [(128, 128)]),
-        ({"preset": "tinybert", "batch_sizes": [1, 2]}, ["12x768", "4x312:1200@12", "6x768"], [(1, 128), (2, 128)]),
-        ({"models": ["6x384", "12x768"], "baseline": "12x768"}, ["12x768", "6x384"], [(1, 128), (8, 128)]),
+        (
+            {"preset": "tinybert", "batch_sizes": [1, 2]},
+            ["12x768", "4x312:1200@12", "6x768"],
+            [(1, 128), (2, 128)],
+        ),
+        (
+            {"models": ["6x384", "12x768"], "baseline": "12x768"},
+            ["12x768", "6x384"],
+            [(1, 128), (8, 128)],
+        ),
         ({}, [*PAPERS, "4x312:1200@12"], [(1, 128)]),
         ({"models": ["a"], "preset": "minilm", "seq_lens": [16]}, ["a"], [(128, 16)]),
     ],
@@ -85,7 +135,17 @@ def test_models_and_cells(settings, models, cells):
 
 
 def test_dtype_is_that_of_baseline_and_backends_without_their_own(requests, tmp_path):
-    succeeds(*SMALL, "--dtype", "bf16", "--backend", "torch", "--backend", "onnx-int8", "-o", tmp_path / "out")
+    succeeds(
+        *SMALL,
+        "--dtype",
+        "bf16",
+        "--backend",
+        "torch",
+        "--backend",
+        "onnx-int8",
+        "-o",
+        tmp_path / "out",
+    )
     names = [[(s.backend, s.precision) for s in subjects] for subjects, _ in requests]
     bf16, int8 = ("torch", "bf16"), ("onnx", "int8")
     assert names == [[bf16, bf16], [bf16, int8, int8]]
@@ -95,12 +155,18 @@ def test_dtype_is_that_of_baseline_and_backends_without_their_own(requests, tmp_
     ("options", "code", "message"),
     [
         (["--dtype", "bf16", "--backend", "onnx"], 2, "backend onnx has no precision 'bf16'"),
-        (["--dtype", "fp16", "--backend", "openvino"], 2, "backend openvino has no precision 'fp16'"),
+        (
+            ["--dtype", "fp16", "--backend", "openvino"],
+            2,
+            "backend openvino has no precision 'fp16'",
+        ),
         (["--dtype", "int8"], 2, "'dtype' must be"),
         (["--dtype", "bf16"], 3, "an old card has no bf16"),
     ],
 )
-def test_a_dtype_that_is_not_there_is_refused_by_name(monkeypatch, tmp_path, options, code, message):
+def test_a_dtype_that_is_not_there_is_refused_by_name(
+    monkeypatch, tmp_path, options, code, message
+):
     def choose(wanted, device):
         raise MachineError("an old card has no bf16", "use --dtype fp16 or fp32")
 
@@ -111,7 +177,9 @@ def test_a_dtype_that_is_not_there_is_refused_by_name(monkeypatch, tmp_path, opt
 
 
 def test_shapes_say_how_long_they_will_take(requests, tmp_path):
-    assert "2 untrained models, 2 cells: about " in own_files.said_by(succeeds(*SMALL, "-o", tmp_path / "out"))
+    assert "2 untrained models, 2 cells: about " in own_files.said_by(
+        succeeds(*SMALL, "-o", tmp_path / "out")
+    )
 
 
 def test_the_estimate_is_what_a_worker_does(monkeypatch):
@@ -125,7 +193,9 @@ def test_the_estimate_is_what_a_worker_does(monkeypatch):
 
 
 def test_gates_are_held_after_the_table_is_printed(requests, tmp_path):
-    succeeds(*SMALL, "--min-speedup", "1.5", "--max-latency-ms", "5", "--strict", "-o", tmp_path / "a")
+    succeeds(
+        *SMALL, "--min-speedup", "1.5", "--max-latency-ms", "5", "--strict", "-o", tmp_path / "a"
+    )
     result = run(*SMALL, "--min-speedup", "2.5", "-o", tmp_path / "b")
     assert result.exit_code == 5
     assert "2.00 times as fast, below 2.5" in result.stderr
@@ -162,7 +232,9 @@ def test_a_wrong_backend_is_an_error_and_the_rest_is_reported(monkeypatch, tmp_p
     def wrong(subjects, protocol):
         of = {"model": SMALL[1], "backend": "torch", "dtype": "bf16", "limit": 0.1, "wrong": True}
         rows = [row(s, protocol, 1, 16, 1.0) for s in subjects if s.precision == "fp32"]
-        return Latency(rows=rows, agreements=[of | {"max_abs": 9.0, "relative": 0.5, "cosine": 0.1}])
+        return Latency(
+            rows=rows, agreements=[of | {"max_abs": 9.0, "relative": 0.5, "cosine": 0.1}]
+        )
 
     monkeypatch.setattr(command, "measure_latency", wrong)
     result = run(*SMALL, *FEW, "--backend", "torch-bf16", "-o", tmp_path / "out")
@@ -191,11 +263,20 @@ def test_runs_side_by_side(requests, tmp_path):
     for name in ("one", "two"):
         succeeds(*SMALL, "-o", tmp_path / name)
     before = len(requests)
-    succeeds("--compare", tmp_path / "one", "--compare", tmp_path / "two" / "report.json", "-o", tmp_path / "both")
+    succeeds(
+        "--compare",
+        tmp_path / "one",
+        "--compare",
+        tmp_path / "two" / "report.json",
+        "-o",
+        tmp_path / "both",
+    )
     assert len(requests) == before, "nothing is measured"
     report = json.loads((tmp_path / "both" / "report.json").read_text("utf-8"))
     assert list(report["models"])[:2] == [f"one: {SMALL[0]}", f"one: {SMALL[1]}"]
-    assert len(report["latency"]) == 2 * len(json.loads((tmp_path / "one" / "report.json").read_text())["latency"])
+    assert len(report["latency"]) == 2 * len(
+        json.loads((tmp_path / "one" / "report.json").read_text())["latency"]
+    )
 
 
 def test_the_runner_for_old_machines(tmp_path):
@@ -215,7 +296,9 @@ def test_the_runner_for_old_machines(tmp_path):
         (["./nowhere", "--portable", "old"], "is a model"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_and_nothing_written(requests, tmp_path, monkeypatch, arguments, message):
+def test_what_cannot_be_measured_is_refused_and_nothing_written(
+    requests, tmp_path, monkeypatch, arguments, message
+):
     monkeypatch.chdir(tmp_path)
     assert message in own_files.refused(tmp_path, "benchmark", *arguments)
 
@@ -241,7 +324,9 @@ def test_a_damaged_report_is_named(tmp_path):
     assert result.exit_code == 2
     assert "report.json is not valid JSON" in result.stderr.replace("\n", "")
     (tmp_path / "report.json").write_text('{"models": {"a": {}}, "command": "x"}', "utf-8")
-    assert "is not a report of kdcli" in run("--compare", tmp_path, "-o", tmp_path / "out").stderr.replace("\n", "")
+    assert "is not a report of kdcli" in run(
+        "--compare", tmp_path, "-o", tmp_path / "out"
+    ).stderr.replace("\n", "")
 
 
 @pytest.fixture
@@ -253,15 +338,23 @@ def on_task(tmp_path):
 
 
 def test_a_task_is_judged_on_every_backend(requests, on_task, tmp_path):
-    result = succeeds(*on_task, "--backend", "torch", "--backend", "torch-bf16", "--backend", "onnx")
+    result = succeeds(
+        *on_task, "--backend", "torch", "--backend", "torch-bf16", "--backend", "onnx"
+    )
     found = own_files.report_of(tmp_path / "out")
-    assert [e.model for e in found.evaluations] == ["model", "model on torch bf16", "model on onnx fp32"]
+    assert [e.model for e in found.evaluations] == [
+        "model",
+        "model on torch bf16",
+        "model on onnx fp32",
+    ]
     assert all(e.n == 40 for e in found.evaluations)
     plain, _, onnx = found.evaluations
     assert 0 < plain.metrics["accuracy"] < 1
     assert onnx.metrics == pytest.approx(plain.metrics)
     own_files.succeeds("evaluate", *on_task[:-1], tmp_path / "own")
-    assert own_files.report_of(tmp_path / "own").evaluations[0].metrics == pytest.approx(plain.metrics)
+    assert own_files.report_of(tmp_path / "own").evaluations[0].metrics == pytest.approx(
+        plain.metrics
+    )
     assert {c.model for c in found.comparisons} == {"model on torch bf16", "model on onnx fp32"}
     assert "model on onnx fp32" in result.stdout
     # The real texts on which outputs are compared are the task's.
@@ -283,7 +376,10 @@ def test_a_less_accurate_backend_is_an_error(requests, on_task, tmp_path, monkey
     accuracy = [e.metrics["accuracy"] for e in own_files.report_of(tmp_path / "out").evaluations]
     assert accuracy[1] == pytest.approx(1 - accuracy[0])
     assert accuracy[1] < accuracy[0]
-    assert "less accurate than torch in float32 by more than max_drop 0.01: model on torch bf16" in result.output
+    assert (
+        "less accurate than torch in float32 by more than max_drop 0.01: model on torch bf16"
+        in result.output
+    )
 
 
 def test_a_shape_has_no_score(on_task):

@@ -20,8 +20,22 @@ from kdcli.errors import UsageError
 
 QUICK = [
     *("--max-steps", "6", "--batch-size", "8", "--dtype", "fp32", "--set", "data.max_length=16"),
-    *("--set", "train.warmup_fraction=0.2", "--set", "train.eval_every=3", "--set", "train.log_every=1"),
-    *("--set", "train.checkpoint_every=2", "--set", "data.held_out_blocks=8", "--set", "measure.latency=false"),
+    *(
+        "--set",
+        "train.warmup_fraction=0.2",
+        "--set",
+        "train.eval_every=3",
+        "--set",
+        "train.log_every=1",
+    ),
+    *(
+        "--set",
+        "train.checkpoint_every=2",
+        "--set",
+        "data.held_out_blocks=8",
+        "--set",
+        "measure.latency=false",
+    ),
 ]
 ON_TASK = [*own_files.QUICK, "--max-steps", "8", "--set", "train.eval_every=4"]
 
@@ -32,7 +46,9 @@ succeeds = functools.partial(own_files.succeeds, "cotrain")
 @pytest.fixture
 def base(tmp_path):
     torch.manual_seed(0)
-    model = AutoModelForMaskedLM.from_config(tiny_config("bert", num_hidden_layers=4, initializer_range=0.3))
+    model = AutoModelForMaskedLM.from_config(
+        tiny_config("bert", num_hidden_layers=4, initializer_range=0.3)
+    )
     return on_disk(model, tmp_path / "base")
 
 
@@ -49,19 +65,39 @@ def own_task(tmp_path):
 @pytest.mark.drawn
 def test_what_a_run_leaves(given, tmp_path):
     out = tmp_path / "out"
-    measured = ["--set", "measure.latency=true", "--set", "measure.min_seconds=0.1", "--set", "measure.min_runs=5"]
+    measured = [
+        "--set",
+        "measure.latency=true",
+        "--set",
+        "measure.min_seconds=0.1",
+        "--set",
+        "measure.min_runs=5",
+    ]
     result = succeeds(*given, *measured, "-o", out)
-    assert {p.name for p in out.iterdir()} == own_files.REPORT | {"teacher", "student", "standalone"}
-    assert {p.name for p in (out / "standalone").iterdir()} == own_files.REPORT | {"teacher", "student"}
+    assert {p.name for p in out.iterdir()} == own_files.REPORT | {
+        "teacher",
+        "student",
+        "standalone",
+    }
+    assert {p.name for p in (out / "standalone").iterdir()} == own_files.REPORT | {
+        "teacher",
+        "student",
+    }
     for name, shape in (("teacher", (3, 32)), ("student", (2, 16))):
         model = AutoModelForMaskedLM.from_pretrained(out / name)
         assert (model.config.num_hidden_layers, model.config.hidden_size) == shape
         assert AutoTokenizer.from_pretrained(out / name).get_vocab() == tiny_tokenizer().get_vocab()
         assert "kd_capture" not in (out / name / "config.json").read_text()
         card = (out / name / "README.md").read_text("utf-8")
-        assert all(part in card for part in ("AutoModelForMaskedLM", "3x32 and 2x16, co-distillation"))
+        assert all(
+            part in card for part in ("AutoModelForMaskedLM", "3x32 and 2x16, co-distillation")
+        )
     report = report_of(out)
-    assert (report.command, report.training.steps, report.training.tokens) == ("cotrain", 6, 6 * 8 * 16)
+    assert (report.command, report.training.steps, report.training.tokens) == (
+        "cotrain",
+        6,
+        6 * 8 * 16,
+    )
     assert list(report.models) == ["teacher", "teacher standalone", "student standalone", "student"]
     assert {r.model for r in report.latency} == {"teacher", "student"}
     losses = report.quality["held-out MLM loss"]
@@ -69,11 +105,19 @@ def test_what_a_run_leaves(given, tmp_path):
     # The table shows where both curves end; both runs start with the same models and masks.
     alone = report_of(out / "standalone")
     first, last = (p.held_out for p in (report.curve[0], report.curve[-1]))
-    assert set(last) == {"loss", *(f"{m}/{t}" for m in ("teacher", "student") for t in ("hard", "soft"))}
+    assert set(last) == {
+        "loss",
+        *(f"{m}/{t}" for m in ("teacher", "student") for t in ("hard", "soft")),
+    }
     page = (out / "report.html").read_text("utf-8")
     for name in ("teacher", "student"):
         ours, theirs = losses[name]["loss"], losses[f"{name} standalone"]["loss"]
-        assert ours == last[f"{name}/hard"] < first[f"{name}/hard"] == alone.curve[0].held_out[f"{name}/hard"]
+        assert (
+            ours
+            == last[f"{name}/hard"]
+            < first[f"{name}/hard"]
+            == alone.curve[0].held_out[f"{name}/hard"]
+        )
         assert theirs == alone.curve[-1].held_out[f"{name}/hard"] != ours
         word = "better" if theirs > ours else "worse"
         assert f"{abs(theirs - ours):.4f} {word} with the other model" in " ".join(report.notes)
@@ -86,12 +130,28 @@ def test_what_a_run_leaves(given, tmp_path):
 
 def test_without_any_model_a_tokenizer_is_trained(text_file, tmp_path):
     out = tmp_path / "out"
-    options = ["2x16", "1x16", "--vocab-size", "60", "--data", text_file, "--no-standalone", *QUICK, "-o", out]
+    options = [
+        "2x16",
+        "1x16",
+        "--vocab-size",
+        "60",
+        "--data",
+        text_file,
+        "--no-standalone",
+        *QUICK,
+        "-o",
+        out,
+    ]
     succeeds(*options)
     assert {p.name for p in out.iterdir() if p.is_dir()} == {"teacher", "student"}
-    words = [AutoTokenizer.from_pretrained(out / name).get_vocab() for name in ("teacher", "student")]
+    words = [
+        AutoTokenizer.from_pretrained(out / name).get_vocab() for name in ("teacher", "student")
+    ]
     assert words[0] == words[1]
-    assert weights(out / "student")["bert.embeddings.word_embeddings.weight"].shape == (len(words[0]), 16)
+    assert weights(out / "student")["bert.embeddings.word_embeddings.weight"].shape == (
+        len(words[0]),
+        16,
+    )
     # The recipe alone repeats it.
     succeeds("--recipe", out / "recipe.yaml", "--dtype", "fp32", "-o", tmp_path / "again")
     assert same_weights(out / "student", tmp_path / "again" / "student")
@@ -108,20 +168,40 @@ def test_community_students_are_saved_and_the_better_one_is_named(base, text_fil
     names = ["teacher", "student-1", "student-1 standalone", "student-2 standalone", "student-2"]
     assert list(report.models) == names
     assert report.models["teacher"].layers == 4
-    losses = {name: report.quality["held-out MLM loss"][name]["loss"] for name in ("student-1", "student-2")}
+    losses = {
+        name: report.quality["held-out MLM loss"][name]["loss"]
+        for name in ("student-1", "student-2")
+    }
     assert f"{min(losses, key=losses.get)} is the better student" in " ".join(report.notes)
     assert {"student-1/community", "student-2/community"} < set(report.curve[-1].held_out)
     # Alone, each still learns from the frozen teacher.
     assert set(log_of(out / "standalone")[1]["terms"]) == {
         f"student-{n}/{t}" for n in (1, 2) for t in ("hard", "community")
     }
-    succeeds(*options, "--no-standalone", "--set", "community.printed_order=true", "-o", tmp_path / "printed")
+    succeeds(
+        *options,
+        "--no-standalone",
+        "--set",
+        "community.printed_order=true",
+        "-o",
+        tmp_path / "printed",
+    )
     assert not same_weights(out / "student-1", tmp_path / "printed" / "student-1")
 
 
 def test_a_task_scores_all_of_them(given, own_task, tmp_path):
-    options = ["--set", "eval.overrides.train={max_steps: 4, batch_size: 16, eval_every: 4, lr: 0.003}"]
-    options += ["--set", "eval.overrides.data.max_length=16", "--set", f"eval.source={own_task}", "--eval-task", "own"]
+    options = [
+        "--set",
+        "eval.overrides.train={max_steps: 4, batch_size: 16, eval_every: 4, lr: 0.003}",
+    ]
+    options += [
+        "--set",
+        "eval.overrides.data.max_length=16",
+        "--set",
+        f"eval.source={own_task}",
+        "--eval-task",
+        "own",
+    ]
     out = tmp_path / "out"
     succeeds(*given, *options, "-o", out)
     report = report_of(out)
@@ -149,12 +229,19 @@ def test_on_a_task_both_are_trained_and_evaluated(on_task, tmp_path):
         assert model.config.num_hidden_layers == layers
         assert sorted(model.config.id2label.values()) == sorted(own_files.NAMES)
         again = tmp_path / f"evaluated-{name}"
-        own_files.succeeds("evaluate", out / name, "--task", "own", "--data", tmp_path / "own", "-o", again)
+        own_files.succeeds(
+            "evaluate", out / name, "--task", "own", "--data", tmp_path / "own", "-o", again
+        )
         assert report_of(again).evaluations[0].metrics == report.quality["own"][name]
         assert not same_weights(out / name, out / "standalone" / name)
     # Metrics during training are the student's.
     assert report.curve[-1].metrics["accuracy"] == report.quality["own"]["student"]["accuracy"]
-    assert set(log_of(out)[1]["terms"]) == {"teacher/hard", "teacher/soft", "student/hard", "student/soft"}
+    assert set(log_of(out)[1]["terms"]) == {
+        "teacher/hard",
+        "teacher/soft",
+        "student/hard",
+        "student/soft",
+    }
     assert "on own" in result.stdout
 
 
@@ -207,7 +294,9 @@ def test_resuming_repeats_no_finished_run(given, on_task, tmp_path):
 )
 def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, arguments, message):
     unbuilt = on_disk(tiny_config("bert", hidden_act="planted.run"), tmp_path / "UNBUILT")
-    assert message in refused(tmp_path, "cotrain", *given, *(unbuilt if a == "UNBUILT" else a for a in arguments))
+    assert message in refused(
+        tmp_path, "cotrain", *given, *(unbuilt if a == "UNBUILT" else a for a in arguments)
+    )
 
 
 @pytest.mark.parametrize(
@@ -215,9 +304,15 @@ def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, argume
     [
         (CotrainRecipe(), "no teacher given"),
         (CotrainRecipe(teacher="3x32"), "no student given"),
-        (CotrainRecipe(teacher="3x32", student="2x16", weights=[0, 0, 0, 0]), "nothing is left to learn from"),
+        (
+            CotrainRecipe(teacher="3x32", student="2x16", weights=[0, 0, 0, 0]),
+            "nothing is left to learn from",
+        ),
         (CotrainTaskRecipe(teacher="a/b", student="2x16"), "no task given"),
-        (CotrainTaskRecipe(teacher="3x32", student="2x16", task="own"), "the teacher 3x32 would start from nothing"),
+        (
+            CotrainTaskRecipe(teacher="3x32", student="2x16", task="own"),
+            "the teacher 3x32 would start from nothing",
+        ),
     ],
 )
 def test_what_is_missing_is_named(recipe, message):
@@ -244,15 +339,31 @@ def test_two_processes_are_one_with_the_same_global_batch(given, base, tmp_path)
     (base / "config.json").write_text(json.dumps(plain))
     options = [*given, "--device", "cpu"]
     succeeds(*options, "-o", tmp_path / "one")
-    assert processes.two_ranks("cotrain", *options, "-o", tmp_path / "two")[0].count("report in") == 1
+    assert (
+        processes.two_ranks("cotrain", *options, "-o", tmp_path / "two")[0].count("report in") == 1
+    )
     for folder in ("", "standalone"):
-        own_files.same_logs(tmp_path / "one" / folder, tmp_path / "two" / folder, rel=1e-4, abs=1e-5)
+        own_files.same_logs(
+            tmp_path / "one" / folder, tmp_path / "two" / folder, rel=1e-4, abs=1e-5
+        )
 
 
 @pytest.mark.slow
-def test_an_environment_with_only_transformers_reloads_what_is_trained(given, model_dir, text_file, tmp_path):
+def test_an_environment_with_only_transformers_reloads_what_is_trained(
+    given, model_dir, text_file, tmp_path
+):
     succeeds(*given, "--no-standalone", "-o", tmp_path / "cotrained")
-    distilled = ["distill", model_dir, "--data", text_file, "--to", "2x32", *QUICK, "-o", tmp_path / "distilled"]
+    distilled = [
+        "distill",
+        model_dir,
+        "--data",
+        text_file,
+        "--to",
+        "2x32",
+        *QUICK,
+        "-o",
+        tmp_path / "distilled",
+    ]
     own_files.succeeds(*distilled)
     # Far from this checkout, and with kdcli made unimportable.
     program = (
@@ -264,6 +375,10 @@ def test_an_environment_with_only_transformers_reloads_what_is_trained(given, mo
     )
     folders = [tmp_path / name for name in ("cotrained/teacher", "cotrained/student", "distilled")]
     done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, folders)], cwd="/", capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, *map(str, folders)],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.splitlines() == ["(1, 2, 64)", "(1, 2, 64)", "(1, 2, 32)"]

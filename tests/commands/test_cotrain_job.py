@@ -18,7 +18,9 @@ from kdcli.training.engine import train
 from kdcli.training.launch import Session
 from kdcli.types import Schedule
 
-SCHEDULE = Schedule(steps=6, batch_size=8, lr=1e-3, warmup_steps=0, eval_every=6, checkpoint_every=100)
+SCHEDULE = Schedule(
+    steps=6, batch_size=8, lr=1e-3, warmup_steps=0, eval_every=6, checkpoint_every=100
+)
 
 
 def masked_model(folder, **changes):
@@ -40,7 +42,9 @@ def corpus(text_file):
 
 def recipe_of(base, **changes):
     values = {"teacher": "3x32", "student": "2x16@4", "base": base, "data": {"max_length": 16}}
-    return CotrainRecipe.model_validate(values | ({"base": None} if "community" in changes else {}) | changes)
+    return CotrainRecipe.model_validate(
+        values | ({"base": None} if "community" in changes else {}) | changes
+    )
 
 
 def load(recipe):
@@ -72,7 +76,9 @@ def same(one, other):
 
 
 class TestJob:
-    def test_the_recipe_sets_dropout_in_training_and_the_saved_models_keep_their_own(self, base, corpus):
+    def test_the_recipe_sets_dropout_in_training_and_the_saved_models_keep_their_own(
+        self, base, corpus
+    ):
         def twice(dropout):
             recipe = recipe_of(base, dropout=dropout)
             pair = load(recipe)
@@ -101,12 +107,18 @@ class TestJob:
         calls.clear()
         loss = job.step(job.examples.batch(np.arange(4)))
         assert sorted(calls) == ["frozen", "student", "teacher"]
-        assert list(loss.terms) == [f"student-{n}/{t}" for n in (1, 2) for t in ("hard", "soft", "community")]
+        assert list(loss.terms) == [
+            f"student-{n}/{t}" for n in (1, 2) for t in ("hard", "soft", "community")
+        ]
         # Weights 1:1:1:4 and 1 for the community; terms are logged without them.
         factors = torch.tensor([1.0, 4.0, 1.0, 1.0, 1.0, 1.0])
-        torch.testing.assert_close(loss.total, (factors * torch.stack([t.value for t in loss.terms.values()])).sum())
+        torch.testing.assert_close(
+            loss.total, (factors * torch.stack([t.value for t in loss.terms.values()])).sum()
+        )
 
-    @pytest.mark.parametrize(("weights", "moved"), [([0, 1, 0, 0], "student"), ([0, 0, 0, 1], "teacher")])
+    @pytest.mark.parametrize(
+        ("weights", "moved"), [([0, 1, 0, 0], "student"), ([0, 0, 0, 1], "teacher")]
+    )
     def test_a_soft_term_moves_only_the_model_that_learns(self, base, corpus, weights, moved):
         recipe = recipe_of(base, weights=weights)
         before = {role: weights_of(model) for role, model in models_of(load(recipe)).items()}
@@ -122,7 +134,11 @@ class TestJob:
 
     def test_each_model_has_its_learning_rate(self, base, corpus):
         job = job_of(recipe_of(base, train={"lr": 1e-3, "teacher_lr": 5e-4}), corpus)
-        names = [(name, path) for name, module in job.modules.items() for path, _ in module.named_parameters()]
+        names = [
+            (name, path)
+            for name, module in job.modules.items()
+            for path, _ in module.named_parameters()
+        ]
         rates = {(name, job.param_group(f"{name}.{path}").lr) for name, path in names}
         assert rates == {("teacher", 0.5), ("student", 1.0)}
 
@@ -131,7 +147,11 @@ class TestJob:
         for temperature in (1.0, 3.0):
             job = job_of(recipe_of(base, temperature=temperature), corpus)
             terms.append(job.step(job.examples.batch(np.arange(4))).terms)
-        differing = {name for name in terms[0] if not torch.allclose(terms[0][name].value, terms[1][name].value)}
+        differing = {
+            name
+            for name in terms[0]
+            if not torch.allclose(terms[0][name].value, terms[1][name].value)
+        }
         assert differing == {"teacher/soft", "student/soft"}
 
     def test_held_out_losses_include_hard_terms_without_weight(self, base, corpus):
@@ -141,7 +161,9 @@ class TestJob:
         with torch.no_grad():
             loss = job.step(batch)
         assert set(loss.terms) == {"teacher/soft", "student/soft", "teacher/hard", "student/hard"}
-        torch.testing.assert_close(loss.total, loss.terms["teacher/soft"].value + loss.terms["student/soft"].value)
+        torch.testing.assert_close(
+            loss.total, loss.terms["teacher/soft"].value + loss.terms["student/soft"].value
+        )
 
 
 class TestPair:
@@ -153,16 +175,24 @@ class TestPair:
 
     def test_a_shape_may_be_larger_than_the_base(self, base):
         config = models_of(load(recipe_of(base, teacher="6x64:96@8")))["teacher"].config
-        assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (6, 64, 96)
+        assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (
+            6,
+            64,
+            96,
+        )
         assert (config.num_attention_heads, config.vocab_size) == (8, 64)
 
     def test_a_directory_starts_from_its_weights(self, base):
         models = models_of(load(recipe_of(None, teacher=base)))
-        assert same(weights_of(models["teacher"]), weights_of(AutoModelForMaskedLM.from_pretrained(base)))
+        assert same(
+            weights_of(models["teacher"]), weights_of(AutoModelForMaskedLM.from_pretrained(base))
+        )
         assert models["student"].config.hidden_size == 16
 
     def test_without_any_model_a_tokenizer_is_trained(self, text_file):
-        recipe = recipe_of(None, student="2x16", vocab_size=90, data={"source": str(text_file), "max_length": 600})
+        recipe = recipe_of(
+            None, student="2x16", vocab_size=90, data={"source": str(text_file), "max_length": 600}
+        )
         student = load(recipe).models["student"]
         assert student.model.config.vocab_size == len(student.tokenizer)
         assert student.model.config.max_position_embeddings == 600
@@ -179,21 +209,31 @@ class TestPair:
             assert same(weights_of(model.cls), weights_of(frozen.cls))
         chosen = recipe.community.model_copy(update={"layers": [[1, 2], [3, 4]]})
         teacher = models_of(load(recipe.model_copy(update={"community": chosen})))["teacher"]
-        assert same(weights_of(teacher.bert.encoder.layer[1]), weights_of(frozen.bert.encoder.layer[1]))
+        assert same(
+            weights_of(teacher.bert.encoder.layer[1]), weights_of(frozen.bert.encoder.layer[1])
+        )
 
     def test_different_vocabularies_are_named_with_their_sizes(self, base, tmp_path):
         other = masked_model(tmp_path / "other", vocab_size=70)
         with pytest.raises(
-            UsageError, match=r"teacher .*base and the student .*other have different .*64 and 70 words"
+            UsageError,
+            match=r"teacher .*base and the student .*other have different .*64 and 70 words",
         ):
             load(recipe_of(None, teacher=base, student=other))
-        with pytest.raises(UsageError, match=r"the student .*other and the community teacher .*base have different"):
+        with pytest.raises(
+            UsageError, match=r"the student .*other and the community teacher .*base have different"
+        ):
             load(recipe_of(None, student=other, community={"model": base}))
 
     def test_words_in_another_order_are_another_vocabulary(self, base, tmp_path):
         other = masked_model(tmp_path / "other")
         file = tmp_path / "other" / "tokenizer.json"
-        text = file.read_text("utf-8").replace('"w7"', '"other"').replace('"w8"', '"w7"').replace('"other"', '"w8"')
+        text = (
+            file.read_text("utf-8")
+            .replace('"w7"', '"other"')
+            .replace('"w8"', '"w7"')
+            .replace('"other"', '"w8"')
+        )
         file.write_text(text, "utf-8")
         with pytest.raises(UsageError, match="64 and 64 words, 4 entries differ"):
             load(recipe_of(None, teacher=base, student=other))
@@ -204,14 +244,23 @@ class TestPair:
             ({"data": {"max_length": 200}}, "the teacher reads at most 160 tokens"),
             ({"student": "2x30"}, "4 heads do not divide"),
             ({"student": "9x32", "community": "base"}, "larger than the community teacher"),
-            ({"student": "2x32", "community": "base", "layers": [[1, 2, 3], [7, 8]]}, "must name 2 of the teacher's"),
-            ({"community": "encoder"}, "the community teacher: .* without a masked-language-model head"),
+            (
+                {"student": "2x32", "community": "base", "layers": [[1, 2, 3], [7, 8]]},
+                "must name 2 of the teacher's",
+            ),
+            (
+                {"community": "encoder"},
+                "the community teacher: .* without a masked-language-model head",
+            ),
         ],
     )
     def test_models_that_do_not_fit(self, base, tmp_path, changes, message):
         on_disk(tiny_encoder("bert"), tmp_path / "encoder")
         if "community" in changes:
-            community = {"model": str(tmp_path / changes["community"]), "layers": changes.get("layers")}
+            community = {
+                "model": str(tmp_path / changes["community"]),
+                "layers": changes.get("layers"),
+            }
             changes = {"student": changes.get("student", "2x16@4"), "community": community}
         with pytest.raises(UsageError, match=message):
             load(recipe_of(base, **changes))

@@ -6,7 +6,18 @@ import processes
 import pytest
 import torch
 from encoders import foreign_tokenizer, on_disk, tiny_encoder
-from own_files import interrupted, kdcli, log_of, refused, report_of, said_by, same_weights, succeeds, times, weights
+from own_files import (
+    interrupted,
+    kdcli,
+    log_of,
+    refused,
+    report_of,
+    said_by,
+    same_weights,
+    succeeds,
+    times,
+    weights,
+)
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.losses import inputs, methods, on_tasks
@@ -15,9 +26,27 @@ from kdcli.report.views import FINETUNED
 from kdcli.types import Kind
 
 QUICK = [
-    *("--max-steps", "8", "--batch-size", "16", "--lr", "1e-3", "--dtype", "fp32", "--set", "intermediate.lr=1e-3"),
+    *(
+        "--max-steps",
+        "8",
+        "--batch-size",
+        "16",
+        "--lr",
+        "1e-3",
+        "--dtype",
+        "fp32",
+        "--set",
+        "intermediate.lr=1e-3",
+    ),
     *("--set", "data.max_length=24", "--set", "data.stride=4", "--set", "train.eval_every=4"),
-    *("--set", "train.log_every=1", "--set", "train.checkpoint_every=3", "--set", "measure.latency=false"),
+    *(
+        "--set",
+        "train.log_every=1",
+        "--set",
+        "train.checkpoint_every=3",
+        "--set",
+        "measure.latency=false",
+    ),
     *("--set", "undistilled.overrides.train={log_every: 1, checkpoint_every: 3}"),
 ]
 STUDENT, ALONE = "student", "student undistilled"
@@ -77,9 +106,28 @@ def test_the_student_without_a_teacher_is_what_fine_tuning_makes_of_it(done, ask
     assert not (out / "student-undistilled" / "model.safetensors").exists()
     given = asked()
     # Rate and batch are those of `finetune`, steps and data those of the distillation.
-    options = ["--max-steps", "8", "--dtype", "fp32", "--set", "data.max_length=24", "--set", "measure.latency=false"]
+    options = [
+        "--max-steps",
+        "8",
+        "--dtype",
+        "fp32",
+        "--set",
+        "data.max_length=24",
+        "--set",
+        "measure.latency=false",
+    ]
     data = given[given.index("--data") + 1]
-    succeeds("finetune", out / "start", "--task", "own", "--data", data, *options, "-o", tmp_path / "alone")
+    succeeds(
+        "finetune",
+        out / "start",
+        "--task",
+        "own",
+        "--data",
+        data,
+        *options,
+        "-o",
+        tmp_path / "alone",
+    )
     assert scores(tmp_path / "alone") == {FINETUNED: scores(out)[ALONE]}
 
 
@@ -89,7 +137,15 @@ def test_the_teachers_signals_are_cached_and_gone_when_they_are_not_needed(done,
     assert not (out / "signals").exists()
     succeeds(*asked(), "-o", tmp_path / "again")
     assert same_weights(out, tmp_path / "again"), "the same command gives the same bits"
-    without = succeeds(*asked(), "--set", "cache_gb=0", "--set", "undistilled.use=false", "-o", tmp_path / "without")
+    without = succeeds(
+        *asked(),
+        "--set",
+        "cache_gb=0",
+        "--set",
+        "undistilled.use=false",
+        "-o",
+        tmp_path / "without",
+    )
     assert "signals" not in said_by(without)
     a, b = weights(out / "intermediate"), weights(tmp_path / "without" / "intermediate")
     # Of Adam's steps only the sign is certain where a gradient is near zero; a step is 1e-3 at most.
@@ -97,7 +153,15 @@ def test_the_teachers_signals_are_cached_and_gone_when_they_are_not_needed(done,
     assert not all(torch.equal(a[k], b[k]) for k in a)
     assert [e.model for e in report_of(tmp_path / "without").evaluations] == ["teacher", STUDENT]
     assert not (tmp_path / "without" / "student-undistilled").exists()
-    small = kdcli(*asked(), "--set", "cache_gb=1e-7", "--set", "undistilled.use=false", "-o", tmp_path / "small")
+    small = kdcli(
+        *asked(),
+        "--set",
+        "cache_gb=1e-7",
+        "--set",
+        "undistilled.use=false",
+        "-o",
+        tmp_path / "small",
+    )
     assert "the teacher's signals are not cached: they would take" in said_by(small)
     assert same_weights(tmp_path / "small", tmp_path / "without")
 
@@ -120,7 +184,13 @@ def test_every_method_trains(asked, tmp_path, method):
     assert sorted(weights(out)) == sorted(model.state_dict())
 
 
-KINDS: dict[str, Kind] = {"pair": "class", "multi": "multi", "score": "score", "tokens": "tokens", "span": "span"}
+KINDS: dict[str, Kind] = {
+    "pair": "class",
+    "multi": "multi",
+    "score": "score",
+    "tokens": "tokens",
+    "span": "span",
+}
 
 
 @pytest.mark.parametrize("method", ["tinybert", "pkd"])
@@ -135,19 +205,27 @@ def test_every_kind_of_task_is_learned(asked, tmp_path, kind, method):
     assert [e.model for e in report_of(out).evaluations] == ["teacher", STUDENT]
 
 
-@pytest.mark.parametrize(("stage", "method"), [("intermediate", "tinybert"), ("out", "tinybert"), ("out", "pkd")])
-def test_stopped_in_a_stage_and_gone_on_with_is_bit_identical(asked, tmp_path, monkeypatch, stage, method):
+@pytest.mark.parametrize(
+    ("stage", "method"), [("intermediate", "tinybert"), ("out", "tinybert"), ("out", "pkd")]
+)
+def test_stopped_in_a_stage_and_gone_on_with_is_bit_identical(
+    asked, tmp_path, monkeypatch, stage, method
+):
     arguments = [*asked(), "--method", method]
     succeeds(*arguments, "-o", tmp_path / "whole")
     out = tmp_path / "out"
     assert interrupted(monkeypatch, stage, 5, *arguments, "-o", out).exit_code == 130
     assert not (out / "report.json").exists()
-    finished = times(out / "start") | (times(out / "intermediate") if method == "tinybert" and stage == "out" else {})
+    finished = times(out / "start") | (
+        times(out / "intermediate") if method == "tinybert" and stage == "out" else {}
+    )
     assert (out / "signals").exists(), "each of these stages reads its rows more than once"
     again = succeeds(*arguments, "-o", out, "--resume")
     assert "resumed after step 3" in said_by(again)
     assert finished
-    assert {p: p.stat().st_mtime_ns for p in finished} == finished, "a finished stage is not repeated"
+    assert {p: p.stat().st_mtime_ns for p in finished} == finished, (
+        "a finished stage is not repeated"
+    )
     assert same_weights(out, tmp_path / "whole")
     assert log_of(out) == log_of(tmp_path / "whole")
     assert scores(out) == scores(tmp_path / "whole")
@@ -226,7 +304,10 @@ def test_logits_are_matched_to_rows_of_other_tokens(asked, tmp_path):
     teacher = asked()[1]
     renumbered = tmp_path / "renumbered"
     model = AutoModelForSequenceClassification.from_pretrained(teacher)
-    ours, theirs = AutoTokenizer.from_pretrained(teacher).get_vocab(), foreign_tokenizer().get_vocab()
+    ours, theirs = (
+        AutoTokenizer.from_pretrained(teacher).get_vocab(),
+        foreign_tokenizer().get_vocab(),
+    )
     table = model.get_input_embeddings().weight
     with torch.no_grad():
         was = table.clone()
@@ -245,7 +326,9 @@ def test_logits_are_matched_to_rows_of_other_tokens(asked, tmp_path):
     own_files.same_logs(tmp_path / "alike", tmp_path / "both", rel=1e-4)
 
 
-def test_a_resumed_run_with_other_tokens_is_an_uninterrupted_one(asked, stranger, tmp_path, monkeypatch):
+def test_a_resumed_run_with_other_tokens_is_an_uninterrupted_one(
+    asked, stranger, tmp_path, monkeypatch
+):
     given = [*asked(to=None), *FEW, "--student", stranger, "--set", "undistilled.use=false"]
     succeeds(*given, "-o", tmp_path / "whole")
     interrupted(monkeypatch, "out", 3, *given, "-o", tmp_path / "out")
@@ -263,7 +346,9 @@ def test_soft_labels_take_the_place_of_a_teacher(asked, tmp_path):
     model = AutoModelForSequenceClassification.from_pretrained(teacher).eval()
     tokenizer = AutoTokenizer.from_pretrained(teacher)
     with torch.no_grad():
-        encoded = tokenizer([row["text"] for row in rows], padding=True, truncation=True, return_tensors="pt")
+        encoded = tokenizer(
+            [row["text"] for row in rows], padding=True, truncation=True, return_tensors="pt"
+        )
         p = model(**encoded).logits.softmax(-1).double().numpy()
     np.save(tmp_path / "soft.npy", p)
     names = [model.config.id2label[n] for n in range(2)]
@@ -276,7 +361,9 @@ def test_soft_labels_take_the_place_of_a_teacher(asked, tmp_path):
     for name in ("soft.npy", "soft.jsonl"):
         out = tmp_path / name.replace(".", "-")
         succeeds(*given, *more, "--soft-labels", tmp_path / name, "-o", out)
-        steps, taught = ([r["terms"] for r in log_of(o) if r["step"]] for o in (out, tmp_path / "taught"))
+        steps, taught = (
+            [r["terms"] for r in log_of(o) if r["step"]] for o in (out, tmp_path / "taught")
+        )
         for ours, theirs in zip(steps, taught, strict=True):
             assert ours == {key: pytest.approx(value, abs=2e-4) for key, value in theirs.items()}
         assert any(name in note for note in report_of(out).notes)
@@ -285,7 +372,14 @@ def test_soft_labels_take_the_place_of_a_teacher(asked, tmp_path):
 
 def test_several_teachers_count_alike(asked, teacher_of, tmp_path):
     other = own_files.headed(tmp_path / "other", tuple(sorted(own_files.NAMES)), seed=3)
-    few = ["--method", "soft-targets", "--set", "undistilled.use=false", "--set", "student.dropout=0.0"]
+    few = [
+        "--method",
+        "soft-targets",
+        "--set",
+        "undistilled.use=false",
+        "--set",
+        "student.dropout=0.0",
+    ]
     first = {}
     for name, teachers in {"one": [], "two": [other], "twice": [teacher_of("class")]}.items():
         also = [part for teacher in teachers for part in ("--also-teacher", teacher)]
@@ -294,7 +388,9 @@ def test_several_teachers_count_alike(asked, teacher_of, tmp_path):
     assert first["twice"] == pytest.approx(first["one"])
     assert first["two"]["task"] == pytest.approx(first["one"]["task"])
     assert first["two"]["kd"] != pytest.approx(first["one"]["kd"])
-    assert same_weights(tmp_path / "one", tmp_path / "twice") or scores(tmp_path / "one") == scores(tmp_path / "twice")
+    assert same_weights(tmp_path / "one", tmp_path / "twice") or scores(tmp_path / "one") == scores(
+        tmp_path / "twice"
+    )
     assert f"teacher: {other}" in report_of(tmp_path / "two").notes
 
 
@@ -307,11 +403,21 @@ def test_killed_at_a_random_step_of_a_stage_and_resumed_is_bit_identical(asked, 
 
 @pytest.mark.slow
 def test_two_processes_are_one_with_the_same_global_batch(asked, tmp_path):
-    arguments = [*asked(), "--set", "student.dropout=0.0", "--set", "undistilled.use=false", "--device", "cpu"]
+    arguments = [
+        *asked(),
+        "--set",
+        "student.dropout=0.0",
+        "--set",
+        "undistilled.use=false",
+        "--device",
+        "cpu",
+    ]
     succeeds(*arguments, "-o", tmp_path / "one")
     processes.two_ranks(*arguments, "-o", tmp_path / "two")
     # Dropout of the prediction stage is drawn by each process for itself; the stage before has none.
-    for one, other in zip(*(log_of(tmp_path / n / "intermediate") for n in ("one", "two")), strict=True):
+    for one, other in zip(
+        *(log_of(tmp_path / n / "intermediate") for n in ("one", "two")), strict=True
+    ):
         assert set(one) == set(other)
         if "loss" in one:
             assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)

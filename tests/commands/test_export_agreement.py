@@ -30,7 +30,9 @@ AUTO = {
 def made(kind, change):
     """A model, its tokenizer, and a runner whose outputs are the model's after a change."""
     torch.manual_seed(0)
-    config = tiny_config("bert", num_hidden_layers=1, initializer_range=0.5, num_labels=OUTPUTS_OF.get(kind, 3))
+    config = tiny_config(
+        "bert", num_hidden_layers=1, initializer_range=0.5, num_labels=OUTPUTS_OF.get(kind, 3)
+    )
     model = AUTO[kind].from_config(config).eval()
 
     def call(batch):
@@ -63,7 +65,9 @@ def test_changed_predictions_are_counted_by_text(kind):
 
 
 def test_labels_of_tokens_are_counted_without_padding():
-    model, tokenizer, runner = made("tokens", lambda x: np.where(np.arange(x.shape[1])[:, None] < 2, -x, x))
+    model, tokenizer, runner = made(
+        "tokens", lambda x: np.where(np.arange(x.shape[1])[:, None] < 2, -x, x)
+    )
     lengths = [len(ids) for ids in tokenizer(TEXTS)["input_ids"]]
     # The sign of the logits of the first two tokens is turned, so that the least likely label wins.
     expected = 1 - 2 * len(TEXTS) / sum(lengths)
@@ -78,7 +82,10 @@ def test_scores_differ_by_what_was_added():
         pytest.approx(np.mean(added), abs=1e-5),
         pytest.approx(max(added), abs=1e-5),
     )
-    assert said(found, "score") == f"scores differ by {np.mean(added):.3g} on {len(TEXTS)} texts, at most by 7"
+    assert (
+        said(found, "score")
+        == f"scores differ by {np.mean(added):.3g} on {len(TEXTS)} texts, at most by 7"
+    )
 
 
 def test_an_encoder_is_judged_by_the_mean_vectors_of_its_texts():
@@ -96,4 +103,7 @@ def test_an_encoder_is_judged_by_the_mean_vectors_of_its_texts():
         ):
             a, b = one[mask == 1].mean(0), two[mask == 1].mean(0)
             cosines.append(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
-    assert (found["cosine"], found["least"]) == (pytest.approx(np.mean(cosines)), pytest.approx(min(cosines)))
+    assert (found["cosine"], found["least"]) == (
+        pytest.approx(np.mean(cosines)),
+        pytest.approx(min(cosines)),
+    )

@@ -13,7 +13,13 @@ import pytest
 import torch
 import transformers
 from encoders import on_disk, tiny_config, tiny_tokenizer
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from kdcli.backends import export as files
 from kdcli.backends.exported import open_export
@@ -27,8 +33,14 @@ from kdcli.sparse.compact import compact
 
 NAMES = {0: "no", 1: "maybe", 2: "yes"}
 HEADS = {
-    "class": (AutoModelForSequenceClassification, {"id2label": NAMES, "label2id": {v: k for k, v in NAMES.items()}}),
-    "multi": (AutoModelForSequenceClassification, {"id2label": NAMES, "problem_type": "multi_label_classification"}),
+    "class": (
+        AutoModelForSequenceClassification,
+        {"id2label": NAMES, "label2id": {v: k for k, v in NAMES.items()}},
+    ),
+    "multi": (
+        AutoModelForSequenceClassification,
+        {"id2label": NAMES, "problem_type": "multi_label_classification"},
+    ),
     "score": (AutoModelForSequenceClassification, {"num_labels": 1, "problem_type": "regression"}),
     "tokens": (transformers.AutoModelForTokenClassification, {"id2label": NAMES}),
     "span": (transformers.AutoModelForQuestionAnswering, {}),
@@ -43,7 +55,9 @@ def saved(tmp_path):
     def save(head, **changes):
         auto, settings = HEADS.get(head, (head, {}))
         torch.manual_seed(0)
-        config = tiny_config("bert", num_hidden_layers=1, initializer_range=0.3, **settings | changes)
+        config = tiny_config(
+            "bert", num_hidden_layers=1, initializer_range=0.3, **settings | changes
+        )
         return on_disk(auto.from_config(config), tmp_path / "source")
 
     return save
@@ -54,7 +68,9 @@ def exported(source, folder, **changes):
 
 
 def code_of(folder):
-    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text("utf-8"), re.DOTALL)
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (folder / "README.md").read_text("utf-8"), re.DOTALL
+    )
     return code
 
 
@@ -84,7 +100,9 @@ def test_readme_prints_what_torch_computes(head, format, saved, tmp_path):
     elif head == "class":
         assert printed == str([NAMES[i] for i in found.logits.argmax(-1).tolist()])
     elif head == "multi":
-        assert printed == str([[NAMES[i] for i in (row > 0).nonzero().ravel().tolist()] for row in found.logits])
+        assert printed == str(
+            [[NAMES[i] for i in (row > 0).nonzero().ravel().tolist()] for row in found.logits]
+        )
     elif head == "score":
         assert json.loads(printed) == pytest.approx(found.logits[:, 0].tolist(), abs=1e-4)
     elif head == "tokens":
@@ -103,7 +121,14 @@ def test_what_a_directory_holds(saved, tmp_path):
     alone = subprocess.run(code, cwd=done.folder, capture_output=True, text=True)
     assert (alone.returncode, alone.stdout.strip()) == (0, snippet(done.folder)), alone.stderr
     names = {f.name for f in done.folder.iterdir()}
-    assert names >= {"onnx", "config.json", "tokenizer.json", "tokenizer_config.json", "README.md", "export.json"}
+    assert names >= {
+        "onnx",
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "README.md",
+        "export.json",
+    }
     assert not any(name.startswith(".") or name.endswith(".part") for name in names)
     facts = json.loads((done.folder / "export.json").read_text("utf-8"))
     assert facts == json.loads(done.to_json())
@@ -125,7 +150,10 @@ def test_what_a_directory_holds(saved, tmp_path):
 
 
 def test_several_precisions_lie_side_by_side(saved, tmp_path):
-    source, places = saved("class"), {p: place for (f, p), place in files.FILES.items() if f == "onnx"}
+    source, places = (
+        saved("class"),
+        {p: place for (f, p), place in files.FILES.items() if f == "onnx"},
+    )
     done = exported(source, tmp_path / "out", precisions=list(places))
     assert set(done.facts["files"]) == set(places.values())
     rows = done.to_frame().set_index("precision")
@@ -158,8 +186,14 @@ def test_a_compacted_directory_keeps_its_head(saved, tmp_path):
     assert small.num_parameters() < model.num_parameters()
     save_model(small, tiny_tokenizer(), tmp_path / "small")
     done = exported(tmp_path / "small", tmp_path / "out")
-    assert (done.facts["kind"], done.facts["outputs"], done.facts["notes"]) == ("class", ["logits"], [])
-    texts = AutoTokenizer.from_pretrained(tmp_path / "small")(list(ONE), padding=True, return_tensors="pt")
+    assert (done.facts["kind"], done.facts["outputs"], done.facts["notes"]) == (
+        "class",
+        ["logits"],
+        [],
+    )
+    texts = AutoTokenizer.from_pretrained(tmp_path / "small")(
+        list(ONE), padding=True, return_tensors="pt"
+    )
     with torch.no_grad():
         text = [NAMES[i] for i in model(**texts).logits.argmax(-1).tolist()]
     assert snippet(tmp_path / "out") == str(text)
@@ -213,7 +247,9 @@ def quickly(monkeypatch):
         file = folder / "onnx" / "model.onnx"
         file.parent.mkdir()
         file.write_text("graph", "utf-8")
-        made = files.ModelFile(file, ("input_ids", "attention_mask"), ("last_hidden_state",), 0.0, 0.0)
+        made = files.ModelFile(
+            file, ("input_ids", "attention_mask"), ("last_hidden_state",), 0.0, 0.0
+        )
         yield SimpleNamespace(at=lambda *_, **__: made)
 
     monkeypatch.setattr(export, "recorded", quick)

@@ -43,7 +43,9 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    rows = [{"a": f"w{n} w{n + 1}", "b": f"w{n} w{n * 7 % 50}", "label": n % 6 + 0.5} for n in range(40)]
+    rows = [
+        {"a": f"w{n} w{n + 1}", "b": f"w{n} w{n * 7 % 50}", "label": n % 6 + 0.5} for n in range(40)
+    ]
     folder = tmp_path_factory.mktemp("pairs")
     write(folder / "validation.jsonl", rows)
     return folder
@@ -52,7 +54,10 @@ def pairs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def beir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("beir")
-    write(folder / "corpus.jsonl", [{"_id": f"d{n}", "text": f"w{n} w{n + 1} w{n + 2}"} for n in range(20)])
+    write(
+        folder / "corpus.jsonl",
+        [{"_id": f"d{n}", "text": f"w{n} w{n + 1} w{n + 2}"} for n in range(20)],
+    )
     write(folder / "queries.jsonl", [{"_id": f"q{n}", "text": f"w{n} w{n + 1}"} for n in range(10)])
     (folder / "qrels.tsv").write_text("\n".join(f"q{n}\td{n}\t1" for n in range(10)))
     return folder
@@ -82,7 +87,10 @@ def exported(embedder, texts, tmp_path_factory):
 def test_the_directory_is_one_of_sentence_transformers(embedder, exported, tmp_path, options, file):
     folder = exported(*options)
     assert (folder / file).is_file()
-    assert json.loads((folder / "export.json").read_text())["outputs"] == ["last_hidden_state", "sentence_embedding"]
+    assert json.loads((folder / "export.json").read_text())["outputs"] == [
+        "last_hidden_state",
+        "sentence_embedding",
+    ]
     # The weights are all that SentenceTransformer lacks here.
     whole = shutil.copytree(folder, tmp_path / "whole")
     shutil.copy(embedder / "model.safetensors", whole)
@@ -102,10 +110,16 @@ def test_the_directory_is_one_of_sentence_transformers(embedder, exported, tmp_p
 def test_a_session_by_hand_gives_the_vectors_under_any_padding(embedder, exported, side):
     runtime = pytest.importorskip("onnxruntime")
     folder = exported("onnx")
-    session = runtime.InferenceSession(folder / "onnx" / "model.onnx", providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(
+        folder / "onnx" / "model.onnx", providers=["CPUExecutionProvider"]
+    )
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side=side)
-    inputs = tokenizer(TEXTS, padding="max_length", max_length=16, return_token_type_ids=True, return_tensors="np")
-    (vectors,) = session.run(["sentence_embedding"], {i.name: inputs[i.name] for i in session.get_inputs()})
+    inputs = tokenizer(
+        TEXTS, padding="max_length", max_length=16, return_token_type_ids=True, return_tensors="np"
+    )
+    (vectors,) = session.run(
+        ["sentence_embedding"], {i.name: inputs[i.name] for i in session.get_inputs()}
+    )
     if side == "left":
         # The positions of this model count padding, so only the first real token tells.
         assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
@@ -126,7 +140,17 @@ def test_an_export_has_the_scores_of_its_model(embedder, exported, pairs, beir, 
 
 def test_the_task_judges_the_file_beside_torch(embedder, beir, tmp_path):
     done = succeeds(
-        "export", embedder, "--format", "onnx", "--int8", "--task", "retrieval", "--data", beir, "-o", tmp_path / "out"
+        "export",
+        embedder,
+        "--format",
+        "onnx",
+        "--int8",
+        "--task",
+        "retrieval",
+        "--data",
+        beir,
+        "-o",
+        tmp_path / "out",
     )
     facts = json.loads((tmp_path / "out" / "export.json").read_text())
     (row,) = facts["scores"]
@@ -173,15 +197,50 @@ def test_a_plain_encoder_needs_a_pooling(embedder, texts, beir, tmp_path):
     assert (tmp_path / "pooled" / "modules.json").is_file()
     succeeds(*given, "--data", texts, "-o", tmp_path / "plain")
     both = [tmp_path / "pooled", tmp_path / "plain"]
-    succeeds("evaluate", *both, "--pooling", "mean", "--task", "retrieval", "--data", beir, "-o", tmp_path / "out")
+    succeeds(
+        "evaluate",
+        *both,
+        "--pooling",
+        "mean",
+        "--task",
+        "retrieval",
+        "--data",
+        beir,
+        "-o",
+        tmp_path / "out",
+    )
     assert all(abs(c.difference) < 1e-6 for c in report_of(tmp_path / "out").comparisons)
-    assert "pools by cls" in refused(tmp_path, "export", embedder, "--format", "onnx", "--pooling", "mean")
+    assert "pools by cls" in refused(
+        tmp_path, "export", embedder, "--format", "onnx", "--pooling", "mean"
+    )
 
 
-def test_a_benchmark_judges_embedding_models_on_every_backend(embedder, exported, pairs, beir, tmp_path):
-    few = ["--set", "measure.min_runs=3", "--set", "measure.min_seconds=0.0", "--seq-len", "16", "--batch-size", "1"]
+def test_a_benchmark_judges_embedding_models_on_every_backend(
+    embedder, exported, pairs, beir, tmp_path
+):
+    few = [
+        "--set",
+        "measure.min_runs=3",
+        "--set",
+        "measure.min_seconds=0.0",
+        "--seq-len",
+        "16",
+        "--batch-size",
+        "1",
+    ]
     both = [embedder, exported("onnx")]
-    given = ["--task", "own", "--data", pairs, *COLUMNS, *few, "--backend", "torch", "--backend", "onnx"]
+    given = [
+        "--task",
+        "own",
+        "--data",
+        pairs,
+        *COLUMNS,
+        *few,
+        "--backend",
+        "torch",
+        "--backend",
+        "onnx",
+    ]
     succeeds("benchmark", *both, *given, "-o", tmp_path / "out")
     report = report_of(tmp_path / "out")
     assert [e.model for e in report.evaluations] == ["model", "model on onnx fp32", "out"]

@@ -23,7 +23,9 @@ def model(teacher_of):
 def test_the_task_judges_a_head_and_the_bound_decides(model, tmp_path, monkeypatch):
     teacher, data = model
     given = ["export", teacher, "--format", "onnx", "--int8", *TASK, "--data", data]
-    done = succeeds(*given, "--max-drop", "100", "-o", tmp_path / "loose", "--set", "data.judged_rows=16")
+    done = succeeds(
+        *given, "--max-drop", "100", "-o", tmp_path / "loose", "--set", "data.judged_rows=16"
+    )
     facts = facts_of(tmp_path / "loose")
     (row,) = facts["scores"]
     assert (row["n"], set(row["torch"])) == (16, set(row["file"]))
@@ -50,7 +52,13 @@ def test_what_contradicts_is_one_message(model, tmp_path):
     teacher, data = model
     onnx = ["export", teacher, "--format", "onnx"]
     assert "--max-drop needs a task" in refused(tmp_path, *onnx, "--int8", "--max-drop", "1")
-    assert "at least 0 points" in refused(tmp_path, *onnx, *TASK, "--data", data, "--max-drop", "-1")
-    assert "openvino is not written in q4" in refused(tmp_path, "export", teacher, "--format", "openvino", "--q4")
+    assert "at least 0 points" in refused(
+        tmp_path, *onnx, *TASK, "--data", data, "--max-drop", "-1"
+    )
+    assert "openvino is not written in q4" in refused(
+        tmp_path, "export", teacher, "--format", "openvino", "--q4"
+    )
     plain = own_files.encoder(tmp_path / "plain")
-    assert "has no head for task own" in refused(tmp_path, "export", plain, "--format", "onnx", *TASK, "--data", data)
+    assert "has no head for task own" in refused(
+        tmp_path, "export", plain, "--format", "onnx", *TASK, "--data", data
+    )

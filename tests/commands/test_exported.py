@@ -12,7 +12,16 @@ from transformers import AutoConfig, AutoTokenizer
 from kdcli.backends.exported import open_export
 from kdcli.errors import UsageError
 
-FEW = ["--set", "measure.min_runs=3", "--set", "measure.min_seconds=0.0", "--seq-len", "16", "--batch-size", "1"]
+FEW = [
+    "--set",
+    "measure.min_runs=3",
+    "--set",
+    "measure.min_seconds=0.0",
+    "--seq-len",
+    "16",
+    "--batch-size",
+    "1",
+]
 ON_TASK = ["--task", "own", "--set", "data.max_length=24", "--set", "data.stride=8"]
 
 
@@ -43,24 +52,50 @@ def test_an_export_has_the_scores_of_its_model(exported, tmp_path, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("file_format", "runtime"), [("onnx", "onnxruntime"), ("openvino", "openvino")])
-def test_int8_is_judged_alike_by_both_verbs_and_by_its_runtime_alone(exported, tmp_path, file_format, runtime):
+@pytest.mark.parametrize(
+    ("file_format", "runtime"), [("onnx", "onnxruntime"), ("openvino", "openvino")]
+)
+def test_int8_is_judged_alike_by_both_verbs_and_by_its_runtime_alone(
+    exported, tmp_path, file_format, runtime
+):
     _, data, folder = exported("class", file_format, "--int8")
     succeeds(
-        "evaluate", folder, *ON_TASK, "--data", data, "--predictions", tmp_path / "all.jsonl", "-o", tmp_path / "a"
+        "evaluate",
+        folder,
+        *ON_TASK,
+        "--data",
+        data,
+        "--predictions",
+        tmp_path / "all.jsonl",
+        "-o",
+        tmp_path / "a",
     )
     succeeds("benchmark", folder, *ON_TASK, "--data", data, *FEW, "-o", tmp_path / "b")
     one, other = report_of(tmp_path / "a"), report_of(tmp_path / "b")
     assert one.evaluations[0].metrics == other.evaluations[0].metrics
-    assert [(r.model, r.backend, r.dtype) for r in other.latency] == [(folder.name, file_format, "int8")]
-    assert (one.models[folder.name].held_in, one.models[folder.name].bytes) == ("int8", bytes_in(folder))
+    assert [(r.model, r.backend, r.dtype) for r in other.latency] == [
+        (folder.name, file_format, "int8")
+    ]
+    assert (one.models[folder.name].held_in, one.models[folder.name].bytes) == (
+        "int8",
+        bytes_in(folder),
+    )
     # What the lines of its README would print, text by text.
-    tokenizer, names = AutoTokenizer.from_pretrained(folder), AutoConfig.from_pretrained(folder).id2label
+    tokenizer, names = (
+        AutoTokenizer.from_pretrained(folder),
+        AutoConfig.from_pretrained(folder).id2label,
+    )
     session = session_of(runtime, folder)
     rows = own_files.lines_of(data / "validation.jsonl")
     predicted = []
     for row in rows:
-        inputs = tokenizer(row["text"], truncation=True, max_length=24, return_token_type_ids=True, return_tensors="np")
+        inputs = tokenizer(
+            row["text"],
+            truncation=True,
+            max_length=24,
+            return_token_type_ids=True,
+            return_tensors="np",
+        )
         predicted.append(names[int(np.asarray(session(inputs)).argmax())])
     found = [row["predicted"] for row in own_files.lines_of(tmp_path / "all.jsonl")]
     # Activations of a batch share a scale, so rows alone may differ at the edge of two classes.
@@ -74,9 +109,15 @@ def bytes_in(folder):
 def session_of(runtime, folder):
     module = pytest.importorskip(runtime)
     if runtime == "openvino":
-        model = module.Core().compile_model(open_export(str(folder)).file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-        return lambda inputs: next(iter(model({i.any_name: inputs[i.any_name] for i in model.inputs}).values()))
-    made = module.InferenceSession(open_export(str(folder)).file, providers=["CPUExecutionProvider"])
+        model = module.Core().compile_model(
+            open_export(str(folder)).file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+        )
+        return lambda inputs: next(
+            iter(model({i.any_name: inputs[i.any_name] for i in model.inputs}).values())
+        )
+    made = module.InferenceSession(
+        open_export(str(folder)).file, providers=["CPUExecutionProvider"]
+    )
     return lambda inputs: made.run(None, {i.name: inputs[i.name] for i in made.get_inputs()})[0]
 
 
@@ -138,6 +179,14 @@ def test_an_export_is_not_for_a_gpu_nor_for_other_labels(exported, tmp_path):
     with pytest.raises(UsageError, match="runs on the CPU only, not on cuda"):
         open_export(str(folder), torch.device("cuda"))
     result = own_files.kdcli(
-        "evaluate", folder, *ON_TASK, "--data", data, "--set", "head.label_map=[1, 0]", "-o", tmp_path / "out"
+        "evaluate",
+        folder,
+        *ON_TASK,
+        "--data",
+        data,
+        "--set",
+        "head.label_map=[1, 0]",
+        "-o",
+        tmp_path / "out",
     )
     assert (result.exit_code, "cannot be reordered" in said_by(result)) == (2, True)

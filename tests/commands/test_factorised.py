@@ -32,12 +32,16 @@ def test_the_product_is_the_nearest_of_its_rank(model_type):
     small, note = factorise(model, 4)
     left, values, right = np.linalg.svd(table.double().numpy(), full_matrices=False)
     nearest = left[:, :4] * values[:4] @ right[:4]
-    torch.testing.assert_close(product(small).double(), torch.from_numpy(nearest), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        product(small).double(), torch.from_numpy(nearest), rtol=1e-4, atol=1e-6
+    )
     assert f"holds {(values[:4] ** 2).sum() / (values**2).sum():.1%} of the energy" in note
     mask = (IDS != 0).long()
     with torch.no_grad():
         model.get_input_embeddings().weight.copy_(torch.from_numpy(nearest))
-        one, other = (m(input_ids=IDS, attention_mask=mask).last_hidden_state for m in (model, small))
+        one, other = (
+            m(input_ids=IDS, attention_mask=mask).last_hidden_state for m in (model, small)
+        )
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
@@ -56,9 +60,22 @@ def student(tmp_path_factory):
     base = own_files.encoder(folder / "base", num_hidden_layers=2)
     lines = [{"text": " ".join(f"w{(n * k) % 50}" for k in range(9))} for n in range(400)]
     write(folder / "text" / "train.jsonl", lines)
-    how = ["--data", folder / "text", "--to", "1x32", "--max-steps", "3", "--batch-size", "4", "--dtype", "fp32"]
+    how = [
+        "--data",
+        folder / "text",
+        "--to",
+        "1x32",
+        "--max-steps",
+        "3",
+        "--batch-size",
+        "4",
+        "--dtype",
+        "fp32",
+    ]
     how += ["--set", "data.max_length=24", "--set", "measure.latency=false", "--lr", "1e-2"]
-    result = succeeds("distill", base, *how, "--set", "student.embedding_rank=6", "-o", folder / "out")
+    result = succeeds(
+        "distill", base, *how, "--set", "student.embedding_rank=6", "-o", folder / "out"
+    )
     return folder, folder / "out", said_by(result)
 
 
@@ -89,18 +106,43 @@ def test_what_follows_keeps_the_factors(student, tmp_path):
     succeeds("finetune", out, "--task", "own", "--data", data, *quick, "-o", tmp_path / "tuned")
     tuned = kdcli.load(tmp_path / "tuned")
     assert type(tuned).__name__ == "FactorisedBertForSequenceClassification"
-    succeeds("evaluate", tmp_path / "tuned", "--task", "own", "--data", data, "-o", tmp_path / "judged")
-    judged, told = (report_of(tmp_path / name).evaluations[0].metrics for name in ("judged", "tuned"))
+    succeeds(
+        "evaluate", tmp_path / "tuned", "--task", "own", "--data", data, "-o", tmp_path / "judged"
+    )
+    judged, told = (
+        report_of(tmp_path / name).evaluations[0].metrics for name in ("judged", "tuned")
+    )
     assert judged == told
     (tmp_path / "text.txt").write_text("w1 w2 w3\n")
-    succeeds("trim", tmp_path / "tuned", "--data", tmp_path / "text.txt", "-o", tmp_path / "trimmed")
+    succeeds(
+        "trim", tmp_path / "tuned", "--data", tmp_path / "text.txt", "-o", tmp_path / "trimmed"
+    )
     assert kdcli.load(tmp_path / "trimmed").get_input_embeddings().weight.shape == (8, 6)
-    pruning = ["--task", "own", "--data", data, "--sparsity", "0.5", "--set", "head.kind=scratch", *quick]
+    pruning = [
+        "--task",
+        "own",
+        "--data",
+        data,
+        "--sparsity",
+        "0.5",
+        "--set",
+        "head.kind=scratch",
+        *quick,
+    ]
     succeeds("prune", out, *pruning, "-o", tmp_path / "pruned")
     compact = kdcli.load(tmp_path / "pruned" / "compact")
     assert type(compact).__name__ == "CompactFactorisedBertForSequenceClassification"
     succeeds("export", tmp_path / "tuned", "--format", "onnx", "-o", tmp_path / "onnx")
-    cell = ["--batch-size", "1", "--seq-len", "8", "--set", "measure.min_runs=2", "--set", "measure.min_seconds=0"]
+    cell = [
+        "--batch-size",
+        "1",
+        "--seq-len",
+        "8",
+        "--set",
+        "measure.min_runs=2",
+        "--set",
+        "measure.min_seconds=0",
+    ]
     succeeds("benchmark", out, *cell, "-o", tmp_path / "timed")
 
 
@@ -126,12 +168,27 @@ def test_a_student_of_a_factorised_model_copies_its_factors(student, tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--set", "student.embedding_rank=40"], "student.embedding_rank=40: the table of tokens is 32 wide"),
+        (
+            ["--set", "student.embedding_rank=40"],
+            "student.embedding_rank=40: the table of tokens is 32 wide",
+        ),
         (["--set", "student.embedding_rank=0"], "student.embedding_rank"),
-        (["--method", "distilbert", "--set", "student.embedding_rank=8"], "tied to the whole table of tokens"),
+        (
+            ["--method", "distilbert", "--set", "student.embedding_rank=8"],
+            "tied to the whole table of tokens",
+        ),
     ],
 )
 def test_mistakes_are_refused(student, tmp_path, more, message):
     folder, _, _ = student
-    how = ["--data", folder / "text", "--to", "1x32", "--max-steps", "1", "--set", "data.max_length=24"]
+    how = [
+        "--data",
+        folder / "text",
+        "--to",
+        "1x32",
+        "--max-steps",
+        "1",
+        "--set",
+        "data.max_length=24",
+    ]
     assert message in refused(tmp_path, "distill", folder / "base", *how, *more)

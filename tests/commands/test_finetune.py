@@ -9,7 +9,19 @@ import processes
 import pytest
 import torch
 import transformers
-from own_files import NAMES, QUICK, ROWS, interrupted, kdcli, log_of, report_of, said_by, same_weights, succeeds, times
+from own_files import (
+    NAMES,
+    QUICK,
+    ROWS,
+    interrupted,
+    kdcli,
+    log_of,
+    report_of,
+    said_by,
+    same_weights,
+    succeeds,
+    times,
+)
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.types import Schedule
@@ -26,11 +38,27 @@ def encoder(tmp_path_factory):
 def given(encoder, tmp_path):
     """A model and a task of two classes, some of its validation labels wrong."""
     data = own_files.own(tmp_path / "data", "class")
-    own_files.write(data / "validation.jsonl", own_files.spoil(own_files.rows("class", 48, seed=1), "class"))
-    return ["finetune", encoder, "--task", "own", "--data", data, *QUICK, "--max-steps", "12", *OFTEN]
+    own_files.write(
+        data / "validation.jsonl", own_files.spoil(own_files.rows("class", 48, seed=1), "class")
+    )
+    return [
+        "finetune",
+        encoder,
+        "--task",
+        "own",
+        "--data",
+        data,
+        *QUICK,
+        "--max-steps",
+        "12",
+        *OFTEN,
+    ]
 
 
-AUTO = {"tokens": transformers.AutoModelForTokenClassification, "span": transformers.AutoModelForQuestionAnswering}
+AUTO = {
+    "tokens": transformers.AutoModelForTokenClassification,
+    "span": transformers.AutoModelForQuestionAnswering,
+}
 TEXTS = {"pair": ("premise", "hypothesis"), "tokens": ("tokens",), "span": ("question", "context")}
 
 
@@ -44,28 +72,42 @@ def logits_of(folder, kind, rows):
         with torch.no_grad():
             out = model(**tokenizer(*texts, return_tensors="pt", **how))
         span = kind == "span"
-        yield (torch.stack([out.start_logits[0], out.end_logits[0]], -1) if span else out.logits[0]).numpy()
+        yield (
+            torch.stack([out.start_logits[0], out.end_logits[0]], -1) if span else out.logits[0]
+        ).numpy()
 
 
 def names_of(folder):
-    return {int(k): v for k, v in json.loads((folder / "config.json").read_text())["id2label"].items()}
+    return {
+        int(k): v for k, v in json.loads((folder / "config.json").read_text())["id2label"].items()
+    }
 
 
 def class_scores(folder, kind, rows):
     predicted = [names_of(folder)[logits.argmax()] for logits in logits_of(folder, kind, rows)]
-    return {"accuracy": np.mean([p == row["label"] for p, row in zip(predicted, rows, strict=True)])}
+    return {
+        "accuracy": np.mean([p == row["label"] for p, row in zip(predicted, rows, strict=True)])
+    }
 
 
 def multi_scores(folder, kind, rows):
-    predicted = [{names_of(folder)[i] for i in np.flatnonzero(o > 0)} for o in logits_of(folder, kind, rows)]
+    predicted = [
+        {names_of(folder)[i] for i in np.flatnonzero(o > 0)} for o in logits_of(folder, kind, rows)
+    ]
     pairs = list(zip(predicted, (set(row["label"]) for row in rows), strict=True))
     both, either = (sum(len(f(p, t)) for p, t in pairs) for f in (set.__and__, set.__xor__))
-    return {"exact": np.mean([p == t for p, t in pairs]), "micro_f1": 2 * both / (2 * both + either)}
+    return {
+        "exact": np.mean([p == t for p, t in pairs]),
+        "micro_f1": 2 * both / (2 * both + either),
+    }
 
 
 def score_scores(folder, kind, rows):
     predicted, truth = [o[0] for o in logits_of(folder, kind, rows)], [row["label"] for row in rows]
-    return {"pearson": np.corrcoef(predicted, truth)[0, 1], "mse": np.mean(np.square(np.subtract(predicted, truth)))}
+    return {
+        "pearson": np.corrcoef(predicted, truth)[0, 1],
+        "mse": np.mean(np.square(np.subtract(predicted, truth))),
+    }
 
 
 def tokens_scores(folder, kind, rows):
@@ -76,7 +118,12 @@ def tokens_scores(folder, kind, rows):
     right = pairs.count(("B-LOC", "B-LOC"))
     recall, precision = right / truth.count("B-LOC"), right / predicted.count("B-LOC")
     f1 = 2 * precision * recall / (precision + recall)
-    return {"accuracy": np.mean([p == t for p, t in pairs]), "f1": f1, "recall": recall, "precision": precision}
+    return {
+        "accuracy": np.mean([p == t for p, t in pairs]),
+        "f1": f1,
+        "recall": recall,
+        "precision": precision,
+    }
 
 
 def span_scores(folder, kind, rows):
@@ -84,7 +131,9 @@ def span_scores(folder, kind, rows):
     for row, logits in zip(rows, logits_of(folder, kind, rows), strict=True):
         words = row["context"].split()
         begin, end = logits[len(row["question"].split()) :].T
-        sums = np.triu(begin[:, None] + end[None, :]) + np.tril(np.full((len(words), len(words)), -1e9), -1)
+        sums = np.triu(begin[:, None] + end[None, :]) + np.tril(
+            np.full((len(words), len(words)), -1e9), -1
+        )
         first, last = np.unravel_index(sums.argmax(), sums.shape)
         exact.append(" ".join(words[first : last + 1]) == row["answers"]["text"][0])
     return {"exact": np.mean(exact)}
@@ -116,7 +165,9 @@ def test_every_kind_of_own_task_is_learned_saved_and_evaluated(encoder, tmp_path
     (evaluation,) = report.evaluations
     assert (evaluation.n, evaluation.split, evaluation.set) == (48, "validation", "")
     expected = compute(out, kind, rows)
-    assert {name: evaluation.metrics[name] for name in expected} == pytest.approx(expected, abs=1e-5)
+    assert {name: evaluation.metrics[name] for name in expected} == pytest.approx(
+        expected, abs=1e-5
+    )
     assert least < evaluation.metrics[metric] < 1
     assert report.quality["own"]["finetuned"] == evaluation.metrics
     assert evaluation.worst
@@ -131,9 +182,20 @@ def test_windows_of_a_question_have_a_default_length(tmp_path):
     lines = own_files.rows("span", 16)
     lines[0]["context"] += " w3" * 400
     own_files.write(tmp_path / "train.jsonl", lines)
-    options = ["--max-steps", "1", "--batch-size", "8", "--set", "measure.latency=false", "-o", tmp_path / "out"]
+    options = [
+        "--max-steps",
+        "1",
+        "--batch-size",
+        "8",
+        "--set",
+        "measure.latency=false",
+        "-o",
+        tmp_path / "out",
+    ]
     succeeds("finetune", encoder, "--task", "own", "--data", tmp_path / "train.jsonl", *options)
-    assert any("more than one window of 384 tokens" in note for note in report_of(tmp_path / "out").notes)
+    assert any(
+        "more than one window of 384 tokens" in note for note in report_of(tmp_path / "out").notes
+    )
 
 
 def test_what_a_run_prints_and_when_it_evaluates(given, tmp_path):
@@ -199,20 +261,34 @@ def test_cut_and_resumed_is_bit_identical(given, tmp_path, monkeypatch, keep, cu
     assert log_of(tmp_path / "a") == log_of(tmp_path / "b")
     a, b = (report_of(tmp_path / side) for side in "ab")
     assert a.evaluations == b.evaluations
-    assert (a.training.resumed_from_step, b.training.resumed_from_step) == (None, 2 * ((cut - 1) // 2))
+    assert (a.training.resumed_from_step, b.training.resumed_from_step) == (
+        None,
+        2 * ((cut - 1) // 2),
+    )
 
 
 def test_the_best_weights_are_kept_and_not_the_last(given, tmp_path, monkeypatch):
     """The last steps go uphill, so that what was learned is lost again."""
     monkeypatch.setattr(Schedule, "lr_at", lambda self, step: 3e-3 if step <= 9 else -3e-2)
-    long, best_of, cut = [*given, "--max-steps", "15", "--set", "keep=best"], tmp_path / "best", tmp_path / "cut"
+    long, best_of, cut = (
+        [*given, "--max-steps", "15", "--set", "keep=best"],
+        tmp_path / "best",
+        tmp_path / "cut",
+    )
     succeeds(*long, "-o", best_of)
-    scores = {r["step"]: r["metrics"]["accuracy"] for r in log_of(best_of) if "metrics" in r and r["step"] > 0}
+    scores = {
+        r["step"]: r["metrics"]["accuracy"]
+        for r in log_of(best_of)
+        if "metrics" in r and r["step"] > 0
+    }
     best = max(scores, key=scores.get)
     assert scores[best] > scores[15]
     report = report_of(best_of)
     assert report.evaluations[0].metrics["accuracy"] == scores[best]
-    assert any(f"the weights of step {best} were kept, by accuracy on validation" in n for n in report.notes)
+    assert any(
+        f"the weights of step {best} were kept, by accuracy on validation" in n
+        for n in report.notes
+    )
     # A run cut after its best step recovers them.
     assert interrupted(monkeypatch, "cut", 12, *long, "-o", cut).exit_code == 130
     succeeds(*long, "-o", cut, "--resume")
@@ -237,8 +313,22 @@ def test_two_processes_are_one_with_the_same_global_batch(encoder, tmp_path):
     shutil.copytree(encoder, steady)
     # Each process draws its own dropout masks.
     still = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-    (steady / "config.json").write_text(json.dumps(json.loads((steady / "config.json").read_text()) | still))
-    plain = ["finetune", steady, "--task", "own", "--data", data, *QUICK, "--device", "cpu", "--max-steps", "12"]
+    (steady / "config.json").write_text(
+        json.dumps(json.loads((steady / "config.json").read_text()) | still)
+    )
+    plain = [
+        "finetune",
+        steady,
+        "--task",
+        "own",
+        "--data",
+        data,
+        *QUICK,
+        "--device",
+        "cpu",
+        "--max-steps",
+        "12",
+    ]
     plain += [*OFTEN, "--set", "keep=best"]
     succeeds(*plain, "-o", tmp_path / "one")
     assert processes.two_ranks(*plain, "-o", tmp_path / "two")[0].count("model and report in") == 1
@@ -259,7 +349,16 @@ def test_tensorboard_gets_what_the_log_holds(given, tmp_path):
     found = reader.EventAccumulator(str(out / "logs" / "kdcli")).Reload()
     logged = own_files.lines_of(out / "log.jsonl")
     assert found.Tags()["scalars"]
-    for tag, values in (("loss", lambda row: row), ("metrics/accuracy", lambda row: row.get("metrics", {}))):
-        expected = [(row["step"], values(row)[tag.rpartition("/")[2]]) for row in logged if tag[-8:] in values(row)]
-        assert [(e.step, e.value) for e in found.Scalars(tag)] == [(s, pytest.approx(v, rel=1e-6)) for s, v in expected]
+    for tag, values in (
+        ("loss", lambda row: row),
+        ("metrics/accuracy", lambda row: row.get("metrics", {})),
+    ):
+        expected = [
+            (row["step"], values(row)[tag.rpartition("/")[2]])
+            for row in logged
+            if tag[-8:] in values(row)
+        ]
+        assert [(e.step, e.value) for e in found.Scalars(tag)] == [
+            (s, pytest.approx(v, rel=1e-6)) for s, v in expected
+        ]
         assert expected

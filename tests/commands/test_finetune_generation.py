@@ -6,13 +6,29 @@ import random
 import pytest
 import torch
 from encoders import tiny_tokenizer
-from own_files import interrupted, log_of, refused, report_of, said_by, same_weights, succeeds, write
+from own_files import (
+    interrupted,
+    log_of,
+    refused,
+    report_of,
+    said_by,
+    same_weights,
+    succeeds,
+    write,
+)
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
 import kdcli as package
 
-ROW = ["--set", "data.max_length=24", "--set", "generation.max_tokens=8", "--set", "measure.latency=false"]
+ROW = [
+    "--set",
+    "data.max_length=24",
+    "--set",
+    "generation.max_tokens=8",
+    "--set",
+    "measure.latency=false",
+]
 GREEDY = ["--set", "generation.beams=1", "--set", "generation.label_smoothing=0"]
 
 
@@ -29,9 +45,18 @@ def rows(count, seed):
 def encoder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("encoder")
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 256,
+    }
     config = BertConfig(
-        vocab_size=64, **sizes, max_position_embeddings=128, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+        vocab_size=64,
+        **sizes,
+        max_position_embeddings=128,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
     )
     BertForMaskedLM(config).save_pretrained(folder)
     tokenizer = tiny_tokenizer()
@@ -63,7 +88,10 @@ def test_a_tiny_model_learns_to_copy_and_to_reverse(trained, data):
     assert evaluation.metrics["rougeL"] > 0.99
     held_out = [line["held_out"]["loss"] for line in log_of(trained) if "held_out" in line]
     assert held_out[-1] < 0.2
-    texts = [json.loads(line) for line in (data / "validation.jsonl").read_text("utf-8").splitlines()[:20]]
+    texts = [
+        json.loads(line)
+        for line in (data / "validation.jsonl").read_text("utf-8").splitlines()[:20]
+    ]
     found = package.load(trained).generate([row["source"] for row in texts])
     assert sum(f == row["target"] for f, row in zip(found, texts, strict=True)) >= 19
 
@@ -73,7 +101,10 @@ def test_transformers_alone_loads_it_by_the_file_beside_the_weights_and_as_a_sto
     alone = AutoModelForMaskedLM.from_pretrained(trained, trust_remote_code=True)
     assert type(alone).__module__.startswith("transformers_modules.")
     assert alone.generate(text) == package.load(trained).generate(text) == ["w4 w3 w2"]
-    assert type(AutoModel.from_pretrained(trained)).__module__ == "transformers.models.bert.modeling_bert"
+    assert (
+        type(AutoModel.from_pretrained(trained)).__module__
+        == "transformers.models.bert.modeling_bert"
+    )
     assert 'model.generate(["a source"]' in (trained / "README.md").read_text("utf-8")
 
 
@@ -104,13 +135,25 @@ def test_it_is_evaluated_as_it_was_trained_with_its_predictions(trained, data, t
 
 
 def test_a_resumed_run_repeats_an_uninterrupted_one(encoder, data, tmp_path, monkeypatch):
-    how = ["--task", "own", "--data", data, *ROW, "--max-steps", "6", "--set", "train.checkpoint_every=2"]
+    how = [
+        "--task",
+        "own",
+        "--data",
+        data,
+        *ROW,
+        "--max-steps",
+        "6",
+        "--set",
+        "train.checkpoint_every=2",
+    ]
     how += ["--set", "data.judged_rows=8", "--set", "keep=best", "--set", "train.eval_every=3"]
     succeeds("finetune", encoder, *how, "-o", tmp_path / "whole")
     interrupted(monkeypatch, "cut", 4, "finetune", encoder, *how, "-o", tmp_path / "cut")
     succeeds("finetune", encoder, *how, "-o", tmp_path / "cut", "--resume")
     assert same_weights(tmp_path / "whole", tmp_path / "cut")
-    assert "rougeL" in [line for line in log_of(tmp_path / "cut") if "metrics" in line][-1]["metrics"]
+    assert (
+        "rougeL" in [line for line in log_of(tmp_path / "cut") if "metrics" in line][-1]["metrics"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,7 +167,9 @@ def test_a_resumed_run_repeats_an_uninterrupted_one(encoder, data, tmp_path, mon
     ],
 )
 def test_what_cannot_be_done_is_refused(more, message, encoder, data, tmp_path):
-    assert message in refused(tmp_path, "finetune", encoder, "--task", "own", "--data", data, *ROW, *more)
+    assert message in refused(
+        tmp_path, "finetune", encoder, "--task", "own", "--data", data, *ROW, *more
+    )
 
 
 def test_an_empty_target_is_named(encoder, tmp_path):
@@ -134,7 +179,9 @@ def test_an_empty_target_is_named(encoder, tmp_path):
 
 
 def test_the_share_of_cut_rows_is_told(encoder, tmp_path):
-    long = [{"source": "w2 " * 30 + f"w{i % 50}", "target": f"w{i % 50} w{i // 50}"} for i in range(100)]
+    long = [
+        {"source": "w2 " * 30 + f"w{i % 50}", "target": f"w{i % 50} w{i // 50}"} for i in range(100)
+    ]
     file = write(tmp_path / "rows.jsonl", [*rows(300, 0), *long])
     said = succeeds("finetune", encoder, "--task", "own", "--data", file, *ROW, "--dry-run")
     assert "% of the training examples were cut at 24 tokens" in said_by(said)
@@ -156,13 +203,33 @@ def test_other_verbs_say_who_generates(verb, trained, data, tmp_path):
 
 
 def test_a_model_that_generates_nothing_is_not_judged(encoder, data, tmp_path):
-    assert "it generates no text" in refused(tmp_path, "evaluate", encoder, "--task", "own", "--data", data)
+    assert "it generates no text" in refused(
+        tmp_path, "evaluate", encoder, "--task", "own", "--data", data
+    )
 
 
 def test_students_and_teacher_are_compared_by_what_they_generate(encoder, data, tmp_path):
     out = tmp_path / "out"
-    arguments = ["distill", encoder, "--to", "1x64", "--data", "demo", "--max-steps", "2", "--batch-size", "4"]
-    arguments += ["--set", "data.max_length=16", "--eval-task", "own", "--set", f"eval.source={data}"]
+    arguments = [
+        "distill",
+        encoder,
+        "--to",
+        "1x64",
+        "--data",
+        "demo",
+        "--max-steps",
+        "2",
+        "--batch-size",
+        "4",
+    ]
+    arguments += [
+        "--set",
+        "data.max_length=16",
+        "--eval-task",
+        "own",
+        "--set",
+        f"eval.source={data}",
+    ]
     arguments += [
         "--set",
         "eval.overrides={data: {max_length: 24, judged_rows: 8}, generation: {max_tokens: 8}, train: {max_steps: 2}}",

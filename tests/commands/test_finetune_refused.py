@@ -36,12 +36,27 @@ def data(tmp_path):
         (["MODEL", "--task", "qwn"], "did you mean 'own'?"),
         (["MODEL", "--task", "own"], "task 'own' needs --data"),
         (["MODEL", "--task", "own", "--data", "/nowhere.txt"], "no data at /nowhere.txt"),
-        (["MODEL", "--task", "own", "--data", "DATA", "--grid", "rl=1,2"], "unknown key 'rl' (--grid)"),
-        (["MODEL", "--task", "own", "--data", "DATA", "--grid", "lr=1e-3,0.001"], "the grid holds train.lr=0.001"),
-        (["MODEL", "--task", "own", "--data", "DATA", "--grid", "warmup_steps=1,40"], "leaves nothing of 40 steps"),
-        (["MODEL", "--task", "own", "--data", "DATA", "--seeds", "0"], "'seeds' must be greater than 0, got 0"),
+        (
+            ["MODEL", "--task", "own", "--data", "DATA", "--grid", "rl=1,2"],
+            "unknown key 'rl' (--grid)",
+        ),
+        (
+            ["MODEL", "--task", "own", "--data", "DATA", "--grid", "lr=1e-3,0.001"],
+            "the grid holds train.lr=0.001",
+        ),
+        (
+            ["MODEL", "--task", "own", "--data", "DATA", "--grid", "warmup_steps=1,40"],
+            "leaves nothing of 40 steps",
+        ),
+        (
+            ["MODEL", "--task", "own", "--data", "DATA", "--seeds", "0"],
+            "'seeds' must be greater than 0, got 0",
+        ),
         (["MODEL", "--task", "own", "--data", "DATA", "--device", "tpu"], "unknown device"),
-        (["MODEL", "--task", "sst2", "--data", "DATA"], "task sst2 reads the column 'sentence', which is not there"),
+        (
+            ["MODEL", "--task", "sst2", "--data", "DATA"],
+            "task sst2 reads the column 'sentence', which is not there",
+        ),
         (["DATA", "--task", "own", "--data", "DATA"], "has no config.json"),
         (["/nowhere", "--task", "own", "--data", "DATA"], "no model directory"),
     ],
@@ -88,9 +103,19 @@ def test_a_grid_of_what_all_runs_share(grid, message):
             ["--grid", "epochs=0.001,0.002"],
             "the grid's train.epochs=0.001 and train.epochs=0.002 train the same: 1 steps",
         ),
-        (["--grid", "epochs=5,10", "--max-steps", "5"], "grid.train.epochs changes nothing beside train.max_steps"),
         (
-            ["--max-steps", "9", "--set", "train.warmup_steps=2", "--grid", "warmup_fraction=0.1,0.2"],
+            ["--grid", "epochs=5,10", "--max-steps", "5"],
+            "grid.train.epochs changes nothing beside train.max_steps",
+        ),
+        (
+            [
+                "--max-steps",
+                "9",
+                "--set",
+                "train.warmup_steps=2",
+                "--grid",
+                "warmup_fraction=0.1,0.2",
+            ],
             "train.warmup_fraction=0.2 train the same: 9 steps, 2 of warm-up",
         ),
     ],
@@ -109,10 +134,17 @@ def recipe_of(model, task, data, **options):
 def test_a_set_to_choose_on_must_be_there(encoder, session, data, tmp_path):
     texts = [r["text"] for r in own_files.rows("class", 32)]
     for name in ("train", "validation_matched", "validation_mismatched"):
-        rows = [{"premise": text, "hypothesis": name, "label": i % 3} for i, text in enumerate(texts)]
+        rows = [
+            {"premise": text, "hypothesis": name, "label": i % 3} for i, text in enumerate(texts)
+        ]
         write(tmp_path / "mnli" / f"{name}.jsonl", rows)
-    for task, source, there in (("mnli", tmp_path / "mnli", "matched, mismatched"), ("own", data, "there is only one")):
-        with pytest.raises(UsageError, match=f"choose_on matchd is none of the judged sets: {there}"):
+    for task, source, there in (
+        ("mnli", tmp_path / "mnli", "matched, mismatched"),
+        ("own", data, "there is only one"),
+    ):
+        with pytest.raises(
+            UsageError, match=f"choose_on matchd is none of the judged sets: {there}"
+        ):
             check_task_data(recipe_of(encoder, task, source, choose_on="matchd"), session)
 
 
@@ -146,7 +178,9 @@ def test_few_misplaced_answers_are_left_out_and_many_are_refused(encoder, sessio
     assert task.notes[1].startswith(f"{path}:124: answer 'w30' is not at character")
     assert len(task.train.rows) == 199
     write(path, misplaced(own_files.rows("span", 200), range(0, 200, 20)))
-    with pytest.raises(UsageError, match="10 of 200 answers are not where they are said to be") as refusal:
+    with pytest.raises(
+        UsageError, match="10 of 200 answers are not where they are said to be"
+    ) as refusal:
         check_task_data(recipe_of(encoder, "own", data), session)
     assert f"{path}:1: answer 'w30' is not at character" in str(refusal.value)
     assert "answer_start counts characters of the context, from 0" in str(refusal.value.hint)
@@ -157,9 +191,21 @@ def test_a_checkpoint_with_the_labels_in_another_order(data, tmp_path):
     model = own_files.headed(tmp_path / "model", ("calm", "brisk"))
     options = [model, "--task", "own", "--data", data, *QUICK]
     message = refused(tmp_path, "finetune", *options)
-    assert "has the labels of own in another order: 0 calm, 1 brisk; the data: 0 brisk, 1 calm" in message
+    assert (
+        "has the labels of own in another order: 0 calm, 1 brisk; the data: 0 brisk, 1 calm"
+        in message
+    )
     assert "--set head.label_map='[1, 0]'" in message
-    succeeds("finetune", *options, "--set", "head.label_map=[1, 0]", "--max-steps", "2", "-o", tmp_path / "out")
+    succeeds(
+        "finetune",
+        *options,
+        "--set",
+        "head.label_map=[1, 0]",
+        "--max-steps",
+        "2",
+        "-o",
+        tmp_path / "out",
+    )
     saved = json.loads((tmp_path / "out" / "config.json").read_text())
     assert saved["id2label"] == {"0": "brisk", "1": "calm"}
     # Step 0 of the log is the head as loaded.

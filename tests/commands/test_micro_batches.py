@@ -38,7 +38,11 @@ from kdcli.types import IGNORED, Needs, Schedule
 CALM = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.3}
 BATCH, SCHEDULE = 7, Schedule(steps=4, batch_size=7, lr=0.1, warmup_steps=0, eval_every=100)
 # Settings of a pruner that lets something happen within four steps.
-PRUNING = {"smp": {"regularizer": 1.0}, "soft-movement": {"regularizer": 1.0}, "l0": {"regularizer": 1.0}}
+PRUNING = {
+    "smp": {"regularizer": 1.0},
+    "soft-movement": {"regularizer": 1.0},
+    "l0": {"regularizer": 1.0},
+}
 
 
 class Text:
@@ -74,7 +78,9 @@ class All:
 @pytest.fixture(autouse=True)
 def plain_descent(monkeypatch):
     """Adam would make as large a step of what rounding leaves of a gradient that is 0 as of any other."""
-    monkeypatch.setattr(torch.optim, "AdamW", lambda groups, lr, **_: torch.optim.SGD(groups, lr=lr))
+    monkeypatch.setattr(
+        torch.optim, "AdamW", lambda groups, lr, **_: torch.optim.SGD(groups, lr=lr)
+    )
 
 
 def session():
@@ -116,13 +122,24 @@ def test_on_text(method):
         built = student_with_head(teacher, built) if masked else built
         objective = build_objective(method, {}, shape_of(config), shape)
         signals = capture(teacher, objective.teacher_needs)
-        return distill_job({"s": Student(built.model, objective)}, torch.no_grad()(signals), Text(masked), All(), None)
+        return distill_job(
+            {"s": Student(built.model, objective)},
+            torch.no_grad()(signals),
+            Text(masked),
+            All(),
+            None,
+        )
 
     assert_alike(make)
 
 
 def test_on_texts_of_an_embedding_model():
-    keys = {"similarity_weight": 1.0, "contrastive_weight": 1.0, "relations_weight": 1.0, "hidden_weight": 1.0}
+    keys = {
+        "similarity_weight": 1.0,
+        "contrastive_weight": 1.0,
+        "relations_weight": 1.0,
+        "hidden_weight": 1.0,
+    }
 
     def make():
         config = tiny_config("bert", num_hidden_layers=4, **CALM)
@@ -130,7 +147,10 @@ def test_on_texts_of_an_embedding_model():
             AutoModelForMaskedLM.from_config(config).eval().base_model,
             parse_shape("2x32", shape_of(config)),
         )
-        objective, pool = build_objective("embedding", keys, shape_of(config), shape), Pool(EmbeddingFormat())
+        objective, pool = (
+            build_objective("embedding", keys, shape_of(config), shape),
+            Pool(EmbeddingFormat()),
+        )
         signals = capture(teacher, objective.teacher_needs | Needs(pooled=True), pool)
         anchors = torch.randn(9, 32, generator=torch.Generator().manual_seed(1))
 
@@ -175,7 +195,9 @@ def test_fine_tuning_and_soft_targets_of_every_kind(folder, kind):
     recipe, task, teacher = taught(folder, kind)
     assert_alike(lambda: build_job(task, recipe, task.load(recipe))[0])
     kd = KdSettings(weight=0.5, temperature=2.0)
-    assert_alike(lambda: prediction_job(task, recipe, kd, task.load(recipe), [teacher], None, None)[0])
+    assert_alike(
+        lambda: prediction_job(task, recipe, kd, task.load(recipe), [teacher], None, None)[0]
+    )
 
 
 @pytest.mark.parametrize("method", [m for m in methods() if "task" in inputs(m)])
@@ -185,22 +207,30 @@ def test_joint_with_the_prediction(folder, kind, method):
 
     def make():
         headed = task.load(recipe)
-        objective = build_objective(method, {}, shape_of(teacher.model.config), shape_of(headed.model.config))
+        objective = build_objective(
+            method, {}, shape_of(teacher.model.config), shape_of(headed.model.config)
+        )
         # From its own weights the student would have nothing to learn.
-        torch.nn.init.normal_(headed.model.base_model.encoder.layer[-1].attention.self.key.weight, std=0.3)
+        torch.nn.init.normal_(
+            headed.model.base_model.encoder.layer[-1].attention.self.key.weight, std=0.3
+        )
         kd = KdSettings(weight=0.5, temperature=2.0)
         return prediction_job(task, recipe, kd, headed, [teacher], objective, None)[0]
 
     assert_alike(make)
 
 
-@pytest.mark.parametrize("method", [m for m in methods() if "task" in inputs(m) and on_tasks(m)[0] == "separate"])
+@pytest.mark.parametrize(
+    "method", [m for m in methods() if "task" in inputs(m) and on_tasks(m)[0] == "separate"]
+)
 def test_a_stage_of_its_own(folder, method):
     recipe, task, teacher = taught(folder)
 
     def make():
         student = tiny_encoder("bert", hidden_size=16, intermediate_size=64, **CALM)
-        objective = build_objective(method, {}, shape_of(teacher.model.config), shape_of(student.config))
+        objective = build_objective(
+            method, {}, shape_of(teacher.model.config), shape_of(student.config)
+        )
         return intermediate_job(task, recipe, student, objective, teacher, None)[1]
 
     assert_alike(make)
@@ -213,7 +243,9 @@ def test_pruning(folder, method, kind, monkeypatch):
     monkeypatch.setattr(torch, "rand_like", lambda x: torch.full_like(x, 0.4))
     settings = PRUNING.get(method, {})
     changes = {"method": method, "pruner": settings, "sparsity": [0.5], "head": {"kind": "scratch"}}
-    recipe = on_task(PruneRecipe, folder, kind, model=str(folder / "encoder"), kd={"weight": 0.5}, **changes)
+    recipe = on_task(
+        PruneRecipe, folder, kind, model=str(folder / "encoder"), kd={"weight": 0.5}, **changes
+    )
     task, _ = prepare(recipe, session())
     _, _, teacher = taught(folder, kind)
     assert_alike(lambda: build_pruning(task, recipe, task.load(recipe), teacher, None).job)
@@ -223,13 +255,19 @@ def test_pruning(folder, method, kind, monkeypatch):
 def test_co_training_on_a_task(folder, kind):
     pair = {"teacher": "2x32", "student": "1x32", "base": str(folder / "encoder")}
     recipe = on_task(CotrainTaskRecipe, folder, kind, dropout=0.0, **pair)
-    task = prepare(on_task(FinetuneRecipe, folder, kind, model=str(folder / "encoder")), session())[0]
+    task = prepare(on_task(FinetuneRecipe, folder, kind, model=str(folder / "encoder")), session())[
+        0
+    ]
     assert_alike(lambda: OnTask(recipe, task, "").build(recipe, load_task_pair(recipe, task))[0])
 
 
 @pytest.mark.parametrize("community", [False, True])
 def test_co_training_on_text(folder, community):
-    base = {"community": {"model": str(folder / "mlm")}} if community else {"base": str(folder / "mlm")}
+    base = (
+        {"community": {"model": str(folder / "mlm")}}
+        if community
+        else {"base": str(folder / "mlm")}
+    )
     how = {"teacher": "2x32", "student": "1x16@4", "dropout": 0.0, "data": {"max_length": 16}}
     recipe = CotrainRecipe.model_validate(how | base)
     corpus = SimpleNamespace(train=Text(full=True), held_out=Text(full=True))
@@ -247,10 +285,18 @@ def test_rerankers_on_lists_of_different_lengths(folder, tmp_path, loss):
     rng, rows = np.random.default_rng(0), []
     for n in range(48):
         count = 2 + n % 4
-        texts = [" ".join(f"w{w}" for w in rng.integers(0, 59, size=rng.integers(2, 7))) for _ in range(count)]
+        texts = [
+            " ".join(f"w{w}" for w in rng.integers(0, 59, size=rng.integers(2, 7)))
+            for _ in range(count)
+        ]
         labels = [int(m == n % count) for m in range(count)]
         rows.append(
-            {"query": f"w{n} w7", "passages": texts, "labels": labels, "scores": rng.normal(size=count).tolist()}
+            {
+                "query": f"w{n} w7",
+                "passages": texts,
+                "labels": labels,
+                "scores": rng.normal(size=count).tolist(),
+            }
         )
     file = own_files.write(tmp_path / "lists.jsonl", rows)
     options = {"ranking.loss": loss, "ranking.weight": 0.6, "ranking.temperature": 0.5}
@@ -261,7 +307,18 @@ def test_rerankers_on_lists_of_different_lengths(folder, tmp_path, loss):
 
     def make():
         student, _ = student_of(resolved.recipe, str(folder / "encoder"), session(), lists)
-        run = RerankRun(resolved, Invocation(), tmp_path, session(), "finetune", student, None, lists, judged, split)
+        run = RerankRun(
+            resolved,
+            Invocation(),
+            tmp_path,
+            session(),
+            "finetune",
+            student,
+            None,
+            lists,
+            judged,
+            split,
+        )
         return run.build().job
 
     assert_alike(make)

@@ -7,8 +7,26 @@ import pytest
 from own_files import interrupted, kdcli, log_of, said_by, same_weights, succeeds
 
 QUICK = [
-    *("--max-steps", "4", "--batch-size", "8", "--lr", "1e-3", "--dtype", "fp32", "--set", "train.eval_every=4"),
-    *("--set", "data.max_length=24", "--set", "train.checkpoint_every=2", "--set", "measure.latency=false"),
+    *(
+        "--max-steps",
+        "4",
+        "--batch-size",
+        "8",
+        "--lr",
+        "1e-3",
+        "--dtype",
+        "fp32",
+        "--set",
+        "train.eval_every=4",
+    ),
+    *(
+        "--set",
+        "data.max_length=24",
+        "--set",
+        "train.checkpoint_every=2",
+        "--set",
+        "measure.latency=false",
+    ),
 ]
 TEXT = {".json", ".jsonl", ".yaml", ".md", ".html", ".csv"}
 
@@ -33,12 +51,32 @@ def place(teacher_of, tmp_path, monkeypatch):
 def asked(request, place, text_file):
     """Each with stages that read what an earlier one of the same run made; the stage, and the command."""
     shutil.copy(text_file, "text.txt")
-    text = ["--data", "text.txt", "--set", "data.held_out_blocks=8", "--set", "eval.source=data", "--eval-task", "own"]
-    text += ["--set", "eval.overrides.data.max_length=16", "--set", "eval.overrides.train.max_steps=4"]
+    text = [
+        "--data",
+        "text.txt",
+        "--set",
+        "data.held_out_blocks=8",
+        "--set",
+        "eval.source=data",
+        "--eval-task",
+        "own",
+    ]
+    text += [
+        "--set",
+        "eval.overrides.data.max_length=16",
+        "--set",
+        "eval.overrides.train.max_steps=4",
+    ]
     on_task = ["--task", "own", "--data", "data", "--set", "intermediate.lr=1e-3"]
     return {
-        "on a task": ("student-undistilled", ["distill", "teacher", "--to", "2x16", *QUICK, *on_task]),
-        "on text": ("downstream/own/student", ["distill", "teacher", "--to", "2x16", *QUICK, *text]),
+        "on a task": (
+            "student-undistilled",
+            ["distill", "teacher", "--to", "2x16", *QUICK, *on_task],
+        ),
+        "on text": (
+            "downstream/own/student",
+            ["distill", "teacher", "--to", "2x16", *QUICK, *text],
+        ),
         "cotrain": (
             "downstream/own/student",
             ["cotrain", "2x16:32@2", "1x16:32@2", "--base", "teacher", *QUICK, *text],

@@ -17,8 +17,15 @@ def models(tmp_path):
     """Two tiny embedding models, one with a prompt for queries."""
     folders = []
     for seed, prompts in enumerate(({"query": "w30 "}, {})):
-        loaded = load_encoder(str(own_files.encoder(tmp_path / f"base-{seed}", num_hidden_layers=1 + seed)))
-        save_embedder(loaded.model, loaded.tokenizer, EmbeddingFormat(prompts=prompts), tmp_path / f"model-{seed}")
+        loaded = load_encoder(
+            str(own_files.encoder(tmp_path / f"base-{seed}", num_hidden_layers=1 + seed))
+        )
+        save_embedder(
+            loaded.model,
+            loaded.tokenizer,
+            EmbeddingFormat(prompts=prompts),
+            tmp_path / f"model-{seed}",
+        )
         folders.append(tmp_path / f"model-{seed}")
     return folders
 
@@ -41,12 +48,24 @@ def test_its_score_is_that_of_the_same_pairs_here(models, tmp_path, monkeypatch)
     rows = [{"a": a, "b": b, "label": s} for a, b, s in zip(first, second, scores, strict=True)]
     write(tmp_path / "pairs" / "validation.jsonl", rows)
     columns = ["--set", "data.columns.text=a", "--set", "data.columns.pair=b"]
-    succeeds("evaluate", *models, "--task", "own", "--data", tmp_path / "pairs", *columns, "-o", tmp_path / "own")
+    succeeds(
+        "evaluate",
+        *models,
+        "--task",
+        "own",
+        "--data",
+        tmp_path / "pairs",
+        *columns,
+        "-o",
+        tmp_path / "own",
+    )
     holds(monkeypatch, "STS12", sentence1=first, sentence2=second, score=scores)
     succeeds("evaluate", *models, "--task", "mteb:STS12", "-o", tmp_path / "out")
     here, report = report_of(tmp_path / "own"), report_of(tmp_path / "out")
     for ours, theirs in zip(here.evaluations, report.evaluations, strict=True):
-        assert theirs.metrics == {"cosine_spearman": pytest.approx(ours.metrics["spearman"], abs=1e-5)}
+        assert theirs.metrics == {
+            "cosine_spearman": pytest.approx(ours.metrics["spearman"], abs=1e-5)
+        }
         assert (theirs.model, theirs.task, theirs.n) == (ours.model, "mteb:STS12", 80)
     assert report.comparisons == []
 
@@ -55,7 +74,13 @@ def test_what_cannot_be_had_is_one_message(models, tmp_path, monkeypatch):
     given = ["evaluate", models[0], "--task"]
     assert "Did you mean: 'STS12'" in refused(tmp_path, *given, "mteb:STS12x")
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    assert "the data of mteb:STS12 (mteb/sts12-sts) is not in the cache" in refused(tmp_path, *given, "mteb:STS12")
-    assert "name one of them: CQADupstackAndroidRetrieval" in refused(tmp_path, *given, "mteb:CQADupstackRetrieval")
+    assert "the data of mteb:STS12 (mteb/sts12-sts) is not in the cache" in refused(
+        tmp_path, *given, "mteb:STS12"
+    )
+    assert "name one of them: CQADupstackAndroidRetrieval" in refused(
+        tmp_path, *given, "mteb:CQADupstackRetrieval"
+    )
     assert "is a task of image" in refused(tmp_path, *given, "mteb:CIFAR10")
-    assert "--mask, --metric" in refused(tmp_path, *given, "mteb:STS12", "--predictions", tmp_path / "p")
+    assert "--mask, --metric" in refused(
+        tmp_path, *given, "mteb:STS12", "--predictions", tmp_path / "p"
+    )

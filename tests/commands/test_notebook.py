@@ -10,9 +10,15 @@ NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
 def test_the_notebook_runs(tmp_path):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     book = nbformat.read(NOTEBOOK, as_version=4)
-    assert not any(cell.outputs for cell in book.cells if cell.cell_type == "code"), "outputs are not committed"
-    nbclient.NotebookClient(book, timeout=None, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    compressed, frame, picture, shipped = (cell.outputs for cell in book.cells if cell.cell_type == "code")
+    assert not any(cell.outputs for cell in book.cells if cell.cell_type == "code"), (
+        "outputs are not committed"
+    )
+    nbclient.NotebookClient(
+        book, timeout=None, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    compressed, frame, picture, shipped = (
+        cell.outputs for cell in book.cells if cell.cell_type == "code"
+    )
     said = "".join(output.text for output in compressed if output.get("name") == "stdout")
     assert "times as fast as the teacher" in said
     assert "2-quantize" in frame[-1].data["text/html"]

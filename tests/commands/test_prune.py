@@ -8,10 +8,25 @@ import processes
 import pytest
 import torch
 from encoders import on_disk, tiny_config
-from own_files import NAMES, QUICK, interrupted, kdcli, log_of, refused, report_of, same_weights, succeeds
+from own_files import (
+    NAMES,
+    QUICK,
+    interrupted,
+    kdcli,
+    log_of,
+    refused,
+    report_of,
+    same_weights,
+    succeeds,
+)
 from questions import tokenizer_of
 from safetensors import safe_open
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertForMaskedLM
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertForMaskedLM,
+)
 
 import kdcli as package
 from kdcli.commands.prune.job import TRACE
@@ -66,7 +81,9 @@ def logits(model, folder):
 def kept(folder):
     """Share of the masked matrices' weights that are not zero."""
     found = matrices(AutoModel.from_pretrained(folder))
-    return sum(int(m.of(m.linear.weight).count_nonzero()) for m in found) / sum(m.numel for m in found)
+    return sum(int(m.of(m.linear.weight).count_nonzero()) for m in found) / sum(
+        m.numel for m in found
+    )
 
 
 def is_the_base_where_kept(base, out):
@@ -74,7 +91,11 @@ def is_the_base_where_kept(base, out):
     masked = {m.path for m in matrices(before)}
     for name, weight in after.state_dict().items():
         if not name.startswith("pooler."):
-            there = weight != 0 if name.removesuffix(".weight") in masked else torch.ones_like(weight).bool()
+            there = (
+                weight != 0
+                if name.removesuffix(".weight") in masked
+                else torch.ones_like(weight).bool()
+            )
             assert torch.equal(weight[there], before.state_dict()[name][there]), name
 
 
@@ -86,8 +107,12 @@ def test_density_is_exact_and_kept_weights_are_the_bases(base, pruned):
     assert report.command == "prune"
     (found,) = report.pruning
     assert found.density == pytest.approx(0.3, abs=1e-4)
-    assert sum(m.kept for m in found.matrices) == round(0.3 * sum(m.weights for m in found.matrices))
-    assert [p.density for p in found.curve] == sorted((p.density for p in found.curve), reverse=True)
+    assert sum(m.kept for m in found.matrices) == round(
+        0.3 * sum(m.weights for m in found.matrices)
+    )
+    assert [p.density for p in found.curve] == sorted(
+        (p.density for p in found.curve), reverse=True
+    )
     assert found.curve[0].density == 1.0
     assert all(sum(h.counts) == sum(m.weights for m in found.matrices) for h in found.histograms)
     assert report.evaluations[0].metrics["accuracy"] > 0.8
@@ -119,13 +144,23 @@ def test_the_trace_goes_with_the_checkpoints(tmp_path):
 def test_mask_info_diff_apply_and_compact(base, pruned, tmp_path):
     out, _ = pruned
     facts = json.loads(succeeds("mask", "info", out / MASK, "--json").stdout)
-    assert (facts["density"], facts["density_asked"]) == (pytest.approx(0.3, abs=1e-4), pytest.approx(0.3))
+    assert (facts["density"], facts["density_asked"]) == (
+        pytest.approx(0.3, abs=1e-4),
+        pytest.approx(0.3),
+    )
     held = read_mask(out / MASK).masks.values()
     left, total = sum(int(mask.sum()) for mask in held), sum(mask.numel() for mask in held)
     assert facts["density"] == left / total
-    assert (facts["task"], facts["labels"], facts["label_words"]) == ("own", sorted(NAMES), ["w40", "w41"])
+    assert (facts["task"], facts["labels"], facts["label_words"]) == (
+        "own",
+        sorted(NAMES),
+        ["w40", "w41"],
+    )
     assert "w40, w41" in kdcli("mask", "info", out / MASK).stdout
-    assert json.loads(succeeds("mask", "diff", out / MASK, out / MASK, "--json").stdout)["shared"] == 1.0
+    assert (
+        json.loads(succeeds("mask", "diff", out / MASK, out / MASK, "--json").stdout)["shared"]
+        == 1.0
+    )
     # Killed between two files, it left one of a model; the same command goes on.
     (tmp_path / "applied" / STAGED).mkdir(parents=True)
     (tmp_path / "applied" / "model.safetensors").touch()
@@ -140,10 +175,14 @@ def test_mask_info_diff_apply_and_compact(base, pruned, tmp_path):
     assert kept(tmp_path / "least") > 0
     assert "holds no scores" in refused(tmp_path, "mask", "apply", out / MASK, "--sparsity", "0.9")
     other = own_files.headed(tmp_path / "other", ("a", "b"), seed=3)
-    assert "weights have the hash" in refused(tmp_path, "mask", "apply", out / MASK, "--base", other)
+    assert "weights have the hash" in refused(
+        tmp_path, "mask", "apply", out / MASK, "--base", other
+    )
     succeeds("mask", "compact", out / MASK, "--base", base, "-o", tmp_path / "small")
     expected = logits(AutoModelForSequenceClassification.from_pretrained(out), out)
-    torch.testing.assert_close(logits(package.load(tmp_path / "small"), out), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        logits(package.load(tmp_path / "small"), out), expected, atol=1e-5, rtol=1e-5
+    )
     for folder in (out, tmp_path / "applied", tmp_path / "small"):
         assert AutoTokenizer.from_pretrained(folder).model_max_length == facts["max_length"]
 
@@ -163,11 +202,30 @@ def test_byte_level_tokenizers_space_labelled_words_under_a_mask(tmp_path):
     # Without a space before it, a byte-level tokenizer joins a word to the one before.
     base = own_files.encoder(tmp_path / "base", vocab_size=600)
     tokenizer_of("bytes").save_pretrained(base)
-    args = ["--task", "own", "--data", own_files.own(tmp_path / "data", "tokens"), "--set", "measure.latency=false"]
-    succeeds("prune", base, *args, "--set", "head.kind=scratch", "--max-steps", "2", "-o", tmp_path / "out")
+    args = [
+        "--task",
+        "own",
+        "--data",
+        own_files.own(tmp_path / "data", "tokens"),
+        "--set",
+        "measure.latency=false",
+    ]
+    succeeds(
+        "prune",
+        base,
+        *args,
+        "--set",
+        "head.kind=scratch",
+        "--max-steps",
+        "2",
+        "-o",
+        tmp_path / "out",
+    )
     mask = tmp_path / "out" / MASK
     succeeds("mask", "apply", mask, "-o", tmp_path / "applied")
-    trained, applied = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("out", "applied"))
+    trained, applied = (
+        AutoTokenizer.from_pretrained(tmp_path / name) for name in ("out", "applied")
+    )
     plain, *both = (of(["the cat"]).input_ids for of in (tokenizer_of("bytes"), trained, applied))
     assert plain != both[0] == both[1]
     succeeds("evaluate", base, "--mask", mask, *args[:4], "-o", tmp_path / "judged")
@@ -200,12 +258,16 @@ def test_a_masked_language_model_head_works_in_every_form(given, task, tmp_path)
     succeeds("mask", "apply", out / MASK, "-o", tmp_path / "applied")
     assert torch.equal(logits(package.load(tmp_path / "applied"), out), expected)
     succeeds("evaluate", out, out / "compact", *task, "-o", tmp_path / "judged")
-    assert [e.metrics for e in report_of(tmp_path / "judged").evaluations] == [pytest.approx(score(out))] * 2
+    assert [e.metrics for e in report_of(tmp_path / "judged").evaluations] == [
+        pytest.approx(score(out))
+    ] * 2
 
 
 @pytest.mark.parametrize("method", methods())
 def test_every_method_prunes(given, tmp_path, method):
-    succeeds(*given, "--method", method, "--sparsity", "0.5", "--max-steps", "12", "-o", tmp_path / "out")
+    succeeds(
+        *given, "--method", method, "--sparsity", "0.5", "--max-steps", "12", "-o", tmp_path / "out"
+    )
     report = report_of(tmp_path / "out")
     assert report.recipe["method"] == method
     (found,) = report.pruning
@@ -223,7 +285,14 @@ def test_every_method_prunes(given, tmp_path, method):
 
 @pytest.mark.parametrize("method", ["smp", "l0"])
 def test_cut_and_resumed_is_bit_identical(given, tmp_path, monkeypatch, method):
-    often = ["--set", "train.log_every=1", "--set", "train.checkpoint_every=4", "--set", "train.eval_every=6"]
+    often = [
+        "--set",
+        "train.log_every=1",
+        "--set",
+        "train.checkpoint_every=4",
+        "--set",
+        "train.eval_every=6",
+    ]
     args = [*given, "--method", method, "--max-steps", "12", *often]
     succeeds(*args, "-o", tmp_path / "a")
     assert interrupted(monkeypatch, "b", 7, *args, "-o", tmp_path / "b").exit_code == 130
@@ -237,14 +306,25 @@ def test_cut_and_resumed_is_bit_identical(given, tmp_path, monkeypatch, method):
         assert len({(tmp_path / side / MASK).read_bytes() for side in "ab"}) == 1
 
 
-def test_evaluate_and_benchmark_take_a_compact_directory_and_training_refuses_it(given, task, pruned, tmp_path):
+def test_evaluate_and_benchmark_take_a_compact_directory_and_training_refuses_it(
+    given, task, pruned, tmp_path
+):
     out, _ = pruned
     # In a fresh process: transformers caches facts by class, so classes that other tests loaded could hide an error.
     alone = processes.process("evaluate", out / "compact", *task, "-o", tmp_path / "scores")
     output = alone.communicate()
     assert alone.returncode == 0, output
     assert report_of(tmp_path / "scores").evaluations[0].metrics == score(out)
-    quick = ["--batch-size", "1", "--seq-len", "8", "--set", "measure.min_runs=2", "--set", "measure.min_seconds=0"]
+    quick = [
+        "--batch-size",
+        "1",
+        "--seq-len",
+        "8",
+        "--set",
+        "measure.min_runs=2",
+        "--set",
+        "measure.min_seconds=0",
+    ]
     succeeds("benchmark", out, out / "compact", *task, *quick, "-o", tmp_path / "times")
     masked, compact = report_of(tmp_path / "times").evaluations
     assert (masked.metrics, masked.worst) == (compact.metrics, compact.worst)
@@ -267,7 +347,10 @@ def test_several_sparsities_are_stages_and_a_done_stage_is_not_repeated(given, t
     report = report_of(out)
     assert [p.model for p in report.pruning] == ["50 %", "80 %"]
     assert [e.model for e in report.evaluations] == ["50 %", "80 %"]
-    assert report.models["80 %"].bytes == (out / "sparsity-0.8" / "compact" / "model.safetensors").stat().st_size
+    assert (
+        report.models["80 %"].bytes
+        == (out / "sparsity-0.8" / "compact" / "model.safetensors").stat().st_size
+    )
     assert kept(out / "sparsity-0.5") == pytest.approx(0.5, abs=1e-3)
     assert kept(out / "sparsity-0.8") == pytest.approx(0.2, abs=1e-3)
     finished, lost = out / "sparsity-0.5" / "report.json", out / "sparsity-0.8" / "report.json"
@@ -282,14 +365,21 @@ def test_several_sparsities_are_stages_and_a_done_stage_is_not_repeated(given, t
 
 def test_several_methods_are_compared_on_the_same_examples(given, tmp_path):
     both = ["--method", "magnitude", "--method", "smp", "--max-steps", "6"]
-    result = succeeds(*given, *both, "--sparsity", "0.5", "--sparsity", "0.8", "-o", tmp_path / "out")
+    result = succeeds(
+        *given, *both, "--sparsity", "0.5", "--sparsity", "0.8", "-o", tmp_path / "out"
+    )
     report = report_of(tmp_path / "out")
     names = ["magnitude 50 %", "magnitude 80 %", "smp 50 %", "smp 80 %"]
     assert [p.model for p in report.pruning] == [e.model for e in report.evaluations] == names
     assert [p.method for p in report.pruning] == ["magnitude"] * 2 + ["smp"] * 2
     assert "magnitude, smp 50 %, 80 %" in result.stdout
-    runs = {m: report_of(tmp_path / "out" / m / "sparsity-0.8").recipe for m in ("magnitude", "smp")}
-    assert {m: r["head"]["kind"] for m, r in runs.items()} == {"magnitude": "scratch", "smp": "embedding"}
+    runs = {
+        m: report_of(tmp_path / "out" / m / "sparsity-0.8").recipe for m in ("magnitude", "smp")
+    }
+    assert {m: r["head"]["kind"] for m, r in runs.items()} == {
+        "magnitude": "scratch",
+        "smp": "embedding",
+    }
     assert runs["magnitude"]["train"]["lr"] < runs["smp"]["train"]["lr"]
     alike = [r | {"method": None, "head": None, "kd": None} for r in runs.values()]
     assert alike[0] | {"train": None} == alike[1] | {"train": None}
@@ -307,9 +397,13 @@ def test_several_methods_are_compared_on_the_same_examples(given, tmp_path):
         (["smp"], "threshold", [0.5, 0.9], [""]),
     ],
 )
-def test_a_stage_for_each_method_and_each_sparsity_that_can_be_chosen(methods, masking, sparsity, folders):
+def test_a_stage_for_each_method_and_each_sparsity_that_can_be_chosen(
+    methods, masking, sparsity, folders
+):
     options = {"sparsity": sparsity, "pruner.masking": masking}
-    stages = stage_recipes(prune_recipes(methods, recipe=None, sets=(), options=options), Path("out"))
+    stages = stage_recipes(
+        prune_recipes(methods, recipe=None, sets=(), options=options), Path("out")
+    )
     assert [folder for _, _, folder in stages] == [Path("out") / folder for folder in folders]
     assert len({name for name, _, _ in stages}) == len(stages)
 
@@ -322,7 +416,9 @@ def test_a_dry_run_estimates_every_stage_and_leaves_nothing(given, tmp_path):
 
 
 @pytest.mark.parametrize("head", ["embedding", "scratch"])
-def test_in_bf16_the_frozen_encoder_trains_in_bf16_and_is_saved_as_it_was(head, base, given, tmp_path, monkeypatch):
+def test_in_bf16_the_frozen_encoder_trains_in_bf16_and_is_saved_as_it_was(
+    head, base, given, tmp_path, monkeypatch
+):
     held, train = {}, stages.train
 
     def recorded(session, job, schedule, run_dir):
@@ -334,10 +430,23 @@ def test_in_bf16_the_frozen_encoder_trains_in_bf16_and_is_saved_as_it_was(head, 
     words = ["head.words=[w40, w41]"] if head == "embedding" else []
     other = [x for x in given if not str(x).startswith("head.words")]
     other.remove("--set")
-    args = [*other, "--dtype", "bf16", "--max-steps", "3", "--sparsity", "0.5", "-o", tmp_path / "out"]
+    args = [
+        *other,
+        "--dtype",
+        "bf16",
+        "--max-steps",
+        "3",
+        "--sparsity",
+        "0.5",
+        "-o",
+        tmp_path / "out",
+    ]
     succeeds(*args, *(part for word in [f"head.kind={head}", *words] for part in ("--set", word)))
     of_head = {name for name in held if name.startswith(("classifier.", "bert.pooler."))}
-    assert all((name.endswith(".score") or (name in of_head and head == "scratch")) == held[name][1] for name in held)
+    assert all(
+        (name.endswith(".score") or (name in of_head and head == "scratch")) == held[name][1]
+        for name in held
+    )
     wide = {name for name in held if name.endswith(".score")} | of_head
     assert {name for name, (dtype, _) in held.items() if dtype == torch.float32} == wide
     assert {held[name][0] for name in held if name not in wide} == {torch.bfloat16}
@@ -358,13 +467,19 @@ def test_a_teacher_is_learned_from(given, tmp_path):
     succeeds(*args, "--set", "cache_gb=0", "-o", tmp_path / "asked")
     in_every_step = [r["terms"] for r in log_of(tmp_path / "asked") if r["step"] > 0]
     assert len(terms) == len(in_every_step)
-    assert all(a["kd"] == pytest.approx(b["kd"], rel=1e-4) for a, b in zip(terms, in_every_step, strict=True))
+    assert all(
+        a["kd"] == pytest.approx(b["kd"], rel=1e-4)
+        for a, b in zip(terms, in_every_step, strict=True)
+    )
 
 
 def test_cap_contrasts_with_the_model_as_it_was_and_as_it_is_fine_tuned(given, tmp_path):
     teacher = own_files.headed(tmp_path / "teacher", tuple(sorted(NAMES)), seed=3)
     args = [*given, "--method", "cap", "--max-steps", "3", "--set", "train.log_every=1"]
-    for name, more, extra in (("alone", [], set()), ("taught", ["--teacher", teacher], {"kd", "supervised"})):
+    for name, more, extra in (
+        ("alone", [], set()),
+        ("taught", ["--teacher", teacher], {"kd", "supervised"}),
+    ):
         succeeds(*args, *more, "-o", tmp_path / name)
         terms = [r["terms"] for r in log_of(tmp_path / name) if r["step"] > 0]
         assert all(set(t) == {"task", "unsupervised"} | extra for t in terms)
@@ -380,7 +495,11 @@ def test_cap_contrasts_with_the_model_as_it_was_and_as_it_is_fine_tuned(given, t
         ([], {"sparsity": [0.5, 0.5]}, "sparsity 0.5 was given twice"),
         (["smp", "smp"], {}, "method smp was given twice"),
         (["smp", "smpp"], {}, "unknown method 'smpp'; did you mean 'smp'?"),
-        ([], {"pruner.masking": "lokal"}, "'pruner.masking' must be 'local', 'global', 'proportional' or 'threshold'"),
+        (
+            [],
+            {"pruner.masking": "lokal"},
+            "'pruner.masking' must be 'local', 'global', 'proportional' or 'threshold'",
+        ),
         (["movement"], {"pruner.masking": "threshold"}, "'pruner.masking' must be"),
     ],
 )
@@ -393,9 +512,18 @@ def test_wrong_recipes_are_refused_before_anything_is_loaded(methods, options, m
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--set", "pruner.warmup_steps=31"], "'pruner.warmup_steps' 31 is more than the 30 steps of the run"),
-        (["--set", "pruner.regulariser=1"], "unknown key 'pruner.regulariser' of method smp; did you mean"),
-        (["--method", "magnitude", "--method", "smp", "--set", "head.words=[w40]"], "1 label words for the 2 outputs"),
+        (
+            ["--set", "pruner.warmup_steps=31"],
+            "'pruner.warmup_steps' 31 is more than the 30 steps of the run",
+        ),
+        (
+            ["--set", "pruner.regulariser=1"],
+            "unknown key 'pruner.regulariser' of method smp; did you mean",
+        ),
+        (
+            ["--method", "magnitude", "--method", "smp", "--set", "head.words=[w40]"],
+            "1 label words for the 2 outputs",
+        ),
     ],
 )
 def test_wrong_options_leave_nothing(given, tmp_path, options, message):
@@ -404,7 +532,15 @@ def test_wrong_options_leave_nothing(given, tmp_path, options, message):
 
 @pytest.mark.slow
 def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
-    args = [*given, "--max-steps", "60", "--set", "train.log_every=1", "--set", "train.checkpoint_every=5"]
+    args = [
+        *given,
+        "--max-steps",
+        "60",
+        "--set",
+        "train.log_every=1",
+        "--set",
+        "train.checkpoint_every=5",
+    ]
     processes.killed_and_resumed(tmp_path, *args)
     assert len({(tmp_path / side / MASK).read_bytes() for side in "ab"}) == 1
 
@@ -412,8 +548,20 @@ def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
 @pytest.mark.slow
 def test_two_processes_are_one_with_the_same_global_batch(given, tmp_path):
     # Dropout is drawn by each process for itself.
-    still = own_files.encoder(tmp_path / "still", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    args = ["prune", still, *given[2:], "--max-steps", "10", "--device", "cpu", "--set", "train.log_every=1"]
+    still = own_files.encoder(
+        tmp_path / "still", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    args = [
+        "prune",
+        still,
+        *given[2:],
+        "--max-steps",
+        "10",
+        "--device",
+        "cpu",
+        "--set",
+        "train.log_every=1",
+    ]
     succeeds(*args, "-o", tmp_path / "one")
     processes.two_ranks(*args, "-o", tmp_path / "two")
     a, b = (read_mask(tmp_path / side / MASK).masks for side in ("one", "two"))
@@ -432,9 +580,13 @@ def test_the_best_weights_have_the_density_asked_for(given, tmp_path, method):
     alone = ["--set", "head.words=null", "--lr", "1e-2"]
     if method == "smp":
         alone = ["--set", "pruner.warmup_fraction=0.8"]
-    succeeds(*given, *alone, "--method", method, "--sparsity", "0.99", *often, "-o", tmp_path / "out")
+    succeeds(
+        *given, *alone, "--method", method, "--sparsity", "0.99", *often, "-o", tmp_path / "out"
+    )
     assert kept(tmp_path / "out") == pytest.approx(0.01, abs=1e-3)
-    scores = {r["step"]: r["metrics"]["accuracy"] for r in log_of(tmp_path / "out") if "metrics" in r}
+    scores = {
+        r["step"]: r["metrics"]["accuracy"] for r in log_of(tmp_path / "out") if "metrics" in r
+    }
     (note,) = [note for note in report_of(tmp_path / "out").notes if "were kept" in note]
     assert "from step 24 on" in note
     best = max((step for step in scores if step >= 24), key=scores.__getitem__)
@@ -444,25 +596,47 @@ def test_the_best_weights_have_the_density_asked_for(given, tmp_path, method):
 
 
 @pytest.mark.parametrize("method", ["soft-movement", "l0"])
-def test_without_a_density_to_ask_for_the_last_weights_are_kept_and_that_is_said(given, tmp_path, method):
+def test_without_a_density_to_ask_for_the_last_weights_are_kept_and_that_is_said(
+    given, tmp_path, method
+):
     often = ["--set", "keep=best", "--set", "train.eval_every=10", "--set", "measure.latency=false"]
     succeeds(*given, "--set", "head.words=null", "--method", method, *often, "-o", tmp_path / "out")
     report = report_of(tmp_path / "out")
-    assert any("keep: best has no effect" in note and "last weights are kept" in note for note in report.notes)
+    assert any(
+        "keep: best has no effect" in note and "last weights are kept" in note
+        for note in report.notes
+    )
     assert not any("were kept" in note for note in report.notes)
-    assert log_of(tmp_path / "out")[-1]["metrics"]["accuracy"] == score(tmp_path / "out")["accuracy"]
+    assert (
+        log_of(tmp_path / "out")[-1]["metrics"]["accuracy"] == score(tmp_path / "out")["accuracy"]
+    )
 
 
 @pytest.mark.slow
 def test_two_processes_contrast_the_rows_of_both(given, task, tmp_path):
     """The terms of the first step are those of one process, whatever each process and micro-batch holds of a batch."""
-    base = own_files.encoder(tmp_path / "base", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    base = own_files.encoder(
+        tmp_path / "base", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
     teacher = own_files.headed(tmp_path / "teacher", tuple(sorted(NAMES)), seed=3)
     quick = given[given.index("--dtype") :]
-    how = ["prune", base, *task, "--method", "cap", "--teacher", teacher, *quick, "--max-steps", "1"]
+    how = [
+        "prune",
+        base,
+        *task,
+        "--method",
+        "cap",
+        "--teacher",
+        teacher,
+        *quick,
+        "--max-steps",
+        "1",
+    ]
     succeeds(*how, "-o", tmp_path / "one")
     processes.two_ranks(*how, "-o", tmp_path / "two")
-    one, two = (next(r for r in log_of(tmp_path / name) if r["step"] == 1) for name in ("one", "two"))
+    one, two = (
+        next(r for r in log_of(tmp_path / name) if r["step"] == 1) for name in ("one", "two")
+    )
     assert set(one["terms"]) == {"task", "kd", "unsupervised", "supervised"}
     assert two["terms"] == pytest.approx(one["terms"], rel=1e-5)
     assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)

@@ -18,7 +18,14 @@ FORMAT = EmbeddingFormat("cls", dense=DENSE, prompts={"query": "w30 "}, max_leng
 TEXTS = ["w1 w2 w3", "w4 w9", "w5 w6 w7 w8 w9 w10 w11"]
 QUICK = [
     *("--task", "embedding", "--max-steps", "6", "--batch-size", "8", "--dtype", "fp32"),
-    *("--set", "train.eval_every=3", "--set", "train.checkpoint_every=2", "--set", "measure.latency=false"),
+    *(
+        "--set",
+        "train.eval_every=3",
+        "--set",
+        "train.checkpoint_every=2",
+        "--set",
+        "measure.latency=false",
+    ),
     *("--set", "train.log_every=1"),
 ]
 
@@ -34,7 +41,9 @@ def embedder(tmp_path):
 @pytest.fixture
 def given(embedder, tmp_path):
     rng = np.random.default_rng(0)
-    lines = [" ".join(f"w{n}" for n in rng.integers(0, 59, size=rng.integers(3, 10))) for _ in range(80)]
+    lines = [
+        " ".join(f"w{n}" for n in rng.integers(0, 59, size=rng.integers(3, 10))) for _ in range(80)
+    ]
     (tmp_path / "texts.txt").write_text("\n".join(lines))
     return ["prune", embedder, "--data", tmp_path / "texts.txt", *QUICK]
 
@@ -44,8 +53,13 @@ def vectors(folder, **how):
 
 
 def test_masks_are_learned_without_labels_and_the_model_stays_one(given, embedder, tmp_path):
-    write(tmp_path / "corpus.jsonl", [{"_id": f"d{n}", "text": f"w{n} w{n + 1} w{n + 2}"} for n in range(20)])
-    write(tmp_path / "queries.jsonl", [{"_id": f"q{n}", "text": f"w{n} w{n + 1}"} for n in range(10)])
+    write(
+        tmp_path / "corpus.jsonl",
+        [{"_id": f"d{n}", "text": f"w{n} w{n + 1} w{n + 2}"} for n in range(20)],
+    )
+    write(
+        tmp_path / "queries.jsonl", [{"_id": f"q{n}", "text": f"w{n} w{n + 1}"} for n in range(10)]
+    )
     (tmp_path / "qrels.tsv").write_text("\n".join(f"q{n}\td{n}\t1" for n in range(10)))
     judge = ["--eval-task", "retrieval", "--set", f"eval.source={tmp_path}"]
     out = tmp_path / "out"
@@ -77,19 +91,40 @@ def test_masks_are_learned_without_labels_and_the_model_stays_one(given, embedde
         succeeds("mask", verb, out / "mask" / "mask.safetensors", "-o", tmp_path / verb)
         again = vectors(tmp_path / verb, trust_remote_code=verb == "compact")
         np.testing.assert_allclose(again, masked, atol=1e-5)
-    succeeds("mask", "apply", out / "mask" / "scores.safetensors", "--sparsity", "0.8", "-o", tmp_path / "sparser")
+    succeeds(
+        "mask",
+        "apply",
+        out / "mask" / "scores.safetensors",
+        "--sparsity",
+        "0.8",
+        "-o",
+        tmp_path / "sparser",
+    )
     assert (tmp_path / "sparser" / "1_Pooling" / "config.json").is_file()
     both = [embedder, out / "compact"]
-    succeeds("evaluate", *both, "--task", "retrieval", "--data", tmp_path, "-o", tmp_path / "judged")
+    succeeds(
+        "evaluate", *both, "--task", "retrieval", "--data", tmp_path, "-o", tmp_path / "judged"
+    )
     assert report_of(tmp_path / "judged").evaluations[1].metrics == report.evaluations[2].metrics
-    succeeds("export", out / "compact", "--format", "onnx", "--data", tmp_path / "texts.txt", "-o", tmp_path / "file")
+    succeeds(
+        "export",
+        out / "compact",
+        "--format",
+        "onnx",
+        "--data",
+        tmp_path / "texts.txt",
+        "-o",
+        tmp_path / "file",
+    )
     assert (tmp_path / "file" / "onnx" / "model.onnx").is_file()
 
 
 def test_a_mask_keeps_the_pooling_that_its_base_does_not_name(given, tmp_path):
     given[1] = tmp_path / "base"
     succeeds(*given, "--sparsity", "0.5", "--pooling", "cls", "-o", tmp_path / "out")
-    succeeds("mask", "apply", tmp_path / "out" / "mask" / "mask.safetensors", "-o", tmp_path / "again")
+    succeeds(
+        "mask", "apply", tmp_path / "out" / "mask" / "mask.safetensors", "-o", tmp_path / "again"
+    )
     assert np.array_equal(vectors(tmp_path / "again"), vectors(tmp_path / "out"))
 
 
@@ -125,7 +160,10 @@ def test_a_dry_run_writes_nothing(given, tmp_path):
         (["--set", "loss.dimensions=[64]"], "loss.dimensions [64] of vectors of width 8"),
         (["--pooling", "mean"], "pools by cls, not by mean"),
         (["--eval-task", "sst2"], "not judged by vectors"),
-        (["--eval-task", "stsb", "--task", "sst2"], "eval.tasks is for --task embedding, not for task sst2"),
+        (
+            ["--eval-task", "stsb", "--task", "sst2"],
+            "eval.tasks is for --task embedding, not for task sst2",
+        ),
     ],
 )
 def test_mistakes_are_refused(given, tmp_path, more, message):

@@ -17,7 +17,12 @@ from kdcli.sparse.load import published_mask
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*SPECIAL, "Yes", "No", "Maybe", "terrible", "great", *(f"w{i}" for i in range(54))]
-ORDER = ("attention.output.dense", "attention.self.key", "attention.self.query", "attention.self.value")
+ORDER = (
+    "attention.output.dense",
+    "attention.self.key",
+    "attention.self.query",
+    "attention.self.value",
+)
 FILE = "mnli_0.50_kd_mag.npy"
 
 
@@ -32,12 +37,16 @@ def made(tmp_path_factory):
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     named = {f"{token[1:-1].lower()}_token": token for token in SPECIAL}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder / "base")
     bits, state = [], model.state_dict()
-    for name in sorted(n for n in state if ".layer." in n and n.endswith("weight") and "LayerNorm" not in n):
+    for name in sorted(
+        n for n in state if ".layer." in n and n.endswith("weight") and "LayerNorm" not in n
+    ):
         kept = torch.rand(state[name].shape) < 0.5
         state[name].mul_(kept)
         bits.append(kept.numpy().reshape(-1))
@@ -49,7 +58,9 @@ def made(tmp_path_factory):
     ]
     (folder / "data").mkdir()
     for split in ("validation_matched", "validation_mismatched"):
-        (folder / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        (folder / "data" / f"{split}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows), "utf-8"
+        )
     return folder, model, rows
 
 
@@ -58,7 +69,9 @@ def by_hand(model, rows, *words):
     ids = [WORDS.index(word) for word in words]
     found = []
     for row in rows:
-        first, second = ([WORDS.index(w) for w in row[name].split()] for name in ("premise", "hypothesis"))
+        first, second = (
+            [WORDS.index(w) for w in row[name].split()] for name in ("premise", "hypothesis")
+        )
         tokens = [2, *first, 3, *second, 3]
         kinds = [0] * (len(first) + 2) + [1] * (len(second) + 1)
         with torch.no_grad():
@@ -68,7 +81,9 @@ def by_hand(model, rows, *words):
 
 
 def accuracy(logits, rows):
-    return float(np.mean([int(row.argmax()) == r["label"] for row, r in zip(logits, rows, strict=True)]))
+    return float(
+        np.mean([int(row.argmax()) == r["label"] for row, r in zip(logits, rows, strict=True)])
+    )
 
 
 def judged(made, out, *more):
@@ -80,7 +95,10 @@ def judged(made, out, *more):
 
 def test_evaluate_judges_mnli_with_the_words_its_labels_were_trained_with(made, tmp_path):
     _, model, rows = made
-    right, other = (accuracy(by_hand(model, rows, *w), rows) for w in (("Maybe", "No", "Yes"), ("Yes", "Maybe", "No")))
+    right, other = (
+        accuracy(by_hand(model, rows, *w), rows)
+        for w in (("Maybe", "No", "Yes"), ("Yes", "Maybe", "No"))
+    )
     assert right != other
     found, said = judged(made, tmp_path / "judged")
     assert found == pytest.approx(right)
@@ -129,7 +147,9 @@ def test_a_bank_takes_a_published_mask(made):
     bank = Bank(AutoModel.from_pretrained(folder / "base"))
     bank.add("mnli", mask.masks, info=mask.info, head=mask.head)
     expected = by_hand(model, rows[:4], "Maybe", "No", "Yes")
-    torch.testing.assert_close(by_hand(bank.use("mnli").eval(), rows[:4]), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        by_hand(bank.use("mnli").eval(), rows[:4]), expected, atol=1e-5, rtol=1e-5
+    )
 
 
 def test_a_name_that_tells_no_task_gives_the_encoder_until_one_is_told(made, tmp_path):
@@ -138,7 +158,9 @@ def test_a_name_that_tells_no_task_gives_the_encoder_until_one_is_told(made, tmp
     other.write_bytes((folder / FILE).read_bytes())
     args = ["mask", "apply", other, "--base", folder / "base", "-o"]
     assert "the bare encoder" in " ".join(kdcli(*args, tmp_path / "bare").output.split())
-    assert json.loads((tmp_path / "bare" / "config.json").read_text("utf-8"))["architectures"] == ["BertModel"]
+    assert json.loads((tmp_path / "bare" / "config.json").read_text("utf-8"))["architectures"] == [
+        "BertModel"
+    ]
     facts = json.loads(succeeds(*args, tmp_path / "sst2", "--task", "sst2", "--json").stdout)
     assert (facts["task"], facts["label_words"]) == ("sst2", ["terrible", "great"])
 
@@ -155,7 +177,9 @@ def test_a_name_that_tells_no_task_gives_the_encoder_until_one_is_told(made, tmp
 )
 def test_heads_that_cannot_be_made_are_refused(made, tmp_path, more, message):
     folder, _, _ = made
-    assert message in refused(tmp_path, "mask", "apply", folder / FILE, "--base", folder / "base", *more)
+    assert message in refused(
+        tmp_path, "mask", "apply", folder / FILE, "--base", folder / "base", *more
+    )
 
 
 def test_words_are_for_masks_without_a_head(made, tmp_path):

@@ -10,7 +10,18 @@ import yaml
 from hub_server import COMMIT, hub  # noqa: F401
 from huggingface_hub import ModelCard
 
-TRAINED = ["--task", "own", "--max-steps", "2", "--batch-size", "4", "--dtype", "fp32", "--device", "cpu"]
+TRAINED = [
+    "--task",
+    "own",
+    "--max-steps",
+    "2",
+    "--batch-size",
+    "4",
+    "--dtype",
+    "fp32",
+    "--device",
+    "cpu",
+]
 TRAINED += ["--set", "measure.latency=false", "--set", "data.max_length=24"]
 
 
@@ -37,7 +48,9 @@ def test_a_model_is_pushed_to_a_private_repository(hub, kdcli, tmp_path):  # noq
     assert said.pop("url").startswith(hub.url)
     assert said == {"repository": "someone/tiny", "revision": COMMIT, "private": True}
     assert hub.private == {"someone/tiny"}
-    assert set(hub.repositories["someone/tiny"]) == {f.name for f in folder.iterdir() if f.is_file()}
+    assert set(hub.repositories["someone/tiny"]) == {
+        f.name for f in folder.iterdir() if f.is_file()
+    }
     done = kdcli("push", folder, "someone/open", "--public")
     assert " ".join(done.stdout.split()) == f"pushed to someone/open (public), revision {COMMIT}"
     assert hub.private == {"someone/tiny"}
@@ -53,26 +66,69 @@ def test_what_cannot_be_pushed_is_one_message(hub, kdcli, tmp_path):  # noqa: F8
     }
     for given, message in cases.items():
         done = kdcli("push", *given)
-        assert (done.returncode, message in done.stderr, done.stderr.count("error: ")) == (2, True, 1), done.stderr
+        assert (done.returncode, message in done.stderr, done.stderr.count("error: ")) == (
+            2,
+            True,
+            1,
+        ), done.stderr
     assert hub.asked == []
     done = kdcli("push", folder, "someone/x", token=None)
-    assert (done.returncode, "there is no token" in done.stderr, "hf auth login" in done.stderr) == (2, True, True)
+    assert (
+        done.returncode,
+        "there is no token" in done.stderr,
+        "hf auth login" in done.stderr,
+    ) == (2, True, True)
     assert "Traceback" not in done.stderr
 
 
 def test_a_run_of_several_models_is_refused_before_it_trains(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     push, few = ["--push-to-hub", "someone/x"], ["--max-steps", "2", "--device", "cpu"]
-    data, base = own_files.own(tmp_path / "data", "class", n=16, judged=8), own_files.encoder(tmp_path / "base")
+    data, base = (
+        own_files.own(tmp_path / "data", "class", n=16, judged=8),
+        own_files.encoder(tmp_path / "base"),
+    )
     runs = [
         ["distill", "demo", "--to", "1x64", "--to", "2x64", *few],
-        ["distill", "demo", "--method", "embedding", "--pooling", "mean", "--to", "1x64", "--to", "2x64", *few],
-        ["prune", base, "--task", "own", "--data", data, "--sparsity", "0.5", "--sparsity", "0.9", *few],
+        [
+            "distill",
+            "demo",
+            "--method",
+            "embedding",
+            "--pooling",
+            "mean",
+            "--to",
+            "1x64",
+            "--to",
+            "2x64",
+            *few,
+        ],
+        [
+            "prune",
+            base,
+            "--task",
+            "own",
+            "--data",
+            data,
+            "--sparsity",
+            "0.5",
+            "--sparsity",
+            "0.9",
+            *few,
+        ],
     ]
     for given in runs:
-        assert "pushes one model, and this run makes 2" in own_files.refused(tmp_path, *given, *push), given
+        assert "pushes one model, and this run makes 2" in own_files.refused(
+            tmp_path, *given, *push
+        ), given
     for one in ("--dry-run", "--augment-only"):
-        given = ["distill", "demo", one, *([tmp_path / "copies"] * (one == "--augment-only")), *push]
+        given = [
+            "distill",
+            "demo",
+            one,
+            *([tmp_path / "copies"] * (one == "--augment-only")),
+            *push,
+        ]
         assert "--push-to-hub contradict each other" in own_files.refused(tmp_path, *given)
 
 
@@ -89,16 +145,29 @@ def test_a_run_is_pushed_and_its_recipe_repeats_it_after_the_hub_moved_on(hub, k
     assert done.returncode == 0, done.stderr
     assert f"pushed to someone/tuned (private), revision {COMMIT}" in done.stderr
     card = ModelCard(hub.repositories["someone/tuned"]["README.md"].decode()).data
-    assert (card.base_model, card.base_model_relation, card.license) == ("someone/base", "finetune", "mit")
+    assert (card.base_model, card.base_model_relation, card.license) == (
+        "someone/base",
+        "finetune",
+        "mit",
+    )
     recipe = yaml.safe_load((out / "recipe.yaml").read_text())
-    assert (recipe["model"], recipe["data"]["source"]) == (f"someone/base@{loaded}", f"someone/rows@{read}")
+    assert (recipe["model"], recipe["data"]["source"]) == (
+        f"someone/base@{loaded}",
+        f"someone/rows@{read}",
+    )
     assert f"data someone/rows: commit {read}" in own_files.report_of(out).notes
     hub.add("someone/base", own_files.encoder(tmp_path / "other", num_hidden_layers=2))
     hub.add("someone/rows", own_files.own(tmp_path / "newer", "class", n=24, judged=12))
-    again = kdcli("finetune", "-r", out / "recipe.yaml", "--device", "cpu", "-o", tmp_path / "again")
+    again = kdcli(
+        "finetune", "-r", out / "recipe.yaml", "--device", "cpu", "-o", tmp_path / "again"
+    )
     assert again.returncode == 0, again.stderr
     before, after = map(own_files.report_of, (out, tmp_path / "again"))
     assert before.models["finetuned"].sha256 == after.models["finetuned"].sha256
     assert before.evaluations[0].rows_sha256 == after.evaluations[0].rows_sha256
-    said = kdcli("finetune", "someone/base", "--revision", "nowhere", *given, "-o", tmp_path / "none")
-    assert (said.returncode, "was not found at revision 'nowhere'" in said.stderr) == (2, True), said.stderr
+    said = kdcli(
+        "finetune", "someone/base", "--revision", "nowhere", *given, "-o", tmp_path / "none"
+    )
+    assert (said.returncode, "was not found at revision 'nowhere'" in said.stderr) == (2, True), (
+        said.stderr
+    )

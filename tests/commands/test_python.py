@@ -38,24 +38,38 @@ def test_a_function_has_the_options_of_its_verb():
 
 
 def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(tmp_path, capsys):
-    data, base = own_files.own(tmp_path / "data", "class", n=32, judged=16), own_files.encoder(tmp_path / "base")
+    data, base = (
+        own_files.own(tmp_path / "data", "class", n=32, judged=16),
+        own_files.encoder(tmp_path / "base"),
+    )
     how = {"task": "own", "data": data, "sets": "measure.latency=false", "dtype": "fp32"}
     done = kdcli.finetune(base, **how, max_steps=3, batch_size=8, output_dir=str(tmp_path / "out"))
     assert (done.folder, done.report) == (tmp_path / "out", own_files.report_of(tmp_path / "out"))
     table = done.to_frame()
     assert list(table.index) == ["finetuned"]
-    assert table.loc["finetuned", "own accuracy"] == done.report.quality["own"]["finetuned"]["accuracy"]
+    assert (
+        table.loc["finetuned", "own accuracy"]
+        == done.report.quality["own"]["finetuned"]["accuracy"]
+    )
     assert table.loc["finetuned", "parameters"] == done.report.models["finetuned"].params_total
     assert "<iframe srcdoc=" in done._repr_html_()
     assert capsys.readouterr().out == ""
     with pytest.raises(GateError):
-        kdcli.evaluate(done.folder, task="own", data=data, min_metric="accuracy=1.01", output_dir=tmp_path / "judged")
+        kdcli.evaluate(
+            done.folder,
+            task="own",
+            data=data,
+            min_metric="accuracy=1.01",
+            output_dir=tmp_path / "judged",
+        )
     with pytest.raises(UsageError, match="contradict"):
         kdcli.finetune(base, **how, max_steps=3, epochs=1.0)
 
 
 def test_the_page_runs(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text("utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text("utf-8"), re.DOTALL
+    )
     assert len(blocks) >= 5
     names: dict[str, object] = {"__name__": "__main__"}
     with contextlib.chdir(tmp_path):

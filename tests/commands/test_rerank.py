@@ -8,7 +8,18 @@ import own_files
 import pytest
 import torch
 from encoders import foreign_tokenizer, on_disk, tiny_encoder
-from own_files import interrupted, kdcli, log_of, refused, report_of, said_by, same_logs, same_weights, succeeds, write
+from own_files import (
+    interrupted,
+    kdcli,
+    log_of,
+    refused,
+    report_of,
+    said_by,
+    same_logs,
+    same_weights,
+    succeeds,
+    write,
+)
 from sentence_transformers import CrossEncoder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -19,8 +30,26 @@ from kdcli.recipe.yaml import read_yaml
 from kdcli.training import engine
 
 QUICK = [
-    *("--max-steps", "8", "--batch-size", "6", "--lr", "1e-3", "--dtype", "fp32", "--set", "data.max_length=24"),
-    *("--set", "train.eval_every=4", "--set", "train.log_every=1", "--set", "train.checkpoint_every=3"),
+    *(
+        "--max-steps",
+        "8",
+        "--batch-size",
+        "6",
+        "--lr",
+        "1e-3",
+        "--dtype",
+        "fp32",
+        "--set",
+        "data.max_length=24",
+    ),
+    *(
+        "--set",
+        "train.eval_every=4",
+        "--set",
+        "train.log_every=1",
+        "--set",
+        "train.checkpoint_every=3",
+    ),
     *("--set", "measure.latency=false"),
 ]
 
@@ -94,12 +123,16 @@ def test_rerankers_are_judged_beside_each_other(given, data, tmp_path):
     base = load_encoder(str(own_files.encoder(tmp_path / "base")))
     save_embedder(base.model, base.tokenizer, EmbeddingFormat("mean"), tmp_path / "embedder")
     models = [given[1], out, tmp_path / "onnx", tmp_path / "embedder"]
-    succeeds("evaluate", *models, "--task", "rerank", "--data", data, *longest, "-o", tmp_path / "judged")
+    succeeds(
+        "evaluate", *models, "--task", "rerank", "--data", data, *longest, "-o", tmp_path / "judged"
+    )
     made, judged = report_of(out), report_of(tmp_path / "judged")
     teacher, student, export, embedder = judged.evaluations
     assert [teacher.metrics, student.metrics] == [e.metrics for e in made.evaluations[:2]]
     assert export.metrics == student.metrics
-    assert embedder.metrics["mrr@10"] > teacher.metrics["mrr@10"]  # Bags of words tell these passages apart
+    assert (
+        embedder.metrics["mrr@10"] > teacher.metrics["mrr@10"]
+    )  # Bags of words tell these passages apart
     (own,) = [c for c in made.comparisons if (c.model, c.metric) == ("student", "ndcg@10")]
     again = next(c for c in judged.comparisons if c.metric == "ndcg@10")
     assert (own.difference, own.low, own.high) == (again.difference, again.low, again.high)
@@ -109,7 +142,15 @@ def test_queries_that_trained_a_reranker_do_not_judge_it(given, data, tmp_path):
     succeeds(*given, "--to", "2x16", "-o", tmp_path / "out")
     write(tmp_path / "more" / "train.jsonl", listed(2, seed=2))
     write(tmp_path / "more" / "validation.jsonl", [*listed(40)[:5], *listed(20, seed=1)])
-    judging = ["evaluate", given[1], tmp_path / "out", "--task", "rerank", "--data", tmp_path / "more"]
+    judging = [
+        "evaluate",
+        given[1],
+        tmp_path / "out",
+        "--task",
+        "rerank",
+        "--data",
+        tmp_path / "more",
+    ]
     result = succeeds(*judging, "-o", tmp_path / "judged")
     assert "left out 5 of 25 queries: they trained a judged model" in said_by(result)
     assert {e.n for e in report_of(tmp_path / "judged").evaluations} == {20}
@@ -118,7 +159,9 @@ def test_queries_that_trained_a_reranker_do_not_judge_it(given, data, tmp_path):
         (25, "validation, 5 of 25 trained a model")
     }
     write(tmp_path / "more" / "validation.jsonl", listed(40)[:5])
-    assert "all 5 queries of the validation split trained a judged model" in refused(tmp_path, *judging)
+    assert "all 5 queries of the validation split trained a judged model" in refused(
+        tmp_path, *judging
+    )
 
 
 def test_a_reranker_is_distilled_as_one_without_being_told(given, tmp_path):
@@ -126,7 +169,10 @@ def test_a_reranker_is_distilled_as_one_without_being_told(given, tmp_path):
     result = succeeds(*arguments, "--to", "2x16", "-o", tmp_path / "out")
     assert "it is distilled as a reranker; --method distils its encoder" in said_by(result)
     assert report_of(tmp_path / "out").recipe["verb"] == "rerank"
-    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.hidden_size == 16
+    assert (
+        AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.hidden_size
+        == 16
+    )
 
 
 def test_a_resumed_run_is_an_uninterrupted_one(given, tmp_path, monkeypatch):
@@ -141,7 +187,9 @@ def test_a_resumed_run_is_an_uninterrupted_one(given, tmp_path, monkeypatch):
 def test_a_student_of_other_tokens(given, tmp_path):
     narrow = tiny_encoder("distilbert", dim=16, n_heads=2, hidden_dim=32, initializer_range=0.1)
     other = on_disk(narrow, tmp_path / "other", foreign_tokenizer())
-    succeeds(*given, "--max-steps", "40", "--lr", "5e-3", "--student", other, "-o", tmp_path / "out")
+    succeeds(
+        *given, "--max-steps", "40", "--lr", "5e-3", "--student", other, "-o", tmp_path / "out"
+    )
     student = CrossEncoder(str(tmp_path / "out"), device="cpu")
     assert student.tokenizer.get_vocab() == foreign_tokenizer().get_vocab()
     losses = [row["terms"]["scores"] for row in log_of(tmp_path / "out") if row["step"]]
@@ -151,7 +199,17 @@ def test_a_student_of_other_tokens(given, tmp_path):
 def test_an_embedding_model_teaches_by_cosines(data, tmp_path):
     base = load_encoder(str(own_files.encoder(tmp_path / "base", num_hidden_layers=4)))
     save_embedder(base.model, base.tokenizer, EmbeddingFormat("mean"), tmp_path / "embedder")
-    given = ["distill", tmp_path / "embedder", "--task", "rerank", "--to", "2x32", "--data", data, *QUICK]
+    given = [
+        "distill",
+        tmp_path / "embedder",
+        "--task",
+        "rerank",
+        "--to",
+        "2x32",
+        "--data",
+        data,
+        *QUICK,
+    ]
     result = succeeds(*given, "-o", tmp_path / "out")
     assert "cosines of its vectors; mean pooling" in said_by(result)
     assert CrossEncoder(str(tmp_path / "out"), device="cpu").num_labels == 1
@@ -165,23 +223,41 @@ def test_scores_come_from_the_data(data, teacher, tmp_path):
         passages = [row["positive"], *row["negative"]]
         scores = model.predict([(row["query"], p) for p in passages]).tolist()
         labels = [1, *[0] * len(row["negative"])]
-        rows.append({"query": row["query"], "passages": passages, "labels": labels, "scores": scores})
+        rows.append(
+            {"query": row["query"], "passages": passages, "labels": labels, "scores": scores}
+        )
     write(data / "train.jsonl", rows)
     start = own_files.encoder(tmp_path / "start", type_vocab_size=2)
     alike = ["--task", "rerank", "--student", start, "--data", data, *QUICK]
     succeeds("distill", teacher, *alike, "-o", tmp_path / "taught")
     succeeds("distill", *alike, "-o", tmp_path / "read")
-    steps = [[r["terms"] for r in log_of(tmp_path / name) if r["step"]] for name in ("taught", "read")]
+    steps = [
+        [r["terms"] for r in log_of(tmp_path / name) if r["step"]] for name in ("taught", "read")
+    ]
     for taught, read in zip(*steps, strict=True):
         assert read == {name: pytest.approx(value, rel=1e-3) for name, value in taught.items()}
-    assert [e.model for e in report_of(tmp_path / "read").evaluations] == ["student", "student undistilled"]
+    assert [e.model for e in report_of(tmp_path / "read").evaluations] == [
+        "student",
+        "student undistilled",
+    ]
 
 
 @pytest.mark.parametrize("loss", [None, "pointwise"])
 def test_labels_alone_train_a_reranker(data, tmp_path, loss):
     base = own_files.encoder(tmp_path / "base", type_vocab_size=2)
     more = ["--set", f"ranking.loss={loss}"] if loss else []
-    given = ["finetune", base, "--task", "rerank", "--data", data, *QUICK, "--max-steps", "40", *more]
+    given = [
+        "finetune",
+        base,
+        "--task",
+        "rerank",
+        "--data",
+        data,
+        *QUICK,
+        "--max-steps",
+        "40",
+        *more,
+    ]
     succeeds(*given, "-o", tmp_path / "out")
     first, *_, last = log_of(tmp_path / "out")
     assert last["held_out"]["labels"] < first["held_out"]["labels"]
@@ -216,7 +292,9 @@ def test_whole_queries_are_held_back_of_pairs(tmp_path):
     # As mined negatives are: the higher label counts.
     file = write(tmp_path / "pairs.jsonl", [*rows, rows[0] | {"label": 0}])
     base = own_files.encoder(tmp_path / "base", type_vocab_size=2)
-    result = succeeds("finetune", base, "--task", "rerank", "--data", file, *QUICK, "-o", tmp_path / "out")
+    result = succeeds(
+        "finetune", base, "--task", "rerank", "--data", file, *QUICK, "-o", tmp_path / "out"
+    )
     assert "queries are held back to judge by" in said_by(result)
     assert "with several labels, of which the highest counts: 1" in said_by(result)
     (first, *_) = report_of(tmp_path / "out").evaluations
@@ -236,12 +314,27 @@ PAIR = {"query": "w1", "passage": "w2", "label": 1}
     ("rows", "message"),
     [
         ([{"query": "w1", "positive": "w1"}], "train.jsonl:1: a query without a negative"),
-        ([{"query": "w1", "positive": " ", "negative": "w2"}], "train.jsonl:1: 'positive' must be a text, got ' '"),
-        ([{"query": "w1", "text": "w2"}], "train.jsonl:1: no column passage or sentence or document; there are query"),
+        (
+            [{"query": "w1", "positive": " ", "negative": "w2"}],
+            "train.jsonl:1: 'positive' must be a text, got ' '",
+        ),
+        (
+            [{"query": "w1", "text": "w2"}],
+            "train.jsonl:1: no column passage or sentence or document; there are query",
+        ),
         ([PAIR | {"label": -1}], "a label is a relevance, 0 or more, got -1.0"),
-        ([PAIR | {"score": 1}, PAIR | {"score": 2}], "the passage 'w2' of 'w1' has another score before"),
-        ([{"query": "w1", "passages": ["w2"], "scores": [1, 2]}], "'scores' must hold a finite number for each of 1"),
-        ([{"query": "w1", "passage": "w2", "score": float("nan")}], "'score' must hold a finite number"),
+        (
+            [PAIR | {"score": 1}, PAIR | {"score": 2}],
+            "the passage 'w2' of 'w1' has another score before",
+        ),
+        (
+            [{"query": "w1", "passages": ["w2"], "scores": [1, 2]}],
+            "'scores' must hold a finite number for each of 1",
+        ),
+        (
+            [{"query": "w1", "passage": "w2", "score": float("nan")}],
+            "'score' must hold a finite number",
+        ),
         ([], "train.jsonl holds no rows"),
     ],
 )
@@ -255,9 +348,15 @@ def test_lists_that_cannot_be_used(teacher, data, tmp_path, rows, message):
     ("more", "message"),
     [
         (["--to", "2x16", "--method", "minilm"], "--method does not go with --task rerank"),
-        (["--to", "2x16", "--to", "3x16"], "one reranker is distilled at a time, 2 shapes were given"),
+        (
+            ["--to", "2x16", "--to", "3x16"],
+            "one reranker is distilled at a time, 2 shapes were given",
+        ),
         ([], "no student given"),
-        (["--to", "2x16", "--soft-labels", "x.npy"], "--soft-labels does not go with --task rerank"),
+        (
+            ["--to", "2x16", "--soft-labels", "x.npy"],
+            "--soft-labels does not go with --task rerank",
+        ),
         (["--to", "2x16", "--set", "ranking.loss=hinge"], "'ranking.loss'"),
         (["--to", "2x16", "--data", "demo"], "the demo has no lists of candidates"),
     ],
@@ -268,16 +367,22 @@ def test_what_cannot_be_is_refused(given, tmp_path, more, message):
 
 def test_models_of_another_kind_are_refused(given, teacher, data, tmp_path):
     three = own_files.headed(tmp_path / "three", ("a", "b", "c"))
-    message = refused(tmp_path, *[three if part == teacher else part for part in given], "--to", "2x16")
+    message = refused(
+        tmp_path, *[three if part == teacher else part for part in given], "--to", "2x16"
+    )
     assert "has no vectors" in message
     (tmp_path / "texts.txt").write_text("w1 w2.\nw3 w4.\n")
     texts = ["--data", tmp_path / "texts.txt", "--method", "embedding", "--to", "2x16"]
-    assert "scores texts (BertForSequenceClassification)" in refused(tmp_path, "distill", teacher, *texts)
+    assert "scores texts (BertForSequenceClassification)" in refused(
+        tmp_path, "distill", teacher, *texts
+    )
     given = ["distill", "--task", "rerank", "--data", data, *QUICK, "--student", three]
     assert "training passages have no score" in refused(tmp_path, *given)
     for name in ("--seeds", "--grid"):
         value = "2" if name == "--seeds" else "lr=1e-3,2e-3"
-        assert f"{name} does not go with" in refused(tmp_path, "finetune", three, "--task", "rerank", name, value)
+        assert f"{name} does not go with" in refused(
+            tmp_path, "finetune", three, "--task", "rerank", name, value
+        )
     assert kdcli("finetune", three, "--task", "rerank").exit_code == 2
 
 

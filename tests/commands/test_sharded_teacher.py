@@ -39,7 +39,9 @@ def _compare(kind):
         batch["labels"] = batch["input_ids"].clone()
         for _ in range(2):
             one, other = whole.signals(batch), shared.signals(batch)
-            assert local_bytes(shared.captured.model) == held, "every gathered weight was given back"
+            assert local_bytes(shared.captured.model) == held, (
+                "every gathered weight was given back"
+            )
             for name in ("q", "k", "v", "hidden"):
                 found, expected = getattr(other, name), getattr(one, name)
                 assert found.keys() == expected.keys()
@@ -50,7 +52,9 @@ def _compare(kind):
     print("alike")
 
 
-@pytest.mark.parametrize("kind", ["bert", *(pytest.param(kind, marks=pytest.mark.long) for kind in MORE)])
+@pytest.mark.parametrize(
+    "kind", ["bert", *(pytest.param(kind, marks=pytest.mark.long) for kind in MORE)]
+)
 def test_its_signals_are_those_of_the_whole_teacher_and_each_process_holds_half(kind):
     both = processes.as_ranks(lambda **environment: Forked(_compare, kind, **environment))
     said = [rank.communicate() for rank in both]
@@ -61,14 +65,34 @@ def test_its_signals_are_those_of_the_whole_teacher_and_each_process_holds_half(
 @pytest.fixture
 def on_text(model_dir, text_file):
     # Odd numbers of rows: one process has fewer, and none may wait for it.
-    given = ["--to", "2x16", "--max-steps", "3", "--batch-size", "7", "--dtype", "fp32", "--set", "data.max_length=16"]
-    given += ["--set", "train.micro_batch_size=1", "--set", "train.eval_every=2", "--set", "data.held_out_blocks=5"]
+    given = [
+        "--to",
+        "2x16",
+        "--max-steps",
+        "3",
+        "--batch-size",
+        "7",
+        "--dtype",
+        "fp32",
+        "--set",
+        "data.max_length=16",
+    ]
+    given += [
+        "--set",
+        "train.micro_batch_size=1",
+        "--set",
+        "train.eval_every=2",
+        "--set",
+        "data.held_out_blocks=5",
+    ]
     given += ["--assistant", "none", "--set", "train.log_every=1", "--set", "measure.latency=false"]
     return ["distill", model_dir, "--data", text_file, *given]
 
 
 def assert_alike(folder, *arguments):
-    _, said = processes.two_ranks(*arguments, "--set", "teacher.shard=true", "-o", folder / "shared")
+    _, said = processes.two_ranks(
+        *arguments, "--set", "teacher.shard=true", "-o", folder / "shared"
+    )
     processes.two_ranks(*arguments, "-o", folder / "whole")
     assert log_of(folder / "shared") == log_of(folder / "whole")
     assert same_weights(folder / "shared", folder / "whole")
@@ -78,7 +102,9 @@ def assert_alike(folder, *arguments):
 @pytest.mark.slow
 def test_distilling_on_text(on_text, tmp_path):
     assert "are shared out over 2 processes" in assert_alike(tmp_path, *on_text)
-    assert "teacher.shard: true  # --set" in (tmp_path / "shared" / "recipe.yaml").read_text("utf-8")
+    assert "teacher.shard: true  # --set" in (tmp_path / "shared" / "recipe.yaml").read_text(
+        "utf-8"
+    )
     # The recipe that a run leaves repeats it.
     recipe = ["--recipe", tmp_path / "shared" / "recipe.yaml"]
     assert "one process has nothing to share with" in refused(tmp_path, "distill", *recipe)
@@ -86,7 +112,14 @@ def test_distilling_on_text(on_text, tmp_path):
 
 QUICK = [
     *("--max-steps", "4", "--batch-size", "9", "--dtype", "fp32", "--set", "data.max_length=24"),
-    *("--set", "measure.latency=false", "--set", "train.log_every=1", "--set", "train.eval_every=2"),
+    *(
+        "--set",
+        "measure.latency=false",
+        "--set",
+        "train.log_every=1",
+        "--set",
+        "train.eval_every=2",
+    ),
 ]
 
 
@@ -99,22 +132,39 @@ def test_distilling_on_a_task(asked, tmp_path):
 @pytest.mark.slow
 def test_pruning_under_a_teacher(teacher_of, tmp_path):
     teacher = teacher_of("class")
-    how = ["prune", teacher, "--teacher", teacher, "--task", "own", "--data", teacher.parent / "data", "--method"]
+    how = [
+        "prune",
+        teacher,
+        "--teacher",
+        teacher,
+        "--task",
+        "own",
+        "--data",
+        teacher.parent / "data",
+        "--method",
+    ]
     assert_alike(tmp_path, *how, "cap", *QUICK)
 
 
 def test_what_cannot_be_shared_out_is_refused(on_text, tmp_path):
     for options, message in (
-        (["--method", "embedding", "--set", "teacher.shard=true"], "reads its teacher once, in one process"),
+        (
+            ["--method", "embedding", "--set", "teacher.shard=true"],
+            "reads its teacher once, in one process",
+        ),
         (["--set", "teacher.shard=2"], "'teacher.shard' must be a valid boolean, got 2 (--set)"),
         (["--set", "teacher.sharded=true"], "did you mean 'teacher.shard'?"),
     ):
         assert message in refused(tmp_path, *on_text, *options)
-    assert "the recipe names no teacher" in refused(tmp_path, "prune", "demo", "--set", "teacher.shard=true")
+    assert "the recipe names no teacher" in refused(
+        tmp_path, "prune", "demo", "--set", "teacher.shard=true"
+    )
 
 
 def test_a_dry_run_needs_one_process(on_text):
-    estimate = json.loads(succeeds(*on_text, "--set", "teacher.shard=true", "--dry-run", "--json").stdout)
+    estimate = json.loads(
+        succeeds(*on_text, "--set", "teacher.shard=true", "--dry-run", "--json").stdout
+    )
     assert set(estimate["models"]) == {"teacher", "student"}
 
 

@@ -8,7 +8,13 @@ import yaml
 from transformers import BertConfig
 
 from kdcli.commands.distill.plan import plan
-from kdcli.commands.distill.recipes import ablations, general_recipe, stage_settings, task_recipe, undistilled_recipe
+from kdcli.commands.distill.recipes import (
+    ablations,
+    general_recipe,
+    stage_settings,
+    task_recipe,
+    undistilled_recipe,
+)
 from kdcli.commands.distill.settings import DistillRecipe, TaskDistillRecipe
 from kdcli.commands.prune.recipes import prune_recipes
 from kdcli.commands.prune.settings import PruneRecipe
@@ -42,7 +48,9 @@ TINYBERT = {
 
 def asked(recipe=None, sets=(), overrides=None, **options):
     """A recipe as the command asks for it; `__` stands for the dot of a key."""
-    given = {"teacher": "t", "student.to": ["4x312"]} | {k.replace("__", "."): v for k, v in options.items()}
+    given = {"teacher": "t", "student.to": ["4x312"]} | {
+        k.replace("__", "."): v for k, v in options.items()
+    }
     return task_recipe(recipe=recipe, sets=sets, options=given, overrides=overrides)
 
 
@@ -52,15 +60,28 @@ def test_a_task_has_the_values_of_the_paper_without_being_asked(task):
     epochs, length, predict = TINYBERT[task]
     of_stage = stage_settings(recipe)
     assert (recipe.method, recipe.task) == ("tinybert", task)
-    assert (of_stage.epochs, of_stage.lr, of_stage.batch_size, of_stage.max_steps) == (epochs, 5e-5, 32, None)
+    assert (of_stage.epochs, of_stage.lr, of_stage.batch_size, of_stage.max_steps) == (
+        epochs,
+        5e-5,
+        32,
+        None,
+    )
     assert (recipe.train.epochs, recipe.train.lr, recipe.train.batch_size) == (3.0, 3e-5, 32)
     assert (recipe.data.max_length, recipe.data.stride) == (length, 128)
-    assert (recipe.augment.copies, recipe.augment.probability, recipe.augment.candidates) == (20, 0.4, 15)
+    assert (recipe.augment.copies, recipe.augment.probability, recipe.augment.candidates) == (
+        20,
+        0.4,
+        15,
+    )
     assert (recipe.augment.use, recipe.augment.predict) == (False, predict)
 
 
 def test_every_recipe_of_tinybert_is_one_of_a_task_that_there_is():
-    named = {name.removeprefix("tinybert-") for name in shipped("distill-task") if name.startswith("tinybert-")}
+    named = {
+        name.removeprefix("tinybert-")
+        for name in shipped("distill-task")
+        if name.startswith("tinybert-")
+    }
     assert named == set(TINYBERT) | {"demo-topic"}
     assert named <= set(tasks())
 
@@ -81,14 +102,24 @@ def test_a_shipped_recipe_resolves_with_stages_that_can_be(name):
 
 def test_an_option_beats_set_beats_the_recipe_beats_what_lies_beneath(tmp_path):
     file = tmp_path / "mine.yaml"
-    file.write_text("verb: distill-task\ntrain: {lr: 1e-5, epochs: 2.0}\ndata: {max_length: 32}\n", "utf-8")
-    given = asked(str(file), sets=["train.lr=2e-5", "train.epochs=4.0"], task="cola", train__lr=7e-5)
+    file.write_text(
+        "verb: distill-task\ntrain: {lr: 1e-5, epochs: 2.0}\ndata: {max_length: 32}\n", "utf-8"
+    )
+    given = asked(
+        str(file), sets=["train.lr=2e-5", "train.epochs=4.0"], task="cola", train__lr=7e-5
+    )
     recipe, origins = given.recipe, given.origins
     assert (recipe.train.lr, origins["train.lr"]) == (7e-5, "option")
     assert (recipe.train.epochs, origins["train.epochs"]) == (4.0, "--set")
     assert (recipe.data.max_length, origins["data.max_length"]) == (32, f"recipe {file}")
-    assert (recipe.intermediate["epochs"], origins["intermediate.epochs"]) == (50.0, "recipe tinybert-cola")
-    assert asked(str(file), task="cola", overrides={"train.lr": 9e-5}, train__lr=7e-5).recipe.train.lr == 9e-5
+    assert (recipe.intermediate["epochs"], origins["intermediate.epochs"]) == (
+        50.0,
+        "recipe tinybert-cola",
+    )
+    assert (
+        asked(str(file), task="cola", overrides={"train.lr": 9e-5}, train__lr=7e-5).recipe.train.lr
+        == 9e-5
+    )
 
 
 def test_the_recipe_in_the_documentation_holds_every_key_with_its_default():
@@ -114,7 +145,9 @@ def test_another_method_does_not_get_the_values_of_tinybert():
         ({"train__batch_size": 8, "train__max_steps": 7}, (20.0, 5e-5, 8, 7)),
     ],
 )
-def test_the_intermediate_stage_has_its_own_keys_and_else_those_of_the_prediction_stage(given, expected):
+def test_the_intermediate_stage_has_its_own_keys_and_else_those_of_the_prediction_stage(
+    given, expected
+):
     stage = stage_settings(asked(**{"task": "own"} | given).recipe)
     assert (stage.epochs, stage.lr, stage.batch_size, stage.max_steps) == expected
 
@@ -150,7 +183,11 @@ def test_a_recipe_of_text_is_the_stage_before_the_tasks_own():
     of_text = general_recipe(recipe).recipe
     alone = resolve(DistillRecipe, recipe="tinybert-4x312").recipe
     assert of_text.teacher == "bert-base-uncased"
-    assert (of_text.method, of_text.student, of_text.loss) == (alone.method, alone.student, alone.loss)
+    assert (of_text.method, of_text.student, of_text.loss) == (
+        alone.method,
+        alone.student,
+        alone.loss,
+    )
     assert (of_text.train, of_text.data) == (alone.train, alone.data)
     assert not of_text.measure.latency
     other = general_recipe(asked("tinybert-4x312", task="cola", student__to=None).recipe)
@@ -158,7 +195,9 @@ def test_a_recipe_of_text_is_the_stage_before_the_tasks_own():
 
 
 def test_what_is_set_beats_the_recipe_of_text():
-    recipe = asked("minilmv2-6x384", sets=["loss.relation_heads=12", "student.layers=[2, 4]"], task="mrpc").recipe
+    recipe = asked(
+        "minilmv2-6x384", sets=["loss.relation_heads=12", "student.layers=[2, 4]"], task="mrpc"
+    ).recipe
     assert recipe.loss == {"relation_heads": 12, "teacher_layer": 12}
     assert recipe.student.layers == [2, 4]
     assert recipe.student.to == ["4x312"], "given as an option"
@@ -166,32 +205,53 @@ def test_what_is_set_beats_the_recipe_of_text():
 
 def test_the_stage_on_text_takes_method_and_loss_of_the_task_where_it_has_no_recipe():
     sets = ["loss.layers=top", "general.overrides.train.lr=1e-3"]
-    of_text = general_recipe(asked(sets=sets, task="own", general__use=True, general__source="x").recipe).recipe
-    assert (of_text.method, of_text.loss, of_text.data.source) == ("tinybert", {"layers": "top"}, "x")
+    of_text = general_recipe(
+        asked(sets=sets, task="own", general__use=True, general__source="x").recipe
+    ).recipe
+    assert (of_text.method, of_text.loss, of_text.data.source) == (
+        "tinybert",
+        {"layers": "top"},
+        "x",
+    )
     assert (of_text.train.lr, of_text.teacher, of_text.assistant) == (1e-3, "t", "none")
     with pytest.raises(UsageError, match=r"did you mean 'train\.lr'"):
-        general_recipe(asked(sets=["general.overrides.train.lrr=1"], task="own", general__use=True).recipe)
+        general_recipe(
+            asked(sets=["general.overrides.train.lrr=1"], task="own", general__use=True).recipe
+        )
 
 
 def test_the_student_alone_is_fine_tuned_as_the_task_is():
-    recipe = asked(task="cola", train__seed=5, sets=["undistilled.overrides.train.lr=2e-5", "keep=best"]).recipe
+    recipe = asked(
+        task="cola", train__seed=5, sets=["undistilled.overrides.train.lr=2e-5", "keep=best"]
+    ).recipe
     alone = undistilled_recipe(recipe, "somewhere").recipe
     assert (alone.model, alone.task, alone.keep) == ("somewhere", "cola", "best")
     assert (alone.train.epochs, alone.train.lr, alone.train.seed) == (10.0, 2e-5, 5)
     assert alone.data.max_length == 64
-    assert undistilled_recipe(asked(task="own", train__max_steps=9).recipe, "x").recipe.train.max_steps == 9
+    assert (
+        undistilled_recipe(asked(task="own", train__max_steps=9).recipe, "x").recipe.train.max_steps
+        == 9
+    )
 
 
 def test_the_ablations_of_tinybert_are_the_rows_of_its_tables():
     variants = ablations("tinybert")
     assert list(variants) == [
         *("full", "without-general", "without-augmentation"),
-        *("without-embedding", "without-prediction", "without-transformer", "without-attention", "without-hidden"),
+        *(
+            "without-embedding",
+            "without-prediction",
+            "without-transformer",
+            "without-attention",
+            "without-hidden",
+        ),
         *("map-top", "map-bottom"),
     ]
     assert variants["full"] == {}
     for over in variants.values():
-        recipe = asked("tinybert-4x312", task="mrpc", student__to=None, augment__use=True, overrides=over).recipe
+        recipe = asked(
+            "tinybert-4x312", task="mrpc", student__to=None, augment__use=True, overrides=over
+        ).recipe
         module = check_settings(recipe.method, recipe.loss)
         parse_shape(recipe.student.to[0], BASE)
         values = recipe.model_dump() | {"loss": module.model_dump()}
@@ -202,7 +262,9 @@ def test_the_ablations_of_tinybert_are_the_rows_of_its_tables():
 
 def test_without_prediction_learns_the_labels_of_the_original_examples():
     over = ablations("tinybert")["without-prediction"]
-    recipe = asked("tinybert-4x312", task="mrpc", student__to=None, augment__use=True, overrides=over).recipe
+    recipe = asked(
+        "tinybert-4x312", task="mrpc", student__to=None, augment__use=True, overrides=over
+    ).recipe
     assert (recipe.kd.weight, recipe.augment.use, recipe.augment.predict) == (0.0, True, False)
 
 
@@ -223,7 +285,9 @@ def test_a_list_of_variants_changes_something_in_each():
 
 def test_the_variants_on_text_are_students_of_their_own():
     values = {"student.to": ["2x192"], "variants": ablations("minilm")}
-    planned = plan(resolve(DistillRecipe, recipe=None, options=values).recipe, BertConfig(hidden_size=384))
+    planned = plan(
+        resolve(DistillRecipe, recipe=None, options=values).recipe, BertConfig(hidden_size=384)
+    )
     assert list(planned) == list(ablations("minilm"))
     assert planned["without-assistant"].assistant is None
     assert planned["minilmv2-upper"].recipe.loss == {"teacher_layer": -1}
@@ -232,8 +296,15 @@ def test_the_variants_on_text_are_students_of_their_own():
 def test_variants_of_ones_own(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("warm: {kd.temperature: 4.0}\nlong: {train: {epochs: 9.0}}\n", "utf-8")
-    assert ablations(str(file)) == {"full": {}, "warm": {"kd.temperature": 4.0}, "long": {"train.epochs": 9.0}}
-    for text, message in (("warm: 4", "'warm' must hold a mapping"), ("- warm", "must hold a mapping of keys")):
+    assert ablations(str(file)) == {
+        "full": {},
+        "warm": {"kd.temperature": 4.0},
+        "long": {"train.epochs": 9.0},
+    }
+    for text, message in (
+        ("warm: 4", "'warm' must hold a mapping"),
+        ("- warm", "must hold a mapping of keys"),
+    ):
         file.write_text(text, "utf-8")
         with pytest.raises(UsageError, match=message):
             ablations(str(file))
@@ -283,7 +354,10 @@ def test_the_recipe_of_pruning_is_that_of_the_method_and_task_in_the_end():
     assert resolved.recipe == PruneRecipe(task="mrpc", method="magnitude")
     assert resolved.origins["method"] == "--set"
     (resolved,) = pruned("smp", task="mrpc", recipe="smp-sst2", train__epochs=1.0)
-    assert resolved.recipe.train.batch_size == resolve(PruneRecipe, recipe="smp-sst2").recipe.train.batch_size
+    assert (
+        resolved.recipe.train.batch_size
+        == resolve(PruneRecipe, recipe="smp-sst2").recipe.train.batch_size
+    )
     assert (resolved.recipe.task, resolved.recipe.train.epochs) == ("mrpc", 1.0)
 
 
@@ -295,4 +369,6 @@ def test_fine_tuning_is_by_the_recipe_of_the_task_however_that_is_said(tmp_path)
     file = tmp_path / "mine.yaml"
     file.write_text("task: mrpc\ntrain: {batch_size: 8}\n", encoding="utf-8")
     mine = finetune_recipe(recipe=str(file), options={}).recipe
-    assert mine.train == FinetuneRecipe().train.model_copy(update={"batch_size": 8}), "a file says all that differs"
+    assert mine.train == FinetuneRecipe().train.model_copy(update={"batch_size": 8}), (
+        "a file says all that differs"
+    )

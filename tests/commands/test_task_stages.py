@@ -84,7 +84,9 @@ def own_stage(ready, recipe):
 
     def of(store=None):
         student = encoder()
-        return intermediate_job(task, recipe, student, objective_of(teacher, student), teacher, store)
+        return intermediate_job(
+            task, recipe, student, objective_of(teacher, student), teacher, store
+        )
 
     return of
 
@@ -111,7 +113,8 @@ def test_the_teacher_never_drops_out_and_gets_no_gradient(own_stage, ready):
 
 
 @pytest.mark.parametrize(
-    ("share", "pairs"), [(False, [[(0, 0)], [(1, 2)], [(2, 4)]]), (True, [[(0, 0), (1, 2), (2, 4)]])]
+    ("share", "pairs"),
+    [(False, [[(0, 0)], [(1, 2)], [(2, 4)]]), (True, [[(0, 0), (1, 2), (2, 4)]])],
 )
 def test_projections_start_at_the_least_squares_of_both_models_states(ready, share, pairs):
     task, teacher = ready
@@ -142,7 +145,10 @@ def test_both_stages_fit_the_projections(own_stage, ready, recipe, tmp_path):
     headed, job = predicted(
         ready, recipe.model_copy(update={"model": str(narrow)}), KdSettings(), [teacher], "tinybert"
     )
-    for projections, student in ((own_stage()[0].projections, encoder()), (job.modules["projections"], headed.model)):
+    for projections, student in (
+        (own_stage()[0].projections, encoder()),
+        (job.modules["projections"], headed.model),
+    ):
         expected = objective_of(teacher, student)
         fit_projections(expected, teacher.model, student, task.train.rows)
         for name, weight in expected.projections.state_dict().items():
@@ -176,7 +182,9 @@ def predicted(ready, recipe, kd, teachers, method=None, store=None):
 
 def test_a_teacher_that_nothing_is_learned_from_is_not_asked(ready, recipe, monkeypatch):
     asked = []
-    monkeypatch.setattr("kdcli.commands.distill.stages.cached_signals", lambda *args: asked.append(args))
+    monkeypatch.setattr(
+        "kdcli.commands.distill.stages.cached_signals", lambda *args: asked.append(args)
+    )
     _, job = predicted(ready, recipe, KdSettings(weight=0.0), [ready[1]])
     batch = job.examples.batch(ROWS)
     assert job.step(batch).terms.keys() == {"task"}
@@ -187,7 +195,9 @@ def test_a_teacher_that_nothing_is_learned_from_is_not_asked(ready, recipe, monk
 def test_labels_and_logits_share_the_weight(ready, recipe, folders, weight, temperature):
     task, _ = ready
     teacher = load_for_task(str(folders / "other"), task.data.task, new_head=False)
-    headed, job = predicted(ready, recipe, KdSettings(weight=weight, temperature=temperature), [teacher])
+    headed, job = predicted(
+        ready, recipe, KdSettings(weight=weight, temperature=temperature), [teacher]
+    )
     batch = job.examples.batch(ROWS)
     loss = job.step(batch)
     student, soft = plain(headed.model, batch), plain(teacher.model, batch)
@@ -229,7 +239,9 @@ def test_nothing_is_kept_of_several_teachers_or_for_one_pass(ready, recipe, tmp_
     task, teacher = ready
     predicted(ready, recipe, KdSettings(), [teacher, teacher], store=(tmp_path, 10**9))
     pass_of = len(task.train.rows) // recipe.train.batch_size
-    once = recipe.model_copy(update={"train": recipe.train.model_copy(update={"max_steps": pass_of})})
+    once = recipe.model_copy(
+        update={"train": recipe.train.model_copy(update={"max_steps": pass_of})}
+    )
     predicted(ready, once, KdSettings(), [teacher], store=(tmp_path, 10**9))
     assert not list(tmp_path.iterdir())
 
@@ -247,13 +259,17 @@ def test_without_labels_there_is_nothing_to_learn(ready, recipe):
 
 def test_several_teachers_have_the_gradient_of_their_mean_distribution():
     generator = torch.Generator().manual_seed(0)
-    first, second, student = (torch.randn(5, 3, generator=generator, dtype=torch.float64) for _ in range(3))
+    first, second, student = (
+        torch.randn(5, 3, generator=generator, dtype=torch.float64) for _ in range(3)
+    )
     labels, kd = torch.zeros(5, dtype=torch.int64), KdSettings(weight=1.0, temperature=2.0)
 
     def gradient(*teachers):
         logits = student.clone().requires_grad_()
         of_student = Signals(logits=logits, labels=labels)
-        terms = kd_terms("class", kd, logits.new_zeros(()), of_student, [Signals(logits=t) for t in teachers])
+        terms = kd_terms(
+            "class", kd, logits.new_zeros(()), of_student, [Signals(logits=t) for t in teachers]
+        )
         StepLoss(terms).total.backward()
         return logits.grad
 

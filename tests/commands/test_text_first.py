@@ -11,7 +11,16 @@ from kdcli.data.text.shards import whole_there
 from kdcli.errors import UsageError
 
 QUICK = ["--max-steps", "2"]  # on a task
-TEXT = ["--max-steps", "2", "--batch-size", "8", "--set", "data.max_length=16", "--set", "data.held_out_blocks=8"]
+TEXT = [
+    "--max-steps",
+    "2",
+    "--batch-size",
+    "8",
+    "--set",
+    "data.max_length=16",
+    "--set",
+    "data.held_out_blocks=8",
+]
 GENERAL = ["--set", "general.overrides.data={max_length: 16, held_out_blocks: 8}"]
 
 
@@ -33,7 +42,16 @@ def test_before_anything_joins(command, asked, model_dir, text_file, tmp_path, c
     line = {
         "distill": ["distill", model_dir, "--to", "2x16", "--data", text_file, *TEXT],
         "cotrain": ["cotrain", "2x16", "2x16", "--base", model_dir, "--data", text_file, *TEXT],
-        "own tokenizer": ["cotrain", "2x16", "2x16", "--data", text_file, "--vocab-size", "60", *TEXT],
+        "own tokenizer": [
+            "cotrain",
+            "2x16",
+            "2x16",
+            "--data",
+            text_file,
+            "--vocab-size",
+            "60",
+            *TEXT,
+        ],
         "chain": chain,
         "ablate": [*chain, "--ablate", "tinybert"],
     }[command]
@@ -52,10 +70,15 @@ def test_before_anything_joins(command, asked, model_dir, text_file, tmp_path, c
         (["--to", "2x16", "--device", "cuda:7"], "cuda"),
         (["--to", "2x16", "--report-to", "wandbb"], "unknown tracker"),
         (["--to", "2x16", "--eval-task", "nosuch"], "nosuch"),
-        (["--to", "2x16", "--method", "distilbert", "--set", "data.mask.share=1.5"], "data.mask.share"),
+        (
+            ["--to", "2x16", "--method", "distilbert", "--set", "data.mask.share=1.5"],
+            "data.mask.share",
+        ),
     ],
 )
-def test_mistakes_are_found_before_hours_of_tokenising(more, message, model_dir, text_file, tmp_path, cache):
+def test_mistakes_are_found_before_hours_of_tokenising(
+    more, message, model_dir, text_file, tmp_path, cache
+):
     result = kdcli("distill", model_dir, "--data", text_file, *TEXT, *more, "-o", tmp_path / "out")
     assert result.exit_code in (2, 3), result.output
     assert message in said_by(result)
@@ -67,7 +90,9 @@ def test_two_processes_tokenise_once_and_train_on_shards(model_dir, text_file, t
     common = ["distill", model_dir, "--to", "2x16", *TEXT, "--set", "measure.latency=false"]
     two_ranks(*common, "--data", text_file, "-o", tmp_path / "a")
     assert tokenised(cache) == 1
-    result = kdcli("tokenize", text_file, "--tokenizer", model_dir, "--workers", "1", "-o", tmp_path / "tokens")
+    result = kdcli(
+        "tokenize", text_file, "--tokenizer", model_dir, "--workers", "1", "-o", tmp_path / "tokens"
+    )
     assert result.exit_code == 0, result.output
     two_ranks(*common, "--data", tmp_path / "tokens", "-o", tmp_path / "b")
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]

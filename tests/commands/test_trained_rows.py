@@ -23,7 +23,10 @@ SHARED, NEW = 50, 40
 
 def sayings(count, begin=0):
     """Rows of columns that no convention names, all different."""
-    rows = [(f"w{i % 40} w{i // 40} w{i % 7}", own_files.NAMES[i % 2]) for i in range(begin, begin + count)]
+    rows = [
+        (f"w{i % 40} w{i // 40} w{i % 7}", own_files.NAMES[i % 2])
+        for i in range(begin, begin + count)
+    ]
     return [{"saying": text, "about": label, "remark": text[::-1]} for text, label in rows]
 
 
@@ -37,7 +40,9 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     file = write(folder / "sayings.jsonl", sayings(300))
     base = own_files.encoder(folder / "base", num_hidden_layers=2)
-    succeeds("finetune", base, "--task", "own", "--data", file, *COLUMNS, *SHORT, "-o", folder / "model")
+    succeeds(
+        "finetune", base, "--task", "own", "--data", file, *COLUMNS, *SHORT, "-o", folder / "model"
+    )
     columns = {"text": "saying", "label": "about"}
     split = open_labelled("own", source=str(file), columns=columns, log=[].append)
     return folder, file, split
@@ -51,7 +56,17 @@ def test_a_model_keeps_the_hashes_of_its_training_rows_and_hands_them_on(made, t
     # A student of fewer rows of other data knows its own and its teacher's.
     more = write(tmp_path / "more.jsonl", sayings(120, 2000))
     out = tmp_path / "student"
-    options = ["--to", "1x32", "--method", "minilm", "--set", "data.train_rows=30", "--set", "cache_gb=0", *SHORT]
+    options = [
+        "--to",
+        "1x32",
+        "--method",
+        "minilm",
+        "--set",
+        "data.train_rows=30",
+        "--set",
+        "cache_gb=0",
+        *SHORT,
+    ]
     succeeds("distill", folder / "model", "--task", "own", "--data", more, *options, "-o", out)
     student = training_rows(str(out))
     assert len(student) == len(known) + 30
@@ -79,8 +94,13 @@ def test_evaluate_takes_the_rows_held_back_and_leaves_training_rows_out(made, tm
     folder, file, split = made
     judged = ["evaluate", folder / "model", "--set", "measure.latency=false", "--device", "cpu"]
     said = succeeds(*judged, "--data", file, "-o", tmp_path / "same").output
-    assert "was trained: task=own, data.columns.text=saying, data.columns.label=about" in said.replace("\n", " ")
-    (same,), (own,) = (report_of(where).evaluations for where in (tmp_path / "same", folder / "model"))
+    assert (
+        "was trained: task=own, data.columns.text=saying, data.columns.label=about"
+        in said.replace("\n", " ")
+    )
+    (same,), (own,) = (
+        report_of(where).evaluations for where in (tmp_path / "same", folder / "model")
+    )
     assert (same.n, same.split, same.metrics) == (own.n, "held back from train", own.metrics)
     other = write(tmp_path / "other.jsonl", [*sayings(300, 2000), *trained(split)[:SHARED]])
     succeeds(*judged, "--data", other, "-o", tmp_path / "mixed")
@@ -88,21 +108,45 @@ def test_evaluate_takes_the_rows_held_back_and_leaves_training_rows_out(made, tm
     assert report.notes[0] == f"left out {SHARED} of 350 rows: they trained {folder / 'model'}"
     assert [e.n for e in report.evaluations] == [300]
     only = write(tmp_path / "only" / "validation.jsonl", trained(split)[:SHARED]).parent
-    assert f"{SHARED} of {SHARED} rows of validation cannot be judged by" in refused(tmp_path, *judged, "--data", only)
-    all_the_same = ["--data", only, "--set", "data.judge_trained_rows=true", "-o", tmp_path / "only" / "out"]
+    assert f"{SHARED} of {SHARED} rows of validation cannot be judged by" in refused(
+        tmp_path, *judged, "--data", only
+    )
+    all_the_same = [
+        "--data",
+        only,
+        "--set",
+        "data.judge_trained_rows=true",
+        "-o",
+        tmp_path / "only" / "out",
+    ]
     succeeds(*judged, *all_the_same)
     (kept,) = report_of(tmp_path / "only" / "out").evaluations
-    assert (kept.n, kept.split) == (SHARED, f"validation, {SHARED} of {SHARED} rows trained a model")
+    assert (kept.n, kept.split) == (
+        SHARED,
+        f"validation, {SHARED} of {SHARED} rows trained a model",
+    )
 
 
 def trained(split):
-    return [{"saying": e.texts[0], "about": split.task.labels[e.label], "remark": ""} for e in split.train]
+    return [
+        {"saying": e.texts[0], "about": split.task.labels[e.label], "remark": ""}
+        for e in split.train
+    ]
 
 
 def test_a_benchmark_leaves_them_out(made, tmp_path):
     folder, _, split = made
     other = write(tmp_path / "other.jsonl", [*sayings(NEW, 2000), *trained(split)[:SHARED]])
-    short = ["--batch-size", "1", "--seq-len", "8", "--set", "measure.min_runs=2", "--set", "measure.min_seconds=0"]
+    short = [
+        "--batch-size",
+        "1",
+        "--seq-len",
+        "8",
+        "--set",
+        "measure.min_runs=2",
+        "--set",
+        "measure.min_seconds=0",
+    ]
     options = ["--task", "own", "--data", other, "--device", "cpu", *short]
     succeeds("benchmark", folder / "model", *options, "-o", tmp_path / "out")
     report = report_of(tmp_path / "out")
@@ -124,9 +168,16 @@ def test_a_pair_knows_the_rows_of_both(made, tmp_path):
 def test_every_command_that_saves_a_model_says_which_rows_trained_it():
     root = Path(kdcli.__file__).parent
     files = [*root.glob("commands/**/*.py"), *root.glob("downstream/*.py")]
-    calls = [n for f in files for n in ast.walk(ast.parse(f.read_text("utf-8"))) if isinstance(n, ast.Call)]
+    calls = [
+        n
+        for f in files
+        for n in ast.walk(ast.parse(f.read_text("utf-8")))
+        if isinstance(n, ast.Call)
+    ]
     saving = [
-        ast.unparse(call) for call in calls if getattr(call.func, "id", "") == "save_model" and len(call.args) != 4
+        ast.unparse(call)
+        for call in calls
+        if getattr(call.func, "id", "") == "save_model" and len(call.args) != 4
     ]
     assert sum(getattr(call.func, "id", "") == "save_model" for call in calls) > 10
     assert saving == []
@@ -135,7 +186,11 @@ def test_every_command_that_saves_a_model_says_which_rows_trained_it():
 def test_a_record_is_sorted_once_each_and_damage_is_refused(tmp_path):
     write_training_rows(tmp_path, np.array([2**63 + 5, 3, 3], np.uint64))
     assert training_rows(str(tmp_path)).tolist() == [3, 2**63 + 5]
-    assert all_rows(training_rows(str(tmp_path)), np.array([1], np.uint64)).tolist() == [1, 3, 2**63 + 5]
+    assert all_rows(training_rows(str(tmp_path)), np.array([1], np.uint64)).tolist() == [
+        1,
+        3,
+        2**63 + 5,
+    ]
     (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:-3])
     with pytest.raises(UsageError, match=r"training_rows.safetensors is damaged"):
         training_rows(str(tmp_path))
@@ -146,7 +201,16 @@ def test_written_predictions_hold_no_training_row(made, tmp_path):
     folder, file, _ = made
     out = tmp_path / "predictions.jsonl"
     succeeds(
-        "evaluate", folder / "model", "--data", file, "--predictions", out, "-o", tmp_path / "out", "--device", "cpu"
+        "evaluate",
+        folder / "model",
+        "--data",
+        file,
+        "--predictions",
+        out,
+        "-o",
+        tmp_path / "out",
+        "--device",
+        "cpu",
     )
     judged = hashes_in(row["texts"][0] for row in lines_of(out))
     assert len(judged) > 10

@@ -17,7 +17,9 @@ TEXTS = ["w1 w2 w3", "w2 w5 w5 w5", "w3 w1"]
 
 @pytest.fixture
 def text(tmp_path):
-    write(tmp_path / "text" / "train.jsonl", [{"a": a, "b": ["w2", "w7"], "label": 1} for a in TEXTS])
+    write(
+        tmp_path / "text" / "train.jsonl", [{"a": a, "b": ["w2", "w7"], "label": 1} for a in TEXTS]
+    )
     write(tmp_path / "text" / "validation.jsonl", [{"a": "w1 w9 w9"}, {"a": "w2 w3"}])
     return tmp_path / "text"
 
@@ -30,12 +32,16 @@ def test_a_model_with_a_head_gives_the_same_outputs(text, tmp_path):
     assert "text (validation split): 1 of 2 texts are segmented otherwise, 50.0%" in said_by(result)
     assert "'w9', in 1 of them: w9 -> [UNK]" in said_by(result)
     assert "mean state beside that with the whole vocabulary: cosine 0." in said_by(result)
-    models = [AutoModelForSequenceClassification.from_pretrained(path).eval() for path in (before, tmp_path / "out")]
+    models = [
+        AutoModelForSequenceClassification.from_pretrained(path).eval()
+        for path in (before, tmp_path / "out")
+    ]
     tokenizers = [AutoTokenizer.from_pretrained(path) for path in (before, tmp_path / "out")]
     assert models[1].config.vocab_size == len(tokenizers[1]) == 10
     with torch.no_grad():
         one, other = (
-            m(**t(TEXTS, padding=True, return_tensors="pt")).logits for m, t in zip(models, tokenizers, strict=True)
+            m(**t(TEXTS, padding=True, return_tensors="pt")).logits
+            for m, t in zip(models, tokenizers, strict=True)
         )
     assert torch.equal(one, other)
     assert (training_rows(str(tmp_path / "out")) == np.arange(3)).all()
@@ -48,10 +54,14 @@ def test_an_embedding_model_stays_one(text, tmp_path):
     fmt = EmbeddingFormat("cls", prompts={"query": "w30 "}, max_length=20)
     save_embedder(base.model, base.tokenizer, fmt, tmp_path / "model")
     succeeds("trim", tmp_path / "model", "--data", text, "-o", tmp_path / "out")
-    one, other = (SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("model", "out"))
+    one, other = (
+        SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("model", "out")
+    )
     assert np.array_equal(one.encode(TEXTS), other.encode(TEXTS))
     # A prompt is text that the model reads.
-    assert np.array_equal(one.encode(TEXTS, prompt_name="query"), other.encode(TEXTS, prompt_name="query"))
+    assert np.array_equal(
+        one.encode(TEXTS, prompt_name="query"), other.encode(TEXTS, prompt_name="query")
+    )
 
 
 def test_a_size_keeps_the_most_frequent_tokens(text, tmp_path):
@@ -65,9 +75,28 @@ def test_a_size_keeps_the_most_frequent_tokens(text, tmp_path):
 def test_a_mask_learned_with_all_tokens_is_refused_for_the_trimmed_model(text, tmp_path):
     base = own_files.encoder(tmp_path / "model", num_hidden_layers=2)
     own = ["--task", "own", "--data", own_files.own(tmp_path / "data", "class")]
-    quick = [*own_files.QUICK, "--max-steps", "2", "--set", "head.kind=embedding", "--set", "head.words=[w0, w20]"]
+    quick = [
+        *own_files.QUICK,
+        "--max-steps",
+        "2",
+        "--set",
+        "head.kind=embedding",
+        "--set",
+        "head.words=[w0, w20]",
+    ]
     teacher = own_files.headed(tmp_path / "teacher", ("brisk", "calm"))
-    succeeds("prune", base, *own, *quick, "--teacher", teacher, "--sparsity", "0.5", "-o", tmp_path / "pruned")
+    succeeds(
+        "prune",
+        base,
+        *own,
+        *quick,
+        "--teacher",
+        teacher,
+        "--sparsity",
+        "0.5",
+        "-o",
+        tmp_path / "pruned",
+    )
     succeeds("trim", base, "--data", text, "-o", tmp_path / "out")
     mask = tmp_path / "pruned" / "mask" / "mask.safetensors"
     message = f"was made with 64 tokens; {tmp_path / 'out'} has 10 of them"

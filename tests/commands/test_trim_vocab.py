@@ -36,8 +36,17 @@ def test_texts_count_alike_however_long(tmp_path):
     base, data = own_files.encoder(tmp_path / "base"), own(tmp_path / "data", "class")
     (tmp_path / "long.txt").write_text("w0 w0 w1 w1 w2 w2\n" * 50)
     (tmp_path / "short.txt").write_text("w9 w9 w9 w8\n")
-    given = ["--trim-vocab", tmp_path / "long.txt", "--trim-vocab", tmp_path / "short.txt", "--trim-vocab", 7]
-    succeeds("finetune", base, "--task", "own", "--data", data, *FEW, *given, "-o", tmp_path / "out")
+    given = [
+        "--trim-vocab",
+        tmp_path / "long.txt",
+        "--trim-vocab",
+        tmp_path / "short.txt",
+        "--trim-vocab",
+        7,
+    ]
+    succeeds(
+        "finetune", base, "--task", "own", "--data", data, *FEW, *given, "-o", tmp_path / "out"
+    )
     # Shares: w9 3/4, w0, w1 and w2 1/3 each, w8 1/4.
     assert vocabulary(tmp_path / "out") == SPECIAL | {"w9", "w0"}
 
@@ -46,14 +55,33 @@ def test_texts_count_alike_however_long(tmp_path):
 def test_a_student_on_a_task_is_cut_and_its_teacher_is_not(tmp_path, method):
     teacher = own_files.headed(tmp_path / "teacher", ("brisk", "calm"))
     data = own(tmp_path / "data", "class")
-    how = ["--task", "own", "--data", data, "--to", "1x32", "--method", method, "--trim-vocab", 15, *FEW]
-    fewer = ["--set", "intermediate.max_steps=2", "--set", "undistilled.overrides.train.max_steps=2"]
+    how = [
+        "--task",
+        "own",
+        "--data",
+        data,
+        "--to",
+        "1x32",
+        "--method",
+        method,
+        "--trim-vocab",
+        15,
+        *FEW,
+    ]
+    fewer = [
+        "--set",
+        "intermediate.max_steps=2",
+        "--set",
+        "undistilled.overrides.train.max_steps=2",
+    ]
     succeeds("distill", teacher, *how, *fewer, "-o", tmp_path / "out")
     assert len(vocabulary(tmp_path / "out")) == 15
     report = report_of(tmp_path / "out")
     tables = [report.models[name].params_embedding for name in ("teacher", "student")]
     assert tables[0] - tables[1] == (64 - 15) * 32
-    evaluated = succeeds("evaluate", teacher, "--task", "own", "--data", data, "-o", tmp_path / "judged")
+    evaluated = succeeds(
+        "evaluate", teacher, "--task", "own", "--data", data, "-o", tmp_path / "judged"
+    )
     assert evaluated.exit_code == 0
     judged = report_of(tmp_path / "judged").evaluations[0].metrics
     assert next(e for e in report.evaluations if e.model == "teacher").metrics == judged
@@ -65,15 +93,38 @@ def test_a_student_on_text_starts_from_the_kept_rows(tmp_path):
     write(tmp_path / "text" / "train.jsonl", lines)
     data = own(tmp_path / "tasks" / "own", "class")
     how = ["--data", tmp_path / "text", "--trim-vocab", 12, "--assistant", "none", "--lr", "1e-9"]
-    how += ["--eval-task", "own", "--set", f"eval.source={data}", "--set", "eval.overrides.train.max_steps=2"]
-    how += ["--set", "data.max_length=24", "--max-steps", "1", "--batch-size", "4", "--dtype", "fp32"]
+    how += [
+        "--eval-task",
+        "own",
+        "--set",
+        f"eval.source={data}",
+        "--set",
+        "eval.overrides.train.max_steps=2",
+    ]
+    how += [
+        "--set",
+        "data.max_length=24",
+        "--max-steps",
+        "1",
+        "--batch-size",
+        "4",
+        "--dtype",
+        "fp32",
+    ]
     how += ["--set", "measure.latency=false"]
     succeeds("distill", base, "--to", "1x32", *how, "-o", tmp_path / "out")
     kept = vocabulary(tmp_path / "out")
     assert len(kept) == 12
-    before, after = (AutoTokenizer.from_pretrained(tmp_path / name).get_vocab() for name in ("base", "out"))
-    table, cut = (own_files.weights(tmp_path / name)["embeddings.word_embeddings.weight"] for name in ("base", "out"))
-    assert torch.allclose(cut[[after[t] for t in kept]], table[[before[t] for t in kept]], atol=1e-6)
+    before, after = (
+        AutoTokenizer.from_pretrained(tmp_path / name).get_vocab() for name in ("base", "out")
+    )
+    table, cut = (
+        own_files.weights(tmp_path / name)["embeddings.word_embeddings.weight"]
+        for name in ("base", "out")
+    )
+    assert torch.allclose(
+        cut[[after[t] for t in kept]], table[[before[t] for t in kept]], atol=1e-6
+    )
     report = report_of(tmp_path / "out")
     tables = [report.models[name].params_embedding for name in ("teacher", "student")]
     assert tables[0] - tables[1] == (64 - 12) * 32
@@ -81,7 +132,10 @@ def test_a_student_on_text_starts_from_the_kept_rows(tmp_path):
 
 
 def test_a_mask_of_a_cut_model_fits_the_whole_one(tmp_path):
-    base, data = own_files.encoder(tmp_path / "base", num_hidden_layers=2), own(tmp_path / "data", "class")
+    base, data = (
+        own_files.encoder(tmp_path / "base", num_hidden_layers=2),
+        own(tmp_path / "data", "class"),
+    )
     how = ["--task", "own", "--data", data, "--sparsity", "0.5", "--trim-vocab", 17, *FEW]
     words = ["--set", "head.kind=embedding", "--set", "head.words=[w0, w20]"]
     teacher = own_files.headed(tmp_path / "teacher", ("brisk", "calm"))

@@ -12,9 +12,17 @@ from forked import Forked, free_port
 
 from kdcli.cli import main
 
-STEADY = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # each process draws its own masks
+STEADY = {
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}  # each process draws its own masks
 SHORT = ["--max-steps", "24", "--batch-size", "16", "--lr", "3e-3", "--dtype", "fp32", "-o", "out"]
-SETS = ("train.log_every=1", "train.checkpoint_every=6", "data.max_length=24", "measure.latency=false")
+SETS = (
+    "train.log_every=1",
+    "train.checkpoint_every=6",
+    "data.max_length=24",
+    "measure.latency=false",
+)
 SHORT += [part for each in SETS for part in ("--set", each)]
 VERBS = {
     "finetune": ["finetune", "encoder", "--task", "own", "--data", "data", *SHORT],
@@ -40,9 +48,17 @@ def _on(machine, words):
 
 def start(machines, *commands):
     """Start a command on both machines, or one on each."""
-    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "ACCELERATE_USE_CPU": "true"}
+    common = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "ACCELERATE_USE_CPU": "true",
+    }
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    own = [common | {"RANK": str(rank), "KDCLI_CACHE": str(machine / "cache")} for rank, machine in enumerate(machines)]
+    own = [
+        common | {"RANK": str(rank), "KDCLI_CACHE": str(machine / "cache")}
+        for rank, machine in enumerate(machines)
+    ]
     words = [commands[0], commands[-1]]
     return [Forked(_on, *what, **where) for *what, where in zip(machines, words, own, strict=True)]
 
@@ -101,7 +117,9 @@ def test_what_differs_between_them_is_said_once_and_nothing_is_written(machines,
 
 def test_another_model_on_one_of_them_is_refused(machines):
     torch.manual_seed(5)
-    own_files.tiny_encoder("bert", initializer_range=0.1, **STEADY).save_pretrained(machines[1] / "encoder")
+    own_files.tiny_encoder("bert", initializer_range=0.1, **STEADY).save_pretrained(
+        machines[1] / "encoder"
+    )
     words = VERBS["distill"]
     said = end(start(machines, words), 2, 2)
     assert "weights student.captured" in said[0]

@@ -44,7 +44,10 @@ class FakeWords:
         if self.stop_after is not None and len(self.texts) + len(texts) > self.stop_after:
             raise KeyboardInterrupt
         self.texts += texts
-        return [[(s, NEW[:count] if i % 3 else None) for i, s in enumerate(words_in(text))] for text in texts]
+        return [
+            [(s, NEW[:count] if i % 3 else None) for i, s in enumerate(words_in(text))]
+            for text in texts
+        ]
 
     def nearest(self, words, count):
         return [["viele", "wenige"][:count] for _ in words]
@@ -54,14 +57,19 @@ class FakeWords:
 
 def examples(texts, labels=None):
     texts = [t if isinstance(t, tuple) else (t,) for t in texts]
-    return [Example(f"f:{i}", str(i), t, 1 if labels is None else labels[i]) for i, t in enumerate(texts)]
+    return [
+        Example(f"f:{i}", str(i), t, 1 if labels is None else labels[i])
+        for i, t in enumerate(texts)
+    ]
 
 
 def augmented(path, task, given, source=None, **changes):
     source = source or FakeWords()
     words = {"masked_words": source, "neighbours": source, "tokenizer": tokenizer_of("word pieces")}
     numbers = {"copies": 6, "probability": 0.4, "candidates": 3, "seed": 0, "fingerprint": "f"}
-    return augment(task, given, folder=path / "candidates", log=source.log.append, **words | numbers | changes)
+    return augment(
+        task, given, folder=path / "candidates", log=source.log.append, **words | numbers | changes
+    )
 
 
 def copies_of(found: Augmented, given):
@@ -86,15 +94,25 @@ def undone(text: str, copy: str, choices) -> int | None:
 
 @settings(max_examples=60)
 @given(
-    st.lists(st.one_of(WORDS, st.sampled_from(["don't", "l'homme", "a-b", "x2", ",", "\u00a0", "ไทย", "e\u0301"]))),
+    st.lists(
+        st.one_of(
+            WORDS,
+            st.sampled_from(["don't", "l'homme", "a-b", "x2", ",", "\u00a0", "ไทย", "e\u0301"]),
+        )
+    ),
     st.sampled_from([" ", "", "  ", "\n", ", "]),
     st.floats(0, 1),
 )
 def test_all_but_replaced_words_stays_as_it_was(tmp_path_factory, words, between, probability):
     text = between.join(words)
     given = examples([text])
-    found = augmented(tmp_path_factory.mktemp("a"), SINGLE, given, probability=probability, candidates=2)
-    choices = [(s.begin, s.end, NEW[:2] if i % 3 else ["viele", "wenige"]) for i, s in enumerate(words_in(text))]
+    found = augmented(
+        tmp_path_factory.mktemp("a"), SINGLE, given, probability=probability, candidates=2
+    )
+    choices = [
+        (s.begin, s.end, NEW[:2] if i % 3 else ["viele", "wenige"])
+        for i, s in enumerate(words_in(text))
+    ]
     changed = [undone(text, copy.texts[0], choices) for copy in copies_of(found, given)]
     assert None not in changed
     assert found.examples[0] is given[0]
@@ -126,17 +144,27 @@ def test_a_copy_of_a_pair_changes_one_text_in_turn(tmp_path):
     given = examples([("the cat sat on a mat", "who ran where?"), ("1872", "a cat"), ("1872", "?")])
     found = augmented(tmp_path, PAIR, given, probability=1.0)
     of_first, of_second, of_third = (copies_of(found, given)[i : i + 6] for i in (0, 6, 12))
-    changed = [tuple(a != b for a, b in zip(c.texts, given[0].texts, strict=True)) for c in of_first]
+    changed = [
+        tuple(a != b for a, b in zip(c.texts, given[0].texts, strict=True)) for c in of_first
+    ]
     assert (set(changed), changed[::2]) == ({(True, False), (False, True)}, changed[:1] * 3)
     assert changed[1::2] == changed[1:2] * 3
-    assert all(c.texts[0] == "1872" and c.texts[1] != "a cat" for c in of_second), "the one that has words"
+    assert all(c.texts[0] == "1872" and c.texts[1] != "a cat" for c in of_second), (
+        "the one that has words"
+    )
     assert all(c.texts == ("1872", "?") for c in of_third)
 
 
 def test_which_text_of_a_pair_begins_is_drawn(tmp_path):
     given = examples([(f"cat {'a' * i}", f"who {'b' * i}") for i in range(1, 41)])
     found = augmented(tmp_path, PAIR, given, probability=1.0, copies=1)
-    assert 8 < sum([c.texts[0] != e.texts[0] for c, e in zip(copies_of(found, given), given, strict=True)]) < 32
+    assert (
+        8
+        < sum(
+            [c.texts[0] != e.texts[0] for c, e in zip(copies_of(found, given), given, strict=True)]
+        )
+        < 32
+    )
 
 
 @given(CONTEXTS, st.integers(0, 99))
@@ -144,7 +172,9 @@ def test_which_text_of_a_pair_begins_is_drawn(tmp_path):
 def test_of_a_question_answers_stay_where_they_are(tmp_path_factory, words, at):
     context = " ".join(words)
     answer = words[at % len(words)]
-    given = [Example("f:0", "0", ("who ran where?", context), (Answer(answer, context.index(answer)),))]
+    given = [
+        Example("f:0", "0", ("who ran where?", context), (Answer(answer, context.index(answer)),))
+    ]
     found = augmented(tmp_path_factory.mktemp("a"), SPAN, given, probability=1.0)
     for copy in copies_of(found, given):
         assert copy.texts[1] == context
@@ -158,7 +188,10 @@ def test_each_labelled_word_stays_one_word(tmp_path):
     given = examples([words], [(0,) * 9])
     found = augmented(tmp_path, TAGS, given, probability=1.0)
     for copy in copies_of(found, given):
-        assert (len(copy.texts), [copy.texts[i] for i in (2, 4, 5, 7)]) == (9, ["don't", "x2", ".", ""])
+        assert (len(copy.texts), [copy.texts[i] for i in (2, 4, 5, 7)]) == (
+            9,
+            ["don't", "x2", ".", ""],
+        )
         assert all(copy.texts[i] != words[i] for i in (0, 1, 3, 6, 8))
         assert "-" in copy.texts[6]
         assert " " in copy.texts[3]
@@ -208,12 +241,20 @@ def test_other_texts_and_settings_have_another_cache(tmp_path, changes, texts):
     augmented(tmp_path, SINGLE, examples(TEXTS))
     source = FakeWords()
     found = augmented(tmp_path, SINGLE, examples(texts), source, **changes)
-    assert (source.texts, found) == (texts, augmented(tmp_path / "fresh", SINGLE, examples(texts), **changes))
+    assert (source.texts, found) == (
+        texts,
+        augmented(tmp_path / "fresh", SINGLE, examples(texts), **changes),
+    )
 
 
 def test_a_repeated_text_is_computed_once(tmp_path):
     source = FakeWords()
-    augmented(tmp_path, PAIR, examples([("a cat", "the mat"), ("the mat", "a cat"), ("a cat", "a cat")]), source)
+    augmented(
+        tmp_path,
+        PAIR,
+        examples([("a cat", "the mat"), ("the mat", "a cat"), ("a cat", "a cat")]),
+        source,
+    )
     assert source.texts == ["a cat", "the mat"]
 
 
@@ -227,17 +268,28 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path):
 def test_with_a_real_model_candidates_are_whole_words(tmp_path, kind):
     tokenizer = tokenizer_of(kind)
     torch.manual_seed(0)
-    model = AutoModelForMaskedLM.from_config(tiny_config("bert", vocab_size=len(tokenizer), initializer_range=0.3))
+    model = AutoModelForMaskedLM.from_config(
+        tiny_config("bert", vocab_size=len(tokenizer), initializer_range=0.3)
+    )
     masked = MaskedWords(model, tokenizer, torch.device("cpu"))
     near = Neighbours.of_embeddings(model, tokenizer)
     given = examples([*TEXTS, "runners ran", "who ran? rivers!"])
-    changes = {"masked_words": masked, "neighbours": near, "tokenizer": tokenizer, "probability": 1.0}
+    changes = {
+        "masked_words": masked,
+        "neighbours": near,
+        "tokenizer": tokenizer,
+        "probability": 1.0,
+    }
     found = augmented(tmp_path, SINGLE, given, **changes)
-    for copy, original in zip(copies_of(found, given), (e for e in given for _ in range(6)), strict=True):
+    for copy, original in zip(
+        copies_of(found, given), (e for e in given for _ in range(6)), strict=True
+    ):
         (new,), (old,) = copy.texts, original.texts
         assert new != old
         assert not set("#▁Ġ[]") & set(new)
-        kept_new, kept_old = ([c for c in text if not c.isalpha() and c.isascii()] for text in (new, old))
+        kept_new, kept_old = (
+            [c for c in text if not c.isalpha() and c.isascii()] for text in (new, old)
+        )
         assert kept_new == kept_old
     assert found.replaced > 0.9
 
@@ -247,7 +299,10 @@ def test_without_a_masked_language_model_neighbours_serve_for_all(tmp_path):
     near = Neighbours.of_embeddings(tiny_encoder("bert", vocab_size=len(tokenizer)), tokenizer)
     given = examples(TEXTS)
     found = augmented(tmp_path, SINGLE, given, masked_words=None, neighbours=near, probability=1.0)
-    assert any("no masked language model, so neighbours serve for all words" in note for note in found.notes)
+    assert any(
+        "no masked language model, so neighbours serve for all words" in note
+        for note in found.notes
+    )
     words = set(near.words)
     for copy in copies_of(found, given)[:6]:
         spans = words_in(copy.texts[0])
@@ -286,11 +341,20 @@ def test_the_words_of_a_data_set():
 def test_rows_are_read_back_as_the_same_examples(task, texts, label):
     example = Example("f:1", "7+1", texts, label)
     (row,) = rows(task, [example])
-    assert example_of(task, ("f:1", json.loads(json.dumps(row))), 1, withheld=label is None) == example
+    assert (
+        example_of(task, ("f:1", json.loads(json.dumps(row))), 1, withheld=label is None) == example
+    )
 
 
 def test_rows_of_an_own_task_are_found_to_be_the_same_task():
     task = Task("own", "class", ("sentence1", "sentence2"), ("accuracy",), ("bad", "fine", "good"))
     given = examples([("a cat", "the mat"), ("who", "ran"), ("in", "Wien")], [2, 0, 1])
-    found = own_task([(f"f:{i}", dict(row)) for i, row in enumerate(rows(task, given))], {}, lambda _: None)
-    assert (found.kind, found.texts, found.label, found.labels) == ("class", task.texts, "label", task.labels)
+    found = own_task(
+        [(f"f:{i}", dict(row)) for i, row in enumerate(rows(task, given))], {}, lambda _: None
+    )
+    assert (found.kind, found.texts, found.label, found.labels) == (
+        "class",
+        task.texts,
+        "label",
+        task.labels,
+    )

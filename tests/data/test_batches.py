@@ -25,9 +25,14 @@ def test_the_order_of_a_step_does_not_depend_on_the_steps_before():
     later = schedule.indices(123).tolist()
     for step in range(1, 50):
         schedule.indices(step)
-    assert (schedule.indices(123).tolist(), BatchOrder(1000, 7, 3).indices(123).tolist()) == (later, later)
+    assert (schedule.indices(123).tolist(), BatchOrder(1000, 7, 3).indices(123).tolist()) == (
+        later,
+        later,
+    )
     assert BatchOrder(1000, 7, 4).indices(123).tolist() != later
-    assert BatchOrder(100, 100, 0).indices(1).tolist() != BatchOrder(100, 100, 0).indices(2).tolist()
+    assert (
+        BatchOrder(100, 100, 0).indices(1).tolist() != BatchOrder(100, 100, 0).indices(2).tolist()
+    )
 
 
 @settings(max_examples=80)
@@ -141,6 +146,11 @@ def test_a_batch_is_a_mixture_of_lengths_and_its_groups_are_not():
     lengths = np.random.Generator(np.random.PCG64(0)).integers(1, 100, 6400)
     batches = drawn(BucketOrder(lengths, 32, 8, 0), 0)
     groups = [g for batch in batches for g in np.split(batch, 4)]
-    assert np.mean([lengths[g].std() for g in groups]) < 2 < 20 < np.mean([lengths[b].std() for b in batches])
+    assert (
+        np.mean([lengths[g].std() for g in groups])
+        < 2
+        < 20
+        < np.mean([lengths[b].std() for b in batches])
+    )
     # Means of 32 independent draws would spread by 28.9 / sqrt(32) = 5.1, of 4 groups by 28.9 / sqrt(4) = 14.4.
     assert np.std([lengths[b].mean() for b in batches]) < 16

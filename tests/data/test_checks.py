@@ -25,7 +25,14 @@ def opened(file, log=None, **how):
 
 
 def test_every_kind_of_fault_is_counted_with_its_first_lines_at_once(tmp_path):
-    lines = [*rows(100), *[{"text": "w1", "label": ""}] * 12, {"text": 7, "label": "a"}, "{", [], {"text": "w1"}]
+    lines = [
+        *rows(100),
+        *[{"text": "w1", "label": ""}] * 12,
+        {"text": 7, "label": "a"},
+        "{",
+        [],
+        {"text": "w1"},
+    ]
     lines[50] = '{"text": "w1", "label": "\\ud800"}'
     file = put(tmp_path / "train.jsonl", lines)
     with pytest.raises(UsageError) as error:
@@ -56,7 +63,10 @@ def test_faults_of_both_splits_come_together(tmp_path):
         opened(tmp_path)
     assert error.value.message.startswith("2 of 33 rows cannot be used:")
     assert "train.jsonl:31: the label" in error.value.message
-    assert "validation.jsonl:2: 'label' of task own must be one of 0 (a), 1 (b), got 'z'" in error.value.message
+    assert (
+        "validation.jsonl:2: 'label' of task own must be one of 0 (a), 1 (b), got 'z'"
+        in error.value.message
+    )
 
 
 def test_lines_of_a_csv_of_other_columns(tmp_path):
@@ -73,7 +83,10 @@ def test_where_every_row_is_bad_the_first_is_the_error(tmp_path, skip):
     put(tmp_path / "train.jsonl", [{"sentence": 1, "label": 0}] * 5)
     with pytest.raises(UsageError) as error:
         open_labelled("sst2", source=str(tmp_path), skip_bad=skip, log=[].append)
-    assert error.value.message == f"{tmp_path / 'train.jsonl'}:1: column 'sentence' must hold text, got int"
+    assert (
+        error.value.message
+        == f"{tmp_path / 'train.jsonl'}:1: column 'sentence' must hold text, got int"
+    )
     assert "skip_bad" not in str(error.value.hint)
 
 
@@ -84,7 +97,9 @@ def example(number, text, label):
 def test_class_counts_and_doubts_are_said():
     task = Task("own", "class", ("text",), ("accuracy",), ("Good day", "N/A", "bad", "goodday "))
     numbers = [0] * 40 + [2] * 30 + [1] * 3 + [3] * 11
-    found = looked_over(task, [example(i, "" if i in (4, 9) else "w", label) for i, label in enumerate(numbers)])
+    found = looked_over(
+        task, [example(i, "" if i in (4, 9) else "w", label) for i, label in enumerate(numbers)]
+    )
     assert found == [
         "training rows by class: Good day 40, bad 30, goodday  11, N/A 3",
         "classes that differ in case or white space alone: 'Good day' and 'goodday ' (40, 11 rows; first f.csv:73, "

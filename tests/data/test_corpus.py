@@ -33,7 +33,10 @@ HERE = Path(__file__).parent
 
 def python(code, *arguments, cache):
     """Run code in another process with this cache and the tests' helpers."""
-    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "KDCLI_CACHE": str(cache)}
+    environment = os.environ | {
+        "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}",
+        "KDCLI_CACHE": str(cache),
+    }
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
@@ -46,13 +49,18 @@ def text(tmp_path):
 
 def test_blocks_hold_the_whole_stream_read_from_a_map(text):
     found = corpus(text)
-    ids = np.concatenate([b.batch(np.arange(len(b)))["input_ids"].numpy() for b in (found.train, found.held_out)])
+    ids = np.concatenate(
+        [b.batch(np.arange(len(b)))["input_ids"].numpy() for b in (found.train, found.held_out)]
+    )
     tokenizer = tiny_tokenizer()
     assert (ids[:, 0] == tokenizer.cls_token_id).all()
     assert (ids[:, -1] == tokenizer.sep_token_id).all()
     expected = []
     for document in DOCUMENTS:
-        expected += [*tokenizer(document, add_special_tokens=False)["input_ids"], tokenizer.sep_token_id]
+        expected += [
+            *tokenizer(document, add_special_tokens=False)["input_ids"],
+            tokenizer.sep_token_id,
+        ]
     stream = ids[:, 1:-1].reshape(-1)
     assert stream.tolist() == expected[: len(stream)]
     assert len(expected) - len(stream) < 14
@@ -69,7 +77,10 @@ def test_a_validation_split_is_held_out(tmp_path):
     write(tmp_path / "validation.jsonl.gz", ["w50 w51 w52"] * 40)
     found = corpus(tmp_path)
     ids = found.held_out.batch(np.arange(len(found.held_out)))["input_ids"]
-    assert set(ids[:, 1:-1].unique().tolist()) == {3, *tiny_tokenizer().convert_tokens_to_ids(["w50", "w51", "w52"])}
+    assert set(ids[:, 1:-1].unique().tolist()) == {
+        3,
+        *tiny_tokenizer().convert_tokens_to_ids(["w50", "w51", "w52"]),
+    }
 
 
 def test_isolated_documents_attend_to_themselves_and_count_their_own_positions(text):
@@ -120,7 +131,9 @@ def test_a_data_set_of_the_hub_that_changed_is_tokenised_anew(cache, monkeypatch
     monkeypatch.setattr(HfApi, "dataset_info", info)
     monkeypatch.setattr(files, "hub_splits", lambda *_: ["train"])
     monkeypatch.setattr(files, "hub_size", lambda *_: (1, 0))
-    monkeypatch.setattr(files, "hub_rows", lambda *_: iter([("row 1", {"text": f"{there['text']} " * 400})]))
+    monkeypatch.setattr(
+        files, "hub_rows", lambda *_: iter([("row 1", {"text": f"{there['text']} " * 400})])
+    )
     assert first() == ("w1", True)
     # Not downloaded again as long as the revision is the same.
     there["text"] = "w2"
@@ -129,7 +142,11 @@ def test_a_data_set_of_the_hub_that_changed_is_tokenised_anew(cache, monkeypatch
     assert first() == ("w2", True)
     there["sha"] = "a" * 40
     assert first() == ("w1", False)
-    for error in (OfflineModeIsEnabled("offline"), ConnectionError("no network"), httpx.ConnectTimeout("late")):
+    for error in (
+        OfflineModeIsEnabled("offline"),
+        ConnectionError("no network"),
+        httpx.ConnectTimeout("late"),
+    ):
         there |= {"sha": None, "error": error, "text": "w3"}
         assert first() == ("w2", False)
     shutil.rmtree(cache)
@@ -148,7 +165,13 @@ def test_too_little_text_for_a_block(tmp_path):
 def test_the_truncation_of_an_earlier_call_changes_nothing(text):
     """Truncation and padding stay set inside a fast tokenizer after a call with them."""
     log, tokenizer = [], tiny_tokenizer()
-    given = {"max_length": 16, "column": None, "isolated": False, "held_out_blocks": 4, "log": log.append}
+    given = {
+        "max_length": 16,
+        "column": None,
+        "isolated": False,
+        "held_out_blocks": 4,
+        "log": log.append,
+    }
     first = open_corpus(str(text), tokenizer, **given)
     log.clear()
     tokenizer(["w1", "w2 w3 w4"], truncation=True, max_length=3, padding=True)
@@ -262,7 +285,9 @@ def test_memory_stays_flat_while_tokenising(tmp_path):
     """However much text there is and however long its documents; what the tokenizer itself holds counts."""
     line = 300_000
     for name, size in (("small", 1_500_000), ("large", 5_000_000)):
-        (tmp_path / f"{name}.txt").write_text(("w1 w22 w3 w4 " * (line // 13 + 1) + "\n") * (size // line), "utf-8")
+        (tmp_path / f"{name}.txt").write_text(
+            ("w1 w22 w3 w4 " * (line // 13 + 1) + "\n") * (size // line), "utf-8"
+        )
     done = python(MEASURE, tmp_path / "small.txt", tmp_path / "large.txt", cache=tmp_path / "cache")
     assert float(done.stdout) < 60, done.stderr
 
@@ -304,7 +329,10 @@ print(json.dumps([list(source.documents("train", None)), len(corpus(sys.argv[1] 
 @pytest.mark.slow
 def test_a_hub_id_is_streamed_and_once_tokenised_needs_no_network(hub, tmp_path, monkeypatch):  # noqa: F811
     hub.repositories[NAME] = FILES
-    paths = {"KDCLI_CACHE": str(tmp_path / "cache"), "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
+    paths = {
+        "KDCLI_CACHE": str(tmp_path / "cache"),
+        "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}",
+    }
     documents, blocks, messages = json.loads(hub.told(tmp_path / "hf", READ, NAME, **paths)[-1])
     assert documents == DOCUMENTS
     assert "no-training has no train split; it has validation" in messages[0]
@@ -313,4 +341,7 @@ def test_a_hub_id_is_streamed_and_once_tokenised_needs_no_network(hub, tmp_path,
     monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
     again = corpus(f"{NAME}:plain")
     assert len(again.train) == blocks
-    assert len(again.held_out.batch(np.arange(len(again.held_out)))["input_ids"][:, 1:-1].unique()) == 4
+    assert (
+        len(again.held_out.batch(np.arange(len(again.held_out)))["input_ids"][:, 1:-1].unique())
+        == 4
+    )

@@ -22,8 +22,18 @@ RIGHT = {
     "multi": (TOPICS, {"text": "w1", "label": [0, 2]}),
     "score": (STSB, {"sentence1": "w1", "sentence2": "w2", "label": 2.5}),
     "tokens": (TAGS, {"tokens": ["w1", "w2"], "ner_tags": [1, 0]}),
-    "span": (SQUAD, {"question": "w1", "context": "w2 w3", "answers": {"text": ["w3"], "answer_start": [3]}}),
-    "text": (ASK, {"context": "w2 w3", "answers": {"text": ["w3", "w2"], "answer_start": [3, 0]}, "question": "w1"}),
+    "span": (
+        SQUAD,
+        {"question": "w1", "context": "w2 w3", "answers": {"text": ["w3"], "answer_start": [3]}},
+    ),
+    "text": (
+        ASK,
+        {
+            "context": "w2 w3",
+            "answers": {"text": ["w3", "w2"], "answer_start": [3, 0]},
+            "question": "w1",
+        },
+    ),
 }
 
 
@@ -57,13 +67,21 @@ def test_a_right_row_of_each_kind(kind):
 
 
 @pytest.mark.parametrize(
-    ("more", "name"), [({}, "6"), ({"guid": "d-1"}, "d-1"), ({"id": "a", "idx": 3}, "a"), ({"id": None, "idx": 0}, "0")]
+    ("more", "name"),
+    [
+        ({}, "6"),
+        ({"guid": "d-1"}, "d-1"),
+        ({"id": "a", "idx": 3}, "a"),
+        ({"id": None, "idx": 0}, "0"),
+    ],
 )
 def test_an_example_is_named_by_its_row_or_by_its_place(more, name):
     assert read(COLA, {"sentence": "w1", "label": 0} | more).id == name
 
 
-@pytest.mark.parametrize(("kind", "name"), [(k, c) for k, (t, _) in RIGHT.items() for c in [*t.texts, t.label]])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(k, c) for k, (t, _) in RIGHT.items() for c in [*t.texts, t.label]]
+)
 def test_a_missing_column_is_named_with_those_there_are(kind, name):
     task, row = RIGHT[kind]
     less = {c: v for c, v in row.items() if c != name} | {"body": "w1"}
@@ -75,10 +93,14 @@ def test_a_missing_column_is_named_with_those_there_are(kind, name):
 @pytest.mark.parametrize("kind", RIGHT)
 def test_an_empty_label_is_refused(kind):
     task, row = RIGHT[kind]
-    assert f"'{task.label}', the label of task {task.name}, is empty" in refused(task, row | {task.label: None})
+    assert f"'{task.label}', the label of task {task.name}, is empty" in refused(
+        task, row | {task.label: None}
+    )
 
 
-NO_TEXTS = [(kind, wrong) for kind in RIGHT for wrong in (None, 3, 2.5, True, {"a": 1}, [1, 2], [None])]
+NO_TEXTS = [
+    (kind, wrong) for kind in RIGHT for wrong in (None, 3, 2.5, True, {"a": 1}, [1, 2], [None])
+]
 NO_TEXTS += [("tokens", wrong) for wrong in ([], "w1 w2", ["w1", 2], ["w1", None])]
 
 
@@ -103,13 +125,33 @@ def test_half_a_surrogate_is_no_text(kind):
 def test_half_a_surrogate_is_no_answer_and_no_name_either():
     task, row = RIGHT["span"]
     answers = {"text": [HALF], "answer_start": [0]}
-    assert "half a surrogate pair at character 0 of 'answers'" in refused(task, row | {"answers": answers})
+    assert "half a surrogate pair at character 0 of 'answers'" in refused(
+        task, row | {"answers": answers}
+    )
     assert "half a surrogate pair" in refused(task, row | {"id": HALF})
 
 
 @pytest.mark.parametrize(
     "label",
-    [2, -1, "2", "-1", 0.5, math.nan, math.inf, -math.inf, "nan", True, False, "Acceptable", "", " 1", "1.0", [1], {}],
+    [
+        2,
+        -1,
+        "2",
+        "-1",
+        0.5,
+        math.nan,
+        math.inf,
+        -math.inf,
+        "nan",
+        True,
+        False,
+        "Acceptable",
+        "",
+        " 1",
+        "1.0",
+        [1],
+        {},
+    ],
 )
 def test_a_label_that_is_no_class_gets_the_classes_that_are(label):
     message = refused(COLA, {"sentence": "w1", "label": label})
@@ -129,7 +171,9 @@ def test_a_number_is_never_the_place_of_a_name_that_spells_another(names):
     """A validation file that spells 1.0 as 1 must not be judged by the second class."""
     task = Task("own", "class", ("text",), ("accuracy",), names)
     label = "0" if "1" in names else "1"
-    assert f"must be one of {', '.join(names)}, got" in refused(task, {"text": "w1", "label": label})
+    assert f"must be one of {', '.join(names)}, got" in refused(
+        task, {"text": "w1", "label": label}
+    )
 
 
 def test_of_many_classes_only_some_are_listed():
@@ -144,19 +188,41 @@ def test_of_many_classes_only_some_are_listed():
 SPELLED = {
     "class": [(0, 0), (1.0, 1), ("1", 1), ("unacceptable", 0), ("acceptable", 1)],
     "score": [(3, 3.0), ("2.5", 2.5), ("-3e2", -300.0), (0, 0.0), (-1, -1.0)],
-    "multi": [([], ()), ([2, 0], (0, 2)), (["war", "sport"], (0, 2)), (["1"], (1,)), ((1,), (1,)), ([1, "art"], (1,))],
+    "multi": [
+        ([], ()),
+        ([2, 0], (0, 2)),
+        (["war", "sport"], (0, 2)),
+        (["1"], (1,)),
+        ((1,), (1,)),
+        ([1, "art"], (1,)),
+    ],
     "tokens": [(["I-PER", "O"], (2, 0))],
 }
 
 
-@pytest.mark.parametrize(("kind", "label", "expected"), [(k, *pair) for k, pairs in SPELLED.items() for pair in pairs])
+@pytest.mark.parametrize(
+    ("kind", "label", "expected"), [(k, *pair) for k, pairs in SPELLED.items() for pair in pairs]
+)
 def test_a_label_is_read_however_it_is_spelled(kind, label, expected):
     task, row = RIGHT[kind]
     found = read(task, row | {task.label: label}).label
     assert (found, type(found)) == (expected, type(expected))
 
 
-NO_NUMBERS = [math.nan, math.inf, -math.inf, "nan", "inf", "", "good", True, False, [1.0], 10**400, {}]
+NO_NUMBERS = [
+    math.nan,
+    math.inf,
+    -math.inf,
+    "nan",
+    "inf",
+    "",
+    "good",
+    True,
+    False,
+    [1.0],
+    10**400,
+    {},
+]
 
 
 @pytest.mark.parametrize(
@@ -167,8 +233,14 @@ NO_NUMBERS = [math.nan, math.inf, -math.inf, "nan", "inf", "", "good", True, Fal
         ("multi", 1, "must hold a list of labels, got 1"),
         ("multi", [3], "must be one of 0 (sport), 1 (art), 2 (war), got 3"),
         *(("multi", [0, wrong], f"got {wrong}") for wrong in (True, None, math.nan)),
-        *(("tokens", [0] * n, f"a label for each of the 2 words, got {n} of them") for n in (0, 1, 3)),
-        *(("tokens", wrong, f"a label for each of the 2 words, got {wrong!r}") for wrong in ("B-PER", 1)),
+        *(
+            ("tokens", [0] * n, f"a label for each of the 2 words, got {n} of them")
+            for n in (0, 1, 3)
+        ),
+        *(
+            ("tokens", wrong, f"a label for each of the 2 words, got {wrong!r}")
+            for wrong in ("B-PER", 1)
+        ),
         ("tokens", [1, 3], "must be one of 0 (O), 1 (B-PER), 2 (I-PER), got 3"),
         *(("tokens", [1, wrong], f"got {wrong}") for wrong in (-100, None)),
     ],

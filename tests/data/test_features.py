@@ -17,19 +17,41 @@ from kdcli.types import IGNORED, Example, Task
 SINGLE = Task("t", "class", ("text",), ("accuracy",), ("a", "b", "c"))
 PAIR = Task("t", "class", ("text", "pair"), ("accuracy",), ("a", "b", "c"))
 TAGS = Task("t", "tokens", ("tokens",), ("f1",), ("O", "B-X", "I-X"))
-TEXTS = ["the cat sat", "rivers", "Zürich, naïve café in 1872", "who ran? who ran? who ran? who ran?", "東京 नमस्ते a"]
-WORDS = [("the", "rivers", "ran"), ("Zürich",), ("winters", "cat", "1872", "東京", "on", "the", "naïve"), ("a", "in")]
+TEXTS = [
+    "the cat sat",
+    "rivers",
+    "Zürich, naïve café in 1872",
+    "who ran? who ran? who ran? who ran?",
+    "東京 नमस्ते a",
+]
+WORDS = [
+    ("the", "rivers", "ran"),
+    ("Zürich",),
+    ("winters", "cat", "1872", "東京", "on", "the", "naïve"),
+    ("a", "in"),
+]
 
 
 def examples(texts, labels=None):
     return [
-        Example(f"f:{i}", str(i), t if isinstance(t, tuple) else (t,), None if labels is None else labels[i])
+        Example(
+            f"f:{i}",
+            str(i),
+            t if isinstance(t, tuple) else (t,),
+            None if labels is None else labels[i],
+        )
         for i, t in enumerate(texts)
     ]
 
 
 def encoded(task, texts, labels=None, kind="word pieces", max_length=64, token_types=True):
-    return encode(task, examples(texts, labels), tokenizer_of(kind), max_length=max_length, token_types=token_types)
+    return encode(
+        task,
+        examples(texts, labels),
+        tokenizer_of(kind),
+        max_length=max_length,
+        token_types=token_types,
+    )
 
 
 def row(rows, i, of="ids_T"):
@@ -45,10 +67,18 @@ def test_rows_are_what_the_tokenizer_says_of_each_text_alone(kind, pair, max_len
     tokenizer = tokenizer_of(kind)
     for i, text in enumerate(texts):
         given = text if pair else (text,)
-        alone = tokenizer(*given, truncation=True, max_length=max_length, return_token_type_ids=True)
-        assert (row(rows, i), row(rows, i, "types_T")) == (alone["input_ids"], alone["token_type_ids"])
+        alone = tokenizer(
+            *given, truncation=True, max_length=max_length, return_token_type_ids=True
+        )
+        assert (row(rows, i), row(rows, i, "types_T")) == (
+            alone["input_ids"],
+            alone["token_type_ids"],
+        )
     whole = [len(tokenizer(*(t if pair else (t,)))["input_ids"]) for t in texts]
-    assert (rows.truncated, rows.truncated > 0) == (sum(n > max_length for n in whole), max_length == 6)
+    assert (rows.truncated, rows.truncated > 0) == (
+        sum(n > max_length for n in whole),
+        max_length == 6,
+    )
     assert rows.lengths.max() <= max_length
     assert rows.example.tolist() == list(range(len(texts)))
 
@@ -83,14 +113,20 @@ def test_batches_are_padded_on_the_right_only(token_types):
     rows = encoded(PAIR, [(a, b) for a in TEXTS for b in TEXTS], token_types=token_types)
     chosen = np.array([7, 0, 24, 7, 3])
     batch = rows.batch(chosen)
-    assert set(batch) == {"input_ids", "attention_mask", *(["token_type_ids"] if token_types else [])}
+    assert set(batch) == {
+        "input_ids",
+        "attention_mask",
+        *(["token_type_ids"] if token_types else []),
+    }
     longest = int(rows.lengths[chosen].max())
     for place, i in enumerate(chosen):
         n = int(rows.lengths[i])
         assert batch["input_ids"][place].tolist() == row(rows, i) + [rows.pad_id] * (longest - n)
         assert batch["attention_mask"][place].tolist() == [1] * n + [0] * (longest - n)
         if token_types:
-            assert batch["token_type_ids"][place].tolist() == row(rows, i, "types_T") + [0] * (longest - n)
+            assert batch["token_type_ids"][place].tolist() == row(rows, i, "types_T") + [0] * (
+                longest - n
+            )
             assert {0, 1} <= set(row(rows, i, "types_T"))
     assert all(tensor.dtype == torch.int64 for tensor in batch.values())
 
@@ -115,7 +151,13 @@ def test_a_tokenizer_without_padding_is_refused():
     [
         ("class", ("a", "b", "c"), [2, 0, 1], torch.int64, [2, 0, 1]),
         ("score", (), [2.5, -1.0, 0.0], torch.float32, [2.5, -1.0, 0.0]),
-        ("multi", ("a", "b", "c"), [(0, 2), (), (1,)], torch.float32, [[1, 0, 1], [0, 0, 0], [0, 1, 0]]),
+        (
+            "multi",
+            ("a", "b", "c"),
+            [(0, 2), (), (1,)],
+            torch.float32,
+            [[1, 0, 1], [0, 0, 0], [0, 1, 0]],
+        ),
     ],
 )
 def test_labels_of_texts_as_the_loss_takes_them(kind, names, labels, dtype, held):
@@ -137,12 +179,18 @@ def test_the_label_of_a_word_stands_at_its_first_piece_only(kind):
             expected.append(labels[i][word] if word is not None and word not in seen else IGNORED)
             seen.add(word)
         assert found == expected
-        assert [labels[i][w] for w in row(rows, i, "words_T") if w >= 0] == [x for x in found if x != IGNORED]
+        assert [labels[i][w] for w in row(rows, i, "words_T") if w >= 0] == [
+            x for x in found if x != IGNORED
+        ]
         # Every word, in its order, and special tokens never.
         assert [w for w in row(rows, i, "words_T") if w >= 0] == list(range(len(words)))
         assert found[0] == found[-1] == IGNORED
-    assert any(len(row(rows, i)) > len(words) + 2 for i, words in enumerate(WORDS)), "no word of several pieces"
-    assert set(rows.batch(np.array([1, 2]))["labels"][0, int(rows.lengths[1]) :].tolist()) == {IGNORED}
+    assert any(len(row(rows, i)) > len(words) + 2 for i, words in enumerate(WORDS)), (
+        "no word of several pieces"
+    )
+    assert set(rows.batch(np.array([1, 2]))["labels"][0, int(rows.lengths[1]) :].tolist()) == {
+        IGNORED
+    }
 
 
 def test_two_equal_words_side_by_side_are_two_words():
@@ -164,7 +212,9 @@ def test_words_that_were_cut_off_have_no_label():
 def test_words_without_any_token_are_not_judged_and_some_must_be(blank):
     rows = encoded(TAGS, [(blank, blank), ("cat",)], [(1, 2), (1,)])
     assert [x for x in rows.labels if x != IGNORED] == [1]
-    with pytest.raises(UsageError, match=r"^f:0: from here on the tokenizer makes no token of any word") as error:
+    with pytest.raises(
+        UsageError, match=r"^f:0: from here on the tokenizer makes no token of any word"
+    ) as error:
         encoded(TAGS, [(blank, blank), (blank,)], [(1, 2), (1,)])
     assert f"the first are {blank!r}, {blank!r}" in error.value.hint
     # Where labels are withheld, nothing is judged.
@@ -172,7 +222,13 @@ def test_words_without_any_token_are_not_judged_and_some_must_be(blank):
 
 
 def test_a_row_without_any_token():
-    rows = encode(TAGS, examples([(" ",), ("w1",)], [(1,), (2,)]), tiny_tokenizer(), max_length=9, token_types=False)
+    rows = encode(
+        TAGS,
+        examples([(" ",), ("w1",)], [(1,), (2,)]),
+        tiny_tokenizer(),
+        max_length=9,
+        token_types=False,
+    )
     assert (rows.lengths.tolist(), rows.labels.tolist()) == ([0, 1], [2])
 
 
@@ -183,7 +239,9 @@ def test_a_tokenizer_that_does_not_tell_words_apart_cannot_label_them(tmp_path):
     with pytest.raises(UsageError, match="EsmTokenizer does not tell of which word a token is"):
         encode(TAGS, examples([("L", "A")], [(0, 1)]), tokenizer, max_length=9, token_types=False)
     # Whole texts it can read; what it cuts it does not tell, so full rows count.
-    rows = encode(SINGLE, examples(["L A G V L A", "L"], [0, 1]), tokenizer, max_length=5, token_types=False)
+    rows = encode(
+        SINGLE, examples(["L A G V L A", "L"], [0, 1]), tokenizer, max_length=5, token_types=False
+    )
     assert (rows.lengths.tolist(), rows.truncated) == ([5, 3], 1)
 
 
@@ -191,7 +249,10 @@ def test_a_tokenizer_that_does_not_tell_words_apart_cannot_label_them(tmp_path):
 @pytest.mark.parametrize("all_of_them", [True, False])
 def test_withheld_labels_are_not_in_the_batch(task, all_of_them):
     texts = WORDS[:3] if task is TAGS else TEXTS[:3]
-    labels = [None if all_of_them or i == 1 else ((0,) * len(t) if task is TAGS else 0) for i, t in enumerate(texts)]
+    labels = [
+        None if all_of_them or i == 1 else ((0,) * len(t) if task is TAGS else 0)
+        for i, t in enumerate(texts)
+    ]
     rows = encoded(task, texts, labels)
     assert rows.labels is None
     assert "labels" not in rows.batch(np.array([0, 2]))
@@ -216,7 +277,10 @@ def ragged(lengths, kind):
         task, texts = TAGS, names
     else:
         labels = [(i % 3,) if kind == "multi" else i % 3 for i in range(len(lengths))]
-        task, texts = Task("t", kind, ("text",), ("f1",), ("a", "b", "c")), [" ".join(n) for n in names]
+        task, texts = (
+            Task("t", kind, ("text",), ("f1",), ("a", "b", "c")),
+            [" ".join(n) for n in names],
+        )
     return encode(task, examples(texts, labels), tiny_tokenizer(), max_length=64, token_types=True)
 
 
@@ -231,7 +295,9 @@ def same(one, two):
 def test_rows_taken_in_another_order_are_the_same_rows(lengths, kind, data):
     rows = ragged(lengths, kind)
     assert rows.lengths.tolist() == lengths
-    chosen = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=20)))
+    chosen = np.array(
+        data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=20))
+    )
     again = np.array(data.draw(st.lists(st.integers(0, len(chosen) - 1), min_size=1, max_size=20)))
     taken = rows.take(chosen)
     assert taken.example.tolist() == chosen.tolist()
@@ -244,7 +310,10 @@ def test_rows_taken_in_another_order_are_the_same_rows(lengths, kind, data):
 def test_by_length_is_the_shortest_first_and_loses_nothing(lengths, kind):
     rows = ragged(lengths, kind)
     ordered = rows.by_length()
-    assert (ordered.lengths.tolist(), sorted(ordered.example.tolist())) == (sorted(lengths), list(range(len(lengths))))
+    assert (ordered.lengths.tolist(), sorted(ordered.example.tolist())) == (
+        sorted(lengths),
+        list(range(len(lengths))),
+    )
     same(ordered.batch(np.arange(len(lengths))), rows.batch(ordered.example))
     # Of equal lengths the first stays first: the order is always the same.
     assert ordered.example.tolist() == sorted(range(len(lengths)), key=lambda i: lengths[i])

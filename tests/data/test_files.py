@@ -26,7 +26,9 @@ def put(tmp_path, name, content):
     return tmp_path / name
 
 
-@pytest.mark.parametrize("name", [f"c.{kind}{gz}" for kind in ("txt", "jsonl", "csv", "parquet") for gz in ("", ".gz")])
+@pytest.mark.parametrize(
+    "name", [f"c.{kind}{gz}" for kind in ("txt", "jsonl", "csv", "parquet") for gz in ("", ".gz")]
+)
 def test_every_format_gives_the_same_documents(tmp_path, name):
     write(tmp_path / name, DOCUMENTS)
     assert documents(tmp_path / name) == DOCUMENTS
@@ -37,7 +39,10 @@ def test_every_format_gives_the_same_documents(tmp_path, name):
     [
         ("a.txt", BOM + b"w1 w2\r\n\r\n  \nw3\n"),
         ("a.jsonl", BOM + b'{"text": "w1 w2"}\n\n{"text": null}\n{"text": " "}\n{"text": "w3"}'),
-        ("a.jsonl", b'{"text": null, "id": "a"}\n{"text": "w1 w2", "id": "b"}\n{"text": "w3", "id": "c"}\n'),
+        (
+            "a.jsonl",
+            b'{"text": null, "id": "a"}\n{"text": "w1 w2", "id": "b"}\n{"text": "w3", "id": "c"}\n',
+        ),
         ("a.csv", BOM + b"text,label\r\nw1 w2,1\r\n\r\n,2\r\nw3,1\r\n"),
     ],
 )
@@ -60,7 +65,9 @@ def test_a_gzipped_parquet_is_not_held_in_memory(tmp_path, monkeypatch):
     ((_, table),) = open_source(str(tmp_path / "a.parquet.gz")).tables("train")
     assert next(table)[0] == f"{tmp_path / 'a.parquet.gz'}:1"
     (file,) = read_from
-    assert os.fstat(file.fileno()).st_size == len(gzip.decompress((tmp_path / "a.parquet.gz").read_bytes()))
+    assert os.fstat(file.fileno()).st_size == len(
+        gzip.decompress((tmp_path / "a.parquet.gz").read_bytes())
+    )
     assert sum(1 for _ in table) == len(DOCUMENTS) - 1
     assert file.closed
     assert [p.name for p in tmp_path.iterdir()] == ["a.parquet.gz"]
@@ -73,7 +80,9 @@ def test_a_field_of_csv_may_hold_lines(tmp_path):
 def test_the_column_asked_for_is_the_one_read(tmp_path):
     path = put(tmp_path, "a.jsonl", b'{"text": "w1", "body": "w2"}\n')
     assert documents(path, column="body") == ["w2"]
-    with pytest.raises(UsageError, match=r"a\.jsonl:1: column 'title' is not there; there are text, body"):
+    with pytest.raises(
+        UsageError, match=r"a\.jsonl:1: column 'title' is not there; there are text, body"
+    ):
         documents(path, column="title")
 
 
@@ -113,19 +122,39 @@ def bad_parquet(damage):
         ("a.csv", b"text,label\nw1,1\nw2 \xff,1\n", r"a\.csv:3 is not UTF-8"),
         ("a.jsonl", b'{"text": "w1"}\n{"text": "w2\n', r"a\.jsonl:2 is not JSON"),
         ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1 is not JSON"),
-        ("a.jsonl", b'{"text": "w1"}\n{"text": "\\ud83d w2"}\n', r"a\.jsonl:2: half a surrogate pair"),
+        (
+            "a.jsonl",
+            b'{"text": "w1"}\n{"text": "\\ud83d w2"}\n',
+            r"a\.jsonl:2: half a surrogate pair",
+        ),
         ("a.jsonl", b'{"text": 3}\n', r"a\.jsonl:1: column 'text' holds int"),
         ("a.jsonl", b"[1]\n", r"a\.jsonl:1 must be a JSON object, got list"),
-        ("a.jsonl", b'{"a": "x", "b": "y"}\n', r"a\.jsonl:1: which column is the text\? there are a, b"),
+        (
+            "a.jsonl",
+            b'{"a": "x", "b": "y"}\n',
+            r"a\.jsonl:1: which column is the text\? there are a, b",
+        ),
         ("a.csv", b"text,label\nw1,1\nw2\n", r"a\.csv:3 does not have the 2 columns"),
         ("a.csv", b"text,label\nw1,1,2\n", r"a\.csv:2 does not have the 2 columns"),
         ("a.csv", b'text,label\n"x,1\n', "columns|not CSV"),
         ("a.txt.gz", b"no gzip at all", r"a\.txt\.gz is not a whole gzip file"),
-        ("a.txt.gz", gzip.compress(b"w1 w2\n" * 5000)[:-20], r"a\.txt\.gz is not a whole gzip file"),
+        (
+            "a.txt.gz",
+            gzip.compress(b"w1 w2\n" * 5000)[:-20],
+            r"a\.txt\.gz is not a whole gzip file",
+        ),
         ("a.parquet", b"PAR1 but not really", r"a\.parquet is not a whole parquet file"),
         ("a.parquet", b"", r"a\.parquet is not a whole parquet file"),
-        ("a.parquet", bad_parquet(slice(8, 40)), r"a\.parquet (cannot be read|is not a whole parquet file)"),
-        ("a.parquet.gz", gzip.compress(bad_parquet(slice(0, 0)))[:-9], r"a\.parquet\.gz is not a whole gzip file"),
+        (
+            "a.parquet",
+            bad_parquet(slice(8, 40)),
+            r"a\.parquet (cannot be read|is not a whole parquet file)",
+        ),
+        (
+            "a.parquet.gz",
+            gzip.compress(bad_parquet(slice(0, 0)))[:-9],
+            r"a\.parquet\.gz is not a whole gzip file",
+        ),
         ("a.xlsx", b"x", "no known format"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -161,10 +190,18 @@ def test_a_directory_without_training_text(tmp_path):
 
 
 def test_splits_are_found_by_the_names_of_files(tmp_path):
-    for name in ("train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "validation_matched.csv", "test.txt"):
+    for name in (
+        "train-00000-of-00002.jsonl",
+        "train-00001-of-00002.jsonl",
+        "validation_matched.csv",
+        "test.txt",
+    ):
         write(tmp_path / name, ["w1"])
     write(tmp_path / "train_of_others.txt", ["w1"])
-    found = {split: [f.name[:11] for f in files] for split, files in open_source(str(tmp_path)).files.items()}
+    found = {
+        split: [f.name[:11] for f in files]
+        for split, files in open_source(str(tmp_path)).files.items()
+    }
     train = ["train-00000", "train-00001"]
     assert found == {"test": ["test.txt"], "train": train, "validation_matched": ["validation_"]}
 
@@ -182,7 +219,10 @@ def test_identity_follows_the_files(tmp_path):
     write(tmp_path / "validation.jsonl", ["w1"])
     with_validation = open_source(str(tmp_path)).identity
     (tmp_path / "train.jsonl").write_text(json.dumps({"text": "w2"}), "utf-8")
-    assert len({json.dumps(i) for i in (before, with_validation, open_source(str(tmp_path)).identity)}) == 3
+    assert (
+        len({json.dumps(i) for i in (before, with_validation, open_source(str(tmp_path)).identity)})
+        == 3
+    )
 
 
 @pytest.mark.parametrize("ending", ["txt", "jsonl", "csv", "txt.gz", "jsonl.gz"])
@@ -198,7 +238,9 @@ def test_a_line_without_an_end_is_refused_with_its_number(ending, tmp_path, monk
 def test_an_open_quote_does_not_read_a_whole_file_as_one_cell(tmp_path, monkeypatch):
     monkeypatch.setattr("kdcli.data.formats.MOST_LINE", 1000)
     (tmp_path / "train.csv").write_text('text,label\n"a\n' + "b\n" * 2000, "utf-8")
-    with pytest.raises(UsageError, match=r"train\.csv:\d+ is not CSV: field larger than field limit"):
+    with pytest.raises(
+        UsageError, match=r"train\.csv:\d+ is not CSV: field larger than field limit"
+    ):
         list(open_source(str(tmp_path)).documents("train", "text"))
 
 

@@ -16,7 +16,9 @@ from kdcli.types import Answer, Example, Task
 
 def nli(count, begin=0):
     places = range(begin, begin + count)
-    return [{"premise": f"w{i}", "hypothesis": f"w{i % 7}", "label": i % 3, "idx": i} for i in places]
+    return [
+        {"premise": f"w{i}", "hypothesis": f"w{i % 7}", "label": i % 3, "idx": i} for i in places
+    ]
 
 
 def sentences(count, begin=0):
@@ -25,7 +27,10 @@ def sentences(count, begin=0):
 
 def questions(count):
     answers = [{"text": ["w2"], "answer_start": [len(f"w{i} ")]} for i in range(count)]
-    return [{"id": f"q{i}", "question": "w1", "context": f"w{i} w2", "answers": a} for i, a in enumerate(answers)]
+    return [
+        {"id": f"q{i}", "question": "w1", "context": f"w{i} w2", "answers": a}
+        for i, a in enumerate(answers)
+    ]
 
 
 def put(path, rows):
@@ -84,10 +89,15 @@ def test_shards_are_read_in_the_order_of_their_names(tmp_path):
 
 
 def test_the_two_parts_of_mnli_are_judged_apart(tmp_path):
-    splits(tmp_path, train=nli(9), validation_matched=nli(4, 100), validation_mismatched=nli(3, 200))
+    splits(
+        tmp_path, train=nli(9), validation_matched=nli(4, 100), validation_mismatched=nli(3, 200)
+    )
     log: list[str] = []
     found = read("mnli", tmp_path, log)
-    assert {n: ids(e) for n, e in found.sets.items()} == {"matched": [*range(100, 104)], "mismatched": [200, 201, 202]}
+    assert {n: ids(e) for n, e in found.sets.items()} == {
+        "matched": [*range(100, 104)],
+        "mismatched": [200, 201, 202],
+    }
     assert (found.task.sets, log) == (("matched", "mismatched"), [])
 
 
@@ -128,24 +138,38 @@ def test_the_training_split_may_lie_elsewhere(tmp_path):
     squad = put(tmp_path / "squad" / "train.jsonl", questions(6)).parent
     put(squad / "validation.jsonl", questions(1))
     for language in ("en", "de"):
-        put(tmp_path / "mlqa" / language / "validation.jsonl", [r | {"question": "w9"} for r in questions(2)])
+        put(
+            tmp_path / "mlqa" / language / "validation.jsonl",
+            [r | {"question": "w9"} for r in questions(2)],
+        )
     found = read("mlqa", tmp_path / "mlqa", train_source=str(squad))
-    assert ([e.id for e in found.train], found.train[3].label) == ([f"q{i}" for i in range(6)], (Answer("w2", 3),))
+    assert ([e.id for e in found.train], found.train[3].label) == (
+        [f"q{i}" for i in range(6)],
+        (Answer("w2", 3),),
+    )
     assert {name: len(e) for name, e in found.sets.items()} == {"en": 2, "de": 2}
     missing = refused("mlqa", tmp_path / "mlqa")
     assert "no training split" in missing.message
     assert "data.train" in missing.hint
 
 
-def test_folders_of_languages_without_any_validation_split_hold_some_of_the_training_examples_back(tmp_path):
+def test_folders_of_languages_without_any_validation_split_hold_some_of_the_training_examples_back(
+    tmp_path,
+):
     for begin, language in ((0, "en"), (900, "de")):
         put(tmp_path / language / "train.jsonl", nli(30, begin))
     log: list[str] = []
     found = read("xnli", tmp_path, log)
     held = ids(found.sets["en"])
-    assert (list(found.sets), found.task.sets, found.split) == (["en"], ("en",), "held back from train")
+    assert (list(found.sets), found.task.sets, found.split) == (
+        ["en"],
+        ("en",),
+        "held back from train",
+    )
     assert sorted(ids(found.train) + held) == list(range(30))
-    assert log == [f"there is no validation split: {len(held)} of the 30 training examples are held back to judge by"]
+    assert log == [
+        f"there is no validation split: {len(held)} of the 30 training examples are held back to judge by"
+    ]
     # The same without English, and from files that are not in folders.
     (tmp_path / "en" / "train.jsonl").unlink()
     (tmp_path / "en").rmdir()
@@ -168,7 +192,9 @@ def test_an_evaluation_needs_no_training_split_and_takes_a_single_file(tmp_path)
     put(tmp_path / "de" / "validation.jsonl", nli(3))
     found = read("xnli", tmp_path, training=False)
     assert (found.train, list(found.sets)) == ([], ["de"])
-    assert ids(read("cola", put(tmp_path / "mine.jsonl", sentences(5)), training=False).sets[""]) == [0, 1, 2, 3, 4]
+    assert ids(
+        read("cola", put(tmp_path / "mine.jsonl", sentences(5)), training=False).sets[""]
+    ) == [0, 1, 2, 3, 4]
 
 
 def test_without_a_validation_split_a_tenth_is_held_back(tmp_path):
@@ -180,8 +206,14 @@ def test_without_a_validation_split_a_tenth_is_held_back(tmp_path):
     assert sorted(ids(found.train) + held) == list(range(205))
     assert held == sorted(held)
     assert 3 <= sum(i < 100 for i in held) <= len(held) - 3
-    assert (again.train, again.sets, found.split) == (found.train, found.sets, "held back from train")
-    assert log == [f"there is no validation split: {len(held)} of the 205 training examples are held back to judge by"]
+    assert (again.train, again.sets, found.split) == (
+        found.train,
+        found.sets,
+        "held back from train",
+    )
+    assert log == [
+        f"there is no validation split: {len(held)} of the 205 training examples are held back to judge by"
+    ]
 
 
 def test_too_few_examples_cannot_be_held_back(tmp_path):
@@ -208,26 +240,43 @@ def test_fewer_rows_are_drawn_once_and_for_all_in_their_own_order(tmp_path):
 
 
 def test_each_set_is_drawn_for_itself(tmp_path):
-    splits(tmp_path, train=nli(9), validation_matched=nli(40, 100), validation_mismatched=nli(4, 200))
+    splits(
+        tmp_path, train=nli(9), validation_matched=nli(40, 100), validation_mismatched=nli(4, 200)
+    )
     found = read("mnli", tmp_path, judged_rows=10)
     assert {name: len(e) for name, e in found.sets.items()} == {"matched": 10, "mismatched": 4}
 
 
 def test_own_rows_of_csv(tmp_path):
-    rows = [{"title": f"w{i}", "body": f"w{i} w2", "mood": ("good", "bad")[i % 2]} for i in range(60)]
+    rows = [
+        {"title": f"w{i}", "body": f"w{i} w2", "mood": ("good", "bad")[i % 2]} for i in range(60)
+    ]
     put_csv(tmp_path / "train.csv", rows)
     put_csv(tmp_path / "validation.csv", [row | {"title": "new"} for row in rows[:8]])
     log: list[str] = []
     found = read("own", tmp_path, log, columns={"text": ["title", "body"], "label": "mood"})
-    assert (found.task.kind, found.task.texts, found.task.labels) == ("class", ("title", "body"), ("bad", "good"))
-    assert ([e.label for e in found.train[:3]], found.train[1].texts) == ([1, 0, 1], ("w1", "w1 w2"))
+    assert (found.task.kind, found.task.texts, found.task.labels) == (
+        "class",
+        ("title", "body"),
+        ("bad", "good"),
+    )
+    assert ([e.label for e in found.train[:3]], found.train[1].texts) == (
+        [1, 0, 1],
+        ("w1", "w1 w2"),
+    )
     assert len(found.sets[""]) == 8
     assert "60 examples of kind class" in log[0]
 
 
 def test_an_own_task_is_what_the_rows_say_that_are_trained_on(tmp_path):
-    put(tmp_path / "elsewhere" / "train.jsonl", [{"text": f"w{i}", "label": "abc"[i % 3]} for i in range(9)])
-    put(tmp_path / "here" / "validation.jsonl", [{"text": "v1", "label": "b"}, {"text": "v2", "label": "c"}])
+    put(
+        tmp_path / "elsewhere" / "train.jsonl",
+        [{"text": f"w{i}", "label": "abc"[i % 3]} for i in range(9)],
+    )
+    put(
+        tmp_path / "here" / "validation.jsonl",
+        [{"text": "v1", "label": "b"}, {"text": "v2", "label": "c"}],
+    )
     found = read("own", tmp_path / "here", train_source=str(tmp_path / "elsewhere"))
     assert (found.task.labels, len(found.train)) == (("a", "b", "c"), 9)
     assert [e.label for e in found.sets[""]] == [1, 2]
@@ -251,13 +300,18 @@ def test_names_of_classes_that_are_known_better_are_taken_where_they_cover_the_r
 def test_an_own_task_needs_data_and_a_named_one_has_its_columns(tmp_path):
     assert "needs --data" in refused("own", None).message
     put(tmp_path / "train.jsonl", sentences(20))
-    assert "task cola reads sentence, label" in refused("cola", tmp_path, columns={"text": "body"}).message
+    assert (
+        "task cola reads sentence, label"
+        in refused("cola", tmp_path, columns={"text": "body"}).message
+    )
 
 
 def test_the_demo_is_always_there():
     found = read("demo-topic", None)
     assert [e.texts for e in found.train] == [(e.text,) for e in demo_task("demo-topic", "train")]
-    assert [e.label for e in found.sets[""]] == [e.label for e in demo_task("demo-topic", "validation")]
+    assert [e.label for e in found.sets[""]] == [
+        e.label for e in demo_task("demo-topic", "validation")
+    ]
     assert read("demo-topic", "demo").train == found.train
     assert "it has train, validation" in refused("demo-topic", None, split="test").message
     assert "the demo has no task cola" in refused("cola", "demo").message
@@ -274,7 +328,11 @@ def test_a_file_of_no_bytes_is_refused(tmp_path, name, task):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("train.jsonl", b"\n \n"), ("train.csv", b"sentence,label\n"), ("train-00001-of-00002.jsonl", b"")],
+    [
+        ("train.jsonl", b"\n \n"),
+        ("train.csv", b"sentence,label\n"),
+        ("train-00001-of-00002.jsonl", b""),
+    ],
 )
 def test_a_file_without_rows_is_refused_by_name(tmp_path, name, content):
     if "00001" in name:
@@ -285,7 +343,10 @@ def test_a_file_without_rows_is_refused_by_name(tmp_path, name, content):
 
 @pytest.mark.parametrize("task", ["cola", "own"])
 def test_a_file_cut_off_in_the_middle_is_refused_by_name(tmp_path, task):
-    whole = put(tmp_path / "train.jsonl.gz", [r | {"sentence": f"w{i * i}"} for i, r in enumerate(sentences(5000))])
+    whole = put(
+        tmp_path / "train.jsonl.gz",
+        [r | {"sentence": f"w{i * i}"} for i, r in enumerate(sentences(5000))],
+    )
     whole.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
     assert f"{whole} is not a whole gzip file" in refused(task, tmp_path).message
 
@@ -301,25 +362,53 @@ FORMATS = "(.jsonl, .csv, .parquet, each also .gz)"
 @pytest.mark.parametrize(
     ("name", "how", "expected"),
     [
-        ("sst2", {}, f"a directory with train.*, validation.* {FORMATS} and the columns sentence, label (negative, po"),
-        ("sst2", {"split": "test", "training": False}, f"a directory with test.* {FORMATS} and the columns sentence, "),
-        ("mnli", {}, "a directory with train.*, validation_matched.*, validation_mismatched.* (.jsonl"),
-        ("xnli", {}, "a directory with train.* or en/train.*, LANGUAGE/validation.* (LANGUAGE: en, fr, es, "),
-        ("mlqa", {"training": False}, "a directory with LANGUAGE/validation.* (LANGUAGE: en, es, de, ar, hi, vi, zh) "),
+        (
+            "sst2",
+            {},
+            f"a directory with train.*, validation.* {FORMATS} and the columns sentence, label (negative, po",
+        ),
+        (
+            "sst2",
+            {"split": "test", "training": False},
+            f"a directory with test.* {FORMATS} and the columns sentence, ",
+        ),
+        (
+            "mnli",
+            {},
+            "a directory with train.*, validation_matched.*, validation_mismatched.* (.jsonl",
+        ),
+        (
+            "xnli",
+            {},
+            "a directory with train.* or en/train.*, LANGUAGE/validation.* (LANGUAGE: en, fr, es, ",
+        ),
+        (
+            "mlqa",
+            {"training": False},
+            "a directory with LANGUAGE/validation.* (LANGUAGE: en, es, de, ar, hi, vi, zh) ",
+        ),
         ("stsb", {}, "and the columns sentence1, sentence2, label"),
         ("own", {}, f"a file, or a directory with train.* and perhaps validation.* {FORMATS}"),
         ("own", {"split": "test"}, f"a file, or a directory with train.* and test.* {FORMATS}"),
     ],
 )
-def test_what_is_not_there_is_answered_with_what_is_and_what_should_be(tmp_path, monkeypatch, name, how, expected):
+def test_what_is_not_there_is_answered_with_what_is_and_what_should_be(
+    tmp_path, monkeypatch, name, how, expected
+):
     put(tmp_path / "tasks" / "rte" / "train.jsonl", nli(3))
     (tmp_path / "tasks" / "notes.md").write_text("w1", "utf-8")
     monkeypatch.chdir(tmp_path)
     for source, message in (
         ("tasks", "tasks has no file of a known format; it holds notes.md, rte/"),
-        (f"{tmp_path}/tasks/qqp", f"no data at {tmp_path}/tasks/qqp; {tmp_path}/tasks holds notes.md, rte/"),
+        (
+            f"{tmp_path}/tasks/qqp",
+            f"no data at {tmp_path}/tasks/qqp; {tmp_path}/tasks holds notes.md, rte/",
+        ),
         # Like a hub id, and not to be had from there.
-        ("tasks/qqp", "data 'tasks/qqp' is neither a file nor a directory and cannot be had from the hub: "),
+        (
+            "tasks/qqp",
+            "data 'tasks/qqp' is neither a file nor a directory and cannot be had from the hub: ",
+        ),
     ):
         wrong = refused(name, source, **how)
         assert wrong.message.startswith(f"task {name}: {message}")
@@ -348,9 +437,21 @@ XNLI = "facebook/xnli"
 @pytest.mark.parametrize(
     ("name", "split", "asked"),
     [
-        ("cola", "validation", [("nyu-mll/glue", "cola", "train"), ("nyu-mll/glue", "cola", "validation")]),
-        ("mnli", "test", [("nyu-mll/glue", "mnli", s) for s in ("train", "test_matched", "test_mismatched")]),
-        ("xnli", "validation", [(XNLI, "en", "train"), *((XNLI, s, "validation") for s in task_of("xnli").sets)]),
+        (
+            "cola",
+            "validation",
+            [("nyu-mll/glue", "cola", "train"), ("nyu-mll/glue", "cola", "validation")],
+        ),
+        (
+            "mnli",
+            "test",
+            [("nyu-mll/glue", "mnli", s) for s in ("train", "test_matched", "test_mismatched")],
+        ),
+        (
+            "xnli",
+            "validation",
+            [(XNLI, "en", "train"), *((XNLI, s, "validation") for s in task_of("xnli").sets)],
+        ),
     ],
 )
 def test_without_data_the_hub_is_asked_for_what_the_task_names(monkeypatch, name, split, asked):
@@ -379,7 +480,12 @@ def examples(*labels):
 
 @pytest.mark.parametrize(
     ("kind", "labels", "missing"),
-    [("class", (0, 2), "b"), ("class", (1,), "a, c"), ("multi", ((0, 1), ()), "c"), ("tokens", ((0, 0, 2), (2,)), "b")],
+    [
+        ("class", (0, 2), "b"),
+        ("class", (1,), "a, c"),
+        ("multi", ((0, 1), ()), "c"),
+        ("tokens", ((0, 0, 2), (2,)), "b"),
+    ],
 )
 def test_a_class_that_nothing_is_trained_on_is_named(kind, labels, missing):
     data = Labelled(task(kind, ("a", "b", "c")), examples(*labels), {}, "validation")

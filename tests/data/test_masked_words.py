@@ -11,8 +11,24 @@ from kdcli.data.augment.masked_words import MaskedWords
 from kdcli.data.augment.words import SPACELESS, whole_words
 from kdcli.errors import UsageError
 
-TYPES = ("bert", "roberta", "distilbert", "electra", "modernbert", "deberta-v2", "albert", "mpnet", "convbert")
-TEXTS = ["the cat sat on a mat", "rivers", "Zürich, naïve café in 1872", "who ran? The cat ran.", "東京 नमस्ते a"]
+TYPES = (
+    "bert",
+    "roberta",
+    "distilbert",
+    "electra",
+    "modernbert",
+    "deberta-v2",
+    "albert",
+    "mpnet",
+    "convbert",
+)
+TEXTS = [
+    "the cat sat on a mat",
+    "rivers",
+    "Zürich, naïve café in 1872",
+    "who ran? The cat ran.",
+    "東京 नमस्ते a",
+]
 TEXTS += ["", "?!"]
 CPU = torch.device("cpu")
 
@@ -32,7 +48,9 @@ def test_the_logits_at_the_masked_places_are_those_of_the_full_computation(model
     with torch.no_grad():
         full = asked.model(input_ids=rows, attention_mask=torch.ones_like(rows)).logits
     assert full.shape == (4, 17, len(asked.tokenizer))
-    torch.testing.assert_close(asked.logits(rows, places), full[torch.arange(4), places], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        asked.logits(rows, places), full[torch.arange(4), places], rtol=1e-4, atol=1e-5
+    )
     with torch.no_grad():
         after = asked.model(input_ids=rows, attention_mask=torch.ones_like(rows)).logits
     assert torch.equal(after, full), "the model is left as it was"
@@ -52,7 +70,9 @@ def alone(asked: MaskedWords, text: str, begin: int, end: int, count: int) -> li
     tokenizer, words = asked.tokenizer, whole_words(asked.tokenizer)
     row = tokenizer(text, return_offsets_mapping=True)
     own = text[begin:end]
-    places = [i for i, (b, e) in enumerate(row["offset_mapping"]) if e == end and text[b:e].strip() == own]
+    places = [
+        i for i, (b, e) in enumerate(row["offset_mapping"]) if e == end and text[b:e].strip() == own
+    ]
     ids = list(row["input_ids"])
     inside = [1 for b, e in row["offset_mapping"] if b < end and e > begin and text[b:e].strip()]
     if len(places) != 1 or len(inside) != 1 or ids[places[0]] == tokenizer.unk_token_id:
@@ -71,7 +91,9 @@ def test_batched_is_what_one_query_a_word_says(kind):
     found = asked.candidates(TEXTS, 4)
     for text, of_text in zip(TEXTS, found, strict=True):
         for word, likely in of_text:
-            assert likely == alone(asked, text, word.begin, word.end, 4), text[word.begin : word.end]
+            assert likely == alone(asked, text, word.begin, word.end, 4), text[
+                word.begin : word.end
+            ]
     assert sum(likely is not None for of_text in found for _, likely in of_text) >= 12
 
 
@@ -88,7 +110,9 @@ def test_what_a_text_gets_does_not_depend_on_the_others(monkeypatch, tokens):
 def test_equal_queries_are_asked_once():
     asked = masked_words_of()
     rows = []
-    asked.model.register_forward_pre_hook(lambda m, a, k: rows.append(k["input_ids"].clone()), with_kwargs=True)
+    asked.model.register_forward_pre_hook(
+        lambda m, a, k: rows.append(k["input_ids"].clone()), with_kwargs=True
+    )
     asked.candidates(["the cat ran", "the mat ran", "the cat ran"], 3)
     queries = [tuple(row) for batch in rows for row in batch.tolist()]
     # Six words of the first two texts, whose second is masked in the same way.
@@ -110,7 +134,9 @@ def test_candidates_are_whole_words_and_not_the_word_itself():
 
 
 def test_a_word_of_several_pieces_is_not_asked_for():
-    words = {word.begin: likely for word, likely in masked_words_of().candidates(["runners ran"], 2)[0]}
+    words = {
+        word.begin: likely for word, likely in masked_words_of().candidates(["runners ran"], 2)[0]
+    }
     assert words[0] is None
     assert len(words[8]) == 2
 
@@ -126,7 +152,9 @@ def test_of_a_long_text_each_word_is_asked_within_the_piece_that_holds_it(monkey
 
 
 def test_a_tokenizer_without_mask_token_is_refused():
-    tokenizer = type(tokenizer_of("bytes"))(tokenizer_object=tokenizer_of("bytes").backend_tokenizer, pad_token="[PAD]")
+    tokenizer = type(tokenizer_of("bytes"))(
+        tokenizer_object=tokenizer_of("bytes").backend_tokenizer, pad_token="[PAD]"
+    )
     model = AutoModelForMaskedLM.from_config(tiny_config("bert", vocab_size=500))
     with pytest.raises(UsageError, match="no mask token") as error:
         MaskedWords(model, tokenizer, CPU)

@@ -100,17 +100,23 @@ def test_an_order_that_counts_passes_has_the_examples_of_its_plan():
     schedule = BatchOrder(7, 4, 3)
     order = PassOrder(schedule)
     seen = np.concatenate([order.indices(step) for step in range(1, 15)])
-    assert (seen % 7).tolist() == np.concatenate([schedule.indices(step) for step in range(1, 15)]).tolist()
+    assert (seen % 7).tolist() == np.concatenate(
+        [schedule.indices(step) for step in range(1, 15)]
+    ).tolist()
     assert (seen // 7).tolist() == sorted([*range(8)] * 7)
 
 
 def test_padding_is_never_masked_and_does_not_count():
     ids = [[CLS, *range(5, 15), SEP, *([PAD] * 8)], [CLS, *range(5, 23), SEP]]
-    batch = masked(Rows(ids=ids, mask=torch.tensor([[1] * 12 + [0] * 8, [1] * 20])), share=0.5).batch(np.arange(2))
+    batch = masked(
+        Rows(ids=ids, mask=torch.tensor([[1] * 12 + [0] * 8, [1] * 20])), share=0.5
+    ).batch(np.arange(2))
     assert chosen(batch).sum(1).tolist() == [5, 9]
     assert not chosen(batch)[0, 11:].any()
     # What a mask hides stays, although its id is that of a word.
-    batch = masked(Rows(ids=ids, mask=torch.tensor([[1] * 4 + [0] * 16, [1] * 20])), share=0.9).batch(np.arange(2))
+    batch = masked(
+        Rows(ids=ids, mask=torch.tensor([[1] * 4 + [0] * 16, [1] * 20])), share=0.9
+    ).batch(np.arange(2))
     assert chosen(batch)[0, 4:].sum() == 0
     assert batch["attention_mask"] is not None
 
@@ -123,13 +129,17 @@ def test_a_row_of_few_tokens_loses_one_and_a_row_of_none_nothing():
 @settings(max_examples=60)
 @given(st.integers(1, 40), st.floats(0.01, 0.99), st.integers(0, 9), st.integers(0, 3))
 def test_the_share_is_kept_whatever_it_is(length, share, seed, number):
-    found = chosen(masked(Rows(3, length + 2), share=share, seed=seed).batch(np.arange(3) + 3 * number))
+    found = chosen(
+        masked(Rows(3, length + 2), share=share, seed=seed).batch(np.arange(3) + 3 * number)
+    )
     assert found.sum(1).tolist() == [max(1, round(share * length))] * 3
 
 
 def subword(*words, special=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), mask="[MASK]"):
     vocabulary = {word: i for i, word in enumerate([*special, *words])}
-    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), special[:4], strict=True))
+    names = dict(
+        zip(("pad_token", "unk_token", "cls_token", "sep_token"), special[:4], strict=True)
+    )
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=special[1]))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, mask_token=mask, **names)
 
@@ -159,16 +169,50 @@ def letters(text):
 # In the order of a vocabulary: pieces, and whether each begins a word.
 SPACELESS = {
     "SentencePiece": {
-        **{"▁我": True, "我们": True, "ひ": True, "ไทย": True, "ខ្មែរ": True, "ລາວ": True, "မြန်": True, "𠮷": True},
-        **{"ing": False, "，": False, "7": False, "й": False, "▁": True, "<0xE6>": True, "<0x88>": False},
+        **{
+            "▁我": True,
+            "我们": True,
+            "ひ": True,
+            "ไทย": True,
+            "ខ្មែរ": True,
+            "ລາວ": True,
+            "မြန်": True,
+            "𠮷": True,
+        },
+        **{
+            "ing": False,
+            "，": False,
+            "7": False,
+            "й": False,
+            "▁": True,
+            "<0xE6>": True,
+            "<0x88>": False,
+        },
         # A vowel sign stands on the letter before it.
         **{"ี": False, "<0x41>": False},
     },
     "byte-level": {
-        **{"Ġ" + letters("我"): True, letters("我们"): True, letters("ไทย"): True, letters("𠮷"): True, "ing": False},
+        **{
+            "Ġ" + letters("我"): True,
+            letters("我们"): True,
+            letters("ไทย"): True,
+            letters("𠮷"): True,
+            "ing": False,
+        },
         # The first byte or two of a character, then bytes within one.
-        **{letters("我")[:1]: True, letters("我")[:2]: True, letters("我")[1:]: False, letters("我")[2:]: False},
-        **{letters("ไ")[:2]: True, letters("é")[:1]: False, letters("й"): False, "Ġthe": True, "Ġ": True},
+        **{
+            letters("我")[:1]: True,
+            letters("我")[:2]: True,
+            letters("我")[1:]: False,
+            letters("我")[2:]: False,
+        },
+        **{
+            letters("ไ")[:2]: True,
+            letters("é")[:1]: False,
+            letters("й"): False,
+            "Ġthe": True,
+            "Ġ": True,
+        },
     },
 }
 
@@ -176,16 +220,27 @@ SPACELESS = {
 @pytest.mark.parametrize("kind", SPACELESS)
 def test_in_scripts_without_spaces_a_piece_begins_a_word(kind):
     found = tokens_of(
-        subword(*SPACELESS[kind], *(f"{'▁' if kind == 'SentencePiece' else 'Ġ'}{n}" for n in range(20))), kind
+        subword(
+            *SPACELESS[kind], *(f"{'▁' if kind == 'SentencePiece' else 'Ġ'}{n}" for n in range(20))
+        ),
+        kind,
     )
     assert dict(zip(SPACELESS[kind], found.begins_V[5:].tolist(), strict=False)) == SPACELESS[kind]
 
 
-@pytest.mark.parametrize("pieces", [["▁我", "们", "今", "天"], ["▁http", "://", "a", "7f"], ["▁བོད", "ཡིག", "་", "གི"]])
+@pytest.mark.parametrize(
+    "pieces", [["▁我", "们", "今", "天"], ["▁http", "://", "a", "7f"], ["▁བོད", "ཡིག", "་", "གི"]]
+)
 def test_the_share_of_whole_words_is_bounded_where_no_space_ends_a_word(pieces):
     tokens = tokens_of(subword(*pieces, *(f"▁{n}" for n in range(9))), "x")
-    ids = np.concatenate([np.full((50, 1), 5), np.random.default_rng(0).integers(6, 9, (50, 127))], 1)
-    share = chosen(masked(Rows(ids=ids), tokens=tokens, whole_words=True).batch(np.arange(50))).double().mean(1)
+    ids = np.concatenate(
+        [np.full((50, 1), 5), np.random.default_rng(0).integers(6, 9, (50, 127))], 1
+    )
+    share = (
+        chosen(masked(Rows(ids=ids), tokens=tokens, whole_words=True).batch(np.arange(50)))
+        .double()
+        .mean(1)
+    )
     assert share.mean() == pytest.approx(0.15, abs=0.01)
     # The nearest to 19.2 of 128 tokens by words of at most ten.
     assert share.min() >= (19 - 5) / 128
@@ -212,13 +267,21 @@ def test_whole_words_are_masked_as_near_to_the_share_as_they_get(seed, length, s
     tokens = tokens_of(subword(*KINDS["WordPiece"][0]), "x")
     drawn = np.random.default_rng(seed).integers(3, 11, (4, length))
     rows = Rows(ids=np.where(drawn == 4, 3, drawn))
-    found = chosen(masked(rows, tokens=tokens, share=share, whole_words=True, seed=seed).batch(np.arange(4)))
+    found = chosen(
+        masked(rows, tokens=tokens, share=share, whole_words=True, seed=seed).batch(np.arange(4))
+    )
     for row, at in zip(rows.ids.tolist(), found.tolist(), strict=True):
         # A word of more pieces is cut.
-        words = [word[at : at + 10] for word in words_of(row, tokens.begins_V) for at in range(0, len(word), 10)]
+        words = [
+            word[at : at + 10]
+            for word in words_of(row, tokens.begins_V)
+            for at in range(0, len(word), 10)
+        ]
         taken = [word for word in words if at[word[0]]]
         # A word is masked with all of its pieces or with none, and nothing else is.
-        assert sorted(p for word in taken for p in word) == [place for place, yes in enumerate(at) if yes]
+        assert sorted(p for word in taken for p in word) == [
+            place for place, yes in enumerate(at) if yes
+        ]
         assert bool(taken) == bool(words)
         count = max(1, round(share * sum(map(len, words))))
         longest = max(map(len, words), default=0)
@@ -228,7 +291,10 @@ def test_whole_words_are_masked_as_near_to_the_share_as_they_get(seed, length, s
 def test_whole_words_leave_single_tokens_their_share():
     tokens = tokens_of(subword("a", "b", "c", "d"), "x")
     ids = np.random.default_rng(0).integers(5, 9, (5, 40))
-    plain, whole = (masked(Rows(ids=ids), tokens=tokens, whole_words=w).batch(np.arange(5)) for w in (False, True))
+    plain, whole = (
+        masked(Rows(ids=ids), tokens=tokens, whole_words=w).batch(np.arange(5))
+        for w in (False, True)
+    )
     assert torch.equal(plain["labels"], whole["labels"])
 
 
@@ -238,7 +304,10 @@ def test_what_the_given_examples_bring_is_kept_and_they_are_left_as_they_are():
     batch = masked(rows).batch(np.arange(4))
     assert torch.equal(rows.ids, before)
     assert batch["attention_mask"].shape == (4, 1, 42, 42)
-    assert ({batch[name].dtype for name in ("input_ids", "labels")}, len(masked(rows))) == ({torch.int64}, 20)
+    assert ({batch[name].dtype for name in ("input_ids", "labels")}, len(masked(rows))) == (
+        {torch.int64},
+        20,
+    )
 
 
 def test_a_tokenizer_without_a_mask_token_is_named_with_the_methods_that_need_none():
@@ -258,7 +327,10 @@ def test_of_a_generated_text_only_the_target_is_masked_its_end_too():
         def batch(self, indices):
             mask = torch.ones(len(indices), 42, dtype=torch.int64)
             mask[:, 40:] = 0
-            return super().batch(indices) | {"attention_mask": mask, "sources": torch.full((len(indices),), 20)}
+            return super().batch(indices) | {
+                "attention_mask": mask,
+                "sources": torch.full((len(indices),), 20),
+            }
 
     rows = Targets(ids=[[CLS, *range(5, 23), SEP, *range(23, 42), SEP, PAD, PAD]] * 40)
     batch = masked(rows, share=0.7).batch(np.arange(40))

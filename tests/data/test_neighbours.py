@@ -16,7 +16,15 @@ from kdcli.data.augment.neighbours import Neighbours
 from kdcli.data.augment.words import whole_words
 from kdcli.errors import UsageError
 
-LINES = ["the 0 0 1", "cat 1 0.1 0", "dog 1 0.2 0", "river 0 1 0", "stream 0.1 1 0", "1872 1 0.11 0", "sea 0.4 1 0"]
+LINES = [
+    "the 0 0 1",
+    "cat 1 0.1 0",
+    "dog 1 0.2 0",
+    "river 0 1 0",
+    "stream 0.1 1 0",
+    "1872 1 0.11 0",
+    "sea 0.4 1 0",
+]
 PLAIN = ("the", "cat", "dog", "river", "stream", "sea")
 
 
@@ -41,26 +49,38 @@ def test_a_word_without_a_vector_has_no_neighbours(tmp_path):
 
 
 def test_case_is_ignored_where_the_file_has_one_only(tmp_path):
-    assert Neighbours.of_glove(glove(tmp_path), {"Cat"}).nearest(["Cat", "CAT"], 1) == [["dog"], ["dog"]]
+    assert Neighbours.of_glove(glove(tmp_path), {"Cat"}).nearest(["Cat", "CAT"], 1) == [
+        ["dog"],
+        ["dog"],
+    ]
 
 
 def test_a_rare_word_of_the_data_has_a_vector_and_is_nobodys_neighbour(tmp_path, monkeypatch):
     monkeypatch.setattr(neighbours, "MOST_FREQUENT", 5)
     found = Neighbours.of_glove(glove(tmp_path), {"sea"})
-    assert (found.words, found.nearest(["sea"], 1)) == (["the", "cat", "dog", "river", "stream"], [["stream"]])
+    assert (found.words, found.nearest(["sea"], 1)) == (
+        ["the", "cat", "dog", "river", "stream"],
+        [["stream"]],
+    )
     assert Neighbours.of_glove(glove(tmp_path), {"cat"}).nearest(["sea"], 1) == [[]]
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
 def test_what_comes_out_is_what_a_full_sort_finds(count, portion, seed):
-    vectors = np.random.Generator(np.random.PCG64(seed)).normal(size=(len(PLAIN), 5)).astype(np.float32)
-    found = Neighbours(list(PLAIN), neighbours.unit(vectors), lambda w: vectors[[PLAIN.index(x) for x in w]], "")
+    vectors = (
+        np.random.Generator(np.random.PCG64(seed)).normal(size=(len(PLAIN), 5)).astype(np.float32)
+    )
+    found = Neighbours(
+        list(PLAIN), neighbours.unit(vectors), lambda w: vectors[[PLAIN.index(x) for x in w]], ""
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(neighbours, "WORDS_PER_PRODUCT", portion)
         near = found.nearest(list(PLAIN), count)
     for i, word in enumerate(PLAIN):
         cosine = {
-            other: float(vectors[i] @ vectors[j] / np.linalg.norm(vectors[i]) / np.linalg.norm(vectors[j]))
+            other: float(
+                vectors[i] @ vectors[j] / np.linalg.norm(vectors[i]) / np.linalg.norm(vectors[j])
+            )
             for j, other in enumerate(PLAIN)
             if other != word
         }
@@ -68,7 +88,9 @@ def test_what_comes_out_is_what_a_full_sort_finds(count, portion, seed):
 
 
 def test_a_header_and_words_with_spaces_are_read(tmp_path):
-    assert Neighbours.of_glove(glove(tmp_path, ["8 3", *LINES, ". . . 1 1 1"]), {"cat"}).words == list(PLAIN)
+    assert Neighbours.of_glove(
+        glove(tmp_path, ["8 3", *LINES, ". . . 1 1 1"]), {"cat"}
+    ).words == list(PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +138,9 @@ def test_a_word_of_several_pieces_lies_at_the_mean_of_their_embeddings(kind):
     table = model.get_input_embeddings().weight.detach()
     pieces = tokenizer(" runners", add_special_tokens=False)["input_ids"]
     assert len(pieces) > 1
-    near = torch.nn.functional.cosine_similarity(table[pieces].mean(0)[None], table[list(known.values())])
+    near = torch.nn.functional.cosine_similarity(
+        table[pieces].mean(0)[None], table[list(known.values())]
+    )
     expected = [list(known)[i] for i in near.argsort(descending=True)]
     assert found.nearest(["runners"], 5) == [[w for w in expected if w != "runners"][:5]]
     assert found.nearest(["the"], 3)[0] != []

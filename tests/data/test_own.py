@@ -45,15 +45,28 @@ def answered(*answers):
 
 ONE = {"text": ["w1"], "answer_start": [0]}
 NONE = {"text": [], "answer_start": []}
-METRICS = {"class": ("accuracy", "macro_f1"), "score": ("pearson", "spearman", "mse"), "span": ("exact", "f1")}
+METRICS = {
+    "class": ("accuracy", "macro_f1"),
+    "score": ("pearson", "spearman", "mse"),
+    "span": ("exact", "f1"),
+}
 METRICS |= {"text": ("rougeL", "rouge1", "rouge2", "bleu", "exact")}
-METRICS |= {"multi": ("micro_f1", "macro_f1", "exact"), "tokens": ("f1", "precision", "recall", "accuracy")}
+METRICS |= {
+    "multi": ("micro_f1", "macro_f1", "exact"),
+    "tokens": ("f1", "precision", "recall", "accuracy"),
+}
 STARS = table(" comment stars", (0, "a", 5), (1, "b", 1), (2, "c", 3))
 
 # The conventions of docs/tasks.md: rows -> kind, texts, label, classes.
 FLAT = {
-    "sst2": (table("idx sentence label", (0, "hides", 0), (1, "gem", 1), (2, "so", 0)), "class sentence -> label 0 1"),
-    "imdb": (table("review sentiment", ("a gem", "pos"), ("drab", "neg")), "class review -> sentiment neg pos"),
+    "sst2": (
+        table("idx sentence label", (0, "hides", 0), (1, "gem", 1), (2, "so", 0)),
+        "class sentence -> label 0 1",
+    ),
+    "imdb": (
+        table("review sentiment", ("a gem", "pos"), ("drab", "neg")),
+        "class review -> sentiment neg pos",
+    ),
     "mnli": (
         table("premise hypothesis label idx", ("a", "b", 2, 0), ("c", "d", 0, 1), ("e", "f", 1, 2)),
         "class premise hypothesis -> label 0 1 2",
@@ -66,12 +79,18 @@ FLAT = {
         table("query passage answer", ("is it", "it is", True), ("is it", "it was", False)),
         "class query passage -> answer False True",
     ),
-    "texts to generate": (table("id source target", (0, "a b", "c"), (1, "d", "c")), "text source -> target"),
+    "texts to generate": (
+        table("id source target", (0, "a b", "c"), (1, "d", "c")),
+        "text source -> target",
+    ),
     "a target of a text from a source": (
         table("source text target", ("web", "a b", "x"), ("book", "d", "y")),
         "class text -> target x y",
     ),
-    "negative numbers": (table("text label", ("a", 10), ("b", -1), ("c", 9)), "class text -> label -1 9 10"),
+    "negative numbers": (
+        table("text label", ("a", 10), ("b", -1), ("c", 9)),
+        "class text -> label -1 9 10",
+    ),
     "a frame of pandas": (STARS, "class comment -> stars 1 3 5"),
     "the only column of strings": (
         table("guid wording toxic", ("u1", "some words", 1), ("u2", "other words", 0)),
@@ -81,9 +100,18 @@ FLAT = {
         table("text verdict", ("a", "guilty"), ("b", "free")),
         "class text -> verdict free guilty",
     ),
-    "a text before a title": (table("title text label", ("A", "a", "x"), ("B", "b", "y")), "class text -> label x y"),
-    "whole numbers with a point": (table("text label", ("a", 1.0), ("b", 0.0)), "class text -> label 0.0 1.0"),
-    "nan is a language": (table("text label", ("a", "nan"), ("b", "deu")), "class text -> label deu nan"),
+    "a text before a title": (
+        table("title text label", ("A", "a", "x"), ("B", "b", "y")),
+        "class text -> label x y",
+    ),
+    "whole numbers with a point": (
+        table("text label", ("a", 1.0), ("b", 0.0)),
+        "class text -> label 0.0 1.0",
+    ),
+    "nan is a language": (
+        table("text label", ("a", "nan"), ("b", "deu")),
+        "class text -> label deu nan",
+    ),
 }
 NESTED = {
     "go-emotions": (
@@ -91,7 +119,15 @@ NESTED = {
         "multi text -> labels 2 10 27",
     ),
     "conll": (
-        [{"id": "0", "tokens": ["EU", "x"], "pos_tags": [1, 2], "chunk_tags": [3, 4], "ner_tags": [3, 0]}],
+        [
+            {
+                "id": "0",
+                "tokens": ["EU", "x"],
+                "pos_tags": [1, 2],
+                "chunk_tags": [3, 4],
+                "ner_tags": [3, 0],
+            }
+        ],
         "tokens tokens -> ner_tags 0 3",
     ),
     "names of tags": (
@@ -113,7 +149,11 @@ def parts(task):
 
 def check(task, expected):
     assert " ".join((task.kind, *task.texts, "->", task.label, *task.labels)) == expected
-    metrics = METRICS[task.kind] if len(task.labels) != 2 or task.kind != "class" else ("accuracy", "f1", "matthews")
+    metrics = (
+        METRICS[task.kind]
+        if len(task.labels) != 2 or task.kind != "class"
+        else ("accuracy", "f1", "matthews")
+    )
     assert task.metrics == (task_of("squad_v2").metrics if task.impossible else metrics)
 
 
@@ -142,14 +182,20 @@ def test_rows_of_lists_and_the_task_they_hold(rows, expected):
 
 
 def test_numbers_of_a_csv_are_ordered_as_those_of_json():
-    assert found(labelled("10", "9", "1")).labels == found(labelled(10, 9, 1)).labels == ("1", "9", "10")
+    assert (
+        found(labelled("10", "9", "1")).labels
+        == found(labelled(10, 9, 1)).labels
+        == ("1", "9", "10")
+    )
     assert found(labelled("10", "9", "x")).labels == ("10", "9", "x")
 
 
 def test_the_log_names_kind_columns_and_classes():
     log = []
     found(labelled("a", "b", "a", when="1999"), log)
-    assert log == ["task own: 3 examples of kind class, text -> label, 2 classes (a, b); not read: when"]
+    assert log == [
+        "task own: 3 examples of kind class, text -> label, 2 classes (a, b); not read: when"
+    ]
     found(table("premise hypothesis score", ("a", "b", 0.5), ("c", "d", 1)), log)
     assert log[1:] == ["task own: 2 examples of kind score, premise and hypothesis -> score"]
     found(labelled(*range(11)), log)
@@ -170,7 +216,10 @@ def test_rows_are_read_once_and_not_held():
 
 
 WIDE = table("a b c d", ("x1", "x2", 1, 0.5), ("y1", "y2", 2, 0.7), ("z1", "z2", 1, 0.7))
-BOTH = [{"text": "w v", "label": n, "tokens": ["w", "v"], "tags": ["X", "O"], "kinds": ["p", f"q{n}"]} for n in (1, 2)]
+BOTH = [
+    {"text": "w v", "label": n, "tokens": ["w", "v"], "tags": ["X", "O"], "kinds": ["p", f"q{n}"]}
+    for n in (1, 2)
+]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +232,11 @@ BOTH = [{"text": "w v", "label": n, "tokens": ["w", "v"], "tags": ["X", "O"], "k
         (WIDE, {"text": "b", "pair": "a", "label": "c"}, ("class", ("b", "a"), "c", ("1", "2"))),
         (WIDE, {"pair": "b", "label": "c"}, ("class", ("a", "b"), "c", ("1", "2"))),
         (WIDE, {"text": "a", "label": "c", "kind": "score"}, ("score", ("a",), "c", ())),
-        (WIDE, {"text": "a", "label": "d", "kind": "class"}, ("class", ("a",), "d", ("0.5", "0.7"))),
+        (
+            WIDE,
+            {"text": "a", "label": "d", "kind": "class"},
+            ("class", ("a",), "d", ("0.5", "0.7")),
+        ),
         (labelled("1", "2"), {"kind": "score"}, ("score", ("text",), "label", ())),
         (labelled(1.0, 2), {"kind": "class"}, ("class", ("text",), "label", ("1.0", "2"))),
         (labelled("a", "b", id="7"), {"text": "id"}, ("class", ("id",), "label", ("a", "b"))),
@@ -193,7 +246,11 @@ BOTH = [{"text": "w v", "label": n, "tokens": ["w", "v"], "tags": ["X", "O"], "k
         (BOTH, {"label": "label"}, ("class", ("text",), "label", ("1", "2"))),
         (BOTH, {"words": "tokens"}, ("tokens", ("tokens",), "tags", ("O", "X"))),
         (BOTH, {"label": "kinds"}, ("tokens", ("tokens",), "kinds", ("p", "q1", "q2"))),
-        (BOTH, {"label": "kinds", "kind": "multi"}, ("multi", ("text",), "kinds", ("p", "q1", "q2"))),
+        (
+            BOTH,
+            {"label": "kinds", "kind": "multi"},
+            ("multi", ("text",), "kinds", ("p", "q1", "q2")),
+        ),
         (
             table("q c a", ("who ?", "w1", ONE), ("what ?", "w1", ONE)),
             {"question": "q", "context": "c", "answers": "a"},
@@ -213,29 +270,129 @@ def test_given_columns_and_kinds_are_read(rows, columns, expected):
 @pytest.mark.parametrize(
     ("rows", "columns", "message", "hint"),
     [
-        (WIDE, {}, "train.jsonl:1: which column holds the text? there are a, b, c, d", "columns.text=a|b; of a pair"),
-        (WIDE, {"text": "a"}, "train.jsonl:1: which column holds the label? there are", "data.columns.label=b|c|d"),
-        (table("text", ("a",)), {}, "which column holds the label? there are text", "data.columns.label=NAME"),
-        (table("id label", ("a", 1)), {}, "which column holds the text? there are id, label", "columns.text=NAME"),
-        (table("comment title label", ("a", "b", 1)), {}, "text, comment or title?", "columns.text=comment|title"),
-        (table("text_a text_b label", ("a", "b", 1)), {}, "the text? there", "text=text_a|text_b; of a pair also"),
-        (table("text topic rating", ("a", "b", 1)), {}, "holds the label, topic or rating?", "label=topic|rating"),
-        (table("Label label text", (1, 2, "b")), {}, "holds the label, Label or label?", "columns.label=Label|label"),
-        (BOTH, {}, "is it tags of tokens (kind tokens), or label of the text?", "kind=class|multi|score|tokens|span"),
-        (labelled(0, 1), {"kind": "tokens"}, "which column holds the words?", "data.columns.words=NAME"),
-        (labelled(0, 1), {"kind": "span"}, "which column holds the question?", "data.columns.question=text|label"),
-        (table("tokens a b", (["w"], [1], [2])), {"kind": "tokens"}, "holds the label?", "data.columns.label=a|b"),
-        (WIDE, {"txt": "a"}, "unknown role 'data.columns.txt'; did you mean 'text'?", "known: text, pair, label"),
-        (WIDE, {"kind": "clas"}, "unknown kind 'data.columns.kind=clas'; did you mean 'class'?", "class, multi"),
-        (WIDE, {"kind": ""}, "unknown kind 'data.columns.kind='", "class, multi, score, tokens, span"),
-        (labelled(0, 1), {"text": "txt"}, "train.jsonl:1: no column 'txt'; did you mean 'text'?", "are text, label"),
-        (WIDE, {"text": ["a", "b", "c"]}, "data.columns.text takes one column, got ['a', 'b', 'c']", "text and pair"),
-        (WIDE, {"text": ["a", "b"], "pair": "c"}, "data.columns.text takes one column", "text and pair"),
+        (
+            WIDE,
+            {},
+            "train.jsonl:1: which column holds the text? there are a, b, c, d",
+            "columns.text=a|b; of a pair",
+        ),
+        (
+            WIDE,
+            {"text": "a"},
+            "train.jsonl:1: which column holds the label? there are",
+            "data.columns.label=b|c|d",
+        ),
+        (
+            table("text", ("a",)),
+            {},
+            "which column holds the label? there are text",
+            "data.columns.label=NAME",
+        ),
+        (
+            table("id label", ("a", 1)),
+            {},
+            "which column holds the text? there are id, label",
+            "columns.text=NAME",
+        ),
+        (
+            table("comment title label", ("a", "b", 1)),
+            {},
+            "text, comment or title?",
+            "columns.text=comment|title",
+        ),
+        (
+            table("text_a text_b label", ("a", "b", 1)),
+            {},
+            "the text? there",
+            "text=text_a|text_b; of a pair also",
+        ),
+        (
+            table("text topic rating", ("a", "b", 1)),
+            {},
+            "holds the label, topic or rating?",
+            "label=topic|rating",
+        ),
+        (
+            table("Label label text", (1, 2, "b")),
+            {},
+            "holds the label, Label or label?",
+            "columns.label=Label|label",
+        ),
+        (
+            BOTH,
+            {},
+            "is it tags of tokens (kind tokens), or label of the text?",
+            "kind=class|multi|score|tokens|span",
+        ),
+        (
+            labelled(0, 1),
+            {"kind": "tokens"},
+            "which column holds the words?",
+            "data.columns.words=NAME",
+        ),
+        (
+            labelled(0, 1),
+            {"kind": "span"},
+            "which column holds the question?",
+            "data.columns.question=text|label",
+        ),
+        (
+            table("tokens a b", (["w"], [1], [2])),
+            {"kind": "tokens"},
+            "holds the label?",
+            "data.columns.label=a|b",
+        ),
+        (
+            WIDE,
+            {"txt": "a"},
+            "unknown role 'data.columns.txt'; did you mean 'text'?",
+            "known: text, pair, label",
+        ),
+        (
+            WIDE,
+            {"kind": "clas"},
+            "unknown kind 'data.columns.kind=clas'; did you mean 'class'?",
+            "class, multi",
+        ),
+        (
+            WIDE,
+            {"kind": ""},
+            "unknown kind 'data.columns.kind='",
+            "class, multi, score, tokens, span",
+        ),
+        (
+            labelled(0, 1),
+            {"text": "txt"},
+            "train.jsonl:1: no column 'txt'; did you mean 'text'?",
+            "are text, label",
+        ),
+        (
+            WIDE,
+            {"text": ["a", "b", "c"]},
+            "data.columns.text takes one column, got ['a', 'b', 'c']",
+            "text and pair",
+        ),
+        (
+            WIDE,
+            {"text": ["a", "b"], "pair": "c"},
+            "data.columns.text takes one column",
+            "text and pair",
+        ),
         (WIDE, {"label": ["a", "b"]}, "data.columns.label takes one column", ""),
         (WIDE, {"text": []}, "data.columns.text takes one column, got []", ""),
         (WIDE, {"text": "a", "label": "a"}, "data.columns gives column 'a' two roles", ""),
-        (WIDE, {"text": "a", "words": "b"}, "gives text, words, which no kind reads together", "tokens reads words, l"),
-        (WIDE, {"text": "a", "kind": "span"}, "which kind span does not all read", "span reads question, context"),
+        (
+            WIDE,
+            {"text": "a", "words": "b"},
+            "gives text, words, which no kind reads together",
+            "tokens reads words, l",
+        ),
+        (
+            WIDE,
+            {"text": "a", "kind": "span"},
+            "which kind span does not all read",
+            "span reads question, context",
+        ),
     ],
 )
 def test_unclear_columns_are_named_with_the_option(rows, columns, message, hint):
@@ -249,40 +406,140 @@ def test_unclear_columns_are_named_with_the_option(rows, columns, message, hint)
     ("rows", "columns", "message"),
     [
         ([], {}, "the training data holds no examples"),
-        (labelled(0, "a"), {}, "train.jsonl:2: the label 'label' is a string, 'a', but a number at train.jsonl:1"),
-        (labelled("a", 1), {}, "train.jsonl:2: the label 'label' is a number, 1, but a string at train.jsonl:1"),
-        (labelled(0, True), {}, "train.jsonl:2: the label 'label' is a boolean, True, but a number"),
-        (labelled("a", ["a"]), {}, "train.jsonl:2: the label 'label' is a list, ['a'], but a string"),
-        (labelled({"a": 1}), {}, "train.jsonl:1: the label 'label' is an object, {'a': 1}; kind class, multi or score"),
+        (
+            labelled(0, "a"),
+            {},
+            "train.jsonl:2: the label 'label' is a string, 'a', but a number at train.jsonl:1",
+        ),
+        (
+            labelled("a", 1),
+            {},
+            "train.jsonl:2: the label 'label' is a number, 1, but a string at train.jsonl:1",
+        ),
+        (
+            labelled(0, True),
+            {},
+            "train.jsonl:2: the label 'label' is a boolean, True, but a number",
+        ),
+        (
+            labelled("a", ["a"]),
+            {},
+            "train.jsonl:2: the label 'label' is a list, ['a'], but a string",
+        ),
+        (
+            labelled({"a": 1}),
+            {},
+            "train.jsonl:1: the label 'label' is an object, {'a': 1}; kind class, multi or score",
+        ),
         (labelled(b"a"), {}, "train.jsonl:1: the label 'label' is a bytes"),
         (labelled(0, None), {}, "train.jsonl:2: the label 'label' is missing"),
         (labelled("a", " "), {}, "train.jsonl:2: the label 'label' is missing"),
         (labelled(["a"], [None]), {}, "train.jsonl:2: the label 'label' is missing"),
-        (labelled(0.5, float("nan")), {}, "train.jsonl:2: the label in 'label' is not a finite number"),
-        (labelled(0.5, 1.5, float("-inf")), {}, "train.jsonl:3: the label in 'label' is not a finite number"),
+        (
+            labelled(0.5, float("nan")),
+            {},
+            "train.jsonl:2: the label in 'label' is not a finite number",
+        ),
+        (
+            labelled(0.5, 1.5, float("-inf")),
+            {},
+            "train.jsonl:3: the label in 'label' is not a finite number",
+        ),
         (labelled(1, 10**400), {}, "train.jsonl:2: the label in 'label' is not a finite number"),
-        (labelled("0.5", "1.5", "NaN"), {}, "train.jsonl:3: the label in 'label' is not a finite number"),
-        (labelled("1", "1e999"), {"kind": "class"}, "train.jsonl:2: the label in 'label' is not a finite number"),
-        ([*labelled(0, 1), {"text": "a"}], {}, "train.jsonl:3: column 'label' is not there; there are text"),
-        (labelled("x", "x"), {}, "train.jsonl:1: from here on every example has the label x in 'label': nothing to le"),
-        (labelled("1", "1.0"), {"kind": "score"}, "has the label 1, 1.0 in 'label': nothing to learn"),
-        (labelled(2, 2), {"kind": "score"}, "every example has the label 2 in 'label': nothing to learn"),
-        (labelled(["a", "b"], ["b", "a"]), {}, "every example has the label a, b in 'label': nothing to learn"),
+        (
+            labelled("0.5", "1.5", "NaN"),
+            {},
+            "train.jsonl:3: the label in 'label' is not a finite number",
+        ),
+        (
+            labelled("1", "1e999"),
+            {"kind": "class"},
+            "train.jsonl:2: the label in 'label' is not a finite number",
+        ),
+        (
+            [*labelled(0, 1), {"text": "a"}],
+            {},
+            "train.jsonl:3: column 'label' is not there; there are text",
+        ),
+        (
+            labelled("x", "x"),
+            {},
+            "train.jsonl:1: from here on every example has the label x in 'label': nothing to le",
+        ),
+        (
+            labelled("1", "1.0"),
+            {"kind": "score"},
+            "has the label 1, 1.0 in 'label': nothing to learn",
+        ),
+        (
+            labelled(2, 2),
+            {"kind": "score"},
+            "every example has the label 2 in 'label': nothing to learn",
+        ),
+        (
+            labelled(["a", "b"], ["b", "a"]),
+            {},
+            "every example has the label a, b in 'label': nothing to learn",
+        ),
         (labelled([], []), {}, "every example has the label [] in 'label': nothing to learn"),
         (tagged(["O", "O"], ["O"]), {}, "train.jsonl:1: from here on every word has the label O"),
-        (labelled("pos", "neg", "pos "), {}, "train.jsonl:3: the label 'pos ' in 'label' is spelled 'pos' at train"),
-        (labelled("1", "2", "01"), {}, "train.jsonl:3: the label '01' in 'label' is spelled '1' at train.jsonl:1"),
-        (labelled("a", "\ud800"), {}, "train.jsonl:2: half a surrogate pair at character 0 of 'label'"),
-        (labelled("a", "b"), {"kind": "score"}, "train.jsonl:1: the score 'label' is no number: 'a'"),
-        (labelled(True, False), {"kind": "score"}, "train.jsonl:1: the score 'label' is no number: True"),
-        (labelled(["a"]), {"kind": "class"}, "train.jsonl:1: the label 'label' is a list, ['a']; kind class takes a "),
-        (labelled("a;b"), {"kind": "multi"}, "train.jsonl:1: the label 'label' is a string, 'a;b'; kind multi takes a"),
-        (labelled([1], ["a"]), {}, "train.jsonl:2: an element of 'label' is a string, 'a', but a number"),
-        (labelled([0.0, 1.0]), {}, "train.jsonl:1: an element of 'label' is a number with a point, 0.0"),
+        (
+            labelled("pos", "neg", "pos "),
+            {},
+            "train.jsonl:3: the label 'pos ' in 'label' is spelled 'pos' at train",
+        ),
+        (
+            labelled("1", "2", "01"),
+            {},
+            "train.jsonl:3: the label '01' in 'label' is spelled '1' at train.jsonl:1",
+        ),
+        (
+            labelled("a", "\ud800"),
+            {},
+            "train.jsonl:2: half a surrogate pair at character 0 of 'label'",
+        ),
+        (
+            labelled("a", "b"),
+            {"kind": "score"},
+            "train.jsonl:1: the score 'label' is no number: 'a'",
+        ),
+        (
+            labelled(True, False),
+            {"kind": "score"},
+            "train.jsonl:1: the score 'label' is no number: True",
+        ),
+        (
+            labelled(["a"]),
+            {"kind": "class"},
+            "train.jsonl:1: the label 'label' is a list, ['a']; kind class takes a ",
+        ),
+        (
+            labelled("a;b"),
+            {"kind": "multi"},
+            "train.jsonl:1: the label 'label' is a string, 'a;b'; kind multi takes a",
+        ),
+        (
+            labelled([1], ["a"]),
+            {},
+            "train.jsonl:2: an element of 'label' is a string, 'a', but a number",
+        ),
+        (
+            labelled([0.0, 1.0]),
+            {},
+            "train.jsonl:1: an element of 'label' is a number with a point, 0.0",
+        ),
         (labelled([True]), {}, "train.jsonl:1: an element of 'label' is a boolean, True"),
         (labelled([0, 1, 0]), {}, "train.jsonl:1: 'label' holds a class twice: [0, 1, 0]"),
-        (table("tokens tags", (["a"], ["O"]), (["a"], "O")), {}, "jsonl:2: the label 'tags' is a string, 'O'; ki"),
-        (answered(NONE, NONE), {}, "train.jsonl:1: from here on no example has an answer in 'answers'"),
+        (
+            table("tokens tags", (["a"], ["O"]), (["a"], "O")),
+            {},
+            "jsonl:2: the label 'tags' is a string, 'O'; ki",
+        ),
+        (
+            answered(NONE, NONE),
+            {},
+            "train.jsonl:1: from here on no example has an answer in 'answers'",
+        ),
     ],
 )
 def test_labels_that_are_no_task_are_named(rows, columns, message):
@@ -294,11 +551,31 @@ def test_labels_that_are_no_task_are_named(rows, columns, message):
 @pytest.mark.parametrize(
     ("labels", "columns", "message", "hints"),
     [
-        ([f"n{n}" for n in range(9999)], {}, f"more than {MOST_CLASSES} different labels in 9999 examples", ""),
-        (range(9999), {}, f"more than {MOST_CLASSES} different labels in 9999 examples", "kind=score"),
+        (
+            [f"n{n}" for n in range(9999)],
+            {},
+            f"more than {MOST_CLASSES} different labels in 9999 examples",
+            "",
+        ),
+        (
+            range(9999),
+            {},
+            f"more than {MOST_CLASSES} different labels in 9999 examples",
+            "kind=score",
+        ),
         (range(9999), {"kind": "class"}, f"more than {MOST_CLASSES} different", "kind=score"),
-        ([[n] for n in range(9999)], {}, f"more than {MOST_CLASSES} different", "columns.label=NAME"),
-        ([f"n{n}" for n in range(MANY_ROWS)], {}, f"{MANY_ROWS} different labels in {MANY_ROWS} exam", "kind=class"),
+        (
+            [[n] for n in range(9999)],
+            {},
+            f"more than {MOST_CLASSES} different",
+            "columns.label=NAME",
+        ),
+        (
+            [f"n{n}" for n in range(MANY_ROWS)],
+            {},
+            f"{MANY_ROWS} different labels in {MANY_ROWS} exam",
+            "kind=class",
+        ),
         (range(MANY_ROWS), {}, f"{MANY_ROWS} different labels in {MANY_ROWS} exam", "kind=score"),
     ],
 )
@@ -327,7 +604,16 @@ def test_scores_may_all_differ():
     assert found(labelled(*map(str, range(3 * MOST_CLASSES)), "0.5")).kind == "score"
 
 
-NUMBERS = {"1": 1, "-1": -1, "+07": 7, " 3 ": 3, "1.": 1.0, ".5": 0.5, "1e3": 1000.0, "inf": float("inf")}
+NUMBERS = {
+    "1": 1,
+    "-1": -1,
+    "+07": 7,
+    " 3 ": 3,
+    "1.": 1.0,
+    ".5": 0.5,
+    "1e3": 1000.0,
+    "inf": float("inf"),
+}
 NO_NUMBERS = ["", ".", "1,5", "1_0", "0x1", "e3", "٣", "1 2", "9" * 5000]
 
 
@@ -337,12 +623,19 @@ def test_what_spells_a_number(text, number):
     assert type(number_of(text)) is type(number)
 
 
-WORDS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=6).filter(lambda s: s.strip())
+WORDS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=6).filter(
+    lambda s: s.strip()
+)
 SETS = st.one_of(
     st.lists(WORDS, min_size=2, max_size=20, unique_by=lambda s: s.strip()),
     st.lists(st.integers(-(2**70), 2**70), min_size=2, max_size=20, unique=True),
     st.just([True, False]),
-    st.lists(st.integers(-50, 50).map(float).filter(lambda x: str(x) != "-0.0"), min_size=2, max_size=20, unique=True),
+    st.lists(
+        st.integers(-50, 50).map(float).filter(lambda x: str(x) != "-0.0"),
+        min_size=2,
+        max_size=20,
+        unique=True,
+    ),
 )
 
 
@@ -351,7 +644,10 @@ def test_labels_of_classes_round_trip(labels, rng):
     numbers = [number_of(v) for v in labels if isinstance(v, str)]
     assume(not numbers or None in numbers)
     task = found(labelled(*rng.sample(labels * 2, 2 * len(labels))))
-    assert (task.kind, sorted(task.labels.index(str(v)) for v in labels)) == ("class", list(range(len(labels))))
+    assert (task.kind, sorted(task.labels.index(str(v)) for v in labels)) == (
+        "class",
+        list(range(len(labels))),
+    )
     assert task.labels == found(labelled(*sorted(labels))).labels == tuple(map(str, sorted(labels)))
 
 
@@ -376,8 +672,12 @@ TAGGED = "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\nPeter
 @pytest.mark.parametrize("folder", [True, False])
 def test_conll_text_is_refused_with_what_to_do(tmp_path, name, head, folder):
     (tmp_path / name).write_text(head, "utf-8")
-    with pytest.raises(UsageError, match=r"CoNLL text|is plain text: its lines hold no labels") as caught:
-        open_labelled("own", source=str(tmp_path if folder else tmp_path / name), training=True, log=print)
+    with pytest.raises(
+        UsageError, match=r"CoNLL text|is plain text: its lines hold no labels"
+    ) as caught:
+        open_labelled(
+            "own", source=str(tmp_path if folder else tmp_path / name), training=True, log=print
+        )
     assert '{"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}' in caught.value.hint
 
 
@@ -393,7 +693,10 @@ def test_the_lines_of_the_documentation_turn_conll_into_rows(tmp_path):
     (code,) = re.findall(r"### CoNLL text\n.*?```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "a.conll").write_text(TAGGED, "utf-8")
     done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "a.conll"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, tmp_path / "a.conll"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     rows = list(map(json.loads, done.stdout.splitlines()))
     assert rows == [

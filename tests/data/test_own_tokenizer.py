@@ -49,8 +49,14 @@ def test_another_process_trains_the_same(source, cache):
         "print(json.dumps(own_tokenizer(sys.argv[1], None, 70, 512, log=lambda line: None).get_vocab()))"
     )
     found = trained(source).get_vocab()
-    command, environment = [sys.executable, "-c", program, source], os.environ | {"KDCLI_CACHE": str(cache / "other")}
-    assert json.loads(subprocess.run(command, env=environment, capture_output=True, check=True).stdout) == found
+    command, environment = (
+        [sys.executable, "-c", program, source],
+        os.environ | {"KDCLI_CACHE": str(cache / "other")},
+    )
+    assert (
+        json.loads(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
+        == found
+    )
 
 
 def test_it_is_trained_once_for_each_text_and_size(source, cache):

@@ -48,7 +48,10 @@ def test_another_content_is_another_source(served, hub):  # noqa: F811
 
 
 def test_a_web_server_that_refuses_is_named(served, hub):  # noqa: F811
-    for name, gated, message in (("none.txt", False, "no data at"), ("train.txt", True, "cannot be read: 401")):
+    for name, gated, message in (
+        ("none.txt", False, "no data at"),
+        ("train.txt", True, "cannot be read: 401"),
+    ):
         hub.gated = {NAME} if gated else set()
         with pytest.raises(UsageError, match=message) as caught:
             corpus(served(name))
@@ -78,7 +81,10 @@ def test_a_directory_of_a_file_system_has_splits(tmp_path):
     memory.pipe("/corpus/validation.txt", b"w4\n")
     memory.pipe("/corpus/notes.md", b"w5\n")
     source = open_source("memory://corpus")
-    assert {split: len(found) for split, found in source.files.items()} == {"train": 2, "validation": 1}
+    assert {split: len(found) for split, found in source.files.items()} == {
+        "train": 2,
+        "validation": 1,
+    }
     assert list(source.documents("train", None)) == ["w1 w2", "w3"]
     memory.pipe("/empty/notes.md", b"w5\n")
     with pytest.raises(UsageError, match=r"no file of a known format; it holds notes\.md"):
@@ -94,14 +100,19 @@ def test_a_directory_of_a_file_system_has_splits(tmp_path):
         ("owner/name:config:test", HubId("owner/name", "config", "test")),
         ("owner/name::test", HubId("owner/name", None, "test")),
         ("owner/name@v1.0", HubId("owner/name", None, None, "v1.0")),
-        ("name:config:train@refs/convert/parquet", HubId("name", "config", "train", "refs/convert/parquet")),
+        (
+            "name:config:train@refs/convert/parquet",
+            HubId("name", "config", "train", "refs/convert/parquet"),
+        ),
     ],
 )
 def test_ids_of_the_hub(source, found):
     assert open_source(source).hub == found
 
 
-@pytest.mark.parametrize("source", ["a/b/c", "owner/name:a:b:c", "corpus.jsonl", "owner/train.txt", "./name", "a b"])
+@pytest.mark.parametrize(
+    "source", ["a/b/c", "owner/name:a:b:c", "corpus.jsonl", "owner/train.txt", "./name", "a b"]
+)
 def test_what_is_no_id_is_no_data(source):
     with pytest.raises(UsageError, match="no data at"):
         open_source(source)
@@ -110,7 +121,9 @@ def test_what_is_no_id_is_no_data(source):
 def test_a_named_split_is_the_training_text(monkeypatch):
     import datasets
 
-    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *_, **__: ["train", "test", "validation"])
+    monkeypatch.setattr(
+        datasets, "get_dataset_split_names", lambda *_, **__: ["train", "test", "validation"]
+    )
     hub_splits.cache_clear()
     source = open_source("owner/name::test")
     assert (source.has("train"), source.has("validation")) == (True, False)
@@ -155,7 +168,10 @@ def test_the_hub_by_id_and_by_address(hub, tmp_path):  # noqa: F811
     hub.repositories[NAME] = {"README.md": CARD.encode(), "more.jsonl": lines[7], **parts}
     hub.repositories["someone/gated"] = {"a.jsonl": b""}
     hub.gated.add("someone/gated")
-    paths = {"KDCLI_CACHE": str(tmp_path / "cache"), "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
+    paths = {
+        "KDCLI_CACHE": str(tmp_path / "cache"),
+        "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}",
+    }
     said = hub.told(tmp_path / "hf", READ, NAME, COMMIT, hub.url, **paths)
     by_id, of_split, by_address, gated, gated_file, unknown = json.loads(said[-1])
     # A shard of the data set is a piece.

@@ -27,7 +27,10 @@ def texts_of(found):
 
 
 def feedback(count, begin=0):
-    return [{"text": f"row number {i}", "label": ("bad", "good")[i % 2]} for i in range(begin, begin + count)]
+    return [
+        {"text": f"row number {i}", "label": ("bad", "good")[i % 2]}
+        for i in range(begin, begin + count)
+    ]
 
 
 def put(path, rows):
@@ -45,7 +48,11 @@ def judged(found):
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(TEXTS, min_size=1, max_size=60), st.integers(0, 2**63 - 1), st.randoms(use_true_random=False))
+@given(
+    st.lists(TEXTS, min_size=1, max_size=60),
+    st.integers(0, 2**63 - 1),
+    st.randoms(use_true_random=False),
+)
 def test_the_split_is_a_pure_function_of_texts_and_seed(texts, seed, rng):
     sides = dict(zip(texts, held_back(OWN, examples(texts), seed).tolist(), strict=True))
     # Order, number of rows, duplicates and labels change nothing.
@@ -55,18 +62,33 @@ def test_the_split_is_a_pure_function_of_texts_and_seed(texts, seed, rng):
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.text(alphabet="aBçÇßΣς İ\u0301é", min_size=1, max_size=12), st.sampled_from([" ", "\t", "\u00a0", "  \n"]))
+@given(
+    st.text(alphabet="aBçÇßΣς İ\u0301é", min_size=1, max_size=12),
+    st.sampled_from([" ", "\t", "\u00a0", "  \n"]),
+)
 def test_twins_by_case_space_or_composition_are_one_row(text, space):
     import unicodedata
 
     twins = [text, text.swapcase().swapcase(), text.replace(" ", space), f"{space}{text}{space}"]
     twins += [unicodedata.normalize(form, text) for form in ("NFC", "NFD")]
     assert len(set(hashes_of(examples([text, *twins[2:]])).tolist())) == 1
-    assert len(set(hashes_of(examples([text.lower(), text.casefold()] if text.isascii() else [text])).tolist())) == 1
+    assert (
+        len(
+            set(
+                hashes_of(
+                    examples([text.lower(), text.casefold()] if text.isascii() else [text])
+                ).tolist()
+            )
+        )
+        == 1
+    )
 
 
 def test_texts_of_a_pair_do_not_run_together():
-    pairs = [Example("f:1", "1", texts, 0) for texts in (("a b", "c"), ("a", "b c"), ("a b c",), ("c", "a b"))]
+    pairs = [
+        Example("f:1", "1", texts, 0)
+        for texts in (("a b", "c"), ("a", "b c"), ("a b c",), ("c", "a b"))
+    ]
     assert len(set(hashes_of(pairs).tolist())) == 4
 
 
@@ -79,14 +101,21 @@ def test_another_seed_holds_other_rows_back_and_each_about_a_tenth():
 
 
 def test_a_passage_with_several_questions_is_on_one_side():
-    rows = [Example("f:1", str(i), (f"question {i}", f"passage {i // 5}"), (Answer("x", 0),)) for i in range(500)]
+    rows = [
+        Example("f:1", str(i), (f"question {i}", f"passage {i // 5}"), (Answer("x", 0),))
+        for i in range(500)
+    ]
     sides = held_back(SPAN, rows, 0).reshape(100, 5)
     assert (sides.all(1) | ~sides.any(1)).all()
     assert 0 < sides.any(1).sum() < 30
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(TEXTS, min_size=2, max_size=40, unique=True), st.integers(1, 20), st.randoms(use_true_random=False))
+@given(
+    st.lists(TEXTS, min_size=2, max_size=40, unique=True),
+    st.integers(1, 20),
+    st.randoms(use_true_random=False),
+)
 def test_fewer_rows_are_contained_in_more_whatever_the_order(texts, count, rng):
     shuffled = rng.sample(texts, len(texts))
     few, more = fewest(examples(texts), count), fewest(examples(texts), count + 3)
@@ -98,19 +127,28 @@ def test_fewer_rows_are_contained_in_more_whatever_the_order(texts, count, rng):
 @pytest.mark.parametrize("train_rows", [None, 10, 1000])
 def test_the_rows_held_back_depend_neither_on_number_nor_order_nor_verb(tmp_path, train_rows):
     rows = feedback(600)
-    file, mixed = put(tmp_path / "a.jsonl", rows), put(tmp_path / "b.jsonl", random.Random(0).sample(rows, 600) * 2)
+    file, mixed = (
+        put(tmp_path / "a.jsonl", rows),
+        put(tmp_path / "b.jsonl", random.Random(0).sample(rows, 600) * 2),
+    )
     first, again = opened(file), opened(mixed, train_rows=train_rows)
     assert texts_of(judged(first)) == texts_of(judged(again))
     assert not texts_of(judged(again)) & texts_of(again.train)
     # `evaluate` of a model that was trained on these rows takes the same.
     log: list[str] = []
     alone = opened(file, log, training=False, trained={"runs/x": again.rows})
-    assert (texts_of(judged(alone)), alone.split) == (texts_of(judged(first)), "held back from train")
+    assert (texts_of(judged(alone)), alone.split) == (
+        texts_of(judged(first)),
+        "held back from train",
+    )
     assert "training examples are held back to judge by" in log[-1]
 
 
 def test_other_rows_than_a_models_own_are_all_judged(tmp_path):
-    file, other = put(tmp_path / "a.jsonl", feedback(300)), put(tmp_path / "b.jsonl", feedback(300, 1000))
+    file, other = (
+        put(tmp_path / "a.jsonl", feedback(300)),
+        put(tmp_path / "b.jsonl", feedback(300, 1000)),
+    )
     found = opened(other, training=False, trained={"runs/x": opened(file).rows})
     assert (len(judged(found)), found.split, found.notes) == (300, "all rows", [])
 
@@ -137,7 +175,9 @@ def test_a_student_of_fewer_rows_is_not_judged_by_rows_of_its_teacher(tmp_path):
     other = opened(file, split_seed=1, trained={"runs/teacher": teacher.rows})
     known = int(np.isin(hashes_of(judged(opened(file, split_seed=1))), teacher.rows).sum())
     total = len(judged(opened(file, split_seed=1)))
-    assert other.notes == [f"left out {known} of {total} rows held back from train: they trained runs/teacher"]
+    assert other.notes == [
+        f"left out {known} of {total} rows held back from train: they trained runs/teacher"
+    ]
     assert len(judged(other)) == total - known
 
 
@@ -150,7 +190,10 @@ def test_where_too_few_rows_are_left_the_judgement_is_refused(tmp_path, fresh, r
         return
     with pytest.raises(UsageError) as error:
         opened(file, training=False, trained={"runs/x": known})
-    assert error.value.message == f"100 of {100 + fresh} rows of validation cannot be judged by: they trained runs/x"
+    assert (
+        error.value.message
+        == f"100 of {100 + fresh} rows of validation cannot be judged by: they trained runs/x"
+    )
     assert "data.judge_trained_rows=true" in str(error.value.hint)
     kept = opened(file, training=False, trained={"runs/x": known}, judge_trained_rows=True)
     assert kept.split == f"validation, 100 of {100 + fresh} rows trained a model"
@@ -171,4 +214,6 @@ def test_each_model_that_knows_rows_is_counted(tmp_path):
     put(tmp_path / "validation.jsonl", feedback(100))
     known = {f"runs/{n}": hashes_of(examples([r["text"] for r in feedback(n)])) for n in (10, 30)}
     found = opened(tmp_path, training=False, trained=known)
-    assert found.notes == ["left out 30 of 100 rows of validation: 10 trained runs/10; 30 trained runs/30"]
+    assert found.notes == [
+        "left out 30 of 100 rows of validation: 10 trained runs/10; 30 trained runs/30"
+    ]

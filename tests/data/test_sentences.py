@@ -13,13 +13,19 @@ from kdcli.errors import UsageError
 def texts_of(tmp_path, table, **how):
     file = tmp_path / "train.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in table))
-    return read_texts(str(file), **{"column": None, "unit": "sentence", "rows": None, "log": lambda line: None} | how)
+    return read_texts(
+        str(file),
+        **{"column": None, "unit": "sentence", "rows": None, "log": lambda line: None} | how,
+    )
 
 
 @pytest.mark.parametrize(
     ("document", "cut"),
     [
-        ("One is here. Two is there! Is three?  Yes.", ["One is here.", "Two is there!", "Is three?"]),
+        (
+            "One is here. Two is there! Is three?  Yes.",
+            ["One is here.", "Two is there!", "Is three?"],
+        ),
         ('He said "go now." Then he left.', ['He said "go now."', "Then he left."]),
         ("第一句话。他说“好的！”第二句话！尾", ["第一句话。", "他说“好的！”", "第二句话！"]),
         ("a line\nanother line\r\n\n", ["a line", "another line"]),
@@ -42,7 +48,9 @@ def test_documents_are_cut_and_each_text_comes_once(tmp_path):
 
 
 @given(st.permutations(list(range(12))), st.integers(2, 12))
-def test_neither_order_nor_number_of_documents_moves_a_text_between_the_parts(tmp_path_factory, order, wanted):
+def test_neither_order_nor_number_of_documents_moves_a_text_between_the_parts(
+    tmp_path_factory, order, wanted
+):
     folder = tmp_path_factory.mktemp("texts", numbered=True)
     rows = [{"text": f"sentence number {n}"} for n in range(12)]
     first, second = texts_of(folder, rows), texts_of(folder, [rows[n] for n in order])

@@ -37,7 +37,9 @@ def text(tmp_path):
 
 
 def made(source, folder, **how):
-    return tokenise(open_source(str(source)), tiny_tokenizer(), None, folder, **{"log": lambda _: None} | how)
+    return tokenise(
+        open_source(str(source)), tiny_tokenizer(), None, folder, **{"log": lambda _: None} | how
+    )
 
 
 def expected(documents=DOCUMENTS):
@@ -45,7 +47,9 @@ def expected(documents=DOCUMENTS):
     return [i for d in documents for i in (*tokenizer(d, add_special_tokens=False)["input_ids"], 3)]
 
 
-@pytest.mark.parametrize("name", ["train.txt", "train.jsonl", "train.csv", "train.parquet", "train.jsonl.gz"])
+@pytest.mark.parametrize(
+    "name", ["train.txt", "train.jsonl", "train.csv", "train.parquet", "train.jsonl.gz"]
+)
 def test_shards_hold_the_stream_of_the_whole_text(tmp_path, name):
     write(tmp_path / "text" / name, DOCUMENTS)
     meta = made(tmp_path / "text", tmp_path / "out")
@@ -60,7 +64,9 @@ def test_a_parquet_file_is_cut_between_its_row_groups(tmp_path):
     import pyarrow.parquet as pq
 
     (tmp_path / "text").mkdir()
-    pq.write_table(pa.table({"text": DOCUMENTS}), tmp_path / "text" / "train.parquet", row_group_size=70)
+    pq.write_table(
+        pa.table({"text": DOCUMENTS}), tmp_path / "text" / "train.parquet", row_group_size=70
+    )
     meta = made(tmp_path / "text", tmp_path / "out")
     assert 3 < len(meta.shards) <= 6
     assert tokens(corpus(tmp_path / "out")).tolist() == expected()
@@ -100,7 +106,9 @@ def test_more_files_than_a_process_may_map(tmp_path, monkeypatch):
 def test_workers_write_the_same_bytes_as_one_process(text, tmp_path):
     made(text, tmp_path / "one")
     made(text, tmp_path / "two", workers=2)
-    read = [{p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("one", "two")]
+    read = [
+        {p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("one", "two")
+    ]
     assert read[0] == read[1]
 
 
@@ -110,7 +118,9 @@ def test_a_wrong_line_in_a_worker_is_named_and_the_other_shards_stay(text, tmp_p
     rows[300] = json.dumps({"text": 3})
     (text / "train.jsonl").write_text("\n".join(rows), "utf-8")
     for workers in (None, 2):
-        with pytest.raises(UsageError, match=r"train\.jsonl:301: column 'text' holds int") as caught:
+        with pytest.raises(
+            UsageError, match=r"train\.jsonl:301: column 'text' holds int"
+        ) as caught:
             made(text, tmp_path / f"{workers}", workers=workers)
         assert "data.column" in caught.value.hint
     assert len(list((tmp_path / "None").glob("*.bin"))) > 5
@@ -143,7 +153,10 @@ def test_a_killed_run_goes_on_with_the_shards_that_are_left(text, tmp_path):
     assert {p: p.stat().st_mtime_ns for p in done} == done
     assert tokens(corpus(tmp_path / "out")).tolist() == expected()
     made(text, tmp_path / "whole")
-    assert all(p.read_bytes() == (tmp_path / "out" / p.name).read_bytes() for p in (tmp_path / "whole").iterdir())
+    assert all(
+        p.read_bytes() == (tmp_path / "out" / p.name).read_bytes()
+        for p in (tmp_path / "whole").iterdir()
+    )
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
         p.name for p in (tmp_path / "whole").iterdir()
     )
@@ -175,7 +188,9 @@ def test_a_directory_of_something_else_is_left_alone(text, tmp_path):
     with pytest.raises(UsageError, match=r"holds shards of .*text by .*, not of .*other\.txt"):
         made(tmp_path / "other.txt", tmp_path / "out")
     with pytest.raises(UsageError, match="column None, not text"):
-        tokenise(open_source(str(text)), tiny_tokenizer(), "text", tmp_path / "out", log=lambda _: None)
+        tokenise(
+            open_source(str(text)), tiny_tokenizer(), "text", tmp_path / "out", log=lambda _: None
+        )
     assert {p: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
 
 
@@ -217,7 +232,13 @@ def test_damaged_shards_are_named(text, tmp_path, damage, message):
 
 def test_tokens_of_another_tokenizer_are_refused(text, tmp_path):
     made(text, tmp_path / "out")
-    how = {"max_length": 16, "column": None, "isolated": False, "held_out_blocks": 4, "log": lambda _: None}
+    how = {
+        "max_length": 16,
+        "column": None,
+        "isolated": False,
+        "held_out_blocks": 4,
+        "log": lambda _: None,
+    }
     with pytest.raises(UsageError, match="not of the tokenizer of"):
         open_corpus(str(tmp_path / "out"), foreign_tokenizer(), **how)
     # What a tokenizer adds around a text does not touch the shards.
@@ -227,12 +248,21 @@ def test_tokens_of_another_tokenizer_are_refused(text, tmp_path):
     assert len(open_corpus(str(tmp_path / "out"), saved, **how).train) > 50
 
 
-def ds(folder, name="00000_shuffled.ds", documents=DOCUMENTS, tokenizer="nowhere/tiny", size=2, frame=((), (3,))):
+def ds(
+    folder,
+    name="00000_shuffled.ds",
+    documents=DOCUMENTS,
+    tokenizer="nowhere/tiny",
+    size=2,
+    frame=((), (3,)),
+):
     """A file as `DocumentTokenizer(eos_token="[SEP]", shuffle_documents=False)` of datatrove 0.10.1 writes it, compared
     byte for byte."""
     folder.mkdir(exist_ok=True)
     read = tiny_tokenizer()
-    ids = [[*frame[0], *read(d, add_special_tokens=False)["input_ids"], *frame[1]] for d in documents]
+    ids = [
+        [*frame[0], *read(d, add_special_tokens=False)["input_ids"], *frame[1]] for d in documents
+    ]
     flat = np.concatenate([*ids, []]).astype(f"<u{size}")
     flat.tofile(folder / name)
     np.cumsum([len(i) for i in ids], dtype="<u8").tofile(folder / f"{name}.index")
@@ -309,7 +339,15 @@ def command(*arguments, **how):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGKILL, -9)])
 def test_a_signal_stops_the_command_and_its_workers(tmp_path, model_dir, number, code):
     write(tmp_path / "train.txt", [" ".join(DOCUMENTS)] * 20_000)  # 66 MB: two shards
-    line = (tmp_path / "train.txt", "--tokenizer", model_dir, "-o", tmp_path / "out", "--workers", 2)
+    line = (
+        tmp_path / "train.txt",
+        "--tokenizer",
+        model_dir,
+        "-o",
+        tmp_path / "out",
+        "--workers",
+        2,
+    )
     running = command(*line)
     while not list(tmp_path.glob("out/.*.part")):
         assert running.poll() is None, running.communicate()
@@ -328,7 +366,9 @@ def test_a_signal_stops_the_command_and_its_workers(tmp_path, model_dir, number,
 @pytest.mark.slow
 def test_a_dry_run_estimates_and_writes_nothing(text, tmp_path, model_dir):
     for source in (text / "train.jsonl", text):
-        done = command(source, "--tokenizer", model_dir, "-o", tmp_path / "out", "--dry-run", "--json")
+        done = command(
+            source, "--tokenizer", model_dir, "-o", tmp_path / "out", "--dry-run", "--json"
+        )
         said, _ = done.communicate()
         found = json.loads(said)
         files = [source] if source.is_file() else list(source.iterdir())
@@ -336,10 +376,14 @@ def test_a_dry_run_estimates_and_writes_nothing(text, tmp_path, model_dir):
         assert found["bytes"] == 2 * found["tokens"]
         assert found["hours"] > 0
         assert not (tmp_path / "out").exists()
-    assert found["tokens"] == pytest.approx(len(expected()) + len(expected(["w50 w51 w52"] * 40)), rel=0.02)
+    assert found["tokens"] == pytest.approx(
+        len(expected()) + len(expected(["w50 w51 w52"] * 40)), rel=0.02
+    )
 
 
-@pytest.mark.parametrize("name", [f"c.{kind}{gz}" for kind in ("txt", "jsonl", "csv", "parquet") for gz in ("", ".gz")])
+@pytest.mark.parametrize(
+    "name", [f"c.{kind}{gz}" for kind in ("txt", "jsonl", "csv", "parquet") for gz in ("", ".gz")]
+)
 def test_a_sample_says_which_part_of_the_source_it_is(tmp_path, name, monkeypatch):
     monkeypatch.setattr("kdcli.data.formats.SAMPLE_BYTES", 4000)
     documents = [hashlib.sha256(bytes([n % 256, n // 256])).hexdigest() for n in range(4000)]

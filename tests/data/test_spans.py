@@ -5,7 +5,18 @@ import pytest
 import questions
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from questions import CONTEXTS, KINDS, SPECIAL, WORDS, asking, one_hot, random_logits, row, tokenizer_of, windows_of
+from questions import (
+    CONTEXTS,
+    KINDS,
+    SPECIAL,
+    WORDS,
+    asking,
+    one_hot,
+    random_logits,
+    row,
+    tokenizer_of,
+    windows_of,
+)
 from tokenizers import processors
 from transformers import CanineTokenizer, PreTrainedTokenizerFast
 
@@ -92,11 +103,15 @@ def test_any_words_come_back_exactly(words, data, kind, space):
 
 @settings(max_examples=40)
 @given(CONTEXTS, st.sampled_from(KINDS), st.integers(20, 60), st.data())
-def test_windows_hold_every_token_of_the_context_and_overlap_by_the_stride(words, kind, max_length, data):
+def test_windows_hold_every_token_of_the_context_and_overlap_by_the_stride(
+    words, kind, max_length, data
+):
     stride = data.draw(st.integers(0, max_length - max_length // 2 - 5))
     context = " ".join(words)
     found = windows_of([asking(context)], kind, max_length=max_length, stride=stride)
-    whole = tokenizer_of(kind)(context, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    whole = tokenizer_of(kind)(
+        context, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+    )
     assert found.rows.lengths.max() <= max_length
     ids, chars = [], []
     for i in range(len(found)):
@@ -123,8 +138,14 @@ def test_across_a_border_only_windows_that_hold_the_whole_answer_are_labelled(ki
     for i, (first, last) in enumerate(found.rows.labels):
         answer = examples[found.rows.example[i]].label[0]
         span = range(answer.start, answer.start + len(answer.text))
-        held = [c for b, e in zip(row(found, i), row(found, i, "char_end_T"), strict=True) for c in range(b, e)]
-        assert (first != found.cls[i]) == (len([c for c in span if c in held or LONG[c] == " "]) == len(span))
+        held = [
+            c
+            for b, e in zip(row(found, i), row(found, i, "char_end_T"), strict=True)
+            for c in range(b, e)
+        ]
+        assert (first != found.cls[i]) == (
+            len([c for c in span if c in held or LONG[c] == " "]) == len(span)
+        )
         assert (first == found.cls[i]) == (last == found.cls[i])
         parts += 0 < len(set(span) & set(held)) < len(answer.text) - 2
     assert parts, "no border cuts an answer"
@@ -142,7 +163,9 @@ def test_rows_are_classification_question_context(kind):
 
 
 def test_the_classification_token_is_found_where_it_stands():
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer_of("word pieces").backend_tokenizer, **SPECIAL)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer_of("word pieces").backend_tokenizer, **SPECIAL
+    )
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         pair="$A:0 [SEP]:0 $B:1 [SEP]:1 [CLS]:1",
         single="$A [SEP] [CLS]",
@@ -210,7 +233,10 @@ def test_withheld_labels_and_no_examples():
     held = Example("f.jsonl:1", "1", ("who", "the cat"), None)
     found = windows_of([asking("the cat", "cat"), held])
     assert found.rows.labels is None
-    assert (found.rows.example.tolist(), len(decode(found, random_logits(found), [held, held]))) == ([0, 1], 2)
+    assert (
+        found.rows.example.tolist(),
+        len(decode(found, random_logits(found), [held, held])),
+    ) == ([0, 1], 2)
     assert len(windows_of([])) == 0
 
 
@@ -219,7 +245,10 @@ def test_portions_make_no_difference(monkeypatch):
     whole = windows_of(examples, max_length=50, stride=16)
     monkeypatch.setattr("kdcli.data.labelled.spans.EXAMPLES_PER_CALL", 5)
     parts = windows_of(examples, max_length=50, stride=16)
-    assert (parts.rows.example.tolist(), parts.rows.example[-1]) == (whole.rows.example.tolist(), len(examples) - 1)
+    assert (parts.rows.example.tolist(), parts.rows.example[-1]) == (
+        whole.rows.example.tolist(),
+        len(examples) - 1,
+    )
     assert parts.rows.labels.tolist() == whole.rows.labels.tolist()
     assert parts.rows.ids_T.tolist() == whole.rows.ids_T.tolist()
     assert parts.char_end_T.tolist() == whole.char_end_T.tolist()
@@ -238,7 +267,9 @@ def test_sorted_windows_mean_the_same(kind):
         for of in ("ids", "char_begin_T", "char_end_T"):
             assert row(by_length, i, of) == row(found, at, of)
         assert by_length.rows.labels[i].tolist() == found.rows.labels[at].tolist()
-    assert decode(by_length, [logits[i] for i in order], examples) == decode(found, logits, examples)
+    assert decode(by_length, [logits[i] for i in order], examples) == decode(
+        found, logits, examples
+    )
     assert len(found.take(np.empty(0, dtype=np.int64))) == 0
 
 
@@ -259,13 +290,17 @@ def by_loops(windows, logits, examples, best, max_answer_tokens) -> list[Decoded
             if windows.rows.example[i] != number:
                 continue
             begin, end = row(windows, i), row(windows, i, "char_end_T")
-            starts, ends = ([float(logits[i][t][side]) for t in range(len(begin))] for side in (0, 1))
+            starts, ends = (
+                [float(logits[i][t][side]) for t in range(len(begin))] for side in (0, 1)
+            )
             nulls.append(starts[0] + ends[0])
             for s in sorted(range(len(begin)), key=lambda t: starts[t], reverse=True)[:best]:
                 for e in sorted(range(len(begin)), key=lambda t: ends[t], reverse=True)[:best]:
                     if begin[s] < 0 or begin[e] < 0 or e < s or e - s + 1 > max_answer_tokens:
                         continue
-                    candidates.append((starts[s] + ends[e], example.texts[1][begin[s] : end[e]].strip()))
+                    candidates.append(
+                        (starts[s] + ends[e], example.texts[1][begin[s] : end[e]].strip())
+                    )
         score, text = max(candidates, default=(float("-inf"), ""))
         no_answer = min(nulls) - score
         found.append(Decoded(example.id, text, no_answer, score))

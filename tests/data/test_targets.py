@@ -10,13 +10,26 @@ from kdcli.data.labelled.targets import LEAST, encode_targets
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Example
 
-TEXTS = ["the cat sat", "rivers", "who ran? who ran? who ran? who ran?", "the cat on the rivers in 1872"]
+TEXTS = [
+    "the cat sat",
+    "rivers",
+    "who ran? who ran? who ran? who ran?",
+    "the cat on the rivers in 1872",
+]
 END = 3
 
 
 def rows_of(pairs, kind="word pieces", max_length=32, target_length=8):
-    examples = [Example(f"f:{i}", str(i), s if isinstance(s, tuple) else (s,), t) for i, (s, t) in enumerate(pairs)]
-    how = {"max_length": max_length, "target_length": target_length, "end_id": END, "token_types": True}
+    examples = [
+        Example(f"f:{i}", str(i), s if isinstance(s, tuple) else (s,), t)
+        for i, (s, t) in enumerate(pairs)
+    ]
+    how = {
+        "max_length": max_length,
+        "target_length": target_length,
+        "end_id": END,
+        "token_types": True,
+    }
     return encode_targets(examples, tokenizer_of(kind), **how)
 
 
@@ -46,7 +59,9 @@ def test_a_batch_has_labels_and_types_on_targets_alone(order, count):
         assert int(batch["sources"][row]) == source
         ids, labels = batch["input_ids"][row].tolist(), batch["labels"][row].tolist()
         assert labels == [IGNORED] * source + ids[source:length] + [IGNORED] * (len(ids) - length)
-        assert batch["token_type_ids"][row].tolist() == [int(source <= i < length) for i in range(len(ids))]
+        assert batch["token_type_ids"][row].tolist() == [
+            int(source <= i < length) for i in range(len(ids))
+        ]
         assert ids[length - 1] == END
         assert batch["attention_mask"][row].sum() == length
 
@@ -58,12 +73,16 @@ def test_without_a_target_a_row_is_its_source():
 
 
 def test_no_room_for_a_source_is_refused():
-    with pytest.raises(UsageError, match="rows of 15 tokens with targets of 8 leave 7 for the source"):
+    with pytest.raises(
+        UsageError, match="rows of 15 tokens with targets of 8 leave 7 for the source"
+    ):
         rows_of([(TEXTS[0], TEXTS[1])], max_length=15)
 
 
 def test_a_source_of_two_texts_is_cut_in_the_longer():
     rows = rows_of([((TEXTS[2], "rivers"), "cat")], max_length=20)
-    wanted = tokenizer_of("word pieces")(TEXTS[2], "rivers", truncation=True, max_length=12)["input_ids"]
+    wanted = tokenizer_of("word pieces")(TEXTS[2], "rivers", truncation=True, max_length=12)[
+        "input_ids"
+    ]
     assert rows.ids_T[: rows.sources[0]].tolist() == wanted
     assert rows.truncated == 1

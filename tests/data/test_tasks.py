@@ -39,7 +39,10 @@ def test_glue_is_read_and_numbered_as_on_the_hub(name):
 def test_mnli_is_judged_in_two_parts_and_its_splits_are_named_after_them():
     task = task_of("mnli")
     assert task.sets == ("matched", "mismatched")
-    assert [task.split.replace("{set}", s) for s in task.sets] == ["validation_matched", "validation_mismatched"]
+    assert [task.split.replace("{set}", s) for s in task.sets] == [
+        "validation_matched",
+        "validation_mismatched",
+    ]
 
 
 def test_every_file_of_the_glue_server_but_the_diagnostic_one_belongs_to_one_task():
@@ -62,7 +65,12 @@ def test_every_file_of_the_glue_server_but_the_diagnostic_one_belongs_to_one_tas
 def test_questions_and_answers_are_squads(name, hub, train, impossible, sets):
     task = task_of(name)
     assert (task.kind, task.texts, task.label) == ("span", ("question", "context"), "answers")
-    assert (task.hub, task.hub_train, task.impossible, list(task.sets)) == (hub, train, impossible, sets)
+    assert (task.hub, task.hub_train, task.impossible, list(task.sets)) == (
+        hub,
+        train,
+        impossible,
+        sets,
+    )
     assert (task.metrics[:2], task.labels) == (("f1", "exact"), ())
     assert task.max_length >= 384
 
@@ -77,7 +85,10 @@ GENERATION = {
 @pytest.mark.parametrize("name", GENERATION)
 def test_texts_are_generated_from_the_columns_of_the_hub(name):
     task = task_of(name)
-    assert (task.kind, task.texts, task.label, task.max_length, task.metrics[0]) == ("text", *GENERATION[name])
+    assert (task.kind, task.texts, task.label, task.max_length, task.metrics[0]) == (
+        "text",
+        *GENERATION[name],
+    )
     assert task.hub is not None
 
 
@@ -107,7 +118,13 @@ def test_every_row_is_filed_under_its_own_name_and_is_whole():
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("sst-2", "sst2"), ("mnil", "mnli"), ("squad_v1", "squad_v2"), ("demo-topics", "demo-topic"), ("onw", "own")],
+    [
+        ("sst-2", "sst2"),
+        ("mnil", "mnli"),
+        ("squad_v1", "squad_v2"),
+        ("demo-topics", "demo-topic"),
+        ("onw", "own"),
+    ],
 )
 def test_an_unknown_task_gets_the_nearest_name(given, meant):
     with pytest.raises(UsageError) as error:
@@ -118,9 +135,17 @@ def test_an_unknown_task_gets_the_nearest_name(given, meant):
 
 
 # As the server's FAQ names them; words where its sample submissions hold words.
-NUMBERED = {"cola": "CoLA.tsv", "sst2": "SST-2.tsv", "mrpc": "MRPC.tsv", "qqp": "QQP.tsv", "wnli": "WNLI.tsv"}
+NUMBERED = {
+    "cola": "CoLA.tsv",
+    "sst2": "SST-2.tsv",
+    "mrpc": "MRPC.tsv",
+    "qqp": "QQP.tsv",
+    "wnli": "WNLI.tsv",
+}
 OF_TWO_CLASSES = {name: (file, "0", "1") for name, file in NUMBERED.items()}
-OF_TWO_CLASSES |= {name: (f"{name.upper()}.tsv", "entailment", "not_entailment") for name in ("qnli", "rte")}
+OF_TWO_CLASSES |= {
+    name: (f"{name.upper()}.tsv", "entailment", "not_entailment") for name in ("qnli", "rte")
+}
 
 
 @pytest.mark.parametrize("name", OF_TWO_CLASSES)
@@ -128,10 +153,14 @@ def test_two_classes_to_the_byte(tmp_path, name):
     file, first, second = OF_TWO_CLASSES[name]
     path = write_submission(tmp_path / "deep" / "glue", task_of(name), "", [1, 0, 1])
     assert path == tmp_path / "deep" / "glue" / file
-    assert path.read_bytes() == f"index\tprediction\n0\t{second}\n1\t{first}\n2\t{second}\n".encode()
+    assert (
+        path.read_bytes() == f"index\tprediction\n0\t{second}\n1\t{first}\n2\t{second}\n".encode()
+    )
 
 
-@pytest.mark.parametrize(("of_set", "file"), [("matched", "MNLI-m.tsv"), ("mismatched", "MNLI-mm.tsv")])
+@pytest.mark.parametrize(
+    ("of_set", "file"), [("matched", "MNLI-m.tsv"), ("mismatched", "MNLI-mm.tsv")]
+)
 def test_mnli_has_a_file_for_each_set_and_words(tmp_path, of_set, file):
     path = write_submission(tmp_path, task_of("mnli"), of_set, [2, 0, 1])
     assert path.name == file
@@ -139,7 +168,9 @@ def test_mnli_has_a_file_for_each_set_and_words(tmp_path, of_set, file):
 
 
 def test_scores_are_clipped_to_what_the_server_takes(tmp_path):
-    path = write_submission(tmp_path, task_of("stsb"), "", [-0.2, 0.0, 2.34567, 5.0, 5.01, 1e-9, -0.0001])
+    path = write_submission(
+        tmp_path, task_of("stsb"), "", [-0.2, 0.0, 2.34567, 5.0, 5.01, 1e-9, -0.0001]
+    )
     assert path.name == "STS-B.tsv"
     assert path.read_bytes() == (
         b"index\tprediction\n0\t0.000\n1\t0.000\n2\t2.346\n3\t5.000\n4\t5.000\n5\t0.000\n6\t0.000\n"
@@ -148,7 +179,10 @@ def test_scores_are_clipped_to_what_the_server_takes(tmp_path):
 
 def test_a_file_of_before_is_replaced_whole(tmp_path):
     write_submission(tmp_path, task_of("sst2"), "", [1] * 9)
-    assert write_submission(tmp_path, task_of("sst2"), "", [0]).read_bytes() == b"index\tprediction\n0\t0\n"
+    assert (
+        write_submission(tmp_path, task_of("sst2"), "", [0]).read_bytes()
+        == b"index\tprediction\n0\t0\n"
+    )
     assert [p.name for p in tmp_path.iterdir()] == ["SST-2.tsv"]
 
 

@@ -15,7 +15,13 @@ DOCUMENTS = [f"w{i % 50} w{i % 7} w{i % 11}" for i in range(400)]
 
 
 def corpus(source, **changes) -> Corpus:
-    given = {"max_length": 16, "column": None, "isolated": False, "held_out_blocks": 4, "log": lambda _: None}
+    given = {
+        "max_length": 16,
+        "column": None,
+        "isolated": False,
+        "held_out_blocks": 4,
+        "log": lambda _: None,
+    }
     return open_corpus(str(source), tiny_tokenizer(), **given | changes)
 
 

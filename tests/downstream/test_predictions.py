@@ -16,13 +16,20 @@ MULTI = Task("topics", "multi", ("text",), ("micro_f1", "exact"), ("sport", "art
 SCORE = Task("likeness", "score", ("text",), ("mse", "pearson"))
 TAGS = Task("tags", "tokens", ("tokens",), ("f1", "accuracy"), ("O", "B-X", "I-X"))
 SQUAD = Task("squad", "span", ("question", "context"), ("f1", "exact"), label="answers")
-SQUAD2 = Task("squad_v2", "span", ("question", "context"), ("f1", "exact"), label="answers", impossible=True)
+SQUAD2 = Task(
+    "squad_v2", "span", ("question", "context"), ("f1", "exact"), label="answers", impossible=True
+)
 
 
 def texts(labels):
     """Examples with texts of all lengths, the longest early."""
-    made = (" ".join(f"w{(i + j) % 50}" for j in range(9 - (4 * i) % 9)) for i in range(len(labels)))
-    return [Example(f"f:{i}", f"e{i}", (text,), n) for i, (text, n) in enumerate(zip(made, labels, strict=True))]
+    made = (
+        " ".join(f"w{(i + j) % 50}" for j in range(9 - (4 * i) % 9)) for i in range(len(labels))
+    )
+    return [
+        Example(f"f:{i}", f"e{i}", (text,), n)
+        for i, (text, n) in enumerate(zip(made, labels, strict=True))
+    ]
 
 
 def evaluator_of(task, sets, choose_on=None, max_length=64, tokenizer=None, stride=8):
@@ -70,7 +77,9 @@ def test_a_class_has_probabilities_and_a_loss():
 
 def test_several_labels_are_those_above_one_half():
     evaluator = evaluator_of(MULTI, texts([(0, 2), (), (1,)]))
-    one, two, three = predicted(evaluator, [[2.0, -1.0, 0.1], [-1.0, -0.1, -3.0], [-1.0, 0.0, -3.0]])
+    one, two, three = predicted(
+        evaluator, [[2.0, -1.0, 0.1], [-1.0, -0.1, -3.0], [-1.0, 0.0, -3.0]]
+    )
     assert (one.value, one.shown) == ([1, 0, 1], ["sport", "war"])
     assert (two.value, two.shown) == ([0, 0, 0], [])
     # A probability of exactly one half is not chosen.
@@ -93,7 +102,9 @@ def test_the_error_of_a_score_is_its_distance():
 
 
 def words(*sentences):
-    return [Example(f"f:{i}", f"e{i}", tuple(w), tuple(label)) for i, (w, label) in enumerate(sentences)]
+    return [
+        Example(f"f:{i}", f"e{i}", tuple(w), tuple(label)) for i, (w, label) in enumerate(sentences)
+    ]
 
 
 def of_words(tags, length):
@@ -121,7 +132,8 @@ def test_words_get_the_label_of_their_token_and_padding_none():
 
 
 @pytest.mark.parametrize(
-    ("labels", "nothing"), [(("O", "B-X", "I-X"), "O"), (("B-X", "O", "I-X"), "O"), (("N", "V", "A"), "N")]
+    ("labels", "nothing"),
+    [(("O", "B-X", "I-X"), "O"), (("B-X", "O", "I-X"), "O"), (("N", "V", "A"), "N")],
 )
 def test_truncated_words_get_the_neutral_label(labels, nothing):
     task = Task("tags", "tokens", ("tokens",), ("accuracy",), labels)
@@ -159,7 +171,9 @@ def outputs_of(numbers):
     return [np.eye(3)[n] * 3 for n in numbers]
 
 
-@pytest.mark.parametrize(("choose_on", "accuracy"), [("matched", 0.75), ("mismatched", 0.5), (None, 0.625)])
+@pytest.mark.parametrize(
+    ("choose_on", "accuracy"), [("matched", 0.75), ("mismatched", 0.5), (None, 0.625)]
+)
 def test_several_sets_give_a_mean_or_one_of_them_decides(choose_on, accuracy):
     evaluator = two_sets(choose_on)
     found = evaluator.metrics(in_rows(evaluator, outputs_of(PREDICTED)))
@@ -171,7 +185,11 @@ def test_several_sets_give_a_mean_or_one_of_them_decides(choose_on, accuracy):
 
 def test_one_set_needs_no_name():
     assert summed_up({"": {"f1": 0.5}}, None) == summed_up({"en": {"f1": 0.5}}, "en") == {"f1": 0.5}
-    assert summed_up({"en": {"f1": 0.5}, "de": {"f1": 0.25}}, None) == {"f1": 0.375, "en/f1": 0.5, "de/f1": 0.25}
+    assert summed_up({"en": {"f1": 0.5}, "de": {"f1": 0.25}}, None) == {
+        "f1": 0.375,
+        "en/f1": 0.5,
+        "de/f1": 0.25,
+    }
 
 
 def test_each_set_has_a_confusion_matrix():
@@ -190,15 +208,30 @@ def test_each_set_has_a_confusion_matrix():
 
 def test_worst_examples_are_wrong_ones_by_error():
     # The first is right, with a larger loss than the second and the third.
-    likely = [(0.34, 0.33, 0.33), (0.45, 0.5, 0.05), (0.4, 0.5, 0.1), (0.9, 0.05, 0.05), (0.01, 0.98, 0.01)]
+    likely = [
+        (0.34, 0.33, 0.33),
+        (0.45, 0.5, 0.05),
+        (0.4, 0.5, 0.1),
+        (0.9, 0.05, 0.05),
+        (0.01, 0.98, 0.01),
+    ]
     evaluator = evaluator_of(CLASS, texts([0] * 5))
     outputs = [logits_of(*row) for row in likely]
-    for count, ids in ((9, ["e4", "e2", "e1"]), (3, ["e4", "e2", "e1"]), (2, ["e4", "e2"]), (0, [])):
+    for count, ids in (
+        (9, ["e4", "e2", "e1"]),
+        (3, ["e4", "e2", "e1"]),
+        (2, ["e4", "e2"]),
+        (0, []),
+    ):
         (report,) = evaluations(evaluator, outputs, count)
         assert [one.id for one in report.worst] == ids
     (report,) = evaluations(evaluator, outputs, 1)
     (worst,) = report.worst
-    assert (worst.label, worst.predicted, worst.texts) == ("yes", "no", list(evaluator.features.examples[4].texts))
+    assert (worst.label, worst.predicted, worst.texts) == (
+        "yes",
+        "no",
+        list(evaluator.features.examples[4].texts),
+    )
     assert worst.badness == pytest.approx(-math.log(0.01), abs=1e-4)
 
 
@@ -256,11 +289,22 @@ def test_answers_come_from_the_windows():
     # The second gets the first word of its context, a wrong answer.
     wrong = [np.zeros_like(o) if windows.rows.example[i] == 1 else o for i, o in enumerate(outputs)]
     row = windows.rows.example.tolist().index(1)
-    context = int(np.flatnonzero(windows.char_begin_T[windows.rows.ends[row] - windows.rows.lengths[row] :] >= 0)[0])
+    context = int(
+        np.flatnonzero(
+            windows.char_begin_T[windows.rows.ends[row] - windows.rows.lengths[row] :] >= 0
+        )[0]
+    )
     wrong[row][context] = 9.0
-    (report,) = evaluator.evaluations("student", "validation", evaluator.features.predictions(wrong), 5)
+    (report,) = evaluator.evaluations(
+        "student", "validation", evaluator.features.predictions(wrong), 5
+    )
     (mistake,) = Evaluation.model_validate(report).worst
-    assert (mistake.id, mistake.label, mistake.predicted, mistake.badness) == ("short", "cat", "the", 1.0)
+    assert (mistake.id, mistake.label, mistake.predicted, mistake.badness) == (
+        "short",
+        "cat",
+        "the",
+        1.0,
+    )
     assert report["metrics"]["exact"] < right["metrics"]["exact"]
 
 
@@ -271,7 +315,9 @@ def test_no_answer_is_shown_if_it_is_likelier():
         windows = evaluator.features.windows
         outputs = [o.copy() for o in one_hot(windows)]
         row = windows.rows.example.tolist().index(1)
-        begin = windows.char_begin_T[windows.rows.ends[row] - windows.rows.lengths[row] : windows.rows.ends[row]]
+        begin = windows.char_begin_T[
+            windows.rows.ends[row] - windows.rows.lengths[row] : windows.rows.ends[row]
+        ]
         inside = np.flatnonzero(begin >= 0)
         outputs[row][inside[0], 0] = outputs[row][inside[-1], 1] = 1.0
         found = evaluator.features.predictions(outputs)
@@ -291,7 +337,8 @@ def test_the_set_of_a_span_task_is_its_language():
 
 
 @pytest.mark.parametrize(
-    ("task", "output"), [(CLASS, [1.0, 2.0, 3.0]), (MULTI, [1.0, -2.0, 3.0]), (SCORE, [2.5]), (TAGS, np.ones((9, 3)))]
+    ("task", "output"),
+    [(CLASS, [1.0, 2.0, 3.0]), (MULTI, [1.0, -2.0, 3.0]), (SCORE, [2.5]), (TAGS, np.ones((9, 3)))],
 )
 def test_a_withheld_label_gives_a_prediction_without_error(task, output):
     given = ("w1", "w2") if task is TAGS else ("w1",)
@@ -309,7 +356,13 @@ def test_a_withheld_label_gives_a_prediction_without_error(task, output):
         (MULTI, (), [0, 0, 0], [], "(none)"),
         (SCORE, 2.34567, 2.34567, 2.34567, "2.35"),
         (TAGS, (0, 2), ["O", "I-X"], ["O", "I-X"], "w2 I-X"),
-        (SQUAD, (Answer("w1", 0), Answer("w1", 9)), {"id": "a", "answers": ["w1", "w1"]}, ["w1", "w1"], "w1"),
+        (
+            SQUAD,
+            (Answer("w1", 0), Answer("w1", 9)),
+            {"id": "a", "answers": ["w1", "w1"]},
+            ["w1", "w1"],
+            "w1",
+        ),
         (SQUAD2, (), {"id": "a", "answers": []}, [], "(none)"),
     ],
 )

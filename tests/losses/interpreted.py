@@ -10,7 +10,9 @@ from references import kl_of_row, mse_of_row, normal, relation_reference
 from kdcli.losses import relation
 from kdcli.losses.relation import computed_by, relation_kl, score_mse
 
-EACH = pytest.mark.parametrize(("loss", "of_row"), [(relation_kl, kl_of_row), (score_mse, mse_of_row)])
+EACH = pytest.mark.parametrize(
+    ("loss", "of_row"), [(relation_kl, kl_of_row), (score_mse, mse_of_row)]
+)
 BATCH, HEADS, LENGTH = 2, 3, 37
 DOCUMENTS = torch.arange(BATCH * LENGTH).view(BATCH, LENGTH) // 9
 ISOLATED = (DOCUMENTS[:, :, None] == DOCUMENTS[:, None])[:, None].contiguous()
@@ -23,12 +25,15 @@ KINDS = [(8, 8, torch.float32, 1e-5), (20, 5, torch.float32, 1e-5), (16, 40, tor
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch):
-    monkeypatch.setattr(relation, "_by_triton", lambda student_x, teacher_x: relation.KERNEL.get() == "triton")
+    monkeypatch.setattr(
+        relation, "_by_triton", lambda student_x, teacher_x: relation.KERNEL.get() == "triton"
+    )
 
 
 def vectors(teacher, student, dtype=torch.float32, length=LENGTH):
     return [
-        normal(BATCH, HEADS, length, w, seed=i).to(dtype) for i, w in enumerate((teacher, teacher, student, student))
+        normal(BATCH, HEADS, length, w, seed=i).to(dtype)
+        for i, w in enumerate((teacher, teacher, student, student))
     ]
 
 
@@ -58,7 +63,9 @@ def agree(found, expected, near):
 @EACH
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize(("teacher", "student", "dtype", "near"), KINDS)
-def test_value_and_gradients_equal_the_float64_reference(loss, of_row, kind, teacher, student, dtype, near):
+def test_value_and_gradients_equal_the_float64_reference(
+    loss, of_row, kind, teacher, student, dtype, near
+):
     inputs = vectors(teacher, student, dtype)
     agree(of_kernel(loss, *inputs, MASKS[kind]), exact(of_row, *inputs, MASKS[kind]), near)
 
@@ -73,7 +80,9 @@ def test_any_length(loss, of_row, length):
 @EACH
 def test_strided_vectors_and_masks_are_read_as_they_lie(loss, of_row):
     tx, ty, sx, sy = vectors(8, 6)
-    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (tx, ty, sx)] + [sy.mT.contiguous().mT]
+    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (tx, ty, sx)] + [
+        sy.mT.contiguous().mT
+    ]
     mask = torch.stack([PADDED, PADDED], -1)[..., 0]
     assert not any(x.is_contiguous() for x in (*strided, mask))
     agree(of_kernel(loss, *strided, mask), exact(of_row, tx, ty, sx, sy, PADDED), 1e-5)

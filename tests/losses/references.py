@@ -18,7 +18,9 @@ def normal(*shape: int, seed: int) -> torch.Tensor:
 def signals(needs: Needs, shape: ModelShape, seed: int, *, grad: bool = False) -> Signals:
     """Normal signals of the rows in PADDED, with logits at the tokens that LABELS labels."""
     batch, length = PADDED.shape
-    sizes = dict.fromkeys(("q", "k", "v"), (batch, shape.heads, length, shape.hidden // shape.heads))
+    sizes = dict.fromkeys(
+        ("q", "k", "v"), (batch, shape.heads, length, shape.hidden // shape.heads)
+    )
     sizes["hidden"] = (batch, length, shape.hidden)
 
     def drawn(place: int, *size: int) -> torch.Tensor:

@@ -28,7 +28,9 @@ def labels():
 
 def terms(logits, labels, weights=ALL, kl=None):
     frozen = drawn(3)
-    return ctcd(lambda x: masked_ce(x, labels), lambda a, b: soft_kl(a, b, T), logits, weights, frozen, kl)
+    return ctcd(
+        lambda x: masked_ce(x, labels), lambda a, b: soft_kl(a, b, T), logits, weights, frozen, kl
+    )
 
 
 def kl(p, q):
@@ -54,7 +56,9 @@ def test_values_are_those_of_equations_1_to_5(logits, labels):
         torch.testing.assert_close(named[name][1], value.detach())
 
 
-@pytest.mark.parametrize("name", [f"{m}/{t}" for m in (TEACHER, STUDENT) for t in ("hard", "soft", "community")])
+@pytest.mark.parametrize(
+    "name", [f"{m}/{t}" for m in (TEACHER, STUDENT) for t in ("hard", "soft", "community")]
+)
 def test_each_term_moves_one_model_and_leaves_the_other_exactly_alone(logits, labels, name):
     model = name.split("/")[0]
     value, models = terms(logits, labels)[name][1], list(logits.values())
@@ -67,8 +71,17 @@ def test_the_gradient_of_the_whole_is_that_of_the_formula(logits, labels):
     teacher, student, frozen = logits[TEACHER], logits[STUDENT], drawn(3)
     whole = sum(weight * value for weight, value in terms(logits, labels).values())
     gradients = torch.autograd.grad(whole, [teacher, student])
-    plain = F.cross_entropy(student, labels) + 2 * kl(teacher.detach(), student) + 5 * kl(frozen, student)
-    plain = plain + 3 * F.cross_entropy(teacher, labels) + 4 * kl(student.detach(), teacher) + 5 * kl(frozen, teacher)
+    plain = (
+        F.cross_entropy(student, labels)
+        + 2 * kl(teacher.detach(), student)
+        + 5 * kl(frozen, student)
+    )
+    plain = (
+        plain
+        + 3 * F.cross_entropy(teacher, labels)
+        + 4 * kl(student.detach(), teacher)
+        + 5 * kl(frozen, teacher)
+    )
     for one, other in zip(gradients, torch.autograd.grad(plain, [teacher, student]), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
@@ -82,7 +95,9 @@ def test_the_gradient_of_the_whole_is_that_of_the_formula(logits, labels):
         ("co-distillation", {"teacher/hard", "student/hard", "student/soft", "teacher/soft"}),
     ],
 )
-def test_a_mode_is_the_same_loss_with_weights_of_zero_and_those_are_not_computed(logits, labels, mode, left):
+def test_a_mode_is_the_same_loss_with_weights_of_zero_and_those_are_not_computed(
+    logits, labels, mode, left
+):
     calls = []
 
     def soft(of, to):
@@ -109,12 +124,17 @@ def test_the_printed_order_turns_the_arguments_round(dtype, monkeypatch):
     (gradient,) = torch.autograd.grad(plain, plain_model)
     value.backward()
     assert frozen.grad is None
-    torch.testing.assert_close(model.grad.float(), gradient, atol=2e-3 if dtype == torch.bfloat16 else 1e-6, rtol=2e-2)
+    torch.testing.assert_close(
+        model.grad.float(), gradient, atol=2e-3 if dtype == torch.bfloat16 else 1e-6, rtol=2e-2
+    )
     assert reverse_kl(torch.zeros(0, V), torch.zeros(0, V, requires_grad=True), T) == 0
 
 
 def test_the_printed_order_is_for_the_frozen_model_alone(logits, labels):
-    plain, printed = terms(logits, labels), terms(logits, labels, kl=lambda a, b: reverse_kl(a, b, T))
+    plain, printed = (
+        terms(logits, labels),
+        terms(logits, labels, kl=lambda a, b: reverse_kl(a, b, T)),
+    )
     differing = {name for name in plain if not torch.equal(plain[name][1], printed[name][1])}
     assert differing == {"teacher/community", "student/community"}
 
@@ -128,7 +148,10 @@ def test_the_frozen_models_logits_are_required(logits, labels):
     ("numbers", "mode", "message"),
     [
         *(([1.0] * n, "co-distillation", "four numbers") for n in (0, 3, 5)),
-        *(([1, bad, 1, 1], "co-distillation", "four numbers") for bad in (-1, float("nan"), float("inf"))),
+        *(
+            ([1, bad, 1, 1], "co-distillation", "four numbers")
+            for bad in (-1, float("nan"), float("inf"))
+        ),
         ([0, 0, 0, 0], "co-distillation", "nothing is left to learn from in mode co-distillation"),
         ([0, 1, 0, 1], "standalone", "nothing is left to learn from in mode standalone"),
         ([0, 0, 0, 1], "one-way", "nothing is left to learn from in mode one-way"),
@@ -141,6 +164,10 @@ def test_weights_that_cannot_be_are_refused(numbers, mode, message):
 
 def test_which_models_learn():
     weights = Weights.of([1, 1, 0, 4], "one-way")
-    assert (weights.reaches(STUDENT), weights.reaches(TEACHER), weights.mutual) == (True, False, True)
+    assert (weights.reaches(STUDENT), weights.reaches(TEACHER), weights.mutual) == (
+        True,
+        False,
+        True,
+    )
     assert Weights.of([1, 1, 0, 4], "one-way", community=True).reaches(TEACHER)
     assert not Weights.of([1, 1, 1, 4], "standalone").mutual

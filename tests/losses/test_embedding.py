@@ -33,7 +33,10 @@ def pair(*, grad: bool = False) -> tuple[Signals, Signals]:
 
 def reference(keys, t, s):
     """Each term by its formula, row after row."""
-    tau, x = keys.get("temperature", 0.05), {n: getattr(t, n).double().numpy() for n in ("pooled", "anchors")}
+    tau, x = (
+        keys.get("temperature", 0.05),
+        {n: getattr(t, n).double().numpy() for n in ("pooled", "anchors")},
+    )
     positive, negatives = t.positive.double().numpy(), t.negatives.double().numpy()
     student, terms = s.pooled.detach().double().numpy(), {}
 
@@ -45,9 +48,14 @@ def reference(keys, t, s):
 
     cuts = keys.get("dimensions", [6])
     if keys.get("vectors", "cosine") == "cosine":
-        each = [[1 - cos(a[:d], b[:d]) for a, b in zip(student, x["pooled"], strict=True)] for d in cuts]
+        each = [
+            [1 - cos(a[:d], b[:d]) for a, b in zip(student, x["pooled"], strict=True)] for d in cuts
+        ]
     else:
-        each = [[np.mean((a[:d] - b[:d]) ** 2) for a, b in zip(student, x["pooled"], strict=True)] for d in cuts]
+        each = [
+            [np.mean((a[:d] - b[:d]) ** 2) for a, b in zip(student, x["pooled"], strict=True)]
+            for d in cuts
+        ]
     terms["vectors"] = keys.get("vectors_weight", 1.0) * np.mean(each)
     kls = []
     for d in cuts:
@@ -64,7 +72,11 @@ def reference(keys, t, s):
         else:
             nce.append(0.0)
     terms["contrastive"] = keys.get("contrastive_weight", 0.0) * np.mean(nce)
-    return {name: value for name, value in terms.items() if keys.get(f"{name}_weight", float(name == "vectors"))}
+    return {
+        name: value
+        for name, value in terms.items()
+        if keys.get(f"{name}_weight", float(name == "vectors"))
+    }
 
 
 @pytest.mark.parametrize("keys", CASES)
@@ -98,7 +110,10 @@ def test_relations_and_hidden_states_join_in_one_total():
     made = build_objective("embedding", keys, TEACHER, narrow)
     assert made.student_needs.pooled
     assert not made.teacher_needs.pooled, "the teacher's vectors are computed once, not in a step"
-    t, s = signals(made.teacher_needs, TEACHER, 0), signals(made.student_needs, narrow, 1, grad=True)
+    t, s = (
+        signals(made.teacher_needs, TEACHER, 0),
+        signals(made.student_needs, narrow, 1, grad=True),
+    )
     t.pooled, s.pooled = normal(len(PADDED), 6, seed=7), normal(len(PADDED), 6, seed=8)
     terms = made.terms(t, s)
     assert set(terms) == {"vectors", "relations", "hidden"}

@@ -29,14 +29,20 @@ def test_maps(text, n, m, expected):
 def test_every_strategy_maps_every_layer_in_order_into_the_teacher(text, m):
     pairs = layer_map(text, 12, m)
     assert (list(pairs), pairs[0]) == (list(range(m + 1)), 0)
-    assert all(1 <= a < b <= 12 for a, b in zip(list(pairs.values())[1:], list(pairs.values())[2:], strict=False))
+    assert all(
+        1 <= a < b <= 12
+        for a, b in zip(list(pairs.values())[1:], list(pairs.values())[2:], strict=False)
+    )
     assert text == "bottom" or pairs[m] == 12
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("middle", r"'middle' is neither uniform, top, bottom nor pairs student:teacher such as 0:0,1:2"),
+        (
+            "middle",
+            r"'middle' is neither uniform, top, bottom nor pairs student:teacher such as 0:0,1:2",
+        ),
         ("", r"'' is neither"),
         ("1:3,", r"is neither"),
         ("1:-3", r"is neither"),
@@ -59,7 +65,9 @@ def test_a_student_deeper_than_its_teacher_is_sent_to_uniform(text):
         layer_map(text, 2, 3)
 
 
-@given(st.dictionaries(st.integers(1, 20), st.integers(1, 30), min_size=1), st.booleans(), st.randoms())
+@given(
+    st.dictionaries(st.integers(1, 20), st.integers(1, 30), min_size=1), st.booleans(), st.randoms()
+)
 def test_what_is_written_out_comes_back(pairs, embedding, random):
     pairs = ({0: 0} if embedding else {}) | pairs
     items = list(pairs.items())

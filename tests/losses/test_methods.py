@@ -26,14 +26,27 @@ TEACHER = ModelShape(layers=4, hidden=32, ffn=64, heads=4)
 STUDENT = ModelShape(layers=2, hidden=16, ffn=32, heads=4)
 AS_WIDE = ModelShape(layers=2, hidden=32, ffn=64, heads=4)
 MINILM = [{"value": "none"}, {"value": "mse"}, {"layers": "uniform"}, {"hidden": "relation"}]
-TINYBERT = [{"layers": "top", "share_projection": True}, {"layers": "0:0,1:3", "layer_weights": [0.5, 2.0, 0.0]}]
+TINYBERT = [
+    {"layers": "top", "share_projection": True},
+    {"layers": "0:0,1:3", "layer_weights": [0.5, 2.0, 0.0]},
+]
 DISTILBERT = [{"temperature": 1.0, "soft_weight": 0.5, "mlm_weight": 0.25, "hidden_weight": 3.0}]
 DISTILBERT += [{weight: 0.0} for weight in ("soft_weight", "mlm_weight", "hidden_weight")]
 OF_LAYERS = {
     "minilm": [{}, *MINILM, {"hidden": "mse", "hidden_weight": 0.5}, {"masked_lm_weight": 0.5}],
-    "minilmv2": [{}, {"relation_heads": 8, "teacher_layer": 3}, {"value_weight": 0.0}, {"masked_lm_weight": 2.0}],
+    "minilmv2": [
+        {},
+        {"relation_heads": 8, "teacher_layer": 3},
+        {"value_weight": 0.0},
+        {"masked_lm_weight": 2.0},
+    ],
     "pkd": [{}, {"layers": "last"}, {"layers": "0:0,2:4", "weight": 10.0}],
-    "tinybert": [{}, *TINYBERT, {"embedding_weight": 0.0, "hidden_weight": 0.0}, {"attention_weight": 0.0}],
+    "tinybert": [
+        {},
+        *TINYBERT,
+        {"embedding_weight": 0.0, "hidden_weight": 0.0},
+        {"attention_weight": 0.0},
+    ],
 }
 MASKED = {
     "distilbert": [{}, *DISTILBERT],
@@ -53,18 +66,26 @@ def build(method, keys, student=None):
 
 
 def pair(made, student, *, grad=False):
-    return signals(made.teacher_needs, TEACHER, 0, grad=grad), signals(made.student_needs, student, 1, grad=grad)
+    return signals(made.teacher_needs, TEACHER, 0, grad=grad), signals(
+        made.student_needs, student, 1, grad=grad
+    )
 
 
 def test_every_loss_file_is_under_contract():
-    names = {m.name for m in pkgutil.iter_modules(kdcli.losses.__path__)} - {"relation_triton"}  # needs triton
+    names = {m.name for m in pkgutil.iter_modules(kdcli.losses.__path__)} - {
+        "relation_triton"
+    }  # needs triton
     modules = [importlib.import_module(f"kdcli.losses.{name}") for name in names]
-    assert {m.__name__.split(".")[-1].replace("_", "-") for m in modules if hasattr(m, "objective")} == set(methods())
+    assert {
+        m.__name__.split(".")[-1].replace("_", "-") for m in modules if hasattr(m, "objective")
+    } == set(methods())
     # Soft targets add no terms of their own: see test_task_losses.py; vectors: see test_embedding.py.
     assert set(methods()) == {*OF_LAYERS, *MASKED, "soft-targets", "embedding"}
     assert all(inputs(method) == {"masked"} for method in MASKED)
     assert all({"text", "task"} >= inputs(method) for method in (*OF_LAYERS, "soft-targets"))
-    assert all(m.STAGE in ("separate", "joint") for m in modules if "task" in getattr(m, "INPUTS", ()))
+    assert all(
+        m.STAGE in ("separate", "joint") for m in modules if "task" in getattr(m, "INPUTS", ())
+    )
     assert build("soft-targets", {}).student_needs == Needs()
 
 
@@ -73,7 +94,9 @@ def test_the_docstring_names_paper_and_relations_and_its_example_is_a_recipe(met
     text = str(importlib.import_module(f"kdcli.losses.{method.replace('-', '_')}").__doc__)
     assert "https://arxiv.org/abs/" in text
     assert "\nRelations: " in text
-    example = yaml.safe_load("\n".join(re.findall(r"^    ((?:method|loss): .*)$", text, re.MULTILINE)))
+    example = yaml.safe_load(
+        "\n".join(re.findall(r"^    ((?:method|loss): .*)$", text, re.MULTILINE))
+    )
     assert example["method"] == method
     check_settings(method, example.get("loss", {}))
 
@@ -110,7 +133,9 @@ def test_padding_changes_neither_value_nor_gradient(method, keys):
 
 def can_be_zero(method, keys):
     """No labels take part, and no learned matrix between values."""
-    against_labels = method == "masked-lm" or (method == "distilbert" and keys.get("mlm_weight") != 0)
+    against_labels = method == "masked-lm" or (
+        method == "distilbert" and keys.get("mlm_weight") != 0
+    )
     against_labels |= "masked_lm_weight" in keys
     return not against_labels and keys.get("value") != "mse"
 
@@ -120,7 +145,9 @@ def test_a_student_with_its_teachers_signals_has_no_loss(method, keys):
     made = build(method, keys, AS_WIDE)
     one = signals(Needs(*(frozenset({1}),) * 4, masked_logits=True), TEACHER, 0)
     # All layers are alike, so whichever are compared agree; matrices of equal widths start as the identity.
-    layers = {kind: dict.fromkeys(range(5), getattr(one, kind)[1]) for kind in ("q", "k", "v", "hidden")}
+    layers = {
+        kind: dict.fromkeys(range(5), getattr(one, kind)[1]) for kind in ("q", "k", "v", "hidden")
+    }
     alike = Signals(mask=PADDED, labels=LABELS, labelled=LABELLED, logits=one.logits, **layers)
     assert sum(made.terms(alike, alike).values()).item() == pytest.approx(0, abs=1e-5)
 
@@ -130,10 +157,15 @@ def test_a_student_with_its_teachers_signals_has_no_loss(method, keys):
 
 def test_minilm_is_eq_6_plus_eq_9_of_the_last_layers():
     made = build("minilm", {})
-    assert (made.teacher_needs, made.student_needs) == (Needs(*(frozenset({4}),) * 3), Needs(*(frozenset({2}),) * 3))
+    assert (made.teacher_needs, made.student_needs) == (
+        Needs(*(frozenset({4}),) * 3),
+        Needs(*(frozenset({2}),) * 3),
+    )
     t, s = pair(made, STUDENT)
     terms = made.terms(t, s)
-    torch.testing.assert_close(terms["attention"], relation_kl(t.q[4], t.k[4], s.q[2], s.k[2], PADDED))
+    torch.testing.assert_close(
+        terms["attention"], relation_kl(t.q[4], t.k[4], s.q[2], s.k[2], PADDED)
+    )
     torch.testing.assert_close(terms["value"], relation_kl(t.v[4], t.v[4], s.v[2], s.v[2], PADDED))
 
 
@@ -163,9 +195,13 @@ def test_minilmv2_bridges_other_head_counts():
     assert set(made.terms(*pair(made, student))) == {"query", "key", "value"}
 
 
-@pytest.mark.parametrize(("layers", "asked", "expected"), [(12, None, 12), (24, None, 21), (6, None, 6), (6, -1, 5)])
+@pytest.mark.parametrize(
+    ("layers", "asked", "expected"), [(12, None, 12), (24, None, 21), (6, None, 6), (6, -1, 5)]
+)
 def test_minilmv2_teacher_layer(layers, asked, expected):
-    made = build_objective("minilmv2", {"teacher_layer": asked}, ModelShape(layers, 32, 64, 4), STUDENT)
+    made = build_objective(
+        "minilmv2", {"teacher_layer": asked}, ModelShape(layers, 32, 64, 4), STUDENT
+    )
     assert made.teacher_needs.q == {expected}
 
 
@@ -181,10 +217,15 @@ def by_hand(method, keys, t, s):
         named["soft"] = soft * keys["temperature"] ** 2 * (p * (p / q).log()).sum(-1).mean()
     mlm = keys.get("mlm_weight", {"masked-lm": 1.0}.get(method, 0.0))
     if mlm:
-        named["mlm"] = -mlm * s.logits.double().softmax(-1)[torch.arange(len(labels)), labels].log().mean()
+        named["mlm"] = (
+            -mlm * s.logits.double().softmax(-1)[torch.arange(len(labels)), labels].log().mean()
+        )
     if keys.get("hidden_weight"):
         h_t, h_s = (x.double()[PADDED == 1] for x in (t.hidden[4], s.hidden[2]))
-        named["hidden"] = keys["hidden_weight"] * (1 - (h_t * h_s).sum(-1) / h_t.norm(dim=-1) / h_s.norm(dim=-1)).mean()
+        named["hidden"] = (
+            keys["hidden_weight"]
+            * (1 - (h_t * h_s).sum(-1) / h_t.norm(dim=-1) / h_s.norm(dim=-1)).mean()
+        )
     return named
 
 
@@ -195,7 +236,10 @@ def test_the_terms_of_masked_text_are_those_of_the_formula(method, keys):
     terms, expected = made.terms(t, s), by_hand(method, keys, t, s)
     assert set(terms) == set(expected)
     for name, value in terms.items():
-        assert (value.dtype, value.item()) == (torch.float32, pytest.approx(expected[name].item(), rel=1e-5))
+        assert (value.dtype, value.item()) == (
+            torch.float32,
+            pytest.approx(expected[name].item(), rel=1e-5),
+        )
     assert not list(made.projections.parameters())
 
 
@@ -238,9 +282,24 @@ def test_distilbert_without_hidden_states_takes_another_width():
         ("minilmv2", {"teacher_layer": 9}, STUDENT, "1 to 4"),
         ("minilmv2", {"teacher_layer": 0}, STUDENT, "1 to 4"),
         ("minilmv2", {"teacher_layer": -4}, STUDENT, "1 to 4"),
-        ("distilbert", {}, STUDENT, r"32 wide, the student 16\. Give the student 2x32.*loss\.hidden_weight=0"),
-        ("distilbert", dict.fromkeys(("soft_weight", "mlm_weight", "hidden_weight"), 0.0), AS_WIDE, "nothing is left"),
-        ("distilbert", {"temperature": 0.0}, AS_WIDE, "'loss.temperature' .*greater than 0, got 0.0"),
+        (
+            "distilbert",
+            {},
+            STUDENT,
+            r"32 wide, the student 16\. Give the student 2x32.*loss\.hidden_weight=0",
+        ),
+        (
+            "distilbert",
+            dict.fromkeys(("soft_weight", "mlm_weight", "hidden_weight"), 0.0),
+            AS_WIDE,
+            "nothing is left",
+        ),
+        (
+            "distilbert",
+            {"temperature": 0.0},
+            AS_WIDE,
+            "'loss.temperature' .*greater than 0, got 0.0",
+        ),
         ("mlm-kd", {"temperature": -1.0}, AS_WIDE, "greater than 0"),
         ("masked-lm", {"temperature": 1.0}, AS_WIDE, "unknown key"),
         ("pkd", {"weight": 0.0}, STUDENT, "greater than 0"),
@@ -260,7 +319,9 @@ def test_cosine_distance_reads_every_form_of_mask():
     t, s = normal(3, 5, 8, seed=0), normal(3, 5, 8, seed=1)
     isolated = ((PADDED[:, :, None] == 1) & (PADDED[:, None] == 1))[:, None]
     torch.testing.assert_close(cosine_distance(t, s, isolated), cosine_distance(t, s, PADDED))
-    torch.testing.assert_close(cosine_distance(t, s, None), (1 - F.cosine_similarity(t, s, dim=-1)).mean())
+    torch.testing.assert_close(
+        cosine_distance(t, s, None), (1 - F.cosine_similarity(t, s, dim=-1)).mean()
+    )
     assert cosine_distance(t, -t, PADDED).item() == pytest.approx(2, abs=1e-6)
     assert cosine_distance(t, s, torch.zeros_like(PADDED)).item() == 0
 
@@ -268,7 +329,9 @@ def test_cosine_distance_reads_every_form_of_mask():
 @pytest.mark.parametrize(("method", "keys"), MASKED_CASES)
 def test_gradients_of_micro_batches_add_up_to_the_batch(method, keys):
     torch.manual_seed(0)
-    teacher = AutoModelForMaskedLM.from_config(tiny_config("bert", num_hidden_layers=4, initializer_range=0.3)).eval()
+    teacher = AutoModelForMaskedLM.from_config(
+        tiny_config("bert", num_hidden_layers=4, initializer_range=0.3)
+    ).eval()
     shape = parse_shape("2x32", shape_of(teacher.config))
     student = student_with_head(teacher, build_student(teacher.base_model, shape)).model.eval()
     made = build_objective(method, keys, shape_of(teacher.config), shape)
@@ -278,12 +341,17 @@ def test_gradients_of_micro_batches_add_up_to_the_batch(method, keys):
 
     def gradients(rows):
         """Of a mean over some rows, times their labelled tokens."""
-        batch = {"input_ids": ids[rows].masked_fill(labels[rows] != IGNORED, 4), "labels": labels[rows]}
+        batch = {
+            "input_ids": ids[rows].masked_fill(labels[rows] != IGNORED, 4),
+            "labels": labels[rows],
+        }
         with torch.no_grad():
             of_teacher = capture(teacher, made.teacher_needs)(batch)
         loss = sum(made.terms(of_teacher, capture(student, made.student_needs)(batch)).values())
         weight = int((labels[rows] != IGNORED).sum())
-        return torch.autograd.grad(loss * weight, parameters, allow_unused=True, materialize_grads=True)
+        return torch.autograd.grad(
+            loss * weight, parameters, allow_unused=True, materialize_grads=True
+        )
 
     parts = [gradients(rows) for rows in (slice(0, 2), slice(2, 3), slice(3, 5))]
     for whole, *pieces in zip(gradients(slice(0, 5)), *parts, strict=True):

@@ -39,29 +39,43 @@ def laid_out(dtype=torch.float64):
 
 
 @pytest.mark.parametrize(
-    ("kind", "reference"), [("margin-mse", margin), ("listwise", listwise), ("pointwise", pointwise)]
+    ("kind", "reference"),
+    [("margin-mse", margin), ("listwise", listwise), ("pointwise", pointwise)],
 )
 def test_against_scores(kind, reference):
     s_QM, t_QM, labels_QM, real_QM = laid_out()
-    wanted = np.mean([reference(*lists, 0.7) for lists in zip(*map(by_list, (S, T, LABELS)), strict=True)])
-    assert float(score_loss(kind, s_QM, t_QM, labels_QM, real_QM, 0.7)) == pytest.approx(wanted, rel=1e-5)
+    wanted = np.mean(
+        [reference(*lists, 0.7) for lists in zip(*map(by_list, (S, T, LABELS)), strict=True)]
+    )
+    assert float(score_loss(kind, s_QM, t_QM, labels_QM, real_QM, 0.7)) == pytest.approx(
+        wanted, rel=1e-5
+    )
 
 
 def test_against_labels():
     s_QM, _, labels_QM, real_QM = laid_out()
     known = [(s, y) for s, y in zip(by_list(S), by_list(LABELS), strict=True)]
-    point = [0.0 if np.isnan(y).any() else -np.mean(np.log(expit(np.where(y > 0, s, -s)))) for s, y in known]
-    assert float(label_loss("pointwise", s_QM, labels_QM, real_QM)) == pytest.approx(np.mean(point), rel=1e-5)
+    point = [
+        0.0 if np.isnan(y).any() else -np.mean(np.log(expit(np.where(y > 0, s, -s))))
+        for s, y in known
+    ]
+    assert float(label_loss("pointwise", s_QM, labels_QM, real_QM)) == pytest.approx(
+        np.mean(point), rel=1e-5
+    )
     shares = [np.nan_to_num(y) / max(np.nansum(y), 1e-9) for _, y in known]
     whole = [-(share * log_softmax(s)).sum() for share, (s, _) in zip(shares, known, strict=True)]
-    assert float(label_loss("listwise", s_QM, labels_QM, real_QM)) == pytest.approx(np.mean(whole), rel=1e-5)
+    assert float(label_loss("listwise", s_QM, labels_QM, real_QM)) == pytest.approx(
+        np.mean(whole), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", ["margin-mse", "listwise", "pointwise"])
 def test_what_stands_behind_a_list_counts_nothing(kind):
     s_QM, t_QM, labels_QM, real_QM = laid_out()
     s_QM = s_QM.masked_fill(~real_QM, 1e4).requires_grad_()
-    loss = score_loss(kind, s_QM, t_QM, labels_QM, real_QM, 1.0) + label_loss(kind, s_QM, labels_QM, real_QM)
+    loss = score_loss(kind, s_QM, t_QM, labels_QM, real_QM, 1.0) + label_loss(
+        kind, s_QM, labels_QM, real_QM
+    )
     (gradient,) = torch.autograd.grad(loss, s_QM)
     assert gradient.isfinite().all()
     assert not gradient[~real_QM].any()

@@ -80,7 +80,11 @@ def test_without_a_real_token_there_is_no_loss(loss, of_row):
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.integers(1, 3), st.sampled_from([1, 2, 4, 6]), st.integers(1, 6), st.sampled_from([2, 4, 6]), st.integers(0, 99)
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 4, 6]),
+    st.integers(1, 6),
+    st.sampled_from([2, 4, 6]),
+    st.integers(0, 99),
 )
 def test_regrouping_keeps_every_token_vector_and_comes_back(batch, heads, length, width, seed):
     x = normal(batch, heads, length, width, seed=seed)

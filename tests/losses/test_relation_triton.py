@@ -21,7 +21,9 @@ from kdcli.errors import UsageError
 from kdcli.losses import relation
 from kdcli.losses.relation import computed_by, why_no_triton
 
-has_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+has_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -55,7 +57,12 @@ class Recorded:
         from triton.compiler import ASTSource
 
         options = {name: self.launched.pop(name) for name in ("num_warps", "num_stages")}
-        types = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.uint8: "*u8"}
+        types = {
+            torch.float32: "*fp32",
+            torch.float16: "*fp16",
+            torch.bfloat16: "*bf16",
+            torch.uint8: "*u8",
+        }
         signature, constants = {}, {}
         for parameter in self.kernel.params:
             value = self.launched[parameter.name]
@@ -65,18 +72,28 @@ class Recorded:
                 signature[parameter.name] = types[value.dtype]
             else:
                 signature[parameter.name] = "i32" if isinstance(value, int) else "fp32"
-        whole = {name: value for name, value in self.launched.items() if signature.get(name) == "i32"}
+        whole = {
+            name: value for name, value in self.launched.items() if signature.get(name) == "i32"
+        }
         order = list(signature)
-        aligned = {(order.index(name),): [["tt.divisibility", 16]] for name, n in whole.items() if n % 16 == 0}
+        aligned = {
+            (order.index(name),): [["tt.divisibility", 16]]
+            for name, n in whole.items()
+            if n % 16 == 0
+        }
         source = ASTSource(self.kernel, signature, constants, aligned)
-        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).metadata.shared
+        return triton.compile(
+            source, target=GPUTarget("cuda", capability, 32), options=options
+        ).metadata.shared
 
 
 @pytest.mark.long
 @has_triton
 @pytest.mark.parametrize(("capability", "kilobytes"), [(60, 48), (70, 96), (80, 163), (90, 227)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_both_kernels_compile_for_a_card_and_fit_its_shared_memory(capability, kilobytes, dtype, monkeypatch):
+def test_both_kernels_compile_for_a_card_and_fit_its_shared_memory(
+    capability, kilobytes, dtype, monkeypatch
+):
     if dtype == torch.bfloat16 and capability < 80:
         pytest.skip("these cards have no bfloat16")
     from kdcli.losses import relation_triton as module
@@ -87,9 +104,17 @@ def test_both_kernels_compile_for_a_card_and_fit_its_shared_memory(capability, k
     monkeypatch.setattr(module, "_columns", kernels[1])
     widest = module.most_width(torch.device("cuda"))
     one = torch.ones(1, 1)
-    cases = ((True, 16, None), (True, 64, PADDED), (True, widest, ISOLATED), (False, 64, PADDED), (True, 64, one))
+    cases = (
+        (True, 16, None),
+        (True, 64, PADDED),
+        (True, widest, ISOLATED),
+        (False, 64, PADDED),
+        (True, 64, one),
+    )
     for kl, width, mask in cases:
-        batch = slice(0, 1 if mask is one else None)  # one token of one head: Triton makes every size a constant
+        batch = slice(
+            0, 1 if mask is one else None
+        )  # one token of one head: Triton makes every size a constant
         tx, ty, sx, sy = (x[batch, batch, batch] for x in vectors(width, width // 2, dtype))
         for grad in (True, False):
             for kernel in kernels:
@@ -106,7 +131,9 @@ def test_both_kernels_compile_for_a_card_and_fit_its_shared_memory(capability, k
 @has_triton
 @EACH
 @pytest.mark.parametrize("kind", MASKS)
-@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-4), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "near"), [(torch.float32, 1e-4), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)]
+)
 @pytest.mark.parametrize(("teacher", "student"), [(64, 32), (64, 26), (16, 128)])
 def test_on_a_device(loss, of_row, kind, dtype, near, teacher, student):
     inputs, mask = vectors(teacher, student, dtype), MASKS[kind]
@@ -137,7 +164,9 @@ def test_a_machine_without_it_is_told_why(monkeypatch):
 )
 def test_what_computes_relations(monkeypatch, wanted, capability, reason, kernel):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr("kdcli.commands.distill.student.why_no_triton", lambda device, dtype: reason)
+    monkeypatch.setattr(
+        "kdcli.commands.distill.student.why_no_triton", lambda device, dtype: reason
+    )
     assert relation_kernel.__wrapped__(wanted, torch.device("cuda"), torch.float32) == kernel
     assert relation_kernel.__wrapped__("auto", torch.device("cpu"), torch.float32) == "torch"
 
@@ -146,8 +175,13 @@ def test_heads_too_wide_for_the_kernels_are_refused_or_left_to_torch(monkeypatch
     module = ModuleType("relation_triton")
     module.most_width = lambda device: 256
     monkeypatch.setitem(sys.modules, "kdcli.losses.relation_triton", module)
-    wide, narrow = (SimpleNamespace(is_cuda=True, shape=(1, 1, 4, w), device=None) for w in (768, 64))
+    wide, narrow = (
+        SimpleNamespace(is_cuda=True, shape=(1, 1, 4, w), device=None) for w in (768, 64)
+    )
     with computed_by("auto"):
-        assert (relation._by_triton(narrow, wide), relation._by_triton(narrow, narrow)) == (False, True)
+        assert (relation._by_triton(narrow, wide), relation._by_triton(narrow, narrow)) == (
+            False,
+            True,
+        )
     with computed_by("triton"), pytest.raises(UsageError, match="768"):
         relation._by_triton(wide, narrow)

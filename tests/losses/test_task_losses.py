@@ -43,7 +43,12 @@ def drawn(kind, seed=0):
 def rows_of(kind, logits, labels):
     """The rows whose losses are averaged, without padding, each with its label where labels are numbers of classes."""
     if kind == "tokens":
-        return [(logits[i, j], labels[i, j]) for i in range(B) for j in range(L) if labels[i, j] != IGNORED]
+        return [
+            (logits[i, j], labels[i, j])
+            for i in range(B)
+            for j in range(L)
+            if labels[i, j] != IGNORED
+        ]
     if kind == "span":
         return [(logits[i, : REAL[i], end], labels[i, end]) for i in range(B) for end in (0, 1)]
     return list(zip(logits, labels, strict=True))
@@ -55,7 +60,9 @@ def hard_reference(kind, logits, labels):
         return ((x[:, 0] - y) ** 2).mean()
     if kind == "multi":
         return -(y * x.sigmoid().log() + (1 - y) * (1 - x.sigmoid()).log()).mean()
-    return torch.stack([-row.log_softmax(-1)[label] for row, label in rows_of(kind, x, labels)]).mean()
+    return torch.stack(
+        [-row.log_softmax(-1)[label] for row, label in rows_of(kind, x, labels)]
+    ).mean()
 
 
 def soft_reference(kind, teacher, student, labels):
@@ -76,7 +83,10 @@ def test_losses_are_their_formulas(kind, seed):
     teacher, student, labels = drawn(kind, seed)
     for loss, expected in (
         (hard_loss(kind, student, labels, MASK), hard_reference(kind, student, labels)),
-        (soft_loss(kind, teacher, student, labels, MASK, T), soft_reference(kind, teacher, student, labels)),
+        (
+            soft_loss(kind, teacher, student, labels, MASK, T),
+            soft_reference(kind, teacher, student, labels),
+        ),
     ):
         assert (loss.shape, loss.dtype) == ((), torch.float32)
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -97,7 +107,9 @@ def test_the_teacher_itself_has_no_soft_loss_and_gets_no_gradient(kind):
 def test_half_precision_and_huge_logits(kind):
     _, student, labels = drawn(kind)
     half = student.bfloat16()
-    assert torch.equal(hard_loss(kind, half, labels, MASK), hard_loss(kind, half.float(), labels, MASK))
+    assert torch.equal(
+        hard_loss(kind, half, labels, MASK), hard_loss(kind, half.float(), labels, MASK)
+    )
     huge = (3e3 * student).requires_grad_()
     loss = hard_loss(kind, huge, labels, MASK)
     loss.backward()
@@ -106,16 +118,24 @@ def test_half_precision_and_huge_logits(kind):
 
 
 @settings(max_examples=30)
-@given(st.sampled_from(["span", "tokens"]), st.integers(0, 99), st.integers(0, 6), st.floats(-50, 50))
+@given(
+    st.sampled_from(["span", "tokens"]), st.integers(0, 99), st.integers(0, 6), st.floats(-50, 50)
+)
 def test_padding_and_ignored_tokens_do_not_matter(kind, seed, more, value):
     teacher, student, labels = drawn(kind, seed)
     unread = MASK == 0 if kind == "span" else labels == IGNORED
-    wide = [F.pad(torch.where(unread[:, :, None], value, x), (0, 0, 0, more), value=value) for x in (teacher, student)]
+    wide = [
+        F.pad(torch.where(unread[:, :, None], value, x), (0, 0, 0, more), value=value)
+        for x in (teacher, student)
+    ]
     wide_labels = labels if kind == "span" else F.pad(labels, (0, more), value=IGNORED)
     wide_mask = F.pad(MASK, (0, more))
     for one, other in (
         (hard_loss(kind, wide[1], wide_labels, wide_mask), hard_loss(kind, student, labels, MASK)),
-        (soft_loss(kind, *wide, wide_labels, wide_mask, T), soft_loss(kind, teacher, student, labels, MASK, T)),
+        (
+            soft_loss(kind, *wide, wide_labels, wide_mask, T),
+            soft_loss(kind, teacher, student, labels, MASK, T),
+        ),
     ):
         torch.testing.assert_close(one, other)
     assert held(kind, wide_labels) == held(kind, labels)
@@ -145,12 +165,19 @@ def test_without_a_labelled_word_the_losses_are_0_and_so_is_the_gradient():
     none = torch.full_like(labels, IGNORED)
     loss = hard_loss("tokens", logits.requires_grad_(), none, MASK)
     loss.backward()
-    assert loss.item() == soft_loss("tokens", teacher, logits, none, MASK, T).item() == held("tokens", none) == 0.0
+    assert (
+        loss.item()
+        == soft_loss("tokens", teacher, logits, none, MASK, T).item()
+        == held("tokens", none)
+        == 0.0
+    )
     assert not logits.grad.any()
 
 
 @settings(max_examples=40)
-@given(st.sampled_from(sorted(SHAPES)), st.integers(0, 99), st.lists(st.integers(1, B - 1), max_size=3))
+@given(
+    st.sampled_from(sorted(SHAPES)), st.integers(0, 99), st.lists(st.integers(1, B - 1), max_size=3)
+)
 def test_micro_batches_weighed_by_what_they_hold_add_up_to_the_batch(kind, seed, cuts):
     _, logits, labels = drawn(kind, seed)
     if kind == "tokens":
@@ -159,15 +186,23 @@ def test_micro_batches_weighed_by_what_they_hold_add_up_to_the_batch(kind, seed,
     total = weight = 0.0
     for begin, end in itertools.pairwise([0, *sorted(set(cuts)), B]):
         share = held(kind, labels[begin:end])
-        total += share * hard_loss(kind, logits[begin:end], labels[begin:end], MASK[begin:end]).item()
+        total += (
+            share * hard_loss(kind, logits[begin:end], labels[begin:end], MASK[begin:end]).item()
+        )
         weight += share
     assert weight == held(kind, labels)
     assert total / weight == pytest.approx(hard_loss(kind, logits, labels, MASK).item(), rel=1e-5)
 
 
 def test_rows_count_as_rows_and_words_as_words():
-    for kind, labels in (("class", torch.arange(3)), ("multi", torch.zeros(3, 9)), ("span", torch.zeros(3, 2))):
+    for kind, labels in (
+        ("class", torch.arange(3)),
+        ("multi", torch.zeros(3, 9)),
+        ("span", torch.zeros(3, 2)),
+    ):
         assert held(kind, labels) == 3.0
     assert held("tokens", torch.tensor([[IGNORED, 0, 1], [2, IGNORED, IGNORED]])) == 3.0
     # Of many labels the loss is a mean over classes, not a sum.
-    assert hard_loss("multi", torch.zeros(2, 8), torch.zeros(2, 8), None).item() == pytest.approx(math.log(2))
+    assert hard_loss("multi", torch.zeros(2, 8), torch.zeros(2, 8), None).item() == pytest.approx(
+        math.log(2)
+    )

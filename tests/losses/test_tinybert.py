@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from references import PADDED, hidden_reference, leaves, mse_of_row, normal, relation_reference, signals
+from references import (
+    PADDED,
+    hidden_reference,
+    leaves,
+    mse_of_row,
+    normal,
+    relation_reference,
+    signals,
+)
 
 from kdcli.losses.relation import regroup
 from kdcli.losses.states import masked_mse
@@ -14,7 +22,9 @@ STUDENT = ModelShape(layers=3, hidden=12, ffn=24, heads=4)
 
 
 def pair(made, teacher=TEACHER, student=STUDENT, *, grad=False):
-    return signals(made.teacher_needs, teacher, 0, grad=grad), signals(made.student_needs, student, 1, grad=grad)
+    return signals(made.teacher_needs, teacher, 0, grad=grad), signals(
+        made.student_needs, student, 1, grad=grad
+    )
 
 
 def attention_reference(*given):
@@ -36,14 +46,24 @@ def expected_terms(made, t, s, pairs, weights, shared):
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(
     ("layers", "pairs"),
-    [("uniform", {0: 0, 1: 2, 2: 4, 3: 6}), ("top", {0: 0, 1: 4, 2: 5, 3: 6}), ("0:0,2:5", {0: 0, 2: 5})],
+    [
+        ("uniform", {0: 0, 1: 2, 2: 4, 3: 6}),
+        ("top", {0: 0, 1: 4, 2: 5, 3: 6}),
+        ("0:0,2:5", {0: 0, 2: 5}),
+    ],
 )
 @pytest.mark.parametrize("weights", [None, [0.5, 1, 2, 3]])
 def test_terms_and_gradients_are_the_papers_sums_over_layers(layers, pairs, weights, shared):
-    made = objective(Settings(layers=layers, layer_weights=weights, share_projection=shared), TEACHER, STUDENT)
+    made = objective(
+        Settings(layers=layers, layer_weights=weights, share_projection=shared), TEACHER, STUDENT
+    )
     layers_of_student, layers_of_teacher = frozenset(pairs), frozenset(pairs.values())
-    assert made.student_needs == Needs(layers_of_student - {0}, layers_of_student - {0}, hidden=layers_of_student)
-    assert made.teacher_needs == Needs(layers_of_teacher - {0}, layers_of_teacher - {0}, hidden=layers_of_teacher)
+    assert made.student_needs == Needs(
+        layers_of_student - {0}, layers_of_student - {0}, hidden=layers_of_student
+    )
+    assert made.teacher_needs == Needs(
+        layers_of_teacher - {0}, layers_of_teacher - {0}, hidden=layers_of_teacher
+    )
     t, s = pair(made, grad=True)
     got = made.terms(t, s)
     sum(got.values()).backward()
@@ -53,17 +73,31 @@ def test_terms_and_gradients_are_the_papers_sums_over_layers(layers, pairs, weig
     assert got.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(got[name].double(), value, rtol=1e-5, atol=1e-6)
-    for one, other in zip(gradients, torch.autograd.grad(sum(expected.values()), trained), strict=True):
+    for one, other in zip(
+        gradients, torch.autograd.grad(sum(expected.values()), trained), strict=True
+    ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("keys", "terms", "needs"),
     [
-        ({"embedding_weight": 0.0}, {"hidden", "attention"}, Needs({1, 2, 3}, {1, 2, 3}, hidden={1, 2, 3})),
-        ({"hidden_weight": 0.0}, {"embedding", "attention"}, Needs({1, 2, 3}, {1, 2, 3}, hidden={0})),
+        (
+            {"embedding_weight": 0.0},
+            {"hidden", "attention"},
+            Needs({1, 2, 3}, {1, 2, 3}, hidden={1, 2, 3}),
+        ),
+        (
+            {"hidden_weight": 0.0},
+            {"embedding", "attention"},
+            Needs({1, 2, 3}, {1, 2, 3}, hidden={0}),
+        ),
         ({"attention_weight": 0.0}, {"embedding", "hidden"}, Needs(hidden={0, 1, 2, 3})),
-        ({"layer_weights": [0, 1, 0, 1]}, {"hidden", "attention"}, Needs({1, 3}, {1, 3}, hidden={1, 3})),
+        (
+            {"layer_weights": [0, 1, 0, 1]},
+            {"hidden", "attention"},
+            Needs({1, 3}, {1, 3}, hidden={1, 3}),
+        ),
         ({"layers": "2:3", "hidden_weight": 0.0}, {"attention"}, Needs({2}, {2})),
     ],
 )
@@ -93,7 +127,9 @@ def test_other_heads_are_regrouped_with_a_note(teacher, student, heads):
     t, s = pair(made, teacher, student)
     layers = [(t.q[2 * m], t.k[2 * m], s.q[m], s.k[m]) for m in (1, 2, 3)]
     expected = sum(attention_reference(*(regroup(x, heads) for x in layer)) for layer in layers)
-    torch.testing.assert_close(made.terms(t, s)["attention"].double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        made.terms(t, s)["attention"].double(), expected, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_without_regrouping_there_is_no_note():
@@ -102,7 +138,9 @@ def test_without_regrouping_there_is_no_note():
 
 
 def test_matrices_are_shared_on_request_and_start_as_the_identity_between_equal_widths():
-    assert set(objective(Settings(share_projection=True), TEACHER, STUDENT).projections) == {"shared"}
+    assert set(objective(Settings(share_projection=True), TEACHER, STUDENT).projections) == {
+        "shared"
+    }
     made = objective(Settings(), TEACHER, ModelShape(3, 24, 48, 4))
     assert set(made.projections) == {"0", "1", "2", "3"}
     for p in made.projections.values():
@@ -115,7 +153,10 @@ def test_matrices_are_shared_on_request_and_start_as_the_identity_between_equal_
     ("keys", "message"),
     [
         ({"layer_weights": [1, 1, 1]}, "holds 3 numbers.*give 4"),
-        ({"embedding_weight": 0.0, "hidden_weight": 0.0, "attention_weight": 0.0}, "nothing is left to compare"),
+        (
+            {"embedding_weight": 0.0, "hidden_weight": 0.0, "attention_weight": 0.0},
+            "nothing is left to compare",
+        ),
         ({"layers": "0:0", "embedding_weight": 0.0}, "nothing is left to compare"),
         ({"layers": "1:7"}, "layer 7 of the teacher"),
     ],
@@ -130,4 +171,6 @@ def test_state_error_averages_over_real_tokens_and_components():
     isolated = ((PADDED[:, :, None] == 1) & (PADDED[:, None] == 1))[:, None]
     for mask, real in ((None, torch.ones(3, 5)), (PADDED, PADDED), (isolated, PADDED)):
         expected = hidden_reference(teacher, student, real)
-        torch.testing.assert_close(masked_mse(teacher, student, mask).double(), expected, rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            masked_mse(teacher, student, mask).double(), expected, rtol=1e-5, atol=0
+        )

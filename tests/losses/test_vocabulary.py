@@ -19,7 +19,9 @@ def labels(rows, words, seed=5):
 
 
 def ce_reference(x, y):
-    return torch.stack([-row.double().softmax(-1)[label].log() for row, label in zip(x, y, strict=True)]).mean()
+    return torch.stack(
+        [-row.double().softmax(-1)[label].log() for row, label in zip(x, y, strict=True)]
+    ).mean()
 
 
 def smoothed_reference(x, y, smoothing):
@@ -56,20 +58,32 @@ def test_values_and_gradients_equal_the_float64_references(rows, words, chunk, t
             (3 * got).backward()
             (3 * expected).backward()
             assert got.dtype == torch.float32
-            torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-6 * max(1, temperature**2))
-            torch.testing.assert_close(x.grad.double(), exact.grad, rtol=1e-5, atol=1e-6 * temperature)
+            torch.testing.assert_close(
+                got.double(), expected, rtol=1e-5, atol=1e-6 * max(1, temperature**2)
+            )
+            torch.testing.assert_close(
+                x.grad.double(), exact.grad, rtol=1e-5, atol=1e-6 * temperature
+            )
 
 
 def test_extreme_logits_stay_finite_and_exact():
-    t, s, y = logits(5, 40, 1, scale=200), logits(5, 40, 2, scale=200).requires_grad_(), labels(5, 40)
+    t, s, y = (
+        logits(5, 40, 1, scale=200),
+        logits(5, 40, 2, scale=200).requires_grad_(),
+        labels(5, 40),
+    )
     # What is added to all logits of a row changes nothing.
     far = torch.tensor([0.0, 1e3, -1e3, 5e3, 0.0])[:, None]
     soft, hard = soft_kl(t + far, s - far, 1.0), masked_ce(s + far, y)
     (soft + hard).backward()
     assert s.grad.isfinite().all()
     log_p, log_q = t.double().log_softmax(-1), s.detach().double().log_softmax(-1)
-    torch.testing.assert_close(soft.double(), (log_p.exp() * (log_p - log_q)).sum() / 5, rtol=1e-3, atol=0)
-    torch.testing.assert_close(hard.double(), -log_q.gather(1, y[:, None]).mean(), rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        soft.double(), (log_p.exp() * (log_p - log_q)).sum() / 5, rtol=1e-3, atol=0
+    )
+    torch.testing.assert_close(
+        hard.double(), -log_q.gather(1, y[:, None]).mean(), rtol=1e-3, atol=0
+    )
 
 
 def test_nothing_labelled_is_zero_with_an_empty_gradient():

@@ -35,7 +35,9 @@ def matthews_of(predicted, true, classes):
 
 def expected(predicted, true, classes):
     predicted, true = np.asarray(predicted), np.asarray(true)
-    macro = np.mean([f1_of(predicted, true, c) for c in range(classes) if c in predicted or c in true])
+    macro = np.mean(
+        [f1_of(predicted, true, c) for c in range(classes) if c in predicted or c in true]
+    )
     return {
         "accuracy": np.mean(predicted == true),
         "f1": f1_of(predicted, true, 1) if classes == 2 else macro,
@@ -61,7 +63,9 @@ def test_metrics_are_the_formulas(case):
     assert found == pytest.approx(expected(predicted, true, classes), abs=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore:A single label was found", "ignore:The number of unique classes")
+@pytest.mark.filterwarnings(
+    "ignore:A single label was found", "ignore:The number of unique classes"
+)
 @given(judged(smallest=2))
 def test_metrics_are_those_of_scikit_learn_in_any_order(case):
     classes, predicted, true = case
@@ -70,7 +74,9 @@ def test_metrics_are_those_of_scikit_learn_in_any_order(case):
     averaged = {"labels": [1]} if classes == 2 else {}
     theirs = {
         "accuracy": sklearn.metrics.accuracy_score(true, predicted),
-        "f1": sklearn.metrics.f1_score(true, predicted, average="macro", zero_division=0, **averaged),
+        "f1": sklearn.metrics.f1_score(
+            true, predicted, average="macro", zero_division=0, **averaged
+        ),
         "macro_f1": sklearn.metrics.f1_score(true, predicted, average="macro", zero_division=0),
         "matthews": sklearn.metrics.matthews_corrcoef(true, predicted),
     }
@@ -92,11 +98,15 @@ def test_scores_of_each_class_are_those_of_scikit_learn(kind):
     elif kind == "multi":
         predicted, true = ids = drawn.integers(2, size=(2, 20, 4)).tolist()
     else:
-        predicted, true = (np.asarray(labels)[drawn.integers(3, size=(4, 5))].tolist() for _ in range(2))
+        predicted, true = (
+            np.asarray(labels)[drawn.integers(3, size=(4, 5))].tolist() for _ in range(2)
+        )
         ids = [[labels.index(tag) for tags in rows for tag in tags] for rows in (predicted, true)]
     found = per_class(Task("t", kind, ("text",), (), labels=labels), predicted, true)
     numbers = None if kind == "multi" else range(4)
-    theirs = np.transpose(sklearn.metrics.precision_recall_fscore_support(*ids[::-1], labels=numbers, zero_division=0))
+    theirs = np.transpose(
+        sklearn.metrics.precision_recall_fscore_support(*ids[::-1], labels=numbers, zero_division=0)
+    )
     names = labels[1:] if kind == "tokens" else labels
     assert list(found) == list(names)
     for name in names:
@@ -110,7 +120,9 @@ def test_scores_and_spans_have_no_classes():
 
 
 @pytest.mark.parametrize("wrong", [-1, 3])
-@pytest.mark.parametrize("judge", [lambda p, r: scorer(task_of(3), p, r), lambda p, r: confusion(p, r, 3)])
+@pytest.mark.parametrize(
+    "judge", [lambda p, r: scorer(task_of(3), p, r), lambda p, r: confusion(p, r, 3)]
+)
 def test_a_number_that_is_no_class_is_refused(judge, wrong):
     with pytest.raises(ValueError, match="allowed are 0 to 2"):
         judge([0, wrong], [0, 1])
@@ -121,7 +133,9 @@ def test_a_number_that_is_no_class_is_refused(judge, wrong):
 MULTI = ("micro_f1", "macro_f1", "exact")
 LABELS = 3
 TASK = Task("t", "multi", ("text",), MULTI, labels=("a", "b", "c"))
-PAIRS = st.integers(1, 12).flatmap(lambda n: arrays(np.int64, (2, n, LABELS), elements=st.integers(0, 1)))
+PAIRS = st.integers(1, 12).flatmap(
+    lambda n: arrays(np.int64, (2, n, LABELS), elements=st.integers(0, 1))
+)
 
 
 def f1_of_indicators(predicted, true):
@@ -138,8 +152,12 @@ def test_multilabel_metrics_are_the_formulas(pair):
     assert found == pytest.approx(
         {
             "micro_f1": f1_of_indicators(predicted.ravel(), true.ravel()),
-            "macro_f1": np.mean([f1_of_indicators(predicted[:, c], true[:, c]) for c in range(LABELS)]),
-            "exact": np.mean([p.tolist() == t.tolist() for p, t in zip(predicted, true, strict=True)]),
+            "macro_f1": np.mean(
+                [f1_of_indicators(predicted[:, c], true[:, c]) for c in range(LABELS)]
+            ),
+            "exact": np.mean(
+                [p.tolist() == t.tolist() for p, t in zip(predicted, true, strict=True)]
+            ),
         },
         abs=1e-12,
     )

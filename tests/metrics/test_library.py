@@ -7,7 +7,10 @@ from kdcli.metrics.library import load_metrics
 from kdcli.types import Task
 
 LABELS = ("no", "yes")
-TASKS = {kind: Task("t", kind, ("text",), (), labels=LABELS) for kind in ("class", "multi", "score", "tokens", "span")}
+TASKS = {
+    kind: Task("t", kind, ("text",), (), labels=LABELS)
+    for kind in ("class", "multi", "score", "tokens", "span")
+}
 SPAN = {"id": "0", "text": "a cat", "no_answer": 0.0}, {"id": "0", "answers": ["cat", "a cat"]}
 SCRIPT = """
 import datasets
@@ -28,7 +31,9 @@ SHARE = "return {'share': sum(map(lambda p, r: p == r, predictions, references))
 def script(folder, form, result=SHARE, name="own_metric"):
     """A directory of a metric: the format of its columns and the body of `_compute`."""
     (folder / name).mkdir()
-    (folder / name / f"{name}.py").write_text(SCRIPT.replace("FORMAT", form).replace("RESULT", result), "utf-8")
+    (folder / name / f"{name}.py").write_text(
+        SCRIPT.replace("FORMAT", form).replace("RESULT", result), "utf-8"
+    )
     return str(folder / name)
 
 
@@ -44,7 +49,12 @@ def load(source, kind, references):
         ("class", "datasets.Value('string')", [0, 1], [1, 1]),
         ("multi", "datasets.Sequence(datasets.Value('int64'))", [[0, 1], [1, 1]], [[1, 1], [1, 1]]),
         ("score", "datasets.Value('float64')", [0.5, 1.0], [2.0, 1.0]),
-        ("tokens", "datasets.Sequence(datasets.Value('string'))", [["no"], ["yes"]], [["yes"], ["yes"]]),
+        (
+            "tokens",
+            "datasets.Sequence(datasets.Value('string'))",
+            [["no"], ["yes"]],
+            [["yes"], ["yes"]],
+        ),
     ],
 )
 def test_formats(tmp_path, kind, form, predictions, references):
@@ -69,7 +79,11 @@ def test_every_finite_number_is_kept(tmp_path):
     ("kind", "result", "message"),
     [
         ("span", SHARE, "metric 'own_metric' fails on task t"),
-        ("class", "raise RuntimeError('out of order')", "fails on task t: RuntimeError: out of order"),
+        (
+            "class",
+            "raise RuntimeError('out of order')",
+            "fails on task t: RuntimeError: out of order",
+        ),
         ("class", "return {'a': float('inf')}", "returns no finite number on task t"),
     ],
 )
@@ -79,7 +93,9 @@ def test_a_metric_that_fails_is_refused_when_it_is_loaded(tmp_path, kind, result
         load(script(tmp_path, "datasets.Value('int64')", result), kind, references)
 
 
-@pytest.mark.parametrize("source", ["own_metric", "own_metric/own_metric.py", "./own_metric", "someone/metric"])
+@pytest.mark.parametrize(
+    "source", ["own_metric", "own_metric/own_metric.py", "./own_metric", "someone/metric"]
+)
 def test_code_is_not_run_without_trust(tmp_path, monkeypatch, source):
     """A directory in the current one must not stand in for a name of the library."""
     script(tmp_path, "datasets.Value('int64')", "raise SystemExit('the code was run')")
@@ -92,7 +108,10 @@ def test_code_is_not_run_without_trust(tmp_path, monkeypatch, source):
 @pytest.mark.parametrize(
     ("sources", "message"),
     [
-        (["accuracyy"], "'accuracyy' was found neither in the cache of the evaluate library nor on the hub"),
+        (
+            ["accuracyy"],
+            "'accuracyy' was found neither in the cache of the evaluate library nor on the hub",
+        ),
         (["./nowhere.py"], "no metric script or directory at ./nowhere.py"),
         (["own_metric", "./own_metric/own_metric.py"], "two metrics are called own_metric"),
         (["broken"], "metric 'broken' cannot be loaded: SyntaxError"),

@@ -39,7 +39,9 @@ class Position(nn.Module):
 
     def forward(self, input_ids, attention_mask):
         place_BL = torch.arange(input_ids.shape[1]).expand_as(input_ids) * self.scale
-        return SimpleNamespace(last_hidden_state=torch.stack([place_BL, 1.0 - attention_mask], dim=-1))
+        return SimpleNamespace(
+            last_hidden_state=torch.stack([place_BL, 1.0 - attention_mask], dim=-1)
+        )
 
 
 @pytest.mark.parametrize("words", ["known", "unknown"])
@@ -69,7 +71,10 @@ def test_padding_is_not_part_of_the_mean(tokenizer):
     texts = ["the a", "the a the a the a near , . and", "."]
     means = _means(Position(), tokenizer, texts)
     tokens = [len(tokenizer(t)["input_ids"]) for t in texts]
-    assert (means[:, 0].tolist(), means[:, 1].tolist()) == ([(n - 1) / 2 for n in tokens], [0.0, 0.0, 0.0])
+    assert (means[:, 0].tolist(), means[:, 1].tolist()) == (
+        [(n - 1) / 2 for n in tokens],
+        [0.0, 0.0, 0.0],
+    )
 
 
 def test_batches_do_not_change_the_features(tokenizer, monkeypatch):
@@ -78,4 +83,7 @@ def test_batches_do_not_change_the_features(tokenizer, monkeypatch):
     model = Table(torch.randn(len(tokenizer), 8))
     whole = _means(model, tokenizer, texts)
     monkeypatch.setattr("kdcli.metrics.probe.BATCH", 3)
-    assert (whole, whole.shape) == (pytest.approx(_means(model, tokenizer, texts), abs=1e-6), (20, 8))
+    assert (whole, whole.shape) == (
+        pytest.approx(_means(model, tokenizer, texts), abs=1e-6),
+        (20, 8),
+    )

@@ -21,8 +21,12 @@ WITH_NONE = Task("t", "span", ("question", "context"), NAMES, impossible=True)
 
 def given_as(rows):
     """(text, no_answer, gold answers) each → predictions, references."""
-    predictions = [{"id": str(i), "text": text, "no_answer": none} for i, (text, none, _) in enumerate(rows)]
-    return predictions, [{"id": str(i), "answers": list(golds)} for i, (_, _, golds) in enumerate(rows)]
+    predictions = [
+        {"id": str(i), "text": text, "no_answer": none} for i, (text, none, _) in enumerate(rows)
+    ]
+    return predictions, [
+        {"id": str(i), "answers": list(golds)} for i, (_, _, golds) in enumerate(rows)
+    ]
 
 
 def compute(task, rows, language=""):
@@ -97,11 +101,19 @@ def test_a_language_without_rules_is_refused():
 
 def test_the_language_reaches_the_rules():
     rows = [("der Hund", 0.0, ["Hund"])]
-    assert (compute(PLAIN, rows)["exact"], compute(PLAIN, rows, "de")) == (0.0, {"f1": 1.0, "exact": 1.0})
+    assert (compute(PLAIN, rows)["exact"], compute(PLAIN, rows, "de")) == (
+        0.0,
+        {"f1": 1.0, "exact": 1.0},
+    )
 
 
 def test_without_unanswerable_questions_the_best_span_counts():
-    rows = [("cat", 5.0, ["cat"]), ("red dog", -5.0, ["dog"]), ("", 0.0, ["owl"]), ("the", 1.0, ["a"])]
+    rows = [
+        ("cat", 5.0, ["cat"]),
+        ("red dog", -5.0, ["dog"]),
+        ("", 0.0, ["owl"]),
+        ("the", 1.0, ["a"]),
+    ]
     assert compute(PLAIN, rows) == {"f1": pytest.approx((1 + 2 / 3) / 4), "exact": 0.5}
 
 
@@ -132,7 +144,9 @@ def test_threshold_by_hand():
     }
 
 
-@pytest.mark.parametrize(("scores", "threshold"), [((1.0, 2.0), 0.0), ((-1.0, 2.0), math.nextafter(-1.0, -math.inf))])
+@pytest.mark.parametrize(
+    ("scores", "threshold"), [((1.0, 2.0), 0.0), ((-1.0, 2.0), math.nextafter(-1.0, -math.inf))]
+)
 def test_where_silence_is_best_the_threshold_is_below_all_scores(scores, threshold):
     found = compute(WITH_NONE, [("cat", scores[0], []), ("dog", scores[1], [])])
     assert (found["best_exact"], found["best_exact_threshold"]) == (1.0, threshold)
@@ -153,7 +167,12 @@ def test_gold_answers_of_articles_only_do_not_count_beside_unanswerable_question
 
 def test_a_prediction_without_any_span():
     found = compute(WITH_NONE, [("", math.inf, ["cat"]), ("", math.inf, [])])
-    assert found == {**dict.fromkeys(NAMES, 0.5), **EDGES, "answer_f1": 0.0, "no_answer_accuracy": 1.0}
+    assert found == {
+        **dict.fromkeys(NAMES, 0.5),
+        **EDGES,
+        "answer_f1": 0.0,
+        "no_answer_accuracy": 1.0,
+    }
 
 
 EDGES = {"best_exact_threshold": 0.0, "best_f1_threshold": 0.0}
@@ -192,13 +211,21 @@ def test_metrics_are_the_formulas(rows):
     at_zero = at(rows, 0.0)
     answerable = np.array([bool(golds) for _, _, golds in rows])
     assert [found["exact"], found["f1"]] == pytest.approx(at_zero.mean(axis=0).tolist())
-    assert found["answer_f1"] == pytest.approx(at_zero[answerable, 1].mean() if answerable.any() else 0.0)
-    assert found["no_answer_accuracy"] == pytest.approx(at_zero[~answerable, 0].mean() if not answerable.all() else 0.0)
-    tried = np.array([at(rows, t).mean(axis=0) for t in (-math.inf, *(none for _, none, _ in rows))])
+    assert found["answer_f1"] == pytest.approx(
+        at_zero[answerable, 1].mean() if answerable.any() else 0.0
+    )
+    assert found["no_answer_accuracy"] == pytest.approx(
+        at_zero[~answerable, 0].mean() if not answerable.all() else 0.0
+    )
+    tried = np.array(
+        [at(rows, t).mean(axis=0) for t in (-math.inf, *(none for _, none, _ in rows))]
+    )
     for column, name in enumerate(("exact", "f1")):
         assert found[f"best_{name}"] == pytest.approx(tried[:, column].max())
         # The threshold reaches what it is said to reach.
-        assert at(rows, found[f"best_{name}_threshold"]).mean(axis=0)[column] == pytest.approx(found[f"best_{name}"])
+        assert at(rows, found[f"best_{name}_threshold"]).mean(axis=0)[column] == pytest.approx(
+            found[f"best_{name}"]
+        )
 
 
 def test_ids_that_do_not_match_are_refused():

@@ -9,7 +9,13 @@ from kdcli.metrics import scorer
 from kdcli.metrics.bootstrap import paired_bootstrap
 from kdcli.types import Task
 
-TASK = Task("own", "text", ("source",), ("bleu", "rougeL", "rouge1", "rouge2", "rougeLsum", "exact"), label="target")
+TASK = Task(
+    "own",
+    "text",
+    ("source",),
+    ("bleu", "rougeL", "rouge1", "rouge2", "rougeLsum", "exact"),
+    label="target",
+)
 TARGETS = [
     "Which team won the cup in 2015 ?",
     "Who wrote the letters from the front?",
@@ -28,7 +34,9 @@ FOUND = [
 def test_any_choice_of_examples_scores_as_the_libraries_score_it(chosen):
     found, targets = [FOUND[i] for i in chosen], [TARGETS[i] for i in chosen]
     scores = scorer(TASK, FOUND, TARGETS)(np.array(chosen))
-    assert scores["bleu"] == pytest.approx(BLEU(lowercase=True).corpus_score(found, [targets]).score / 100)
+    assert scores["bleu"] == pytest.approx(
+        BLEU(lowercase=True).corpus_score(found, [targets]).score / 100
+    )
     rouge = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"], use_stemmer=True)
     of_pairs = [rouge.score(target, text) for text, target in zip(found, targets, strict=True)]
     for name in ("rouge1", "rouge2", "rougeL", "rougeLsum"):
@@ -42,7 +50,11 @@ def test_right_texts_score_one_and_nothing_scores_zero():
 
 
 def test_spaces_do_not_count_and_case_does_for_an_exact_match():
-    found = scorer(TASK, ["which  team won the cup in 2015 ?", " Who wrote the letters from the front? "], TARGETS[:2])
+    found = scorer(
+        TASK,
+        ["which  team won the cup in 2015 ?", " Who wrote the letters from the front? "],
+        TARGETS[:2],
+    )
     assert found(np.arange(2))["exact"] == 0.5
 
 

@@ -36,7 +36,9 @@ def of_pieces(pieces):
 @st.composite
 def well_formed(draw):
     """Sentences of the same lengths, predicted and true, as pieces."""
-    pieces = st.lists(st.tuples(st.sampled_from(["O", "PER", "LOC"]), st.integers(1, 3)), max_size=5)
+    pieces = st.lists(
+        st.tuples(st.sampled_from(["O", "PER", "LOC"]), st.integers(1, 3)), max_size=5
+    )
     sentences = []
     for _ in range(draw(st.integers(1, 5))):
         predicted, true = draw(pieces), draw(pieces)

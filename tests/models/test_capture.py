@@ -14,7 +14,10 @@ from kdcli.models.layout import LAYOUTS
 from kdcli.models.shape import shape_of
 from kdcli.types import Needs
 
-BATCH = {"input_ids": torch.arange(5, 25).view(2, 10), "attention_mask": torch.ones(2, 10, dtype=torch.long)}
+BATCH = {
+    "input_ids": torch.arange(5, 25).view(2, 10),
+    "attention_mask": torch.ones(2, 10, dtype=torch.long),
+}
 
 
 def only(*layers: int) -> Needs:
@@ -26,7 +29,9 @@ def only(*layers: int) -> Needs:
 def test_the_attention_of_the_last_needed_layer_is_not_computed(monkeypatch):
     runs = []
     real = module.sdpa_attention_forward
-    monkeypatch.setattr(module, "sdpa_attention_forward", lambda *a, **k: runs.append(1) or real(*a, **k))
+    monkeypatch.setattr(
+        module, "sdpa_attention_forward", lambda *a, **k: runs.append(1) or real(*a, **k)
+    )
     model = tiny_encoder("bert", num_hidden_layers=4)
     capture(model, only(3))(BATCH)
     assert len(runs) == 2
@@ -38,10 +43,17 @@ def test_the_attention_of_the_last_needed_layer_is_not_computed(monkeypatch):
 @pytest.mark.parametrize("kind", ["bert", "megatron-bert"])
 def test_only_what_is_needed_is_kept(kind):
     captured = capture(tiny_encoder(kind), Needs(q=frozenset({2}), hidden=frozenset({1})))(BATCH)
-    assert (set(captured.q), set(captured.k), set(captured.v), set(captured.hidden)) == ({2}, set(), set(), {1})
+    assert (set(captured.q), set(captured.k), set(captured.v), set(captured.hidden)) == (
+        {2},
+        set(),
+        set(),
+        {1},
+    )
     assert captured.logits is None
     assert captured.mask is BATCH["attention_mask"]
-    assert len(capture(tiny_encoder("bert"), only(1)).state_dict()) == len(tiny_encoder("bert").state_dict())
+    assert len(capture(tiny_encoder("bert"), only(1)).state_dict()) == len(
+        tiny_encoder("bert").state_dict()
+    )
     without = {"input_ids": BATCH["input_ids"]}
     assert capture(tiny_encoder(kind), only(1))(without).mask is None
 
@@ -95,30 +107,46 @@ def test_a_prepared_teacher_is_frozen_in_the_compute_dtype():
 
 
 def test_no_gradient_reaches_the_teacher_and_every_one_the_student():
-    teacher, student = prepare_teacher(tiny_encoder("bert"), torch.float32), tiny_encoder("bert").train()
+    teacher, student = (
+        prepare_teacher(tiny_encoder("bert"), torch.float32),
+        tiny_encoder("bert").train(),
+    )
     shape = shape_of(teacher.config)
     objective = build_objective("minilm", {}, shape, shape)
     captured = capture(teacher, objective.teacher_needs)(BATCH)
 
     def loss():
-        return sum(objective.terms(captured, capture(student, objective.student_needs)(BATCH)).values())
+        return sum(
+            objective.terms(captured, capture(student, objective.student_needs)(BATCH)).values()
+        )
 
     assert not captured.q[2].requires_grad
     left = params_without_grad(dict(student.named_parameters()), loss())
     parts = ("attention.output", "intermediate", "output")
     behind = (*(f"encoder.layer.1.{part}." for part in parts), "pooler.")
     assert left == [name for name, _ in student.named_parameters() if name.startswith(behind)]
-    assert params_without_grad({name: p for name, p in student.named_parameters() if name not in left}, loss()) == []
+    assert (
+        params_without_grad(
+            {name: p for name, p in student.named_parameters() if name not in left}, loss()
+        )
+        == []
+    )
 
 
 def test_checkpointed_activations_give_the_same_gradients():
     student = tiny_encoder("bert", num_hidden_layers=3)
     run = capture(student, only(3))
-    trained = [p for n, p in student.named_parameters() if n.startswith(("embeddings.", "encoder.layer.0."))]
+    trained = [
+        p
+        for n, p in student.named_parameters()
+        if n.startswith(("embeddings.", "encoder.layer.0."))
+    ]
 
     def gradients():
         captured = run(BATCH)
-        return torch.autograd.grad(sum(x[3].square().sum() for x in (captured.q, captured.k, captured.v)), trained)
+        return torch.autograd.grad(
+            sum(x[3].square().sum() for x in (captured.q, captured.k, captured.v)), trained
+        )
 
     plain = gradients()
     student.train().gradient_checkpointing_enable({"use_reentrant": False})

@@ -20,7 +20,10 @@ def test_parameters_of_a_bert_by_hand():
     embedding = (WORDS + 160 + 2) * WIDTH + 2 * WIDTH
     pooler = WIDTH * WIDTH + WIDTH
     assert (card["params_embedding"], card["params_transformer"]) == (embedding, 2 * layer + pooler)
-    assert (card["params_total"], card["bytes"]) == (embedding + 2 * layer + pooler, 4 * card["params_total"])
+    assert (card["params_total"], card["bytes"]) == (
+        embedding + 2 * layer + pooler,
+        4 * card["params_total"],
+    )
     assert card["sha256"] is None
     assert (card["layers"], card["hidden"], card["ffn"], card["heads"]) == (2, WIDTH, FFN, 4)
 
@@ -32,7 +35,9 @@ def test_multiply_adds_of_a_bert_by_hand(positions, length):
     pooler = WIDTH * WIDTH
     model = tiny_encoder("bert", max_position_embeddings=positions)
     # Compacting takes nothing out of a model without empty rows.
-    assert multiply_adds(model) == multiply_adds(compact(model)) == 2 * (linears + attention) + pooler
+    assert (
+        multiply_adds(model) == multiply_adds(compact(model)) == 2 * (linears + attention) + pooler
+    )
 
 
 @pytest.mark.parametrize("kind", sorted(LAYOUTS))
@@ -66,9 +71,13 @@ def test_bytes_and_hash_are_those_of_the_file(tmp_path):
     assert (card["bytes"], card["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
 
 
-@pytest.mark.parametrize(("dtype", "name"), [("float32", "fp32"), ("float16", "fp16"), ("bfloat16", "bf16")])
+@pytest.mark.parametrize(
+    ("dtype", "name"), [("float32", "fp32"), ("float16", "fp16"), ("bfloat16", "bf16")]
+)
 def test_the_dtype_of_the_file_is_recorded(tmp_path, dtype, name):
     tiny_encoder("bert").to(getattr(torch, dtype)).save_pretrained(tmp_path)
     card = describe(tiny_encoder("bert"), "tiny", tmp_path)
     assert card["held_in"] == name
-    assert card["bytes"] == pytest.approx(getattr(torch, dtype).itemsize * card["params_total"], rel=0.1)
+    assert card["bytes"] == pytest.approx(
+        getattr(torch, dtype).itemsize * card["params_total"], rel=0.1
+    )

@@ -42,11 +42,16 @@ def test_softmax_of_captured_q_and_k_is_the_models_own_attention(model):
         assert q.shape == k.shape == captured.v[n].shape
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
         allowed = batch["attention_mask"][:, None, None, :].bool()
-        if layout_for(model.config).local and model.config.layer_types[n - 1] == "sliding_attention":
+        if (
+            layout_for(model.config).local
+            and model.config.layer_types[n - 1] == "sliding_attention"
+        ):
             at = torch.arange(q.shape[2])
             allowed = allowed & ((at[:, None] - at[None]).abs() <= model.config.sliding_window)
         attention = scores.masked_fill(~allowed, -1e30).softmax(-1)
-        difference = ((attention - own[n - 1]) * batch["attention_mask"][:, None, :, None]).abs().max()
+        difference = (
+            ((attention - own[n - 1]) * batch["attention_mask"][:, None, :, None]).abs().max()
+        )
         if layout_for(model.config).other_term is None:
             assert difference < 1e-6
         else:
@@ -60,7 +65,9 @@ def test_the_layouts_rows_of_the_linears_give_the_captured_vectors(model):
     named = linears(row, row.modules(model)[-1])
     given = {}
     modules = [linear for letter in "QKV" for linear, _ in named[letter]]
-    hooks = [x.register_forward_hook(lambda m, args, _: given.__setitem__(m, args[0])) for x in modules]
+    hooks = [
+        x.register_forward_hook(lambda m, args, _: given.__setitem__(m, args[0])) for x in modules
+    ]
     captured = capture(model, needs_of(len(row.modules(model))))(batch)
     for hook in hooks:
         hook.remove()
@@ -93,24 +100,32 @@ def test_all_that_makes_the_last_hidden_state_gets_a_gradient(model):
     batch, layers = padded_batch(model), len(layout_for(model.config).modules(model))
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     own = model(**batch).last_hidden_state.square().sum()
-    captured = capture(model, Needs(hidden=frozenset({layers})))(batch).hidden[layers].square().sum()
+    captured = (
+        capture(model, Needs(hidden=frozenset({layers})))(batch).hidden[layers].square().sum()
+    )
     assert params_without_grad(parameters, captured) == params_without_grad(parameters, own)
 
 
 @torch.no_grad()
 def test_padding_changes_nothing(model):
     if model.config.model_type == "convbert":
-        pytest.skip("its convolution reads neighbouring tokens, padding or not, whatever the mask says")
+        pytest.skip(
+            "its convolution reads neighbouring tokens, padding or not, whatever the mask says"
+        )
     last = len(layout_for(model.config).modules(model))
     batch = padded_batch(model, length=10, real=10)
     padded = {
-        "input_ids": torch.nn.functional.pad(batch["input_ids"], (0, 5), value=model.config.pad_token_id),
+        "input_ids": torch.nn.functional.pad(
+            batch["input_ids"], (0, 5), value=model.config.pad_token_id
+        ),
         "attention_mask": torch.nn.functional.pad(batch["attention_mask"], (0, 5)),
     }
     run = capture(model, needs_of(last, hidden=(last,)))
     plain, wide = run(batch), run(padded)
     for kind in ("q", "k", "v"):
-        torch.testing.assert_close(getattr(plain, kind)[last], getattr(wide, kind)[last][:, :, :10], **CLOSE)
+        torch.testing.assert_close(
+            getattr(plain, kind)[last], getattr(wide, kind)[last][:, :, :10], **CLOSE
+        )
     torch.testing.assert_close(plain.hidden[last], wide.hidden[last][:, :10], **CLOSE)
 
 
@@ -153,7 +168,9 @@ def test_a_document_does_not_see_its_neighbour_in_the_block(model):
     alone = run({"input_ids": ids[:, 6:], "attention_mask": torch.ones(1, 6, dtype=torch.long)})
     torch.testing.assert_close(one.hidden[last][:, 6:], alone.hidden[last], **CLOSE)
     torch.testing.assert_close(one.v[last][:, :, 6:], alone.v[last], **CLOSE)
-    relation, relation_alone = (x.q[last][:, :, -6:] @ x.k[last][:, :, -6:].transpose(-1, -2) for x in (one, alone))
+    relation, relation_alone = (
+        x.q[last][:, :, -6:] @ x.k[last][:, :, -6:].transpose(-1, -2) for x in (one, alone)
+    )
     torch.testing.assert_close(relation, relation_alone, **CLOSE)
 
 
@@ -169,8 +186,12 @@ def test_bfloat16_gives_close_signals_and_finite_gradients(model, how):
     else:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             rough = capture(model, needs)(batch)
-        total = sum(x[last].float().square().mean() for x in (rough.q, rough.k, rough.v, rough.hidden))
-        gradients = torch.autograd.grad(total, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+        total = sum(
+            x[last].float().square().mean() for x in (rough.q, rough.k, rough.v, rough.hidden)
+        )
+        gradients = torch.autograd.grad(
+            total, [p for p in model.parameters() if p.requires_grad], allow_unused=True
+        )
         assert all(g.isfinite().all() for g in gradients if g is not None)
     for kind in ("q", "k", "v", "hidden"):
         one, two = getattr(exact, kind)[last], getattr(rough, kind)[last].float()
@@ -207,9 +228,15 @@ def test_students_of_many_shapes_run_and_take_a_head(model, text, tmp_path):
     built.model.save_pretrained(tmp_path)
     if model.config.model_type == "splinter":
         return
-    headed, info = AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
+    headed, info = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
     assert headed.eval()(**padded_batch(model)).logits.shape == (2, 2)
-    assert not [name for name in info["missing_keys"] if name.startswith(f"{headed.base_model_prefix}.encoder.layer")]
+    assert not [
+        name
+        for name in info["missing_keys"]
+        if name.startswith(f"{headed.base_model_prefix}.encoder.layer")
+    ]
 
 
 def test_one_step_lowers_the_loss_and_the_student_reloads(model, tmp_path):

@@ -15,7 +15,14 @@ from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 from kdcli.errors import UsageError
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import load_tokenizer
-from kdcli.models.trim import check_trimmable, counted, cut_model, cut_tokenizer, named_in, needed_by
+from kdcli.models.trim import (
+    check_trimmable,
+    counted,
+    cut_model,
+    cut_tokenizer,
+    named_in,
+    needed_by,
+)
 
 TEXTS = [
     "the quick brown fox jumps over the lazy dogs",
@@ -34,7 +41,9 @@ def trained(kind, name):
         special = SPECIAL.get(name, special)
         tokenizer = Tokenizer(models.Unigram())
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=special, unk_token=special[-1], **QUIET)
+        trainer = trainers.UnigramTrainer(
+            vocab_size=120, special_tokens=special, unk_token=special[-1], **QUIET
+        )
         tokenizer.train_from_iterator(TEXTS * 5, trainer)
         return {"vocab": [tuple(row) for row in json.loads(tokenizer.to_str())["model"]["vocab"]]}
     if kind == "BPE":
@@ -42,27 +51,38 @@ def trained(kind, name):
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         special = [*special, "<mask>"]
-        trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet, **QUIET)
+        trainer = trainers.BpeTrainer(
+            vocab_size=400, special_tokens=special, initial_alphabet=alphabet, **QUIET
+        )
         tokenizer.train_from_iterator(TEXTS * 5, trainer)
         model = json.loads(tokenizer.to_str())["model"]
         return {"vocab": model["vocab"], "merges": [tuple(merge) for merge in model["merges"]]}
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer.train_from_iterator(TEXTS * 5, trainers.WordPieceTrainer(vocab_size=160, special_tokens=special, **QUIET))
+    tokenizer.train_from_iterator(
+        TEXTS * 5, trainers.WordPieceTrainer(vocab_size=160, special_tokens=special, **QUIET)
+    )
     return {"vocab": json.loads(tokenizer.to_str())["model"]["vocab"]}
 
 
 CLASSES = {
     "WordPiece": ("BertTokenizer", "DistilBertTokenizer", "MPNetTokenizer"),
     "BPE": ("RobertaTokenizer", "DebertaTokenizer"),
-    "Unigram": ("XLMRobertaTokenizer", "CamembertTokenizer", "DebertaV2Tokenizer", "RemBertTokenizer"),
+    "Unigram": (
+        "XLMRobertaTokenizer",
+        "CamembertTokenizer",
+        "DebertaV2Tokenizer",
+        "RemBertTokenizer",
+    ),
 }
 SPECIAL = {"DebertaV2Tokenizer": ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]}
 SPECIAL["RemBertTokenizer"] = ["<pad>", "[CLS]", "[SEP]", "<unk>"]
 
 
-@pytest.fixture(params=[*((kind, name) for kind, names in CLASSES.items() for name in names), ("WordLevel", "")])
+@pytest.fixture(
+    params=[*((kind, name) for kind, names in CLASSES.items() for name in names), ("WordLevel", "")]
+)
 def tokenizer(request, tmp_path):
     """As it is loaded: some classes frame texts only then."""
     kind, name = request.param
@@ -71,17 +91,26 @@ def tokenizer(request, tmp_path):
     return load_tokenizer(str(tmp_path))
 
 
-some_words = st.lists(st.sampled_from([*WORDS, "w3", "w58"]) | st.text(max_size=6), min_size=1, max_size=6)
+some_words = st.lists(
+    st.sampled_from([*WORDS, "w3", "w58"]) | st.text(max_size=6), min_size=1, max_size=6
+)
 
 
-@given(corpus=st.lists(some_words.map(" ".join), min_size=1, max_size=4), others=st.lists(some_words.map(" ".join)))
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    corpus=st.lists(some_words.map(" ".join), min_size=1, max_size=4),
+    others=st.lists(some_words.map(" ".join)),
+)
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_texts_of_kept_tokens_are_segmented_as_before(tokenizer, corpus, others):
     corpus = [*corpus, "w3 quick"]
     kept = needed_by(tokenizer)(np.flatnonzero(counted(tokenizer, corpus)))
     cut = cut_tokenizer(tokenizer, kept)
     assert len(cut) == len(kept)
-    assert cut.get_vocab() == {tokenizer.convert_ids_to_tokens(int(old)): new for new, old in enumerate(kept)}
+    assert cut.get_vocab() == {
+        tokenizer.convert_ids_to_tokens(int(old)): new for new, old in enumerate(kept)
+    }
     assert cut.special_tokens_map == tokenizer.special_tokens_map
     for text in [*corpus, *others, " ".join(corpus)]:
         ids = tokenizer(text)["input_ids"]
@@ -89,14 +118,18 @@ def test_texts_of_kept_tokens_are_segmented_as_before(tokenizer, corpus, others)
             assert kept[np.array(cut(text)["input_ids"], dtype=np.int64)].tolist() == ids
             # Framed and padded in the same way, too.
             pair = {"text": [text, text], "text_pair": ["", text], "padding": True}
-            assert kept[np.array(cut(**pair)["input_ids"], dtype=np.int64)].tolist() == tokenizer(**pair)["input_ids"]
+            assert (
+                kept[np.array(cut(**pair)["input_ids"], dtype=np.int64)].tolist()
+                == tokenizer(**pair)["input_ids"]
+            )
         else:
             assert cut.tokenize(text) != tokenizer.tokenize(text)
 
 
 def test_bpe_keeps_the_way_to_a_token_but_no_other_merge():
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=byte_level(("a", "b"), ("ab", "c"), ("b", "c"), ("bc", "d")), pad_token="<pad>"
+        tokenizer_object=byte_level(("a", "b"), ("ab", "c"), ("b", "c"), ("bc", "d")),
+        pad_token="<pad>",
     )
     kept = needed_by(tokenizer)([tokenizer.convert_tokens_to_ids("abc")])
     cut = cut_tokenizer(tokenizer, kept)
@@ -128,7 +161,10 @@ def test_a_head_over_the_vocabulary_is_cut_and_stays_tied(model_type):
     model = AutoModelForMaskedLM.from_config(tiny_encoder(model_type).config).eval()
     kept = np.array(sorted({0, 1, 2, 3, 4, 20, 40} | named_in(model.config)))
     cut, ids = cut_model(model, kept), torch.tensor([[2, 5, 6, 4, 3]])
-    assert cut.get_output_embeddings().weight is cut.get_input_embeddings().weight or model_type == "albert"
+    assert (
+        cut.get_output_embeddings().weight is cut.get_input_embeddings().weight
+        or model_type == "albert"
+    )
     with torch.no_grad():
         now, before = cut(input_ids=ids).logits, model(input_ids=torch.from_numpy(kept)[ids]).logits
     torch.testing.assert_close(now, before[..., kept], rtol=1e-6, atol=1e-6)
@@ -145,9 +181,20 @@ def test_ids_in_a_configuration_follow():
 @pytest.mark.parametrize(
     ("tokenizer", "message"),
     [
-        (PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(dropout=0.1))), "dropout=0.1"),
-        (PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(end_of_word_suffix="</w>"))), "suffix='</w>'"),
-        (transformers.PreTrainedTokenizer.__new__(transformers.CanineTokenizer), "CanineTokenizer, which has no"),
+        (
+            PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(dropout=0.1))),
+            "dropout=0.1",
+        ),
+        (
+            PreTrainedTokenizerFast(
+                tokenizer_object=Tokenizer(models.BPE(end_of_word_suffix="</w>"))
+            ),
+            "suffix='</w>'",
+        ),
+        (
+            transformers.PreTrainedTokenizer.__new__(transformers.CanineTokenizer),
+            "CanineTokenizer, which has no",
+        ),
     ],
 )
 def test_tokenizers_that_cannot_be_cut(tokenizer, message):

@@ -19,7 +19,9 @@ DENSE = (torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), torch.o
 FORMATS = [
     EmbeddingFormat(),
     EmbeddingFormat("cls", normalize=False, max_length=5),
-    EmbeddingFormat("last", prompts={"query": "w20 w21 ", "document": "w22 "}, default_prompt="query"),
+    EmbeddingFormat(
+        "last", prompts={"query": "w20 w21 ", "document": "w22 "}, default_prompt="query"
+    ),
     EmbeddingFormat("max", dense=DENSE, similarity="dot", normalize=False),
     EmbeddingFormat("mean_sqrt_len_tokens", dense=(DENSE[0], None, False)),
 ]
@@ -52,7 +54,9 @@ def test_sentence_transformers_and_kdcli_give_the_same_vectors(fmt, saved, sessi
     for role, how in (("", {}), ("query", {"prompt_name": "query"})):
         if role and role not in fmt.prompts:
             continue
-        np.testing.assert_allclose(ours.vectors(TEXTS, role, session), theirs.encode(TEXTS, **how), atol=1e-6)
+        np.testing.assert_allclose(
+            ours.vectors(TEXTS, role, session), theirs.encode(TEXTS, **how), atol=1e-6
+        )
     assert theirs.similarity_fn_name == fmt.similarity
     assert ours.format.width(32) == theirs.encode(TEXTS).shape[1]
     read = read_format(str(folder))
@@ -68,7 +72,9 @@ def test_what_sentence_transformers_saves_is_read(saved, tmp_path_factory, sessi
     folder = tmp_path_factory.mktemp("theirs")
     theirs = SentenceTransformer(str(saved(FORMATS[2])), device="cpu")
     theirs.save(str(folder))
-    np.testing.assert_allclose(Embedder.open(str(folder)).vectors(TEXTS, "", session), theirs.encode(TEXTS), atol=1e-6)
+    np.testing.assert_allclose(
+        Embedder.open(str(folder)).vectors(TEXTS, "", session), theirs.encode(TEXTS), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -77,7 +83,9 @@ def test_padding_on_either_side_changes_no_vector(side):
     if side == "left":
         real = real.flip(1)
     alone_BLD = states_BLD[1:, real[1].bool()]
-    for fmt in (EmbeddingFormat(name) for name in ("mean", "cls", "last", "max", "mean_sqrt_len_tokens")):
+    for fmt in (
+        EmbeddingFormat(name) for name in ("mean", "cls", "last", "max", "mean_sqrt_len_tokens")
+    ):
         pool = Pool(fmt)
         torch.testing.assert_close(pool(states_BLD, real)[1], pool(alone_BLD, None)[0])
 
@@ -96,7 +104,12 @@ def change(folder, name, content):
 
 
 def module(kind, path, place):
-    return {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
+    return {
+        "idx": place,
+        "name": str(place),
+        "path": path,
+        "type": f"sentence_transformers.models.{kind}",
+    }
 
 
 FIRST = [module("Transformer", "", 0), module("Pooling", "1_Pooling", 1)]
@@ -109,10 +122,22 @@ FIRST = [module("Transformer", "", 0), module("Pooling", "1_Pooling", 1)]
         ("modules.json", "[" * 100_000, "nested deeper|not valid JSON"),
         ("modules.json", {}, "must hold a JSON list"),
         ("modules.json", [module("CLIPModel", "", 0)], "its modules are CLIPModel"),
-        ("modules.json", [module("Transformer", "0_Transformer", 0), FIRST[1]], "lies in the directory 0_Transformer"),
+        (
+            "modules.json",
+            [module("Transformer", "0_Transformer", 0), FIRST[1]],
+            "lies in the directory 0_Transformer",
+        ),
         ("modules.json", [*FIRST, module("LSTM", "2_LSTM", 2)], "module 2 is LSTM"),
-        ("modules.json", [*FIRST, *(module("Dense", f"{n}_Dense", n) for n in (2, 3))], "2_Dense/config.json"),
-        ("1_Pooling/config.json", {"pooling_mode_weightedmean_tokens": True}, "pools by weightedmean_tokens"),
+        (
+            "modules.json",
+            [*FIRST, *(module("Dense", f"{n}_Dense", n) for n in (2, 3))],
+            "2_Dense/config.json",
+        ),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode_weightedmean_tokens": True},
+            "pools by weightedmean_tokens",
+        ),
         ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "pools by cls and mean"),
         ("1_Pooling/config.json", [], "must hold a JSON object"),
         ("sentence_bert_config.json", {"max_seq_length": "many"}, "must be a number of tokens"),
@@ -128,7 +153,11 @@ def test_other_modules_are_refused(saved, name, content, message):
 def test_a_dense_layer_of_another_kind_or_file_is_refused(saved):
     folder = saved(EmbeddingFormat(dense=DENSE))
     config = json.loads((folder / "2_Dense" / "config.json").read_text())
-    change(folder, "2_Dense/config.json", config | {"activation_function": "torch.nn.modules.activation.GELU"})
+    change(
+        folder,
+        "2_Dense/config.json",
+        config | {"activation_function": "torch.nn.modules.activation.GELU"},
+    )
     with pytest.raises(UsageError, match="activation GELU"):
         read_format(str(folder))
     change(folder, "2_Dense/config.json", config)

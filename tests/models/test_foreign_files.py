@@ -16,22 +16,43 @@ CONFIGS = {
     "no heads": ({"num_attention_heads": 0}, "'num_attention_heads' must be at least 1"),
     "negative heads": ({"num_attention_heads": -1}, "'num_attention_heads' must be at least 1"),
     "no width": ({"hidden_size": 0}, "'hidden_size' must be at least 1"),
-    "heads that do not divide": ({"num_attention_heads": 5}, "not a multiple of the number of attention heads"),
+    "heads that do not divide": (
+        {"num_attention_heads": 5},
+        "not a multiple of the number of attention heads",
+    ),
     "padding outside the vocabulary": ({"pad_token_id": 10**9}, "adding_idx"),
     "labels in a list": ({"id2label": ["a", "b"]}, "'id2label' must be a JSON object"),
     "a number for code": ({"auto_map": 5}, "'auto_map' must be a JSON object"),
     "a number for the class": ({"architectures": [5]}, "'architectures' must be a list of names"),
     "quantised": ({"quantization_config": {"quant_method": "bnb"}}, "quantised weights"),
     "weights of another name": ({"transformers_weights": "x.bin"}, "transformers_weights"),
-    "a billion layers": ({"num_hidden_layers": 10**9}, "'num_hidden_layers' must be at least 1 and at most 1,000"),
+    "a billion layers": (
+        {"num_hidden_layers": 10**9},
+        "'num_hidden_layers' must be at least 1 and at most 1,000",
+    ),
     "a vast vocabulary": ({"vocab_size": 10**12}, "'vocab_size' must be"),
-    "wider than its weights": ({"hidden_size": 10**6, "num_attention_heads": 1}, "declares .* parameters; its weights"),
+    "wider than its weights": (
+        {"hidden_size": 10**6, "num_attention_heads": 1},
+        "declares .* parameters; its weights",
+    ),
     "more words than its weights": ({"vocab_size": 10**7}, "declares .* parameters; its weights"),
-    "a kernel of the hub": ({"attn_implementation": "owner/kernel"}, "'attn_implementation' must be absent"),
-    "a kernel, older key": ({"_attn_implementation": "owner/kernel"}, "'_attn_implementation' must be absent"),
-    "attention that is downloaded": ({"attn_implementation": "flash_attention_2"}, "must be absent"),
+    "a kernel of the hub": (
+        {"attn_implementation": "owner/kernel"},
+        "'attn_implementation' must be absent",
+    ),
+    "a kernel, older key": (
+        {"_attn_implementation": "owner/kernel"},
+        "'_attn_implementation' must be absent",
+    ),
+    "attention that is downloaded": (
+        {"attn_implementation": "flash_attention_2"},
+        "must be absent",
+    ),
     "a key that replaces a method": ({"to_dict": 5}, "'to_dict' is no setting"),
-    "a key that renames others": ({"attribute_map": {"hidden_size": "x"}}, "'attribute_map' is no setting"),
+    "a key that renames others": (
+        {"attribute_map": {"hidden_size": "x"}},
+        "'attribute_map' is no setting",
+    ),
     "not a number": ({"hidden_dropout_prob": float("nan")}, "must be a finite number"),
     "dropout above one": ({"hidden_dropout_prob": 7.5}, "dropout"),
     "chunks": ({"chunk_size_feed_forward": 7}, "'chunk_size_feed_forward' must be 0"),
@@ -51,7 +72,9 @@ def test_a_configuration_that_cannot_be_built_is_refused_by_name(case, model_dir
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
+)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -101,7 +124,16 @@ def link(folder: Path) -> str:
     return "link.safetensors"
 
 
-SHARDS = ("x.bin", "../outside.safetensors", "/outside.safetensors", "sub/x.safetensors", link, "\0.safetensors", 5, "")
+SHARDS = (
+    "x.bin",
+    "../outside.safetensors",
+    "/outside.safetensors",
+    "sub/x.safetensors",
+    link,
+    "\0.safetensors",
+    5,
+    "",
+)
 
 
 @pytest.mark.parametrize("shard", SHARDS)
@@ -121,7 +153,9 @@ def test_an_index_names_only_safetensors_files_of_its_directory(shard, model_dir
 @pytest.mark.parametrize("shards", [None, [], {}, 5, "x"])
 def test_an_index_without_shards_is_refused(shards, model_dir):
     (model_dir / "model.safetensors").unlink()
-    (model_dir / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}), "utf-8")
+    (model_dir / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": shards}), "utf-8"
+    )
     with pytest.raises(UsageError, match="has no weight_map"):
         load_encoder(str(model_dir))
 
@@ -136,7 +170,10 @@ def test_an_index_without_metadata_is_refused(of_metadata, model_dir):
 
 
 def test_links_of_the_hubs_cache_stay_within_the_model(tmp_path):
-    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "c0ffee", tmp_path / "models--a--b" / "blobs"
+    snapshot, blobs = (
+        tmp_path / "models--a--b" / "snapshots" / "c0ffee",
+        tmp_path / "models--a--b" / "blobs",
+    )
     snapshot.mkdir(parents=True)
     blobs.mkdir()
     (blobs / "1").write_bytes(b"")
@@ -147,7 +184,9 @@ def test_links_of_the_hubs_cache_stay_within_the_model(tmp_path):
 
 
 def test_an_adapter_is_not_taken_for_a_model(model_dir):
-    (model_dir / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}', "utf-8")
+    (model_dir / "adapter_config.json").write_text(
+        '{"base_model_name_or_path": "elsewhere"}', "utf-8"
+    )
     with pytest.raises(UsageError, match="holds an adapter"):
         load_encoder(str(model_dir))
 
@@ -157,15 +196,25 @@ HEADERS = {
     "longer than any": struct.pack("<Q", 2**63),
     "no JSON": struct.pack("<Q", 2) + b"{]",
     "another type": (b'{"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}', b"1234"),
-    "offsets beyond the end": (b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,400]}}', b"1234"),
-    "a shape that overflows": (b'{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}', b"1234"),
+    "offsets beyond the end": (
+        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,400]}}',
+        b"1234",
+    ),
+    "a shape that overflows": (
+        b'{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}',
+        b"1234",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", HEADERS)
 def test_a_damaged_header_of_weights_is_refused_by_name(case, model_dir):
     header = HEADERS[case]
-    data = header if isinstance(header, bytes) else struct.pack("<Q", len(header[0])) + b"".join(header)
+    data = (
+        header
+        if isinstance(header, bytes)
+        else struct.pack("<Q", len(header[0])) + b"".join(header)
+    )
     (model_dir / "model.safetensors").write_bytes(data)
     with pytest.raises(UsageError, match=r"model\.safetensors is damaged"):
         load_encoder(str(model_dir))

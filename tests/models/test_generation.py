@@ -33,7 +33,9 @@ def generator(model_type="bert", *, seed=0):
 
 
 def sources(*lengths):
-    ids = torch.randint(5, 60, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(
+        5, 60, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(1)
+    )
     real = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
     return ids * real, real
 
@@ -42,7 +44,9 @@ def reference(model, source, target):
     """Logits of the next token, from one unpadded row and the mask of the paper, without anything of the decoding."""
     ids = torch.tensor([[*source, *target, model.config.unilm["mask_token_id"]]])
     length, n = ids.shape[1], len(source)
-    mask = torch.tensor([[k < n or (q >= n and k <= q) for k in range(length)] for q in range(length)])
+    mask = torch.tensor(
+        [[k < n or (q >= n and k <= q) for k in range(length)] for q in range(length)]
+    )
     typed = getattr(model.config, "type_vocab_size", 1) > 1
     types = torch.tensor([[int(typed and i >= n) for i in range(length)]])
     batch = {"input_ids": ids, "attention_mask": mask[None, None], "token_type_ids": types}
@@ -60,7 +64,11 @@ def test_a_step_gives_the_logits_of_the_whole_row(model_type):
     decoding = _Decoding(model, ids, real, reuses)
     steps = []
     for step in range(5):
-        steps.append(decoding.next_logits(model, torch.cat([torch.full((6, 1), START), targets[:, :step]], 1))[:, 0])
+        steps.append(
+            decoding.next_logits(
+                model, torch.cat([torch.full((6, 1), START), targets[:, :step]], 1)
+            )[:, 0]
+        )
         if step == 2:
             # The beams of a source change places.
             order = torch.tensor([1, 0, 2, 2, 5, 4])
@@ -81,7 +89,11 @@ def test_a_step_gives_the_logits_of_the_whole_row(model_type):
 @pytest.mark.parametrize("beams", [1, 3])
 def test_kept_keys_decode_what_recomputing_decodes(model_type, beams):
     model, (ids, real) = generator(model_type), sources(9, 4, 12)
-    how = {"max_new_tokens": 7, "num_beams": beams, "length_penalty": 1.3} if beams > 1 else {"max_new_tokens": 7}
+    how = (
+        {"max_new_tokens": 7, "num_beams": beams, "length_penalty": 1.3}
+        if beams > 1
+        else {"max_new_tokens": 7}
+    )
     kept, slow = (model.generate(ids, real, reuse=reuse, **how) for reuse in (True, False))
     assert kept.tolist() == slow.tolist()
     assert len(set(kept.flatten().tolist())) > 1
@@ -106,7 +118,9 @@ def test_beams_find_targets_at_least_as_likely_as_greedy_decoding():
         for at, token in enumerate(target):
             with torch.no_grad():
                 total += float(
-                    reference(model, ids[row, : real[row].sum()].tolist(), target[:at]).log_softmax(-1)[token]
+                    reference(model, ids[row, : real[row].sum()].tolist(), target[:at]).log_softmax(
+                        -1
+                    )[token]
                 )
         return total
 
@@ -119,7 +133,9 @@ def test_beams_find_targets_at_least_as_likely_as_greedy_decoding():
 
 def test_lengths_and_repeated_ngrams_are_bounded():
     model, (ids, real) = generator(seed=1), sources(6, 9, 7)
-    found = model.generate(ids, real, max_new_tokens=12, min_new_tokens=5, no_repeat_ngram_size=2, num_beams=2).tolist()
+    found = model.generate(
+        ids, real, max_new_tokens=12, min_new_tokens=5, no_repeat_ngram_size=2, num_beams=2
+    ).tolist()
     for target in found:
         assert len(target) <= 12
         assert START not in target[:5]
@@ -178,7 +194,8 @@ def test_a_bare_encoder_gets_a_tied_head_and_is_told(tmp_path):
     assert "new head over the vocabulary, tied to the embeddings" in made.note
     assert made.model.get_output_embeddings().weight is made.model.get_input_embeddings().weight
     assert torch.equal(
-        made.model.base_model.encoder.layer[0].output.dense.weight, model.encoder.layer[0].output.dense.weight
+        made.model.base_model.encoder.layer[0].output.dense.weight,
+        model.encoder.layer[0].output.dense.weight,
     )
     with pytest.raises(UsageError, match="it generates no text"):
         load_generator(str(tmp_path), TASK, new_head=False)
@@ -203,7 +220,9 @@ def test_texts_give_texts_in_their_order_after_reloading(tmp_path):
         loaded.generate("w1")
 
 
-@pytest.mark.parametrize("value", [3, {"mask_token_id": "x"}, {"mask_token_id": 4, "position_offset": 0}])
+@pytest.mark.parametrize(
+    "value", [3, {"mask_token_id": "x"}, {"mask_token_id": 4, "position_offset": 0}]
+)
 def test_a_damaged_configuration_is_refused(value, tmp_path):
     save_model(generator(), tiny_tokenizer(), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text("utf-8"))

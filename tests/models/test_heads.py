@@ -7,7 +7,16 @@ import encoders
 import pytest
 import torch
 import transformers as hf
-from encoders import NAMES, TASKS, assert_same_state, logits_of, on_disk, tiny_config, tiny_encoder, tiny_tokenizer
+from encoders import (
+    NAMES,
+    TASKS,
+    assert_same_state,
+    logits_of,
+    on_disk,
+    tiny_config,
+    tiny_encoder,
+    tiny_tokenizer,
+)
 from safetensors.torch import load_file, save_file
 from tokenizers import normalizers
 
@@ -40,7 +49,10 @@ def encoder_dir(tmp_path_factory) -> Callable[[str], Path]:
             # Wide weights, so that outputs differ by more than rounding.
             encoder = tiny_encoder(model_type, initializer_range=0.2)
             # The model's own names: saved files of some types have others.
-            save_file({name: tensor.clone() for name, tensor in encoder.state_dict().items()}, folder / KEPT)
+            save_file(
+                {name: tensor.clone() for name, tensor in encoder.state_dict().items()},
+                folder / KEPT,
+            )
             made[model_type] = on_disk(encoder, folder)
         return made[model_type]
 
@@ -92,7 +104,9 @@ def test_a_new_head_on_a_saved_encoder(encoder_dir, tmp_path, model_type, kind):
     model, config = headed.model, headed.model.config
     assert not model.training
     assert headed.note.startswith("a new head: ")
-    assert headed.token_types == (getattr(tiny_config(model_type), "type_vocab_size", 0) in range(2, 99))
+    assert headed.token_types == (
+        getattr(tiny_config(model_type), "type_vocab_size", 0) in range(2, 99)
+    )
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     # The encoder is kept.
     kept, own = load_file(source / KEPT), model.base_model.state_dict()
@@ -108,7 +122,9 @@ def test_a_new_head_on_a_saved_encoder(encoder_dir, tmp_path, model_type, kind):
     # A stock class loads what is saved, and so does kdcli: a model that can do the task.
     batch = encoders.padded_batch(model)
     logits = logits_of(model, batch)
-    assert logits.shape == ((2, 10, OUTPUTS[kind]) if kind in ("tokens", "span") else (2, OUTPUTS[kind]))
+    assert logits.shape == (
+        (2, 10, OUTPUTS[kind]) if kind in ("tokens", "span") else (2, OUTPUTS[kind])
+    )
     again = stock(saved(headed, tmp_path), AUTO_CLASS[kind])
     assert type(again) is type(model)
     assert_same_state(again, model)
@@ -140,7 +156,9 @@ def test_a_new_head_is_drawn_from_its_seed(encoder_dir, model_type):
     torch.manual_seed(2)
     two, other = load(source, kind).model, load(source, kind, seed=6).model
     assert_same_state(one, two)
-    differing = [n for n, t in one.state_dict().items() if not torch.equal(t, other.state_dict()[n])]
+    differing = [
+        n for n, t in one.state_dict().items() if not torch.equal(t, other.state_dict()[n])
+    ]
     assert differing
     # Nomic's encoders have no pooler, but its head reads one.
     inside = {n.split(".")[1] for n in differing if n.startswith(f"{one.base_model_prefix}.")}
@@ -152,7 +170,9 @@ def test_a_pooler_that_the_checkpoint_lacks_is_drawn_from_the_seed_too(tmp_path)
     tiny = tiny_encoder("bert")
     tiny_tokenizer().save_pretrained(tmp_path)
     tiny.config.save_pretrained(tmp_path)
-    bare = {name: tensor for name, tensor in tiny.state_dict().items() if not name.startswith("pooler.")}
+    bare = {
+        name: tensor for name, tensor in tiny.state_dict().items() if not name.startswith("pooler.")
+    }
     save_file(bare, tmp_path / "model.safetensors", {"format": "pt"})
     torch.manual_seed(1)
     one = load(tmp_path, "class").model
@@ -177,7 +197,12 @@ def test_a_checkpoint_that_lacks_a_part_of_its_head_is_refused(headed_dir, lost)
     [
         # Another spelling of the names does not matter; the data's is written down.
         ("class", ("ENTAILMENT", "Neutral", "contra-diction"), {}, "its own head"),
-        ("class", [None] * 3, {}, "its own head; its labels have no names, so their order is taken to be the data's"),
+        (
+            "class",
+            [None] * 3,
+            {},
+            "its own head; its labels have no names, so their order is taken to be the data's",
+        ),
         ("score", [None], {"problem_type": "regression"}, "its own head"),
     ],
 )
@@ -186,13 +211,17 @@ def test_a_fitting_head_is_used_as_it_is(headed_dir, kind, names, changes, note)
     for new_head in (True, False):
         headed = load(folder, kind, new_head=new_head)
         assert headed.note == note
-        assert headed.model.config.id2label == dict(enumerate(NAMES if kind == "class" else ["score"]))
+        assert headed.model.config.id2label == dict(
+            enumerate(NAMES if kind == "class" else ["score"])
+        )
         torch.testing.assert_close(outputs(headed.model), outputs(stock(folder)))
 
 
 @pytest.mark.parametrize("new_head", [True, False])
 @pytest.mark.parametrize("rest", [("entailment", "neutral"), ("neutral", "entailment")])
-def test_labels_in_another_order_are_refused_with_the_mapping_that_they_need(headed_dir, rest, new_head):
+def test_labels_in_another_order_are_refused_with_the_mapping_that_they_need(
+    headed_dir, rest, new_head
+):
     order = ("contradiction", *rest)
     folder = headed_dir(order)
     with pytest.raises(UsageError) as error:
@@ -203,7 +232,9 @@ def test_labels_in_another_order_are_refused_with_the_mapping_that_they_need(hea
     assert f"--set head.label_map='{needed}'" in error.value.hint
 
 
-@pytest.mark.parametrize(("model_type", "named"), [*((t, True) for t in TYPES if t != "splinter"), ("bert", False)])
+@pytest.mark.parametrize(
+    ("model_type", "named"), [*((t, True) for t in TYPES if t != "splinter"), ("bert", False)]
+)
 def test_the_mapping_puts_the_outputs_in_the_datas_order(headed_dir, model_type, named):
     # A cycle: a permutation that is not its own inverse.
     order = ("contradiction", "entailment", "neutral")
@@ -242,17 +273,37 @@ def test_a_mapping_without_a_head_to_reorder_is_refused(encoder_dir):
     ("kind", "names", "changes", "reason"),
     [
         ("class", ("a", "b"), {}, "its head has 2 outputs, nli needs 3"),
-        ("class", ("a", "b", "c"), {}, "its labels are 0 a, 1 b, 2 c, those of nli 0 entailment, 1 neutral, 2 contra"),
-        ("class", (None,), {"problem_type": "regression"}, "its head is for regression, not single_label_class"),
+        (
+            "class",
+            ("a", "b", "c"),
+            {},
+            "its labels are 0 a, 1 b, 2 c, those of nli 0 entailment, 1 neutral, 2 contra",
+        ),
+        (
+            "class",
+            (None,),
+            {"problem_type": "regression"},
+            "its head is for regression, not single_label_class",
+        ),
         ("class", (None,), {}, "its head has 1 outputs, nli needs 3"),
-        ("class", NAMES, {"problem_type": "multi_label_classification"}, "its head is for multi_label_classification"),
+        (
+            "class",
+            NAMES,
+            {"problem_type": "multi_label_classification"},
+            "its head is for multi_label_classification",
+        ),
         (
             "class",
             NAMES,
             {"auto": hf.AutoModelForTokenClassification},
             "BertForTokenClassification has no head for seque",
         ),
-        ("multi", NAMES, {"problem_type": "single_label_classification"}, "not multi_label_classification"),
+        (
+            "multi",
+            NAMES,
+            {"problem_type": "single_label_classification"},
+            "not multi_label_classification",
+        ),
         ("score", NAMES, {"problem_type": "single_label_classification"}, "not regression"),
         ("span", NAMES, {}, "has no head for question answering"),
         ("tokens", NAMES, {}, "has no head for token classification"),
@@ -272,7 +323,9 @@ def test_a_head_that_does_not_fit_is_refused_or_replaced(headed_dir, kind, names
     assert headed.model.config.problem_type == PROBLEM.get(kind, headed.model.config.problem_type)
     # The encoder under the old head is kept.
     own = headed.model.bert.encoder.layer[1].output.dense.weight
-    assert torch.equal(own, load_file(folder / "model.safetensors")["bert.encoder.layer.1.output.dense.weight"])
+    assert torch.equal(
+        own, load_file(folder / "model.safetensors")["bert.encoder.layer.1.output.dense.weight"]
+    )
 
 
 def test_a_bare_encoder_needs_a_new_head(encoder_dir):
@@ -297,24 +350,40 @@ def test_a_bare_encoder_needs_a_new_head(encoder_dir):
 )
 def test_a_pipeline_gives_named_probabilities(encoder_dir, tmp_path, model_type, kind, likely):
     headed = load(encoder_dir(model_type), kind)
-    (output,) = hf.pipeline("text-classification", model=saved(headed, tmp_path), top_k=None)("w1 w2 w3")
-    logits = logits_of(headed.model, {"input_ids": headed.tokenizer("w1 w2 w3", return_tensors="pt")["input_ids"]})[0]
+    (output,) = hf.pipeline("text-classification", model=saved(headed, tmp_path), top_k=None)(
+        "w1 w2 w3"
+    )
+    logits = logits_of(
+        headed.model, {"input_ids": headed.tokenizer("w1 w2 w3", return_tensors="pt")["input_ids"]}
+    )[0]
     expected = dict(zip(TASKS[kind].labels or ["score"], likely(logits).tolist(), strict=True))
     assert {one["label"]: pytest.approx(one["score"], abs=1e-5) for one in output} == expected
 
 
 def test_a_pipeline_gives_the_tags_of_words(encoder_dir, tmp_path):
     headed = load(encoder_dir("xlm-roberta"), "tokens")
-    output = hf.pipeline("token-classification", model=saved(headed, tmp_path), ignore_labels=[])("w1 w2 w3")
-    logits = logits_of(headed.model, {"input_ids": headed.tokenizer("w1 w2 w3", return_tensors="pt")["input_ids"]})[0]
+    output = hf.pipeline("token-classification", model=saved(headed, tmp_path), ignore_labels=[])(
+        "w1 w2 w3"
+    )
+    logits = logits_of(
+        headed.model, {"input_ids": headed.tokenizer("w1 w2 w3", return_tensors="pt")["input_ids"]}
+    )[0]
     tags = [TASKS["tokens"].labels[i] for i in logits.argmax(-1).tolist()]
-    assert [(one["word"], one["entity"]) for one in output] == list(zip(["w1", "w2", "w3"], tags, strict=True))
+    assert [(one["word"], one["entity"]) for one in output] == list(
+        zip(["w1", "w2", "w3"], tags, strict=True)
+    )
 
 
 # Byte-level tokenizers: words come one by one, and one in the middle of a text begins with a space.
 
 MERGES = (("t", "h"), ("th", "e"), ("Ġ", "the"), ("a", "t"), ("c", "at"), ("Ġ", "cat"))
-SPECIAL = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
+SPECIAL = {
+    "pad_token": "<pad>",
+    "unk_token": "<unk>",
+    "cls_token": "<s>",
+    "sep_token": "</s>",
+    "mask_token": "<mask>",
+}
 
 
 def byte_level_tokenizer(how: str):
@@ -326,16 +395,27 @@ def byte_level_tokenizer(how: str):
     return hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
 
 
-@pytest.mark.parametrize("how", ["a class of its own", "the plain class, as ModernBERT's", "normalised"])
+@pytest.mark.parametrize(
+    "how", ["a class of its own", "the plain class, as ModernBERT's", "normalised"]
+)
 def test_a_byte_level_tokenizer_puts_a_space_before_each_word(tmp_path, how):
     tiny_encoder("roberta", vocab_size=300).save_pretrained(tmp_path)
     byte_level_tokenizer(how).save_pretrained(tmp_path)
     headed = load(tmp_path, "tokens")
     again = load(saved(headed, tmp_path / "saved"), "tokens", new_head=False).tokenizer
-    for tokenizer in (headed.tokenizer, hf.AutoTokenizer.from_pretrained(tmp_path / "saved"), again):
-        encoded = tokenizer(["the", "cat", "the"], is_split_into_words=True, add_special_tokens=False)
+    for tokenizer in (
+        headed.tokenizer,
+        hf.AutoTokenizer.from_pretrained(tmp_path / "saved"),
+        again,
+    ):
+        encoded = tokenizer(
+            ["the", "cat", "the"], is_split_into_words=True, add_special_tokens=False
+        )
         assert tokenizer.convert_ids_to_tokens(encoded["input_ids"]) == ["Ġthe", "Ġcat", "Ġthe"]
         assert encoded.word_ids() == [0, 1, 2]
     # Texts keep the tokenizer they came with.
     plain = load(tmp_path, "class").tokenizer
-    assert plain.convert_ids_to_tokens(plain("the cat", add_special_tokens=False)["input_ids"]) == ["the", "Ġcat"]
+    assert plain.convert_ids_to_tokens(plain("the cat", add_special_tokens=False)["input_ids"]) == [
+        "the",
+        "Ġcat",
+    ]

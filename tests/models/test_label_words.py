@@ -8,7 +8,16 @@ import encoders
 import pytest
 import torch
 import transformers as hf
-from encoders import NAMES, TASKS, WORDS, assert_same_state, logits_of, on_disk, tiny_config, tiny_tokenizer
+from encoders import (
+    NAMES,
+    TASKS,
+    WORDS,
+    assert_same_state,
+    logits_of,
+    on_disk,
+    tiny_config,
+    tiny_tokenizer,
+)
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import kdcli
@@ -25,7 +34,11 @@ WIDE["rembert"] = {"input_embedding_size": 32}
 """Embeddings as wide as the states."""
 OF_TEXTS = sorted(name for name, row in LAYOUTS.items() if row.head or row.head_norm)
 OF_SPANS = sorted({*OF_TEXTS, "mobilebert"} - {"esm", "eurobert", "nomic_bert"})
-WITH_MLM = [kind for kind in sorted(LAYOUTS) if type(tiny_config(kind)) in hf.AutoModelForMaskedLM._model_mapping]
+WITH_MLM = [
+    kind
+    for kind in sorted(LAYOUTS)
+    if type(tiny_config(kind)) in hf.AutoModelForMaskedLM._model_mapping
+]
 CLOSE = {"rtol": 1e-3, "atol": 1e-3}
 """Of logits whose size is some units (asserted)."""
 RECOMPUTED = {"rtol": 1e-5, "atol": 1e-6}
@@ -43,14 +56,20 @@ def model_dir_of(tmp_path_factory) -> Callable[..., Path]:
             torch.manual_seed(0)
             folder = tmp_path_factory.mktemp(model_type)
             wide = {} if auto is hf.AutoModelForMaskedLM else WIDE.get(model_type, {})
-            model = auto.from_config(tiny_config(model_type, **{"initializer_range": 0.2} | wide | changes))
+            model = auto.from_config(
+                tiny_config(model_type, **{"initializer_range": 0.2} | wide | changes)
+            )
             with torch.no_grad():
                 if auto is hf.AutoModel:
                     model.get_input_embeddings().weight.mul_(2)
                 # Biases of 0 and norms of 1 would be equal wherever they come from.
                 for name, parameter in model.named_parameters():
-                    of_head = auto is not hf.AutoModel and not name.startswith(f"{model.base_model_prefix}.")
-                    if parameter.dim() == 1 and (of_head or (auto is hf.AutoModel and "norm" in name.lower())):
+                    of_head = auto is not hf.AutoModel and not name.startswith(
+                        f"{model.base_model_prefix}."
+                    )
+                    if parameter.dim() == 1 and (
+                        of_head or (auto is hf.AutoModel and "norm" in name.lower())
+                    ):
                         parameter.add_(torch.randn_like(parameter) * 0.2)
             save_model(model, tiny_tokenizer(), folder)
             made[key] = folder
@@ -111,25 +130,38 @@ def test_logits_of_texts_are_dot_products_and_stay_so_when_saved(encoder_dir, tm
     assert_same_model(again.model, model, batch)
     # The head is frozen; of the encoder only its own pooler and what never trains (RoFormer's table of positions) are.
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
-    head = {name for name, _ in model.named_parameters() if not name.startswith(model.base_model_prefix + ".")}
+    head = {
+        name
+        for name, _ in model.named_parameters()
+        if not name.startswith(model.base_model_prefix + ".")
+    }
     assert head <= frozen
     assert all("pooler" in name or "embed_positions" in name for name in frozen - head)
     # It has no dropout.
     model.train()
     model.base_model.eval()
     torch.testing.assert_close(logits_of(model, batch), logits, **RECOMPUTED)
-    rates = {v for k, v in model.config.to_dict().items() if k in ("classifier_dropout", "pooler_dropout")}
+    rates = {
+        v
+        for k, v in model.config.to_dict().items()
+        if k in ("classifier_dropout", "pooler_dropout")
+    }
     assert not rates - {0.0}
 
 
 @pytest.mark.parametrize("model_type", OF_TEXTS)
 def test_gradients_reach_the_encoder_as_those_of_dot_products(encoder_dir, model_type):
     model = load(encoder_dir(model_type)).model
-    batch, place = batch_of(model), next(p for n, p in model.named_parameters() if "layer" in n and p.dim() == 2)
+    batch, place = (
+        batch_of(model),
+        next(p for n, p in model.named_parameters() if "layer" in n and p.dim() == 2),
+    )
     (gradient,) = torch.autograd.grad(model(**batch).logits[:, 1].sum(), place)
     ids = tiny_tokenizer().convert_tokens_to_ids(list(WORDS))
     row = model.get_input_embeddings().weight[ids[1]].detach()
-    (expected,) = torch.autograd.grad((model.base_model(**batch).last_hidden_state[:, 0] @ row).sum(), place)
+    (expected,) = torch.autograd.grad(
+        (model.base_model(**batch).last_hidden_state[:, 0] @ row).sum(), place
+    )
     assert expected.abs().max() > 0
     assert (gradient - expected).norm() < 2e-3 * expected.norm()
 
@@ -144,18 +176,27 @@ def test_logits_of_other_tasks_are_dot_products_too(encoder_dir, tmp_path, model
     expected = dot_products(headed.model, TASKS[kind].words, batch)
     real = batch["attention_mask"].bool() if kind in ("span", "tokens") else ...
     logits = logits_of(headed.model, batch)
-    torch.testing.assert_close(logits[real], expected[real] if logits.dim() == 3 else expected[:, 0], **CLOSE)
-    assert_same_model(AUTO_CLASS[kind].from_pretrained(saved(headed, tmp_path)).eval(), headed.model, batch)
+    torch.testing.assert_close(
+        logits[real], expected[real] if logits.dim() == 3 else expected[:, 0], **CLOSE
+    )
+    assert_same_model(
+        AUTO_CLASS[kind].from_pretrained(saved(headed, tmp_path)).eval(), headed.model, batch
+    )
 
 
 @pytest.mark.parametrize(
     ("model_type", "changes"),
-    [*(("deberta-v2", {"pooler_hidden_act": name}) for name in (*SMALL, "relu")), ("modernbert", {"norm_bias": True})],
+    [
+        *(("deberta-v2", {"pooler_hidden_act": name}) for name in (*SMALL, "relu")),
+        ("modernbert", {"norm_bias": True}),
+    ],
 )
 def test_every_transform_is_made_the_identity(encoder_dir, model_type, changes):
     model = load(encoder_dir(model_type, **changes)).model
     batch = batch_of(model)
-    torch.testing.assert_close(logits_of(model, batch), dot_products(model, WORDS, batch)[:, 0], **CLOSE)
+    torch.testing.assert_close(
+        logits_of(model, batch), dot_products(model, WORDS, batch)[:, 0], **CLOSE
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -188,7 +229,9 @@ def test_a_norm_with_a_weight_of_zero_is_refused(tmp_path):
 def test_another_head_of_the_checkpoint_is_replaced(encoder_dir, tmp_path):
     first = load(encoder_dir("bert"), words=("w1", "w2", "w5"))
     batch, model = batch_of(first.model), load(saved(first, tmp_path)).model
-    torch.testing.assert_close(logits_of(model, batch), dot_products(model, WORDS, batch)[:, 0], **CLOSE)
+    torch.testing.assert_close(
+        logits_of(model, batch), dot_products(model, WORDS, batch)[:, 0], **CLOSE
+    )
 
 
 # What gives no such head.
@@ -197,13 +240,28 @@ def test_another_head_of_the_checkpoint_is_replaced(encoder_dir, tmp_path):
 @pytest.mark.parametrize(
     ("model_type", "changes", "kind", "message"),
     [
-        *((t, {"embedding_size": 16}, "class", "are 16 wide and its states 32") for t in ("electra", "albert")),
-        ("mobilebert", {}, "class", "MobileBertForSequenceClassification cannot be made of label words"),
+        *(
+            (t, {"embedding_size": 16}, "class", "are 16 wide and its states 32")
+            for t in ("electra", "albert")
+        ),
+        (
+            "mobilebert",
+            {},
+            "class",
+            "MobileBertForSequenceClassification cannot be made of label words",
+        ),
         ("splinter", {}, "span", "SplinterForQuestionAnswering cannot be made of label words"),
-        ("deberta-v2", {"pooler_hidden_act": "mish"}, "class", "activation mish, which cannot be made the identity"),
+        (
+            "deberta-v2",
+            {"pooler_hidden_act": "mish"},
+            "class",
+            "activation mish, which cannot be made the identity",
+        ),
     ],
 )
-def test_a_head_that_cannot_be_made_of_label_words_is_refused(encoder_dir, model_type, changes, kind, message):
+def test_a_head_that_cannot_be_made_of_label_words_is_refused(
+    encoder_dir, model_type, changes, kind, message
+):
     with pytest.raises(UsageError, match=message) as error:
         load(encoder_dir(model_type, **changes), kind)
     assert "head.kind=scratch" in error.value.hint
@@ -224,10 +282,16 @@ def test_mlm_gives_the_whole_heads_logits_of_the_words(masked_dir, tmp_path, mod
     model, batch = headed.model, batch_of(headed.model)
     logits = logits_of(model, batch)
     assert logits.std() > 0.05
-    torch.testing.assert_close(logits, of_whole(masked_dir(model_type), WORDS, batch)[:, 0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        logits, of_whole(masked_dir(model_type), WORDS, batch)[:, 0], rtol=1e-5, atol=1e-5
+    )
     # Nothing of the vocabulary is left in the head, and nothing of the head is trained.
     prefix = f"{model.base_model_prefix}."
-    assert not any(64 in p.shape or p.requires_grad for n, p in model.named_parameters() if not n.startswith(prefix))
+    assert not any(
+        64 in p.shape or p.requires_grad
+        for n, p in model.named_parameters()
+        if not n.startswith(prefix)
+    )
     again = load_for_task(saved(headed, tmp_path), TASKS["class"], new_head=False)
     assert again.note == "its own head"
     assert_same_model(again.model, model, batch)
@@ -246,7 +310,9 @@ def test_mlm_of_every_kind_of_task(masked_dir, tmp_path, kind):
     expected = of_whole(folder, task.words, batch)
     logits = logits_of(headed.model, batch)
     torch.testing.assert_close(logits, expected if kind in ("tokens", "span") else expected[:, 0])
-    assert_same_model(load_for_task(saved(headed, tmp_path), task, new_head=False).model, headed.model, batch)
+    assert_same_model(
+        load_for_task(saved(headed, tmp_path), task, new_head=False).model, headed.model, batch
+    )
     other: Kind = "class" if kind in ("tokens", "span") else "span"
     with pytest.raises(UsageError, match="LabelWordsRobertaForMaskedLM has no head for"):
         load_for_task(str(tmp_path), TASKS[other], new_head=False)
@@ -257,13 +323,21 @@ def test_mlm_is_read_elsewhere_with_the_code_beside_it(masked_dir, tmp_path, mon
     monkeypatch.syspath_prepend(tmp_path / "modules")
     headed = load(masked_dir("bert"), head="mlm")
     folder, batch = saved(headed, tmp_path / "saved"), batch_of(headed.model)
-    elsewhere = hf.AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).eval()
+    elsewhere = hf.AutoModelForSequenceClassification.from_pretrained(
+        folder, trust_remote_code=True
+    ).eval()
     assert type(elsewhere).__module__.startswith("transformers_modules")
-    torch.testing.assert_close(logits_of(elsewhere, batch), logits_of(headed.model, batch), **RECOMPUTED)
-    (output,) = hf.pipeline("text-classification", model=folder, trust_remote_code=True, top_k=None)("w1 w2")
+    torch.testing.assert_close(
+        logits_of(elsewhere, batch), logits_of(headed.model, batch), **RECOMPUTED
+    )
+    (output,) = hf.pipeline(
+        "text-classification", model=folder, trust_remote_code=True, top_k=None
+    )("w1 w2")
     assert {one["label"] for one in output} == set(NAMES)
     elsewhere.save_pretrained(tmp_path / "again")
-    again = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "again", trust_remote_code=True).eval()
+    again = hf.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "again", trust_remote_code=True
+    ).eval()
     assert_same_model(again, elsewhere, batch)
     with pytest.raises(TypeError, match="LabelWordsBertForMaskedLM computes no loss"):
         again(**batch, labels=torch.zeros(6, dtype=torch.long))
@@ -284,15 +358,23 @@ def test_another_head_on_its_encoder_leaves_nothing_of_the_words(masked_dir, tmp
 def test_a_class_that_kdcli_does_not_know_is_refused(masked_dir, tmp_path):
     saved(load(masked_dir("bert"), head="mlm"), tmp_path)
     file = tmp_path / "config.json"
-    file.write_text(file.read_text("utf-8").replace('"LabelWordsBertForMaskedLM"\n', '"Other"\n'), "utf-8")
-    for read in (lambda: kdcli.load(tmp_path), lambda: load_for_task(str(tmp_path), TASKS["class"], new_head=False)):
+    file.write_text(
+        file.read_text("utf-8").replace('"LabelWordsBertForMaskedLM"\n', '"Other"\n'), "utf-8"
+    )
+    for read in (
+        lambda: kdcli.load(tmp_path),
+        lambda: load_for_task(str(tmp_path), TASKS["class"], new_head=False),
+    ):
         with pytest.raises(UsageError, match="names class 'Other', which is not known"):
             read()
 
 
 @pytest.mark.parametrize(
     ("model_type", "message"),
-    [("modernbert", "is ModernBertModel, without a masked-lan"), ("splinter", "splinter has no masked-language-model")],
+    [
+        ("modernbert", "is ModernBertModel, without a masked-lan"),
+        ("splinter", "splinter has no masked-language-model"),
+    ],
 )
 def test_mlm_of_a_checkpoint_without_such_a_head_is_refused(encoder_dir, model_type, message):
     with pytest.raises(UsageError, match=message) as error:
@@ -309,11 +391,15 @@ def ids_of(tokenizer, words) -> list[str]:
 
 
 def word_piece() -> hf.PreTrainedTokenizerFast:
-    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "yes", "no", "ter", "##rible", "great"])}
+    vocabulary = {
+        word: i for i, word in enumerate(["[PAD]", "[UNK]", "yes", "no", "ter", "##rible", "great"])
+    }
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]")
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]"
+    )
 
 
 def bytes_with_yes() -> hf.PreTrainedTokenizerFast:
@@ -324,14 +410,23 @@ def bytes_with_yes() -> hf.PreTrainedTokenizerFast:
 
 def sentence_piece() -> hf.PreTrainedTokenizerFast:
     """Without a normaliser that joins spaces: a text that begins with one begins with a piece for it."""
-    pieces = [("<unk>", 0.0), ("▁", -2.0), ("▁yes", -3.0), ("▁no", -3.0), *((c, -9.0) for c in "yesno")]
+    pieces = [
+        ("<unk>", 0.0),
+        ("▁", -2.0),
+        ("▁yes", -3.0),
+        ("▁no", -3.0),
+        *((c, -9.0) for c in "yesno"),
+    ]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     return hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
 def test_words_are_found_as_they_stand_in_a_text():
-    assert (ids_of(word_piece(), ["Yes", "No"]), ids_of(bytes_with_yes(), ["yes"])) == (["yes", "no"], ["Ġyes"])
+    assert (ids_of(word_piece(), ["Yes", "No"]), ids_of(bytes_with_yes(), ["yes"])) == (
+        ["yes", "no"],
+        ["Ġyes"],
+    )
     assert ids_of(sentence_piece(), ["yes", "no"]) == ["▁yes", "▁no"]
 
 
@@ -342,14 +437,21 @@ def test_words_are_found_as_they_stand_in_a_text():
         (word_piece, ["great", "bad"], "'bad' of task nli is not in its vocabulary"),
         (word_piece, ["great", ""], "'' of task nli is not in its vocabulary"),
         (word_piece, ["Yes", "yes"], "'Yes' and 'yes' are the same token yes"),
-        (bytes_with_yes, ["yes", "no"], r"'no' of task nli is (3 tokens \(Ġ n o\)|2 tokens \(Ġ no\))"),
+        (
+            bytes_with_yes,
+            ["yes", "no"],
+            r"'no' of task nli is (3 tokens \(Ġ n o\)|2 tokens \(Ġ no\))",
+        ),
         (sentence_piece, ["yes", "son"], "'son' of task nli is 4 tokens"),
     ],
 )
 def test_a_word_that_is_not_one_token_of_its_own_is_refused(make, words, message):
     with pytest.raises(UsageError, match=message) as error:
         ids_of(make(), words)
-    assert "choose one for each of c0, c1, each one token, in this order: --set head.words=" in error.value.hint
+    assert (
+        "choose one for each of c0, c1, each one token, in this order: --set head.words="
+        in error.value.hint
+    )
 
 
 @pytest.mark.parametrize(("kind", "outputs"), [("class", 3), ("score", 1), ("span", 2)])

@@ -34,7 +34,9 @@ def test_no_prefix_of_the_embeddings_is_one_of_the_layers(kind):
     row = layout_for(model.config)
     names = [name for name, _ in model.named_parameters()]
     embeddings = [name for name in names if name.startswith(row.embeddings)]
-    assert any(model.get_parameter(name) is model.get_input_embeddings().weight for name in embeddings)
+    assert any(
+        model.get_parameter(name) is model.get_input_embeddings().weight for name in embeddings
+    )
     assert not [name for name in embeddings if name.startswith(f"{row.layers}.")]
 
 
@@ -55,15 +57,21 @@ def test_each_weight_of_the_layers_linears_is_in_one_matrix(kind):
     model = tiny_encoder(kind)
     counts = {}
     for matrix in matrices(model):
-        of = counts.setdefault(matrix.path, torch.zeros_like(model.get_submodule(matrix.path).weight))
+        of = counts.setdefault(
+            matrix.path, torch.zeros_like(model.get_submodule(matrix.path).weight)
+        )
         of[slice(None) if matrix.rows is None else matrix.rows] += torch.ones(matrix.shape)
         assert matrix.numel == matrix.of(of).numel()
     assert all(bool((of == 1).all()) for of in counts.values())
     row = layout_for(model.config)
     layers = row.modules(model)
     assert all(tuple(linears(row, layer)) == MATRICES for layer in layers)
-    inside = {id(m): n for layer in layers for n, m in layer.named_modules() if isinstance(m, nn.Linear)}
-    missed = {inside[i] for i in inside} - {inside[id(model.get_submodule(path))] for path in counts}
+    inside = {
+        id(m): n for layer in layers for n, m in layer.named_modules() if isinstance(m, nn.Linear)
+    }
+    missed = {inside[i] for i in inside} - {
+        inside[id(model.get_submodule(path))] for path in counts
+    }
     assert all(any(word in name for word in FURTHER.get(kind, ())) for name in missed), missed
     names = [m.name for m in matrices(model)]
     assert len(names) == len(set(names))

@@ -56,7 +56,9 @@ def one_shard_missing(folder: Path) -> None:
     names = load_encoder(str(folder)).model.state_dict()
     shards = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(names)}
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}), "utf-8")
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": shards}), "utf-8"
+    )
 
 
 def broken_index(folder: Path) -> None:
@@ -66,33 +68,86 @@ def broken_index(folder: Path) -> None:
 
 BAD = {
     "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
-    "config is no JSON": (lambda d: (d / "config.json").write_text("{nope"), "is not valid JSON: .* line 1 column 2"),
-    "config is binary": (lambda d: (d / "config.json").write_bytes(b"\xff\xfe"), "is not valid JSON"),
-    "config is a list": (lambda d: (d / "config.json").write_text("[]"), "must hold a JSON object, not a list"),
+    "config is no JSON": (
+        lambda d: (d / "config.json").write_text("{nope"),
+        "is not valid JSON: .* line 1 column 2",
+    ),
+    "config is binary": (
+        lambda d: (d / "config.json").write_bytes(b"\xff\xfe"),
+        "is not valid JSON",
+    ),
+    "config is a list": (
+        lambda d: (d / "config.json").write_text("[]"),
+        "must hold a JSON object, not a list",
+    ),
     "config is empty": (lambda d: (d / "config.json").write_text("{}"), "has no model_type"),
-    "wrong type of value": (lambda d: change(d, "config.json", hidden_size="wide"), "'hidden_size' expected int"),
-    "unknown type": (lambda d: change(d, "config.json", model_type="brt"), "unknown model type 'brt'; did you mean"),
-    "causal decoder": (lambda d: change(d, "config.json", model_type="gpt2"), "'gpt2' is a decoder"),
-    "sequence to sequence": (lambda d: change(d, "config.json", model_type="t5"), "'t5' is a decoder or an encoder-"),
+    "wrong type of value": (
+        lambda d: change(d, "config.json", hidden_size="wide"),
+        "'hidden_size' expected int",
+    ),
+    "unknown type": (
+        lambda d: change(d, "config.json", model_type="brt"),
+        "unknown model type 'brt'; did you mean",
+    ),
+    "causal decoder": (
+        lambda d: change(d, "config.json", model_type="gpt2"),
+        "'gpt2' is a decoder",
+    ),
+    "sequence to sequence": (
+        lambda d: change(d, "config.json", model_type="t5"),
+        "'t5' is a decoder or an encoder-",
+    ),
     "bert as decoder": (lambda d: change(d, "config.json", is_decoder=True), "'bert' is a decoder"),
-    "other width": (lambda d: change(d, "config.json", hidden_size=16), "do not fit its config.json: tensors of other"),
-    "other heads": (lambda d: change(d, "config.json", num_attention_heads=5), r"the config.json of .* heads \(5\)"),
-    "more layers": (lambda d: change(d, "config.json", num_hidden_layers=5), "incomplete: 16 tensors are missing"),
+    "other width": (
+        lambda d: change(d, "config.json", hidden_size=16),
+        "do not fit its config.json: tensors of other",
+    ),
+    "other heads": (
+        lambda d: change(d, "config.json", num_attention_heads=5),
+        r"the config.json of .* heads \(5\)",
+    ),
+    "more layers": (
+        lambda d: change(d, "config.json", num_hidden_layers=5),
+        "incomplete: 16 tensors are missing",
+    ),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "has no model.safetensors"),
     "pickled weights": (pickled, r"weights as a pickle \(pytorch_model.bin\)"),
-    "truncated header": (lambda d: cut(d / "model.safetensors", 100), "model.safetensors is damaged"),
-    "last bytes missing": (lambda d: cut(d / "model.safetensors", -10), "model.safetensors is damaged"),
-    "pointer of git-lfs": (
-        lambda d: (d / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\nsize 3\n"),
+    "truncated header": (
+        lambda d: cut(d / "model.safetensors", 100),
         "model.safetensors is damaged",
     ),
-    "missing shard": (one_shard_missing, "cannot be read: No such file .*model-00002-of-00002.safetensors"),
+    "last bytes missing": (
+        lambda d: cut(d / "model.safetensors", -10),
+        "model.safetensors is damaged",
+    ),
+    "pointer of git-lfs": (
+        lambda d: (d / "model.safetensors").write_text(
+            "version https://git-lfs.github.com/spec/v1\nsize 3\n"
+        ),
+        "model.safetensors is damaged",
+    ),
+    "missing shard": (
+        one_shard_missing,
+        "cannot be read: No such file .*model-00002-of-00002.safetensors",
+    ),
     "broken index": (broken_index, "index.json is not valid JSON"),
     "no tokenizer": (without_tokenizer, "has no tokenizer"),
-    "half a tokenizer": (lambda d: (d / "tokenizer.json").unlink(), "tokenizer of .* cannot be loaded"),
-    "broken tokenizer": (lambda d: (d / "tokenizer.json").write_text("{"), "tokenizer.json is not valid JSON"),
-    "empty tokenizer": (lambda d: (d / "tokenizer.json").write_text('{"a": 1}'), "tokenizer of .* cannot be loaded"),
-    "tokenizer config is a list": (lambda d: (d / "tokenizer_config.json").write_text("[]"), "must hold a JSON object"),
+    "half a tokenizer": (
+        lambda d: (d / "tokenizer.json").unlink(),
+        "tokenizer of .* cannot be loaded",
+    ),
+    "broken tokenizer": (
+        lambda d: (d / "tokenizer.json").write_text("{"),
+        "tokenizer.json is not valid JSON",
+    ),
+    "empty tokenizer": (
+        lambda d: (d / "tokenizer.json").write_text('{"a": 1}'),
+        "tokenizer of .* cannot be loaded",
+    ),
+    "tokenizer config is a list": (
+        lambda d: (d / "tokenizer_config.json").write_text("[]"),
+        "must hold a JSON object",
+    ),
 }
 
 
@@ -124,7 +179,9 @@ def test_the_command_in_the_hint_converts_a_pickle(model_dir, tmp_path):
     for file in model_dir.glob("tokenizer*"):
         (tmp_path / "converted" / file.name).write_bytes(file.read_bytes())
     after = load_encoder(str(tmp_path / "converted")).model.state_dict()
-    assert all(torch.equal(after[name], tensor) for name, tensor in before.items() if "pooler" not in name)
+    assert all(
+        torch.equal(after[name], tensor) for name, tensor in before.items() if "pooler" not in name
+    )
 
 
 def with_code(folder: Path, marker: Path, model_type: str) -> None:
@@ -140,7 +197,9 @@ def with_code(folder: Path, marker: Path, model_type: str) -> None:
 
 
 def test_code_that_comes_with_a_model_is_not_run_by_default(model_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "modules")])
     monkeypatch.setitem(layout.LAYOUTS, "mine", layout.LAYOUTS["bert"])
     marker = tmp_path / "it-ran"
@@ -207,7 +266,11 @@ def test_what_is_saved_is_a_stock_directory(tmp_path):
 def test_a_tokenizer_is_saved_as_it_was_loaded_whatever_it_tokenised(cut, model_dir, tmp_path):
     file = model_dir / "tokenizer.json"
     tree = json.loads(file.read_text("utf-8"))
-    padding = None if cut is None else {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None}
+    padding = (
+        None
+        if cut is None
+        else {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None}
+    )
     padding = padding and padding | {"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
     file.write_text(json.dumps(tree | {"truncation": cut, "padding": padding}), "utf-8")
     loaded = load_encoder(str(model_dir))
@@ -249,7 +312,9 @@ def test_a_hub_gives_a_model_once_or_one_error(hub, model_dir, tmp_path):  # noq
         del hub.repositories["someone/speechless"][name]
     hub.broken.add("someone/broken/model.safetensors")
     del hub.repositories["someone/absent"]
-    first, *errors = hub.told(tmp_path, PROGRAM, "someone/tiny-bert", *(f"someone/{name}" for name in cases))
+    first, *errors = hub.told(
+        tmp_path, PROGRAM, "someone/tiny-bert", *(f"someone/{name}" for name in cases)
+    )
     own = load_encoder(str(model_dir)).model.get_input_embeddings().weight.detach().double().sum()
     assert first == f"4x32:128@4 64 {float(own)}"
     assert ("GET", f"/someone/tiny-bert/resolve/{COMMIT}/model.safetensors") in hub.asked
@@ -260,6 +325,9 @@ def test_a_hub_gives_a_model_once_or_one_error(hub, model_dir, tmp_path):  # noq
     hub.asked.clear()
     offline = hub.told(tmp_path, PROGRAM, "someone/tiny-bert", "someone/absent", HF_HUB_OFFLINE="1")
     assert offline[0] == first
-    assert "'someone/absent' was found neither as a directory, nor in the Hugging Face cache" in offline[1]
+    assert (
+        "'someone/absent' was found neither as a directory, nor in the Hugging Face cache"
+        in offline[1]
+    )
     assert "a local directory or 'demo'" in offline[1]
     assert hub.asked == []

@@ -51,21 +51,30 @@ def own_logits(model, batch):
 
 def test_a_student_of_an_encoder_gets_a_random_head_and_that_is_said(model):
     encoder = model.base_model
-    made = student_with_head(encoder, build_student(encoder, parse_shape("1x16", shape_of(model.config))), seed=3)
+    made = student_with_head(
+        encoder, build_student(encoder, parse_shape("1x16", shape_of(model.config))), seed=3
+    )
     assert type(made.model) is type(model)
-    assert made.notes[-1] == "head initialised at random: the teacher has no masked-language-model head"
+    assert (
+        made.notes[-1]
+        == "head initialised at random: the teacher has no masked-language-model head"
+    )
     assert own_logits(made.model.eval(), batch_of()).isfinite().all()
 
 
 @pytest.mark.parametrize("headed", [True, False])
 def test_a_checkpoint_without_a_head_may_be_loaded_as_an_encoder(tmp_path, headed):
-    save_model(tiny_masked_lm("bert") if headed else tiny_encoder("bert"), tiny_tokenizer(), tmp_path)
+    save_model(
+        tiny_masked_lm("bert") if headed else tiny_encoder("bert"), tiny_tokenizer(), tmp_path
+    )
     found = load_masked_lm(str(tmp_path), otherwise="x", bare=True).model
     assert type(found).__name__ == ("BertForMaskedLM" if headed else "BertModel")
 
 
 def test_these_are_the_types_with_a_head():
-    assert [k for k in sorted(LAYOUTS) if type(tiny_config(k)) in AutoModelForMaskedLM._model_mapping] == TYPES
+    assert [
+        k for k in sorted(LAYOUTS) if type(tiny_config(k)) in AutoModelForMaskedLM._model_mapping
+    ] == TYPES
 
 
 @torch.no_grad()
@@ -98,12 +107,16 @@ def test_every_parameter_learns_from_the_logits_at_labelled_tokens(model):
     labels = batch["labels"][batch["labels"] != IGNORED]
     run = capture(model, LOGITS)
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    idle = params_without_grad(parameters, torch.nn.functional.cross_entropy(run(batch).logits, labels))
+    idle = params_without_grad(
+        parameters, torch.nn.functional.cross_entropy(run(batch).logits, labels)
+    )
     assert [n for n in idle if not n.startswith(f"{model.base_model_prefix}.")] == []
     gradients, all_of_them = [], list(parameters.values())
     for logits in (run(batch).logits, own_logits(model, batch)[batch["labels"] != IGNORED]):
         loss = torch.nn.functional.cross_entropy(logits, labels)
-        gradients.append(torch.autograd.grad(loss, all_of_them, allow_unused=True, materialize_grads=True))
+        gradients.append(
+            torch.autograd.grad(loss, all_of_them, allow_unused=True, materialize_grads=True)
+        )
     for one, two in zip(*gradients, strict=True):
         torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-3)
 
@@ -126,7 +139,9 @@ def test_a_student_runs_under_its_teachers_head_and_reloads(model, text, tmp_pat
     fresh = f", except {', '.join(left)}, which start at random" if left else ""
     assert made.notes[-1] == f"head initialised from the teacher's{fresh}"
     assert {m.p for m in student.base_model.modules() if isinstance(m, torch.nn.Dropout)} <= {0.25}
-    assert (student.get_output_embeddings().weight is words) == bool(student.config.tie_word_embeddings)
+    assert (student.get_output_embeddings().weight is words) == bool(
+        student.config.tie_word_embeddings
+    )
     student.eval()
     own = own_logits(student, batch_of())
     assert own.isfinite().all()
@@ -134,15 +149,21 @@ def test_a_student_runs_under_its_teachers_head_and_reloads(model, text, tmp_pat
     again = load_masked_lm(str(tmp_path), otherwise="")
     assert again.shape == shape
     torch.testing.assert_close(own_logits(again.model, batch_of()), own, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(capture(student, LOGITS)(batch_of()).logits, own[batch_of()["labels"] != IGNORED])
+    torch.testing.assert_close(
+        capture(student, LOGITS)(batch_of()).logits, own[batch_of()["labels"] != IGNORED]
+    )
     _, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not [n for n in info["missing_keys"] if "pooler" not in n and "contact_head" not in n]
 
 
 @torch.no_grad()
 def test_a_student_of_all_of_its_teacher_is_its_teacher(model):
-    student = student_with_head(model, build_student(model.base_model, shape_of(model.config))).model.eval()
-    torch.testing.assert_close(own_logits(student, batch_of()), own_logits(model, batch_of()), atol=1e-5, rtol=1e-4)
+    student = student_with_head(
+        model, build_student(model.base_model, shape_of(model.config))
+    ).model.eval()
+    torch.testing.assert_close(
+        own_logits(student, batch_of()), own_logits(model, batch_of()), atol=1e-5, rtol=1e-4
+    )
 
 
 @torch.no_grad()
@@ -154,7 +175,9 @@ def test_a_narrower_head_has_the_basis_of_the_narrower_encoder():
     gain = (basis_DN.T @ of_teacher.LayerNorm.weight.diag() @ basis_DN).diag()
     torch.testing.assert_close(of_student.LayerNorm.weight, gain)
     torch.testing.assert_close(of_student.LayerNorm.bias, of_teacher.LayerNorm.bias @ basis_DN)
-    torch.testing.assert_close(of_student.dense.weight, basis_DN.T @ of_teacher.dense.weight @ basis_DN)
+    torch.testing.assert_close(
+        of_student.dense.weight, basis_DN.T @ of_teacher.dense.weight @ basis_DN
+    )
     assert torch.equal(student.model.cls.predictions.bias, teacher.cls.predictions.bias)
 
 
@@ -163,7 +186,10 @@ def test_a_random_head_is_a_function_of_its_seed():
     teacher = tiny_masked_lm("bert")
     shape = parse_shape("1x32", shape_of(teacher.config))
     built = [build_student(teacher.base_model, shape, init="random") for _ in range(3)]
-    made = [student_with_head(teacher, x, init="random", seed=seed) for x, seed in zip(built, (1, 1, 2), strict=True)]
+    made = [
+        student_with_head(teacher, x, init="random", seed=seed)
+        for x, seed in zip(built, (1, 1, 2), strict=True)
+    ]
     assert made[0].notes == ["initialised at random", "head initialised at random"]
     one, two, other = (x.model.cls.predictions.transform.dense.weight for x in made)
     assert torch.equal(one, two)
@@ -189,7 +215,10 @@ def test_a_checkpoint_of_the_head_beside_another_is_one_too(tmp_path):
     ("model", "message"),
     [
         (lambda: tiny_encoder("bert"), "is BertModel, without a masked-language-model head"),
-        (lambda: tiny_encoder("splinter"), "splinter has no masked-language-model head in transformers"),
+        (
+            lambda: tiny_encoder("splinter"),
+            "splinter has no masked-language-model head in transformers",
+        ),
         (
             lambda: AutoModelForPreTraining.from_config(tiny_config("electra")),
             "cannot be read as ElectraForMaskedLM: .* tensors are missing",

@@ -30,14 +30,21 @@ class Rows:
 @torch.no_grad()
 def test_a_linear_is_fitted_by_ridge_regression_about_its_weights(bias):
     torch.manual_seed(0)
-    linear, x_RI, y_RO = nn.Linear(6, 3, bias=bias), torch.randn(40, 6).double(), torch.randn(40, 3).double()
+    linear, x_RI, y_RO = (
+        nn.Linear(6, 3, bias=bias),
+        torch.randn(40, 6).double(),
+        torch.randn(40, 3).double(),
+    )
     before = [p.double().numpy() for p in linear.parameters()]
     reduce.fit_linear(linear, x_RI, y_RO)
     x, start = x_RI.numpy(), before[0].T
     if bias:
         x, start = np.hstack([x, np.ones((40, 1))]), np.vstack([start, before[1]])
     root = np.sqrt(reduce.RIDGE * np.square(x).sum(0).mean())
-    rows, targets = np.vstack([x, root * np.eye(len(start))]), np.vstack([y_RO.numpy(), root * start])
+    rows, targets = (
+        np.vstack([x, root * np.eye(len(start))]),
+        np.vstack([y_RO.numpy(), root * start]),
+    )
     expected = np.linalg.lstsq(rows, targets, rcond=None)[0]
     np.testing.assert_allclose(linear.weight.numpy(), expected[:6].T, atol=1e-6)
     if bias:
@@ -61,10 +68,14 @@ def test_a_normalisation_is_fitted_by_least_squares():
 
 
 def test_components_fall_in_weight_and_have_one_sign():
-    turn = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).Q
+    turn = torch.linalg.qr(
+        torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ).Q
     moment = turn @ torch.tensor([1.0, 5.0, 3.0, 2.0, 4.0]).double().diag() @ turn.T
     basis = reduce.components(moment, 3)
-    torch.testing.assert_close((basis.T @ turn).abs(), torch.eye(5).double()[[1, 4, 2]], atol=1e-9, rtol=0)
+    torch.testing.assert_close(
+        (basis.T @ turn).abs(), torch.eye(5).double()[[1, 4, 2]], atol=1e-9, rtol=0
+    )
     assert (basis.max(0).values > -basis.min(0).values).all()
 
 
@@ -105,7 +116,10 @@ def test_a_narrower_student_starts_near_its_teacher_in_that_basis(kind):
     teacher = tiny_encoder(kind)
     shape = shape_of(teacher.config)
     to = parse_shape(f"{shape.layers}x24", shape)
-    built, drawn = build_student(teacher, to, text=Rows()), build_student(teacher, to, init="random")
+    built, drawn = (
+        build_student(teacher, to, text=Rows()),
+        build_student(teacher, to, init="random"),
+    )
     batch, last = padded_batch(teacher), shape.layers
     needs = Needs(hidden=frozenset({last}))
     target = capture(teacher, needs)(batch).hidden[last].double() @ built.basis_DN

@@ -15,11 +15,20 @@ TEACHER = ModelShape(12, 768, 3072, 12)
 
 
 def test_defaults_of_the_grammar():
-    for text, *sizes in ("6x768", 6, 768, 3072, 12), ("4x312:9", 4, 312, 9, 12), ("6x384@6", 6, 384, 1536, 6):
+    for text, *sizes in (
+        ("6x768", 6, 768, 3072, 12),
+        ("4x312:9", 4, 312, 9, 12),
+        ("6x384@6", 6, 384, 1536, 6),
+    ):
         assert parse_shape(text, TEACHER) == ModelShape(*sizes)
 
 
-@given(st.integers(1, 12), st.integers(1, 64), st.integers(1, 4000), st.sampled_from([1, 2, 3, 4, 6, 12]))
+@given(
+    st.integers(1, 12),
+    st.integers(1, 64),
+    st.integers(1, 4000),
+    st.sampled_from([1, 2, 3, 4, 6, 12]),
+)
 def test_a_shape_reads_back_what_it_prints(layers, width, ffn, heads):
     shape = ModelShape(layers, width * 12, ffn, heads)
     assert parse_shape(str(shape), TEACHER) == shape
@@ -27,7 +36,10 @@ def test_a_shape_reads_back_what_it_prints(layers, width, ffn, heads):
 
 SYNTAX = ["banana", "6x", "6x768@", "-6x768", "6X768", "٦x٧٦٨", "9" * 5000 + "x768"]
 WRONG = dict.fromkeys(SYNTAX, "not a shape") | {"0x768": "zero", "6x768@0": "zero"}
-WRONG |= {"6x100": "12 heads do not divide a width of 100", "13x768": "larger than its teacher 12x768"}
+WRONG |= {
+    "6x100": "12 heads do not divide a width of 100",
+    "13x768": "larger than its teacher 12x768",
+}
 WRONG |= dict.fromkeys(["12x769@769", "6x1024@16"], "larger than its teacher")
 
 
@@ -39,7 +51,10 @@ def test_a_wrong_shape_says_what_is_allowed(text, message):
 
 
 def test_heads_that_do_not_divide_are_answered_with_the_nearest_that_do():
-    nearest = {"6x320": ("8, 10, 16", "(write 6x320@10)", "312, 324"), "2x7": ("widths that 12 heads divide: 12",)}
+    nearest = {
+        "6x320": ("8, 10, 16", "(write 6x320@10)", "312, 324"),
+        "2x7": ("widths that 12 heads divide: 12",),
+    }
     for text, hints in nearest.items():
         with pytest.raises(UsageError) as caught:
             parse_shape(text, TEACHER)
@@ -80,12 +95,17 @@ def test_heads_are_regrouped_where_their_numbers_do_not_divide():
     assert of_student.query.bias.shape == (20,)
     # Spans of 32 rows for 5 heads start at 0, 6, 12, 19, 25; each gives its 4 strongest, the strongest first.
     rows = [r for end in (6, 12, 19, 25, 32) for r in range(end - 1, end - 5, -1)]
-    torch.testing.assert_close(of_student.query.weight, of.query.weight[rows] @ built.basis_DN.float())
+    torch.testing.assert_close(
+        of_student.query.weight, of.query.weight[rows] @ built.basis_DN.float()
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "path", "others"),
-    [("deberta", "in_proj", "pos_proj pos_q_proj"), ("deberta-v2", "query_proj", "pos_key_proj pos_query_proj")],
+    [
+        ("deberta", "in_proj", "pos_proj pos_q_proj"),
+        ("deberta-v2", "query_proj", "pos_key_proj pos_query_proj"),
+    ],
 )
 def test_position_projections_keep_the_dimensions_of_q(kind, path, others):
     teacher = tiny_encoder(kind)
@@ -119,7 +139,9 @@ def test_what_starts_at_random_is_named():
 def test_a_student_is_a_function_of_its_teacher_or_its_seed_alone(init, same):
     teacher = tiny_encoder("bert")
     before = torch.get_rng_state()
-    one, two, other = (build_student(teacher, ModelShape(1, 16, 64, 2), init=init, seed=s).model for s in (0, 0, 1))
+    one, two, other = (
+        build_student(teacher, ModelShape(1, 16, 64, 2), init=init, seed=s).model for s in (0, 0, 1)
+    )
     assert torch.equal(before, torch.get_rng_state())
     assert_same_state(one, two)
     assert torch.equal(*[m.encoder.layer[0].output.dense.weight for m in (one, other)]) == same
@@ -129,9 +151,14 @@ def test_same_width_copies_evenly_spaced_layers_and_the_last():
     teacher = tiny_encoder("bert", num_hidden_layers=6)
     student = build_student(teacher, parse_shape("3x32", ModelShape(6, 32, 128, 4))).model
     for m, n in enumerate((2, 4, 6)):
-        of_student, of_teacher = student.encoder.layer[m].state_dict(), teacher.encoder.layer[n - 1].state_dict()
+        of_student, of_teacher = (
+            student.encoder.layer[m].state_dict(),
+            teacher.encoder.layer[n - 1].state_dict(),
+        )
         assert all(torch.equal(of_student[k], of_teacher[k]) for k in of_teacher)
-    assert torch.equal(student.embeddings.word_embeddings.weight, teacher.embeddings.word_embeddings.weight)
+    assert torch.equal(
+        student.embeddings.word_embeddings.weight, teacher.embeddings.word_embeddings.weight
+    )
 
 
 def test_a_narrow_student_has_one_basis_of_the_residual_stream_everywhere():
@@ -140,7 +167,11 @@ def test_a_narrow_student_has_one_basis_of_the_residual_stream_everywhere():
         # Half of the dimensions carry nothing at all: the basis must span exactly the others.
         for name, parameter in teacher.named_parameters():
             for dim, size in enumerate(parameter.shape):
-                if size == 32 and "self" not in name and (dim == 0 or "dense" not in name or "intermediate" in name):
+                if (
+                    size == 32
+                    and "self" not in name
+                    and (dim == 0 or "dense" not in name or "intermediate" in name)
+                ):
                     parameter.index_fill_(dim, torch.arange(0, 32, 2), 0.0)
     built = build_student(teacher, parse_shape("2x16", ModelShape(2, 32, 128, 4)))
     student, basis_DN = built.model, built.basis_DN.float()

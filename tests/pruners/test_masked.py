@@ -20,7 +20,9 @@ def masked(kind: str, density: float = 0.5, **changes):
     torch.manual_seed(0)
     model = tiny_encoder(kind)
     masks, drawn = attach(model, **changes), torch.Generator().manual_seed(1)
-    masks.set(local({m.name: torch.randn(m.shape, generator=drawn) for m in masks.matrices}, density))
+    masks.set(
+        local({m.name: torch.randn(m.shape, generator=drawn) for m in masks.matrices}, density)
+    )
     return model, masks
 
 

@@ -58,12 +58,16 @@ class All:
 
 
 def first_states(model, batch):
-    return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state[:, 0]
+    return model(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+    ).last_hidden_state[:, 0]
 
 
 def task_loss(model, batch):
     to_logits = torch.randn(32, 2, generator=torch.Generator().manual_seed(2)) / 4
-    return torch.nn.functional.cross_entropy(first_states(model, batch) @ to_logits, batch["labels"])
+    return torch.nn.functional.cross_entropy(
+        first_states(model, batch) @ to_logits, batch["labels"]
+    )
 
 
 def trained(method, kind, folder=None, stop_after=None, **settings):
@@ -79,12 +83,16 @@ def trained(method, kind, folder=None, stop_after=None, **settings):
     def step(batch):
         terms = {"task": task_loss(model, batch)} | pruner.terms()
         if pruner.contrast is not None and len(batch["labels"]) == 16:
-            terms |= pruner.contrast(first_states(model, batch), torch.arange(16), others | {CLASSES: batch["labels"]})
+            terms |= pruner.contrast(
+                first_states(model, batch), torch.arange(16), others | {CLASSES: batch["labels"]}
+            )
         return StepLoss({name: Term(value, "rows") for name, value in terms.items()})
 
     on = {"param_group": pruner.param_group, "on_step_end": pruner.after}
     job = Job({"model": model}, step, Rows(), All(), None, **on)
-    schedule = Schedule(STEPS, 16, lr, 0, stop_after=stop_after, micro_batch_size=16, checkpoint_every=100)
+    schedule = Schedule(
+        STEPS, 16, lr, 0, stop_after=stop_after, micro_batch_size=16, checkpoint_every=100
+    )
     run = RunDir.claim(folder, "x: 1\n", resume=True) if folder else None
     outcome = train(Session(start(CPU, torch.float32), CPU), job, schedule, run)
     return model, pruner, before, outcome
@@ -131,7 +139,9 @@ def test_a_resumed_run_has_the_same_scores_and_masks(case, tmp_path):
     trained(method, kind, tmp_path / "run", stop_after=5)
     model, pruner, _, outcome = trained(method, kind, tmp_path / "run")
     assert outcome.resumed_from_step == 5
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), whole.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), whole.parameters(), strict=True)
+    )
     masks, wanted = pruner.masks.masks(), expected.masks.masks()
     assert all(torch.equal(masks[name], wanted[name]) for name in wanted)
 
@@ -189,7 +199,10 @@ def test_the_regularizer_of_smp_may_rise_in_a_part_of_the_steps():
 def test_scores_and_weights_have_their_own_rates_and_scores_no_decay():
     score = "model.encoder.layer.0.output.dense.parametrizations.weight.0.score"
     weight = "model.encoder.layer.0.output.dense.parametrizations.weight.original"
-    for method, lr, expected in (("smp", 2e-2, (1.0, 3e-5 / 2e-2)), ("movement", 3e-5, (1e-2 / 3e-5, 1.0))):
+    for method, lr, expected in (
+        ("smp", 2e-2, (1.0, 3e-5 / 2e-2)),
+        ("movement", 3e-5, (1e-2 / 3e-5, 1.0)),
+    ):
         pruner = bound(method, lr=lr)
         groups = [pruner.param_group(name) for name in (score, weight)]
         assert (defaults(method).lr, groups[0].lr, groups[1].lr) == pytest.approx((lr, *expected))
@@ -229,7 +242,9 @@ def test_l0_draws_its_gates_in_training_and_not_in_evaluation():
         drawn = [first_states(model.train(), batch) for _ in range(2)]
     assert torch.equal(*same)
     assert not torch.equal(*drawn)
-    assert gates(torch.tensor([-9.0, math.log(1 / 11), 0.0, 9.0])).tolist() == pytest.approx([0, 0, 0.5, 1], abs=1e-6)
+    assert gates(torch.tensor([-9.0, math.log(1 / 11), 0.0, 9.0])).tolist() == pytest.approx(
+        [0, 0, 0.5, 1], abs=1e-6
+    )
 
 
 def test_contrast_is_the_formula():
@@ -240,7 +255,9 @@ def test_contrast_is_the_formula():
     exponents = unit[0] @ unit[1].T / 0.1
     log_p = exponents - np.log(np.exp(exponents).sum(1, keepdims=True))
     supervised = -np.mean([log_p[i, labels.numpy() == labels[i].item()].mean() for i in range(5)])
-    assert contrastive(z, other, torch.eye(5, dtype=torch.bool), 0.1).item() == pytest.approx(-np.diag(log_p).mean())
+    assert contrastive(z, other, torch.eye(5, dtype=torch.bool), 0.1).item() == pytest.approx(
+        -np.diag(log_p).mean()
+    )
     whole = {PRETRAINED: other, FINETUNED: other, CLASSES: labels}
     terms = bound("cap").contrast(z, torch.arange(5), whole)
     assert terms["supervised"].item() == pytest.approx(10 * supervised, rel=1e-5)
@@ -253,9 +270,17 @@ def test_contrast_is_the_formula():
     ("method", "settings", "message"),
     [
         ("smpp", {}, "unknown method 'smpp'; did you mean 'smp'?"),
-        ("smp", {"temprature": 2.0}, "unknown key 'pruner.temprature' of method smp; did you mean 'temperature'?"),
+        (
+            "smp",
+            {"temprature": 2.0},
+            "unknown key 'pruner.temprature' of method smp; did you mean 'temperature'?",
+        ),
         ("smp", {"temperature": 0.0}, "'pruner.temperature' must be greater than 0, got 0.0"),
-        ("movement", {"initial_fraction": 0.7, "final_fraction": 0.6}, "must not be more than 1 together"),
+        (
+            "movement",
+            {"initial_fraction": 0.7, "final_fraction": 0.6},
+            "must not be more than 1 together",
+        ),
     ],
 )
 def test_wrong_settings_are_refused(method, settings, message):
@@ -272,13 +297,17 @@ def test_settings_that_do_not_fit_the_run_are_refused():
 
 
 def test_the_ramp_is_constant_at_both_ends():
-    assert [ramp(t, 100, first=0.1, last=0.2) for t in (0, 10, 45, 80, 100)] == pytest.approx([0, 0, 0.5, 1, 1])
+    assert [ramp(t, 100, first=0.1, last=0.2) for t in (0, 10, 45, 80, 100)] == pytest.approx(
+        [0, 0, 0.5, 1, 1]
+    )
     assert [ramp(t, 100, last=1.0) for t in (0, 1)] == [0, 1]
     assert [ramp(t, 10, first=0.5, last=0.5) for t in (4, 5)] == [0, 1]
 
 
 def test_cubic_and_linear_densities_are_the_formulas():
-    assert [kept_share(0.4, 0.1, kind) for kind in ("cubic", "linear")] == pytest.approx([0.1 + 0.9 * 0.6**3, 0.64])
+    assert [kept_share(0.4, 0.1, kind) for kind in ("cubic", "linear")] == pytest.approx(
+        [0.1 + 0.9 * 0.6**3, 0.64]
+    )
     assert progress(0.4, "cubic") == pytest.approx(1 - 0.6**3)
     assert [kept_share(p, 0.03, "cubic") for p in (0.0, 1.0)] == [1.0, 0.03]
 
@@ -287,8 +316,12 @@ SHARES = st.floats(0, 0.5)
 
 
 @hypothesis.settings(max_examples=40)
-@hypothesis.given(st.integers(1, 50), SHARES, SHARES, st.floats(0.01, 1), st.sampled_from(["cubic", "linear"]))
+@hypothesis.given(
+    st.integers(1, 50), SHARES, SHARES, st.floats(0.01, 1), st.sampled_from(["cubic", "linear"])
+)
 def test_density_never_rises_and_ends_at_the_final_one(steps, first, last, final, shape):
-    found = [kept_share(ramp(t, steps, first=first, last=last), final, shape) for t in range(steps + 1)]
+    found = [
+        kept_share(ramp(t, steps, first=first, last=last), final, shape) for t in range(steps + 1)
+    ]
     assert (found, found[-1]) == (sorted(found, reverse=True), final)
     assert found[0] <= 1

@@ -15,8 +15,12 @@ def test_names_are_read_from_the_folder_and_nothing_is_imported(tmp_path, monkey
     folder = tmp_path / "package_of_methods"
     folder.mkdir()
     (folder / "__init__.py").write_text("raise AssertionError", "utf-8")
-    (folder / "two_words.py").write_text('INPUTS = frozenset({"text"})\ndef objective(x):\n    ...\n', "utf-8")
-    (folder / "other.py").write_text('INPUTS = frozenset({"task"})\n\ndef objective(x): ...', "utf-8")
+    (folder / "two_words.py").write_text(
+        'INPUTS = frozenset({"text"})\ndef objective(x):\n    ...\n', "utf-8"
+    )
+    (folder / "other.py").write_text(
+        'INPUTS = frozenset({"task"})\n\ndef objective(x): ...', "utf-8"
+    )
     (folder / "helper.py").write_text("def helper(): ...\n    def objective(): ...", "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     assert method_names(folder.name, "objective") == ["other", "two-words"]
@@ -25,7 +29,8 @@ def test_names_are_read_from_the_folder_and_nothing_is_imported(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("package", "function", "command"), [("kdcli.losses", "objective", distill), ("kdcli.pruners", "pruner", prune)]
+    ("package", "function", "command"),
+    [("kdcli.losses", "objective", distill), ("kdcli.pruners", "pruner", prune)],
 )
 def test_every_method_can_be_imported_and_is_in_the_help(package, function, command):
     (option,) = inspect.signature(command).parameters["method"].annotation.__metadata__

@@ -21,25 +21,39 @@ def complete(verb, name):
     if verb == "prune":
         resolved = with_defaults(resolved)
     elif verb == "distill-task":
-        kd = {f"kd.{key}": value for key, value in losses.on_tasks(resolved.recipe.method)[1].items()}
+        kd = {
+            f"kd.{key}": value for key, value in losses.on_tasks(resolved.recipe.method)[1].items()
+        }
         resolved = defaulted(resolved, kd, "method")
     values = resolved.recipe.model_dump()
     if verb == "prune":
-        values["pruner"] = pruners.check_settings(resolved.recipe.method, resolved.recipe.pruner).model_dump()
+        values["pruner"] = pruners.check_settings(
+            resolved.recipe.method, resolved.recipe.pruner
+        ).model_dump()
     elif verb in ("distill", "distill-task"):
-        values["loss"] = losses.check_settings(resolved.recipe.method, resolved.recipe.loss).model_dump()
+        values["loss"] = losses.check_settings(
+            resolved.recipe.method, resolved.recipe.loss
+        ).model_dump()
     return dict(flatten(values))
 
 
 def plain(value):
     """Without the difference of 3 and 3.0."""
-    return [plain(v) for v in value] if isinstance(value, list) else float(value) if type(value) is int else value
+    return (
+        [plain(v) for v in value]
+        if isinstance(value, list)
+        else float(value)
+        if type(value) is int
+        else value
+    )
 
 
 @pytest.mark.parametrize(("verb", "name"), EVERY)
 def test_a_recipe_is_the_row_of_the_table(verb, name):
     row, found = TABLE[verb][name], complete(verb, name)
-    assert {key: plain(found[key]) for key in row} == {key: plain(value) for key, value in row.items()}
+    assert {key: plain(found[key]) for key in row} == {
+        key: plain(value) for key, value in row.items()
+    }
     assert {key for key, _ in flatten(read_recipe(name, verb))} - {"verb"} <= set(row)
 
 
@@ -79,7 +93,12 @@ def test_a_recipe_of_prune_without_a_task_lies_over_the_tasks_own(recipe, task, 
     (resolved,) = prune_recipes([], recipe=recipe, sets=[], options={"task": task})
     found, train = resolved.recipe, resolved.recipe.train
     pruner = pruners.check_settings(found.method, found.pruner)
-    steps = pruner.warmup_steps, pruner.warmup_fraction, pruner.temperature, pruner.regularizer_schedule
+    steps = (
+        pruner.warmup_steps,
+        pruner.warmup_fraction,
+        pruner.temperature,
+        pruner.regularizer_schedule,
+    )
     assert (found.sparsity, train.batch_size, train.epochs, *steps) == expected
     assert found.task == (task or "rte")
 

@@ -58,19 +58,32 @@ def test_summary_and_table_name_every_recipe():
 
 def cells(table):
     """Name -> the other cells, of all rows that begin with a name."""
-    rows = [[c.strip() for c in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("| `")]
+    rows = [
+        [c.strip() for c in line.strip("|").split("|")]
+        for line in table.splitlines()
+        if line.startswith("| `")
+    ]
     return {name.strip("`"): others for name, *others in rows}
 
 
 def test_the_table_names_the_models_of_the_recipes():
     table = (shipped("distill")["demo"].parents[1] / "README.md").read_text("utf-8")
-    distilled, cotrained = (table.split(f"## {verb}\n")[1].split("\n## ")[0] for verb in ("distill", "cotrain"))
-    teachers = {"BERT-base": "bert-base-uncased", "XLM-R base": "xlm-roberta-base", "embedded": "demo"}
+    distilled, cotrained = (
+        table.split(f"## {verb}\n")[1].split("\n## ")[0] for verb in ("distill", "cotrain")
+    )
+    teachers = {
+        "BERT-base": "bert-base-uncased",
+        "XLM-R base": "xlm-roberta-base",
+        "embedded": "demo",
+    }
     teachers |= {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}
     teachers |= {"bge-small-en-v1.5": "BAAI/bge-small-en-v1.5"}
     for name, (teacher, student, assistant, *_) in cells(distilled).items():
         recipe = resolve(DistillRecipe, recipe=name).recipe
-        assert (recipe.teacher, recipe.student.to) == (teachers.get(teacher), [student] if student != "yours" else [])
+        assert (recipe.teacher, recipe.student.to) == (
+            teachers.get(teacher),
+            [student] if student != "yours" else [],
+        )
         assert recipe.assistant in (assistant.replace("-", "none"), "auto"), name
     for name, (teacher, student, _) in cells(cotrained).items():
         pair = resolve(CotrainRecipe, recipe=name).recipe

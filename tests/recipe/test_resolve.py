@@ -52,16 +52,30 @@ def test_option_beats_set_beats_recipe_beats_default(write):
     sets, given = ["train.lr=2e-3", "train.clip=3.0"], {"train.lr": 4e-3, "train.seed": None}
     resolved = resolve(DistillRecipe, recipe=recipe, sets=sets, options=given)
     train = resolved.recipe.train
-    assert (train.lr, train.clip, train.batch_size, train.seed) == (4e-3, 3.0, 8, TrainSettings().seed)
+    assert (train.lr, train.clip, train.batch_size, train.seed) == (
+        4e-3,
+        3.0,
+        8,
+        TrainSettings().seed,
+    )
     keys = ("train.lr", "train.clip", "train.batch_size", "train.seed")
-    assert [resolved.origins.get(key) for key in keys] == ["option", "--set", f"recipe {recipe}", None]
+    assert [resolved.origins.get(key) for key in keys] == [
+        "option",
+        "--set",
+        f"recipe {recipe}",
+        None,
+    ]
 
 
 def test_resolved_yaml_says_where_each_value_came_from(write):
     recipe = write("train:\n  clip: 2.0\n")
     given = {"student.to": ["6x384", "4x312:1200@12"]}
     text = resolve(DistillRecipe, recipe=recipe, sets=["train.seed=7"], options=given).to_yaml()
-    origins = {line.split(":")[0].strip(): line.rsplit("  # ", 1)[1] for line in text.splitlines() if "  # " in line}
+    origins = {
+        line.split(":")[0].strip(): line.rsplit("  # ", 1)[1]
+        for line in text.splitlines()
+        if "  # " in line
+    }
     assert origins["clip"] == f"recipe {recipe}"
     assert (origins["seed"], origins["to"], origins["lr"]) == ("--set", "option", "default")
 
@@ -77,8 +91,14 @@ OUT_OF_RANGE = ["lr=.inf", "lr=.nan", "seed=99999999999999999999", "batch_size=2
 @pytest.mark.parametrize(
     ("pair", "said"),
     [
-        ("train.learning_rate=1", "unknown key 'train.learning_rate' (--set); did you mean 'train.lr'?"),
-        ("train.batchsize=1", "unknown key 'train.batchsize' (--set); did you mean 'train.batch_size'?"),
+        (
+            "train.learning_rate=1",
+            "unknown key 'train.learning_rate' (--set); did you mean 'train.lr'?",
+        ),
+        (
+            "train.batchsize=1",
+            "unknown key 'train.batchsize' (--set); did you mean 'train.batch_size'?",
+        ),
         ("lr=1", "unknown key 'lr' (--set); did you mean 'train.lr'?"),
         ("data.lr=1", "unknown key 'data.lr' (--set); did you mean 'train.lr'?"),
         ("methd=minilm", "unknown key 'methd' (--set); did you mean 'method'?"),
@@ -121,13 +141,17 @@ def test_unknown_key_with_nothing_near_lists_the_keys():
     assert "train.lr" in message
 
 
-@pytest.mark.parametrize("text", ["2020-12-31", "2020-13-45", "no", "on", "1:3", "010", "0x10", "1_000", "=", "1٣"])
+@pytest.mark.parametrize(
+    "text", ["2020-12-31", "2020-13-45", "no", "on", "1:3", "010", "0x10", "1_000", "=", "1٣"]
+)
 def test_words_that_other_yaml_takes_for_something_else_are_words(write, text):
     given = resolve(DistillRecipe, recipe=None, sets=[f"data.source={text}"])
     assert given.recipe.data.source == text
     read = resolve(DistillRecipe, recipe=write(f"data: {{source: {text}}}\n"), sets=[])
     assert read.recipe.data.source == text
-    assert yaml.safe_load(given.to_yaml())["data"]["source"] == text, "in quotes, for readers of version 1.1"
+    assert yaml.safe_load(given.to_yaml())["data"]["source"] == text, (
+        "in quotes, for readers of version 1.1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,8 +162,14 @@ def test_words_that_other_yaml_takes_for_something_else_are_words(write, text):
             "'data.columns.text.x' lies under 'data.columns.text', which must be a valid string or a valid list, "
             "got {'x': 'a'} (--set)",
         ),
-        ("data.columns.text=3", "'data.columns.text' must be a valid string or a valid list, got 3 (--set)"),
-        ("data.columns={text: 3}", "'data.columns.text' must be a valid string or a valid list, got 3 (--set)"),
+        (
+            "data.columns.text=3",
+            "'data.columns.text' must be a valid string or a valid list, got 3 (--set)",
+        ),
+        (
+            "data.columns={text: 3}",
+            "'data.columns.text' must be a valid string or a valid list, got 3 (--set)",
+        ),
         ("data.columns.text=[a, 2]", "'data.columns.text.1' must be a valid string, got 2 (--set)"),
     ],
 )
@@ -154,7 +184,9 @@ def test_a_number_is_a_number_however_it_is_written(write, text):
 
 
 def test_quoted_number_stays_a_string(write):
-    assert resolve(DistillRecipe, recipe=write("data:\n  source: '1e3'\n")).recipe.data.source == "1e3"
+    assert (
+        resolve(DistillRecipe, recipe=write("data:\n  source: '1e3'\n")).recipe.data.source == "1e3"
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,8 +232,25 @@ def test_unknown_recipe_is_answered_with_the_nearest_and_the_list():
     assert "shipped recipes: demo" in message
 
 
-texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=20) | st.sampled_from(
-    ["1e3", "5E-4", "null", "yes", "0x1f", "1_000", "a: b", "a  # b", "- a", "'", '"', "~", "4x312:1200@12", "12:30"]
+texts = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=20
+) | st.sampled_from(
+    [
+        "1e3",
+        "5E-4",
+        "null",
+        "yes",
+        "0x1f",
+        "1_000",
+        "a: b",
+        "a  # b",
+        "- a",
+        "'",
+        '"',
+        "~",
+        "4x312:1200@12",
+        "12:30",
+    ]
 )
 positive = st.floats(min_value=1e-12, max_value=1e12, allow_nan=False)
 options = st.fixed_dictionaries(
@@ -219,7 +268,11 @@ options = st.fixed_dictionaries(
         "train.epochs": st.floats(min_value=1e-12, max_value=1e6),
         "train.max_steps": st.integers(1, 10**9),
         "train.seed": st.integers(0, 2**63 - 1),
-        "loss.relation_heads": st.integers() | positive | texts | st.booleans() | st.lists(texts, max_size=2),
+        "loss.relation_heads": st.integers()
+        | positive
+        | texts
+        | st.booleans()
+        | st.lists(texts, max_size=2),
     },
 )
 
@@ -240,7 +293,13 @@ def test_resolved_yaml_is_yaml_that_others_read():
 
 class TestGridOptions:
     def test_values_are_read_as_yaml_and_keys_of_train_may_be_short(self):
-        pairs = ["lr=2e-5,3e-5", "train.clip=1, 2.5", "warmup-steps=10", " keep =last,best", "data.source=a/b,1e3x"]
+        pairs = [
+            "lr=2e-5,3e-5",
+            "train.clip=1, 2.5",
+            "warmup-steps=10",
+            " keep =last,best",
+            "data.source=a/b,1e3x",
+        ]
         assert grid_options(FinetuneRecipe, pairs) == {
             "grid.train.lr": [2e-5, 3e-5],
             "grid.train.clip": [1, 2.5],
@@ -251,16 +310,23 @@ class TestGridOptions:
         assert grid_options(FinetuneRecipe, []) == {}
 
     def test_a_key_given_twice_is_refused(self):
-        assert "--grid train.lr is given twice" in refusal(grid_options, FinetuneRecipe, ["lr=1e-5", "train.lr=2e-5"])
+        assert "--grid train.lr is given twice" in refusal(
+            grid_options, FinetuneRecipe, ["lr=1e-5", "train.lr=2e-5"]
+        )
 
     def test_epochs_beside_a_fixed_number_of_steps_are_refused(self):
         options = {"grid.train.epochs": [1.0, 2.0], "train.max_steps": 5}
-        assert "changes nothing" in refusal(combinations, resolve(FinetuneRecipe, recipe=None, options=options))
+        assert "changes nothing" in refusal(
+            combinations, resolve(FinetuneRecipe, recipe=None, options=options)
+        )
 
     @pytest.mark.parametrize(
         ("pair", "said"),
         [
-            *((pair, f"--grid takes KEY=VALUE,VALUE…, got '{pair}'") for pair in ("lr", "lr=", "", "=")),
+            *(
+                (pair, f"--grid takes KEY=VALUE,VALUE…, got '{pair}'")
+                for pair in ("lr", "lr=", "", "=")
+            ),
             ("lr", "--grid lr=2e-5,3e-5,5e-5"),
             ("train.lrr=1", "unknown key 'train.lrr' (--grid); did you mean 'train.lr'?"),
             ("learning_rate=1", "unknown key 'learning_rate' (--grid); did you mean 'train.lr'?"),
@@ -286,7 +352,9 @@ class TestCombinations:
         resolved = self.resolved(seeds=4, **pairs)
         found = combinations(resolved)
         assert [s for s, _ in found] == [
-            {"train.lr": lr, "train.batch_size": 8, "keep": keep} for lr in (2e-5, 3e-5) for keep in ("last", "best")
+            {"train.lr": lr, "train.batch_size": 8, "keep": keep}
+            for lr in (2e-5, 3e-5)
+            for keep in ("last", "best")
         ]
         for chosen, of in found:
             recipe = of.recipe
@@ -296,17 +364,26 @@ class TestCombinations:
             assert not [key for key in of.origins if key.startswith(("grid", "seeds"))]
         # The recipe that they were made of is as it was.
         assert resolved.recipe.train.lr == FinetuneRecipe().train.lr
-        assert resolved.recipe.grid == {"train": {"lr": [2e-5, 3e-5], "batch_size": [8]}, "keep": ["last", "best"]}
+        assert resolved.recipe.grid == {
+            "train": {"lr": [2e-5, 3e-5], "batch_size": [8]},
+            "keep": ["last", "best"],
+        }
 
-    @pytest.mark.parametrize("text", ["grid: {train: {lr: [1e-3, 2e-3]}}\n", "grid:\n  train.lr: [1e-3, 2e-3]\n"])
+    @pytest.mark.parametrize(
+        "text", ["grid: {train: {lr: [1e-3, 2e-3]}}\n", "grid:\n  train.lr: [1e-3, 2e-3]\n"]
+    )
     def test_a_grid_of_a_recipe(self, write, text):
         found = combinations(self.resolved(recipe=write(text)))
         assert [of.recipe.train.lr for _, of in found] == [1e-3, 2e-3]
 
     def test_an_option_replaces_the_same_key_of_a_recipe_and_no_other(self, write):
         recipe = write("grid: {train: {lr: [1e-3, 2e-3], clip: [1.0, 2.0]}}\n")
-        found = combinations(self.resolved(recipe=recipe, **grid_options(FinetuneRecipe, ["lr=5e-3"])))
-        assert [s for s, _ in found] == [{"train.lr": 5e-3, "train.clip": clip} for clip in (1.0, 2.0)]
+        found = combinations(
+            self.resolved(recipe=recipe, **grid_options(FinetuneRecipe, ["lr=5e-3"]))
+        )
+        assert [s for s, _ in found] == [
+            {"train.lr": 5e-3, "train.clip": clip} for clip in (1.0, 2.0)
+        ]
 
     def test_one_reads_back_as_a_recipe(self, write):
         pairs = grid_options(FinetuneRecipe, ["lr=2e-5,3e-5"])
@@ -334,7 +411,9 @@ class TestGates:
         pairs = ["accuracy=0.9", " matched/accuracy =1", "f1=5e-1"]
         assert gates(pairs) == {"accuracy": 0.9, "matched/accuracy": 1.0, "f1": 0.5}
 
-    @pytest.mark.parametrize("pair", ["accuracy", "accuracy=", "accuracy=high", "=0.9", "accuracy=true", "a=[1]"])
+    @pytest.mark.parametrize(
+        "pair", ["accuracy", "accuracy=", "accuracy=high", "=0.9", "accuracy=true", "a=[1]"]
+    )
     def test_of_another_form(self, pair):
         message = refusal(gates, [pair])
         assert f"--min-metric takes METRIC=VALUE, got '{pair}'" in message
@@ -343,7 +422,11 @@ class TestGates:
 
 class TestVerbOf:
     def test_a_shipped_recipe_is_of_its_folder(self):
-        assert [verb_of(name) for name in ("minilm-6x384", "sst2", "no-such")] == ["distill", "finetune", "distill"]
+        assert [verb_of(name) for name in ("minilm-6x384", "sst2", "no-such")] == [
+            "distill",
+            "finetune",
+            "distill",
+        ]
 
     def test_a_file_is_of_the_verb_it_says_or_of_distill(self, write):
         texts = ("verb: evaluate\n", "verb: finetune\ntask: own\n", "train: {lr: 1e-3}\n")
@@ -364,7 +447,9 @@ class TestDownstreamRecipe:
         found = downstream_recipe(DownstreamSettings(), "cola", 7).recipe
         plain = resolve(FinetuneRecipe, recipe="cola").recipe
         assert (found.task, found.train.seed, found.train.epochs) == ("cola", 7, 10.0)
-        assert found == plain.model_copy(update={"train": plain.train.model_copy(update={"seed": 7})})
+        assert found == plain.model_copy(
+            update={"train": plain.train.model_copy(update={"seed": 7})}
+        )
 
     def test_a_task_without_one(self):
         found = downstream_recipe(DownstreamSettings(source="mine.jsonl"), "own", 0).recipe
@@ -381,15 +466,29 @@ class TestDownstreamRecipe:
             (tmp_path / name).mkdir()
         given = DownstreamSettings(source=str(tmp_path), tasks=["sst2", "cola"])
         assert downstream_recipe(given, "sst2", 0).recipe.data.source == str(tmp_path / "sst2")
-        message = f"eval.source={tmp_path} has no folder cola/ for the task cola; there are own/, sst2/\n"
+        message = (
+            f"eval.source={tmp_path} has no folder cola/ for the task cola; there are own/, sst2/\n"
+        )
         assert refusal(downstream_recipe, given, "cola", 0).startswith(message)
 
     def test_overrides_are_over_the_recipe_and_the_seed(self):
-        overrides = {"train": {"epochs": 1.0, "seed": 3}, "keep": "best", "data": {"max_length": 64}}
+        overrides = {
+            "train": {"epochs": 1.0, "seed": 3},
+            "keep": "best",
+            "data": {"max_length": 64},
+        }
         found = downstream_recipe(DownstreamSettings(overrides=overrides), "cola", 7)
         recipe = found.recipe
-        assert (recipe.train.epochs, recipe.train.seed, recipe.keep, recipe.data.max_length) == (1.0, 3, "best", 64)
-        assert recipe.train.batch_size == resolve(FinetuneRecipe, recipe="cola").recipe.train.batch_size
+        assert (recipe.train.epochs, recipe.train.seed, recipe.keep, recipe.data.max_length) == (
+            1.0,
+            3,
+            "best",
+            64,
+        )
+        assert (
+            recipe.train.batch_size
+            == resolve(FinetuneRecipe, recipe="cola").recipe.train.batch_size
+        )
 
     def test_an_override_that_finetune_does_not_know(self):
         for overrides, said in (
@@ -397,7 +496,9 @@ class TestDownstreamRecipe:
             ({"train": {"lr": "fast"}}, "'train.lr' must be a valid number, got 'fast'"),
             ({"teacher": "x"}, "unknown key 'teacher'"),
         ):
-            assert said in refusal(downstream_recipe, DownstreamSettings(overrides=overrides), "cola", 0)
+            assert said in refusal(
+                downstream_recipe, DownstreamSettings(overrides=overrides), "cola", 0
+            )
 
 
 class TestOpenKeys:
@@ -419,7 +520,10 @@ class TestOpenKeys:
         [
             ("data.colums.text=a", "unknown key 'data.colums.text'"),
             ("data.columns=a", "'data.columns' must be a valid dictionary, got 'a' (--set)"),
-            ("data.columns.text=5", "'data.columns.text' must be a valid string or a valid list, got 5 (--set)"),
+            (
+                "data.columns.text=5",
+                "'data.columns.text' must be a valid string or a valid list, got 5 (--set)",
+            ),
             ("data.columns.text.x=a", "got {'x': 'a'}"),
             ("task.text=a", "unknown key 'task.text'"),
         ],
@@ -428,17 +532,28 @@ class TestOpenKeys:
         assert said in refused(verb=FinetuneRecipe, sets=[pair])
 
     def test_they_read_back_as_they_were(self, write):
-        sets = ["data.columns.text=[a, 'b: c']", "grid.train.lr=[1e-3, 2]", "grid.keep=[last]", "choose_on=en"]
+        sets = [
+            "data.columns.text=[a, 'b: c']",
+            "grid.train.lr=[1e-3, 2]",
+            "grid.keep=[last]",
+            "choose_on=en",
+        ]
         first = resolve(FinetuneRecipe, recipe=None, sets=sets)
         assert resolve(FinetuneRecipe, recipe=write(first.to_yaml())).recipe == first.recipe
 
-    @pytest.mark.parametrize("key", ["-0", "1e3", "true", "a: b", "# a", "- a", " ", "[", "\x85", "x" * 128])
+    @pytest.mark.parametrize(
+        "key", ["-0", "1e3", "true", "a: b", "# a", "- a", " ", "[", "\x85", "x" * 128]
+    )
     def test_so_does_any_word_as_a_key(self, write, key):
-        first = resolve(PruneRecipe, recipe=write(f"pruner: {{{json.dumps(key)}: {{{json.dumps(key)}: 1}}}}"))
+        first = resolve(
+            PruneRecipe, recipe=write(f"pruner: {{{json.dumps(key)}: {{{json.dumps(key)}: 1}}}}")
+        )
         assert first.recipe.pruner == {key: {key: 1}}
         assert resolve(PruneRecipe, recipe=write(first.to_yaml())).recipe == first.recipe
 
-    @pytest.mark.parametrize("pair", ["pruner.=1", "pruner..a=1", "pruner.a.=1", f"pruner.{'x' * 129}=1"])
+    @pytest.mark.parametrize(
+        "pair", ["pruner.=1", "pruner..a=1", "pruner.a.=1", f"pruner.{'x' * 129}=1"]
+    )
     def test_what_is_no_word_is_refused(self, pair):
         assert "a key is a word of 1 to 128 characters" in refused(verb=PruneRecipe, sets=[pair])
 

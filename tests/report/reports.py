@@ -62,55 +62,127 @@ def missing(text: str, *parts: str) -> list[str]:
 
 
 def card(**changes: object) -> dict[str, object]:
-    shape = {"model_type": "bert", "layers": 12, "hidden": 768, "ffn": 3072, "heads": 12, "sha256": "0" * 64}
-    params = {"params_total": 109_482_240, "params_embedding": 23_837_184, "params_transformer": 85_645_056}
+    shape = {
+        "model_type": "bert",
+        "layers": 12,
+        "hidden": 768,
+        "ffn": 3072,
+        "heads": 12,
+        "sha256": "0" * 64,
+    }
+    params = {
+        "params_total": 109_482_240,
+        "params_embedding": 23_837_184,
+        "params_transformer": 85_645_056,
+    }
     costs = {"params_nonzero": 109_482_240, "multiply_adds": 11_173_625_856, "bytes": 437_951_328}
     return {"id": "google-bert/bert-base-uncased"} | shape | params | costs | changes
 
 
 def latency_row(model: str, batch_size: int, p50: float, status: str = "ok") -> dict[str, object]:
     return {
-        **{"model": model, "backend": "torch", "device": "cpu", "dtype": "float32", "padding": "full", "n": 60},
-        **{"batch_size": batch_size, "seq_len": 128, "p50_ms": p50, "p90_ms": p50 * 1.1, "p95_ms": p50 * 1.2},
-        **{"mean_ms": p50 * 1.02, "iqr_over_p50": {"ok": 0.05, "noisy": 0.2, "unstable": 0.5}[status]},
+        **{
+            "model": model,
+            "backend": "torch",
+            "device": "cpu",
+            "dtype": "float32",
+            "padding": "full",
+            "n": 60,
+        },
+        **{
+            "batch_size": batch_size,
+            "seq_len": 128,
+            "p50_ms": p50,
+            "p90_ms": p50 * 1.1,
+            "p95_ms": p50 * 1.2,
+        },
+        **{
+            "mean_ms": p50 * 1.02,
+            "iqr_over_p50": {"ok": 0.05, "noisy": 0.2, "unstable": 0.5}[status],
+        },
         "status": status,
     }
 
 
-def ratio(median: float, low: float, high: float, batch_size: int = 1, seq_len: int = 128) -> dict[str, object]:
-    return {"median": median, "low": low, "high": high, "batch_size": batch_size, "seq_len": seq_len}
+def ratio(
+    median: float, low: float, high: float, batch_size: int = 1, seq_len: int = 128
+) -> dict[str, object]:
+    return {
+        "median": median,
+        "low": low,
+        "high": high,
+        "batch_size": batch_size,
+        "seq_len": seq_len,
+    }
 
 
 def report_values() -> dict[str, object]:
     """A run of two students, as `Report.model_validate` takes it."""
-    half = {"layers": 6, "hidden": 384, "ffn": 1536, "params_total": 22_713_216, "params_embedding": 11_918_592}
+    half = {
+        "layers": 6,
+        "hidden": 384,
+        "ffn": 1536,
+        "params_total": 22_713_216,
+        "params_embedding": 11_918_592,
+    }
     half |= {"params_transformer": 10_794_624, "multiply_adds": 1_396_703_232, "bytes": 90_900_000}
     small = half | {"layers": 3, "params_total": 17_389_824, "params_transformer": 5_471_232}
     small |= {"multiply_adds": 698_351_616, "bytes": 69_600_000}
-    first = {f"{s}/{t}": loss for s, loss in (("6x384", 0.5), ("3x384", 0.25)) for t in ("attention", "value")}
-    held = {step: {name: loss / (1 + step / 50) for name, loss in first.items()} for step in (0, 100, 200)}
+    first = {
+        f"{s}/{t}": loss
+        for s, loss in (("6x384", 0.5), ("3x384", 0.25))
+        for t in ("attention", "value")
+    }
+    held = {
+        step: {name: loss / (1 + step / 50) for name, loss in first.items()}
+        for step in (0, 100, 200)
+    }
     p50 = (("teacher", 1, 60.0), ("6x384", 1, 10.0, "noisy"), ("3x384", 1, 6.0, "unstable"))
     return {
-        **{"schema": 1, "command": "distill", "status": "done", "created": "2026-11-21T06:40:04+00:00"},
+        **{
+            "schema": 1,
+            "command": "distill",
+            "status": "done",
+            "created": "2026-11-21T06:40:04+00:00",
+        },
         "versions": {"kdcli": "0.1.0", "torch": "2.13.0"},
         "environment": {"cpu": "A Processor", "physical_cores": 2, "gpus": []},
         "recipe": {"method": "minilm", "data": {"source": "corpus.txt"}},
-        "models": {"teacher": card(), "6x384": card(id="out/6x384", **half), "3x384": card(id="out/3x384", **small)},
+        "models": {
+            "teacher": card(),
+            "6x384": card(id="out/6x384", **half),
+            "3x384": card(id="out/3x384", **small),
+        },
         "training": {
             **{"steps": 200, "tokens": 819_200, "seconds": 400.0, "tokens_per_second": 2048.0},
-            **{"loss_first": 1.5, "loss_last": 0.3, "peak_memory_bytes": 2_000_000_000, "resumed_from_step": 100},
+            **{
+                "loss_first": 1.5,
+                "loss_last": 0.3,
+                "peak_memory_bytes": 2_000_000_000,
+                "resumed_from_step": 100,
+            },
         },
         "curve": [
-            {"step": step, "loss": 1.5 / (1 + step / 50) if step else None, "held_out": held.get(step)}
+            {
+                "step": step,
+                "loss": 1.5 / (1 + step / 50) if step else None,
+                "held_out": held.get(step),
+            }
             for step in range(0, 201, 10)
         ],
         "quality": {
             "sst2": {"teacher": {"accuracy": 0.93}, "3x384": {"accuracy": 0.9}},
             "held-out loss": {"3x384": {"loss": 0.05}, "3x384 undistilled": {"loss": 0.5}},
         },
-        "latency": [latency_row(*row) for row in (*p50, ("teacher", 8, 400.0), ("6x384", 8, 66.0), ("3x384", 8, 36.0))],
+        "latency": [
+            latency_row(*row)
+            for row in (*p50, ("teacher", 8, 400.0), ("6x384", 8, 66.0), ("3x384", 8, 36.0))
+        ],
         "speedup": {
-            **{"6x384_vs_teacher": ratio(6.0, 5.5, 6.6), "3x384_vs_teacher": ratio(10.0, 9.0, 11.5)},
+            **{
+                "6x384_vs_teacher": ratio(6.0, 5.5, 6.6),
+                "3x384_vs_teacher": ratio(10.0, 9.0, 11.5),
+            },
             "3x384_vs_teacher@8x128": ratio(11.0, 10.0, 12.0, batch_size=8),
         },
         "published": published_for(["6x384", "3x384"]),
@@ -121,14 +193,30 @@ def report_values() -> dict[str, object]:
 def hostile_values() -> dict[str, object]:
     """Names, notes, recipe and environment that try to become markup."""
     score = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "support": 1}
-    mistake = {"id": HOSTILE, "texts": [HOSTILE], "label": HOSTILE, "predicted": HOSTILE, "badness": 1.0}
+    mistake = {
+        "id": HOSTILE,
+        "texts": [HOSTILE],
+        "label": HOSTILE,
+        "predicted": HOSTILE,
+        "badness": 1.0,
+    }
     evaluated = {
-        **{"task": HOSTILE, "split": HOSTILE, "n": 1, "metrics": {HOSTILE: 0.5}, "per_class": {HOSTILE: score}},
-        **{"confusion": {"labels": [HOSTILE, "other"], "counts": [[0, 1], [0, 0]]}, "worst": [mistake]},
+        **{
+            "task": HOSTILE,
+            "split": HOSTILE,
+            "n": 1,
+            "metrics": {HOSTILE: 0.5},
+            "per_class": {HOSTILE: score},
+        },
+        **{
+            "confusion": {"labels": [HOSTILE, "other"], "counts": [[0, 1], [0, 0]]},
+            "worst": [mistake],
+        },
     }
     interval = {"metric": HOSTILE, "difference": 0.1, "low": 0.05, "high": 0.2}
     runs = [
-        {"settings": {HOSTILE: lr}, "seed": 0, "metrics": {HOSTILE: score}} for lr, score in ((0.1, 0.5), (0.2, 0.6))
+        {"settings": {HOSTILE: lr}, "seed": 0, "metrics": {HOSTILE: score}}
+        for lr, score in ((0.1, 0.5), (0.2, 0.6))
     ]
     point = {"held_out": {HOSTILE: 0.5}, "metrics": {HOSTILE: 0.5}}
     other = card(id=HOSTILE, layers=3, bytes=69_600_000)
@@ -141,13 +229,26 @@ def hostile_values() -> dict[str, object]:
         "recipe": {"method": HOSTILE, "data": {"source": HOSTILE}},
         **{"environment": {"cpu": HOSTILE}, "notes": [HOSTILE]},
         "published": [{"row": HOSTILE, "source": HOSTILE, "values": {HOSTILE: 1.0}}],
-        "evaluations": [evaluated | {"model": m, "set": part} for m, part in (("teacher", ""), (HOSTILE, HOSTILE))],
-        "comparisons": [{"model": HOSTILE, "baseline": HOSTILE, "task": HOSTILE, "set": HOSTILE, **interval}],
-        "selection": {"metric": HOSTILE, "on": HOSTILE, "settings": {HOSTILE: 0.2}, "seed": 0, "runs": runs},
+        "evaluations": [
+            evaluated | {"model": m, "set": part}
+            for m, part in (("teacher", ""), (HOSTILE, HOSTILE))
+        ],
+        "comparisons": [
+            {"model": HOSTILE, "baseline": HOSTILE, "task": HOSTILE, "set": HOSTILE, **interval}
+        ],
+        "selection": {
+            "metric": HOSTILE,
+            "on": HOSTILE,
+            "settings": {HOSTILE: 0.2},
+            "seed": 0,
+            "runs": runs,
+        },
     }
 
 
-def evaluation(model: str, task: str = "sst2", part: str = "", **changes: object) -> dict[str, object]:
+def evaluation(
+    model: str, task: str = "sst2", part: str = "", **changes: object
+) -> dict[str, object]:
     """872 examples of two classes, 800 of them right."""
     long = "a thoroughly strange and " + "very " * 100 + "long film"
     mistake = {"texts": [long, "second"], "label": "positive", "predicted": "negative"}
@@ -168,18 +269,33 @@ def many_labels(number: int = 77) -> dict[str, object]:
     labels = [f"card_payment_reason_{i:03d}" for i in range(number)]
     counts = np.diag([50] * number) + np.roll(np.diag(range(number)), 1, axis=1)
     score = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "support": 50}
-    return {"confusion": {"labels": labels, "counts": counts.tolist()}, "per_class": dict.fromkeys(labels, score)}
+    return {
+        "confusion": {"labels": labels, "counts": counts.tolist()},
+        "per_class": dict.fromkeys(labels, score),
+    }
 
 
 def run_row(seed: int, accuracy: float, **settings: float | int | str) -> dict[str, object]:
-    return {"settings": settings, "seed": seed, "metrics": {"accuracy": accuracy, "f1": accuracy - 0.1}}
+    return {
+        "settings": settings,
+        "seed": seed,
+        "metrics": {"accuracy": accuracy, "f1": accuracy - 0.1},
+    }
 
 
 def selection_values() -> dict[str, object]:
     """Three learning rates with two seeds each, and one tried with a single seed."""
     found = {1e-5: (0.90, 0.91), 3e-5: (0.92, 0.94), 1e-4: (0.89, 0.93), 3e-4: (0.5,)}
-    runs = [run_row(seed, value, lr=lr) for lr, of in found.items() for seed, value in enumerate(of)]
-    return {"metric": "accuracy", "on": "validation", "settings": {"lr": 3e-5}, "seed": 1, "runs": runs}
+    runs = [
+        run_row(seed, value, lr=lr) for lr, of in found.items() for seed, value in enumerate(of)
+    ]
+    return {
+        "metric": "accuracy",
+        "on": "validation",
+        "settings": {"lr": 3e-5},
+        "seed": 1,
+        "runs": runs,
+    }
 
 
 def finetune_values() -> dict[str, object]:
@@ -198,7 +314,10 @@ def finetune_values() -> dict[str, object]:
     }
     for point in values["curve"][::10]:
         part = point["step"] / 500
-        point |= {"held_out": {"loss": 0.6 / (1 + 5 * part)}, "metrics": {"accuracy": 0.5 + part, "f1": 0.4 + part}}
+        point |= {
+            "held_out": {"loss": 0.6 / (1 + 5 * part)},
+            "metrics": {"accuracy": 0.5 + part, "f1": 0.4 + part},
+        }
     return values
 
 
@@ -217,9 +336,19 @@ def evaluate_values(parts: tuple[str, ...] = ("",), task: str = "sst2") -> dict[
     interval = {"accuracy": (-0.02, -0.0312, -0.0088), "f1": (-0.02, -0.0412, 0.0012)}
     return report_values() | {
         "command": "evaluate",
-        "recipe": {"models": [f"google-bert/{first}", f"sentence-transformers/{second}"], "task": task},
+        "recipe": {
+            "models": [f"google-bert/{first}", f"sentence-transformers/{second}"],
+            "task": task,
+        },
         "models": {first: card(), second: card(layers=6, hidden=384, bytes=90_900_000)},
-        **{"training": None, "curve": [], "latency": [], "speedup": {}, "published": [], "notes": []},
+        **{
+            "training": None,
+            "curve": [],
+            "latency": [],
+            "speedup": {},
+            "published": [],
+            "notes": [],
+        },
         **{"quality": quality, "evaluations": evaluations},
         "comparisons": [
             {"model": second, "baseline": first, "task": task, "set": part, "metric": metric}
@@ -239,7 +368,13 @@ def benchmark_row(
 ) -> dict[str, object]:
     p50 = LATENCY_SHAPES.get(model, 6.0) * BACKENDS[on] * batch_size * seq_len / 128
     of_verb = {
-        **{"backend": on[0], "dtype": on[1], "seq_len": seq_len, "padding": "random", "p99_ms": p50 * 1.3},
+        **{
+            "backend": on[0],
+            "dtype": on[1],
+            "seq_len": seq_len,
+            "padding": "random",
+            "p99_ms": p50 * 1.3,
+        },
         **{"tokens_per_second": 0.6 * 1e3 * batch_size * seq_len / p50, "load_seconds": 0.42},
         **{"first_call_ms": p50 * 3, "peak_memory_bytes": 120_000_000},
     }
@@ -271,19 +406,44 @@ def benchmark_values(
             median = 60.0 / (LATENCY_SHAPES[model] * BACKENDS[backend])
             where = "" if cell == cells[0] else f"@{cell[0]}x{cell[1]}"
             speedup[f"{name}_vs_12x768{where}"] = ratio(median, 0.9 * median, 1.2 * median, *cell)
-    agreement = {"backend": "onnx", "dtype": "int8", "max_abs": 0.5, "cosine": 0.999, "limit": 0.1, "wrong": False}
+    agreement = {
+        "backend": "onnx",
+        "dtype": "int8",
+        "max_abs": 0.5,
+        "cosine": 0.999,
+        "limit": 0.1,
+        "wrong": False,
+    }
     projection = {"model": "6x384", "batch_size": 1, "seq_len": 128}
     paper = {"published": 5.3, "error": -0.0377, "note": "projection, memory-bound"}
-    large = {"model": "12x768", "backend": "torch", "dtype": "fp32", "batch_size": 64, "seq_len": 512}
+    large = {
+        "model": "12x768",
+        "backend": "torch",
+        "dtype": "fp32",
+        "batch_size": 64,
+        "seq_len": 512,
+    }
     return report_values() | {
         "command": "benchmark",
         "recipe": {"models": ["6x384", "3x384"], "baseline": "12x768"},
         "models": {name: card(id=name, **changes, **papers) for name, changes in sizes.items()},
-        **{"training": None, "curve": [], "quality": {}, "latency": rows, "speedup": speedup, "notes": []},
+        **{
+            "training": None,
+            "curve": [],
+            "quality": {},
+            "latency": rows,
+            "speedup": speedup,
+            "notes": [],
+        },
         "published": published_for(sizes),
         "failures": [
             large | {"reason": "out of memory"},
-            {"model": "3x384", "backend": "openvino", "dtype": "int8", "reason": "openvino is not installed"},
+            {
+                "model": "3x384",
+                "backend": "openvino",
+                "dtype": "int8",
+                "reason": "openvino is not installed",
+            },
         ],
         "agreements": [
             agreement | {"model": "3x384", "relative": 0.02},
@@ -332,7 +492,13 @@ def hostile_benchmark_values() -> dict[str, object]:
         ],
         "speedup": {f"{HOSTILE}/{HOSTILE}-{HOSTILE}_vs_teacher": ratio(2.0, 1.0, 3.0)},
         "quality": {HOSTILE: {"teacher": {HOSTILE: 0.9}, HOSTILE: {HOSTILE: 0.8}}},
-        "published": [{"row": f"3x768 {HOSTILE}", "source": HOSTILE, "values": {"speed-up": 2.0, HOSTILE: 1.0}}],
+        "published": [
+            {
+                "row": f"3x768 {HOSTILE}",
+                "source": HOSTILE,
+                "values": {"speed-up": 2.0, HOSTILE: 1.0},
+            }
+        ],
         "failures": [{"model": HOSTILE, "reason": HOSTILE} | on | cell],
         "agreements": [{"model": HOSTILE, "wrong": True} | on | said],
         "projections": [{"model": HOSTILE, "device": HOSTILE, "note": HOSTILE} | calculated | cell],
@@ -344,7 +510,13 @@ SIZES = dict.fromkeys("QKVO", 147_456) | dict.fromkeys("UGD", 589_824)
 
 
 def pruned_values(
-    model="masked", sparsity=0.9, kinds="QKVOUD", layers=6, number_of_heads=12, scores=True, **changes: object
+    model="masked",
+    sparsity=0.9,
+    kinds="QKVOUD",
+    layers=6,
+    number_of_heads=12,
+    scores=True,
+    **changes: object,
 ) -> dict[str, object]:
     """Shares that grow towards the middle layers and differ between types and heads; a cubic schedule."""
     density, values = 1 - sparsity, np.random.default_rng(0)
@@ -357,32 +529,58 @@ def pruned_values(
             matrices.append(place | {"weights": SIZES[kind], "kept": left})
     kept = sum(int(m["kept"]) for m in matrices) / sum(int(m["weights"]) for m in matrices)
     steps = list(range(0, 1001, 50))
-    curve = [{"step": s, "density": max(kept, kept + (1 - kept) * (1 - s / 600) ** 3)} for s in steps[:-1]]
+    curve = [
+        {"step": s, "density": max(kept, kept + (1 - kept) * (1 - s / 600) ** 3)}
+        for s in steps[:-1]
+    ]
     histograms = []
     for step in steps if scores else []:
-        spread = values.normal(-0.1, 0.5, 4000) * step / 1000 * np.where(values.random(4000) < 0.2, 1, 0.3)
+        spread = (
+            values.normal(-0.1, 0.5, 4000)
+            * step
+            / 1000
+            * np.where(values.random(4000) < 0.2, 1, 0.3)
+        )
         low, high = (float(spread.min()), float(spread.max())) if step else (0.0, 1.0)
         counts, edges = np.histogram(spread, 40, (low, high))
         histograms.append({"step": step, "edges": edges.tolist(), "counts": counts.tolist()})
     shares = np.clip(density * values.uniform(0.3, 1.7, (layers, number_of_heads)), 0, 1)
     return {
-        **{"model": model, "method": "smp", "masking": "proportional", "sparsity": sparsity, "density": kept},
+        **{
+            "model": model,
+            "method": "smp",
+            "masking": "proportional",
+            "sparsity": sparsity,
+            "density": kept,
+        },
         **{"matrices": matrices, "heads": shares.tolist()},
         "curve": [*curve, {"step": 1000, "density": kept}],
         "histograms": histograms,
     } | changes
 
 
-def _values(models: dict[str, dict[str, object]], accuracies: dict[str, float]) -> dict[str, object]:
+def _values(
+    models: dict[str, dict[str, object]], accuracies: dict[str, float]
+) -> dict[str, object]:
     """A report of `prune` on sst2."""
     return report_values() | {
         "command": "prune",
-        "recipe": {"model": "bert-base-uncased", "task": "sst2", "method": "smp", "sparsity": [0.9]},
+        "recipe": {
+            "model": "bert-base-uncased",
+            "task": "sst2",
+            "method": "smp",
+            "sparsity": [0.9],
+        },
         "models": models,
-        "curve": [{"step": step, "loss": 0.7 / (1 + step / 200), "held_out": None} for step in range(50, 1001, 50)],
+        "curve": [
+            {"step": step, "loss": 0.7 / (1 + step / 200), "held_out": None}
+            for step in range(50, 1001, 50)
+        ],
         "quality": {"sst2": {name: {"accuracy": value} for name, value in accuracies.items()}},
         **{"latency": [], "speedup": {}, "published": []},
-        "evaluations": [evaluation(name, metrics={"accuracy": value}) for name, value in accuracies.items()],
+        "evaluations": [
+            evaluation(name, metrics={"accuracy": value}) for name, value in accuracies.items()
+        ],
     }
 
 
@@ -392,7 +590,9 @@ def prune_values() -> dict[str, object]:
     models = {
         "dense": card(id="bert-base-uncased", **shape, params_nonzero=22_700_000),
         "masked": card(id="out", **shape, params_nonzero=13_100_000),
-        "compact": card(id="out/compact", **shape | {"bytes": 71_000_000}, params_nonzero=13_090_000),
+        "compact": card(
+            id="out/compact", **shape | {"bytes": 71_000_000}, params_nonzero=13_090_000
+        ),
     }
     ratios = {"masked": 1.0, "compact": 1.4, "sparse/sparse-fp32": 1.6}
     p50 = {"dense": 10.0, "masked": 10.1, "compact": 7.1}
@@ -407,8 +607,12 @@ def prune_values() -> dict[str, object]:
 def sparsities_values() -> dict[str, object]:
     """Three sparsities, each a model of its own; the sizes differ."""
     asked = {"0.5": 0.5, "0.9": 0.9, "0.97": 0.97}
-    sizes = {name: int(90_900_000 * (1 - s / 2)) for name, s in asked.items()} | {"dense": 90_900_000}
-    models = {name: card(id=name, layers=6, hidden=384, bytes=sizes[name]) for name in ("dense", *asked)}
+    sizes = {name: int(90_900_000 * (1 - s / 2)) for name, s in asked.items()} | {
+        "dense": 90_900_000
+    }
+    models = {
+        name: card(id=name, layers=6, hidden=384, bytes=sizes[name]) for name in ("dense", *asked)
+    }
     models["dense"]["id"] = "bert-base-uncased"
     values = _values(models, {"0.5": 0.91, "0.9": 0.9, "0.97": 0.85})
     recipe = values["recipe"] | {"sparsity": list(asked.values())}  # type: ignore[operator]
@@ -418,12 +622,16 @@ def sparsities_values() -> dict[str, object]:
 
 def odd_values() -> dict[str, object]:
     """Gates, as many heads as no number fits for, and layers that are not alike; a method without scores."""
-    other = pruned_values("gates", 0.5, "QKVOUGD", layers=4, number_of_heads=24, scores=False, method="magnitude")
+    other = pruned_values(
+        "gates", 0.5, "QKVOUGD", layers=4, number_of_heads=24, scores=False, method="magnitude"
+    )
     left_out = ("1.G", "3.D")
     matrices = [m for m in other["matrices"] if m["name"] not in left_out]  # type: ignore[attr-defined]
     matrices[0] |= {"kept": 1}
     heads = [other["heads"][0][:6], *other["heads"][1:]]  # type: ignore[index]
-    return prune_values() | {"pruning": [other | {"model": "masked", "matrices": matrices, "heads": heads}]}
+    return prune_values() | {
+        "pruning": [other | {"model": "masked", "matrices": matrices, "heads": heads}]
+    }
 
 
 def hostile_prune_values() -> dict[str, object]:

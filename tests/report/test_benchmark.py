@@ -6,7 +6,18 @@ import re
 
 import pytest
 import reports
-from reports import HOSTILE, benchmark_row, benchmark_values, card, made, missing, printed, report_of, views, words
+from reports import (
+    HOSTILE,
+    benchmark_row,
+    benchmark_values,
+    card,
+    made,
+    missing,
+    printed,
+    report_of,
+    views,
+    words,
+)
 
 from kdcli.bench.compare import gather
 from kdcli.report.finish import checked_report
@@ -53,10 +64,23 @@ def test_a_table_for_each_cell_as_measured(benchmark):
     assert list(found) == [f"{c} tokens" for c in ("1 × 128", "8 × 128", "1 × 32", "1 × 512")]
     table = found["8 × 128 tokens"]
     rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
-    assert [row["model"].partition(" ")[0] for row in rows] == [r.model for r in benchmark.latency if r.batch_size == 8]
+    assert [row["model"].partition(" ")[0] for row in rows] == [
+        r.model for r in benchmark.latency if r.batch_size == 8
+    ]
     assert rows[-1] == {
-        **{"model": "3x384 onnx-int8", "p50 ms": "24.00", "p90 ms": "26.40", "p95 ms": "28.80", "p99 ms": "31.20"},
-        **{"IQR / p50": "5%", "status": "ok", "tokens/s": "25,600", "speed-up": "20.00x (18.00–24.00)"},
+        **{
+            "model": "3x384 onnx-int8",
+            "p50 ms": "24.00",
+            "p90 ms": "26.40",
+            "p95 ms": "28.80",
+            "p99 ms": "31.20",
+        },
+        **{
+            "IQR / p50": "5%",
+            "status": "ok",
+            "tokens/s": "25,600",
+            "speed-up": "20.00x (18.00–24.00)",
+        },
         **{"peak memory": "120.0 MB", "first call ms": "72.00", "load s": "0.42", "runs": "60"},
     }
     assert (rows[0]["speed-up"], rows[0]["p50 ms"]) == ("1 (baseline)", "480.0")
@@ -64,9 +88,13 @@ def test_a_table_for_each_cell_as_measured(benchmark):
 
 def test_empty_columns_are_left_out():
     none = {"p99_ms": None, "peak_memory_bytes": None}
-    rows = [benchmark_row("12x768", ("torch", "fp32"), 1, 128, **none, device=device) for device in "ab"]
+    rows = [
+        benchmark_row("12x768", ("torch", "fp32"), 1, 128, **none, device=device) for device in "ab"
+    ]
     (table,) = tables(report_of(latency=rows)).values()
-    assert {"p99 ms", "peak memory", "padding", "device"} & set(table.header) == {"device"}, "it differs"
+    assert {"p99 ms", "peak memory", "padding", "device"} & set(table.header) == {"device"}, (
+        "it differs"
+    )
 
 
 def test_a_terminal_of_a_hundred_characters_keeps_rows_whole(benchmark, runs):
@@ -74,8 +102,12 @@ def test_a_terminal_of_a_hundred_characters_keeps_rows_whole(benchmark, runs):
     assert max(map(len, text.splitlines())) <= 100
     for row in benchmark.latency:
         line = f"{row.model} {row.backend}-{row.dtype}"
-        assert re.search(rf"│ {line} +│ +[\d.]+ │ +[\d.]+ │ +[\d.]+ │ +[\d,]+ │ +[^│]+ │ +(ok|noisy) │", text)
-    assert "6x384 torch-fp32" not in printed(runs, 100).split("Agreement")[0], "all ran on the same backend"
+        assert re.search(
+            rf"│ {line} +│ +[\d.]+ │ +[\d.]+ │ +[\d.]+ │ +[\d,]+ │ +[^│]+ │ +(ok|noisy) │", text
+        )
+    assert "6x384 torch-fp32" not in printed(runs, 100).split("Agreement")[0], (
+        "all ran on the same backend"
+    )
     assert "On cpu, torch fp32, random lengths" in printed(runs, 100)
 
 
@@ -99,16 +131,38 @@ def test_speedups_are_found_by_their_whole_name():
 
 
 def test_old_and_new_names_of_float32_are_one():
-    rows = [benchmark_row(m, ("torch", "fp32"), 1, 128, dtype="float32") for m in ("12x768", "6x384")]
+    rows = [
+        benchmark_row(m, ("torch", "fp32"), 1, 128, dtype="float32") for m in ("12x768", "6x384")
+    ]
     (table,) = tables(report_of(latency=rows)).values()
-    assert [row[table.header.index("speed-up")] for row in table.rows] == ["1 (baseline)", "6.00x (5.40–7.20)"]
+    assert [row[table.header.index("speed-up")] for row in table.rows] == [
+        "1 (baseline)",
+        "6.00x (5.40–7.20)",
+    ]
 
 
 def test_models_by_row_with_the_counts_of_the_papers(benchmark, runs):
     table = overview(benchmark)
     papers = ("papers: embedding", "papers: transformer")
-    assert table.header == ["model", "parameters", "(embedding)", "(transformer)", *papers, "size", "multiply-adds"]
-    assert table.rows[0] == ["12x768", "109 M", "23.8 M", "85.6 M", "23.4 M", "85.1 M", "438.0 MB", "11.2 G"]
+    assert table.header == [
+        "model",
+        "parameters",
+        "(embedding)",
+        "(transformer)",
+        *papers,
+        "size",
+        "multiply-adds",
+    ]
+    assert table.rows[0] == [
+        "12x768",
+        "109 M",
+        "23.8 M",
+        "85.6 M",
+        "23.4 M",
+        "85.1 M",
+        "438.0 MB",
+        "11.2 G",
+    ]
     table = overview(runs)
     assert table.header[1] == "shape", "a name that is no shape needs one beside it"
     assert table.header[-1] == "sst2 accuracy"
@@ -121,7 +175,9 @@ def test_facts(benchmark):
         ("69.6 MB", "on disk; 12x768 438.0 MB"),
     ]
     assert "In short, for 3x384:" in words(benchmark)
-    alone = report_of(models={"12x768": card()}, latency=[benchmark_row("12x768", ("torch", "fp32"), 1, 128)])
+    alone = report_of(
+        models={"12x768": card()}, latency=[benchmark_row("12x768", ("torch", "fp32"), 1, 128)]
+    )
     assert facts(alone) == [("60.0 ms", "1 × 128 tokens"), ("438.0 MB", "on disk")]
 
 
@@ -146,14 +202,25 @@ def test_agreement(benchmark):
     ]
     scored = [a.model_dump() | {"metric": 0.91} for a in benchmark.agreements]
     (section,) = section_of.agreements(report_of(agreements=scored))
-    assert (section.table.header[-2:], section.table.rows[0][-2]) == (["metric", "output"], "0.9100")
+    assert (section.table.header[-2:], section.table.rows[0][-2]) == (
+        ["metric", "output"],
+        "0.9100",
+    )
     assert section_of.agreements(report_of(agreements=[])) == []
 
 
 def test_an_output_that_is_no_number_is_shown_and_read_back(benchmark):
-    broken = {"max_abs": float("inf"), "relative": float("nan"), "cosine": float("nan"), "wrong": True}
+    broken = {
+        "max_abs": float("inf"),
+        "relative": float("nan"),
+        "cosine": float("nan"),
+        "wrong": True,
+    }
     report = report_of(agreements=[benchmark.agreements[0].model_dump() | broken])
-    assert (report.agreements[0].relative, Report.model_validate_json(report.to_json())) == (None, report)
+    assert (report.agreements[0].relative, Report.model_validate_json(report.to_json())) == (
+        None,
+        report,
+    )
     assert "relative error not a number, limit 0.1" in not_measured(report)[0].items[-1][0]
     assert "| not a number | 0.1 | not a number | not a number | wrong |" in markdown(report)
     assert Agreement.model_validate(report.agreements[0].model_dump()) == report.agreements[0]
@@ -176,13 +243,21 @@ def test_published_speedups_beside_ours(benchmark, runs):
     (section,) = section_of.published_speedups(benchmark)
     assert section.table.header == ["model", "published", "measured", "projected", "row", "source"]
     minilm = ["6x384", "5.3x", "6.00x (5.40–7.20)", "5.10x (p100), 5.60x (k80)"]
-    assert [r[:4] for r in section.table.rows][:3] == [minilm] * 2 + [["3x384", "10.1x", "10.00x (9.00–12.00)", ""]]
-    assert section.table.note.endswith("Ours: over 12x768; measured with 1 × 128 tokens on torch fp32.")
+    assert [r[:4] for r in section.table.rows][:3] == [minilm] * 2 + [
+        ["3x384", "10.1x", "10.00x (9.00–12.00)", ""]
+    ]
+    assert section.table.note.endswith(
+        "Ours: over 12x768; measured with 1 × 128 tokens on torch fp32."
+    )
     assert section_of.published_speedups(report_of(published=[])) == []
     pruned = {name: card(layers=6, hidden=384) for name in ("dense", "masked")}
-    assert section_of.published_speedups(report_of(models=pruned)) == [], "no paper has what its own shape gains"
+    assert section_of.published_speedups(report_of(models=pruned)) == [], (
+        "no paper has what its own shape gains"
+    )
     for view in (words, markdown):
-        assert "SQuAD" not in view(benchmark), "scores of papers mean nothing where none was taken here"
+        assert "SQuAD" not in view(benchmark), (
+            "scores of papers mean nothing where none was taken here"
+        )
         assert "SQuAD 2.0 F1" in view(runs)
 
 
@@ -195,7 +270,10 @@ def test_csv_has_every_column_and_the_speedups(benchmark, hostile_latency):
         "13.0",
     )
     for row, measured in zip(rows, benchmark.latency, strict=True):
-        assert (row["peak_memory_bytes"], row["p50_ms"]) == (str(measured.peak_memory_bytes), str(measured.p50_ms))
+        assert (row["peak_memory_bytes"], row["p50_ms"]) == (
+            str(measured.peak_memory_bytes),
+            str(measured.p50_ms),
+        )
     assert HOSTILE in [row["backend"] for row in csv_of(hostile_latency)]
 
 
@@ -204,12 +282,17 @@ def test_comparable_rows_ran_where_most_models_ran():
     first = benchmark_row("12x768", ("torch", "fp32"), 1, 128)
     later = [benchmark_row(m, ("torch", "fp32"), 8, 128) for m in ("12x768", "6x384", "3x384")]
     found = section_of.comparable(report_of(latency=[first, *onnx, *later]))
-    assert [(row.model, row.backend, row.batch_size) for row in found] == [("12x768", "onnx", 1), ("6x384", "onnx", 1)]
+    assert [(row.model, row.backend, row.batch_size) for row in found] == [
+        ("12x768", "onnx", 1),
+        ("6x384", "onnx", 1),
+    ]
     assert section_of.comparable(report_of(latency=[])) == []
 
 
 def test_nothing_measured_yet():
-    report = report_of(latency=[], speedup={}, agreements=[], failures=[], projections=[], published=[])
+    report = report_of(
+        latency=[], speedup={}, agreements=[], failures=[], projections=[], published=[]
+    )
     assert (facts(report), latency_csv(report)) == ([("69.6 MB", "on disk; 12x768 438.0 MB")], "")
     for text in views(report):
         assert missing(text, "Latency", "6x384, 3x384 beside 12x768") == ["Latency"]
@@ -217,10 +300,16 @@ def test_nothing_measured_yet():
 
 def test_many_cells_are_folded(benchmark):
     def unfolded(report: Report) -> list[bool]:
-        return ["open" in tag for tag in re.findall(r"<details([^>]*)><summary [^>]*>\d+ × \d+ tokens<", html(report))]
+        return [
+            "open" in tag
+            for tag in re.findall(r"<details([^>]*)><summary [^>]*>\d+ × \d+ tokens<", html(report))
+        ]
 
     assert unfolded(benchmark) == [True] * 4
-    assert unfolded(made(benchmark_values(tuple((1, n) for n in (128, 8, 16, 32, 64))))) == [True, *[False] * 4]
+    assert unfolded(made(benchmark_values(tuple((1, n) for n in (128, 8, 16, 32, 64))))) == [
+        True,
+        *[False] * 4,
+    ]
 
 
 def test_pictures_over_length_and_batch(benchmark):
@@ -232,7 +321,10 @@ def test_pictures_over_length_and_batch(benchmark):
     assert by_batch.startswith("Median milliseconds by batch size, 128 tokens")
     assert sizes.startswith("Size and latency, 1 × 128 tokens: 12x768 438.0 MB, 60 ms;")
     assert "onnx" not in sizes
-    assert (len(pictures(made(benchmark_values(((1, 128),))))), pictures(benchmark)) == (1, pictures(benchmark))
+    assert (len(pictures(made(benchmark_values(((1, 128),))))), pictures(benchmark)) == (
+        1,
+        pictures(benchmark),
+    )
 
 
 def test_pictures_hold_no_more_lines_than_a_reader_can_tell_apart():
@@ -246,13 +338,17 @@ def test_pictures_hold_no_more_lines_than_a_reader_can_tell_apart():
 def test_quality_against_latency_and_size(runs):
     first, second, third = pictures(runs)
     start = "accuracy on sst2 against"
-    assert first.caption.startswith(f"{start} latency (median ms, 1 × 128 tokens, torch fp32): 12x768 60 ms, 0.9300")
+    assert first.caption.startswith(
+        f"{start} latency (median ms, 1 × 128 tokens, torch fp32): 12x768 60 ms, 0.9300"
+    )
     assert second.caption.startswith(f"{start} size (weights, MB): 12x768 438 MB, 0.9300")
     for picture in (first, second):
         assert "On the line: 3x384, 6x384, 12x768." in picture.caption
         assert picture.caption.endswith("Hollow, since another is at least as good in both: slow.")
     assert third.caption.startswith("Size and latency")
-    assert [len(re.findall(r"fill: none; stroke: #a855f7", p.svg)) for p in (first, second, third)] == [1, 1, 0]
+    assert [
+        len(re.findall(r"fill: none; stroke: #a855f7", p.svg)) for p in (first, second, third)
+    ] == [1, 1, 0]
     rows = [row.model_dump() | {"backend": "onnx", "dtype": "int8"} for row in runs.latency]
     first, second, _ = pictures(made(reports.compared_benchmark_values(), latency=rows))
     assert first.caption.endswith("The quality is that of the weights, not of this backend.")
@@ -268,7 +364,12 @@ def test_no_front_of_what_less_is_better_of():
 def judged_on_two_backends(**changes):
     """Two models on torch and on ONNX in int8, all four scored."""
     names, on = ("12x768", "6x384"), (("torch", "fp32"), ("onnx", "int8"))
-    scores = {"12x768": 0.93, "12x768 on onnx int8": 0.92, "6x384": 0.91, "6x384 on onnx int8": 0.89}
+    scores = {
+        "12x768": 0.93,
+        "12x768 on onnx int8": 0.92,
+        "6x384": 0.91,
+        "6x384 on onnx int8": 0.89,
+    }
     return made(
         benchmark_values(),
         speedup={"6x384/onnx-int8_vs_12x768": reports.ratio(12.0, 11.0, 13.0)},
@@ -281,7 +382,11 @@ def judged_on_two_backends(**changes):
 
 def test_the_picture_holds_every_backend_that_was_scored():
     caption = quality_against(judged_on_two_backends(), "latency").caption
-    for name in ("12x768 60 ms, 0.9300", "12x768 on onnx int8 30 ms, 0.9200", "6x384 on onnx int8 5 ms, 0.8900"):
+    for name in (
+        "12x768 60 ms, 0.9300",
+        "12x768 on onnx int8 30 ms, 0.9200",
+        "6x384 on onnx int8 5 ms, 0.8900",
+    ):
         assert name in caption, caption
     assert "not of this backend" not in caption
 
@@ -312,7 +417,10 @@ def test_runs_side_by_side_have_no_ratio_between_them(tmp_path):
     (said,) = gathered.differing()
     assert "sst2 was judged on different examples, so its scores cannot be compared" in said
     assert "two: 872 examples of mine.csv, validation" in said
-    assert gather([tmp_path / f"{name}.json" for name in ("one", "three")], checked_report).differing() == []
+    assert (
+        gather([tmp_path / f"{name}.json" for name in ("one", "three")], checked_report).differing()
+        == []
+    )
     report = made(
         values,
         models=gathered.cards,
@@ -323,7 +431,10 @@ def test_runs_side_by_side_have_no_ratio_between_them(tmp_path):
     row = next(r for r in report.latency if r.model == "two: 6x384" and r.backend == "torch")
     assert section_of.compared_with(report, row) == "two: 12x768"
     for text in views(report):
-        assert missing(text, "10.00x (9.00–12.00) over two: 12x768", "each run was measured apart") == []
+        assert (
+            missing(text, "10.00x (9.00–12.00) over two: 12x768", "each run was measured apart")
+            == []
+        )
         assert "in turns in one process" not in text
         assert "the speed of one: 12x768: two" not in text
 
@@ -333,6 +444,10 @@ def test_a_run_of_one_model_keeps_its_ratios(tmp_path):
     values = benchmark_values() | {"models": {"12x768": card()}, "latency": rows}
     values["speedup"] = {"12x768/onnx-int8_vs_12x768@1x128": reports.ratio(3.0, 2.0, 4.0, 1, 128)}
     (tmp_path / "mine.json").write_text(made(values).to_json(), "utf-8")
-    assert list(gather([tmp_path / "mine.json"], checked_report).speedups) == ["mine/onnx-int8_vs_mine@1x128"]
+    assert list(gather([tmp_path / "mine.json"], checked_report).speedups) == [
+        "mine/onnx-int8_vs_mine@1x128"
+    ]
     (tmp_path / "none.json").write_text(made(values | {"models": {}}).to_json(), "utf-8")
-    assert list(gather([tmp_path / "none.json"], checked_report).speedups) == ["12x768/onnx-int8_vs_12x768@1x128"]
+    assert list(gather([tmp_path / "none.json"], checked_report).speedups) == [
+        "12x768/onnx-int8_vs_12x768@1x128"
+    ]

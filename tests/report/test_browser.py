@@ -46,7 +46,14 @@ for (const width of {widths}) {{
 @pytest.mark.parametrize(
     ("kind", "pictures"),
     [
-        *[("report", 2), ("hostile", 4), ("finetuned", 2), ("grid", 3), ("labels", 2), ("compared", 0)],
+        *[
+            ("report", 2),
+            ("hostile", 4),
+            ("finetuned", 2),
+            ("grid", 3),
+            ("labels", 2),
+            ("compared", 0),
+        ],
         *[("languages", 0), ("benchmark", 3), ("runs", 3), ("hostile_latency", 8)],
         *[("pruned", 6), ("sparsities", 14), ("odd", 5), ("hostile_pruning", 13)],
     ],
@@ -55,14 +62,30 @@ def test_page_never_scrolls_sideways(request, tmp_path, kind, pictures):
     opened = html(request.getfixturevalue(kind)).replace("<details", "<details open")
     text = json.dumps(opened).replace("</", "<\\/")
     (tmp_path / "probe.html").write_text(PROBE.format(widths=list(WIDTHS), page=text), "utf-8")
-    command = [str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
-    command += ["--virtual-time-budget=5000", "--enable-logging=stderr", "--dump-dom", f"file://{tmp_path}/probe.html"]
+    command = [
+        str(BROWSER),
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path}/profile",
+    ]
+    command += [
+        "--virtual-time-budget=5000",
+        "--enable-logging=stderr",
+        "--dump-dom",
+        f"file://{tmp_path}/probe.html",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in done.stderr
     laid_out = json.loads(escaping.unescape(re.findall(r"<pre>(.*?)</pre>", done.stdout, re.S)[0]))
     for width in WIDTHS:
         found = laid_out[str(width)]
-        assert (found["inner"], found["beyond"], found["scripts"], found["resources"]) == (width, [], 0, [])
+        assert (found["inner"], found["beyond"], found["scripts"], found["resources"]) == (
+            width,
+            [],
+            0,
+            [],
+        )
         assert found["scroll"] <= width
         # On a telephone no score, difference or latency lies beyond the edge.
         assert width > 640 or found["cut"] == 0

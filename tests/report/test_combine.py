@@ -12,7 +12,10 @@ from kdcli.training.run_dir import RunDir
 def folder(tmp_path):
     """A claimed directory with a log of three steps."""
     RunDir.claim(tmp_path / "combined", "method: minilm\n")
-    lines = [f'{{"step": {step}, "loss": 0.5, "held_out": {{"student/hard": {1 / step}}}}}' for step in (1, 2, 3)]
+    lines = [
+        f'{{"step": {step}, "loss": 0.5, "held_out": {{"student/hard": {1 / step}}}}}'
+        for step in (1, 2, 3)
+    ]
     (tmp_path / "combined" / "log.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
     return tmp_path / "combined"
 
@@ -28,12 +31,21 @@ def test_variants_of_a_distillation_share_the_teacher(folder):
         scores = {"teacher": 0.93, "student": accuracy, "student undistilled": accuracy - 0.1}
         found = [evaluation(model, metrics={"accuracy": value}) for model, value in scores.items()]
         quality = {"sst2": {model: {"accuracy": value} for model, value in scores.items()}}
-        changes = {"recipe": {"method": name}, "models": models, "evaluations": found, "quality": quality}
+        changes = {
+            "recipe": {"method": name},
+            "models": models,
+            "evaluations": found,
+            "quality": quality,
+        }
         run = result(folder / name, report_values() | changes)
-        parts.append(Part(name, run, {"teacher": "teacher", "student": name, "student undistilled": "alone"}))
+        parts.append(
+            Part(name, run, {"teacher": "teacher", "student": name, "student undistilled": "alone"})
+        )
     report = combine_reports(folder, command="distill", parts=parts, notes=["full: where"]).report
     assert list(report.models) == ["teacher", "full", "map-top"]
-    assert [e.model for e in report.evaluations] == ["teacher", "full", "alone", "map-top"], "a name is shown once"
+    assert [e.model for e in report.evaluations] == ["teacher", "full", "alone", "map-top"], (
+        "a name is shown once"
+    )
     scores = {"teacher": 0.93, "full": 0.9, "alone": 0.8, "map-top": 0.8}
     assert report.quality["sst2"] == {name: {"accuracy": score} for name, score in scores.items()}
     assert (report.recipe, report.notes) == ({"method": "full"}, ["full: where"])
@@ -49,4 +61,6 @@ def test_pruned_runs_take_the_names_of_their_parts(folder):
     assert (list(report.models), report.models["a"].bytes) == (["dense", "a", "b"], 71_000_000)
     assert [e.model for e in report.evaluations] == ["a", "b"]
     assert [p.model for p in report.pruning] == ["a", "b"], "whichever form its run pruned"
-    assert (report.recipe, report.published) == ({"task": "own"}, []), "the papers' tasks are others"
+    assert (report.recipe, report.published) == ({"task": "own"}, []), (
+        "the papers' tasks are others"
+    )

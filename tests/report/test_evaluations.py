@@ -21,7 +21,15 @@ from kdcli.report.pictures.charts import pictures
 from kdcli.report.pictures.drawing import Line, line_chart
 from kdcli.report.published import published_for
 from kdcli.report.schema import Evaluation, Selection
-from kdcli.report.sections.evaluations import MEAN, MOST_LABELS, MOST_TEXT, comparisons, details, matrix, scores
+from kdcli.report.sections.evaluations import (
+    MEAN,
+    MOST_LABELS,
+    MOST_TEXT,
+    comparisons,
+    details,
+    matrix,
+    scores,
+)
 from kdcli.report.sections.overview import overview, title
 from kdcli.report.sections.selection import selection_section
 from kdcli.report.views import html, markdown, model_card
@@ -47,15 +55,23 @@ def test_facts_of_one_model_and_of_two(finetuned, compared, languages):
 
 
 def test_a_model_without_scores():
-    report = made(finetune_values(), evaluations=[], latency=[], training=None, quality={}, curve=[])
+    report = made(
+        finetune_values(), evaluations=[], latency=[], training=None, quality={}, curve=[]
+    )
     assert "90.9 MB on disk" in words(report)
     assert f"{MODEL} on sst2" in printed(report)
     assert "AutoModelForX" in model_card(report, "finetuned", "AutoModelForX")
 
 
 def test_columns_of_quality_name_the_metric():
-    values = {"sst2": {"accuracy": 1.0}, "mrpc": {"accuracy": 0.9, "f1": 0.8}, "held-out loss": {"loss": 0.5}}
-    table = overview(made(finetune_values(), quality={name: {"finetuned": of} for name, of in values.items()}))
+    values = {
+        "sst2": {"accuracy": 1.0},
+        "mrpc": {"accuracy": 0.9, "f1": 0.8},
+        "held-out loss": {"loss": 0.5},
+    }
+    table = overview(
+        made(finetune_values(), quality={name: {"finetuned": of} for name, of in values.items()})
+    )
     assert table.header[-4:] == ["sst2 accuracy", "mrpc accuracy", "mrpc f1", "held-out loss"]
     assert table.rows[0][-4:] == ["1.000", "0.9000", "0.8000", "0.5000"]
 
@@ -68,7 +84,9 @@ def test_scores_of_one_set_are_a_row_a_model(compared):
         ["bert-base-uncased", "0.9300", "0.9300", "872", "validation"],
         ["all-MiniLM-L6-v2", "0.9100", "0.9100", "872", "validation"],
     ]
-    assert [row[0] for row in scores(compared, "all-MiniLM-L6-v2")[0].table.rows] == ["all-MiniLM-L6-v2"]
+    assert [row[0] for row in scores(compared, "all-MiniLM-L6-v2")[0].table.rows] == [
+        "all-MiniLM-L6-v2"
+    ]
 
 
 def test_scores_of_several_sets_are_a_row_a_set_and_their_mean(languages):
@@ -79,8 +97,13 @@ def test_scores_of_several_sets_are_a_row_a_set_and_their_mean(languages):
     assert (rows[0][1:3], rows[-1][1:3]) == (["0.9300", "0.9100"], ["0.9100", "0.8900"])
     assert scores(languages, "all-MiniLM-L6-v2")[0].table.header[:3] == ["set", "accuracy", "f1"]
     names = overview(languages).header
-    assert not [name for name in names if name.startswith("xnli")], "a table of its own is enough for many sets"
-    assert "mnli matched accuracy" in overview(made(evaluate_values(("matched", "mismatched"), "mnli"))).header
+    assert not [name for name in names if name.startswith("xnli")], (
+        "a table of its own is enough for many sets"
+    )
+    assert (
+        "mnli matched accuracy"
+        in overview(made(evaluate_values(("matched", "mismatched"), "mnli"))).header
+    )
 
 
 def test_one_metric_of_several_models_is_a_column_a_model_and_a_missing_set_has_no_mean():
@@ -98,7 +121,9 @@ def test_published_scores_by_language_stand_behind_ours():
     assert published_for([], "evaluate", {"task": "xnli"}) == judged
     ours, papers = scores(made(evaluate_values(("de", "en"), "xnli"), published=judged))
     assert papers.title == "Published on xnli, accuracy"
-    columns = [list(column) for column in zip(*[papers.table.header, *papers.table.rows], strict=True)]
+    columns = [
+        list(column) for column in zip(*[papers.table.header, *papers.table.rows], strict=True)
+    ]
     assert columns[0] == ["set", *[row[0] for row in ours.table.rows]] == ["set", "de", "en", MEAN]
     assert ["MiniLM 6x384 with assistant", "0.7030", "0.7920", "0.7475"] in columns
     assert "table 11, test" in papers.table.note
@@ -108,26 +133,42 @@ def test_a_variants_published_score_stands_beside_ours():
     students = {"full": "3x384", "without-value": "3x384", "own-idea": "3x384"}
     recipe = {"method": "minilm", "eval": {"tasks": ["sst2"]}}
     rows = published_for(students.values(), "distill", recipe, students)
-    judged = [evaluation(name, metrics={"accuracy": 0.8}) for name in ("teacher", *students, "full undistilled")]
+    judged = [
+        evaluation(name, metrics={"accuracy": 0.8})
+        for name in ("teacher", *students, "full undistilled")
+    ]
     report = made(report_values(), evaluations=judged, published=rows)
     (section,) = scores(report)
     assert section.table.header[:3] == ["model", "accuracy", "published"]
     assert [row[2] for row in section.table.rows] == ["", "0.8930", "0.8830", "", ""]
     note = "Published: accuracy of 3x384, arXiv 2002.10957, tables 5 to 7; with their own"
     assert [missing(text, note, "0.8830") for text in views(report)] == [[]] * 3
-    assert scores(made(report_values(), evaluations=judged))[0].table.header[:3] == ["model", "accuracy", "examples"]
+    assert scores(made(report_values(), evaluations=judged))[0].table.header[:3] == [
+        "model",
+        "accuracy",
+        "examples",
+    ]
 
 
 def test_many_variants_have_a_line_each_in_the_picture_of_losses():
-    first = {f"variant-{i}/{term}": 0.25 * (i + 1) for i in range(6) for term in ("attention", "value")}
+    first = {
+        f"variant-{i}/{term}": 0.25 * (i + 1) for i in range(6) for term in ("attention", "value")
+    }
     curve = [{"step": step, "loss": 1.0, "held_out": {"loss": 9.0} | first} for step in (1, 2)]
-    (caption,) = [p.caption for p in pictures(made(report_values(), curve=curve)) if p.caption.startswith("Loss over")]
+    (caption,) = [
+        p.caption
+        for p in pictures(made(report_values(), curve=curve))
+        if p.caption.startswith("Loss over")
+    ]
     assert caption.endswith(", ".join(f"variant-{i} {x} → {x}" for i, x in enumerate(SUMS)) + ".")
 
 
 def test_means_of_published_sets_are_those_of_the_papers():
     rows = published_for([], "", {"eval": {"tasks": ["xnli", "mlqa"]}})
-    means = {(r["row"], r["metric"]): round(sum(r["values"].values()) / len(r["values"]), 1) for r in rows}
+    means = {
+        (r["row"], r["metric"]): round(sum(r["values"].values()) / len(r["values"]), 1)
+        for r in rows
+    }
     assert means["MiniLM 12x384", "accuracy"] == 71.1
     assert means["MiniLM 6x384 with assistant", "accuracy"] == 68.0
     assert (means["MiniLM 12x384", "f1"], means["MiniLM 12x384", "exact"]) == (63.2, 44.7)
@@ -140,10 +181,19 @@ def test_means_of_published_sets_are_those_of_the_papers():
 def test_differences(compared):
     (section,) = comparisons(compared)
     assert section.table.rows == [
-        ["sst2 accuracy", "all-MiniLM-L6-v2", "bert-base-uncased", "-0.0200", "-0.0312 to -0.0088", "lower"],
+        [
+            "sst2 accuracy",
+            "all-MiniLM-L6-v2",
+            "bert-base-uncased",
+            "-0.0200",
+            "-0.0312 to -0.0088",
+            "lower",
+        ],
         ["sst2 f1", "all-MiniLM-L6-v2", "bert-base-uncased", "-0.0200", "-0.0412 to +0.0012", ""],
     ]
-    assert [missing(text, "-0.0312 to -0.0088", "excludes 0") for text in views(compared)] == [[]] * 3
+    assert [missing(text, "-0.0312 to -0.0088", "excludes 0") for text in views(compared)] == [
+        []
+    ] * 3
     better = compared.comparisons[0].model_dump() | {"difference": 0.02, "low": 0.01, "high": 0.03}
     (section,) = comparisons(made(evaluate_values(), comparisons=[better]))
     assert section.table.rows[0][3:] == ["+0.0200", "+0.0100 to +0.0300", "higher"]
@@ -157,23 +207,36 @@ def test_selection_by_setting(grid):
     assert table.rows[3] == ["0.0003", "0", "0.5000", "0.4000", ""], "no deviation of a single seed"
     assert "one was chosen by accuracy (validation; mean over its seeds)" in table.note
     assert ([row[0] for row in every.table.rows].count("3e-05"), every.table.marked) == (2, 3)
-    assert [missing(text, "0.9300 ± 0.014", "a little optimistic") for text in views(grid)] == [[]] * 3
+    assert [missing(text, "0.9300 ± 0.014", "a little optimistic") for text in views(grid)] == [
+        []
+    ] * 3
     assert "Every run" in words(grid)
     assert "Every run" not in printed(grid)
 
 
 def test_selection_by_seed_alone():
     runs = [run_row(0, 0.8), run_row(1, 0.9)]
-    selection = Selection.model_validate(selection_values() | {"settings": {}, "seed": 1, "runs": runs})
+    selection = Selection.model_validate(
+        selection_values() | {"settings": {}, "seed": 1, "runs": runs}
+    )
     table = selection_section(selection).table
-    assert table.rows == [["as in the recipe", "0, 1", "0.8500 ± 0.071", "0.7500 ± 0.071", "chosen"]]
+    assert table.rows == [
+        ["as in the recipe", "0, 1", "0.8500 ± 0.071", "0.7500 ± 0.071", "chosen"]
+    ]
     assert table.note.startswith("Of 2 runs, seed 1 was chosen by accuracy (validation).")
 
 
 def test_selection_over_many_sets_keeps_to_their_means():
     of_sets = {f"{name}/accuracy": 0.5 for name in ("ar", "de", "en", "sw", "zh", "fr")}
-    runs = [run_row(seed, 0.8) | {"metrics": {"accuracy": 0.5 + seed / 10} | of_sets} for seed in (0, 1)]
-    values = selection_values() | {"on": "the mean over all sets", "settings": {}, "seed": 1, "runs": runs}
+    runs = [
+        run_row(seed, 0.8) | {"metrics": {"accuracy": 0.5 + seed / 10} | of_sets} for seed in (0, 1)
+    ]
+    values = selection_values() | {
+        "on": "the mean over all sets",
+        "settings": {},
+        "seed": 1,
+        "runs": runs,
+    }
     table = selection_section(Selection.model_validate(values)).table
     assert table.header == ["settings", "seeds", "accuracy", ""]
     assert "The sets one by one: report.json." in table.note
@@ -183,7 +246,10 @@ def test_pictures_of_training_and_of_a_grid(finetuned, grid, compared):
     loss, scored, settings = (p.caption for p in pictures(grid))
     assert loss.startswith("Loss over 200 steps")
     assert "loss 0.6000 → 0.2000" in loss
-    assert scored == "On the validation set while training: accuracy 0.5000 → 0.9000, f1 0.4000 → 0.8000."
+    assert (
+        scored
+        == "On the validation set while training: accuracy 0.5000 → 0.9000, f1 0.4000 → 0.8000."
+    )
     start = "accuracy over lr, mean ± sample standard deviation over seeds: 1e-05 0.9050 ± 0.0071;"
     assert (settings[: len(start)], settings[-14:]) == (start, "0.0003 0.5000.")
     assert (len(pictures(finetuned)), pictures(compared), pictures(grid)) == (2, [], pictures(grid))
@@ -199,13 +265,18 @@ def test_pictures_of_training_and_of_a_grid(finetuned, grid, compared):
     ],
 )
 def test_no_picture_of_settings_that_have_no_order(runs):
-    assert len(pictures(made(finetune_values(), selection=selection_values() | {"runs": runs}))) == 2
+    assert (
+        len(pictures(made(finetune_values(), selection=selection_values() | {"runs": runs}))) == 2
+    )
 
 
 def test_the_curve_of_a_run_stands_beside_the_runs_it_is_compared_with(values):
     def curve(last: float) -> list[dict[str, object]]:
         losses = {0: 5.0, 10: 1.0, 20: last}
-        return [{"step": step, "loss": 1.0, "held_out": {"student/hard": loss}} for step, loss in losses.items()]
+        return [
+            {"step": step, "loss": 1.0, "held_out": {"student/hard": loss}}
+            for step, loss in losses.items()
+        ]
 
     first = pictures(made(values, curve=curve(0.5), beside={"standalone": curve(0.75)}))[0]
     ends = "together 1.0000 → 0.5000, standalone 1.0000 → 0.7500"
@@ -240,7 +311,12 @@ def test_confusion_of_many_labels_shows_those_with_most_errors(labels):
 
 def test_details_of_an_evaluation(finetuned):
     text, document, drawn = words(finetuned), markdown(finetuned), printed(finetuned)
-    facts = ("finetuned on sst2 (validation, 872 examples): accuracy 0.9174", "0.9238", "badness 7.5", "example 0")
+    facts = (
+        "finetuned on sst2 (validation, 872 examples): accuracy 0.9174",
+        "0.9238",
+        "badness 7.5",
+        "example 0",
+    )
     assert missing(text, *facts) == missing(document, *facts, "| negative | 388 | 40 |") == []
     assert missing(drawn, "412", "strange") == ["strange"]
     assert (document.count("strange"), text.count("strange")) == (5, 8)
@@ -263,8 +339,12 @@ def test_long_texts_are_shortened_and_words_are_joined():
 
 
 def test_a_regression_has_neither_classes_nor_confusions():
-    scored = evaluation("finetuned", "stsb", metrics={"pearson": 0.88}, confusion=None, per_class={}, worst=[])
-    report = made(finetune_values(), evaluations=[scored], quality={"stsb": {"finetuned": {"pearson": 0.88}}})
+    scored = evaluation(
+        "finetuned", "stsb", metrics={"pearson": 0.88}, confusion=None, per_class={}, worst=[]
+    )
+    report = made(
+        finetune_values(), evaluations=[scored], quality={"stsb": {"finetuned": {"pearson": 0.88}}}
+    )
     assert (matrix(report.evaluations[0]), details(report)) == (None, [])
     assert missing(words(report), "0.8800 pearson on stsb", "Confusion") == ["Confusion"]
     assert "Classes" not in model_card(report, "finetuned", "AutoModelForSequenceClassification")
@@ -280,7 +360,13 @@ def test_distillation_with_scores(values):
 
 
 def test_pairs_are_named_by_both_models(values):
-    recipe = {"teacher": "6x128", "student": "3x128", "mode": "dml", "weights": [1, 1, 0.5, 0.5], "base": MODEL}
+    recipe = {
+        "teacher": "6x128",
+        "student": "3x128",
+        "mode": "dml",
+        "weights": [1, 1, 0.5, 0.5],
+        "base": MODEL,
+    }
     values |= {"command": "cotrain", "models": {"teacher": card(), "student": card(layers=3)}}
     report = made(values, recipe=recipe | {"task": "sst2"})
     assert title(report) == "6x128 and 3x128, dml on sst2"

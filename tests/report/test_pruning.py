@@ -3,14 +3,38 @@
 import re
 
 import pytest
-from reports import Page, made, missing, printed, prune_values, pruned_values, sparsities_values, views, words
+from reports import (
+    Page,
+    made,
+    missing,
+    printed,
+    prune_values,
+    pruned_values,
+    sparsities_values,
+    views,
+    words,
+)
 
 from kdcli.report.pictures.charts import pictures
 from kdcli.report.pictures.drawing import MOST_NUMBERS
-from kdcli.report.pictures.pruning import MOST_RIDGES, density_curve, head_map, model_pictures, score_ridges, type_map
+from kdcli.report.pictures.pruning import (
+    MOST_RIDGES,
+    density_curve,
+    head_map,
+    model_pictures,
+    score_ridges,
+    type_map,
+)
 from kdcli.report.schema import Pruning
 from kdcli.report.sections.overview import overview, title
-from kdcli.report.sections.pruning import best_pruned, by_layer, by_type, density_points, kept, types_of
+from kdcli.report.sections.pruning import (
+    best_pruned,
+    by_layer,
+    by_type,
+    density_points,
+    kept,
+    types_of,
+)
 from kdcli.report.text import Picture
 from kdcli.report.views import html, markdown, model_card
 
@@ -44,7 +68,10 @@ def test_shares_over_all_count_weights_and_not_matrices():
     large = {"name": "1.U", "layer": 1, "kind": "U", "weights": 900, "kept": 0}
     one = entry(matrices=[small, large], heads=[[1.0]])
     assert (kept(one), kept(one, kind="U"), kept(one, kind="D")) == (0.1, 0.0, None)
-    assert by_layer(one).rows == [["1", "100.00", "0.00", "10.00"], ["all", "100.00", "0.00", "10.00"]]
+    assert by_layer(one).rows == [
+        ["1", "100.00", "0.00", "10.00"],
+        ["all", "100.00", "0.00", "10.00"],
+    ]
 
 
 def test_table_by_type_has_a_row_a_model(sparsities):
@@ -80,7 +107,10 @@ def test_types_keep_their_order_and_unknown_ones_come_last():
 def test_titles(pruned, sparsities, tmp_path):
     assert title(pruned) == "bert-base-uncased on sst2, smp 90 %"
     assert title(sparsities) == "bert-base-uncased on sst2, smp 50 %, 90 %, 97 %"
-    assert title(made(prune_values(), evaluations=[], quality={})) == "bert-base-uncased on sst2, smp 90 %"
+    assert (
+        title(made(prune_values(), evaluations=[], quality={}))
+        == "bert-base-uncased on sst2, smp 90 %"
+    )
     (tmp_path / "mine").mkdir()
     recipe = pruned.recipe | {"model": str(tmp_path / "mine")}
     assert title(made(prune_values(), recipe=recipe)) == "mine on sst2, smp 90 %"
@@ -112,7 +142,8 @@ def test_terminal_is_compact_and_every_view_says_what_failed(pruned):
     assert missing(printed(pruned), "Weights kept, in percent", "by layer") == ["by layer"]
     failure = {"model": "sparse", "backend": "sparse", "dtype": "fp32", "reason": "out of memory"}
     assert all(
-        "sparse on sparse fp32: out of memory" in text for text in views(made(prune_values(), failures=[failure]))
+        "sparse on sparse fp32: out of memory" in text
+        for text in views(made(prune_values(), failures=[failure]))
     )
 
 
@@ -120,14 +151,22 @@ def test_markdown_has_layers_and_density_over_training(sparsities):
     last = [f"{100 * one.density:#.4g}" for one in sparsities.pruning]
     lines = [["step", "0.5", "0.9", "0.97"], ["0", *["100.0"] * 3], ["1,000", *last]]
     lines += [row for one in sparsities.pruning for row in by_layer(one).rows]
-    titles = [f"### {one.model}: weights kept by layer and type, in percent" for one in sparsities.pruning]
+    titles = [
+        f"### {one.model}: weights kept by layer and type, in percent" for one in sparsities.pruning
+    ]
     assert not missing(markdown(sparsities), *titles, *(f"| {' | '.join(row)} |" for row in lines))
 
 
 def test_density_of_runs_of_other_lengths():
     short = [{"step": 0, "density": 1.0}, {"step": 25, "density": 0.5}]
-    points = dict(density_points(sparsities_of(pruned_values("a"), pruned_values("b", curve=short))))
-    assert (list(points), points[25], points[0]) == (sorted(points), {"b": 50.0}, {"a": 100.0, "b": 100.0})
+    points = dict(
+        density_points(sparsities_of(pruned_values("a"), pruned_values("b", curve=short)))
+    )
+    assert (list(points), points[25], points[0]) == (
+        sorted(points),
+        {"b": 50.0},
+        {"a": 100.0, "b": 100.0},
+    )
 
 
 def test_html_shows_what_stands_out_and_every_model(pruned, sparsities):
@@ -174,7 +213,10 @@ def test_picture_by_type_writes_every_share():
     texts = written(picture)
     shares = {f"{m.layer}.{m.kind}": 100 * m.kept / m.weights for m in one.matrices}
     assert {f"{x:.1f}" for x in shares.values()} <= set(texts)
-    assert (texts.count("all"), len([text for text in texts if re.fullmatch(r"\d+\.\d", text)])) == (2, 7 * 7)
+    assert (
+        texts.count("all"),
+        len([text for text in texts if re.fullmatch(r"\d+\.\d", text)]),
+    ) == (2, 7 * 7)
     ends = [
         f"{word} {shares[n]:.1f} % ({n})"
         for word, f in (("Least", min), ("most", max))
@@ -185,22 +227,31 @@ def test_picture_by_type_writes_every_share():
 
 def test_noise_looks_like_noise():
     def spread_of_reds(one: Pruning) -> int:
-        reds = [int(red, 16) for red in re.findall(r"fill: #([0-9a-f]{2})", cells_of(type_map(one)))]
+        reds = [
+            int(red, 16) for red in re.findall(r"fill: #([0-9a-f]{2})", cells_of(type_map(one)))
+        ]
         return max(reds) - min(reds)
 
-    matrices = [{"name": f"1.{k}", "layer": 1, "kind": k, "weights": 1000, "kept": 100 + i} for i, k in enumerate("QK")]
+    matrices = [
+        {"name": f"1.{k}", "layer": 1, "kind": k, "weights": 1000, "kept": 100 + i}
+        for i, k in enumerate("QK")
+    ]
     assert spread_of_reds(entry(matrices=matrices, heads=[[0.1]], density=0.1005)) < 15
     assert spread_of_reds(entry()) > 100
 
 
 def test_picture_of_heads_has_a_cell_a_head(odd):
     few = entry(number_of_heads=4)
-    assert {f"{100 * share:.1f}" for row in few.heads for share in row} <= set(written(head_map(few)))
+    assert {f"{100 * share:.1f}" for row in few.heads for share in row} <= set(
+        written(head_map(few))
+    )
     (one,) = odd.pruning
     many = head_map(one)
     assert len(one.heads[1]) > MOST_NUMBERS
     assert "Least" in many.caption
-    assert len([text for text in written(many) if text.endswith(" %")]) == 5, "a scale instead of numbers"
+    assert len([text for text in written(many) if text.endswith(" %")]) == 5, (
+        "a scale instead of numbers"
+    )
     assert cells_of(many).count("<path") == sum(map(len, one.heads)) == 6 + 3 * 24
     assert head_map(one.model_copy(update={"heads": []})) is None
 
@@ -208,14 +259,20 @@ def test_picture_of_heads_has_a_cell_a_head(odd):
 def test_density_begins_and_ends_as_noted():
     one = entry()
     caption = density_curve(one).caption
-    assert caption.startswith(f"masked: weights kept while training, 100.0 → {100 * one.density:.1f} %")
+    assert caption.startswith(
+        f"masked: weights kept while training, 100.0 → {100 * one.density:.1f} %"
+    )
     assert caption.endswith("the dashed line is the requested share, 10 %.")
     assert density_curve(one.model_copy(update={"curve": one.curve[:1]})) is None
 
 
 def test_scores_are_drawn_at_a_few_steps_and_the_last():
     one = entry()
-    steps = [int(t.replace(",", "")) for t in written(score_ridges(one)) if re.fullmatch(r"[1-9][\d,]+", t)]
+    steps = [
+        int(t.replace(",", ""))
+        for t in written(score_ridges(one))
+        if re.fullmatch(r"[1-9][\d,]+", t)
+    ]
     assert (len(steps), max(steps)) == (MOST_RIDGES, 1000)
     assert 0 not in steps, "all scores are the same before the first step"
     for histograms in (one.histograms[:1], []):
@@ -241,7 +298,9 @@ def test_quality_against_density_and_size(sparsities, pruned):
     shares = [f"{p.model} {100 * p.density:.4g} %" for p in sparsities.pruning]
     assert density.caption.startswith("accuracy on sst2 against density (weights kept, %): ")
     assert not missing(density.caption, *shares, "On the line: 0.97, 0.9, 0.5.")
-    assert size.caption.startswith("accuracy on sst2 against size (weights, MB): 0.5 68.17 MB, 0.91")
+    assert size.caption.startswith(
+        "accuracy on sst2 against size (weights, MB): 0.5 68.17 MB, 0.91"
+    )
     assert not [p for p in pictures(pruned) if "against" in p.caption], "one sparsity is no curve"
 
 

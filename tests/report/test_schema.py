@@ -17,12 +17,40 @@ from kdcli.report.schema import Card, LatencyRow, PublishedRow, Report
 
 CARD = (
     *("id", "revision", "model_type", "layers", "hidden", "ffn", "heads"),
-    *("params_total", "params_embedding", "params_transformer", "params_nonzero", "multiply_adds", "bytes", "held_in"),
+    *(
+        "params_total",
+        "params_embedding",
+        "params_transformer",
+        "params_nonzero",
+        "multiply_adds",
+        "bytes",
+        "held_in",
+    ),
     *("sha256", "paper_params_embedding", "paper_params_transformer"),
 )
 LATENCY = (
-    *("model", "backend", "device", "dtype", "batch_size", "seq_len", "padding", "n", "p50_ms", "p90_ms", "p95_ms"),
-    *("mean_ms", "iqr_over_p50", "status", "p99_ms", "tokens_per_second", "load_seconds", "first_call_ms"),
+    *(
+        "model",
+        "backend",
+        "device",
+        "dtype",
+        "batch_size",
+        "seq_len",
+        "padding",
+        "n",
+        "p50_ms",
+        "p90_ms",
+        "p95_ms",
+    ),
+    *(
+        "mean_ms",
+        "iqr_over_p50",
+        "status",
+        "p99_ms",
+        "tokens_per_second",
+        "load_seconds",
+        "first_call_ms",
+    ),
     "peak_memory_bytes",
 )
 
@@ -31,8 +59,28 @@ def test_round_trip(report):
     raw = json.loads(report.to_json())
     assert (Report.model_validate_json(report.to_json()), raw["schema"]) == (report, 1)
     assert set(raw) == {
-        *("schema", "command", "status", "created", "versions", "environment", "recipe", "models", "training"),
-        *("curve", "quality", "latency", "speedup", "published", "notes", "evaluations", "comparisons", "selection"),
+        *(
+            "schema",
+            "command",
+            "status",
+            "created",
+            "versions",
+            "environment",
+            "recipe",
+            "models",
+            "training",
+        ),
+        *(
+            "curve",
+            "quality",
+            "latency",
+            "speedup",
+            "published",
+            "notes",
+            "evaluations",
+            "comparisons",
+            "selection",
+        ),
         *("beside", "pruning", "failures", "agreements", "projections", "compression"),
     }
 
@@ -44,7 +92,12 @@ def test_rows_have_the_promised_keys():
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        *[(("schema",), 2), (("status",), "running"), (("surprise",), 1), (("latency", 0, "status"), "fine")],
+        *[
+            (("schema",), 2),
+            (("status",), "running"),
+            (("surprise",), 1),
+            (("latency", 0, "status"), "fine"),
+        ],
         *[(("models", "teacher", "layers"), "12"), (("models", "teacher", "surprise"), 1)],
         *[(("training", "steps"), 1.5), (("quality", "sst2", "teacher", "accuracy"), "0.93")],
     ],
@@ -62,7 +115,10 @@ def test_a_report_is_frozen(report):
 
 
 def test_published_rows_belong_to_the_shape():
-    rows = {shape: [PublishedRow.model_validate(r) for r in published_for([shape])] for shape in ("3x384", "4x312")}
+    rows = {
+        shape: [PublishedRow.model_validate(r) for r in published_for([shape])]
+        for shape in ("3x384", "4x312")
+    }
     minilm = {"SQuAD 2.0 F1": 66.9, "MNLI-m": 79.1, "SST-2": 89.7, "speed-up": 10.1}
     assert minilm.items() <= rows["3x384"][-1].values.items()
     assert any("TinyBERT" in row.row for row in rows["4x312"])
@@ -83,8 +139,13 @@ def test_published_rows_of_pruning_are_those_of_task_and_density():
     assert not any("3 %" in row or "50 %" in row for row in rows)
     both = rows_for("12x768", "prune", task="squad", sparsity=[0.97, 0.5])
     assert both["BERT-base at 3 %, SMP-L"] == {"SQuAD 1.1 EM": 70.7, "SQuAD 1.1 F1": 81.0}
-    assert both["BERT-base at 50 %, CAP with a teacher"] == {"SQuAD 1.1 EM": 80.9, "SQuAD 1.1 F1": 88.2}
-    assert rows_for("12x768", "prune", task="sst2", sparsity=[0.2])["RoBERTa-base at 80 %, SMP"] == {"SST-2": 94.9}
+    assert both["BERT-base at 50 %, CAP with a teacher"] == {
+        "SQuAD 1.1 EM": 80.9,
+        "SQuAD 1.1 F1": 88.2,
+    }
+    assert rows_for("12x768", "prune", task="sst2", sparsity=[0.2])[
+        "RoBERTa-base at 80 %, SMP"
+    ] == {"SST-2": 94.9}
     assert not any("SMP" in row for row in rows_for("12x768", "finetune", task="mnli"))
 
 
@@ -105,9 +166,15 @@ def test_no_published_rows_where_the_task_is_none_of_the_papers(shape, command, 
 
 
 def test_published_rows_of_co_training_and_of_a_tasks_distillation():
-    assert rows_for("4x768", "cotrain", task=None)["4x768 CTCD, 20 epochs"] == {"GLUE average": 79.12}
+    assert rows_for("4x768", "cotrain", task=None)["4x768 CTCD, 20 epochs"] == {
+        "GLUE average": 79.12
+    }
     rows = rows_for("6x768", "distill", task="mrpc")
-    assert rows["TinyBERT 6x768, task-specific"] == {"params, M": 67.0, "MRPC F1": 90.6, "MRPC accuracy": 86.3}
+    assert rows["TinyBERT 6x768, task-specific"] == {
+        "params, M": 67.0,
+        "MRPC F1": 90.6,
+        "MRPC accuracy": 86.3,
+    }
     assert rows["MiniLM 6x768 from BERT-base"] == {"params, M": 66.0, "MRPC": 88.4, "speed-up": 2.0}
     assert "MiniLMv2 6x768 from BERT-base" not in rows, "its paper has no MRPC"
     text = rows_for("6x768", "distill")
@@ -127,18 +194,26 @@ def test_every_column_of_a_published_row_is_of_a_task_or_of_every_one():
 def test_variants_stand_beside_the_papers_of_their_shape_or_its_smallest():
     recipe = {"method": "minilm", "eval": {"tasks": ["sst2"]}}
     for shape, scores in (("6x384", (0.910, 0.899)), ("4x192", (0.893, 0.883))):
-        rows = published_for([shape], "distill", recipe, {"full": shape, "without-value": shape, "own-idea": shape})
+        rows = published_for(
+            [shape], "distill", recipe, {"full": shape, "without-value": shape, "own-idea": shape}
+        )
         beside = {r["beside"]: r["values"][""] / 100 for r in rows if r.get("beside")}
         assert beside == pytest.approx(dict(zip(("full", "without-value"), scores, strict=True)))
     several = {"full 4x384": "4x384", "full 3x384": "3x384"}
-    rows = [r for r in published_for(several.values(), "distill", recipe, several) if r.get("beside")]
+    rows = [
+        r for r in published_for(several.values(), "distill", recipe, several) if r.get("beside")
+    ]
     assert [(r["beside"], r["row"], r["values"]) for r in rows] == [
         ("full 4x384", "4x384, full", {"": 90.2}),
         ("full 3x384", "3x384, full", {"": 89.3}),
     ]
-    assert not any(r.get("beside") for r in published_for(["3x384"], "distill", recipe, {"full": "3x384"}))
+    assert not any(
+        r.get("beside") for r in published_for(["3x384"], "distill", recipe, {"full": "3x384"})
+    )
     task = {"method": "tinybert", "task": "mnli"}
-    rows = published_for(["4x312"], "distill", task, {"full": "4x312", "without-transformer": "4x312"})
+    rows = published_for(
+        ["4x312"], "distill", task, {"full": "4x312", "without-transformer": "4x312"}
+    )
     assert [r["values"] for r in rows if r.get("beside") == "without-transformer"] == [
         {"matched": 71.7, "mismatched": 72.3}
     ]
@@ -151,4 +226,7 @@ def test_every_published_variant_is_shipped_and_its_columns_are_metrics_and_sets
         for column in row["values"]:
             name, metric, *part = column.split(" ")
             assert metric in task_of(name).metrics
-            assert part in [[each] for each in task_of(name).sets] or [part, task_of(name).sets] == [[], ()]
+            assert part in [[each] for each in task_of(name).sets] or [
+                part,
+                task_of(name).sets,
+            ] == [[], ()]

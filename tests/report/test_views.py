@@ -6,7 +6,18 @@ import re
 import pytest
 import yaml
 from huggingface_hub import ModelCard
-from reports import HOSTILE, Page, card, evaluation, finetune_values, made, missing, printed, views, words
+from reports import (
+    HOSTILE,
+    Page,
+    card,
+    evaluation,
+    finetune_values,
+    made,
+    missing,
+    printed,
+    views,
+    words,
+)
 from rich.console import Console
 
 from kdcli.errors import UsageError
@@ -18,26 +29,57 @@ from kdcli.report.sections.overview import overview, title
 from kdcli.report.text import Section, Table, View, bytes_of, number, percent
 from kdcli.report.views import FittedTable, html, markdown, model_card, short, shown, write_views
 
-LOADS = {"src", "srcset", "href", "xlink:href", "data", "action", "formaction", "poster", "background"}
+LOADS = {
+    "src",
+    "srcset",
+    "href",
+    "xlink:href",
+    "data",
+    "action",
+    "formaction",
+    "poster",
+    "background",
+}
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
-@pytest.mark.parametrize("kind", ["report", "grid", "labels", "compared", "languages", "benchmark", "runs"])
-def test_views_hold_the_report_and_speak_of_a_teacher_only_where_there_is_one(request, tmp_path, kind):
+@pytest.mark.parametrize(
+    "kind", ["report", "grid", "labels", "compared", "languages", "benchmark", "runs"]
+)
+def test_views_hold_the_report_and_speak_of_a_teacher_only_where_there_is_one(
+    request, tmp_path, kind
+):
     report = request.getfixturevalue(kind)
     write_views(tmp_path, report)
-    assert {p.name for p in tmp_path.iterdir()} == {"report.json", "report.md", "report.html", "latency.csv"}
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "report.json",
+        "report.md",
+        "report.html",
+        "latency.csv",
+    }
     assert Report.model_validate_json((tmp_path / "report.json").read_text("utf-8")) == report
     assert (tmp_path / "report.html").read_text("utf-8").startswith("<!doctype html>")
     found = [text for one in report.evaluations for text in (one.split, str(one.n))]
     for text in views(report):
         assert not missing(text, title(report), *found)
-        named = re.search("teacher|student|undistilled", re.sub("their (own )?teacher", "", text), re.I)
+        named = re.search(
+            "teacher|student|undistilled", re.sub("their (own )?teacher", "", text), re.I
+        )
         assert bool(named) == (kind == "report")
 
 
 @pytest.mark.parametrize(
-    "kind", ["report", "grid", "labels", "languages", "benchmark", "hostile", "hostile_latency", "hostile_pruning"]
+    "kind",
+    [
+        "report",
+        "grid",
+        "labels",
+        "languages",
+        "benchmark",
+        "hostile",
+        "hostile_latency",
+        "hostile_pruning",
+    ],
 )
 def test_html_loads_nothing_and_runs_nothing(request, kind):
     text = html(request.getfixturevalue(kind))
@@ -58,7 +100,9 @@ def test_hostile_names_stay_text(request, kind):
     assert sum(HOSTILE in text for text in page.text) > 5
     assert HOSTILE in [value for name, value in page.attributes if name == "title"]
     styles = [value for name, value in page.attributes if name == "style"]
-    assert styles == [style for style in styles if re.fullmatch(r"--share:\d+%|[^<>]*", style)] != []
+    assert (
+        styles == [style for style in styles if re.fullmatch(r"--share:\d+%|[^<>]*", style)] != []
+    )
     text = markdown(report)
     assert missing(text, "<script", "](") == ["<script", "]("]
     for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
@@ -86,14 +130,25 @@ def test_html_describes_its_pictures_in_words(report):
 def test_html_shows_first_what_stands_out(report, values):
     assert not missing(
         words(report),
-        *("google-bert/bert-base-uncased → 6x384, 3x384", "In short, for 3x384", "10.0× the speed of teacher: 3x384"),
+        *(
+            "google-bert/bert-base-uncased → 6x384, 3x384",
+            "In short, for 3x384",
+            "10.0× the speed of teacher: 3x384",
+        ),
         *("69.6 MB on disk; teacher 438.0 MB", "698 M multiply-adds; teacher 11.2 G"),
-        *("10.0× lower held-out loss than before distillation", "0.9000 accuracy on sst2; teacher 0.9300"),
+        *(
+            "10.0× lower held-out loss than before distillation",
+            "0.9000 accuracy on sst2; teacher 0.9300",
+        ),
         *("Noisy or unstable", "Resumed after step 100"),
     )
     names = ("teacher", "6x384", "3x384")
-    quality = {"mrpc": {name: {"f1": 0.9 - i / 100, "accuracy": 0.8} for i, name in enumerate(names)}}
-    assert "0.8800 f1 on mrpc; teacher 0.9000" in words(made(values, quality=quality)), "the first metric of a task"
+    quality = {
+        "mrpc": {name: {"f1": 0.9 - i / 100, "accuracy": 0.8} for i, name in enumerate(names)}
+    }
+    assert "0.8800 f1 on mrpc; teacher 0.9000" in words(made(values, quality=quality)), (
+        "the first metric of a task"
+    )
 
 
 def test_a_bare_report(values):
@@ -101,7 +156,9 @@ def test_a_bare_report(values):
     report = made(values, training=None, **lists)
     page = Page(html(report))
     assert latency_csv(report) == ""
-    assert not {"Latency", "Pictures", "Training", "Published", "Notes"} & set(page.text) | {"svg"} & set(page.tags)
+    assert not {"Latency", "Pictures", "Training", "Published", "Notes"} & set(page.text) | {
+        "svg"
+    } & set(page.tags)
 
 
 def test_a_teacher_alone_has_no_facts_to_divide_by(values):
@@ -112,7 +169,15 @@ def test_a_teacher_alone_has_no_facts_to_divide_by(values):
 
 @pytest.mark.parametrize("rows", [3, 9])
 def test_no_name_or_number_is_folded_on_a_narrow_terminal(rows):
-    header = ["model", "shape", "parameters", "(embedding)", "(transformer)", "size", "multiply-adds"]
+    header = [
+        "model",
+        "shape",
+        "parameters",
+        "(embedding)",
+        "(transformer)",
+        "size",
+        "multiply-adds",
+    ]
     facts = ["6x384", "22.7 M", "11.9 M", "10.8 M", "90.9 MB", "1.43 G"]
     console = Console(width=80, file=io.StringIO())
     console.print(FittedTable(Table(header, [[f"name{i}", *facts] for i in range(rows)])))
@@ -146,7 +211,11 @@ def test_each_view_shows_its_sections_and_markdown_counts_the_others():
     parts = [Section(view.name, sentences=["x"], least=view) for view in View]
     top = Section("top", parts=parts)
     titles = ["TERMINAL", "MARKDOWN", "HTML"]
-    assert [[p.title for p in shown([top], view)[0].parts] for view in View] == [titles[:1], titles[:2], titles]
+    assert [[p.title for p in shown([top], view)[0].parts] for view in View] == [
+        titles[:1],
+        titles[:2],
+        titles,
+    ]
     assert shown([top], View.MARKDOWN)[0].sentences == ["1 more in report.html."]
     assert shown([Section("top", parts=parts[2:])], View.TERMINAL) == []
 
@@ -157,7 +226,9 @@ def test_pictures_take_the_colour_of_the_page_and_do_not_change(report, pruned):
 
     assert drawn() == drawn()
     black = ["#778899", "#000000", "<image"]
-    assert [missing(picture.svg, *black, "currentColor") for picture in drawn()] == [black] * len(drawn())
+    assert [missing(picture.svg, *black, "currentColor") for picture in drawn()] == [black] * len(
+        drawn()
+    )
 
 
 def test_overview_has_a_row_a_model_and_one_for_the_undistilled(report):
@@ -167,7 +238,10 @@ def test_overview_has_a_row_a_model_and_one_for_the_undistilled(report):
     assert (of["teacher"]["parameters"], of["3x384"]["(embedding)"]) == ("109 M", "11.9 M")
     assert (of["3x384"]["(transformer)"], of["3x384"]["ms 1x128"]) == ("5.47 M", "6.0 (unstable)")
     assert of["3x384"]["speed-up 8x128"] == "11.00x (10.00–12.00)"
-    assert (of["3x384 undistilled"]["held-out loss"], of["6x384"]["sst2 accuracy"]) == ("0.5000", "")
+    assert (of["3x384 undistilled"]["held-out loss"], of["6x384"]["sst2 accuracy"]) == (
+        "0.5000",
+        "",
+    )
     lines = ("| sst2 accuracy | 0.9300 |  | 0.9000 |  |", "| 200 | 0.1000 |", "arXiv 2002.10957")
     assert not missing(markdown(report), *lines)
 
@@ -176,10 +250,15 @@ def front_matter(text: str) -> dict[str, object]:
     return yaml.safe_load(text.split("---")[1])
 
 
-HEADS = [("SequenceClassification", "text-classification"), ("TokenClassification", "token-classification")]
+HEADS = [
+    ("SequenceClassification", "text-classification"),
+    ("TokenClassification", "token-classification"),
+]
 
 
-@pytest.mark.parametrize(("head", "pipeline"), [*HEADS, ("QuestionAnswering", "question-answering")])
+@pytest.mark.parametrize(
+    ("head", "pipeline"), [*HEADS, ("QuestionAnswering", "question-answering")]
+)
 def test_card_of_a_model_with_a_head(grid, head, pipeline):
     text = model_card(grid, "finetuned", f"AutoModelFor{head}")
     front = front_matter(text)
@@ -194,14 +273,25 @@ def test_card_of_a_model_with_a_head(grid, head, pipeline):
         "metrics": ["accuracy"],
     }
     (result,) = ModelCard(text).data.eval_results
-    assert (result.metric_type, result.dataset_type, result.dataset_split) == ("accuracy", "nyu-mll/glue", "validation")
+    assert (result.metric_type, result.dataset_type, result.dataset_split) == (
+        "accuracy",
+        "nyu-mll/glue",
+        "validation",
+    )
     assert f"{result.metric_value:.4f}" == "0.9174"
     assert entry["name"] == f"{MODEL.split('/')[-1]}-finetuned"
     absent = ["no task head", "distilled"]
     assert absent == missing(
         text,
-        *(f"from transformers import AutoModelFor{head}, AutoTokenizer", f"model = AutoModelFor{head}.from_pretrained"),
-        *(f"fine-tuned from {MODEL} on sst2: 200 steps", "Classes: negative, positive.", "a little optimistic"),
+        *(
+            f"from transformers import AutoModelFor{head}, AutoTokenizer",
+            f"model = AutoModelFor{head}.from_pretrained",
+        ),
+        *(
+            f"fine-tuned from {MODEL} on sst2: 200 steps",
+            "Classes: negative, positive.",
+            "a little optimistic",
+        ),
         *("| finetuned | 0.9174 | 872 | validation |", "kdcli finetune --recipe", *absent),
     )
 
@@ -224,8 +314,15 @@ def test_card_of_a_model_without_a_head(report, hostile):
     assert "<script" not in model_card(hostile, HOSTILE).split("---", 2)[2]
 
 
-def test_licence_and_languages_are_the_base_s_and_a_directory_names_the_model_it_came_from(values, tmp_path):
-    base = {"license": "apache-2.0", "language": ["en"], "datasets": ["org/texts"], "base_model": "org/first"}
+def test_licence_and_languages_are_the_base_s_and_a_directory_names_the_model_it_came_from(
+    values, tmp_path
+):
+    base = {
+        "license": "apache-2.0",
+        "language": ["en"],
+        "datasets": ["org/texts"],
+        "base_model": "org/first",
+    }
     (tmp_path / "README.md").write_text(f"---\n{yaml.safe_dump(base)}---\n# Base\n")
     values["models"]["teacher"] = card(id=str(tmp_path))
     front = front_matter(model_card(made(values), "3x384"))
@@ -240,17 +337,29 @@ def test_directories_stay_private(values, tmp_path):
     values["models"]["teacher"] = card(id=str(folder))
     report = made(values)
     tuned = made(finetune_values(), recipe={"model": str(folder), "task": "sst2"})
-    texts = [model_card(report, "3x384"), html(report), markdown(report), model_card(tuned, "finetuned", "AutoModelX")]
+    texts = [
+        model_card(report, "3x384"),
+        html(report),
+        markdown(report),
+        model_card(tuned, "finetuned", "AutoModelX"),
+    ]
     assert [missing(text, "mine", "somebody") for text in texts] == [["somebody"]] * 4
     assert not {"base_model"} & {*front_matter(texts[0]), *front_matter(texts[-1])}
     assert "fine-tuned from mine on sst2" in texts[-1]
 
 
 def test_title_names_the_chain(values):
-    teacher, wide, student = values["models"]["teacher"], card(hidden=384), values["models"]["3x384"]
+    teacher, wide, student = (
+        values["models"]["teacher"],
+        card(hidden=384),
+        values["models"]["3x384"],
+    )
     for models, text in (
         ({"assistant": wide, "student": student}, "12x384 (assistant) → 3x384"),
-        *(({"assistant": wide}, "12x384"), ({"full": wide, "map-top": wide}, "12x384 in 2 variants")),
+        *(
+            ({"assistant": wide}, "12x384"),
+            ({"full": wide, "map-top": wide}, "12x384 in 2 variants"),
+        ),
     ):
         report = made(values, models={"teacher": teacher} | models)
         assert title(report) == f"google-bert/bert-base-uncased → {text}"
@@ -260,7 +369,11 @@ def test_title_names_the_chain(values):
 def test_undistilled_is_explained_with_and_without_an_assistant(values):
     assert "started in the same way and not trained." in words(made(values))
     models = values["models"]
-    values["models"] = {"teacher": models["teacher"], "assistant": card(hidden=384), "3x384": models["3x384"]}
+    values["models"] = {
+        "teacher": models["teacher"],
+        "assistant": card(hidden=384),
+        "3x384": models["3x384"],
+    }
     assert "not trained; the notes say from which model." in words(made(values))
     report = made(values, recipe={"task": "sst2"})
     assert "started in the same way and fine-tuned without a teacher." in words(report)
@@ -271,7 +384,12 @@ def test_short_name_of_a_directory_is_its_last_part(monkeypatch, tmp_path):
     (tmp_path / "models" / "mine").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert short("models/mine") == short("./models/mine/") == "mine"
-    names = ["google-bert/bert-base-uncased", "bert-base-uncased", "demo", "Salesforce/wikitext:wikitext-103"]
+    names = [
+        "google-bert/bert-base-uncased",
+        "bert-base-uncased",
+        "demo",
+        "Salesforce/wikitext:wikitext-103",
+    ]
     assert list(map(short, names)) == names
 
 
@@ -285,10 +403,29 @@ def test_report_json_is_written_last(report, tmp_path):
 @pytest.mark.parametrize(
     ("written", "text"),
     [
-        *[(number(1.0), "1.000"), (number(0.93), "0.9300"), (number(0.0), "0.000"), (number(0.012346), "0.01235")],
-        *[(number(100), "100.0"), (number(1234.5), "1234"), (number(None), ""), (bytes_of(0), "0.0 kB")],
-        *[(bytes_of(51_671), "51.7 kB"), (bytes_of(838_400), "0.8 MB"), (bytes_of(10**6), "1.0 MB")],
-        *[(bytes_of(12 * 10**8), "1.20 GB"), (percent(None), ""), (percent(0.0), "0.00"), (percent(1e-6), "<0.01")],
+        *[
+            (number(1.0), "1.000"),
+            (number(0.93), "0.9300"),
+            (number(0.0), "0.000"),
+            (number(0.012346), "0.01235"),
+        ],
+        *[
+            (number(100), "100.0"),
+            (number(1234.5), "1234"),
+            (number(None), ""),
+            (bytes_of(0), "0.0 kB"),
+        ],
+        *[
+            (bytes_of(51_671), "51.7 kB"),
+            (bytes_of(838_400), "0.8 MB"),
+            (bytes_of(10**6), "1.0 MB"),
+        ],
+        *[
+            (bytes_of(12 * 10**8), "1.20 GB"),
+            (percent(None), ""),
+            (percent(0.0), "0.00"),
+            (percent(1e-6), "<0.01"),
+        ],
         *[(percent(5e-5), "0.01"), (percent(0.12345), "12.35"), (percent(1.0), "100.00")],
     ],
 )
@@ -299,4 +436,7 @@ def test_numbers_keep_their_digits_and_show_in_their_unit(written, text):
 def test_sizes_name_the_type_of_weights_that_are_not_float32(values):
     values["models"]["teacher"] |= {"held_in": "fp16"}
     table = overview(made(values))
-    assert [row[table.header.index("size")] for row in table.rows[:2]] == ["438.0 MB, fp16", "90.9 MB"]
+    assert [row[table.header.index("size")] for row in table.rows[:2]] == [
+        "438.0 MB, fp16",
+        "90.9 MB",
+    ]

@@ -43,7 +43,8 @@ def base():
 
 
 @pytest.mark.parametrize(
-    ("kind", "densities"), [*((kind, (0.5, 0.1)) for kind in TYPES), ("bert", (0.05, 0.1)), ("bert", (0.0, 1.0))]
+    ("kind", "densities"),
+    [*((kind, (0.5, 0.1)) for kind in TYPES), ("bert", (0.05, 0.1)), ("bert", (0.0, 1.0))],
 )
 def test_two_tasks_predict_as_the_models_saved_apart(kind, densities, tmp_path):
     torch.manual_seed(0)
@@ -75,7 +76,9 @@ def test_two_tasks_predict_as_the_models_saved_apart(kind, densities, tmp_path):
 
 
 def test_both_ways_of_writing_leave_the_same_bits(base, monkeypatch):
-    monkeypatch.setattr(bank_module, "TILE", 1000)  # matrices of more than one tile, the last one not full
+    monkeypatch.setattr(
+        bank_module, "TILE", 1000
+    )  # matrices of more than one tile, the last one not full
     found = []
     for below in (0.0, 1.0):
         monkeypatch.setattr(bank_module, "SCATTER_BELOW", below)
@@ -108,7 +111,12 @@ def test_tasks_share_the_base_and_keep_their_heads_apart(base):
         head, changed = task_part(model, base)
         assert set(head) >= {"classifier.weight", "classifier.bias"}
         assert not any("encoder.layer" in name or "embeddings" in name for name in head)
-        bank.add(f"{n}", masks, info=info_for(base, architecture=type(model).__name__, config=changed), head=head)
+        bank.add(
+            f"{n}",
+            masks,
+            info=info_for(base, architecture=type(model).__name__, config=changed),
+            head=head,
+        )
     one, other = bank.use("0"), bank.use("1")
     assert bank.use("0") is one
     shared = {p.data_ptr() for p in one.parameters()} & {p.data_ptr() for p in other.parameters()}
@@ -128,12 +136,20 @@ def test_what_is_refused(base):
         bank.add("sst2", masks)
     with pytest.raises(UsageError, match=r"no mask for matrix 1\.Q"):
         bank.add("other", {n: m for n, m in masks.items() if n != "1.Q"})
-    for architecture, said in (("BertForNothing", "does not have"), ("BertForTokenClassification", "lacks 2 tensors")):
+    for architecture, said in (
+        ("BertForNothing", "does not have"),
+        ("BertForTokenClassification", "lacks 2 tensors"),
+    ):
         with pytest.raises(UsageError, match=said):
             bank.add("other", masks, info=info_for(base, architecture=architecture))
     head = {"classifier.weight": torch.ones(5, 32), "classifier.bias": torch.ones(5)}
     with pytest.raises(UsageError, match="does not fit BertForTokenClassification"):
-        bank.add("other", masks, info=info_for(base, architecture="BertForTokenClassification"), head=head)
+        bank.add(
+            "other",
+            masks,
+            info=info_for(base, architecture="BertForTokenClassification"),
+            head=head,
+        )
     assert bank.tasks == ("sst2",)
     with pytest.raises(UsageError, match=r"float32, not torch\.float64"):
         Bank(tiny_encoder("bert").double())

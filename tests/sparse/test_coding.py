@@ -32,7 +32,8 @@ def test_nothing_and_all_kept(value):
 
 
 @pytest.mark.parametrize(
-    ("density", "form", "bound"), [(0.03, GAPS, 1.02), (0.1, GAPS, 1.02), (0.3, BITS, 1.02), (0.5, BITS, 1.001)]
+    ("density", "form", "bound"),
+    [(0.03, GAPS, 1.02), (0.1, GAPS, 1.02), (0.3, BITS, 1.02), (0.5, BITS, 1.001)],
 )
 def test_size_is_near_the_entropy(density, form, bound):
     mask = np.random.default_rng(0).random(2_000_000) < density

@@ -28,7 +28,11 @@ from kdcli.sparse.mask_file import apply_masks
 DRAWN = torch.Generator().manual_seed(0)
 IDS = torch.randint(5, 64, (4, 20), generator=DRAWN)
 PADDED = (torch.arange(20) < torch.tensor([20, 13, 5, 1])[:, None]).long()
-BLOCK = torch.block_diag(*(torch.ones(n, n) for n in (7, 1, 12))).bool()[None, None].expand(4, 1, 20, 20)
+BLOCK = (
+    torch.block_diag(*(torch.ones(n, n) for n in (7, 1, 12)))
+    .bool()[None, None]
+    .expand(4, 1, 20, 20)
+)
 MASKS = {"none": None, "padded": PADDED, "documents": BLOCK}
 
 
@@ -62,7 +66,10 @@ def test_every_type_computes_the_same_from_fewer_weights(kind):
     assert gap(model, small) < 1e-5
     assert weights(small) < 0.6 * weights(model)
     assert all(torch.equal(before[n], p) for n, p in model.named_parameters())
-    assert (type(small).__name__, small.config.compact_layers[1]["heads"]) == (f"Compact{type(model).__name__}", 3)
+    assert (type(small).__name__, small.config.compact_layers[1]["heads"]) == (
+        f"Compact{type(model).__name__}",
+        3,
+    )
 
 
 def zeroed(model, letter, layer=0):
@@ -79,15 +86,30 @@ def cut(model, *places):
     return model
 
 
-HEAD, EVEN, ODD, ALL, NARROW = slice(8, 16), slice(0, None, 2), slice(1, None, 2), slice(None), torch.arange(32) % 8 > 2
+HEAD, EVEN, ODD, ALL, NARROW = (
+    slice(8, 16),
+    slice(0, None, 2),
+    slice(1, None, 2),
+    slice(None),
+    torch.arange(32) % 8 > 2,
+)
 CASES = {
     # name: what is empty, and heads, width and units left
     "units that are constant": ([("U", 0, slice(0, 100))], (4, 8, 28)),
     "units nobody reads": ([("D", 1, slice(0, 64))], (4, 8, 64)),
-    "constant units that nobody reads": ([("U", 0, slice(0, 64)), ("D", 1, slice(32, 96))], (4, 8, 32)),
-    **{"all units constant": ([("U", 0, ALL)], (4, 8, 1)), "no unit is read": ([("D", 0, ALL)], (4, 8, 1))},
+    "constant units that nobody reads": (
+        [("U", 0, slice(0, 64)), ("D", 1, slice(32, 96))],
+        (4, 8, 32),
+    ),
+    **{
+        "all units constant": ([("U", 0, ALL)], (4, 8, 1)),
+        "no unit is read": ([("D", 0, ALL)], (4, 8, 1)),
+    },
     "values that are their bias": ([("V", 0, EVEN)], (4, 8, 128)),
-    **{"values nobody reads": ([("O", 1, HEAD)], (3, 8, 128)), "a head of biases": ([("V", 0, HEAD)], (3, 8, 128))},
+    **{
+        "values nobody reads": ([("O", 1, HEAD)], (3, 8, 128)),
+        "a head of biases": ([("V", 0, HEAD)], (3, 8, 128)),
+    },
     "all heads of biases": ([("V", 0, ALL)], (1, 8, 128)),
     "no output of attention": ([("O", 0, ALL)], (1, 8, 128)),
     "keys that are their bias": ([("K", 0, EVEN)], (4, 8, 128)),
@@ -98,7 +120,10 @@ CASES = {
     "a head that looks everywhere alike": ([("K", 0, HEAD)], (4, 8, 128)),
     "all heads look everywhere alike": ([("K", 0, ALL)], (4, 8, 128)),
     "queries and keys empty apart": ([("Q", 0, EVEN), ("K", 0, ODD)], (4, 8, 128)),
-    "narrow heads": ([("Q", 0, NARROW), ("K", 0, NARROW), ("V", 0, NARROW), ("Q", 2, ALL)], (4, 3, 128)),
+    "narrow heads": (
+        [("Q", 0, NARROW), ("K", 0, NARROW), ("V", 0, NARROW), ("Q", 2, ALL)],
+        (4, 3, 128),
+    ),
     "nothing": ([], (4, 8, 128)),
 }
 
@@ -116,7 +141,10 @@ def test_empty_parts_are_removed_and_their_constants_folded(name):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_any_structure_of_zeros_computes_the_same(seed):
-    model, drawn = fresh(seed=seed, hidden_act=("gelu", "relu", "silu")[seed % 3]), np.random.default_rng(seed)
+    model, drawn = (
+        fresh(seed=seed, hidden_act=("gelu", "relu", "silu")[seed % 3]),
+        np.random.default_rng(seed),
+    )
     with torch.no_grad():
         for layer, letter in itertools.product(range(2), "QKVOUD"):
             linear = zeroed(model, letter, layer)
@@ -132,19 +160,31 @@ def test_any_structure_of_zeros_computes_the_same(seed):
 
 
 def test_empty_rows_and_columns_are_skipped_where_they_are_many():
-    places = [("D", 0, slice(0, 20)), ("O", 0, slice(3, 20)), ("U", 1, slice(0, 20)), ("Q", 1, slice(0, 14))]
+    places = [
+        ("D", 0, slice(0, 20)),
+        ("O", 0, slice(3, 20)),
+        ("U", 1, slice(0, 20)),
+        ("Q", 1, slice(0, 14)),
+    ]
     model = cut(fresh(num_hidden_layers=1), *places)
     small = compact(model)
     assert gap(model, small) < 1e-12
     # One row of zeros is added; fewer than half of the columns are not worth a copy.
-    of = {"Q": (32, 32, 32, 32), "O": (32, 32, 32, 16), "U": (32, 128, 12, 128), "D": (128, 32, 128, 13)}
+    of = {
+        "Q": (32, 32, 32, 32),
+        "O": (32, 32, 32, 16),
+        "U": (32, 128, 12, 128),
+        "D": (128, 32, 128, 13),
+    }
     assert {letter: small.config.compact_layers[0][letter] for letter in of} == of
 
 
 @pytest.mark.parametrize(("letter", "left"), [("K", 8), ("Q", 12)])
 def test_dimensions_that_scores_do_not_need_are_removed(letter, left):
     # Constant queries leave one dimension a head.
-    sizes = compact(cut(fresh(num_hidden_layers=1), (letter, 0, torch.arange(32) % 4 > 0))).config.compact_layers[0]
+    sizes = compact(
+        cut(fresh(num_hidden_layers=1), (letter, 0, torch.arange(32) % 4 > 0))
+    ).config.compact_layers[0]
     assert (sizes["K"][3], sizes["Q"][3]) == (left + 1, 8 + 1)
 
 
@@ -173,7 +213,10 @@ def test_other_types_and_compacted_models_are_refused():
 CLASSES = transformers.AutoModelForSequenceClassification
 HEADS = {
     **{"sequence": CLASSES, "tokens": transformers.AutoModelForTokenClassification},
-    **{"questions": transformers.AutoModelForQuestionAnswering, "words": transformers.AutoModelForMaskedLM},
+    **{
+        "questions": transformers.AutoModelForQuestionAnswering,
+        "words": transformers.AutoModelForMaskedLM,
+    },
 }
 
 
@@ -185,7 +228,9 @@ def saved(tmp_path_factory):
         kind = "distilbert" if head == "questions" else "bert"
         torch.manual_seed(0)
         labels = {} if head in ("questions", "words") else {"num_labels": 3}
-        model = with_biases(auto.from_config(tiny_config(kind, initializer_range=0.3, **labels)).eval())
+        model = with_biases(
+            auto.from_config(tiny_config(kind, initializer_range=0.3, **labels)).eval()
+        )
         apply_masks(model, structured_masks(model))
         folder = tmp_path_factory.mktemp("compact") / head
         save_model(compact(model), tiny_tokenizer(), folder)
@@ -231,12 +276,18 @@ def test_its_code_needs_torch_and_transformers_only():
     tree = ast.parse(Path(str(modeling_kdcli.__file__)).read_text("utf-8"))
     names = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
     names += [str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
-    assert {n.split(".")[0] for n in names} - set(sys.stdlib_module_names) == {"torch", "transformers"}
+    assert {n.split(".")[0] for n in names} - set(sys.stdlib_module_names) == {
+        "torch",
+        "transformers",
+    }
 
 
 def test_config_that_names_no_class_of_ours_is_refused(saved, tmp_path):
     file = shutil.copytree(saved["sequence"][1], tmp_path / "other") / "config.json"
-    file.write_text(file.read_text("utf-8").replace('"CompactBertForSequenceClassification"\n', '"Other"\n'), "utf-8")
+    file.write_text(
+        file.read_text("utf-8").replace('"CompactBertForSequenceClassification"\n', '"Other"\n'),
+        "utf-8",
+    )
     with pytest.raises(UsageError, match="class 'Other', which is not known"):
         load(tmp_path / "other")
 
@@ -245,7 +296,10 @@ def test_config_that_names_no_class_of_ours_is_refused(saved, tmp_path):
 def test_exports_to_onnx_at_any_size(tmp_path):
     # All that a compacted layer can have: ragged heads, columns and rows that are skipped.
     model = fresh(num_hidden_layers=1).float()
-    apply_masks(model, {n: m for n, m in structured_masks(tiny_encoder("bert")).items() if n.startswith("1.")})
+    apply_masks(
+        model,
+        {n: m for n, m in structured_masks(tiny_encoder("bert")).items() if n.startswith("1.")},
+    )
     cut(model, ("D", 0, slice(0, 20)), ("U", 1, slice(0, 20)))
     small = compact(model)
     assert {"inputs", "outputs"} <= {n.rpartition(".")[2] for n, _ in small.named_buffers()}

@@ -11,7 +11,13 @@ from torch import nn
 from kdcli.errors import UsageError
 from kdcli.sparse import csr
 from kdcli.sparse.compact import compact
-from kdcli.sparse.csr import SparseAttention, SparseFeedForward, SparseLinear, faster_sparse, sparsify
+from kdcli.sparse.csr import (
+    SparseAttention,
+    SparseFeedForward,
+    SparseLinear,
+    faster_sparse,
+    sparsify,
+)
 from kdcli.sparse.mask_file import apply_masks
 
 IDS = torch.randint(5, 64, (3, 50), generator=torch.Generator().manual_seed(0))
@@ -36,7 +42,17 @@ def test_one_linear(density, shape, bias):
     torch.testing.assert_close(found, linear(x), atol=1e-5, rtol=1e-5)
 
 
-KINDS = ["bert", "distilbert", "roberta", "electra", "deberta-v2", "convbert", "esm", "albert", "modernbert"]
+KINDS = [
+    "bert",
+    "distilbert",
+    "roberta",
+    "electra",
+    "deberta-v2",
+    "convbert",
+    "esm",
+    "albert",
+    "modernbert",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -63,7 +79,9 @@ def test_linears_are_joined_where_all_between_them_is_known(kind, blocks):
 
     def joined(choose):
         modules = list(sparsify(model, choose).modules())
-        return tuple(sum(isinstance(m, of) for m in modules) for of in (SparseFeedForward, SparseAttention))
+        return tuple(
+            sum(isinstance(m, of) for m in modules) for of in (SparseFeedForward, SparseAttention)
+        )
 
     assert joined(lambda _: True) == blocks
     # One dense linear keeps its block apart.
@@ -76,7 +94,11 @@ def test_linears_are_joined_where_all_between_them_is_known(kind, blocks):
 @pytest.mark.parametrize(("rows", "length"), [(1, 1), (9, 13), (3, 32), (2, 64), (2, 100)])
 def test_joined_attention_at_any_size_and_under_any_mask(kind, implementation, rows, length):
     drawn = torch.Generator().manual_seed(rows)
-    changes = {"attn_implementation": implementation, "max_position_embeddings": 128, "initializer_range": 0.3}
+    changes = {
+        "attn_implementation": implementation,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.3,
+    }
     model = with_biases(tiny_encoder(kind, **changes))
     apply_masks(model, random_masks(model, 0.2))
     small = sparsify(model, lambda _: True)
@@ -97,8 +119,12 @@ def test_the_model_itself_stays_dense_and_its_tensors_are_shared():
     assert small.embeddings.word_embeddings.weight is model.embeddings.word_embeddings.weight
 
 
-@pytest.mark.parametrize(("dense", "sparse", "wins"), [(1.2, 1.0, True), (1.05, 1.0, False), (1.0, 2.0, False)])
-def test_sparse_runs_what_is_timed_clearly_faster_by_the_best_round(monkeypatch, dense, sparse, wins):
+@pytest.mark.parametrize(
+    ("dense", "sparse", "wins"), [(1.2, 1.0, True), (1.05, 1.0, False), (1.0, 2.0, False)]
+)
+def test_sparse_runs_what_is_timed_clearly_faster_by_the_best_round(
+    monkeypatch, dense, sparse, wins
+):
     clock, rounds = [0.0], {"dense": 0, "sparse": 0}
 
     def taking(name, seconds):

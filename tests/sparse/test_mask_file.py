@@ -40,15 +40,21 @@ def base():
 @pytest.fixture
 def written(base, tmp_path):
     path = tmp_path / "task.safetensors"
-    write_mask(path, info_for(base), random_masks(base, 0.2), head={"classifier.bias": torch.ones(3)})
+    write_mask(
+        path, info_for(base), random_masks(base, 0.2), head={"classifier.bias": torch.ones(3)}
+    )
     return path
 
 
-INFO = MaskInfo(base="b", base_sha256="0" * 64, model_type="bert", vocab_size=64, method="smp", density=0.1)
+INFO = MaskInfo(
+    base="b", base_sha256="0" * 64, model_type="bert", vocab_size=64, method="smp", density=0.1
+)
 
 
 SIZES = st.integers(1, 50)
-SHAPES = st.dictionaries(st.sampled_from(["1.Q", "1.K", "2.U", "11.D"]), st.tuples(SIZES, SIZES), min_size=1)
+SHAPES = st.dictionaries(
+    st.sampled_from(["1.Q", "1.K", "2.U", "11.D"]), st.tuples(SIZES, SIZES), min_size=1
+)
 
 
 @settings(max_examples=25)
@@ -65,20 +71,30 @@ def test_masks_of_any_shape_come_back(tmp_path_factory, shapes, density, seed):
 
 
 def test_everything_comes_back(base, tmp_path):
-    words = {"labels": ("bad", "good"), "label_words": ("terrible", "great"), "metrics": {"accuracy": 0.9}}
+    words = {
+        "labels": ("bad", "good"),
+        "label_words": ("terrible", "great"),
+        "metrics": {"accuracy": 0.9},
+    }
     config = {"id2label": {"0": "bad", "1": "good"}}
     task = {"task": "sst2", "architecture": "BertForSequenceClassification", "config": config}
     info = info_for(base, **task, **words, versions={"torch": "2"})
     masks = random_masks(base, 0.1)
     head = {
-        **{"classifier.weight": torch.randn(2, 32), "classifier.bias": torch.randn(2, dtype=torch.bfloat16)},
+        **{
+            "classifier.weight": torch.randn(2, 32),
+            "classifier.bias": torch.randn(2, dtype=torch.bfloat16),
+        },
         **{"bert.pooler.dense.weight": torch.eye(32).half(), "scale": torch.tensor(3.0)},
     }
     scores = {n: torch.randn(m.shape) for n, m in masks.items()}
     path = tmp_path / "new" / "mask.safetensors"
     write_mask(path, info, masks, head=head, scores=scores)
     found = read_mask(path)
-    assert (found.info.model_copy(update={"densities": {}, "shapes": {}}), set(found.head)) == (info, set(head))
+    assert (found.info.model_copy(update={"densities": {}, "shapes": {}}), set(found.head)) == (
+        info,
+        set(head),
+    )
     assert [found.head[name].dtype for name in head] == [tensor.dtype for tensor in head.values()]
     assert all(torch.equal(found.head[name], tensor) for name, tensor in head.items())
     assert all(torch.equal(found.scores[n], scores[n].half()) for n in masks)
@@ -88,7 +104,9 @@ def test_everything_comes_back(base, tmp_path):
 def test_the_same_mask_is_the_same_file_with_a_readable_header(base, written, tmp_path):
     again = {tmp_path / str(i) for i in range(8)}
     for path in again:
-        write_mask(path, info_for(base), random_masks(base, 0.2), head={"classifier.bias": torch.ones(3)})
+        write_mask(
+            path, info_for(base), random_masks(base, 0.2), head={"classifier.bias": torch.ones(3)}
+        )
     whole = written.read_bytes()
     assert {path.read_bytes() for path in again} == {whole}
     header = json.loads(whole[8 : 8 + struct.unpack("<Q", whole[:8])[0]])["__metadata__"]
@@ -126,7 +144,11 @@ def test_cut_file_is_refused(written, kept):
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("none", r"none\.safetensors cannot be read"), ("model", "no mask file of kdcli"), ("folder", "cannot be read")],
+    [
+        ("none", r"none\.safetensors cannot be read"),
+        ("model", "no mask file of kdcli"),
+        ("folder", "cannot be read"),
+    ],
 )
 def test_what_is_no_mask_file_is_refused(tmp_path, name, said):
     save_file({"weight": torch.ones(3)}, tmp_path / "model.safetensors")
@@ -161,7 +183,10 @@ def test_another_model_type_is_refused(written):
     [
         (lambda m: m.pop("2.K"), "no mask for matrix 2.K"),
         (lambda m: m.update({"3.Q": m["1.Q"]}), "a mask for 3.Q"),
-        (lambda m: m.update({"1.U": m["1.U"].T}), "the mask of 1.U is 32 x 128, the matrix 128 x 32"),
+        (
+            lambda m: m.update({"1.U": m["1.U"].T}),
+            "the mask of 1.U is 32 x 128, the matrix 128 x 32",
+        ),
     ],
 )
 def test_masks_that_do_not_fit_change_nothing(base, spoil, message):
@@ -172,11 +197,16 @@ def test_masks_that_do_not_fit_change_nothing(base, spoil, message):
     assert base_hash(base) == before
 
 
-@pytest.mark.parametrize("kind", ["bert", "modernbert", "deberta", "deberta-v2", "distilbert", "albert"])
+@pytest.mark.parametrize(
+    "kind", ["bert", "modernbert", "deberta", "deberta-v2", "distilbert", "albert"]
+)
 def test_applied_masks_zero_the_removed_weights_alone(kind):
     torch.manual_seed(0)
     model = tiny_encoder(kind)
-    masks, before = random_masks(model, 0.3), {m.name: m.of(m.linear.weight).clone() for m in matrices(model)}
+    masks, before = (
+        random_masks(model, 0.3),
+        {m.name: m.of(m.linear.weight).clone() for m in matrices(model)},
+    )
     apply_masks(model, masks)
     for m in matrices(model):
         assert torch.equal(m.of(m.linear.weight), torch.where(masks[m.name], before[m.name], 0.0))
@@ -191,7 +221,10 @@ def test_a_full_disk_leaves_the_older_file(base, written, monkeypatch):
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(MachineError, match="disk is full"):
         write_mask(written, info_for(base), random_masks(base, 0.9))
-    assert (written.read_bytes(), [f.name for f in written.parent.iterdir()]) == (before, [written.name])
+    assert (written.read_bytes(), [f.name for f in written.parent.iterdir()]) == (
+        before,
+        [written.name],
+    )
 
 
 def test_file_of_another_format_is_named(written, monkeypatch):
@@ -206,11 +239,21 @@ def test_authors_masks_are_read_in_the_string_order_of_their_names(tmp_path):
     masks = random_masks(model, 0.3)
     state = {f"bert.{m.path}.weight": masks[m.name] for m in matrices(model)}
     # By hand, from the order their files have.
-    inside = ["attention.output.dense", "attention.self.key", "attention.self.query", "attention.self.value"]
+    inside = [
+        "attention.output.dense",
+        "attention.self.key",
+        "attention.self.query",
+        "attention.self.value",
+    ]
     inside += ["intermediate.dense", "output.dense"]
-    names = [f"bert.encoder.layer.{n}.{x}.weight" for n in (0, 1, 10, 11, *range(2, 10)) for x in inside]
+    names = [
+        f"bert.encoder.layer.{n}.{x}.weight" for n in (0, 1, 10, 11, *range(2, 10)) for x in inside
+    ]
     assert sorted(state) == names
-    np.save(tmp_path / "mask.npy", np.packbits(np.concatenate([state[n].numpy().reshape(-1) for n in names])))
+    np.save(
+        tmp_path / "mask.npy",
+        np.packbits(np.concatenate([state[n].numpy().reshape(-1) for n in names])),
+    )
     found = read_smp(tmp_path / "mask.npy", model)
     assert list(found) == [m.name for m in matrices(model)]
     assert all(torch.equal(found[n], masks[n]) for n in masks)
@@ -224,7 +267,9 @@ def signed(path, change, tensors=None):
     stored = load(whole) | (tensors or {})
     parts = {name: json.loads(header[name]) for name in ("info", "head")}
     change(parts)
-    header |= {name: part if isinstance(part, str) else json.dumps(part) for name, part in parts.items()}
+    header |= {
+        name: part if isinstance(part, str) else json.dumps(part) for name, part in parts.items()
+    }
     data = save(stored, header | {"sha256": NO_DIGEST})
     start = data.index(NO_DIGEST.encode())
     path.write_bytes(data[:start] + hashlib.sha256(data).hexdigest().encode() + data[start + 64 :])
@@ -236,7 +281,9 @@ def bomb(size):
 
 def coded_bomb(size):
     raw = zlib.compressobj(9, zlib.DEFLATED, -15)
-    return torch.frombuffer(bytearray(b"\0" + raw.compress(bytes(size)) + raw.flush()), dtype=torch.uint8)
+    return torch.frombuffer(
+        bytearray(b"\0" + raw.compress(bytes(size)) + raw.flush()), dtype=torch.uint8
+    )
 
 
 ALTERED = {
@@ -244,10 +291,22 @@ ALTERED = {
     "info is deep": (lambda p: p.update(info="[" * 100_000), {}),
     "head is no JSON": (lambda p: p.update(head="{"), {}),
     "head is deep": (lambda p: p.update(head='{"a":' * 100_000), {}),
-    "head of another dtype": (lambda p: p["head"].update({"classifier.bias": ["float99", [3]]}), {}),
-    "head of another shape": (lambda p: p["head"].update({"classifier.bias": ["float32", [4]]}), {}),
-    "head of a vast shape": (lambda p: p["head"].update({"classifier.bias": ["float32", [2**31, 2**31]]}), {}),
-    "head of a negative shape": (lambda p: p["head"].update({"classifier.bias": ["float32", [-3]]}), {}),
+    "head of another dtype": (
+        lambda p: p["head"].update({"classifier.bias": ["float99", [3]]}),
+        {},
+    ),
+    "head of another shape": (
+        lambda p: p["head"].update({"classifier.bias": ["float32", [4]]}),
+        {},
+    ),
+    "head of a vast shape": (
+        lambda p: p["head"].update({"classifier.bias": ["float32", [2**31, 2**31]]}),
+        {},
+    ),
+    "head of a negative shape": (
+        lambda p: p["head"].update({"classifier.bias": ["float32", [-3]]}),
+        {},
+    ),
     "head that is not there": (lambda p: p["head"].update({"other": ["float32", [3]]}), {}),
     "head that inflates": (lambda p: None, {"head.classifier.bias": bomb(1 << 28)}),
     "a mask of 256 GiB": (lambda p: p["info"]["shapes"].update({"1.Q": [2**19, 2**19]}), {}),
@@ -297,11 +356,21 @@ def npy(array):
     return file.getvalue()
 
 
-NO_ARRAYS = (npy(np.array([{}], object)), b"", b"\x93NUMPY\x01\x00", b"\x93NUMPY\x01\x00\x04\x00{1:\n")
-OTHERS = [(npy(np.zeros(7, np.uint8)), "7 values of uint8"), (npy(np.zeros(24576 // 8, np.float32)), "of float32")]
+NO_ARRAYS = (
+    npy(np.array([{}], object)),
+    b"",
+    b"\x93NUMPY\x01\x00",
+    b"\x93NUMPY\x01\x00\x04\x00{1:\n",
+)
+OTHERS = [
+    (npy(np.zeros(7, np.uint8)), "7 values of uint8"),
+    (npy(np.zeros(24576 // 8, np.float32)), "of float32"),
+]
 
 
-@pytest.mark.parametrize(("data", "message"), [*OTHERS, *((data, r"no \.npy array") for data in NO_ARRAYS)])
+@pytest.mark.parametrize(
+    ("data", "message"), [*OTHERS, *((data, r"no \.npy array") for data in NO_ARRAYS)]
+)
 def test_other_and_damaged_arrays_are_refused(base, tmp_path, data, message):
     (tmp_path / "mask.npy").write_bytes(data)
     with pytest.raises(UsageError, match=message):

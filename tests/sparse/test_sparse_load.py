@@ -24,7 +24,9 @@ def base(tmp_path):
 
 
 def test_head_and_settings_of_the_task_come_with_the_mask(base, tmp_path):
-    config = tiny_config("bert", id2label={0: "no", 1: "maybe", 2: "yes"}, problem_type="single_label_classification")
+    config = tiny_config(
+        "bert", id2label={0: "no", 1: "maybe", 2: "yes"}, problem_type="single_label_classification"
+    )
     torch.manual_seed(1)
     model = AutoModelForSequenceClassification.from_config(config).eval()
     model.bert.load_state_dict(base.state_dict())
@@ -40,7 +42,10 @@ def test_head_and_settings_of_the_task_come_with_the_mask(base, tmp_path):
     assert task_part(model, base)[0].keys() == head.keys()
     found = kdcli.load(tmp_path / "base", mask=tmp_path / "mask")
     assert not found.training
-    assert (found.config.id2label, found.config.problem_type) == (config.id2label, "single_label_classification")
+    assert (found.config.id2label, found.config.problem_type) == (
+        config.id2label,
+        "single_label_classification",
+    )
     found.save_pretrained(tmp_path / "whole")
     tiny_tokenizer().save_pretrained(tmp_path / "whole")
     again = kdcli.load(tmp_path / "whole")

@@ -41,26 +41,45 @@ def rows_of(lengths=LENGTHS, kind="class", seed=0, types=True):
         "tokens": rng.integers(0, 3, total),
         "span": rng.integers(0, 2, (len(lengths), 2)),
     }[kind]
-    ids, segments = rng.integers(5, 60, total).astype(np.int32), rng.integers(0, 2, total).astype(np.int8)
-    how = {"labels": labels, "example": np.arange(len(lengths)), "truncated": 0, "pad_id": 0, "kind": kind}
+    ids, segments = (
+        rng.integers(5, 60, total).astype(np.int32),
+        rng.integers(0, 2, total).astype(np.int8),
+    )
+    how = {
+        "labels": labels,
+        "example": np.arange(len(lengths)),
+        "truncated": 0,
+        "pad_id": 0,
+        "kind": kind,
+    }
     return Encoded(ids_T=ids, types_T=segments if types else None, ends=np.cumsum(lengths), **how)
 
 
 def headed(kind="class", model_type="bert", dtype=torch.float32):
     torch.manual_seed(0)
     labels = {"score": 1, "span": 2}.get(kind, 3)
-    model = HEADS[kind].from_config(tiny_config(model_type, initializer_range=0.3, num_labels=labels))
+    model = HEADS[kind].from_config(
+        tiny_config(model_type, initializer_range=0.3, num_labels=labels)
+    )
     return prepare_teacher(model, dtype)
 
 
-def opened(folder, rows, needs=EVERYTHING, *, teacher=None, log=None, limit=1 << 30, fingerprint="f"):
+def opened(
+    folder, rows, needs=EVERYTHING, *, teacher=None, log=None, limit=1 << 30, fingerprint="f"
+):
     how = {"needs": needs, "fingerprint": fingerprint, "device": CPU, "limit_bytes": limit}
     log = [] if log is None else log
-    return SignalStore.open(folder, rows, teacher or capture(headed(rows.kind), needs), **how, log=log.append)
+    return SignalStore.open(
+        folder, rows, teacher or capture(headed(rows.kind), needs), **how, log=log.append
+    )
 
 
 def tensors_of(signals):
-    actual = {f"{kind}.{n}": x for kind in ("q", "k", "v", "hidden") for n, x in getattr(signals, kind).items()}
+    actual = {
+        f"{kind}.{n}": x
+        for kind in ("q", "k", "v", "hidden")
+        for n, x in getattr(signals, kind).items()
+    }
     return actual | ({} if signals.logits is None else {"logits": signals.logits})
 
 
@@ -69,7 +88,9 @@ def cached(store, indices):
 
 
 def same(some, others):
-    return some.keys() == others.keys() and all(torch.equal(x, others[name]) for name, x in some.items())
+    return some.keys() == others.keys() and all(
+        torch.equal(x, others[name]) for name, x in some.items()
+    )
 
 
 def store_of(folder):
@@ -83,7 +104,12 @@ def logged(log, words):
 
 @pytest.mark.parametrize(
     ("kind", "model_type"),
-    [*((kind, "bert") for kind in HEADS), ("class", "distilbert"), ("tokens", "distilbert"), ("span", "roformer")],
+    [
+        *((kind, "bert") for kind in HEADS),
+        ("class", "distilbert"),
+        ("tokens", "distilbert"),
+        ("span", "roformer"),
+    ],
 )
 def test_cached_signals_are_the_live_ones(tmp_path, kind, model_type, monkeypatch):
     # More than one group, so that the rows lie in another order than they are read in.
@@ -101,7 +127,9 @@ def test_cached_signals_are_the_live_ones(tmp_path, kind, model_type, monkeypatc
         real = live.mask.bool()
         for name, x in theirs.items():
             assert (ours[name].dtype, ours[name].shape) == (torch.float32, x.shape)
-            ours_real, theirs_real = (t.transpose(1, 2) if name[0] in "qkv" else t for t in (ours[name], x))
+            ours_real, theirs_real = (
+                t.transpose(1, 2) if name[0] in "qkv" else t for t in (ours[name], x)
+            )
             if name != "logits" or kind in ("tokens", "span"):
                 assert (ours_real[~real] == 0).all()
                 ours_real, theirs_real = ours_real[real], theirs_real[real]
@@ -128,7 +156,9 @@ def test_no_signal_reaches_the_model_and_the_batch_is_as_before(tmp_path):
     assert len(store) == len(rows)
     assert {key.split(".")[0] for key in batch.keys() - expected.keys()} == {"teacher"}
     student, seen = headed(), []
-    student.register_forward_pre_hook(lambda module, args, kwargs: seen.append(set(kwargs)), with_kwargs=True)
+    student.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(set(kwargs)), with_kwargs=True
+    )
     listening = capture(student, Needs(logits=True))
     listening(batch)
     store.signals(batch)
@@ -147,12 +177,19 @@ def test_only_what_is_needed_is_kept(tmp_path, needs):
     tokens, values = len(rows.ids_T), 4 * 8
     size = 8 * 3 * 4 if needs.logits else tokens * values * 2
     assert RecordLayout.of(capture(headed(), needs), rows, needs, CPU).size(rows) == size
-    assert sum((store.folder / name).stat().st_size for name in ("tokens.bin", "logits.bin")) == size
+    assert (
+        sum((store.folder / name).stat().st_size for name in ("tokens.bin", "logits.bin")) == size
+    )
 
 
 def test_signals_of_masked_tokens_are_not_kept(tmp_path):
     with pytest.raises(ValueError, match="masked"):
-        opened(tmp_path, rows_of(), Needs(masked_logits=True), teacher=capture(headed(), Needs(logits=True)))
+        opened(
+            tmp_path,
+            rows_of(),
+            Needs(masked_logits=True),
+            teacher=capture(headed(), Needs(logits=True)),
+        )
 
 
 class Counting(nn.Module):
@@ -329,7 +366,9 @@ def test_memory_that_suffices_for_fewer_rows(tmp_path):
 
     limit = 40
     expected = cached(opened(tmp_path / "a", rows_of()), range(8))
-    actual = cached(opened(tmp_path / "b", rows_of(), teacher=Small(capture(headed(), EVERYTHING))), range(8))
+    actual = cached(
+        opened(tmp_path / "b", rows_of(), teacher=Small(capture(headed(), EVERYTHING))), range(8)
+    )
     torch.testing.assert_close(actual, expected, rtol=2.0**-7, atol=1e-5)
     limit = 20
     with pytest.raises(MachineError, match="out of memory"):
@@ -341,14 +380,22 @@ class Echo(nn.Module):
 
     def forward(self, batch) -> Signals:
         ids = batch["input_ids"].float()
-        return Signals(hidden={0: ids[..., None].expand(-1, -1, 3)}, logits=ids.sum(1, keepdim=True))
+        return Signals(
+            hidden={0: ids[..., None].expand(-1, -1, 3)}, logits=ids.sum(1, keepdim=True)
+        )
 
 
 @settings(max_examples=40)
-@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=9), at_once=st.integers(1, 40), data=st.data())
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=9),
+    at_once=st.integers(1, 40),
+    data=st.data(),
+)
 def test_every_row_has_its_own_signals_and_zeros_behind(tmp_path_factory, lengths, at_once, data):
     rows = rows_of(lengths)
-    indices = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=6)))
+    indices = np.array(
+        data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=6))
+    )
     needs = Needs(hidden=frozenset({0}), logits=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache, "TEACHER_TOKENS", at_once)

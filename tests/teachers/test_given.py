@@ -59,7 +59,10 @@ def test_unusable_arrays_are_refused(tmp_path, texts, array, message):
     [
         ({"text": ROWS, "embedding": VECTORS.tolist()}, "no column vector"),
         ({"text": ROWS[:5], "vector": VECTORS[:5].tolist()}, "no vector for 1 of 6"),
-        ({"text": ROWS, "vector": [[1.0], *VECTORS[1:].tolist()]}, "not a parquet file of texts and vectors|length"),
+        (
+            {"text": ROWS, "vector": [[1.0], *VECTORS[1:].tolist()]},
+            "not a parquet file of texts and vectors|length",
+        ),
     ],
 )
 def test_unusable_tables_are_refused(tmp_path, texts, columns, message):

@@ -31,7 +31,10 @@ def test_a_thread_builds_one_step_ahead_and_no_further():
 def test_other_micro_batches_are_built_anew():
     made = []
     with BatchesAhead(recording(made), SHARED, 9) as batches:
-        sizes = [batches.of(step, micro)[0]["input_ids"].shape for step, micro in ((1, 4), (2, 4), (2, 2), (3, 2))]
+        sizes = [
+            batches.of(step, micro)[0]["input_ids"].shape
+            for step, micro in ((1, 4), (2, 4), (2, 2), (3, 2))
+        ]
     assert sizes == [(4, 2), (4, 2), (2, 2), (2, 2)]
     # Nothing is built twice but what was built ahead in another size.
     assert len(set(made)) == len(made)

@@ -21,12 +21,16 @@ DROPS = [nn.Dropout(0.1)]
     st.floats(0.001, 0.999),
     st.sampled_from([torch.float32, torch.bfloat16]),
 )
-def test_a_mask_has_the_shape_and_two_values(shape: list[int], rate: float, dtype: torch.dtype) -> None:
+def test_a_mask_has_the_shape_and_two_values(
+    shape: list[int], rate: float, dtype: torch.dtype
+) -> None:
     mask = keep_mask(shape, rate, dtype)
     assert list(mask.shape) == shape
     assert mask.dtype == dtype
     kept = mask[mask != 0].float()
-    assert torch.allclose(kept, torch.full_like(kept, 1 / (1 - rate)), rtol=0.02 if rate < 0.99 else 0.1)
+    assert torch.allclose(
+        kept, torch.full_like(kept, 1 / (1 - rate)), rtol=0.02 if rate < 0.99 else 0.1
+    )
 
 
 @pytest.mark.parametrize("rate", [0.0001, 0.1, 0.5, 0.9, 0.9999])
@@ -100,7 +104,9 @@ def test_attention_drops_probabilities_and_nothing_else(kind: str, scale: float 
     with fast_cpu_kernels(CPU, DROPS):
         dropped = F.scaled_dot_product_attention(q_BALK, k_BALK, identity, mask, 0.4, scale=scale)
     scores = torch.einsum("balk,bamk->balm", q_BALK, k_BALK) * (K**-0.5 if scale is None else scale)
-    expected = (scores.masked_fill(~seen_B1LL, -torch.inf) if kind != "none" else scores).softmax(-1)
+    expected = (scores.masked_fill(~seen_B1LL, -torch.inf) if kind != "none" else scores).softmax(
+        -1
+    )
     kept = dropped != 0
     realised = 1 - round(0.4 * 65536) / 65536
     assert torch.allclose(dropped[kept], (expected / realised)[kept], rtol=1e-9)
@@ -109,7 +115,13 @@ def test_attention_drops_probabilities_and_nothing_else(kind: str, scale: float 
 
 def test_a_model_trains_with_it_and_evaluates_without() -> None:
     torch.manual_seed(0)
-    config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    config = BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
     model = BertModel(config)
     ids, mask = torch.randint(0, 50, (3, 6)), torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [1] * 6])
     with fast_cpu_kernels(CPU, [model.train()]):

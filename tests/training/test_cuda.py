@@ -11,7 +11,10 @@ from kdcli.cli import app
 from kdcli.losses.relation import relation_kl
 from kdcli.pruners.selection import select
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 QUICK = ["--device", "cuda:0", "--set", "measure.min_runs=3", "--set", "measure.min_seconds=0.1"]
 
@@ -46,7 +49,10 @@ def test_the_relation_loss_is_that_of_the_cpu(dtype, near):
 @pytest.mark.parametrize("masking", ["local", "global", "proportional"])
 def test_masks_are_those_of_the_cpu(masking):
     torch.manual_seed(0)
-    scores, kinds = {name: torch.randn(300, 700) for name in ("1.Q", "2.Q")}, {"1.Q": "Q", "2.Q": "Q"}
+    scores, kinds = (
+        {name: torch.randn(300, 700) for name in ("1.Q", "2.Q")},
+        {"1.Q": "Q", "2.Q": "Q"},
+    )
     here = select(masking, scores, kinds, 0.1)
     there = select(masking, {name: tensor.cuda() for name, tensor in scores.items()}, kinds, 0.1)
     assert all(torch.equal(here[name], there[name].cpu()) for name in scores)
@@ -65,12 +71,31 @@ def test_a_task(tmp_path, verb):
     report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
     assert {row["device"] for row in report["latency"]} == {"cuda:0"}
     if verb == "finetune":
-        run("evaluate", tmp_path / "out", "--task", "demo-topic", "--device", "cuda:0", "-o", tmp_path / "judged")
+        run(
+            "evaluate",
+            tmp_path / "out",
+            "--task",
+            "demo-topic",
+            "--device",
+            "cuda:0",
+            "-o",
+            tmp_path / "judged",
+        )
 
 
 def test_benchmark(tmp_path):
     shapes = ["2x64:256@4", "1x64:256@4"]
-    run("benchmark", *shapes, "--backend", "torch", "--backend", "torch-bf16", *QUICK, "-o", tmp_path / "out")
+    run(
+        "benchmark",
+        *shapes,
+        "--backend",
+        "torch",
+        "--backend",
+        "torch-bf16",
+        *QUICK,
+        "-o",
+        tmp_path / "out",
+    )
     report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
     assert {row["dtype"] for row in report["latency"]} == {"fp32", "bf16"}
     assert all(row["peak_memory_bytes"] > 0 for row in report["latency"])

@@ -16,13 +16,23 @@ from kdcli.training.device import choose_device, choose_dtype, device_table, kno
 
 BUILD = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 CPU = torch.device("cpu")
-CARDS = {"K80": (3, 7), "P100": (6, 0), "V100": (7, 0), "T4": (7, 5), "A100": (8, 0), "H200": (9, 0), "B200": (10, 0)}
+CARDS = {
+    "K80": (3, 7),
+    "P100": (6, 0),
+    "V100": (7, 0),
+    "T4": (7, 5),
+    "A100": (8, 0),
+    "H200": (9, 0),
+    "B200": (10, 0),
+}
 
 
 def found(monkeypatch, kind: str | None, count: int = 1) -> None:
     """Make torch.accelerator find some accelerators of a kind, or none."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: kind is not None)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind or "cuda"))
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda: torch.device(kind or "cuda")
+    )
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: count if kind else 0)
 
 
@@ -70,7 +80,9 @@ def driver(no_card, monkeypatch, tmp_path):
         for number, model in enumerate(models):
             of_card = tmp_path / "gpus" / f"0000:0{number}:00.0"
             of_card.mkdir(parents=True)
-            (of_card / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 10\nBus Type: \t PCIe\n")
+            (of_card / "information").write_text(
+                f"Model: \t\t {model}\nIRQ:   \t\t 10\nBus Type: \t PCIe\n"
+            )
 
         def current_device():
             raise RuntimeError(f"{failure}\nand more")
@@ -82,9 +94,13 @@ def driver(no_card, monkeypatch, tmp_path):
     return make
 
 
-@pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:²", "mps:x", "cpu:0", "auto:0", ""])
+@pytest.mark.parametrize(
+    "wanted", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:²", "mps:x", "cpu:0", "auto:0", ""]
+)
 def test_unknown_device_names_the_known(wanted):
-    with pytest.raises(UsageError, match="allowed: auto, cpu, cuda, mps, xpu, and such as cuda:INDEX"):
+    with pytest.raises(
+        UsageError, match="allowed: auto, cpu, cuda, mps, xpu, and such as cuda:INDEX"
+    ):
         choose_device(wanted)
 
 
@@ -110,7 +126,9 @@ def other(monkeypatch):
     """A function that puts an accelerator here that is no CUDA card; its kernel runs, or fails as said."""
     ones = torch.ones
 
-    def make(kind: str, *, count: int = 1, bf16: bool = True, failure: str | None = None) -> torch.device:
+    def make(
+        kind: str, *, count: int = 1, bf16: bool = True, failure: str | None = None
+    ) -> torch.device:
         def fake_ones(*size, device=None):
             if failure and device is not None:
                 raise RuntimeError(failure)
@@ -121,7 +139,9 @@ def other(monkeypatch):
         monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: bf16)
         monkeypatch.setattr(torch.xpu, "device", lambda device: contextlib.nullcontext())
         monkeypatch.setattr(
-            torch.xpu, "is_bf16_supported", lambda including_emulation=True: including_emulation or bf16
+            torch.xpu,
+            "is_bf16_supported",
+            lambda including_emulation=True: including_emulation or bf16,
         )
         monkeypatch.setattr(torch.xpu, "get_device_name", lambda device=None: "Arc")
         return torch.device(kind, 0)
@@ -164,17 +184,24 @@ def test_dtypes_of_another_accelerator(other, kind, bf16, auto, fp16):
     device = other(kind, bf16=bf16)
     assert choose_dtype("auto", device) is auto
     for wanted, allowed in (("bf16", bf16), ("fp16", fp16), ("fp32", True)):
-        with contextlib.nullcontext() if allowed else pytest.raises(MachineError, match=r"fp16 training|has no bf16"):
+        with (
+            contextlib.nullcontext()
+            if allowed
+            else pytest.raises(MachineError, match=r"fp16 training|has no bf16")
+        ):
             assert choose_dtype(wanted, device) is device_file.DTYPES[wanted]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "processes", "started"), [("auto", None, 3), ("xpu", None, 3), ("xpu:1", None, 0), ("cpu", None, 0)]
+    ("wanted", "processes", "started"),
+    [("auto", None, 3), ("xpu", None, 3), ("xpu:1", None, 0), ("cpu", None, 0)],
 )
 def test_a_process_for_each_accelerator(other, monkeypatch, wanted, processes, started):
     other("xpu", count=3)
     counts: list[int] = []
-    monkeypatch.setattr(launch, "fan_out", lambda arguments, count, on_cpu: counts.append(count) or 0)
+    monkeypatch.setattr(
+        launch, "fan_out", lambda arguments, count, on_cpu: counts.append(count) or 0
+    )
     monkeypatch.setattr(launch, "start", lambda *arguments: SimpleNamespace(num_processes=1))
     launch.launch("fp32", Invocation(device=wanted, processes=processes))
     assert counts == ([started] if started else [])
@@ -186,12 +213,20 @@ def test_mps_is_one_device(other):
         launch.launch("fp32", Invocation(processes=2))
 
 
-@pytest.mark.parametrize(("name", "index"), [("K80", "cu118"), ("P100", "cu126"), ("V100", "cu126")])
+@pytest.mark.parametrize(
+    ("name", "index"), [("K80", "cu118"), ("P100", "cu126"), ("V100", "cu126")]
+)
 def test_card_without_kernels_gets_the_line_to_install(card, name, index):
-    card(name, "CUDA error: no kernel image is available for execution on the device\nCompile with …")
-    with pytest.raises(MachineError, match=r"no kernel image is available for execution on the device$") as caught:
+    card(
+        name, "CUDA error: no kernel image is available for execution on the device\nCompile with …"
+    )
+    with pytest.raises(
+        MachineError, match=r"no kernel image is available for execution on the device$"
+    ) as caught:
         choose_device("auto")
-    assert all(part in caught.value.message for part in (name, ".".join(map(str, CARDS[name])), "sm_90"))
+    assert all(
+        part in caught.value.message for part in (name, ".".join(map(str, CARDS[name])), "sm_90")
+    )
     assert re.match(rf"pip install torch==.*{index}", str(caught.value.hint))
 
 
@@ -199,14 +234,19 @@ def test_card_that_fails_for_another_reason_is_not_told_to_reinstall(card):
     card("H200", "CUDA error: all CUDA-capable devices are busy or unavailable")
     with pytest.raises(MachineError, match="busy or unavailable") as caught:
         choose_device("cuda")
-    assert ("nvidia-smi" in str(caught.value.hint), "pip" in str(caught.value.hint)) == (True, False)
+    assert ("nvidia-smi" in str(caught.value.hint), "pip" in str(caught.value.hint)) == (
+        True,
+        False,
+    )
 
 
 @pytest.mark.usefixtures("no_card")
 @pytest.mark.parametrize(("cuda", "said"), [("12.6", False), (None, True)])
 def test_no_driver(monkeypatch, cuda, said):
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    with pytest.raises(MachineError, match="--device cuda: no CUDA device here: no NVIDIA driver is loaded") as caught:
+    with pytest.raises(
+        MachineError, match="--device cuda: no CUDA device here: no NVIDIA driver is loaded"
+    ) as caught:
         choose_device("cuda")
     assert ("built without CUDA" in caught.value.message) is said
     assert "pip" not in str(caught.value.hint)
@@ -232,19 +272,31 @@ def test_pytorch_without_cuda_beside_a_driver(driver, models, lines):
         choose_device("cuda")
     assert all(model in caught.value.message for model in models)
     hint = str(caught.value.hint)
-    assert hint.count("pip install torch") == hint.count(f"as of {device_table()['as_of']}") == len(lines)
+    assert (
+        hint.count("pip install torch")
+        == hint.count(f"as of {device_table()['as_of']}")
+        == len(lines)
+    )
     assert all(line in hint for line in lines)
     assert ("cu1" in hint) == any(lines)
     assert "--device cpu" in hint
 
 
 def test_driver_too_old(driver):
-    driver("470.223.02", ["Tesla K80"], "The NVIDIA driver on your system is too old (found version 11040). Please …")
-    with pytest.raises(MachineError, match=r"NVIDIA driver 470\.223\.02 is too old: it serves CUDA 11\.4") as caught:
+    driver(
+        "470.223.02",
+        ["Tesla K80"],
+        "The NVIDIA driver on your system is too old (found version 11040). Please …",
+    )
+    with pytest.raises(
+        MachineError, match=r"NVIDIA driver 470\.223\.02 is too old: it serves CUDA 11\.4"
+    ) as caught:
         choose_device("cuda:0")
     assert "built for CUDA 12.6" in caught.value.message
     hint = str(caught.value.hint)
-    assert hint.startswith("update the driver, or install a PyTorch that it serves: pip install torch==2.7.1")
+    assert hint.startswith(
+        "update the driver, or install a PyTorch that it serves: pip install torch==2.7.1"
+    )
     assert "cu118" in hint
     found = examine().facts
     assert all(part in found["devices"]["cuda"] for part in ("too old", "cu118"))
@@ -254,21 +306,33 @@ def test_driver_too_old(driver):
 def test_driver_that_shows_no_card(driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     driver("580.159.03", ["NVIDIA H200"], "No CUDA GPUs are available")
-    with pytest.raises(MachineError, match=r"No CUDA GPUs are available \(CUDA_VISIBLE_DEVICES is ''\)$") as caught:
+    with pytest.raises(
+        MachineError, match=r"No CUDA GPUs are available \(CUDA_VISIBLE_DEVICES is ''\)$"
+    ) as caught:
         choose_device("cuda")
     assert "pip" not in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
     ("name", "capability", "dtype"),
-    [("P100", "6.0", "float32"), ("V100", "7.0", "float16"), ("K80", "3.7", "float32"), ("H200", "9.0", "bfloat16")],
+    [
+        ("P100", "6.0", "float32"),
+        ("V100", "7.0", "float16"),
+        ("K80", "3.7", "float32"),
+        ("H200", "9.0", "bfloat16"),
+    ],
 )
 def test_doctor_of_a_card_that_works(card, name, capability, dtype):
     card(name)
-    assert examine().facts["devices"]["cuda:0"] == f"works (compute capability {capability}); --dtype auto is {dtype}"
+    assert (
+        examine().facts["devices"]["cuda:0"]
+        == f"works (compute capability {capability}); --dtype auto is {dtype}"
+    )
 
 
-@pytest.mark.parametrize(("name", "index"), [("K80", "cu118"), ("P100", "cu126"), ("V100", "cu126")])
+@pytest.mark.parametrize(
+    ("name", "index"), [("K80", "cu118"), ("P100", "cu126"), ("V100", "cu126")]
+)
 def test_doctor_of_a_card_without_kernels(card, name, index):
     card(name, "CUDA error: no kernel image is available for execution on the device")
     found = examine().facts["devices"]
@@ -281,16 +345,25 @@ def test_doctor_of_a_card_without_kernels(card, name, index):
     ("has_kernels", "builds"),
     [
         (True, {"sm_80": (8, 6), "sm_80 compute_80": (9, 0), "sm_90a": (9, 0), "sm_120": (12, 0)}),
-        (False, {"sm_86": (8, 0), "sm_80": (9, 0), "compute_90": (8, 0), "sm_120": (1, 2), "": (6, 0)}),
+        (
+            False,
+            {"sm_86": (8, 0), "sm_80": (9, 0), "compute_90": (8, 0), "sm_120": (1, 2), "": (6, 0)},
+        ),
     ],
 )
 def test_which_builds_have_kernels(has_kernels, builds):
-    assert {b: device_file._has_kernels(b.split(), *c) for b, c in builds.items()} == dict.fromkeys(builds, has_kernels)
+    assert {b: device_file._has_kernels(b.split(), *c) for b, c in builds.items()} == dict.fromkeys(
+        builds, has_kernels
+    )
 
 
 @pytest.mark.parametrize(
     ("names", "dtype"),
-    [(("K80", "P100"), torch.float32), (("V100", "T4"), torch.float16), (("A100", "B200"), torch.bfloat16)],
+    [
+        (("K80", "P100"), torch.float32),
+        (("V100", "T4"), torch.float16),
+        (("A100", "B200"), torch.bfloat16),
+    ],
 )
 def test_auto_dtype_of_a_card(card, names, dtype):
     assert {choose_dtype("auto", card(name)) for name in names} == {dtype}
@@ -303,7 +376,10 @@ def test_a_dtype_that_is_not_there_is_refused(card):
     assert choose_dtype("bf16", card("A100")) is torch.bfloat16
     with pytest.raises(MachineError, match="fp16 training needs a CUDA or XPU device"):
         choose_dtype("fp16", CPU)
-    with pytest.raises(UsageError, match=r"unknown dtype 'bf61'; allowed: auto, fp32, bf16, fp16; did you mean 'bf16'"):
+    with pytest.raises(
+        UsageError,
+        match=r"unknown dtype 'bf61'; allowed: auto, fp32, bf16, fp16; did you mean 'bf16'",
+    ):
         choose_dtype("bf61", CPU)
 
 
@@ -316,7 +392,9 @@ def test_a_dtype_that_is_not_there_is_refused(card):
         ({"avx2"}, 4.0, torch.float32),
     ],
 )
-def test_auto_dtype_of_a_cpu_asks_the_flags_then_the_clock(monkeypatch, tmp_path, flags, speed, dtype):
+def test_auto_dtype_of_a_cpu_asks_the_flags_then_the_clock(
+    monkeypatch, tmp_path, flags, speed, dtype
+):
     asked = []
     monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(device_file, "_cpu_flags", lambda: frozenset(flags))

@@ -52,7 +52,9 @@ class Net(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, batch):
-        error = (self.out(self.dropout(self.embed(batch["input_ids"])))[..., 0] - batch["input_ids"] / 20) ** 2
+        error = (
+            self.out(self.dropout(self.embed(batch["input_ids"])))[..., 0] - batch["input_ids"] / 20
+        ) ** 2
         return (error * batch["attention_mask"]).sum() / batch["attention_mask"].sum()
 
 
@@ -70,7 +72,14 @@ def job_of(nets, step=None):
 
 
 def make_schedule(**changes):
-    given = {"steps": 12, "batch_size": 8, "lr": 0.05, "warmup_steps": 3, "log_every": 1, "eval_every": 5}
+    given = {
+        "steps": 12,
+        "batch_size": 8,
+        "lr": 0.05,
+        "warmup_steps": 3,
+        "log_every": 1,
+        "eval_every": 5,
+    }
     return Schedule(**given | {"checkpoint_every": 4} | changes)
 
 
@@ -83,9 +92,13 @@ def run(nets, tmp_path=None, step=None, **changes):
 def batches(request, monkeypatch):
     """Batches as on a CPU, and by a thread as on an accelerator that shares its memory."""
     if request.param == "built ahead":
-        monkeypatch.setattr(engine, "BatchesAhead", lambda make, device, last: BatchesAhead(make, MPS, last))
+        monkeypatch.setattr(
+            engine, "BatchesAhead", lambda make, device, last: BatchesAhead(make, MPS, last)
+        )
         yield
-        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("batches")]
+        assert not [
+            thread.name for thread in threading.enumerate() if thread.name.startswith("batches")
+        ]
     else:
         yield
 
@@ -148,8 +161,14 @@ def test_parameters_move_at_their_own_pace():
     paces = {"net.embed.weight": ParamGroup(0.5), "net.out.weight": ParamGroup(0.1, decayed=False)}
     paces["net.out.bias"] = ParamGroup(2.0)
     job = dataclasses.replace(job_of({"net": net}), param_group=paces.__getitem__)
-    train(session_of(), job, make_schedule(steps=1, warmup_steps=0, lr=0.01, weight_decay=0.3), None)
-    for name, lr, decay in (("embed.weight", 0.005, 0.3), ("out.weight", 0.001, 0.0), ("out.bias", 0.02, 0.0)):
+    train(
+        session_of(), job, make_schedule(steps=1, warmup_steps=0, lr=0.01, weight_decay=0.3), None
+    )
+    for name, lr, decay in (
+        ("embed.weight", 0.005, 0.3),
+        ("out.weight", 0.001, 0.0),
+        ("out.bias", 0.02, 0.0),
+    ):
         moved = net.get_parameter(name).detach() - (1 - lr * decay) * before[name]
         seen = moved[moved.abs() > 1e-6] if name == "embed.weight" else moved
         torch.testing.assert_close(seen.abs(), torch.full_like(seen, lr), atol=1e-5, rtol=1e-3)
@@ -185,7 +204,9 @@ def test_a_batch_that_counts_nothing_moves_nothing():
         return StepLoss({"loss": Term(0.0 * net(batch), "labels")})
 
     job = dataclasses.replace(job_of({"net": net}, step), held_out=None)
-    outcome = train(session_of(), job, make_schedule(steps=2, warmup_steps=0, weight_decay=0.0), None)
+    outcome = train(
+        session_of(), job, make_schedule(steps=2, warmup_steps=0, weight_decay=0.0), None
+    )
     assert torch.equal(weights(net), before)
     assert outcome.loss_last == 0
 
@@ -224,7 +245,9 @@ def test_resumed_is_bit_identical_to_uninterrupted(tmp_path, cut):
     assert outcome.resumed_from_step == (None if cut <= 4 else 4 * ((cut - 1) // 4))
 
     def log(side):
-        rows = [json.loads(x) for x in (tmp_path / side / "run" / "log.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(x) for x in (tmp_path / side / "run" / "log.jsonl").read_text().splitlines()
+        ]
         return [{k: v for k, v in r.items() if k != "seconds"} for r in rows]
 
     assert log("a") == log("b")
@@ -276,7 +299,9 @@ def test_a_batch_that_cannot_be_built_ends_the_run_at_its_step(tmp_path):
     folder = RunDir.claim(tmp_path / "run", "x: 1\n", resume=True)
     with pytest.raises(UsageError, match=r"^the shard is damaged$"):
         train(session_of(), job, make_schedule(), folder)
-    assert [json.loads(x)["step"] for x in (tmp_path / "run" / "log.jsonl").read_text().splitlines()] == list(range(7))
+    assert [
+        json.loads(x)["step"] for x in (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    ] == list(range(7))
 
 
 @pytest.mark.usefixtures("batches")
@@ -350,7 +375,9 @@ class Held(Rows):
     def batch(self, indices):
         found = super().batch(indices)
         longest = int(found["attention_mask"].sum(1).max())
-        return {name: tensor[:, :longest] for name, tensor in found.items()} | {"number": torch.from_numpy(indices)}
+        return {name: tensor[:, :longest] for name, tensor in found.items()} | {
+            "number": torch.from_numpy(indices)
+        }
 
 
 def judged_job(net, metrics, n=21):
@@ -359,17 +386,25 @@ def judged_job(net, metrics, n=21):
     def step(batch):
         loss = net(batch)
         # As with labels of words, outputs are as wide as the batch was padded.
-        outputs = batch["number"][:, None] + batch["attention_mask"].double() / 2 if "number" in batch else None
+        outputs = (
+            batch["number"][:, None] + batch["attention_mask"].double() / 2
+            if "number" in batch
+            else None
+        )
         return StepLoss({"net": Term(loss, "tokens")}, outputs)
 
-    return dataclasses.replace(job_of({"net": net}, step), held_out=Held(n), compute_metrics=metrics, best="score")
+    return dataclasses.replace(
+        job_of({"net": net}, step), held_out=Held(n), compute_metrics=metrics, best="score"
+    )
 
 
 class TestJudge:
     def train(self, tmp_path, metrics, n=21, net=None, **changes):
         run_dir = RunDir.claim(tmp_path / "run", "x: 1\n", resume=True)
         net = net or Net(dropout=0.3)
-        outcome = train(session_of(), judged_job(net, metrics, n), make_schedule(**changes), run_dir)
+        outcome = train(
+            session_of(), judged_job(net, metrics, n), make_schedule(**changes), run_dir
+        )
         return outcome, net, run_dir
 
     @pytest.mark.parametrize("micro", [1, 4, 5, 8])
@@ -401,7 +436,12 @@ class TestJudge:
         values = iter([0.9, 0.8, 0.1, 0.2])
         net = Net(dropout=0.3)
         job = dataclasses.replace(judged_job(net, lambda _: {"score": next(values)}), best_from=6)
-        outcome = train(session_of(), job, make_schedule(), RunDir.claim(tmp_path / "run", "x: 1\n", resume=True))
+        outcome = train(
+            session_of(),
+            job,
+            make_schedule(),
+            RunDir.claim(tmp_path / "run", "x: 1\n", resume=True),
+        )
         assert outcome.best_step == 12
 
     @pytest.mark.parametrize(
@@ -438,7 +478,8 @@ class TestJudge:
 
     @pytest.mark.parametrize("cut", [6, 9, 11])
     @pytest.mark.parametrize(
-        "scores", [{5: 0.5, 10: 0.4, 12: 0.3}, {5: 0.4, 10: 0.5, 12: 0.3}, {5: 0.1, 10: 0.2, 12: 0.3}]
+        "scores",
+        [{5: 0.5, 10: 0.4, 12: 0.3}, {5: 0.4, 10: 0.5, 12: 0.3}, {5: 0.1, 10: 0.2, 12: 0.3}],
     )
     def test_a_resumed_run_keeps_the_same(self, tmp_path, cut, scores):
         """Also where the best one was judged before the checkpoint that it goes on from, or after it and again."""
@@ -461,7 +502,10 @@ class TestJudge:
         results = []
         for side, stops in (("whole", [None]), ("cut", [cut, None])):
             for stop in stops:
-                net, run_dir = Net(dropout=0.3), RunDir.claim(tmp_path / side, "x: 1\n", resume=True)
+                net, run_dir = (
+                    Net(dropout=0.3),
+                    RunDir.claim(tmp_path / side, "x: 1\n", resume=True),
+                )
                 try:
                     outcome = train(session_of(), job(net, stop), make_schedule(), run_dir)
                 except KeyboardInterrupt:
@@ -498,7 +542,11 @@ sys.exit(3)
 @pytest.mark.slow
 def test_a_process_leaves_its_group_before_it_ends_whatever_it_ends_with():
     # One that takes the group along into the interpreter's end aborts now and then: exit code 134 in place of its own.
-    common = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    common = os.environ | {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+    }
     common |= {"ACCELERATE_USE_CPU": "true"}
     command, how = [sys.executable, "-c", ENDING], {"stdout": subprocess.PIPE, "text": True}
     environments = [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]

@@ -52,7 +52,11 @@ def step_of(model, room=None, outputs=True):
             raise torch.OutOfMemoryError("CUDA out of memory.")
         mean = (numbers * weights(numbers)).sum() / weights(numbers).sum()
         square = (numbers**2 * weights(numbers)).sum() / weights(numbers).sum()
-        found = torch.stack([numbers, -numbers], 1).bfloat16() if outputs == "half" else numbers[:, None]
+        found = (
+            torch.stack([numbers, -numbers], 1).bfloat16()
+            if outputs == "half"
+            else numbers[:, None]
+        )
         terms = {"mean": Term(mean, "tokens"), "square": Term(square, "tokens", weight=0.0)}
         terms["plain"] = Term(numbers.mean(), "rows", weight=2.0)
         return StepLoss(terms, found if outputs else None)
@@ -78,7 +82,10 @@ def session():
 
 def expected():
     numbers = np.arange(N)
-    found = {n: np.average(x, weights=weights(numbers)) for n, x in (("mean", numbers), ("square", numbers**2))}
+    found = {
+        n: np.average(x, weights=weights(numbers))
+        for n, x in (("mean", numbers), ("square", numbers**2))
+    }
     found["plain"] = numbers.mean()
     return found | {"loss": found["mean"] + 2 * found["plain"]}
 
@@ -108,7 +115,9 @@ def test_outputs_are_float32_whatever_the_model_computes_in():
     ("judge", "judging", "dtype"),
     [(True, False, torch.float32), (True, True, torch.bfloat16), (False, False, torch.bfloat16)],
 )
-def test_scores_are_computed_in_float32_unless_a_verb_that_only_judges_asks_for_less(judge, judging, dtype):
+def test_scores_are_computed_in_float32_unless_a_verb_that_only_judges_asks_for_less(
+    judge, judging, dtype
+):
     AcceleratorState._reset_state(True)
     model, seen = nn.Linear(1, 1), set()
 
@@ -162,8 +171,18 @@ def test_a_job_that_holds_nothing_out_cannot_be_evaluated():
     ("error", "memory"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes"), True),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate"), True),
+        (
+            RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes"
+            ),
+            True,
+        ),
+        (
+            RuntimeError(
+                "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate"
+            ),
+            True,
+        ),
         (RuntimeError("expected scalar type Float but found Half"), False),
     ],
 )
@@ -204,7 +223,9 @@ def test_several_processes_find_together_what_one_finds(monkeypatch, count):
 
 
 def test_a_process_gives_up_when_another_one_has_no_memory(monkeypatch):
-    monkeypatch.setattr(held_out, "gather_object", lambda mine: pytest.fail("ranks would wait for each other"))
+    monkeypatch.setattr(
+        held_out, "gather_object", lambda mine: pytest.fail("ranks would wait for each other")
+    )
     assert evaluate_batches(Session(Rank(0, 2, flags=1.0), CPU), job_of(Rows()), Rows(), 8) is None
     assert Session(Rank(0, 2, flags=1.0), CPU).any_rank(False) is True
     assert Session(Rank(0, 2, flags=0.0), CPU).any_rank(False) is False

@@ -24,12 +24,17 @@ def test_a_step_of_every_loss_task_pruner_and_model_stays_on_its_device(how):
     program = Path(fake_device.__file__)
     path = os.pathsep.join(["", *map(str, sys.path), str(program.parent)])
     ran = subprocess.run(
-        [sys.executable, program, how], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+        [sys.executable, program, how],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
     )
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
     names = fake_device.few() if how == "few" else list(fake_device.cases())
-    assert [line for line in lines if "faulty" not in line] == [name for name in names if "faulty" not in name]
+    assert [line for line in lines if "faulty" not in line] == [
+        name for name in names if "faulty" not in name
+    ]
     faults = [line for line in lines if "faulty" in line]
     for line, (fault, said) in zip(faults, FOUND.items(), strict=True):
         assert line.startswith(f"error: faulty: {fault}: ")

@@ -86,7 +86,9 @@ def lives(*does, patience="20", **environment):
         if do is not None
     ]
     try:
-        ended = [one for one, do in zip(started, (d for d in does if d), strict=True) if do is not stops]
+        ended = [
+            one for one, do in zip(started, (d for d in does if d), strict=True) if do is not stops
+        ]
         said = [one.communicate(60)[1] for one in ended]
     finally:
         for one in started:
@@ -119,11 +121,17 @@ def test_a_process_that_is_killed_or_falls_silent_ends_the_others(rank, other, g
     does[rank] = gone
     codes, said = lives(*does)
     assert set(codes) <= {3, -9}
-    assert "".join(said).count("error:") == "".join(said).count("has ended, and the others cannot") == 1, said
+    assert (
+        "".join(said).count("error:")
+        == "".join(said).count("has ended, and the others cannot")
+        == 1
+    ), said
     assert "Traceback" not in "".join(said)
 
 
-@pytest.mark.parametrize(("does", "who"), [((ends, None), "process 1 of 2"), ((None, ends), "process 0, at 127")])
+@pytest.mark.parametrize(
+    ("does", "who"), [((ends, None), "process 1 of 2"), ((None, ends), "process 0, at 127")]
+)
 def test_a_process_that_never_comes_is_named(does, who):
     codes, (said,) = lives(*does, patience="1")
     assert codes == [3]
@@ -149,8 +157,20 @@ def test_a_child_of_kdcli_leaves_it_to_its_parent_to_say_which_was_killed():
     [
         ({}, "WORLD_SIZE is 2, but RANK, MASTER_PORT, LOCAL_RANK, MASTER_ADDR is not set"),
         ({"MASTER_ADDR": "a", "MASTER_PORT": "1", "LOCAL_RANK": "0", "RANK": "x"}, "RANK=x"),
-        ({"MASTER_ADDR": "a", "MASTER_PORT": "1", "LOCAL_RANK": "0", "RANK": "2"}, "RANK 2 is none of 0 to 1"),
-        ({"MASTER_ADDR": "a", "MASTER_PORT": "1", "LOCAL_RANK": "0", "RANK": "1", peers.JOIN_SECONDS: "-1"}, "-1"),
+        (
+            {"MASTER_ADDR": "a", "MASTER_PORT": "1", "LOCAL_RANK": "0", "RANK": "2"},
+            "RANK 2 is none of 0 to 1",
+        ),
+        (
+            {
+                "MASTER_ADDR": "a",
+                "MASTER_PORT": "1",
+                "LOCAL_RANK": "0",
+                "RANK": "1",
+                peers.JOIN_SECONDS: "-1",
+            },
+            "-1",
+        ),
     ],
 )
 def test_an_environment_that_cannot_be_used_is_said(monkeypatch, changes, message):
@@ -197,7 +217,11 @@ def _differ(what):
         # The last row alone is another.
         other = {"rows": lambda ids: torch.cat([ids[:-1], ids[-1:] + 1])}
         changes = other if second and what == "hash of the training" else {}
-        changes |= {"steps": 9} if second and what == "optimiser steps: 12 in process 0, 9 in process 1" else {}
+        changes |= (
+            {"steps": 9}
+            if second and what == "optimiser steps: 12 in process 0, 9 in process 1"
+            else {}
+        )
         with pytest.raises(UsageError, match=what):
             _trained(net, **changes)
         return {"none": torch.zeros(1)}
@@ -216,7 +240,9 @@ def test_more_processes_than_rows_of_a_batch_are_refused():
     short = dataclasses.replace(job_of({"net": Net()}), order=BatchOrder(50, 2, 0))
 
     def work():
-        with pytest.raises(UsageError, match="the 2 rows of a batch are less than one for each of 3"):
+        with pytest.raises(
+            UsageError, match="the 2 rows of a batch are less than one for each of 3"
+        ):
             train(Session(start(CPU, torch.float32), CPU), short, make_schedule(batch_size=2), None)
         return {"none": torch.zeros(1)}
 
@@ -252,7 +278,11 @@ def test_memory_that_runs_out_in_one_process_ends_in_a_checkpoint_of_the_step_be
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return StepLoss({"net": Term(net(batch), "tokens")})
 
-        run = RunDir.claim(folder, "x: 1\n", resume=True) if os.environ["RANK"] == "0" else RunDir(tmp_path / "none")
+        run = (
+            RunDir.claim(folder, "x: 1\n", resume=True)
+            if os.environ["RANK"] == "0"
+            else RunDir(tmp_path / "none")
+        )
         job = job_of({"net": net}, step)
         try:
             outcome = train(Session(start(CPU, torch.float32), CPU), job, make_schedule(), run)

@@ -14,7 +14,9 @@ def run(request, monkeypatch):
     """Runs 100 steps, each as long as `seconds_of` says, and returns the remaining time after each, as it is shown."""
     clock = [1000.0]
     monkeypatch.setattr(shown.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(Progress, "console", Console(file=io.StringIO(), force_terminal=request.param, width=200))
+    monkeypatch.setattr(
+        Progress, "console", Console(file=io.StringIO(), force_terminal=request.param, width=200)
+    )
 
     def go(seconds_of, done=0):
         found = {}
@@ -24,7 +26,9 @@ def run(request, monkeypatch):
                 clock[0] += seconds_of(step)
                 progress.update(step, {"loss": 1.0, "tokens": 10, "seconds": 1.0})
                 said = progress.console.file.getvalue()
-                found[step] = progress.bar.tasks[0].fields["left"] if progress.live else said.splitlines()[-1]
+                found[step] = (
+                    progress.bar.tasks[0].fields["left"] if progress.live else said.splitlines()[-1]
+                )
         return found
 
     return go

@@ -15,7 +15,17 @@ from kdcli import disk
 from kdcli.commands.distill.settings import DistillRecipe
 from kdcli.errors import MachineError, UsageError
 from kdcli.recipe.resolve import resolve
-from kdcli.training.run_dir import BEST, CHECKPOINTS, KEEP, LOCK, LOG, RECIPE, REPORT, RunDir, numbered
+from kdcli.training.run_dir import (
+    BEST,
+    CHECKPOINTS,
+    KEEP,
+    LOCK,
+    LOG,
+    RECIPE,
+    REPORT,
+    RunDir,
+    numbered,
+)
 
 
 def recipe(*sets: str) -> str:
@@ -28,7 +38,10 @@ def run(tmp_path):
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:
-    return {"module/student/weight": torch.full((4, 3), value), "optimizer/0/step": torch.tensor(value)}
+    return {
+        "module/student/weight": torch.full((4, 3), value),
+        "optimizer/0/step": torch.tensor(value),
+    }
 
 
 def listing(path: Path) -> list[str]:
@@ -85,7 +98,9 @@ class TestClaim:
             RunDir.claim(tmp_path / "run", recipe())
         assert listing(tmp_path / "run") == [LOCK]
 
-    @pytest.mark.parametrize("left", [[LOG], [LOCK], [f".{RECIPE}.part", LOG, LOCK], [f".{LOG}.part"]])
+    @pytest.mark.parametrize(
+        "left", [[LOG], [LOCK], [f".{RECIPE}.part", LOG, LOCK], [f".{LOG}.part"]]
+    )
     def test_a_claim_that_was_killed_is_claimed_again(self, tmp_path, left):
         for name in left:
             (tmp_path / name).write_text("", "utf-8")
@@ -130,7 +145,8 @@ class TestResume:
             RunDir.claim(run.path, recipe(), resume=True)
 
     @pytest.mark.parametrize(
-        "line", [b"{", b"\xff", b"3", b'"x"', b"[1]", b'{"loss": 1}', b'{"step": "x"}', b"[" * 100_000]
+        "line",
+        [b"{", b"\xff", b"3", b'"x"', b"[1]", b'{"loss": 1}', b'{"step": "x"}', b"[" * 100_000],
     )
     def test_a_damaged_log_is_a_machine_error(self, run, line):
         (run.path / LOG).write_bytes(line + b"\n")
@@ -150,7 +166,10 @@ class TestResume:
             RunDir.claim(run.path, changed, resume=True)
         first, *lines = caught.value.message.splitlines()
         assert "another recipe" in first
-        of_loss, of_student = '  loss.value: was not set, is "none"', '  student.to: was [], is ["6x384"]'
+        of_loss, of_student = (
+            '  loss.value: was not set, is "none"',
+            '  student.to: was [], is ["6x384"]',
+        )
         assert sorted(lines) == [of_loss, of_student, "  train.lr: was 0.0003, is 0.01"]
         assert (run.path / RECIPE).read_text("utf-8") == recipe()
 
@@ -160,7 +179,10 @@ class TestResume:
             RunDir.claim(tmp_path / "run", recipe("data.source='a  # c'"), resume=True)
 
     def test_nothing_to_resume_starts_anew(self, tmp_path):
-        assert RunDir.claim(tmp_path / "run", recipe(), resume=True).load_checkpoint(pytest.fail) is None
+        assert (
+            RunDir.claim(tmp_path / "run", recipe(), resume=True).load_checkpoint(pytest.fail)
+            is None
+        )
 
 
 class TestCheckpoints:
@@ -210,8 +232,12 @@ class TestCheckpoints:
         assert run.load_checkpoint(said.append) is None
         assert "none is left: starting anew" in said[0]
 
-    @pytest.mark.parametrize("where", ["training.run_dir.save_file", "disk.fsync", "training.run_dir._sha256"])
-    def test_full_disk_keeps_the_one_before_and_nothing_half_written(self, run, monkeypatch, full_disk, where):
+    @pytest.mark.parametrize(
+        "where", ["training.run_dir.save_file", "disk.fsync", "training.run_dir._sha256"]
+    )
+    def test_full_disk_keeps_the_one_before_and_nothing_half_written(
+        self, run, monkeypatch, full_disk, where
+    ):
         run.save_checkpoint(1, tensors(1.0), {})
         before = listing(run.path)
         full_disk(f"kdcli.{where}")
@@ -297,7 +323,9 @@ def test_a_claim_that_was_killed_anywhere_can_be_claimed_again(how, tmp_path):
             (path / "model.safetensors").write_bytes(b"x")
             (path / REPORT).write_text('{"status": "done"}', "utf-8")
             before.release()
-        if not killed(after := after + 1, lambda: RunDir.claim(path, recipe("train.lr=1e-2"), **how)):
+        if not killed(
+            after := after + 1, lambda: RunDir.claim(path, recipe("train.lr=1e-2"), **how)
+        ):
             break
         # A report says that the model beside it is whole.
         assert not (path / REPORT).exists() or (path / "model.safetensors").exists()
@@ -343,7 +371,11 @@ class TestNumbered:
         assert self.made(taken=True) == "runs/finetune-x-3"
 
     def test_a_free_one_each_time_and_a_gap_is_filled(self):
-        assert [self.made() for _ in range(3)] == ["runs/finetune-x", "runs/finetune-x-2", "runs/finetune-x-3"]
+        assert [self.made() for _ in range(3)] == [
+            "runs/finetune-x",
+            "runs/finetune-x-2",
+            "runs/finetune-x-3",
+        ]
         Path("runs/finetune-x-2").rmdir()
         assert self.made() == "runs/finetune-x-2"
 
@@ -361,7 +393,9 @@ class TestLog:
         assert [r["step"] for r in run.read_log()] == [1, 2]
         run.cut_log(1)
         run.log({"step": 2, "loss": 0.4})
-        assert (run.path / LOG).read_text("utf-8") == '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.4}\n'
+        assert (run.path / LOG).read_text(
+            "utf-8"
+        ) == '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.4}\n'
 
     def test_floats_come_back_as_they_were(self, run):
         record = {"step": 1, "loss": 0.1 + 0.2, "lr": 1e-300}

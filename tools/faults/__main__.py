@@ -17,7 +17,9 @@ from tools.faults.material import ROOT, imported, made, state_of_code
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -32,7 +34,10 @@ def main() -> int:
     kinds = [kind for room in (kills, words, models, ranks, files) for kind in room.KINDS]
     named = given.kinds.split(",") if given.kinds else [kind.name for kind in kinds]
     campaign = Campaign(
-        [k for k in kinds if k.name in named], given.seed, material, folder / f"{code}-{given.seed}.jsonl"
+        [k for k in kinds if k.name in named],
+        given.seed,
+        material,
+        folder / f"{code}-{given.seed}.jsonl",
     )
     if given.only:
         return _only(campaign, *given.only.split(":"))
@@ -41,7 +46,9 @@ def main() -> int:
     failures = campaign.failures()
     for alike in failures:
         name, seen = min(alike, key=lambda failure: len(failure[1]))
-        print(f"\n{len(alike)} x python -m tools.faults --seed {given.seed} --only {name}\n  {seen[:600]}")
+        print(
+            f"\n{len(alike)} x python -m tools.faults --seed {given.seed} --only {name}\n  {seen[:600]}"
+        )
     return bool(failures)
 
 

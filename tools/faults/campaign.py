@@ -94,7 +94,9 @@ class Campaign:
                             # One of each sort now; the table counts them.
                             if (sort := _alike(process.kind.name, seen)) not in shown:
                                 shown.add(sort)
-                                line = f"{process.kind.name}:{number}  {' '.join(seen.split())[:400]}"
+                                line = (
+                                    f"{process.kind.name}:{number}  {' '.join(seen.split())[:400]}"
+                                )
                                 print(line, file=sys.stderr, flush=True)
                     time.sleep(0.005)
         finally:
@@ -105,7 +107,9 @@ class Campaign:
         """Kind, first and last number of every chunk to run; the kinds advance together."""
         chunks = []
         for kind in self.kinds.values():
-            done = {n for v in self.verdicts if v.kind == kind.name for n in range(v.first, v.last + 1)}
+            done = {
+                n for v in self.verdicts if v.kind == kind.name for n in range(v.first, v.last + 1)
+            }
             numbers = [n for n in range(kind.count) if n not in done]
             parts: list[list[int]] = []
             for n in numbers:
@@ -122,7 +126,9 @@ class Campaign:
             kind = self.kinds.get(verdict.kind)
             for number, seen in verdict.failures if kind else ():
                 if kind and not kind.open(number):
-                    found.setdefault(_alike(kind.name, seen), []).append((f"{kind.name}:{number}", seen))
+                    found.setdefault(_alike(kind.name, seen), []).append(
+                        (f"{kind.name}:{number}", seen)
+                    )
         return sorted(found.values(), key=len, reverse=True)
 
     def table(self) -> str:
@@ -133,21 +139,37 @@ class Campaign:
             cases = sum(v.last - v.first + 1 for v in own)
             failed = [n for v in own for n, _ in v.failures]
             known = sum(kind.open(n) is not None for n in failed)
-            seconds, megabytes = (max((getattr(v, key) for v in own), default=0) for key in ("seconds", "megabytes"))
+            seconds, megabytes = (
+                max((getattr(v, key) for v in own), default=0) for key in ("seconds", "megabytes")
+            )
             counts = cases, kind.count, cases - len(failed), len(failed) - known, known
-            rows.append((kind.name, *(f"{count:,}" for count in counts), f"{seconds:.2f}", f"{megabytes:.0f}"))
+            rows.append(
+                (
+                    kind.name,
+                    *(f"{count:,}" for count in counts),
+                    f"{seconds:.2f}",
+                    f"{megabytes:.0f}",
+                )
+            )
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         return "\n".join(
             "  ".join(
-                cell.ljust(w) if not i else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+                cell.ljust(w) if not i else cell.rjust(w)
+                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
             )
             for row in rows
         )
 
     def alone(self, kind: Kind, number: int, folder: Path) -> float:
         """Run one case in this process; the seconds of computing it took, commands included. Raises Fault."""
-        case = Case(number, random.Random(f"{self.seed} {kind.name} {number}"), folder, self.material)
-        began, before, used = time.process_time(), _megabytes(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        case = Case(
+            number, random.Random(f"{self.seed} {kind.name} {number}"), folder, self.material
+        )
+        began, before, used = (
+            time.process_time(),
+            _megabytes(),
+            resource.getrusage(resource.RUSAGE_CHILDREN),
+        )
         # A fork holds its parent's pages but for those of mapped files: only what it adds says something of a case.
         self._held = before if self._held is None else self._held
         commands = used.ru_utime + used.ru_stime
@@ -156,7 +178,9 @@ class Campaign:
         except (Fault, KeyboardInterrupt):
             raise
         except BaseException as error:
-            raise Fault(brief(f"{type(error).__name__}: {error}", traceback.format_exc())) from error
+            raise Fault(
+                brief(f"{type(error).__name__}: {error}", traceback.format_exc())
+            ) from error
         taken = time.process_time() - began
         if taken > MOST_SECONDS:
             raise Fault(f"{taken:.1f} s of computing")
@@ -244,9 +268,20 @@ class _Process:
         megabytes = self.used.ru_maxrss / 1024
         if last < self.last:
             last += 1
-            how = f"no answer in {self.kind.wall:g} s" if self._late else f"ended with status {self.status}"
+            how = (
+                f"no answer in {self.kind.wall:g} s"
+                if self._late
+                else f"ended with status {self.status}"
+            )
             failures.append((last, f"{how} {heard}".strip()))
-        return Verdict(self.kind.name, self.first, last, max((s for _, s, _ in said), default=0.0), megabytes, failures)
+        return Verdict(
+            self.kind.name,
+            self.first,
+            last,
+            max((s for _, s, _ in said), default=0.0),
+            megabytes,
+            failures,
+        )
 
 
 def _alike(kind: str, seen: str) -> str:
@@ -271,7 +306,13 @@ def unmounted(folder: Path) -> None:
 
 def _megabytes() -> float:
     """The most that this process and those it waited for ever had in memory."""
-    return max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
+    return (
+        max(
+            resource.getrusage(who).ru_maxrss
+            for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
+        / 1024
+    )
 
 
 def _address_space() -> int:

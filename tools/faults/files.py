@@ -20,8 +20,34 @@ from tools.faults.process import PROMISED
 
 ODD: list[Any] = [
     *(None, True, False, 0, -1, 1, 2.5, 10**9, -(10**9), 2**31, 2**63, 2**64, 10**40),
-    *(1e308, -0.0, float("nan"), float("inf"), "", " ", "x", "0", "true", "nan", "\x00", "\ud800", "\x1b[2J"),
-    *("../../x", "/proc/1/mem", "x" * 5000, "\u00e9" * 300, "a\nb", [], {}, [None], [[]], {"": None}, {"x": {"x": {}}}),
+    *(
+        1e308,
+        -0.0,
+        float("nan"),
+        float("inf"),
+        "",
+        " ",
+        "x",
+        "0",
+        "true",
+        "nan",
+        "\x00",
+        "\ud800",
+        "\x1b[2J",
+    ),
+    *(
+        "../../x",
+        "/proc/1/mem",
+        "x" * 5000,
+        "\u00e9" * 300,
+        "a\nb",
+        [],
+        {},
+        [None],
+        [[]],
+        {"": None},
+        {"x": {"x": {}}},
+    ),
     *([0] * 2000, dict.fromkeys(map(str, range(500)), 0), "DEEP", "DEEPER"),
 ]
 DEEP = {b'"DEEP"': b"[" * 600 + b"]" * 600, b'"DEEPER"': b'{"a":' * 100_000 + b"1" + b"}" * 100_000}
@@ -34,7 +60,11 @@ def damaged(rng: random.Random, data: bytes) -> bytes:
     for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
         at = rng.randrange(len(data) + 1)
         size = rng.choice((1, 1, 2, 8, 64))
-        piece = bytes(rng.choice(TOKENS) for _ in range(size)) if rng.random() < 0.7 else rng.randbytes(size)
+        piece = (
+            bytes(rng.choice(TOKENS) for _ in range(size))
+            if rng.random() < 0.7
+            else rng.randbytes(size)
+        )
         begin, end = data[:at], data[at:]
         changes = [begin + piece + end[size:], begin + piece + end, begin + end[size:], begin]
         data = rng.choice([*changes, begin + end[:size] * 3 + end[size:], end + begin])
@@ -44,7 +74,13 @@ def damaged(rng: random.Random, data: bytes) -> bytes:
 def places(tree: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Every path inside a JSON value."""
     yield at
-    inside = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    inside = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
     for key, value in inside:
         yield from places(value, (*at, key))
 
@@ -121,13 +157,21 @@ def recipe(case: Case) -> None:
         data = one_line(changed(case.rng, read_yaml(data.decode()))).encode()
     elif case.rng.random() < 0.1:
         data += case.rng.choice(
-            (b"a: " + b"[" * 5000, b"a: &a [*a]\n", b"x: " + b"y" * 999_000, b"? {a: b}\n: c\n", b"--- a\n--- b\n")
+            (
+                b"a: " + b"[" * 5000,
+                b"a: &a [*a]\n",
+                b"x: " + b"y" * 999_000,
+                b"? {a: b}\n: c\n",
+                b"--- a\n--- b\n",
+            )
         )
     else:
         data = damaged(case.rng, data)
     path = case.folder / "x.yaml"
     path.write_bytes(data)
-    found: Any = read(f"{verb} {data!r:.300}", lambda: resolve(models[verb], recipe=str(path)), whole=intact(case))
+    found: Any = read(
+        f"{verb} {data!r:.300}", lambda: resolve(models[verb], recipe=str(path)), whole=intact(case)
+    )
     if found is not None:
         _reads_back(found, models[verb], path)
 
@@ -142,14 +186,26 @@ def setting(case: Case) -> None:
     models, rng = recipe_models(), case.rng
     verb = rng.choice(list(models))
     value = rng.choice(
-        [json.dumps(rng.choice(ODD)), str(rng.choice(ODD)), "[1, 2]", "{a: 1, b: [x, {c: 2}]}", "1e-3", "6x384:8@4"]
+        [
+            json.dumps(rng.choice(ODD)),
+            str(rng.choice(ODD)),
+            "[1, 2]",
+            "{a: 1, b: [x, {c: 2}]}",
+            "1e-3",
+            "6x384:8@4",
+        ]
     )
-    value = damaged(rng, value.encode("utf-8", "replace")).decode("utf-8", "replace") if rng.random() < 0.6 else value
+    value = (
+        damaged(rng, value.encode("utf-8", "replace")).decode("utf-8", "replace")
+        if rng.random() < 0.6
+        else value
+    )
     key = rng.choice(leaf_keys(models[verb]))
     key = damaged(rng, key.encode()).decode("utf-8", "replace") if rng.random() < 0.15 else key
     key += rng.choice(("", "", "", ".x", ".x.y", ".", "..", ". "))
     found: Any = read(
-        f"--set {key}={value!r:.200}", lambda: resolve(models[verb], recipe=None, sets=[f"{key}={value}"])
+        f"--set {key}={value!r:.200}",
+        lambda: resolve(models[verb], recipe=None, sets=[f"{key}={value}"]),
     )
     if found is not None:
         _reads_back(found, models[verb], case.folder / "x.yaml")
@@ -187,9 +243,13 @@ def mask(case: Case) -> None:
         header, body = json.loads(data[8 : 8 + size]), data[8 + size :]
         meta = header["__metadata__"] | {"sha256": NO_DIGEST}
         if part in ("info", "head"):
-            meta[part] = json_bytes(changed(rng, json.loads(meta[part]))).decode("utf-8", "surrogatepass")
+            meta[part] = json_bytes(changed(rng, json.loads(meta[part]))).decode(
+                "utf-8", "surrogatepass"
+            )
         elif part == "meta":
-            meta = rng.choice([changed(rng, meta), {**meta, rng.choice(list(meta)): rng.choice(ODD)}])
+            meta = rng.choice(
+                [changed(rng, meta), {**meta, rng.choice(list(meta)): rng.choice(ODD)}]
+            )
         elif part == "body":
             body = damaged(rng, body)
         header["__metadata__"] = meta
@@ -198,7 +258,9 @@ def mask(case: Case) -> None:
         keys = json_bytes(header)
         keys += b" " * (-len(keys) % 8)
         data = struct.pack("<Q", len(keys)) + keys + body
-        path.write_bytes(data.replace(NO_DIGEST.encode(), hashlib.sha256(data).hexdigest().encode(), 1))
+        path.write_bytes(
+            data.replace(NO_DIGEST.encode(), hashlib.sha256(data).hexdigest().encode(), 1)
+        )
     read("mask", lambda: read_mask(path), whole=intact(case))
 
 
@@ -247,7 +309,11 @@ def data_rows(case: Case) -> None:
     rng = case.rng
     kind = rng.choice(("data", "pair", "multi", "score", "tokens", "span"))
     lines = (case.material / kind / "train.jsonl").read_bytes().splitlines(keepends=True)
-    ending = "jsonl" if intact(case) else rng.choice(["jsonl"] * 3 + ["csv", "txt", "parquet", "jsonl.gz", "csv.gz"])
+    ending = (
+        "jsonl"
+        if intact(case)
+        else rng.choice(["jsonl"] * 3 + ["csv", "txt", "parquet", "jsonl.gz", "csv.gz"])
+    )
     if intact(case):
         data = b"".join(lines)
     elif ending.startswith("jsonl"):
@@ -257,7 +323,9 @@ def data_rows(case: Case) -> None:
     elif ending.startswith("csv"):
         rows = [json.loads(line) for line in lines]
         table = [list(rows[0]), *(row.values() for row in rows)]
-        data = "".join(",".join(json.dumps(str(cell)) for cell in row) + "\n" for row in table).encode()
+        data = "".join(
+            ",".join(json.dumps(str(cell)) for cell in row) + "\n" for row in table
+        ).encode()
     else:
         data = b"".join(lines)
     if not intact(case) and (not ending.startswith("jsonl") or rng.random() < 0.3):
@@ -268,7 +336,10 @@ def data_rows(case: Case) -> None:
     folder = case.folder / "own"
     folder.mkdir(exist_ok=True)
     (folder / f"train.{ending}").write_bytes(data)
-    read(f"{ending} {data!r:.300}", lambda: sum(1 for _ in open_source(str(folder)).documents("train", None)))
+    read(
+        f"{ending} {data!r:.300}",
+        lambda: sum(1 for _ in open_source(str(folder)).documents("train", None)),
+    )
     what = f"{kind} {ending} {data!r:.300}"
     read(what, lambda: open_labelled("own", source=str(folder), log=str), whole=intact(case))
     shutil.rmtree(folder)
@@ -281,20 +352,45 @@ def latency_report(case: Case) -> None:
     from kdcli.report.finish import checked_report
 
     rng, path = case.rng, case.folder / "x.json"
-    cell: dict[str, Any] = {"device": "cpu", "dtype": "fp32", "batch_size": 1, "seq_len": 8, "padding": "full", "n": 9}
-    cell |= dict.fromkeys(("p50_ms", "p90_ms", "p95_ms", "mean_ms"), 1.0) | {"iqr_over_p50": 0.1, "status": "ok"}
+    cell: dict[str, Any] = {
+        "device": "cpu",
+        "dtype": "fp32",
+        "batch_size": 1,
+        "seq_len": 8,
+        "padding": "full",
+        "n": 9,
+    }
+    cell |= dict.fromkeys(("p50_ms", "p90_ms", "p95_ms", "mean_ms"), 1.0) | {
+        "iqr_over_p50": 0.1,
+        "status": "ok",
+    }
     ratio = {"median": 2.0, "low": 1.0, "high": 3.0, "batch_size": 1, "seq_len": 8}
     if rng.random() < 0.5:
         report = json.loads((case.material / "teacher" / "report.json").read_bytes())
         cell |= {"model": next(iter(report["models"])), "backend": "torch"}
         report |= {"latency": [cell], "speedup": {"x": ratio}}
     else:
-        report = {"kind": "kdcli portable latency", "schema": SCHEMA, "complete": True, "sha256": {}, "settings": {}}
-        report |= {"created": "", "environment": {}, "models": {"2x32": {"layers": 2}}, "speedup": {"x": ratio}}
+        report = {
+            "kind": "kdcli portable latency",
+            "schema": SCHEMA,
+            "complete": True,
+            "sha256": {},
+            "settings": {},
+        }
+        report |= {
+            "created": "",
+            "environment": {},
+            "models": {"2x32": {"layers": 2}},
+            "speedup": {"x": ratio},
+        }
         report["rows"] = [cell | {"model": "2x32", "backend": "portable", "p99_ms": None}]
     data = json.dumps(report).encode()
     path.write_bytes(data if intact(case) else either(rng, data))
-    read(f"report {path.read_bytes()[-300:]!r}", lambda: gather([path], checked_report), whole=intact(case))
+    read(
+        f"report {path.read_bytes()[-300:]!r}",
+        lambda: gather([path], checked_report),
+        whole=intact(case),
+    )
 
 
 def run_files(case: Case) -> None:
@@ -314,7 +410,11 @@ def run_files(case: Case) -> None:
     run.save_best(2, {"a": torch.zeros(4)})
     (folder / "report.json").write_text('{"status": "done"}')
     names = ["recipe.yaml", "log.jsonl", "report.json", f"{CHECKPOINTS}/{BEST}"]
-    names += [f"{CHECKPOINTS}/step-0000000{n}/{name}" for n in (1, 2) for name in ("state.json", "tensors.safetensors")]
+    names += [
+        f"{CHECKPOINTS}/step-0000000{n}/{name}"
+        for n in (1, 2)
+        for name in ("state.json", "tensors.safetensors")
+    ]
     path = folder / rng.choice(names)
     data = path.read_bytes()
     path.write_bytes(either(rng, data) if path.suffix == ".json" else damaged(rng, data))
@@ -335,7 +435,9 @@ def model_files(case: Case) -> None:
 
     rng, folder = case.rng, case.folder / "model"
     shutil.copytree(case.material / "encoder", folder)
-    name = rng.choice(("config.json", "config.json", "tokenizer.json", "tokenizer_config.json", "index", "header"))
+    name = rng.choice(
+        ("config.json", "config.json", "tokenizer.json", "tokenizer_config.json", "index", "header")
+    )
     if not intact(case):
         spoiled(rng, folder, name)
     read(name, lambda: load_encoder(str(folder)), whole=intact(case))
@@ -352,12 +454,16 @@ def spoiled(rng: random.Random, folder: Path, name: str) -> None:
         names = dict.fromkeys((k for k in header if k != "__metadata__"), "model-1.safetensors")
         weights.rename(folder / "model-1.safetensors")
         tree: Any = {"metadata": {"total_size": len(data)}, "weight_map": names}
-        (folder / "model.safetensors.index.json").write_bytes(either(rng, json.dumps(tree).encode()))
+        (folder / "model.safetensors.index.json").write_bytes(
+            either(rng, json.dumps(tree).encode())
+        )
     elif name == "header":
         data = weights.read_bytes()
         (size,) = struct.unpack("<Q", data[:8])
         keys = either(rng, data[8 : 8 + size])
-        length = len(keys) if rng.random() < 0.8 else rng.choice((0, 1, 2**32, 2**63, 2**64 - 1, size))
+        length = (
+            len(keys) if rng.random() < 0.8 else rng.choice((0, 1, 2**32, 2**63, 2**64 - 1, size))
+        )
         weights.write_bytes(struct.pack("<Q", length) + keys + data[8 + size :])
     else:
         (folder / name).write_bytes(either(rng, (folder / name).read_bytes()))

@@ -27,19 +27,74 @@ def commands(material: Path) -> dict[str, Words]:
     own: Words = ["--task", "own", "--data", material / "data", *QUICK]
     text: Words = ["--data", material / "text.txt", *QUICK, "--set", "data.held_out_blocks=4"]
     mask = next((material / "pruned").rglob("mask.safetensors"))
-    few: Words = ["--set", "general.overrides.train.max_steps=2", "--set", "intermediate.max_steps=2"]
-    few += ["--set", "general.overrides.train.batch_size=8", "--set", "general.overrides.data.held_out_blocks=4"]
+    few: Words = [
+        "--set",
+        "general.overrides.train.max_steps=2",
+        "--set",
+        "intermediate.max_steps=2",
+    ]
+    few += [
+        "--set",
+        "general.overrides.train.batch_size=8",
+        "--set",
+        "general.overrides.data.held_out_blocks=4",
+    ]
     return {
         "finetune": ["finetune", material / "encoder", *own, "--set", "keep=best"],
         "grid": ["finetune", material / "encoder", *own, "--seeds", "2", "--grid", "lr=1e-3,1e-4"],
         "distill": ["distill", material / "encoder", "--to", "1x16", "--assistant", "none", *text],
-        "assistant": ["distill", material / "encoder", "--to", "1x16", "--to", "1x16:32", "--assistant", "1x32", *text],
-        "chain": ["distill", material / "teacher", "--to", "1x16", "--corpus", material / "text.txt", *own, *few],
-        "prune": ["prune", material / "encoder", *own, *WORDS, "--sparsity", "0.5", "--sparsity", "0.9"],
-        "taught": ["prune", material / "encoder", "--method", "cap", "--teacher", material / "teacher", *own, *WORDS],
+        "assistant": [
+            "distill",
+            material / "encoder",
+            "--to",
+            "1x16",
+            "--to",
+            "1x16:32",
+            "--assistant",
+            "1x32",
+            *text,
+        ],
+        "chain": [
+            "distill",
+            material / "teacher",
+            "--to",
+            "1x16",
+            "--corpus",
+            material / "text.txt",
+            *own,
+            *few,
+        ],
+        "prune": [
+            "prune",
+            material / "encoder",
+            *own,
+            *WORDS,
+            "--sparsity",
+            "0.5",
+            "--sparsity",
+            "0.9",
+        ],
+        "taught": [
+            "prune",
+            material / "encoder",
+            "--method",
+            "cap",
+            "--teacher",
+            material / "teacher",
+            *own,
+            *WORDS,
+        ],
         "cotrain": ["cotrain", "2x16", "1x16", "--base", material / "masked-lm", *text],
         "cotrain-task": ["cotrain", "2x16", "1x16", "--base", material / "encoder", *own],
-        "evaluate": ["evaluate", material / "teacher", "--task", "own", "--data", material / "data", "-q"],
+        "evaluate": [
+            "evaluate",
+            material / "teacher",
+            "--task",
+            "own",
+            "--data",
+            material / "data",
+            "-q",
+        ],
         "apply": ["mask", "apply", mask, "--base", material / "encoder", "-q"],
         "compact": ["mask", "compact", mask, "--base", material / "encoder", "-q"],
         "export": ["export", material / "teacher", "--format", "onnx", "-q"],
@@ -49,7 +104,17 @@ def commands(material: Path) -> dict[str, Words]:
 UNRESUMED = ("evaluate", "apply", "compact", "export")
 """They take no `--resume`: the same command must do."""
 VERBS = [
-    *("finetune", "distill", "prune", "chain", "cotrain", "grid", "assistant", "taught", "cotrain-task"),
+    *(
+        "finetune",
+        "distill",
+        "prune",
+        "chain",
+        "cotrain",
+        "grid",
+        "assistant",
+        "taught",
+        "cotrain-task",
+    ),
     *("evaluate", "apply", "compact", "export"),
 ]
 
@@ -70,7 +135,9 @@ def state(folder: Path) -> dict[str, Any]:
             report = json.loads(path.read_text("utf-8"))
             found[name] = {key: report.get(key) for key in COMPARED}
         else:
-            found[name] = "" if path.name in TIMED else hashlib.sha256(path.read_bytes()).hexdigest()
+            found[name] = (
+                "" if path.name in TIMED else hashlib.sha256(path.read_bytes()).hexdigest()
+            )
     return found
 
 
@@ -81,7 +148,9 @@ def reference(material: Path, verb: str) -> tuple[dict[str, Any], list[str]]:
     if not kept.exists():
         folder = material / f"made-{verb}-{os.getpid()}"
         folder.mkdir()
-        command = Command(folder, *commands(material)[verb], "-o", "out", at=At(-1, "before"), **_cache(folder))
+        command = Command(
+            folder, *commands(material)[verb], "-o", "out", at=At(-1, "before"), **_cache(folder)
+        )
         command.wait().check(0)
         aside = folder / "kept.json"
         aside.write_text(json.dumps([state(folder / "out"), command.calls()]), "utf-8")
@@ -100,7 +169,9 @@ def differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     """What is missing, too many or other, by name of the file."""
     names = [f"{name} is missing" for name in wanted if name not in found]
     names += [f"{name} is left over" for name in found if name not in wanted]
-    return names + [f"{name} differs" for name in wanted if name in found and found[name] != wanted[name]]
+    return names + [
+        f"{name} differs" for name in wanted if name in found and found[name] != wanted[name]
+    ]
 
 
 def same(case: Case, verb: str, cwd: Path) -> None:
@@ -155,7 +226,9 @@ def full(case: Case) -> None:
     small, at = 0, None
     if case.number // len(VERBS) % 2 == 0 and os.geteuid() == 0:
         small = case.rng.randrange(8, 1200)
-        small *= bool(not subprocess.run(_mount(disk, small), check=False, capture_output=True).returncode)
+        small *= bool(
+            not subprocess.run(_mount(disk, small), check=False, capture_output=True).returncode
+        )
     if not small:
         at = At(case.rng.randrange(len(calls)), "full")
     what = f"{verb} on {small} KiB" if small else f"{verb}, full from call {at and at.number}"

@@ -12,9 +12,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "commands")]
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "HF_DEACTIVATE_ASYNC_LOAD": "1"}
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_DEACTIVATE_ASYNC_LOAD": "1",
+}
 ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
-ENVIRONMENT |= {"TRANSFORMERS_VERBOSITY": "error", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT |= {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "PYTHONPATH": str(ROOT),
+}
 VERBS = ("benchmark", "cotrain", "distill", "evaluate", "export", "finetune", "mask", "prune")
 
 
@@ -22,9 +30,14 @@ def state_of_code() -> str:
     """A hash of the package, the recipes and this search."""
     folders = (ROOT / "kdcli", ROOT / "recipes", ROOT / "tools" / "faults")
     files = sorted(
-        p for folder in folders for p in folder.rglob("*") if p.suffix in (".py", ".yaml", ".toml", ".jinja")
+        p
+        for folder in folders
+        for p in folder.rglob("*")
+        if p.suffix in (".py", ".yaml", ".toml", ".jinja")
     )
-    return hashlib.sha256(b"".join(str(p).encode() + p.read_bytes() for p in files)).hexdigest()[:12]
+    return hashlib.sha256(b"".join(str(p).encode() + p.read_bytes() for p in files)).hexdigest()[
+        :12
+    ]
 
 
 def imported() -> None:
@@ -49,7 +62,9 @@ def made(folder: Path) -> Path:
     folder.mkdir(parents=True)
     # In a process of its own: this one must not start threads.
     subprocess.run(
-        [sys.executable, "-c", f"from tools.faults.material import _make; _make({str(folder)!r})"], cwd=ROOT, check=True
+        [sys.executable, "-c", f"from tools.faults.material import _make; _make({str(folder)!r})"],
+        cwd=ROOT,
+        check=True,
     )
     (folder / "done").touch()
     return folder
@@ -84,6 +99,13 @@ def _make(name: str) -> None:
 WORDS = ["--set", "head.words=[w40, w41]"]
 QUICK = [
     *("--max-steps", "4", "--batch-size", "8", "--dtype", "fp32", "--device", "cpu", "-q"),
-    *("--set", "data.max_length=24", "--set", "measure.latency=false", "--set", "train.log_every=1"),
+    *(
+        "--set",
+        "data.max_length=24",
+        "--set",
+        "measure.latency=false",
+        "--set",
+        "train.log_every=1",
+    ),
     *("--set", "train.eval_every=2", "--set", "train.checkpoint_every=1"),
 ]

@@ -42,16 +42,29 @@ def _edit(path: Path, **changes: object) -> None:
 
 def _auto_map(rng: random.Random, folder: Path) -> None:
     (folder / "planted.py").write_text(RUN + textwrap.dedent(CLASSES))
-    names = {"AutoConfig": "planted.XConfig", "AutoModel": "planted.XModel", "AutoModelForMaskedLM": "planted.XModel"}
+    names = {
+        "AutoConfig": "planted.XConfig",
+        "AutoModel": "planted.XModel",
+        "AutoModelForMaskedLM": "planted.XModel",
+    }
     names |= {"AutoModelForSequenceClassification": "planted.XModel"}
     kind = rng.choice(("bert", "bert", "x", "llama"))
-    _edit(folder / "config.json", auto_map=names, model_type=kind, architectures=[rng.choice(("XModel", "BertModel"))])
+    _edit(
+        folder / "config.json",
+        auto_map=names,
+        model_type=kind,
+        architectures=[rng.choice(("XModel", "BertModel"))],
+    )
 
 
 def _tokenizer(rng: random.Random, folder: Path) -> None:
     (folder / "planted.py").write_text(RUN + textwrap.dedent(CLASSES))
     more = rng.choice([{}, {"tokenizer_class": "XTokenizer"}, {"tokenizer_class": None}])
-    _edit(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "planted.XTokenizer"]}, **more)
+    _edit(
+        folder / "tokenizer_config.json",
+        auto_map={"AutoTokenizer": [None, "planted.XTokenizer"]},
+        **more,
+    )
     if rng.random() < 0.5:
         (folder / "tokenizer.json").unlink()
 
@@ -69,9 +82,17 @@ def _index(rng: random.Random, folder: Path) -> None:
     _pickle(random.Random(0), folder)
     (folder / "model.safetensors").unlink(missing_ok=True)
     other = rng.choice(
-        ("pytorch_model.bin", "../outside/model.safetensors", str(folder.parent / "outside/model.safetensors"))
+        (
+            "pytorch_model.bin",
+            "../outside/model.safetensors",
+            str(folder.parent / "outside/model.safetensors"),
+        )
     )
-    _edit(folder / "model.safetensors.index.json", metadata={}, weight_map={"embeddings.LayerNorm.bias": other})
+    _edit(
+        folder / "model.safetensors.index.json",
+        metadata={},
+        weight_map={"embeddings.LayerNorm.bias": other},
+    )
 
 
 def _settings(rng: random.Random, folder: Path) -> None:
@@ -104,7 +125,10 @@ def _own_class(rng: random.Random, folder: Path) -> None:
     """The file that a compacted model of kdcli brings, with other content."""
     (folder / "modeling_kdcli.py").write_text(RUN)
     shape = rng.choice([{}, {"kdcli_compact": {}}, {"compact": {"x": 1}}])
-    names = {"AutoModel": "modeling_kdcli.CompactModel", "AutoConfig": "modeling_kdcli.CompactConfig"}
+    names = {
+        "AutoModel": "modeling_kdcli.CompactModel",
+        "AutoConfig": "modeling_kdcli.CompactConfig",
+    }
     _edit(folder / "config.json", auto_map=names, **shape)
 
 
@@ -123,12 +147,28 @@ def _adapter(rng: random.Random, folder: Path) -> None:
 
 def _in_the_way(rng: random.Random, folder: Path) -> None:
     """Modules of well-known names beside the model, where a user may stand."""
-    for name in ("yaml", "numpy", "torch", "transformers", "sitecustomize", "kdcli", "safetensors", "json"):
+    for name in (
+        "yaml",
+        "numpy",
+        "torch",
+        "transformers",
+        "sitecustomize",
+        "kdcli",
+        "safetensors",
+        "json",
+    ):
         (folder / f"{name}.py").write_text(RUN)
 
 
 PLANTED = (_auto_map, _tokenizer, _pickle, _index, _settings, _own_class, _adapter, _in_the_way)
-SPOILED = ("config.json", "config.json", "tokenizer.json", "tokenizer_config.json", "index", "header")
+SPOILED = (
+    "config.json",
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "index",
+    "header",
+)
 
 
 def orders(material: Path, model: Path) -> list[Words]:
@@ -155,9 +195,32 @@ def orders(material: Path, model: Path) -> list[Words]:
         ],
         ["distill", model, "--to", "1x16", *data, *few, "-o", "out", "--dry-run"],
         ["prune", model, *data, *few, "-o", "out"],
-        ["cotrain", "1x16", "1x16", "--base", model, *text, *few, "--set", "data.held_out_blocks=4", "-o", "out"],
+        [
+            "cotrain",
+            "1x16",
+            "1x16",
+            "--base",
+            model,
+            *text,
+            *few,
+            "--set",
+            "data.held_out_blocks=4",
+            "-o",
+            "out",
+        ],
         ["mask", "apply", mask, "--base", model, "-o", "out", "-q"],
-        ["benchmark", model, "--batch-size", "1", "--seq-len", "8", "--set", "measure.min_runs=1", "-o", "out"],
+        [
+            "benchmark",
+            model,
+            "--batch-size",
+            "1",
+            "--seq-len",
+            "8",
+            "--set",
+            "measure.min_runs=1",
+            "-o",
+            "out",
+        ],
         ["export", model, "--format", "onnx", "-o", "out", "-q"],
     ]
 
@@ -196,8 +259,19 @@ def foreign(case: Case) -> None:
 def _stands_in(case: Case, how: dict[str, str]) -> None:
     """Commands that start Python anew, where the working directory is the model's."""
     own = ["--task", "own", "--data", case.material / "data", *QUICK, "--max-steps", "1"]
-    measured = ["--batch-size", "1", "--seq-len", "8", "--set", "measure.min_runs=1", "--set", "measure.min_seconds=0"]
-    words = case.rng.choice((["benchmark", ".", *measured], ["finetune", ".", *own, "--processes", "2"]))
+    measured = [
+        "--batch-size",
+        "1",
+        "--seq-len",
+        "8",
+        "--set",
+        "measure.min_runs=1",
+        "--set",
+        "measure.min_seconds=0",
+    ]
+    words = case.rng.choice(
+        (["benchmark", ".", *measured], ["finetune", ".", *own, "--processes", "2"])
+    )
     kdcli(case.folder, *words, "-o", case.folder / "out", cwd=case.folder / "model", **how).check()
 
 

@@ -28,11 +28,27 @@ SHARES = {  # what is changed: files, how many of sixty, tests that are run firs
     "pruners": ("kdcli/pruners/*.py", 10, "tests/pruners tests/commands/test_prune.py"),
     "metrics": ("kdcli/metrics/*.py", 8, "tests/metrics"),
     "models": ("kdcli/models/reduce.py kdcli/sparse/coding.py", 4, "tests/models tests/sparse"),
-    "schedules": ("kdcli/training/engine.py kdcli/training/launch.py kdcli/types.py", 8, "tests/training"),
+    "schedules": (
+        "kdcli/training/engine.py kdcli/training/launch.py kdcli/types.py",
+        8,
+        "tests/training",
+    ),
     "recipes": ("recipes/*/*.yaml", 8, "tests/recipe tests/pruners tests/losses"),
-    "codes": ("kdcli/errors.py", 4, "tests/test_project.py tests/test_cli.py tests/commands/test_evaluate.py"),
+    "codes": (
+        "kdcli/errors.py",
+        4,
+        "tests/test_project.py tests/test_cli.py tests/commands/test_evaluate.py",
+    ),
 }
-OTHER = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.Pow: "*", ast.FloorDiv: "*", ast.Mod: "*"}
+OTHER = {
+    ast.Add: "-",
+    ast.Sub: "+",
+    ast.Mult: "/",
+    ast.Div: "*",
+    ast.Pow: "*",
+    ast.FloorDiv: "*",
+    ast.Mod: "*",
+}
 TURNED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 PAIRS = "mean sum, log exp, sqrt square, max min, softmax log_softmax, ceil floor, argmax argmin, abs neg, sigmoid tanh"
 CALLS = dict(pair.split() for pair in PAIRS.split(", "))
@@ -56,7 +72,9 @@ def mutations(count: int, seed: int) -> list[Mutation]:
     """As many as asked for, the same for the same seed and code; each share's in turn over its files."""
     rng, found = random.Random(f"mutations {seed}"), []
     for share, (patterns, of_sixty, _) in SHARES.items():
-        paths = sorted(p for pattern in patterns.split() for p in ROOT.glob(pattern) if p.name != "__init__.py")
+        paths = sorted(
+            p for pattern in patterns.split() for p in ROOT.glob(pattern) if p.name != "__init__.py"
+        )
         by_file = {path: list(_possible(share, path)) for path in paths}
         drawn: list[Mutation] = []
         while any(by_file.values()) and len(drawn) < round(of_sixty * count / 60):
@@ -69,15 +87,21 @@ def mutations(count: int, seed: int) -> list[Mutation]:
 def _possible(share: str, path: Path) -> Iterator[Mutation]:
     data, name = path.read_bytes(), str(path.relative_to(ROOT))
     if path.suffix == ".yaml":
-        for match in re.finditer(rb"^(?!verb|#)\s*[\w-]+: ?(-?[\d.]+(e-?\d+)?|true|false)(?=\s|$)", data, re.MULTILINE):
+        for match in re.finditer(
+            rb"^(?!verb|#)\s*[\w-]+: ?(-?[\d.]+(e-?\d+)?|true|false)(?=\s|$)", data, re.MULTILINE
+        ):
             was = match[1].decode()
             now = {"true": "false", "false": "true"}.get(was) or f"{float(was) * 2:g}"
-            yield Mutation(share, name, data[: match.start(1)].count(b"\n") + 1, *match.span(1), was, now)
+            yield Mutation(
+                share, name, data[: match.start(1)].count(b"\n") + 1, *match.span(1), was, now
+            )
         return
     lines = [0]
     for line in data.splitlines(keepends=True):
         lines.append(lines[-1] + len(line))
-    for begin_line, begin, end_line, end, now in _changes(ast.parse(data), data.decode().splitlines()):
+    for begin_line, begin, end_line, end, now in _changes(
+        ast.parse(data), data.decode().splitlines()
+    ):
         first, last = lines[begin_line - 1] + begin, lines[end_line - 1] + end
         was = data[first:last].decode()
         if was != now:
@@ -97,7 +121,9 @@ def _changes(tree: ast.Module, text: list[str]) -> Iterator[tuple[int, int, int,
             yield *place, repr(node.value * 2 if abs(node.value) > 1 else node.value + 1)
         elif isinstance(node, ast.Attribute) and node.attr in CALLS:
             yield place[2], place[3] - len(node.attr), place[2], place[3], CALLS[node.attr]
-        elif isinstance(node, ast.BinOp) and not isinstance(node.left, ast.Constant | ast.JoinedStr):
+        elif isinstance(node, ast.BinOp) and not isinstance(
+            node.left, ast.Constant | ast.JoinedStr
+        ):
             yield from _between(node.left, node.right, OTHER.get(type(node.op)), text)
         elif isinstance(node, ast.Compare) and len(node.ops) == 1:
             yield from _between(node.left, node.comparators[0], TURNED.get(type(node.ops[0])), text)
@@ -126,7 +152,11 @@ def _not_code(node: ast.AST) -> Iterator[ast.AST]:
         yield from ast.walk(decorator)
     called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
     limit = isinstance(node, ast.keyword) and node.arg in ("ge", "gt", "le", "lt")
-    if limit or called in ("range", "Progress.log") or isinstance(node, ast.JoinedStr | ast.Assert | ast.Raise):
+    if (
+        limit
+        or called in ("range", "Progress.log")
+        or isinstance(node, ast.JoinedStr | ast.Assert | ast.Raise)
+    ):
         yield from ast.walk(node)
 
 
@@ -136,7 +166,11 @@ class Copy:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         listed = subprocess.run(
-            ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+            ["git", "ls-files", "-co", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         for name in listed.stdout.splitlines():
             if (ROOT / name).is_file():
@@ -146,11 +180,32 @@ class Copy:
     def passes(self, tests: Sequence[str]) -> str | None:
         """None where the tests pass here, else the first that fails."""
         there = [test for test in tests if (self.folder / test).exists()]
-        words = [sys.executable, "-m", "pytest", "-q", "-x", "--timeout", "600", "-p", "no:cacheprovider", *there]
-        how = os.environ | {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        words = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "--timeout",
+            "600",
+            "-p",
+            "no:cacheprovider",
+            *there,
+        ]
+        how = os.environ | {
+            "PYTHONPATH": str(self.folder),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         try:
             done = subprocess.run(
-                words, cwd=self.folder, env=how, capture_output=True, text=True, timeout=3600, check=False
+                words,
+                cwd=self.folder,
+                env=how,
+                capture_output=True,
+                text=True,
+                timeout=3600,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return "too late"
@@ -172,21 +227,36 @@ class Copy:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--near", action="store_true", help="only the tests of the changed file, not all after them")
+    parser.add_argument(
+        "--near", action="store_true", help="only the tests of the changed file, not all after them"
+    )
     given = parser.parse_args()
     os.nice(10)
     chosen = mutations(given.count, given.seed)
-    results = ROOT / "runs" / "faults" / f"mutations-{state_of_code()}-{given.seed}{'-near' * given.near}.jsonl"
+    results = (
+        ROOT
+        / "runs"
+        / "faults"
+        / f"mutations-{state_of_code()}-{given.seed}{'-near' * given.near}.jsonl"
+    )
     results.parent.mkdir(parents=True, exist_ok=True)
-    killers = dict(json.loads(line) for line in results.read_text("utf-8").splitlines()) if results.exists() else {}
+    killers = (
+        dict(json.loads(line) for line in results.read_text("utf-8").splitlines())
+        if results.exists()
+        else {}
+    )
     with tempfile.TemporaryDirectory(prefix="kdcli-mutations-") as aside:
         copies = [Copy(Path(aside) / str(n)) for n in range(given.jobs)]
         if "unchanged" not in killers:
-            near = tuple(dict.fromkeys(test for _, _, tests in SHARES.values() for test in tests.split()))
+            near = tuple(
+                dict.fromkeys(test for _, _, tests in SHARES.values() for test in tests.split())
+            )
             if failed := copies[0].passes(near):
                 print(f"without any change {failed} fails", file=sys.stderr)
                 return 1

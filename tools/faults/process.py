@@ -38,9 +38,13 @@ class Done:
         """Raise a Fault: another exit code, a traceback, no or more than one message, too long or too large."""
         shown = self.stderr.strip()[-1200:]
         if "Traceback" in self.stderr or "Traceback" in self.stdout:
-            raise Fault(f"traceback, exit {self.code}: {brief(shown.splitlines()[-1], self.stderr)}")
+            raise Fault(
+                f"traceback, exit {self.code}: {brief(shown.splitlines()[-1], self.stderr)}"
+            )
         if self.code not in (codes or PROMISED):
-            raise Fault(f"exit {self.code}, not {' or '.join(map(str, codes)) or 'a promised one'}: {shown}")
+            raise Fault(
+                f"exit {self.code}, not {' or '.join(map(str, codes)) or 'a promised one'}: {shown}"
+            )
         if self.code and not self.messages:
             raise Fault(f"exit {self.code} without a message: {shown}")
         if self.messages > 1:
@@ -56,7 +60,9 @@ class Done:
     def messages(self) -> int:
         # Typer frames its own in a box.
         lines = self.stderr.splitlines()
-        return sum(line.startswith("error:") for line in lines) + sum("─ Error ─" in line for line in lines)
+        return sum(line.startswith("error:") for line in lines) + sum(
+            "─ Error ─" in line for line in lines
+        )
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,12 @@ class Command:
     """A running command; its outputs go to files in `folder`, its working directory is `cwd` or `folder`."""
 
     def __init__(
-        self, folder: Path, *arguments: object, at: At | None = None, cwd: Path | None = None, **environment: str
+        self,
+        folder: Path,
+        *arguments: object,
+        at: At | None = None,
+        cwd: Path | None = None,
+        **environment: str,
     ) -> None:
         self.name = folder / f"said-{time.monotonic_ns()}"
         self._began = time.monotonic()
@@ -85,9 +96,14 @@ class Command:
         if self._done is None:
             pid, status, used = os.wait4(self.pid, os.WNOHANG)
             if pid:
-                stdout, stderr = (self.name.with_suffix(f".{s}").read_text("utf-8", "replace") for s in ("out", "err"))
+                stdout, stderr = (
+                    self.name.with_suffix(f".{s}").read_text("utf-8", "replace")
+                    for s in ("out", "err")
+                )
                 code = os.waitstatus_to_exitcode(status)
-                self._done = Done(code, stdout, stderr, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+                self._done = Done(
+                    code, stdout, stderr, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+                )
         return self._done
 
     def wait(self, seconds: float = 55.0) -> Done:
@@ -95,7 +111,9 @@ class Command:
         while (done := self.poll()) is None:
             if time.monotonic() - self._began > seconds:
                 os.kill(self.pid, signal.SIGKILL)
-                raise Fault(f"still running after {seconds:g} s: {self.name.with_suffix('.err').read_text()[-500:]}")
+                raise Fault(
+                    f"still running after {seconds:g} s: {self.name.with_suffix('.err').read_text()[-500:]}"
+                )
             time.sleep(0.003)
         return done
 
@@ -109,7 +127,9 @@ def kdcli(folder: Path, *arguments: object, **how: Any) -> Done:
     return Command(folder, *arguments, **how).wait()
 
 
-def _run(name: Path, arguments: list[str], at: At | None, cwd: Path, environment: dict[str, str]) -> None:
+def _run(
+    name: Path, arguments: list[str], at: At | None, cwd: Path, environment: dict[str, str]
+) -> None:
     code, calls = 1, None
     try:
         for number, ending in ((1, "out"), (2, "err")):
@@ -147,7 +167,9 @@ def _watch(folder: Path, at: At) -> list[str]:
         if isinstance(path, int):
             within, path = path, ""
         base = Path.cwd() if within is None else Path(os.readlink(f"/proc/self/fd/{within}"))  # noqa: PTH115
-        return (base / os.fsdecode(path)).is_relative_to(folder) and not Path(os.fsdecode(path)).name.startswith("said")
+        return (base / os.fsdecode(path)).is_relative_to(folder) and not Path(
+            os.fsdecode(path)
+        ).name.startswith("said")
 
     def watched(name: str, call: Any, counts: Any) -> Any:
         def called(*arguments: Any, **named: Any) -> Any:
@@ -172,7 +194,9 @@ def _watch(folder: Path, at: At) -> list[str]:
         setattr(os, name, watched(name, getattr(os, name), lambda *a, **k: True))
     os.open = watched("open", descriptor, lambda path, flags, *a, **k: flags & os.O_CREAT)
     opened = watched(
-        "open", whole_open, lambda path, mode="r", *a, **k: not isinstance(path, int) and set(mode) & set("wax+")
+        "open",
+        whole_open,
+        lambda path, mode="r", *a, **k: not isinstance(path, int) and set(mode) & set("wax+"),
     )
     io.open = builtins.open = opened
     return calls

@@ -25,7 +25,9 @@ def together(case: Case) -> None:
     _, calls = reference(case.material, verb)
     caches = ({"KDCLI_CACHE": str(case.folder / "cache")} for _ in range(4))
     if how:
-        Command(case.folder, *words, at=At(rng.randrange(len(calls)), "after"), **next(caches)).wait()
+        Command(
+            case.folder, *words, at=At(rng.randrange(len(calls)), "after"), **next(caches)
+        ).wait()
     running = []
     for _ in range(rng.choice((2, 2, 3))):
         running.append(Command(case.folder, *words, *how, **next(caches)))
@@ -42,15 +44,24 @@ def together(case: Case) -> None:
         raise Fault(f"{verb} {how}, codes {codes}: {fault}") from None
 
 
-def by_hand(case: Case, words: list[object], ranks: list[list[object] | None]) -> list[Command | None]:
+def by_hand(
+    case: Case, words: list[object], ranks: list[list[object] | None]
+) -> list[Command | None]:
     """A command as two processes of a launcher, each with words of its own; None is never started."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     common |= {"ACCELERATE_USE_CPU": "true", "KDCLI_CACHE": str(case.folder / "cache")}
     return [
-        None if own is None else Command(case.folder, *words, *own, RANK=str(r), LOCAL_RANK=str(r), **common)
+        None
+        if own is None
+        else Command(case.folder, *words, *own, RANK=str(r), LOCAL_RANK=str(r), **common)
         for r, own in enumerate(ranks)
     ]
 
@@ -98,7 +109,9 @@ def _one_falls(rank: int, *, at_step: bool) -> Callable[[Case, Words], list[Done
 def _child_falls(rank: int, *, at_step: bool) -> Callable[[Case, Words], list[Done]]:
     def run(case: Case, words: Words) -> list[Done]:
         cache = {"KDCLI_CACHE": str(case.folder / "cache")}
-        parent = Command(case.folder, *words, *OUT, "--max-steps", "400", "--processes", "2", **cache)
+        parent = Command(
+            case.folder, *words, *OUT, "--max-steps", "400", "--processes", "2", **cache
+        )
         _until(lambda: len(_children(parent.pid)) == 2)
         _until(_began(case)) if at_step else time.sleep(3 * case.rng.random())
         os.kill(_children(parent.pid)[rank], signal.SIGKILL)
@@ -144,7 +157,9 @@ def ranks(case: Case) -> None:
     own.mkdir()
     source = case.material / "data" / "train.jsonl"
     for name in ("train", "validation"):
-        (own / f"{name}.jsonl").write_text("".join(source.read_text().splitlines(keepends=True)[10:]), "utf-8")
+        (own / f"{name}.jsonl").write_text(
+            "".join(source.read_text().splitlines(keepends=True)[10:]), "utf-8"
+        )
     try:
         ended = SCENES[scene](case, list(commands(case.material)[verb]))
         codes = [done.code for done in ended]
@@ -165,5 +180,11 @@ def ranks(case: Case) -> None:
 
 KINDS = [
     Kind("together", 45, together, wall=120),
-    Kind("ranks", 2 * len(SCENES), ranks, wall=130, open=lambda n: scene_of(n) if scene_of(n) in OPEN else None),
+    Kind(
+        "ranks",
+        2 * len(SCENES),
+        ranks,
+        wall=130,
+        open=lambda n: scene_of(n) if scene_of(n) in OPEN else None,
+    ),
 ]

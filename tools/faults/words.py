@@ -16,12 +16,42 @@ NUMBERS += ["9" * 5000, "1e-400", "0x10", "1,5", "1_0"]
 WORDS = ["", " ", "x", "x" * 100_000, "true", "[]"]
 WORDS += ["\n", "\x1b[31mred", "[red]", ":a:", "\u202e", "\u00e9" * 300, "--json"]
 # None that a command may write to outside the case's directory.
-PATHS = ["/proc/1/mem", "/proc", "a" * 300, "~nosuchuser/x", "file/below", "loop/x", ".", "a\nb", "-", "file"]
+PATHS = [
+    "/proc/1/mem",
+    "/proc",
+    "a" * 300,
+    "~nosuchuser/x",
+    "file/below",
+    "loop/x",
+    ".",
+    "a\nb",
+    "-",
+    "file",
+]
 TREES = ["{}", "[]", "{a: 1}", "[1, [2]]", "null", "{'': null}", "[" * 200 + "]" * 200]
 TREES += ["!!python/name:os.system x", "a: b: c"]
-BAD = {int: NUMBERS + WORDS[:6], float: NUMBERS + WORDS[:6], Path: PATHS + WORDS, str: WORDS + NUMBERS[:6] + PATHS}
+BAD = {
+    int: NUMBERS + WORDS[:6],
+    float: NUMBERS + WORDS[:6],
+    Path: PATHS + WORDS,
+    str: WORDS + NUMBERS[:6] + PATHS,
+}
 WRONG = {
-    int: {"nan", "inf", "-inf", "1e400", "1e-400", "0x10", "1,5", "", " ", "x", "true", "[]", "x" * 100_000},
+    int: {
+        "nan",
+        "inf",
+        "-inf",
+        "1e400",
+        "1e-400",
+        "0x10",
+        "1,5",
+        "",
+        " ",
+        "x",
+        "true",
+        "[]",
+        "x" * 100_000,
+    },
     float: {"nan", "0x10", "1,5", "", " ", "x", "true", "[]", "x" * 100_000},
 }
 """Words that no option of this type can mean: exit 0 would be a fault."""
@@ -39,7 +69,11 @@ def verbs(material: Path) -> dict[str, Words]:
     own["benchmark"] = ["benchmark", material / "teacher", *once.split()]
     own["info"] = ["mask", "info", found["apply"][2]]
     own["diff"] = ["mask", "diff", found["apply"][2], found["apply"][2]]
-    own |= {"show": ["recipes", "show", "small"], "ls": ["recipes", "ls"], "validate": ["recipes", "validate"]}
+    own |= {
+        "show": ["recipes", "show", "small"],
+        "ls": ["recipes", "ls"],
+        "validate": ["recipes", "validate"],
+    }
     return own
 
 
@@ -99,7 +133,10 @@ def _of_keys(verb: str, words: Words) -> Iterator[Line]:
     for key in leaf_keys(recipe_models()[kind]):
         for bad in [*NUMBERS[:8], *TREES, *WORDS[:6], "1.5", "-0.5"]:
             # A longer run than the command's own is no fault.
-            longer = (key.endswith(LENGTHS) and bad[:1] == "9") or (key, bad) == ("measure.latency", "true")
+            longer = (key.endswith(LENGTHS) and bad[:1] == "9") or (key, bad) == (
+                "measure.latency",
+                "true",
+            )
             if not longer:
                 yield [*words, "--set", f"{key}={bad}"], "any"
         yield [*words, "--set", f"{key}x=1"], "refused"
@@ -107,7 +144,18 @@ def _of_keys(verb: str, words: Words) -> Iterator[Line]:
 
 
 def _unknown(words: Words) -> Iterator[Words]:
-    for bad in ("--no-such", "--", "-", "-Z", "--set", "--set=x", "--set==1", "--set=.=1", "--set=a.b.c=1", "--=1"):
+    for bad in (
+        "--no-such",
+        "--",
+        "-",
+        "-Z",
+        "--set",
+        "--set=x",
+        "--set==1",
+        "--set=.=1",
+        "--set=a.b.c=1",
+        "--=1",
+    ):
         yield [*words, bad, *(["x"] if bad == "--" else [])] if bad != "-" else [*words, "-Z"]
     yield [*words, "--resume", "--overwrite"]
     yield [*words, "--epochs", "1", "--max-steps", "1"]
@@ -120,16 +168,24 @@ def refused(case: Case) -> None:
     words, ends = case.rng.choice(lines(case.material)[case.number % 2])
     (case.folder / "file").write_text("not a directory")
     (case.folder / "loop").symlink_to("loop")
-    nowhere = words[0] == "recipes" or words[1] in ("info", "diff") or any(str(w)[:8] == "--output" for w in words)
+    nowhere = (
+        words[0] == "recipes"
+        or words[1] in ("info", "diff")
+        or any(str(w)[:8] == "--output" for w in words)
+    )
     where = [] if nowhere else ["-o", "out"]
-    shown = " ".join(repr(w) if len(w) < 60 else f"{w[:10]}...{w[-25:]} ({len(w)})" for w in map(str, words[-2:]))
+    shown = " ".join(
+        repr(w) if len(w) < 60 else f"{w[:10]}...{w[-25:]} ({len(w)})" for w in map(str, words[-2:])
+    )
     before = state(case.folder)
     done = kdcli(case.folder, *words, *where, KDCLI_CACHE=str(case.material / "cache"))
     try:
         done.check(*([2] if ends == "refused" else []))
         after = {k: v for k, v in state(case.folder).items() if not k.startswith("said-")}
         if done.code == 2 and after != before:
-            raise Fault(f"refused, but wrote {', '.join(sorted(after.keys() - before.keys()))[:200]}")
+            raise Fault(
+                f"refused, but wrote {', '.join(sorted(after.keys() - before.keys()))[:200]}"
+            )
         if any(path.name.endswith(".part") for path in case.folder.rglob("*")):
             raise Fault("left a half-written file")
     except Fault as fault:

@@ -39,7 +39,13 @@ OK, NOISY = 0.10, 0.25
 """Upper bounds of interquartile range over median for the status ok and noisy; above it is unstable."""
 RUNS_OF_P99 = 100
 """With fewer runs, the 99th percentile would rest on one or two of them."""
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "bad_alloc")
+OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "ALLOC_FAILED",
+    "bad_alloc",
+)
 """Messages of torch, across versions and devices, when memory runs out."""
 
 
@@ -58,7 +64,11 @@ class Layer(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         width, self.heads = shape.hidden, shape.heads
-        self.query, self.key, self.value = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)
+        self.query, self.key, self.value = (
+            nn.Linear(width, width),
+            nn.Linear(width, width),
+            nn.Linear(width, width),
+        )
         self.mixed, self.mixed_norm = nn.Linear(width, width), nn.LayerNorm(width, eps=1e-12)
         self.up, self.down = nn.Linear(width, shape.ffn), nn.Linear(shape.ffn, width)
         self.down_norm = nn.LayerNorm(width, eps=1e-12)
@@ -99,22 +109,30 @@ class Encoder(nn.Module):
         )
         mask_B11L = None
         if mask_BL is not None:
-            mask_B11L = (1 - mask_BL[:, None, None, :].to(x_BLD.dtype)) * torch.finfo(x_BLD.dtype).min
+            mask_B11L = (1 - mask_BL[:, None, None, :].to(x_BLD.dtype)) * torch.finfo(
+                x_BLD.dtype
+            ).min
         for layer in self.layers:
             x_BLD = layer(x_BLD, mask_B11L)
         return x_BLD
 
 
-def inputs(cell: Sequence[int], vocab_size: int, padding: str, device: torch.device) -> tuple[Tensor, Tensor | None]:
+def inputs(
+    cell: Sequence[int], vocab_size: int, padding: str, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
     """Token ids [B, L] without special tokens; for `random` padding also a mask, the first row at full length."""
     batch_size, seq_len = cell
     drawn = torch.Generator().manual_seed(0)
-    ids_BL = torch.randint(vocab_size // 4, vocab_size - vocab_size // 4, (batch_size, seq_len), generator=drawn)
+    ids_BL = torch.randint(
+        vocab_size // 4, vocab_size - vocab_size // 4, (batch_size, seq_len), generator=drawn
+    )
     if padding == "full":
         return ids_BL.to(device), None
     lengths_B = torch.randint(1, seq_len + 1, (batch_size,), generator=drawn)
     lengths_B[0] = seq_len
-    return ids_BL.to(device), (torch.arange(seq_len)[None, :] < lengths_B[:, None]).long().to(device)
+    return ids_BL.to(device), (torch.arange(seq_len)[None, :] < lengths_B[:, None]).long().to(
+        device
+    )
 
 
 def timed(call: Callable[[], Any], device: torch.device) -> float:
@@ -133,7 +151,9 @@ def attempt(call: Callable[[], Any], device: torch.device) -> float | None:
     try:
         return timed(call, device)
     except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, MemoryError) and not any(text in str(error) for text in OUT_OF_MEMORY):
+        if not isinstance(error, MemoryError) and not any(
+            text in str(error) for text in OUT_OF_MEMORY
+        ):
             raise
     # Only after the handler does the traceback release its tensors.
     gc.collect()
@@ -207,7 +227,11 @@ def summary(seconds: Sequence[float]) -> dict[str, Any]:
 def speedup(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str, float]:
     """Median and quartiles of the ratios within each round."""
     ratios = [seconds / candidate[i] for i, seconds in enumerate(baseline)]
-    return {"median": percentile(ratios, 50), "low": percentile(ratios, 25), "high": percentile(ratios, 75)}
+    return {
+        "median": percentile(ratios, 50),
+        "low": percentile(ratios, 25),
+        "high": percentile(ratios, 75),
+    }
 
 
 def stop(code: int, message: str) -> NoReturn:
@@ -220,7 +244,9 @@ def driver() -> str | None:
     """Version of the NVIDIA driver by nvidia-smi; None without one."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split()
+        lines = subprocess.run(
+            query, capture_output=True, text=True, timeout=20, check=True
+        ).stdout.split()
     except (OSError, subprocess.SubprocessError):
         return None
     return lines[0] if lines else None
@@ -234,9 +260,15 @@ def choose_device(wanted: str, install: Mapping[str, str]) -> torch.device:
     built = f"torch {torch.__version__}, built for CUDA {torch.version.cuda}; driver {driver()}"
     if wanted == "cpu" or not torch.cuda.is_available():
         if wanted.startswith("cuda"):
-            stop(3, f"no CUDA device here ({built}); install a torch that fits the driver, or use --device cpu")
+            stop(
+                3,
+                f"no CUDA device here ({built}); install a torch that fits the driver, or use --device cpu",
+            )
         if wanted == "auto" and driver():
-            print(f"measuring on the CPU: {built} sees no CUDA device; check the driver version", file=sys.stderr)
+            print(
+                f"measuring on the CPU: {built} sees no CUDA device; check the driver version",
+                file=sys.stderr,
+            )
         return torch.device("cpu")
     index = int(found[1] or 0)
     if index >= torch.cuda.device_count():
@@ -246,7 +278,11 @@ def choose_device(wanted: str, install: Mapping[str, str]) -> torch.device:
     try:
         torch.ones(8, 8, device=device).mm(torch.ones(8, 8, device=device)).sum().item()
     except RuntimeError as error:
-        known = [line for card, line in install.items() if tuple(map(int, card.split("."))) <= (major, minor)]
+        known = [
+            line
+            for card, line in install.items()
+            if tuple(map(int, card.split("."))) <= (major, minor)
+        ]
         stop(
             3,
             f"{built} cannot run on {torch.cuda.get_device_name(device)} (compute capability {major}.{minor}; this "
@@ -258,7 +294,10 @@ def choose_device(wanted: str, install: Mapping[str, str]) -> torch.device:
 
 def physical_cores() -> int:
     """Cores without hyperthreads, at most as many as this process may use."""
-    siblings = [p.read_text() for p in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list")]
+    siblings = [
+        p.read_text()
+        for p in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list")
+    ]
     cores = len(set(siblings)) or os.cpu_count() or 1
     return min(cores, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else cores
 
@@ -266,7 +305,11 @@ def physical_cores() -> int:
 def cpu_name() -> str:
     """Model of the processor."""
     info = Path("/proc/cpuinfo")
-    name = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.is_file() else None
+    name = (
+        re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
+        if info.is_file()
+        else None
+    )
     return name[1] if name else platform.processor() or platform.machine()
 
 
@@ -297,10 +340,23 @@ def read_plan(path: Path) -> dict[str, Any]:
         if plan["schema"] != SCHEMA:
             stop(2, f"{path} has schema {plan['schema']}; this file reads {SCHEMA}")
         plan["shapes"] = {name: Shape(**sizes) for name, sizes in plan["shapes"].items()}
-        plan["cells"] = list(dict.fromkeys((batch_size, seq_len) for batch_size, seq_len in plan["cells"]))
-        numbers = [n for group in (*plan["shapes"].values(), *plan["cells"], [plan["vocab_size"]]) for n in group]
-        if not plan["shapes"] or not plan["cells"] or not all(isinstance(n, int) and n >= 1 for n in numbers):
-            stop(2, f"{path}: at least one shape and one cell are needed, and every number whole and at least 1")
+        plan["cells"] = list(
+            dict.fromkeys((batch_size, seq_len) for batch_size, seq_len in plan["cells"])
+        )
+        numbers = [
+            n
+            for group in (*plan["shapes"].values(), *plan["cells"], [plan["vocab_size"]])
+            for n in group
+        ]
+        if (
+            not plan["shapes"]
+            or not plan["cells"]
+            or not all(isinstance(n, int) and n >= 1 for n in numbers)
+        ):
+            stop(
+                2,
+                f"{path}: at least one shape and one cell are needed, and every number whole and at least 1",
+            )
         if any(shape.hidden % shape.heads for shape in plan["shapes"].values()):
             stop(2, f"{path}: heads must divide the hidden width")
         return plan
@@ -310,14 +366,18 @@ def read_plan(path: Path) -> dict[str, Any]:
         stop(2, f"{path} cannot be used: {error!r}")
 
 
-def build(plan: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> dict[str, Encoder | None]:
+def build(
+    plan: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+) -> dict[str, Encoder | None]:
     """The encoders with weights from a fixed seed; None for one that does not fit into memory."""
     positions = max(512, *(seq_len for _, seq_len in plan["cells"]))
     encoders: dict[str, Encoder | None] = dict.fromkeys(plan["shapes"])
 
     def place(name: str, shape: Shape) -> None:
         torch.manual_seed(0)
-        encoders[name] = Encoder(shape, plan["vocab_size"], positions).eval().to(device=device, dtype=dtype)
+        encoders[name] = (
+            Encoder(shape, plan["vocab_size"], positions).eval().to(device=device, dtype=dtype)
+        )
 
     for name, shape in plan["shapes"].items():
         attempt(functools.partial(place, name, shape), device)
@@ -330,23 +390,44 @@ def measure_cell(
     """Measure all encoders in one cell; returns its rows and speed-ups."""
     device, size = torch.device(settings["device"]), {"batch_size": cell[0], "seq_len": cell[1]}
     given = inputs(cell, settings["vocab_size"], settings["padding"], device)
-    calls = {name: functools.partial(encoder, *given) for name, encoder in encoders.items() if encoder is not None}
+    calls = {
+        name: functools.partial(encoder, *given)
+        for name, encoder in encoders.items()
+        if encoder is not None
+    }
     times = interleaved(calls, device, settings["min_runs"], settings["min_seconds"])
-    same = {"backend": "portable", **{key: settings[key] for key in ("device", "dtype", "padding")}, **size}
+    same = {
+        "backend": "portable",
+        **{key: settings[key] for key in ("device", "dtype", "padding")},
+        **size,
+    }
     rows = [{"model": name, **same, **summary(times.get(name, ()))} for name in encoders]
     # The first cell has the plain name; names of the others end in @BATCHxTOKENS.
-    at, baseline = "" if cell == settings["cells"][0] else f"@{cell[0]}x{cell[1]}", next(iter(encoders))
+    at, baseline = (
+        "" if cell == settings["cells"][0] else f"@{cell[0]}x{cell[1]}",
+        next(iter(encoders)),
+    )
     others = [name for name in times if name != baseline and baseline in times]
-    return rows, {f"{n}_vs_{baseline}{at}": {**speedup(times[baseline], times[n]), **size} for n in others}
+    return rows, {
+        f"{n}_vs_{baseline}{at}": {**speedup(times[baseline], times[n]), **size} for n in others
+    }
 
 
 def show(rows: Sequence[Mapping[str, Any]], speedups: Mapping[str, Mapping[str, Any]]) -> None:
     """Print the rows and speed-ups of a cell."""
     for row in rows:
-        took = "" if row["p50_ms"] is None else f"{row['p50_ms']:10.3f} ms, 95 %: {row['p95_ms']:10.3f} ms"
-        print(f"{row['model']:>24} {row['batch_size']:>4} x {row['seq_len']:<5} {row['status']:<14}{took}")
+        took = (
+            ""
+            if row["p50_ms"] is None
+            else f"{row['p50_ms']:10.3f} ms, 95 %: {row['p95_ms']:10.3f} ms"
+        )
+        print(
+            f"{row['model']:>24} {row['batch_size']:>4} x {row['seq_len']:<5} {row['status']:<14}{took}"
+        )
     for name, ratio in speedups.items():
-        print(f"{name:>50} {ratio['median']:.2f}, quartiles {ratio['low']:.2f} and {ratio['high']:.2f}")
+        print(
+            f"{name:>50} {ratio['median']:.2f}, quartiles {ratio['low']:.2f} and {ratio['high']:.2f}"
+        )
     sys.stdout.flush()
 
 
@@ -365,12 +446,21 @@ def write(path: Path, result: Mapping[str, Any]) -> None:
 
 def options() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Latency of the encoders in shapes.json, in plain torch.")
+    parser = argparse.ArgumentParser(
+        description="Latency of the encoders in shapes.json, in plain torch."
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:INDEX")
     parser.add_argument("--out", type=Path, default=Path("result.json"), help="must not exist yet")
     parser.add_argument("--min-runs", type=int, default=50, help="runs of each encoder in a cell")
-    parser.add_argument("--min-seconds", type=float, default=5.0, help="seconds a cell goes on at least")
-    parser.add_argument("--padding", choices=("full", "random"), default="full", help="random: a mask, mixed lengths")
+    parser.add_argument(
+        "--min-seconds", type=float, default=5.0, help="seconds a cell goes on at least"
+    )
+    parser.add_argument(
+        "--padding",
+        choices=("full", "random"),
+        default="full",
+        help="random: a mask, mixed lengths",
+    )
     parser.add_argument("--half", action="store_true", help="float16, on CUDA devices only")
     given = parser.parse_args()
     if given.min_runs < 1 or not 0 <= given.min_seconds < 1e6:

@@ -88,7 +88,10 @@ class _Result(_Part):
 
 
 def write_portable(
-    folder: Path, shapes: Sequence[str], cells: Sequence[tuple[int, int]], vocab_size: int = VOCABULARY
+    folder: Path,
+    shapes: Sequence[str],
+    cells: Sequence[tuple[int, int]],
+    vocab_size: int = VOCABULARY,
 ) -> list[Path]:
     """Write measure_encoders.py and shapes.json for shapes `LxH[:FFN][@HEADS]`, the baseline of every speed-up first,
     and cells (batch size, tokens); a missing folder is made. Raises UsageError: no shape, a malformed one, a number
@@ -111,7 +114,9 @@ def write_portable(
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in contents.items():
             if path.exists() and path.read_bytes() != text.encode():
-                raise UsageError(f"{path} exists with other content", "name another folder, or delete it")
+                raise UsageError(
+                    f"{path} exists with other content", "name another folder, or delete it"
+                )
     for path, text in contents.items():
         write_atomic(path, text)
     return list(contents)
@@ -124,7 +129,9 @@ def read_portable(path: Path) -> dict[str, Any]:
     hint = "write the file again with `kdcli benchmark --portable DIR` and measure again"
     raw = read_json(path, most_bytes=MOST_REPORT)
     if raw.get("kind") != "kdcli portable latency":
-        raise UsageError(f"{path} is not a result of {SCRIPT}", "give the file that it wrote to --out")
+        raise UsageError(
+            f"{path} is not a result of {SCRIPT}", "give the file that it wrote to --out"
+        )
     if raw.get("schema") != SCHEMA:
         raise UsageError(f"{path} has schema {raw.get('schema')}; this kdcli reads {SCHEMA}", hint)
     try:
@@ -135,18 +142,24 @@ def read_portable(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is damaged, {where}: {first['msg']}", hint) from None
     notes = []
     if not result.complete:
-        notes.append(f"{path.name}: the measurement was interrupted; only its finished cells are here")
+        notes.append(
+            f"{path.name}: the measurement was interrupted; only its finished cells are here"
+        )
     if result.sha256.get(SCRIPT) != hashlib.sha256(_script().encode()).hexdigest():
         notes.append(f"{path.name} was measured by another version of {SCRIPT} than this kdcli has")
     same = {"model", "backend", "dtype", "batch_size", "seq_len"}
     return {
         "rows": [row.model_dump() for row in result.rows if row.fits],
         "speedup": {key: ratio.model_dump() for key, ratio in result.speedup.items()},
-        "failures": [r.model_dump(include=same) | {"reason": r.status} for r in result.rows if not r.fits],
+        "failures": [
+            r.model_dump(include=same) | {"reason": r.status} for r in result.rows if not r.fits
+        ],
         "environment": result.environment,
         "notes": notes,
     }
 
 
 def _script() -> str:
-    return (importlib.resources.files("kdcli") / "bench" / "old_machines" / SCRIPT).read_text("utf-8")
+    return (importlib.resources.files("kdcli") / "bench" / "old_machines" / SCRIPT).read_text(
+        "utf-8"
+    )

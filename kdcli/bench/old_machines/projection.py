@@ -36,10 +36,14 @@ class Operator:
     times: int  # Repetitions
     values: int  # Numbers read and written by one repetition
     kernels: int = 1  # Launches of one repetition
-    product: tuple[int, int, int, int] | None = None  # Rows, columns, inner dimension and count of a matrix product
+    product: tuple[int, int, int, int] | None = (
+        None  # Rows, columns, inner dimension and count of a matrix product
+    )
 
 
-def project(model: ModelShape, card: Mapping[str, Any], batch_size: int, seq_len: int) -> dict[str, float]:
+def project(
+    model: ModelShape, card: Mapping[str, Any], batch_size: int, seq_len: int
+) -> dict[str, float]:
     """Seconds of one forward pass of BERT in float32 (without TF32) over full-length inputs, by operator class. `card`:
     a row of devices.toml."""
     seconds = {"launches": 0.0}
@@ -53,7 +57,9 @@ def find_card(name: str) -> dict[str, Any]:
     """A card of devices.toml, in any case. Raises UsageError: unknown."""
     cards: dict[str, dict[str, Any]] = {card["name"]: card for card in device_table()["card"]}
     if (key := name.strip().lower()) not in cards:
-        raise UsageError(f"unknown card '{name}'; known: {', '.join(cards)}{did_you_mean(key, cards)}")
+        raise UsageError(
+            f"unknown card '{name}'; known: {', '.join(cards)}{did_you_mean(key, cards)}"
+        )
     return cards[key]
 
 
@@ -93,10 +99,14 @@ def table(
 ) -> list[dict[str, Any]]:
     """Rows of report.json by card, cell (batch size, tokens) and model, with the published speed-up if there is one.
     The first model is the baseline of every `speedup`. Raises as `find_card`."""
-    published = {(p.device, p.cells[0], name): s for p in PRESETS.values() for name, s in p.published.items()}
+    published = {
+        (p.device, p.cells[0], name): s for p in PRESETS.values() for name, s in p.published.items()
+    }
     rows: list[dict[str, Any]] = []
     for card, cell in itertools.product(map(find_card, devices), cells):
-        seconds = {name: sum(project(sizes, card, *cell).values()) for name, sizes in models.items()}
+        seconds = {
+            name: sum(project(sizes, card, *cell).values()) for name, sizes in models.items()
+        }
         baseline, device = next(iter(seconds.values())), card["name"]
         note = f"projection, not measured: roofline for {device.upper()} in fp32, kernels as in the papers' code of "
         note += f"2019 and 2020, rates as of {device_table()['as_of']}"
@@ -117,12 +127,16 @@ def product_seconds(
     steps, start = math.ceil(inner / STEP) * STEP, TILES[0][0] * TILES[0][1] * TILE_START
     by_tile = []
     for high, wide in TILES:
-        waves = math.ceil(math.ceil(rows / high) * math.ceil(columns / wide) * count / multiprocessors)
+        waves = math.ceil(
+            math.ceil(rows / high) * math.ceil(columns / wide) * count / multiprocessors
+        )
         by_tile.append(waves * (high * wide * steps + start))
     return 2 * min(by_tile) / (flops / multiprocessors * efficiency)
 
 
-def _product(kind: str, times: int, rows: int, columns: int, inner: int, count: int = 1) -> Operator:
+def _product(
+    kind: str, times: int, rows: int, columns: int, inner: int, count: int = 1
+) -> Operator:
     values = count * (rows * inner + inner * columns + rows * columns)
     return Operator(kind, times, values, product=(rows, columns, inner, count))
 
@@ -132,5 +146,9 @@ def _operator_seconds(op: Operator, card: Mapping[str, Any]) -> float:
     traffic: float = op.values * BYTES / (card["memory"] * 1e9 * card["bandwidth"])
     if op.product is None:
         return traffic
-    rates = {"flops": card["fp32"] * 1e12, "efficiency": card["gemm"], "multiprocessors": card["multiprocessors"]}
+    rates = {
+        "flops": card["fp32"] * 1e12,
+        "efficiency": card["gemm"],
+        "multiprocessors": card["multiprocessors"],
+    }
     return max(traffic, product_seconds(op.product, **rates))

@@ -28,7 +28,14 @@ from kdcli.commands.benchmark.settings import BenchmarkRecipe
 from kdcli.data.files import open_source
 from kdcli.data.labelled.task_data import Labelled
 from kdcli.downstream.as_trained import as_trained
-from kdcli.errors import GateError, Interrupted, MachineError, UnstableError, UsageError, did_you_mean
+from kdcli.errors import (
+    GateError,
+    Interrupted,
+    MachineError,
+    UnstableError,
+    UsageError,
+    did_you_mean,
+)
 from kdcli.models.card import TOKENS, describe, describe_source
 from kdcli.models.load import load_encoder, load_tokenizer, location
 from kdcli.models.shape import is_shape
@@ -79,7 +86,10 @@ def write_runner(resolved: Resolved[BenchmarkRecipe], folder: Path) -> PortableF
     or no shape."""
     models, cells = models_and_cells(resolved.recipe)
     if trained := [model for model in models if not is_shape(model)]:
-        raise UsageError(f"--portable measures shapes, {trained[0]} is a model", "give its shape, for example 6x384")
+        raise UsageError(
+            f"--portable measures shapes, {trained[0]} is a model",
+            "give its shape, for example 6x384",
+        )
     return PortableFiles(write_portable(folder, models, cells))
 
 
@@ -92,24 +102,47 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResul
     device = choose_device(invocation.device)
     backends = check_backends(recipe, sources, device)
     models = _named(sources)
-    folder = invocation.output_dir or numbered(f"benchmark-{next(iter(models))}", taken=invocation.overwrite)
+    folder = invocation.output_dir or numbered(
+        f"benchmark-{next(iter(models))}", taken=invocation.overwrite
+    )
     RunDir(folder).check(resolved.to_yaml(), resume=False, overwrite=invocation.overwrite)
     cards = {name: _card(model, invocation) for name, model in models.items()}
-    opened = open_task(recipe, models, trust_remote_code=invocation.trust_remote_code) if recipe.task else None
+    opened = (
+        open_task(recipe, models, trust_remote_code=invocation.trust_remote_code)
+        if recipe.task
+        else None
+    )
     protocol = _protocol(recipe, sources, device, cells, invocation, opened[0] if opened else None)
-    shapes = {n: ModelShape(c["layers"], c["hidden"], c["ffn"], c["heads"]) for n, c in cards.items()}
+    shapes = {
+        n: ModelShape(c["layers"], c["hidden"], c["ffn"], c["heads"]) for n, c in cards.items()
+    }
     projections = table(shapes, recipe.project, cells)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
     if all(map(is_shape, models.values())):
         seconds = _estimate(models, cards, protocol) * len({name for name, _ in backends})
-        Progress.log(f"{len(models)} untrained models, {len(cells)} cells: about {duration(seconds)}")
+        Progress.log(
+            f"{len(models)} untrained models, {len(cells)} cells: about {duration(seconds)}"
+        )
     latency = _measure(models, backends, recipe.dtype, protocol)
-    scores = evaluate_backends(recipe, *opened, backends, device) if opened and not latency.interrupted else Scores()
-    notes = ["interrupted: only the cells measured until then are here"] if latency.interrupted else []
+    scores = (
+        evaluate_backends(recipe, *opened, backends, device)
+        if opened and not latency.interrupted
+        else Scores()
+    )
+    notes = (
+        ["interrupted: only the cells measured until then are here"] if latency.interrupted else []
+    )
     notes += opened[0].notes if opened else []
-    contents: dict[str, Any] = {"cards": cards, "latency": latency, "projections": projections, "notes": notes}
+    contents: dict[str, Any] = {
+        "cards": cards,
+        "latency": latency,
+        "projections": projections,
+        "notes": notes,
+    }
     contents |= {"evaluations": scores.evaluations, "comparisons": scores.comparisons}
-    result = write_report(RunDir(folder), command="benchmark", recipe=recipe.model_dump(), **contents)
+    result = write_report(
+        RunDir(folder), command="benchmark", recipe=recipe.model_dump(), **contents
+    )
     if latency.interrupted:
         raise Interrupted("interrupted", f"finished cells are in {folder}")
     if scores.worse:
@@ -118,18 +151,25 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResul
             f"the report is in {folder}; take another precision, or raise the limit with --set max_drop=...",
         )
     if wrong := [a for a in latency.agreements if a["wrong"]]:
-        names = "; ".join(f"{a['model']} on {a['backend']} {a['dtype']}: {a['relative']:.3g}" for a in wrong)
+        names = "; ".join(
+            f"{a['model']} on {a['backend']} {a['dtype']}: {a['relative']:.3g}" for a in wrong
+        )
         raise MachineError(
-            f"wrong output, not measured (relative error beyond the limit): {names}", f"the rest is in {folder}"
+            f"wrong output, not measured (relative error beyond the limit): {names}",
+            f"the rest is in {folder}",
         )
     return result
 
 
-def compare(resolved: Resolved[BenchmarkRecipe], invocation: Invocation, sources: Sequence[Path]) -> RunResult:
+def compare(
+    resolved: Resolved[BenchmarkRecipe], invocation: Invocation, sources: Sequence[Path]
+) -> RunResult:
     """Report measurements of several runs side by side; nothing is measured. Raises UsageError: a source that is
     neither a report nor a portable result."""
     gathered = gather(sources, checked_report)
-    cards = gathered.cards | {name: _card(shape, invocation) for name, shape in gathered.shapes.items()}
+    cards = gathered.cards | {
+        name: _card(shape, invocation) for name, shape in gathered.shapes.items()
+    }
     folder = invocation.output_dir or numbered("benchmark-compare", taken=invocation.overwrite)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
     recipe = resolved.recipe.model_dump() | {"compare": [str(s) for s in sources]}
@@ -157,10 +197,20 @@ def check_gates(report: Report, folder: Path, gates: Gates) -> None:
         if (row.batch_size, row.seq_len) != (first.batch_size, first.seq_len):
             continue
         where, speedup = f"{row.model} on {row.backend} {row.dtype}", speedup_of(report, row)
-        if row.model != baseline and gates.max_latency_ms is not None and row.p50_ms > gates.max_latency_ms:
+        if (
+            row.model != baseline
+            and gates.max_latency_ms is not None
+            and row.p50_ms > gates.max_latency_ms
+        ):
             missed.append(f"{where}: {row.p50_ms:.2f} ms, above {gates.max_latency_ms:g} ms")
-        if speedup is not None and gates.min_speedup is not None and speedup.median < gates.min_speedup:
-            missed.append(f"{where}: {speedup.median:.2f} times as fast, below {gates.min_speedup:g}")
+        if (
+            speedup is not None
+            and gates.min_speedup is not None
+            and speedup.median < gates.min_speedup
+        ):
+            missed.append(
+                f"{where}: {speedup.median:.2f} times as fast, below {gates.min_speedup:g}"
+            )
     if missed:
         raise GateError("; ".join(missed), f"the report is in {folder}")
 
@@ -170,7 +220,8 @@ def models_and_cells(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int
     model."""
     if recipe.preset is not None and recipe.preset not in PRESETS:
         raise UsageError(
-            f"unknown preset '{recipe.preset}'{did_you_mean(recipe.preset, PRESETS)}", f"known: {', '.join(PRESETS)}"
+            f"unknown preset '{recipe.preset}'{did_you_mean(recipe.preset, PRESETS)}",
+            f"known: {', '.join(PRESETS)}",
         )
     alone = not recipe.models and recipe.baseline is None
     preset = PRESETS[recipe.preset or "papers"] if recipe.preset or alone else None
@@ -179,7 +230,8 @@ def models_and_cells(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int
         models = [recipe.baseline, *(m for m in models if m != recipe.baseline)]
     if not models:
         raise UsageError(
-            "no model given", "kdcli benchmark MODEL [MODEL...] --baseline TEACHER; a shape such as 6x384 will do"
+            "no model given",
+            "kdcli benchmark MODEL [MODEL...] --baseline TEACHER; a shape such as 6x384 will do",
         )
     cells = preset.cells if preset else CELLS
     batch_sizes = recipe.batch_sizes or list(dict.fromkeys(batch_size for batch_size, _ in cells))
@@ -192,7 +244,10 @@ def check_backends(
 ) -> list[tuple[str, str]]:
     """Read `BACKEND[-PRECISION]` and check each; without a precision it is `dtype`. Raises UsageError, MachineError:
     see `check_backend`; a device without the precision; sparse with a compacted model."""
-    backends = [(name, precision or recipe.dtype) for name, _, precision in (b.partition("-") for b in recipe.backends)]
+    backends = [
+        (name, precision or recipe.dtype)
+        for name, _, precision in (b.partition("-") for b in recipe.backends)
+    ]
     for backend, precision in backends:
         check_backend(backend, precision)
         if precision == "bf16" and device is not None:
@@ -224,7 +279,11 @@ def _card(model: str, invocation: Invocation) -> dict[str, Any]:
     if is_export(model):
         return open_export(model, choose_device(invocation.device)).card
     trusted = invocation.trust_remote_code
-    encoder = load(model).base_model if has_own_encoder(model) else load_encoder(model, trust_remote_code=trusted).model
+    encoder = (
+        load(model).base_model
+        if has_own_encoder(model)
+        else load_encoder(model, trust_remote_code=trusted).model
+    )
     return describe_source(encoder, model)
 
 
@@ -247,10 +306,16 @@ def _protocol(
     lengths: list[int] = []
     if recipe.padding == "data":
         if source is None and labelled is None:
-            raise UsageError("padding 'data' needs --data", "give a file, a directory or a hub id with text")
-        tokenizer = load_tokenizer(next((m for m in models if not is_shape(m)), "demo"), trust_remote_code=trusted)
+            raise UsageError(
+                "padding 'data' needs --data", "give a file, a directory or a hub id with text"
+            )
+        tokenizer = load_tokenizer(
+            next((m for m in models if not is_shape(m)), "demo"), trust_remote_code=trusted
+        )
         lengths = [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
-    rest = recipe.measure.model_dump(include={"min_runs", "min_seconds"}) | {"padding": recipe.padding}
+    rest = recipe.measure.model_dump(include={"min_runs", "min_seconds"}) | {
+        "padding": recipe.padding
+    }
     rest |= {"lengths": lengths, "texts": texts[:COMPARED_TEXTS], "trust_remote_code": trusted}
     return Protocol(device=str(device), cells=cells, **rest)
 
@@ -262,30 +327,44 @@ def _subject(name: str, model: str, backend: str, precision: str) -> Subject:
     return Subject(name, location(model), backend, precision)
 
 
-def _estimate(models: Mapping[str, str], cards: Mapping[str, Mapping[str, Any]], protocol: Protocol) -> float:
+def _estimate(
+    models: Mapping[str, str], cards: Mapping[str, Mapping[str, Any]], protocol: Protocol
+) -> float:
     """About how many seconds a worker takes for shapes, from one pass of the smallest and the multiply-adds of all."""
     smallest = min(models, key=lambda name: int(cards[name]["multiply_adds"]))
-    model = AutoModel.from_config(config_of(models[smallest]), dtype=torch.float32).eval().to(protocol.device)
+    model = (
+        AutoModel.from_config(config_of(models[smallest]), dtype=torch.float32)
+        .eval()
+        .to(protocol.device)
+    )
     ids_BL = torch.ones((1, TOKENS), dtype=torch.long, device=protocol.device)
     with torch.inference_mode():
-        first, second = (timed(partial(model, input_ids=ids_BL), torch.device(protocol.device)) for _ in range(2))
+        first, second = (
+            timed(partial(model, input_ids=ids_BL), torch.device(protocol.device)) for _ in range(2)
+        )
     per_token = min(first, second) / cards[smallest]["multiply_adds"] / TOKENS
     total = STARTED_SECONDS * (1 + len(models))
     for batch_size, seq_len in protocol.cells:
-        passes = [per_token * card["multiply_adds"] * batch_size * seq_len for card in cards.values()]
+        passes = [
+            per_token * card["multiply_adds"] * batch_size * seq_len for card in cards.values()
+        ]
         total += max(protocol.min_seconds, protocol.min_runs * sum(passes))
         total += sum(max(WARM_SECONDS, WARM_RUNS * one) for one in passes)
     return total
 
 
-def _measure(models: Mapping[str, str], backends: Sequence[tuple[str, str]], dtype: str, protocol: Protocol) -> Latency:
+def _measure(
+    models: Mapping[str, str], backends: Sequence[tuple[str, str]], dtype: str, protocol: Protocol
+) -> Latency:
     """One worker for each backend, with the baseline in each, on torch in `dtype` unless it is an export; its rows are
     kept once."""
     keys = ("model", "backend", "dtype", "batch_size", "seq_len")
     baseline = _subject(*next(iter(models.items())), "torch", dtype)
     groups: dict[str, list[Subject]] = {}
     for backend, precision in backends:
-        for subject in (_subject(name, model, backend, precision) for name, model in models.items()):
+        for subject in (
+            _subject(name, model, backend, precision) for name, model in models.items()
+        ):
             # An export runs on its own backend, once.
             if subject not in groups.setdefault(subject.backend, []):
                 groups[subject.backend].append(subject)

@@ -53,18 +53,29 @@ def open_task(
     models. Raises UsageError: a shape, a model without a head for the task, retrieval, or see
     `kdcli.data.labelled.task_data`."""
     if recipe.task == RETRIEVAL:
-        raise UsageError("--task retrieval is for kdcli evaluate and kdcli export", "here: stsb, or own pairs")
+        raise UsageError(
+            "--task retrieval is for kdcli evaluate and kdcli export", "here: stsb, or own pairs"
+        )
     for model in models.values():
         if is_shape(model):
-            raise UsageError(f"--task {recipe.task} needs trained models, {model} is a shape", "leave --task out")
+            raise UsageError(
+                f"--task {recipe.task} needs trained models, {model} is a shape", "leave --task out"
+            )
     first = next(iter(models.values()))
-    trained, trusted = {name: training_rows(location(model)) for name, model in models.items()}, trust_remote_code
+    trained, trusted = (
+        {name: training_rows(location(model)) for name, model in models.items()},
+        trust_remote_code,
+    )
     if by_vectors(str(recipe.task), first):
         data = open_pairs(str(recipe.task), recipe.data, trained)
-        return data, {n: Embedder.open_judged(m, trust_remote_code=trusted) for n, m in models.items()}
+        return data, {
+            n: Embedder.open_judged(m, trust_remote_code=trusted) for n, m in models.items()
+        }
     data = open_judged(str(recipe.task), recipe.data, first, trained, trust_remote_code=trusted)
     check_no_text(data.task, taken=False)
-    return data, {n: load_judged(m, data.task, trust_remote_code=trusted) for n, m in models.items()}
+    return data, {
+        n: load_judged(m, data.task, trust_remote_code=trusted) for n, m in models.items()
+    }
 
 
 def evaluate_backends(
@@ -79,11 +90,17 @@ def evaluate_backends(
     scores, first = Scores(), data.task.metrics[0]
     original: tuple[str, Mapping[str, Scorer]] | None = None
     for name, model in models.items():
-        evaluator, _ = evaluator_of(data, recipe.data, as_task_model(model) if isinstance(model, Embedder) else model)
+        evaluator, _ = evaluator_of(
+            data, recipe.data, as_task_model(model) if isinstance(model, Embedder) else model
+        )
         plain: tuple[str, Mapping[str, Scorer]] | None = None
-        for pair in [PLAIN] if isinstance(model.model, Export) else dict.fromkeys([PLAIN, *backends]):
+        for pair in (
+            [PLAIN] if isinstance(model.model, Export) else dict.fromkeys([PLAIN, *backends])
+        ):
             label = name if pair == PLAIN else f"{name} on {' '.join(pair)}"
-            Progress.log(f"{label}: {len(evaluator.features.examples):,} examples of {data.task.name}")
+            Progress.log(
+                f"{label}: {len(evaluator.features.examples):,} examples of {data.task.name}"
+            )
             predictions = _predict(model, evaluator, pair, device)
             scores.evaluations += evaluator.evaluations(label, data.split, predictions, worst=0)
             own = label, evaluator.scorers(predictions)
@@ -92,22 +109,38 @@ def evaluate_backends(
                 if other is own:
                     continue
                 scores.comparisons += (rows := compared(evaluator, own, other, RESAMPLES))
-                lost = [row for row in rows if row["metric"] == first and not row["difference"] >= -recipe.max_drop]
+                lost = [
+                    row
+                    for row in rows
+                    if row["metric"] == first and not row["difference"] >= -recipe.max_drop
+                ]
                 # A smaller model may lose more than that; a backend of the same weights may not.
                 for row in lost if other is plain else ():
-                    scores.worse.append(f"{label} {row['set']}".rstrip() + f": {first} {row['difference']:+.4f}")
+                    scores.worse.append(
+                        f"{label} {row['set']}".rstrip() + f": {first} {row['difference']:+.4f}"
+                    )
     return scores
 
 
-def _predict(model: Judged, evaluator: Evaluator, backend: tuple[str, str], device: torch.device) -> list[Prediction]:
+def _predict(
+    model: Judged, evaluator: Evaluator, backend: tuple[str, str], device: torch.device
+) -> list[Prediction]:
     if isinstance(model.model, Export):
         return _by_runner(model, model.model.runner(latency_threads()), evaluator, device)
     with tempfile.TemporaryDirectory() as aside:
-        how: dict[str, Any] = {"device": device, "threads": latency_threads(), "folder": Path(aside)}
+        how: dict[str, Any] = {
+            "device": device,
+            "threads": latency_threads(),
+            "folder": Path(aside),
+        }
         return _by_runner(model, runner(model.model.to(device), *backend, **how), evaluator, device)
 
 
-def _by_runner(model: Judged, made: Runner, evaluator: Evaluator, device: torch.device) -> list[Prediction]:
+def _by_runner(
+    model: Judged, made: Runner, evaluator: Evaluator, device: torch.device
+) -> list[Prediction]:
     if not isinstance(model, Embedder):
         return runner_predictions(made, evaluator, positions_of(model.model.config))
-    return predict_pairs(replace(model, runner=made), evaluator, Session(start(device, torch.float32), device))
+    return predict_pairs(
+        replace(model, runner=made), evaluator, Session(start(device, torch.float32), device)
+    )

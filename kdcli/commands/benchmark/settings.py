@@ -38,4 +38,6 @@ class BenchmarkRecipe(Section):
     measure: MeasureSettings = MeasureSettings()
 
 
-RECIPES: dict[str, type[Section]] = {"benchmark": BenchmarkRecipe}  # Folder of `recipes/` -> settings model
+RECIPES: dict[str, type[Section]] = {
+    "benchmark": BenchmarkRecipe
+}  # Folder of `recipes/` -> settings model

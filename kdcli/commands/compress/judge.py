@@ -51,10 +51,19 @@ class Judged:
 def judge(work: Work, name: str, teacher: str, candidates: Mapping[str, Path]) -> Judged:
     """Evaluate the candidates beside the teacher on the same rows, and measure all in turns. Raises UsageError: they
     could not be judged."""
-    measure = work.recipe.measure.model_dump(include={"min_runs", "min_seconds"}) | {"latency": True}
+    measure = work.recipe.measure.model_dump(include={"min_runs", "min_seconds"}) | {
+        "latency": True
+    }
     sources = [teacher, *map(str, candidates.values())]
     folder = work.must(
-        name, ["evaluate", *sources, *work.on_task(), *work.pooling, *set_options({"measure": measure, "worst": 0})]
+        name,
+        [
+            "evaluate",
+            *sources,
+            *work.on_task(),
+            *work.pooling,
+            *set_options({"measure": measure, "worst": 0}),
+        ],
     )
     return read(RunResult.read(folder).report, teacher, candidates)
 
@@ -66,15 +75,21 @@ def read(report: Report, teacher: str, candidates: Mapping[str, Path]) -> Judged
     rows = {row.model: row for row in report.latency if (row.batch_size, row.seq_len) == CELLS[0]}
     scores = {n: fmean(e.metrics[first] for e in report.evaluations if e.model == n) for n in names}
     measured = []
-    for shown, (name, folder) in zip(names, {"teacher": Path(teacher), **candidates}.items(), strict=True):
+    for shown, (name, folder) in zip(
+        names, {"teacher": Path(teacher), **candidates}.items(), strict=True
+    ):
         of_model = [c for c in report.comparisons if c.model == shown and c.metric == first]
-        low, high = (fmean(getattr(c, end) for c in of_model) if of_model else 0.0 for end in ("low", "high"))
+        low, high = (
+            fmean(getattr(c, end) for c in of_model) if of_model else 0.0 for end in ("low", "high")
+        )
         base, ratio = scores[names[0]], speedup_of(report, rows[shown])
         ends = (base + low, base + high) if shown != names[0] else (base, base)
         speed = ratio.median if ratio else 1.0
         quartiles = (ratio.low, ratio.high) if ratio else (1.0, 1.0)
         mb = report.models[shown].bytes / 1e6
-        measured.append(Measured(name, folder, scores[shown], *ends, rows[shown].p50_ms, speed, mb, quartiles))
+        measured.append(
+            Measured(name, folder, scores[shown], *ends, rows[shown].p50_ms, speed, mb, quartiles)
+        )
     held_out = sum(e.n for e in report.evaluations if e.model == names[0])
     return Judged(report, first, held_out, measured[0], measured[1:])
 
@@ -83,13 +98,20 @@ def misses(goal: GoalSettings, teacher: Measured, one: Measured) -> dict[str, st
     """Limit -> how a candidate misses it; empty where it meets the goal."""
     found = {}
     worst = one.low if goal.strict else one.score
-    if goal.max_drop is not None and (lost := (teacher.score - worst) / POINT) > goal.max_drop + 1e-9:
+    if (
+        goal.max_drop is not None
+        and (lost := (teacher.score - worst) / POINT) > goal.max_drop + 1e-9
+    ):
         end = " at the interval's lower end" if goal.strict else ""
-        found["max_drop"] = f"{lost:.2f} points lost{end}, {lost - goal.max_drop:.2f} more than {goal.max_drop:g}"
+        found["max_drop"] = (
+            f"{lost:.2f} points lost{end}, {lost - goal.max_drop:.2f} more than {goal.max_drop:g}"
+        )
     if goal.speedup is not None and one.speedup < goal.speedup:
         found["speedup"] = f"{one.speedup:.2f} times as fast, not {goal.speedup:g}"
     if goal.max_latency_ms is not None and one.ms > goal.max_latency_ms:
-        found["max_latency_ms"] = f"{one.ms:.2f} ms, {one.ms - goal.max_latency_ms:.2f} above {goal.max_latency_ms:g}"
+        found["max_latency_ms"] = (
+            f"{one.ms:.2f} ms, {one.ms - goal.max_latency_ms:.2f} above {goal.max_latency_ms:g}"
+        )
     if goal.max_mb is not None and one.mb > goal.max_mb:
         found["max_mb"] = f"{one.mb:.1f} MB, {one.mb - goal.max_mb:.1f} above {goal.max_mb:g}"
     return found
@@ -120,7 +142,9 @@ def choose(goal: GoalSettings, judged: Judged) -> tuple[Measured, dict[str, str]
         if goal.max_drop is None:
             return max(meeting, key=lambda one: (one.score, -one.ms)), {}
         fastest = min(one.ms for one in meeting)
-        return min((one for one in meeting if one.ms <= ALIKE * fastest), key=lambda one: one.mb), {}
+        return min(
+            (one for one in meeting if one.ms <= ALIKE * fastest), key=lambda one: one.mb
+        ), {}
     kept = [one for one in candidates if "max_drop" not in missed[one.name]]
     if goal.max_drop is not None and not kept:
         best = max(candidates, key=lambda one: one.score)
@@ -131,7 +155,9 @@ def choose(goal: GoalSettings, judged: Judged) -> tuple[Measured, dict[str, str]
 
 def is_sure(goal: GoalSettings, judged: Judged, one: Measured) -> bool:
     """Whether the lower end of a candidate's interval keeps `max_drop` too."""
-    return goal.max_drop is None or not misses(GoalSettings(max_drop=goal.max_drop, strict=True), judged.teacher, one)
+    return goal.max_drop is None or not misses(
+        GoalSettings(max_drop=goal.max_drop, strict=True), judged.teacher, one
+    )
 
 
 def check_rows(recipe: CompressRecipe, rows: int) -> list[str]:
@@ -139,11 +165,15 @@ def check_rows(recipe: CompressRecipe, rows: int) -> list[str]:
     if rows >= FEW_ROWS:
         return []
     holds = "must hold" if recipe.goal.strict else "need not hold without --strict"
-    bound = f", and --max-drop {holds} for its lower end" if recipe.goal.max_drop is not None else ""
+    bound = (
+        f", and --max-drop {holds} for its lower end" if recipe.goal.max_drop is not None else ""
+    )
     return [f"only {rows} held-out rows: the interval is wide{bound}"]
 
 
-def sentence(judged: Judged, chosen: Measured, missed: Mapping[str, str], goal: GoalSettings) -> str:
+def sentence(
+    judged: Judged, chosen: Measured, missed: Mapping[str, str], goal: GoalSettings
+) -> str:
     """What was won and what was lost, or by how much the goal was missed."""
     teacher, lost = judged.teacher, (judged.teacher.score - chosen.score) / POINT
     low, high = ((teacher.score - end) / POINT for end in (chosen.high, chosen.low))

@@ -77,13 +77,26 @@ class Search:
             self.leave_out(name, why, parent)
         return not why
 
-    def write(self, name: str, model: Path | str, backend: str, parent: str | None, *, needed: bool = False) -> str:
+    def write(
+        self,
+        name: str,
+        model: Path | str,
+        backend: str,
+        parent: str | None,
+        *,
+        needed: bool = False,
+    ) -> str:
         """Write a model for a backend; returns why that failed, or an empty string. `parent` is the step that trained
         it. int8 keeps the products in float32 without which it loses more than the goal allows, if that helps."""
-        plain, bound = [*export_arguments(model, backend), *self.work.pooling], self.int8_bound(parent)
+        plain, bound = (
+            [*export_arguments(model, backend), *self.work.pooling],
+            self.int8_bound(parent),
+        )
         if backend.endswith("-int8") and bound > 0:
             gated = [*plain, *self.work.on_task(), "--max-drop", f"{bound:.4g}"]
-            if not (why := self.work.step(name, gated, key=f"run {name} within {bound:.4g} points")):
+            if not (
+                why := self.work.step(name, gated, key=f"run {name} within {bound:.4g} points")
+            ):
                 return ""
             Progress.log(f"{name} is quantised without a bound: {why}")
         return self.work.step(name, plain, needed=needed)
@@ -113,7 +126,9 @@ class Search:
     def backends(self) -> list[str]:
         """The backends that can be used here."""
         return [
-            name for name in self.work.recipe.plan.backends if not self.candidates.get(name, Candidate("")).left_out
+            name
+            for name in self.work.recipe.plan.backends
+            if not self.candidates.get(name, Candidate("")).left_out
         ]
 
     def judge(self, name: str) -> bool:
@@ -153,7 +168,9 @@ def measure_untrained(search: Search, model: str) -> dict[str, Any]:
     loaded = load_encoder(model, trust_remote_code=trusted)
     teacher = shape_of(loaded.model.config)
     device, measure = str(choose_device(work.invocation.device)), work.recipe.measure
-    protocol = Protocol(device, measure.min_runs, measure.min_seconds, CELLS[:1], trust_remote_code=trusted)
+    protocol = Protocol(
+        device, measure.min_runs, measure.min_seconds, CELLS[:1], trust_remote_code=trusted
+    )
 
     def measured(subjects: list[Subject]) -> dict[str, dict[str, Any]]:
         latency = measure_latency([Subject(TEACHER, location(model)), *subjects], protocol)
@@ -162,7 +179,12 @@ def measure_untrained(search: Search, model: str) -> dict[str, Any]:
             key = f"{row['model']}/{row['backend']}-{row['dtype']}_vs_{TEACHER}"
             ratio = latency.speedups.get(key, {"median": 1.0, "high": 1.0})
             ms, speedup, best = row["p50_ms"], ratio["median"], ratio["high"]
-            by_name[row["model"]] = {"ms": ms, "speedup": speedup, "best_ms": ms * speedup / best, "best_speedup": best}
+            by_name[row["model"]] = {
+                "ms": ms,
+                "speedup": speedup,
+                "best_ms": ms * speedup / best,
+                "best_speedup": best,
+            }
         return by_name
 
     def subject(name: str, source: str, backend: str) -> Subject:
@@ -198,7 +220,9 @@ def shapes_of(given: list[str], teacher: ModelShape) -> list[ModelShape]:
         if width % (2 * teacher.heads) == 0:
             texts += [f"{max(1, round(layers * share))}x{width // 2}" for share in (1 / 2, 1 / 3)]
         chosen = [shape for text in texts if (shape := parse_shape(text, teacher)) != teacher]
-    size = {shape: shape.layers * shape.hidden * (4 * shape.hidden + 2 * shape.ffn) for shape in chosen}
+    size = {
+        shape: shape.layers * shape.hidden * (4 * shape.hidden + 2 * shape.ffn) for shape in chosen
+    }
     return sorted(size, key=lambda shape: -size[shape])
 
 
@@ -208,7 +232,9 @@ def str_of(shape: ModelShape) -> str:
     return f"{shape.layers}x{shape.hidden}{ffn}"
 
 
-def missed_untrained(goal: GoalSettings, measured: dict[str, Any], *, best: bool = False) -> dict[str, str]:
+def missed_untrained(
+    goal: GoalSettings, measured: dict[str, Any], *, best: bool = False
+) -> dict[str, str]:
     """Limit -> why a shape misses it whatever it learns; empty where it may meet the goal. `best`: by the better
     quartile of its times, as a busy machine slows short ones most."""
     if "ms" not in measured:
@@ -218,9 +244,13 @@ def missed_untrained(goal: GoalSettings, measured: dict[str, Any], *, best: bool
     if goal.speedup is not None and speedup < goal.speedup:
         found["speedup"] = f"untrained it is {speedup:.1f} times as fast, not {goal.speedup:g}"
     if goal.max_latency_ms is not None and ms > goal.max_latency_ms:
-        found["max_latency_ms"] = f"untrained it takes {ms:.2f} ms, more than {goal.max_latency_ms:g}"
+        found["max_latency_ms"] = (
+            f"untrained it takes {ms:.2f} ms, more than {goal.max_latency_ms:g}"
+        )
     if goal.max_mb is not None and measured.get("layers_mb", 0.0) > goal.max_mb:
-        found["max_mb"] = f"its layers alone take {measured['layers_mb']:.1f} MB in int8, more than {goal.max_mb:g}"
+        found["max_mb"] = (
+            f"its layers alone take {measured['layers_mb']:.1f} MB in int8, more than {goal.max_mb:g}"
+        )
     return found
 
 
@@ -230,7 +260,10 @@ def try_shapes(search: Search, measured: dict[str, dict[str, Any]]) -> None:
     # By the better quartile only where the medians leave none.
     missed = {shape: missed_untrained(search.goal, found) for shape, found in measured.items()}
     if all(missed.values()):
-        missed = {shape: missed_untrained(search.goal, found, best=True) for shape, found in measured.items()}
+        missed = {
+            shape: missed_untrained(search.goal, found, best=True)
+            for shape, found in measured.items()
+        }
     for shape, whys in missed.items():
         if whys:
             search.leave_out(shape, "; ".join(dict.fromkeys(whys.values())))
@@ -253,7 +286,11 @@ def try_shapes(search: Search, measured: dict[str, dict[str, Any]]) -> None:
     # Those that were dropped are trained on, the best first, while the goal is missed.
     for number, shape in enumerate(alive + [shape for _, shape in sorted(dropped, reverse=True)]):
         if number and (search.met or work.left < cost["seconds"]):
-            why = "another one was better and met the goal" if search.met else "no time is left to train it on"
+            why = (
+                "another one was better and met the goal"
+                if search.met
+                else "no time is left to train it on"
+            )
             search.leave_out(shape, f"{why}; it was dropped after a part of its steps")
             continue
         finish(search, shape, cost["steps"], first=number == 0)
@@ -289,7 +326,9 @@ def curve_score(search: Search, shape: str, steps: int, rung: int) -> float:
     target, run = rung * max(1, steps // QUARTERS), RunDir(work.path(shape))
 
     def evaluated() -> list[dict[str, Any]]:
-        return [record for record in run.read_log() if record["step"] >= target and "held_out" in record]
+        return [
+            record for record in run.read_log() if record["step"] >= target and "held_out" in record
+        ]
 
     def score() -> float:
         first = evaluated()[0]
@@ -297,7 +336,9 @@ def curve_score(search: Search, shape: str, steps: int, rung: int) -> float:
         return float(next(iter(values.values())))
 
     key = f"run {shape} to {rung}/{QUARTERS}"
-    if why := work.step(shape, halving(search, shape, steps), until=lambda: bool(evaluated()), key=key):
+    if why := work.step(
+        shape, halving(search, shape, steps), until=lambda: bool(evaluated()), key=key
+    ):
         Progress.log(f"{shape} failed: {why}")
         return float("-inf")
     found = work.once(f"score {shape} at {rung}", score)
@@ -308,7 +349,9 @@ def curve_score(search: Search, shape: str, steps: int, rung: int) -> float:
 def halving(search: Search, shape: str, steps: int) -> list[str]:
     """The command that distils a shape with an evaluation and a checkpoint at every rung."""
     every = max(1, steps // QUARTERS)
-    return distilling(search, shape, *set_options({"train": {"eval_every": every, "checkpoint_every": every}}))
+    return distilling(
+        search, shape, *set_options({"train": {"eval_every": every, "checkpoint_every": every}})
+    )
 
 
 def halve(
@@ -325,7 +368,9 @@ def halve(
     order = sorted(scores, key=rank)
     keep = 1 if last else -(-len(order) // 2)
     for shape in order[keep:]:
-        Progress.log(f"{shape} is dropped: {scores[shape]:.4f}, the best has {max(scores.values()):.4f}")
+        Progress.log(
+            f"{shape} is dropped: {scores[shape]:.4f}, the best has {max(scores.values()):.4f}"
+        )
     return order[:keep], order[keep:]
 
 
@@ -345,7 +390,12 @@ def finish(search: Search, shape: str, steps: int, *, first: bool) -> None:
         search.export(f"{name}-{search.fastest}", model, search.fastest, shape)
     if first and plan.undistilled and work.kind == "task":
         name = f"{shape}-undistilled"
-        keys = plan.distill | {"method": "soft-targets", "stage": "none", "kd": {"weight": 0.0}, "loss": {}}
+        keys = plan.distill | {
+            "method": "soft-targets",
+            "stage": "none",
+            "kd": {"weight": 0.0},
+            "loss": {},
+        }
         if search.made(name, work.training("distill", search.teacher, keys, "--to", shape)):
             search.export(f"{name}-{search.fastest}", work.path(name), search.fastest, name)
 

@@ -26,7 +26,9 @@ def seconds_of(budget: str | None) -> float | None:
     return float(match[1]) * UNITS[match[2]]
 
 
-def compress_recipe(*, recipe: str | None, sets: Sequence[str], options: Mapping[str, Any]) -> Resolved[CompressRecipe]:
+def compress_recipe(
+    *, recipe: str | None, sets: Sequence[str], options: Mapping[str, Any]
+) -> Resolved[CompressRecipe]:
     """The named recipe, else `compress-TASK`, else the defaults. A model that kdcli trained brings its
     task. Raises UsageError: see `resolve`, `_check_goal` and `_check_steps`."""
     resolved = resolve(CompressRecipe, recipe=recipe, sets=sets, options=options)
@@ -38,7 +40,9 @@ def compress_recipe(*, recipe: str | None, sets: Sequence[str], options: Mapping
     options = {**options, "task": task}
     resolved = resolve(CompressRecipe, recipe=recipe, sets=sets, options=options)
     if resolved.recipe.task is None:
-        raise UsageError("no task given", "add --task, for example --task sst2, or --task own for your own files")
+        raise UsageError(
+            "no task given", "add --task, for example --task sst2, or --task own for your own files"
+        )
     _check_goal(resolved.recipe)
     _check_steps(resolved.recipe)
     return resolved
@@ -46,37 +50,67 @@ def compress_recipe(*, recipe: str | None, sets: Sequence[str], options: Mapping
 
 def _check_goal(recipe: CompressRecipe) -> None:
     goal = recipe.goal
-    limits = {name: value for name, value in goal.model_dump(exclude={"strict"}).items() if value is not None}
+    limits = {
+        name: value
+        for name, value in goal.model_dump(exclude={"strict"}).items()
+        if value is not None
+    }
     if not limits and not recipe.steps:
         allowed = "--max-drop, --speedup, --max-latency-ms or --max-mb; or a recipe with steps"
         raise UsageError("no goal given", f"add {allowed}")
     if goal.strict and goal.max_drop is None:
-        raise UsageError("--strict is about --max-drop, which is not given", "add --max-drop, or leave --strict out")
+        raise UsageError(
+            "--strict is about --max-drop, which is not given",
+            "add --max-drop, or leave --strict out",
+        )
     if recipe.steps and recipe.budget is not None:
-        raise UsageError("--budget chooses among candidates, and a recipe with steps has one", "leave --budget out")
+        raise UsageError(
+            "--budget chooses among candidates, and a recipe with steps has one",
+            "leave --budget out",
+        )
 
 
 def _check_steps(recipe: CompressRecipe) -> None:
     """Check the keys of the planned verbs and of every step. Raises UsageError: an unknown step or key, with the
     nearest known one, or a value of the wrong type."""
     distill = "rerank" if recipe.task == RERANK else "distill-task"
-    planned = {"finetune": recipe.plan.finetune, "distill": recipe.plan.distill, "prune": recipe.plan.prune or {}}
-    for number, step in enumerate([*({k: v} for k, v in planned.items()), *recipe.steps], 1 - len(planned)):
+    planned = {
+        "finetune": recipe.plan.finetune,
+        "distill": recipe.plan.distill,
+        "prune": recipe.plan.prune or {},
+    }
+    for number, step in enumerate(
+        [*({k: v} for k, v in planned.items()), *recipe.steps], 1 - len(planned)
+    ):
         if len(step) != 1:
-            raise UsageError(f"steps: step {number} must name one of {', '.join(STEPS)}, got {', '.join(step)}")
+            raise UsageError(
+                f"steps: step {number} must name one of {', '.join(STEPS)}, got {', '.join(step)}"
+            )
         ((name, keys),) = step.items()
         where = f"steps: step {number}, {name}" if number > 0 else f"plan.{name}"
         if number > 0 and name not in STEPS:
-            raise UsageError(f"{where}: no such step{did_you_mean(name, STEPS)}", f"known: {', '.join(STEPS)}")
+            raise UsageError(
+                f"{where}: no such step{did_you_mean(name, STEPS)}", f"known: {', '.join(STEPS)}"
+            )
         if name in ("quantize", "export"):
             if wrong := next((key for key in keys if key not in EXPORT_KEYS), None):
-                raise UsageError(f"{where}: unknown key '{wrong}'", f"known: {', '.join(EXPORT_KEYS)}")
+                raise UsageError(
+                    f"{where}: unknown key '{wrong}'", f"known: {', '.join(EXPORT_KEYS)}"
+                )
             continue
-        if number > 0 and name == "trim" and not (recipe.trimmed_to or keys.get("data", {}).get("source")):
+        if (
+            number > 0
+            and name == "trim"
+            and not (recipe.trimmed_to or keys.get("data", {}).get("source"))
+        ):
             raise UsageError(
-                f"{where}: no text whose tokens are kept", "add --data, or data: {source: TEXT} to the step"
+                f"{where}: no text whose tokens are kept",
+                "add --data, or data: {source: TEXT} to the step",
             )
-        kind = {"distill": distill, "finetune": "rerank" if recipe.task == RERANK else "finetune"}.get(name, name)
+        kind = {
+            "distill": distill,
+            "finetune": "rerank" if recipe.task == RERANK else "finetune",
+        }.get(name, name)
         models = recipe_models()
         # Whether an embedding model is distilled is known only once it is read.
         kinds = [kind, "distill"] if kind == "distill-task" else [kind]
@@ -87,7 +121,11 @@ def _check_steps(recipe: CompressRecipe) -> None:
 
 def _error(model: Any, keys: Mapping[str, Any]) -> UsageError | None:
     try:
-        resolve(model, recipe=keys.get("recipe"), sets=sets_of({k: v for k, v in keys.items() if k != "recipe"}))
+        resolve(
+            model,
+            recipe=keys.get("recipe"),
+            sets=sets_of({k: v for k, v in keys.items() if k != "recipe"}),
+        )
     except UsageError as error:
         return error
     return None
@@ -95,7 +133,9 @@ def _error(model: Any, keys: Mapping[str, Any]) -> UsageError | None:
 
 def sets_of(keys: Mapping[str, Any]) -> list[str]:
     """Nested keys of a recipe as the values of `--set`; a value that is null is left out."""
-    return [f"{key}={json.dumps(value)}" for key, value in flatten(keys) if value not in (None, {}, [])]
+    return [
+        f"{key}={json.dumps(value)}" for key, value in flatten(keys) if value not in (None, {}, [])
+    ]
 
 
 def set_options(keys: Mapping[str, Any]) -> list[str]:

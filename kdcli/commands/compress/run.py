@@ -58,7 +58,16 @@ from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir, numbered
 
 BEST, PICTURE, BACKENDS = "best", "pareto.png", "judged-backends"
-NOT_SHIPPED = ("checkpoints", "start", "intermediate", "student-undistilled", "mask", "compact", ".lock", "log.jsonl")
+NOT_SHIPPED = (
+    "checkpoints",
+    "start",
+    "intermediate",
+    "student-undistilled",
+    "mask",
+    "compact",
+    ".lock",
+    "log.jsonl",
+)
 """What a run directory holds beside its model."""
 
 
@@ -67,7 +76,9 @@ def run(resolved: Resolved[CompressRecipe], invocation: Invocation) -> RunResult
     candidate are there; KdcliError: see `kdcli.errors`; nothing was written if goal, model or data cannot be used."""
     recipe = resolved.recipe
     name = f"compress-{Path(str(recipe.model)).name}-{recipe.task}"
-    folder = invocation.output_dir or numbered(name, taken=invocation.resume or invocation.overwrite)
+    folder = invocation.output_dir or numbered(
+        name, taken=invocation.resume or invocation.overwrite
+    )
     how = {"resume": invocation.resume, "overwrite": invocation.overwrite}
     resumed = RunDir(folder).check(resolved.to_yaml(), **how)
     with stop_requests() as stop, contextlib.closing(Verbs()) as verbs:
@@ -102,7 +113,9 @@ def checked(recipe: CompressRecipe, result: RunResult) -> RunResult:
     compression = result.report.compression
     assert compression is not None
     if not compression.met:
-        raise GateError(compression.sentence, f"the whole table is in {result.folder} (report.html)")
+        raise GateError(
+            compression.sentence, f"the whole table is in {result.folder} (report.html)"
+        )
     return result
 
 
@@ -127,13 +140,18 @@ def check_reachable(search: Search, untrained: dict[str, Any]) -> None:
     goal, recipe = search.goal, search.work.recipe
     if not is_bounded(goal):
         return
-    size = sum(f.stat().st_size for f in Path(location(str(recipe.model))).glob("*.safetensors")) / 1e6
+    size = (
+        sum(f.stat().st_size for f in Path(location(str(recipe.model))).glob("*.safetensors")) / 1e6
+    )
     own = untrained["teacher"]
     small = goal.max_mb is None or 0 < size <= goal.max_mb
     fast = goal.max_latency_ms is None or own["ms"] <= goal.max_latency_ms
     if goal.speedup is None and small and fast:
         facts = f"{own['ms']:.2f} ms, {size:.1f} MB"
-        raise UsageError(f"{recipe.model} meets every limit already: {facts}", "nothing was trained; ask for more")
+        raise UsageError(
+            f"{recipe.model} meets every limit already: {facts}",
+            "nothing was trained; ask for more",
+        )
     # What a backend alone saves of the files is seen only once it is written.
     backends = {} if goal.max_mb is not None else untrained["backends"]
     timed = untrained["shapes"] | backends
@@ -142,7 +160,8 @@ def check_reachable(search: Search, untrained: dict[str, Any]) -> None:
         whys = [f"{name}: {'; '.join(of.values())}" for name, of in missed.items()]
         why = conflict(missed.values()) or "; ".join(whys)
         raise GateError(
-            f"no shape of the plan can meet the goal: {why}", "nothing was trained; name others in plan.shapes"
+            f"no shape of the plan can meet the goal: {why}",
+            "nothing was trained; name others in plan.shapes",
         )
 
 
@@ -179,8 +198,13 @@ def pipeline(search: Search) -> Judged:
             more = ["--data", source] if source else []
             model = work.must(name, ["trim", str(model), *more, *set_options(keys)])
         else:
-            beside = ["--teacher", search.teacher] if verb == "prune" and work.kind == "task" else []
-            model, parent = product(work.must(name, work.training(verb, str(model), keys, *beside))), name
+            beside = (
+                ["--teacher", search.teacher] if verb == "prune" and work.kind == "task" else []
+            )
+            model, parent = (
+                product(work.must(name, work.training(verb, str(model), keys, *beside))),
+                name,
+            )
         made[name] = model
     return judge(work, "judged", search.teacher, made)
 
@@ -189,34 +213,64 @@ def finish(search: Search, judged: Judged) -> RunResult:
     """Put the best candidate into best/ and write the report."""
     work, goal = search.work, search.goal
     last = judged.candidates[-1]
-    chosen, missed = (last, misses(goal, judged.teacher, last)) if work.recipe.steps else choose(goal, judged)
+    chosen, missed = (
+        (last, misses(goal, judged.teacher, last)) if work.recipe.steps else choose(goal, judged)
+    )
     with atomic_dir(work.folder / BEST) as aside:
-        shutil.copytree(chosen.folder, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*NOT_SHIPPED))
-    rows = [row_of(one, judged.teacher, goal, chosen) for one in (judged.teacher, *judged.candidates)]
-    rows += [{"name": c.name, "outcome": c.left_out} for c in search.candidates.values() if c.left_out]
+        shutil.copytree(
+            chosen.folder, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*NOT_SHIPPED)
+        )
+    rows = [
+        row_of(one, judged.teacher, goal, chosen) for one in (judged.teacher, *judged.candidates)
+    ]
+    rows += [
+        {"name": c.name, "outcome": c.left_out} for c in search.candidates.values() if c.left_out
+    ]
     dropped = seconds_dropped(search, chosen)
     limits = goal.model_dump(exclude={"strict"}, exclude_none=True)
-    compression = {"task": str(work.recipe.task), "metric": judged.metric, "rows": judged.rows, "goal": limits}
-    compression |= {"strict": goal.strict, "met": not missed, "chosen": chosen.name, "candidates": rows}
+    compression = {
+        "task": str(work.recipe.task),
+        "metric": judged.metric,
+        "rows": judged.rows,
+        "goal": limits,
+    }
+    compression |= {
+        "strict": goal.strict,
+        "met": not missed,
+        "chosen": chosen.name,
+        "candidates": rows,
+    }
     compression |= {"sentence": sentence(judged, chosen, missed, goal)}
     notes = [f"{BEST}/ is what to ship, and its README.md says how to run it", *search.notes]
-    notes += [f"it took {duration(work.seconds)}, {duration(dropped)} of it for what is not in {BEST}/"]
+    notes += [
+        f"it took {duration(work.seconds)}, {duration(dropped)} of it for what is not in {BEST}/"
+    ]
     notes += [note for one in judged.candidates if (note := in_float(one))]
     if any(row.status != "ok" for row in judged.report.latency):
         notes.append(
             "some latencies are noisy or unstable: the machine had other work, so measure again when it has none"
         )
     if len(judged.candidates) > 1 and not work.recipe.steps:
-        notes.append(f"the held-out rows also chose among {len(judged.candidates)} candidates: judge {BEST}/ on others")
+        notes.append(
+            f"the held-out rows also chose among {len(judged.candidates)} candidates: judge {BEST}/ on others"
+        )
     return _write(work, judged, chosen, compression, notes)
 
 
-def row_of(one: Measured, teacher: Measured, goal: GoalSettings, chosen: Measured) -> dict[str, Any]:
+def row_of(
+    one: Measured, teacher: Measured, goal: GoalSettings, chosen: Measured
+) -> dict[str, Any]:
     """A candidate as report.json has it."""
-    row = {key: getattr(one, key) for key in ("name", "score", "low", "high", "ms", "speedup", "mb")}
+    row = {
+        key: getattr(one, key) for key in ("name", "score", "low", "high", "ms", "speedup", "mb")
+    }
     if one is teacher:
         return row | {"outcome": ""}
-    outcome = "chosen" if one is chosen else "; ".join(misses(goal, teacher, one).values()) or "meets the goal"
+    outcome = (
+        "chosen"
+        if one is chosen
+        else "; ".join(misses(goal, teacher, one).values()) or "meets the goal"
+    )
     return row | {"outcome": outcome}
 
 
@@ -225,7 +279,11 @@ def in_float(one: Measured) -> str:
     file = one.folder / FACTS
     products = read_json(file).get("products", []) if file.is_file() else []
     kept = [each["name"] for each in products if each["float"]]
-    return f"{one.name}: {len(kept)} of {len(products)} products stay in float32: {', '.join(kept)}" if kept else ""
+    return (
+        f"{one.name}: {len(kept)} of {len(products)} products stay in float32: {', '.join(kept)}"
+        if kept
+        else ""
+    )
 
 
 def seconds_dropped(search: Search, chosen: Measured) -> float:
@@ -233,22 +291,49 @@ def seconds_dropped(search: Search, chosen: Measured) -> float:
     if search.work.recipe.steps:
         return 0.0
     parent = search.candidates.get(chosen.name, Candidate(chosen.name)).parent
-    spent = [(r["key"].split()[1], r["seconds"]) for r in search.work.records if r["key"].startswith("run ")]
+    spent = [
+        (r["key"].split()[1], r["seconds"])
+        for r in search.work.records
+        if r["key"].startswith("run ")
+    ]
     kept = [TEACHER, "judged", chosen.name, *([parent, f"{parent}-trimmed"] if parent else [])]
-    return float(sum(seconds for name, seconds in spent if name not in kept and not name.startswith("judged")))
+    return float(
+        sum(
+            seconds for name, seconds in spent if name not in kept and not name.startswith("judged")
+        )
+    )
 
 
-def _write(work: Work, judged: Judged, chosen: Measured, compression: dict[str, Any], notes: list[str]) -> RunResult:
+def _write(
+    work: Work, judged: Judged, chosen: Measured, compression: dict[str, Any], notes: list[str]
+) -> RunResult:
     """The report: teacher and chosen model in full, all candidates in one table. The evaluation has the rest."""
     source, names = judged.report, list(judged.report.models)
     pair = {names[0]: TEACHER, names[1 + judged.candidates.index(chosen)]: chosen.name}
-    latency = Latency([row.model_dump() | {"model": pair[row.model]} for row in source.latency if row.model in pair])
+    latency = Latency(
+        [
+            row.model_dump() | {"model": pair[row.model]}
+            for row in source.latency
+            if row.model in pair
+        ]
+    )
     for row in source.latency:
         if row.model in pair and (ratio := speedup_of(source, row)) is not None:
-            on = "" if (row.backend, row.dtype) == ("torch", "fp32") else f"/{row.backend}-{row.dtype}"
-            cell = "" if (row.batch_size, row.seq_len) == CELLS[0] else f"@{row.batch_size}x{row.seq_len}"
+            on = (
+                ""
+                if (row.backend, row.dtype) == ("torch", "fp32")
+                else f"/{row.backend}-{row.dtype}"
+            )
+            cell = (
+                ""
+                if (row.batch_size, row.seq_len) == CELLS[0]
+                else f"@{row.batch_size}x{row.seq_len}"
+            )
             latency.speedups[f"{pair[row.model]}{on}_vs_{TEACHER}{cell}"] = ratio.model_dump()
-    quality = {task: {pair[m]: v for m, v in of.items() if m in pair} for task, of in source.quality.items()}
+    quality = {
+        task: {pair[m]: v for m, v in of.items() if m in pair}
+        for task, of in source.quality.items()
+    }
     write_atomic(work.folder / PICTURE, png(Compression.model_validate(compression)))
     return write_report(
         RunDir(work.folder),

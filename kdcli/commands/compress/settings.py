@@ -26,7 +26,9 @@ class PlanSettings(Section):
     of the embeddings among the parameters from which the vocabulary is trimmed too. `undistilled` trains the last shape
     without its teacher as well."""
 
-    backends: list[str] = Field(default_factory=lambda: ["onnx-int8", "openvino-int8", "onnx"], min_length=1)
+    backends: list[str] = Field(
+        default_factory=lambda: ["onnx-int8", "openvino-int8", "onnx"], min_length=1
+    )
     shapes: list[str] = Field(default_factory=list)
     finetune: dict[str, Any] = Field(default_factory=dict)
     distill: dict[str, Any] = Field(default_factory=dict)
@@ -59,4 +61,6 @@ class CompressRecipe(Section):
         return self.text or self.data.source
 
 
-RECIPES: dict[str, type[Section]] = {"compress": CompressRecipe}  # Folder of `recipes/` -> settings model
+RECIPES: dict[str, type[Section]] = {
+    "compress": CompressRecipe
+}  # Folder of `recipes/` -> settings model

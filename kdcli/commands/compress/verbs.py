@@ -72,7 +72,9 @@ class Verbs:
             self._server = None
             self._process.wait()
 
-    def run(self, arguments: Sequence[str], *, until: Callable[[], bool] | None = None) -> tuple[int, str, str]:
+    def run(
+        self, arguments: Sequence[str], *, until: Callable[[], bool] | None = None
+    ) -> tuple[int, str, str]:
         """Run `kdcli ARGUMENTS`; returns its exit code, its standard output and the first line of its error. Its
         standard error is shown. Once `until` is true it is asked to stop with a checkpoint. Signals are forwarded.
         Raises MachineError: another signal ended the process."""
@@ -82,7 +84,9 @@ class Verbs:
             for line in errors:
                 sys.stderr.write(text := line.decode("utf-8", "replace"))
                 sys.stderr.flush()
-                found.extend([text.removeprefix("error: ").strip()] if text.startswith("error: ") else [])
+                found.extend(
+                    [text.removeprefix("error: ").strip()] if text.startswith("error: ") else []
+                )
 
         reader, writer = os.pipe()
         with tempfile.TemporaryFile() as output, open(reader, "rb") as errors:
@@ -112,4 +116,6 @@ class Verbs:
             return Forked(server)
         except (EOFError, OSError) as error:
             self.close()
-            raise MachineError("the process that starts verbs was ended", "often for lack of memory") from error
+            raise MachineError(
+                "the process that starts verbs was ended", "often for lack of memory"
+            ) from error

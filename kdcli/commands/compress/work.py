@@ -125,7 +125,9 @@ class Work:
             if why == OVER and needed:
                 raise GateError(f"{name}: {OVER}", "raise it, and start again with --overwrite")
             if why and needed:
-                raise UsageError(f"{name} failed: {why}", "mend it and run the same command with --resume")
+                raise UsageError(
+                    f"{name} failed: {why}", "mend it and run the same command with --resume"
+                )
             return why
 
         def made() -> str:
@@ -134,7 +136,11 @@ class Work:
             if late():
                 return OVER
             more = ["--resume"] if verb in RESUMABLE else ["--overwrite"]
-            more += ["-o", str(place), *(["--trust-remote-code"] if self.invocation.trust_remote_code else [])]
+            more += [
+                "-o",
+                str(place),
+                *(["--trust-remote-code"] if self.invocation.trust_remote_code else []),
+            ]
             more += [] if verb == "export" else ["--device", self.invocation.device]
             Progress.log(f"{name}: {verb}")
             more += ["--quiet"] if Progress.console.quiet else []
@@ -175,12 +181,18 @@ class Work:
         names another to start from."""
         own = {"measure.latency": False, "train.seed": self.recipe.seed}
         own |= {"undistilled.use": False} if (verb, self.kind) == ("distill", "task") else {}
-        pairs = set_options(own) + set_options({key: value for key, value in keys.items() if key != "recipe"})
+        pairs = set_options(own) + set_options(
+            {key: value for key, value in keys.items() if key != "recipe"}
+        )
         named = ["--recipe", keys["recipe"]] if "recipe" in keys else []
         task = self.on_task()
         if self.kind == "embedding":
             source = self.recipe.text or self.recipe.data.source
-            task = ["--task" if verb == "prune" else "--method", "embedding", *(["--data", source] if source else [])]
+            task = [
+                "--task" if verb == "prune" else "--method",
+                "embedding",
+                *(["--data", source] if source else []),
+            ]
             task += self.pooling
         return [verb, model, *task, *named, *more, *pairs]
 
@@ -198,11 +210,15 @@ def product(folder: Path) -> Path:
 
 def kind_of(recipe: CompressRecipe) -> str:
     """How models are trained and judged. Raises UsageError: `pooling` of what is not judged by vectors."""
-    vectors = by_vectors(str(recipe.task), str(recipe.model), recipe.pooling) and recipe.task != RERANK
+    vectors = (
+        by_vectors(str(recipe.task), str(recipe.model), recipe.pooling) and recipe.task != RERANK
+    )
     if vectors or recipe.task == RETRIEVAL:
         return "embedding"
     if recipe.pooling is not None:
-        raise UsageError(f"--pooling is for embedding models, and task {recipe.task} is not judged by vectors")
+        raise UsageError(
+            f"--pooling is for embedding models, and task {recipe.task} is not judged by vectors"
+        )
     return RERANK if recipe.task == RERANK else "task"
 
 

@@ -5,7 +5,15 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import TRAINING, EvalTask, Task, invocation_of, show, training_options, with_options
+from kdcli.cli.options import (
+    TRAINING,
+    EvalTask,
+    Task,
+    invocation_of,
+    show,
+    training_options,
+    with_options,
+)
 from kdcli.errors import UsageError
 
 
@@ -14,24 +22,37 @@ from kdcli.errors import UsageError
 def cotrain(
     teacher: Annotated[str | None, typer.Argument(help="LxH, hub id or directory.")] = None,
     student: Annotated[str | None, typer.Argument(help="LxH, hub id or directory.")] = None,
-    mode: Annotated[str | None, typer.Option(help="co-distillation, one-way, reversed or standalone.")] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="co-distillation, one-way, reversed or standalone.")
+    ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
-            metavar="A:B:C:D", help="Student against labels, from teacher; teacher against labels, from student."
+            metavar="A:B:C:D",
+            help="Student against labels, from teacher; teacher against labels, from student.",
         ),
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="Of both softmaxes.")] = None,
     community: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A frozen teacher of both, from which shapes are copied.")
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="A frozen teacher of both, from which shapes are copied."
+        ),
     ] = None,
     base: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Tokenizer and configuration of shapes; on a task weights too.")
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Tokenizer and configuration of shapes; on a task weights too."
+        ),
     ] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Of a tokenizer trained from the text.")] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Of a tokenizer trained from the text.")
+    ] = None,
     standalone: Annotated[
         bool | None,
-        typer.Option("--standalone/--no-standalone", help="Also train both without each other, to compare."),
+        typer.Option(
+            "--standalone/--no-standalone", help="Also train both without each other, to compare."
+        ),
     ] = None,
     task: Task = None,
     eval_task: EvalTask = None,
@@ -42,13 +63,20 @@ def cotrain(
     from kdcli.commands.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
     from kdcli.recipe.resolve import resolve, verb_of
 
-    on_task = task is not None or (shared["recipe"] is not None and verb_of(shared["recipe"]) == "cotrain-task")
+    on_task = task is not None or (
+        shared["recipe"] is not None and verb_of(shared["recipe"]) == "cotrain-task"
+    )
     for name in ("community", "vocab_size", "eval_task") if on_task else ():
         if given[name]:
-            raise UsageError(f"--{name.replace('_', '-')} belongs to co-training on text, not on a task")
+            raise UsageError(
+                f"--{name.replace('_', '-')} belongs to co-training on text, not on a task"
+            )
     from kdcli.commands.cotrain.run import run
 
-    own = {name: given[name] for name in ("teacher", "student", "base", "mode", "temperature", "standalone")}
+    own = {
+        name: given[name]
+        for name in ("teacher", "student", "base", "mode", "temperature", "standalone")
+    }
     own |= {"weights": parse_weights(weights)} | training_options(given)
     on_text = {"community.model": community, "vocab_size": vocab_size, "eval.tasks": eval_task}
     own |= {"task": task} if on_task else on_text

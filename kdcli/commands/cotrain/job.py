@@ -33,9 +33,23 @@ from kdcli.teachers.teacher import Teacher
 from kdcli.training.launch import Session
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Batch, Count, Job, Needs, ParamGroup, RowHashes, Schedule, Signals, StepLoss, Term
+from kdcli.types import (
+    Batch,
+    Count,
+    Job,
+    Needs,
+    ParamGroup,
+    RowHashes,
+    Schedule,
+    Signals,
+    StepLoss,
+    Term,
+)
 
-PARTNERS = ("student-1", "student-2")  # Names of the two models beside a community teacher, where neither is one
+PARTNERS = (
+    "student-1",
+    "student-2",
+)  # Names of the two models beside a community teacher, where neither is one
 STANDALONE = "standalone"  # Directory of the comparison run, and suffix of its models' names
 HELD_OUT = "held-out MLM loss"  # Quality row with the loss on masked tokens of held-out text
 
@@ -65,16 +79,27 @@ class Losses:
     community: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
-MakeLosses = Callable[[Signals, Batch], Losses]  # The losses of a batch, from the student's signals and the batch
+MakeLosses = Callable[
+    [Signals, Batch], Losses
+]  # The losses of a batch, from the student's signals and the batch
 
 
 class PairStep:
     """The step of a job: batch -> the weighted sum of the terms in `kdcli.losses.ctcd.ctcd`; `models` are by role."""
 
     def __init__(
-        self, recipe: Recipe, models: Mapping[str, Capture], losses: MakeLosses, community: Teacher | None = None
+        self,
+        recipe: Recipe,
+        models: Mapping[str, Capture],
+        losses: MakeLosses,
+        community: Teacher | None = None,
     ) -> None:
-        self.models, self.losses, self.community, self.train = models, losses, community, recipe.train
+        self.models, self.losses, self.community, self.train = (
+            models,
+            losses,
+            community,
+            recipe.train,
+        )
         self.names, self.weights = names_of(recipe), weights_of(recipe)
         self.modules = {name: models[role] for role, name in self.names.items()}
 
@@ -84,13 +109,26 @@ class PairStep:
         student = signals[STUDENT]
         if student.labels is None:
             return StepLoss({"loss": Term(student.logits.new_zeros(()), "rows")}, student.logits)
-        logits, losses = {role: s.logits for role, s in signals.items()}, self.losses(student, batch)
+        logits, losses = (
+            {role: s.logits for role, s in signals.items()},
+            self.losses(student, batch),
+        )
         terms = ctcd(losses.hard, losses.soft, logits, self.weights, frozen, losses.community)
         if not torch.is_grad_enabled():
             # Held-out losses against the labels compare runs, also where nothing is learned from labels.
-            terms |= {f"{role}/hard": (0.0, losses.hard(logits[role])) for role in ROLES if f"{role}/hard" not in terms}
-        named = {name.partition("/"): Term(value, losses.over, weight) for name, (weight, value) in terms.items()}
-        return StepLoss({f"{self.names[role]}/{name}": term for (role, _, name), term in named.items()}, student.logits)
+            terms |= {
+                f"{role}/hard": (0.0, losses.hard(logits[role]))
+                for role in ROLES
+                if f"{role}/hard" not in terms
+            }
+        named = {
+            name.partition("/"): Term(value, losses.over, weight)
+            for name, (weight, value) in terms.items()
+        }
+        return StepLoss(
+            {f"{self.names[role]}/{name}": term for (role, _, name), term in named.items()},
+            student.logits,
+        )
 
     def param_group(self, parameter: str) -> ParamGroup:
         """The learning rate of a parameter, relative to `train.lr`."""
@@ -105,7 +143,9 @@ class PairStep:
                 freeze_unused(self.models[role], self.models[role](batch).logits.sum())
             else:
                 self.models[role].requires_grad_(False)
-                Progress.log(f"{name}: with these weights it has nothing to learn from and stays as it is")
+                Progress.log(
+                    f"{name}: with these weights it has nothing to learn from and stays as it is"
+                )
 
 
 @dataclass(frozen=True)
@@ -127,9 +167,13 @@ class OnText:
         mask, temperature, schedule = recipe.data.mask, recipe.temperature, self.schedule
         tokens = tokens_of(pair.models[TEACHER].tokenizer, str(recipe.teacher))
         how = tokens, mask.share, mask.whole_words, mask.static, schedule.seed
-        train, held_out = (Masked(blocks, *how) for blocks in (self.corpus.train, self.corpus.held_out))
+        train, held_out = (
+            Masked(blocks, *how) for blocks in (self.corpus.train, self.corpus.held_out)
+        )
         needs, frozen = Needs(masked_logits=True), pair.community
-        community = Teacher.frozen(frozen.source, frozen.model, needs, self.session) if frozen else None
+        community = (
+            Teacher.frozen(frozen.source, frozen.model, needs, self.session) if frozen else None
+        )
         divergence = reverse_kl if recipe.community.printed_order else soft_kl
 
         def losses(signals: Signals, batch: Batch) -> Losses:
@@ -149,18 +193,25 @@ class OnText:
 
     def evaluate(self, pair: Pair, folder: Path) -> tuple[list[dict[str, Any]], Quality]:
         """Evaluations (none) and held-out losses of a finished run."""
-        return [], {HELD_OUT: {name: {"loss": after} for name, (_, after) in self.held_out(folder).items()}}
+        return [], {
+            HELD_OUT: {name: {"loss": after} for name, (_, after) in self.held_out(folder).items()}
+        }
 
     def held_out(self, folder: Path) -> dict[str, tuple[float, float]]:
         """Name -> held-out loss against the labels before and after training."""
         held = [r["held_out"] for r in RunDir(folder).read_log() if "held_out" in r]
-        return {n: (held[0][f"{n}/hard"], held[-1][f"{n}/hard"]) for n in names_of(self.recipe).values()}
+        return {
+            n: (held[0][f"{n}/hard"], held[-1][f"{n}/hard"]) for n in names_of(self.recipe).values()
+        }
 
     def gains(self, folder: Path, quality: Quality) -> list[str]:
         """Notes on what each model gained from the other, and on the better of two students."""
         losses, lines = self.held_out(folder), []
         for name, (before, after) in losses.items():
-            line, alone = f"{name}: {HELD_OUT} {before:.4f} before, {after:.4f} after", f"{name} {STANDALONE}"
+            line, alone = (
+                f"{name}: {HELD_OUT} {before:.4f} before, {after:.4f} after",
+                f"{name} {STANDALONE}",
+            )
             if alone in quality[HELD_OUT]:
                 other = quality[HELD_OUT][alone]["loss"]
                 word = "better" if after < other else "worse"

@@ -28,8 +28,12 @@ from kdcli.types import ModelShape, Needs, RowHashes
 
 ROLES = (TEACHER, STUDENT)
 
-HEAD_WIDTH = 64  # Width of a BERT's attention head; a shape without a base gets as many heads as fit
-NO_LIMIT = 1 << 20  # Layers and width above every shape: a model trained from scratch may be larger than its base
+HEAD_WIDTH = (
+    64  # Width of a BERT's attention head; a shape without a base gets as many heads as fit
+)
+NO_LIMIT = (
+    1 << 20
+)  # Layers and width above every shape: a model trained from scratch may be larger than its base
 LEAST_POSITIONS = 512  # Positions of a model without a base, unless the text needs more
 
 
@@ -56,15 +60,23 @@ class Pair:
 
 def load_task_pair(recipe: CotrainTaskRecipe, task: PreparedTask) -> Pair:
     """Load both models with a head for the task; shapes are copied from `base`, or from the teacher without one."""
-    trusted, models, notes = task.session.trust_remote_code, dict[str, LoadedModel | TaskModel](), []
+    trusted, models, notes = (
+        task.session.trust_remote_code,
+        dict[str, LoadedModel | TaskModel](),
+        [],
+    )
     for number, role in enumerate(ROLES):
         source = str(getattr(recipe, role))
         if not forms.is_shape(source):
-            model = task.load(as_finetune(recipe, source, head=recipe.head if role == TEACHER else None))
+            model = task.load(
+                as_finetune(recipe, source, head=recipe.head if role == TEACHER else None)
+            )
         else:
             base = load_encoder(recipe.base or str(recipe.teacher), trust_remote_code=trusted)
             shape, seed = forms.parse_shape(source, base.shape), 2 * recipe.train.seed + number
-            built = forms.build_student(base.model, shape, text=task.train.rows if task.train else None, seed=seed)
+            built = forms.build_student(
+                base.model, shape, text=task.train.rows if task.train else None, seed=seed
+            )
             notes += [f"{role}: {note}" for note in built.notes]
             with tempfile.TemporaryDirectory() as aside:
                 save_model(built.model, base.tokenizer, Path(aside), base.rows)
@@ -83,21 +95,36 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
     for a model, or packed so that it cannot keep documents apart."""
     sources = {TEACHER: str(recipe.teacher), STUDENT: str(recipe.student)}
     third = recipe.community.model
-    community = _load(third, "the community teacher", trust_remote_code) if third is not None else None
-    given = {r: _load(s, f"the {r}", trust_remote_code) for r, s in sources.items() if not forms.is_shape(s)}
-    config, tokenizer, heads = _origin(recipe, community or next(iter(given.values()), None), trust_remote_code)
+    community = (
+        _load(third, "the community teacher", trust_remote_code) if third is not None else None
+    )
+    given = {
+        r: _load(s, f"the {r}", trust_remote_code)
+        for r, s in sources.items()
+        if not forms.is_shape(s)
+    }
+    config, tokenizer, heads = _origin(
+        recipe, community or next(iter(given.values()), None), trust_remote_code
+    )
     named = [("the base", str(recipe.base), tokenizer, config)] if recipe.base else []
     named += [(f"the {r}", sources[r], m.tokenizer, m.model.config) for r, m in given.items()]
     if community is not None:
-        named.append(("the community teacher", community.source, community.tokenizer, community.model.config))
+        named.append(
+            ("the community teacher", community.source, community.tokenizer, community.model.config)
+        )
     _check_vocabularies(named)
-    shapes = {r: _shape(s, forms.shape_of(config), heads) for r, s in sources.items() if r not in given}
+    shapes = {
+        r: _shape(s, forms.shape_of(config), heads) for r, s in sources.items() if r not in given
+    }
     models: dict[str, LoadedModel | TaskModel] = {}
     notes = []
     for number, role in enumerate(ROLES):
         if role in given:
             # One tokenizer reads the text for both: equal vocabularies may still split words differently.
-            models[role], how = replace(given[role], tokenizer=tokenizer), f"the weights of {sources[role]}"
+            models[role], how = (
+                replace(given[role], tokenizer=tokenizer),
+                f"the weights of {sources[role]}",
+            )
         else:
             seed, how = 2 * recipe.train.seed + number, "initialised at random"
             if community is not None:
@@ -129,7 +156,9 @@ def _origin(
     if recipe.base is not None:
         config = load_config(recipe.base, trust_remote_code=trust_remote_code, weights=False)
         if type(config) not in AutoModelForMaskedLM._model_mapping:
-            raise UsageError(f"the base: {config.model_type} has no masked-language-model head in transformers")
+            raise UsageError(
+                f"the base: {config.model_type} has no masked-language-model head in transformers"
+            )
         if not trust_remote_code:
             check_builds(recipe.base, config, AutoModelForMaskedLM)
         tokenizer = load_tokenizer(recipe.base, trust_remote_code=trust_remote_code)
@@ -138,13 +167,20 @@ def _origin(
         return model.model.config, model.tokenizer, model.shape.heads
     tokenizer = tokenizer_of(recipe, trust_remote_code=trust_remote_code)
     words, pad, positions = len(tokenizer), tokenizer.pad_token_id, tokenizer.model_max_length
-    return BertConfig(vocab_size=words, max_position_embeddings=positions, pad_token_id=pad), tokenizer, None
+    return (
+        BertConfig(vocab_size=words, max_position_embeddings=positions, pad_token_id=pad),
+        tokenizer,
+        None,
+    )
 
 
 def tokenizer_of(recipe: CotrainRecipe, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """The tokenizer that reads the text for both models: the base's, else the first given model's, else one trained
     from the text. Raises UsageError: see `kdcli.models.load` and `kdcli.data.text.own_tokenizer`."""
-    given = [recipe.community.model, *(s for s in map(str, (recipe.teacher, recipe.student)) if not forms.is_shape(s))]
+    given = [
+        recipe.community.model,
+        *(s for s in map(str, (recipe.teacher, recipe.student)) if not forms.is_shape(s)),
+    ]
     source = recipe.base or next(filter(None, given), None)
     if source is not None:
         return load_tokenizer(source, trust_remote_code=trust_remote_code)
@@ -164,13 +200,19 @@ def _fresh(config: Any, shape: ModelShape, seed: int, trust_remote_code: bool) -
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForMaskedLM.from_config(
-            forms.student_config(config, shape), dtype=torch.float32, trust_remote_code=trust_remote_code
+            forms.student_config(config, shape),
+            dtype=torch.float32,
+            trust_remote_code=trust_remote_code,
         )
     return model.eval()
 
 
 def _remapped(
-    recipe: CotrainRecipe, community: LoadedModel, number: int, shapes: dict[str, ModelShape], seed: int
+    recipe: CotrainRecipe,
+    community: LoadedModel,
+    number: int,
+    shapes: dict[str, ModelShape],
+    seed: int,
 ) -> tuple[PreTrainedModel, str]:
     """Copy a model from the community teacher's layers; also say how."""
     shape, above = shapes[ROLES[number]], community.shape

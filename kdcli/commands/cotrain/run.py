@@ -59,7 +59,10 @@ def check(recipe: Recipe) -> None:
     weights_of(recipe)
     if isinstance(recipe, CotrainTaskRecipe):
         if recipe.task is None:
-            raise UsageError("no task given", "add --task, for example --task sst2, or --task own for your own files")
+            raise UsageError(
+                "no task given",
+                "add --task, for example --task sst2, or --task own for your own files",
+            )
         if recipe.base is None and is_shape(str(recipe.teacher)):
             raise UsageError(
                 f"on a task the teacher {recipe.teacher} would start from nothing",
@@ -98,7 +101,9 @@ class PairStage:
         assert self.pair is not None
         # Each learns from the other.
         cards, rows = {}, all_rows(self.pair.rows, self.data.rows)
-        for (name, folder), loaded in zip(self.folders.items(), self.pair.models.values(), strict=True):
+        for (name, folder), loaded in zip(
+            self.folders.items(), self.pair.models.values(), strict=True
+        ):
             if isinstance(self.data, OnTask):
                 # Saved with the model: other users of it cut rows at this length too.
                 loaded.tokenizer.model_max_length = self.data.task.max_length
@@ -107,12 +112,24 @@ class PairStage:
                 cards[name] = describe(loaded.model, str(folder), folder)
         evaluations, quality = self.data.evaluate(self.pair, self.folder)
         self.pair = None
-        self.contents = {"cards": cards, "evaluations": evaluations, "quality": quality, "outcome": outcome}
+        self.contents = {
+            "cards": cards,
+            "evaluations": evaluations,
+            "quality": quality,
+            "outcome": outcome,
+        }
         if self.alone and self.session.is_main:
             self.write()
 
-    def write(self, latency: Latency | None = None, beside: dict[str, RunResult] | None = None) -> None:
-        found = self.contents | {"folders": self.folders, "latency": latency, "notes": self.notes, "beside": beside}
+    def write(
+        self, latency: Latency | None = None, beside: dict[str, RunResult] | None = None
+    ) -> None:
+        found = self.contents | {
+            "folders": self.folders,
+            "latency": latency,
+            "notes": self.notes,
+            "beside": beside,
+        }
         how = {"recipe": self.resolved.recipe.model_dump(), "auto_class": self.data.auto_class}
         write_report(RunDir(self.folder), command="cotrain", **found, **how)
 
@@ -134,39 +151,61 @@ class PairRun:
         if community is not None:
             sources = {TEACHER: location(community.source), **sources}
         subjects = [Subject(name, str(source)) for name, source in sources.items()]
-        sources |= {f"{name} {STANDALONE}": folder for stage in others for name, folder in stage.folders.items()}
+        sources |= {
+            f"{name} {STANDALONE}": folder
+            for stage in others
+            for name, folder in stage.folders.items()
+        }
         tasks = data.tasks if isinstance(data, OnText) else {}
         baselines = {name: f"{name} {STANDALONE}" for name in main.folders} if others else {}
         seeds = self.resolved.recipe.eval.seeds if tasks else 1
-        scores = scored(session, tasks, sources, self.folder / DOWNSTREAM, seeds=seeds, baselines=baselines)
+        scores = scored(
+            session, tasks, sources, self.folder / DOWNSTREAM, seeds=seeds, baselines=baselines
+        )
         if not session.is_main:
             return
-        cards = {TEACHER: describe_source(community.model, community.source)} if community is not None else {}
+        cards = (
+            {TEACHER: describe_source(community.model, community.source)}
+            if community is not None
+            else {}
+        )
         # The last model, which the report's first numbers are about, is the student.
         first, last = contents["cards"]
         cards[first] = contents["cards"][first]
         beside = {stage.folder.name: RunResult.read(stage.folder) for stage in others}
         for report in (result.report for result in beside.values()):
-            cards |= {f"{name} {STANDALONE}": card.model_dump() for name, card in report.models.items()}
+            cards |= {
+                f"{name} {STANDALONE}": card.model_dump() for name, card in report.models.items()
+            }
             contents["evaluations"] += [
                 e.model_dump() | {"model": f"{e.model} {STANDALONE}"} for e in report.evaluations
             ]
             for row, values in report.quality.items():
-                contents["quality"][row] |= {f"{name} {STANDALONE}": metrics for name, metrics in values.items()}
+                contents["quality"][row] |= {
+                    f"{name} {STANDALONE}": metrics for name, metrics in values.items()
+                }
         contents["cards"] = cards | {last: contents["cards"][last]}
         if isinstance(data, OnText):
             main.notes += data.gains(self.folder, contents["quality"])
-            main.notes += [f"{name}: {note}" for name, (task, _) in tasks.items() for note in task.notes]
-            contents |= scores | {"quality": quality_of(scores["evaluations"]) | contents["quality"]}
+            main.notes += [
+                f"{name}: {note}" for name, (task, _) in tasks.items() for note in task.notes
+            ]
+            contents |= scores | {
+                "quality": quality_of(scores["evaluations"]) | contents["quality"]
+            }
         main.write(measure(subjects, self.resolved.recipe.measure, session), beside)
 
 
 def _prepare(resolved: Resolved[Any], invocation: Invocation, session: Session) -> PairRun:
     """Check models and data, and tokenise; claims nothing."""
     recipe = resolved.recipe
-    models = [Path(str(source)).name.replace(":", "_") for source in (recipe.teacher, recipe.student)]
+    models = [
+        Path(str(source)).name.replace(":", "_") for source in (recipe.teacher, recipe.student)
+    ]
     on_task = [str(recipe.task)] if isinstance(recipe, CotrainTaskRecipe) else []
-    folder = choose_output_dir("-".join(["cotrain", *models, *on_task]), resolved, invocation, session)
+    folder = choose_output_dir(
+        "-".join(["cotrain", *models, *on_task]), resolved, invocation, session
+    )
     data, pair = _on_task(recipe, session) if on_task else _on_text(recipe, invocation, session)
     Progress.log(*pair.notes)
     notes = data.task.notes if isinstance(data, OnTask) else pair.notes
@@ -197,15 +236,23 @@ def _corpus(recipe: CotrainRecipe, tokenizer: PreTrainedTokenizerBase) -> Corpus
 
 def _on_task(recipe: CotrainTaskRecipe, session: Session) -> tuple[OnText | OnTask, Pair]:
     given = not is_shape(str(recipe.teacher))
-    first = as_finetune(recipe, str(recipe.teacher if given else recipe.base), head=recipe.head if given else None)
-    sources = [str(s) for s in (recipe.teacher, recipe.student, recipe.base) if s and not is_shape(str(s))]
-    task, _ = prepare(first, session, beside={source: training_rows(location(source)) for source in sources})
+    first = as_finetune(
+        recipe, str(recipe.teacher if given else recipe.base), head=recipe.head if given else None
+    )
+    sources = [
+        str(s) for s in (recipe.teacher, recipe.student, recipe.base) if s and not is_shape(str(s))
+    ]
+    task, _ = prepare(
+        first, session, beside={source: training_rows(location(source)) for source in sources}
+    )
     order_and_schedule(task, first)
     auto_class = AUTO_CLASS[task.data.task.kind].__name__
     return OnTask(recipe, task, auto_class), load_task_pair(recipe, task)
 
 
-def _on_text(recipe: CotrainRecipe, invocation: Invocation, session: Session) -> tuple[OnText | OnTask, Pair]:
+def _on_text(
+    recipe: CotrainRecipe, invocation: Invocation, session: Session
+) -> tuple[OnText | OnTask, Pair]:
     data, batch = recipe.data, recipe.train.batch_size
     pair = load_text_pair(recipe, trust_remote_code=session.trust_remote_code)
     tokenizer = pair.models[STUDENT].tokenizer
@@ -221,4 +268,6 @@ def _on_text(recipe: CotrainRecipe, invocation: Invocation, session: Session) ->
             f"batch of {batch}",
             "give more text, or lower train.batch_size or data.max_length",
         )
-    return OnText(recipe, session, corpus, make_schedule(recipe.train, len(corpus.train) / batch), tasks), pair
+    return OnText(
+        recipe, session, corpus, make_schedule(recipe.train, len(corpus.train) / batch), tasks
+    ), pair

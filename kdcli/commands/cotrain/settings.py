@@ -5,7 +5,14 @@ from typing import Literal
 from pydantic import Field
 
 from kdcli.downstream.settings import DownstreamSettings, FinetuneTrainSettings, OnTask
-from kdcli.recipe.sections import BatchSize, DataSettings, Epochs, MeasureSettings, Section, TrainSettings
+from kdcli.recipe.sections import (
+    BatchSize,
+    DataSettings,
+    Epochs,
+    MeasureSettings,
+    Section,
+    TrainSettings,
+)
 
 
 class PairSettings(Section):

@@ -35,7 +35,9 @@ def open_words(
     model, hashed = None, [""]
     if settings.model is not None:
         otherwise = "name another for augment.model, or none: then neighbours serve for all words"
-        model = load_masked_lm(settings.model, otherwise=otherwise, trust_remote_code=trust_remote_code)
+        model = load_masked_lm(
+            settings.model, otherwise=otherwise, trust_remote_code=trust_remote_code
+        )
         if model.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
             raise UsageError(
                 f"augment.model {settings.model} has another vocabulary than teacher {teacher.source}",
@@ -43,7 +45,9 @@ def open_words(
             )
         hashed = [weights_hash(model.model)]
     else:
-        Progress.log("no masked language model was named (augment.model), so neighbours serve for all words")
+        Progress.log(
+            "no masked language model was named (augment.model), so neighbours serve for all words"
+        )
     if settings.glove is not None:
         path = Path(settings.glove)
         neighbours = Neighbours.of_glove(path, words_of(task.data.task, task.data.train))
@@ -52,17 +56,33 @@ def open_words(
         neighbours = Neighbours.of_embeddings(teacher.model, teacher.tokenizer)
         hashed.append(weights_hash(teacher.model))
     Progress.log(neighbours.note)
-    return WordSource(model, neighbours, cache_key(*hashed, sorted(teacher.tokenizer.get_vocab().items())))
+    return WordSource(
+        model, neighbours, cache_key(*hashed, sorted(teacher.tokenizer.get_vocab().items()))
+    )
 
 
 def augmented(
-    settings: AugmentSettings, task: PreparedTask, teacher: TaskModel, source: WordSource, *, seed: int
+    settings: AugmentSettings,
+    task: PreparedTask,
+    teacher: TaskModel,
+    source: WordSource,
+    *,
+    seed: int,
 ) -> Augmented:
     """The task's training examples and their copies, see `augment`; only one process may write the cache."""
     examples, model = task.data.train, source.language_model
-    how = settings.model_dump(include={"copies", "probability", "candidates"}) | {"seed": seed, "log": Progress.log}
-    how |= {"folder": cache_dir() / "candidates", "fingerprint": source.fingerprint, "neighbours": source.neighbours}
-    how["masked_words"] = MaskedWords(model.model, model.tokenizer, task.session.device) if model else None
+    how = settings.model_dump(include={"copies", "probability", "candidates"}) | {
+        "seed": seed,
+        "log": Progress.log,
+    }
+    how |= {
+        "folder": cache_dir() / "candidates",
+        "fingerprint": source.fingerprint,
+        "neighbours": source.neighbours,
+    }
+    how["masked_words"] = (
+        MaskedWords(model.model, model.tokenizer, task.session.device) if model else None
+    )
     return augment(task.data.task, examples, teacher.tokenizer, **how)
 
 
@@ -75,7 +95,9 @@ class Copies:
     notes: list[str]
 
     def to_json(self) -> str:
-        return json.dumps({"file": str(self.file), "copies": self.count, "notes": self.notes}, indent=2)
+        return json.dumps(
+            {"file": str(self.file), "copies": self.count, "notes": self.notes}, indent=2
+        )
 
     def renderables(self) -> Iterable[str]:
         yield from self.notes

@@ -49,7 +49,14 @@ from kdcli.report.stages import StageJob
 from kdcli.teachers.given import read_vectors
 from kdcli.teachers.task_teacher import same_tokens
 from kdcli.teachers.teacher import Teacher
-from kdcli.teachers.vectors import Targets, Vectors, anchors_of, order_of_texts, signals_of, stored_vectors
+from kdcli.teachers.vectors import (
+    Targets,
+    Vectors,
+    anchors_of,
+    order_of_texts,
+    signals_of,
+    stored_vectors,
+)
 from kdcli.training.launch import Session, choose_output_dir
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
@@ -65,7 +72,11 @@ TURNED_ROWS = 1000  # Vectors of a student before training, to which these are t
 def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
     """The recipe with the method that its teacher wants where none was named, and the defaults of that method."""
     recipe = resolved.recipe
-    if "method" not in resolved.origins and recipe.teacher is not None and read_format(recipe.teacher) is not None:
+    if (
+        "method" not in resolved.origins
+        and recipe.teacher is not None
+        and read_format(recipe.teacher) is not None
+    ):
         resolved = defaulted(resolved, {"method": METHOD}, "the teacher is an embedding model")
     if resolved.recipe.method == METHOD:
         return defaulted(resolved, DEFAULTS, f"default of {METHOD}")
@@ -75,7 +86,9 @@ def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
             f"another encoder learns by --method {METHOD}, or on a task by --task T --method soft-targets",
         )
     if recipe.embedding != EmbeddingSettings():
-        raise UsageError(f"the keys of embedding: are for --method {METHOD}, not for {recipe.method}")
+        raise UsageError(
+            f"the keys of embedding: are for --method {METHOD}, not for {recipe.method}"
+        )
     return resolved
 
 
@@ -100,7 +113,11 @@ def projected(objective: Objective, basis_ED: Array | None) -> Objective:
     basis = Basis(torch.from_numpy(basis_ED), objective.projections)
 
     def terms(t: Signals, s: Signals) -> Mapping[str, Tensor]:
-        others = {"anchors": basis(t.anchors), "positive": basis(t.positive), "negatives": basis(t.negatives)}
+        others = {
+            "anchors": basis(t.anchors),
+            "positive": basis(t.positive),
+            "negatives": basis(t.negatives),
+        }
         return objective.terms(replace(t, pooled=basis(t.pooled), **others), s)
 
     return replace(objective, projections=basis, terms=terms)
@@ -122,7 +139,9 @@ class EmbeddingRun:
     folder: Path
     session: Session
     teacher: Embedder
-    origin: Embedder  # that students start from, with their tokenizer: the teacher, or another encoder
+    origin: (
+        Embedder  # that students start from, with their tokenizer: the teacher, or another encoder
+    )
     shapes: Mapping[str, ModelShape]
     texts: Texts
     rows: Encoded  # of the students
@@ -142,8 +161,15 @@ class EmbeddingRun:
         return self.folder if len(self.shapes) == 1 else self.folder / as_directory(name)
 
     def build(self) -> StageJob:
-        recipe, session, shape = self.resolved.recipe, self.session, shape_of(self.teacher.model.config)
-        held, settings = held_out_count(self.texts.texts, recipe.data.held_out_blocks), recipe.embedding
+        recipe, session, shape = (
+            self.resolved.recipe,
+            self.session,
+            shape_of(self.teacher.model.config),
+        )
+        held, settings = (
+            held_out_count(self.texts.texts, recipe.data.held_out_blocks),
+            recipe.embedding,
+        )
         everything = np.arange(len(self.texts))
         vectors = self._vectors()
         anchors_RE = anchors_of(vectors, everything[held:], settings.anchors, recipe.train.seed)
@@ -153,14 +179,23 @@ class EmbeddingRun:
             built = self._initialized(to)
             torch.manual_seed(recipe.train.seed)
             fmt, basis_ED = self._format(to, built.model, vectors, everything[held:])
-            objective = projected(build_objective(METHOD, recipe.loss, shape, to, kernel=kernel), basis_ED)
-            self.students[name], self.formats[name] = Student(built.model, objective, Pool(fmt)), fmt
+            objective = projected(
+                build_objective(METHOD, recipe.loss, shape, to, kernel=kernel), basis_ED
+            )
+            self.students[name], self.formats[name] = (
+                Student(built.model, objective, Pool(fmt)),
+                fmt,
+            )
             for note in built.notes:
                 Progress.log(f"{name}: {note}")
         needs = teacher_needs(self.students)
         # It reads the rows of the students, hence with a cut vocabulary where they have one.
         reader = (self.teacher if recipe.student.source else self.origin).model
-        live = None if needs == Needs() else Teacher.frozen(self.teacher.source, reader, needs, session)
+        live = (
+            None
+            if needs == Needs()
+            else Teacher.frozen(self.teacher.source, reader, needs, session)
+        )
 
         def signals(batch: Batch) -> Signals:
             return signals_of(batch, anchors_RE, live)
@@ -181,7 +216,10 @@ class EmbeddingRun:
         cards = {}
         if self.invocation.dry_run:
             cards = {TEACHER: describe(self.teacher.model, self.teacher.source, None)}
-            cards |= {n: describe(s.encoder, str(self.model_folder(n)), None) for n, s in self.students.items()}
+            cards |= {
+                n: describe(s.encoder, str(self.model_folder(n)), None)
+                for n, s in self.students.items()
+            }
         return StageJob(job, schedule, order.steps_of_pass, cards)
 
     def finish(self, outcome: Outcome) -> None:
@@ -190,7 +228,12 @@ class EmbeddingRun:
                 pool = student.captured.pool
                 assert isinstance(pool, Pool)
                 self.formats[name] = replace(self.formats[name], dense=pool.format_of_dense)
-                save_embedder(student.encoder, self.origin.tokenizer, self.formats[name], self.model_folder(name))
+                save_embedder(
+                    student.encoder,
+                    self.origin.tokenizer,
+                    self.formats[name],
+                    self.model_folder(name),
+                )
         self.session.wait()
         if self.session.is_main:
             self._report(outcome)
@@ -209,7 +252,9 @@ class EmbeddingRun:
         if (given := self.given) is not None:
             return lambda at: np.take(given, at, axis=0)
         how = self.resolved.recipe.embedding.cache_gb, self.session
-        return stored_vectors(self.teacher, self.teacher_rows, *how, dry_run=self.invocation.dry_run)
+        return stored_vectors(
+            self.teacher, self.teacher_rows, *how, dry_run=self.invocation.dry_run
+        )
 
     def _format(
         self, to: ModelShape, model: PreTrainedModel, vectors: Vectors, texts: Array
@@ -224,14 +269,18 @@ class EmbeddingRun:
         if width == wide and not (foreign or dimensions):
             return fmt, None
         if dimensions or (width < wide and not recipe.embedding.dense):
-            sample = np.sort(np.random.default_rng(recipe.train.seed).permutation(texts)[:BASIS_ROWS])
+            sample = np.sort(
+                np.random.default_rng(recipe.train.seed).permutation(texts)[:BASIS_ROWS]
+            )
             basis_ED = principal_basis(vectors(sample), min(width, wide))
             x = vectors(sample).astype(np.float64)
             share = np.square(x @ basis_ED).sum() / np.square(x).sum()
             Progress.log(
                 f"targets: {basis_ED.shape[1]} principal components of the teacher's {wide}, {share:.1%} of the energy"
             )
-        turn_ED = self._turn(basis_ED, Embedder("", model.eval(), self.origin.tokenizer, fmt, ""), vectors)
+        turn_ED = self._turn(
+            basis_ED, Embedder("", model.eval(), self.origin.tokenizer, fmt, ""), vectors
+        )
         if basis_ED is not None and not dimensions:
             return fmt, basis_ED @ turn_ED
         # Components that are to be cut, and the space of another model, stay: a dense layer turns the student to them.
@@ -240,7 +289,11 @@ class EmbeddingRun:
     def _turn(self, basis_ED: Array | None, student: Embedder, vectors: Vectors) -> Array:
         """The rotation [E, D] from targets, the teacher's vectors in a basis, to where the student's vectors are before
         training (orthogonal Procrustes). Every rotation keeps all cosines, so the nearest one leaves least to learn."""
-        at = np.sort(np.random.default_rng(self.resolved.recipe.train.seed).permutation(len(self.texts))[:TURNED_ROWS])
+        at = np.sort(
+            np.random.default_rng(self.resolved.recipe.train.seed).permutation(len(self.texts))[
+                :TURNED_ROWS
+            ]
+        )
         own_ND = student.vectors(
             [self.texts.texts[n] for n in at], "", replace(self.session, device=torch.device("cpu"))
         )
@@ -250,13 +303,24 @@ class EmbeddingRun:
         return np.asarray(u @ v, dtype=np.float32)
 
     def _initialized(self, to: ModelShape) -> InitializedStudent:
-        how = self.resolved.recipe.student.model_dump(include={"init", "layers", "dropout", "embedding_rank"})
+        how = self.resolved.recipe.student.model_dump(
+            include={"init", "layers", "dropout", "embedding_rank"}
+        )
         held = held_out_count(self.texts.texts, self.resolved.recipe.data.held_out_blocks)
-        text = self.rows.take(np.arange(held, len(self.rows))[:: max(1, (len(self.rows) - held) // 1000)])
-        return build_student(self.origin.model.base_model, to, **how, text=text, seed=self.resolved.recipe.train.seed)
+        text = self.rows.take(
+            np.arange(held, len(self.rows))[:: max(1, (len(self.rows) - held) // 1000)]
+        )
+        return build_student(
+            self.origin.model.base_model, to, **how, text=text, seed=self.resolved.recipe.train.seed
+        )
 
     def _report(self, outcome: Outcome) -> None:
-        recipe, teacher, origin, session = self.resolved.recipe, self.teacher, self.origin, self.session
+        recipe, teacher, origin, session = (
+            self.resolved.recipe,
+            self.teacher,
+            self.origin,
+            self.session,
+        )
         models = {TEACHER: teacher}
         for name, to in self.shapes.items():
             models[name] = Embedder.open(str(self.model_folder(name)))
@@ -264,18 +328,35 @@ class EmbeddingRun:
             copied = self._initialized(to).model.eval()
             same = to.hidden == origin.model.config.hidden_size
             fmt = replace(self.formats[name], dense=origin.format.dense if same else None)
-            models[name + UNDISTILLED] = Embedder(name, copied, origin.tokenizer, fmt, "copied, not distilled")
+            models[name + UNDISTILLED] = Embedder(
+                name, copied, origin.tokenizer, fmt, "copied, not distilled"
+            )
         evaluations, comparisons = scored(self.judged, models, session)
         folders = {name: self.model_folder(name) for name in self.shapes}
         cards = {TEACHER: describe_source(teacher.model, teacher.source)}
-        cards |= {name: describe(self.students[name].encoder, str(f), f) for name, f in folders.items()}
-        subjects = [Subject(TEACHER, location(teacher.source)), *(Subject(n, str(f)) for n, f in folders.items())]
-        quality = quality_of(evaluations) | {HELD_OUT: held_out_losses(RunDir(self.folder), list(self.shapes))}
-        notes = [f"{teacher.source}: {teacher.note}", f"{len(self.texts):,} distinct texts", *self.trimming]
+        cards |= {
+            name: describe(self.students[name].encoder, str(f), f) for name, f in folders.items()
+        }
+        subjects = [
+            Subject(TEACHER, location(teacher.source)),
+            *(Subject(n, str(f)) for n, f in folders.items()),
+        ]
+        quality = quality_of(evaluations) | {
+            HELD_OUT: held_out_losses(RunDir(self.folder), list(self.shapes))
+        }
+        notes = [
+            f"{teacher.source}: {teacher.note}",
+            f"{len(self.texts):,} distinct texts",
+            *self.trimming,
+        ]
         if recipe.student.source is not None:
-            notes.append(f"the student starts from {origin.source} and reads with its tokenizer: {origin.note}")
+            notes.append(
+                f"the student starts from {origin.source} and reads with its tokenizer: {origin.note}"
+            )
         if recipe.embedding.vectors:
-            notes.append(f"the student learnt the vectors in {recipe.embedding.vectors}, not the teacher's own")
+            notes.append(
+                f"the student learnt the vectors in {recipe.embedding.vectors}, not the teacher's own"
+            )
         write_report(
             RunDir(self.folder),
             command="distill",
@@ -296,22 +377,34 @@ def check_embedding(recipe: DistillRecipe) -> None:
     """Raise a `UsageError` for a mistake in the recipe alone."""
     if recipe.teacher is None or not (recipe.student.to or recipe.student.source):
         missing = "no teacher" if recipe.teacher is None else "no student shape"
-        raise UsageError(f"{missing} given", "kdcli distill TEACHER --to LxH --method embedding --data TEXT")
+        raise UsageError(
+            f"{missing} given", "kdcli distill TEACHER --to LxH --method embedding --data TEXT"
+        )
     check_settings(METHOD, recipe.loss)
     if recipe.shard_teacher:
-        raise UsageError(f"teacher.shard: method {METHOD} reads its teacher once, in one process", "leave it out")
+        raise UsageError(
+            f"teacher.shard: method {METHOD} reads its teacher once, in one process", "leave it out"
+        )
     if recipe.data.pack_isolated:
-        raise UsageError("data.pack_isolated is for methods that read blocks of text, not for embedding")
+        raise UsageError(
+            "data.pack_isolated is for methods that read blocks of text, not for embedding"
+        )
     if recipe.variants or recipe.eval.at:
-        raise UsageError(f"--ablate and eval.at are for methods that read blocks of text, not for {METHOD}")
+        raise UsageError(
+            f"--ablate and eval.at are for methods that read blocks of text, not for {METHOD}"
+        )
 
 
-def prepare_embedding(resolved: Resolved[DistillRecipe], invocation: Invocation, session: Session) -> EmbeddingRun:
+def prepare_embedding(
+    resolved: Resolved[DistillRecipe], invocation: Invocation, session: Session
+) -> EmbeddingRun:
     """Check everything and read the texts; claims nothing. Raises KdcliError: recipe, model or texts cannot be used."""
     recipe = resolved.recipe
     trusted = session.trust_remote_code
     relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
-    teacher = Embedder.open(str(recipe.teacher), pooling=recipe.embedding.pooling, trust_remote_code=trusted)
+    teacher = Embedder.open(
+        str(recipe.teacher), pooling=recipe.embedding.pooling, trust_remote_code=trusted
+    )
     Progress.log(f"{teacher.source}: {teacher.note}")
     origin = _origin(recipe, teacher, session) if recipe.student.source else teacher
     shape = shape_of(origin.model.config)
@@ -319,7 +412,9 @@ def prepare_embedding(resolved: Resolved[DistillRecipe], invocation: Invocation,
     invocation.check_pushed(len(shapes))
     for to in shapes.values():
         objective = build_objective(METHOD, recipe.loss, shape_of(teacher.model.config), to)
-        other = recipe.student.source and (recipe.trim.use or not same_tokens(teacher.tokenizer, origin.tokenizer))
+        other = recipe.student.source and (
+            recipe.trim.use or not same_tokens(teacher.tokenizer, origin.tokenizer)
+        )
         if objective.teacher_needs != Needs() and other:
             raise UsageError(
                 f"loss.relations_weight and loss.hidden_weight compare tokens, and {origin.source} has others than "
@@ -329,26 +424,49 @@ def prepare_embedding(resolved: Resolved[DistillRecipe], invocation: Invocation,
     name = f"{Path(teacher.source).name}-{'+'.join(short_name(s, shape) for s in shapes.values())}"
     folder = choose_output_dir(as_directory(f"distill-{name}"), resolved, invocation, session)
     sources = [one.source for one in (teacher, origin)]
-    judged = judged_sets(recipe.eval, {source: training_rows(location(source)) for source in sources})
+    judged = judged_sets(
+        recipe.eval, {source: training_rows(location(source)) for source in sources}
+    )
     settings, data = recipe.embedding, recipe.data
     # A file has a vector for each text as it stands.
     unit = "document" if settings.vectors else settings.unit
-    how: dict[str, Any] = {"rows": settings.rows, "paired": recipe.loss.get("contrastive_weight", 0) > 0}
+    how: dict[str, Any] = {
+        "rows": settings.rows,
+        "paired": recipe.loss.get("contrastive_weight", 0) > 0,
+    }
     texts = read_texts(data.source, column=data.column, unit=unit, log=Progress.log, **how)
     given = read_vectors(Path(settings.vectors), texts) if settings.vectors else None
-    wide = teacher.format.width(teacher.model.config.hidden_size) if given is None else given.shape[1]
+    wide = (
+        teacher.format.width(teacher.model.config.hidden_size) if given is None else given.shape[1]
+    )
     for to in shapes.values():
         check_dimensions(recipe.loss, min(to.hidden, wide))
     notes: list[str] = []
     if recipe.trim.use:
-        origin, _, notes = trimmed(origin, recipe.trim, texts.texts, prompts=origin.format.prompts.values())
+        origin, _, notes = trimmed(
+            origin, recipe.trim, texts.texts, prompts=origin.format.prompts.values()
+        )
         for note in notes:
             Progress.log(note)
     rows = origin.rows(texts.texts, texts.roles, data.max_length)
-    of_teacher = rows if origin is teacher else teacher.rows(texts.texts, texts.roles, data.max_length)
+    of_teacher = (
+        rows if origin is teacher else teacher.rows(texts.texts, texts.roles, data.max_length)
+    )
     Progress.log(f"{len(rows):,} texts of {rows.lengths.mean():.0f} tokens")
     return EmbeddingRun(
-        resolved, invocation, folder, session, teacher, origin, shapes, texts, rows, of_teacher, judged, notes, given
+        resolved,
+        invocation,
+        folder,
+        session,
+        teacher,
+        origin,
+        shapes,
+        texts,
+        rows,
+        of_teacher,
+        judged,
+        notes,
+        given,
     )
 
 

@@ -29,28 +29,43 @@ def plan(recipe: DistillRecipe, config: Any) -> dict[str, Planned]:
     one of these shapes, or variants differ in more than their losses and assistants."""
     check_packing(config, isolated=recipe.data.pack_isolated)
     teacher = shape_of(config)
-    shapes, variants, planned = student_shapes(recipe, teacher), variants_of(recipe), dict[str, Planned]()
+    shapes, variants, planned = (
+        student_shapes(recipe, teacher),
+        variants_of(recipe),
+        dict[str, Planned](),
+    )
     for variant, own in variants.items():
         assistant = assistant_shape(own, teacher, shapes)
         if assistant is not None:
             try:
                 build_objective(recipe.method, recipe.loss, teacher, assistant)
             except UsageError as error:
-                raise error.of(f"the teacher assistant {assistant}", "--assistant none leaves it out") from None
+                raise error.of(
+                    f"the teacher assistant {assistant}", "--assistant none leaves it out"
+                ) from None
         for like, shape in shapes.items():
-            if assistant is not None and (shape.layers > assistant.layers or shape.hidden > assistant.hidden):
+            if assistant is not None and (
+                shape.layers > assistant.layers or shape.hidden > assistant.hidden
+            ):
                 raise UsageError(
                     f"the {shape} of '{like}' is larger than its teacher assistant {assistant}",
                     "give an --assistant that is at least as deep and wide, or none",
                 )
             build_objective(own.method, own.loss, assistant or teacher, shape)
             one = Planned(like, shape, own, assistant)
-            if any(replace(other, recipe=own) == one and _trains_as(other.recipe, own) for other in planned.values()):
+            if any(
+                replace(other, recipe=own) == one and _trains_as(other.recipe, own)
+                for other in planned.values()
+            ):
                 continue
-            name = (variant if len(shapes) == 1 else f"{variant} {like}") if recipe.variants else like
+            name = (
+                (variant if len(shapes) == 1 else f"{variant} {like}") if recipe.variants else like
+            )
             planned[name] = one
     if len({masks_text(own.method, own.loss) for own in variants.values()}) > 1:
-        raise UsageError("some variants read masked text and some do not", "compare them in runs of their own")
+        raise UsageError(
+            "some variants read masked text and some do not", "compare them in runs of their own"
+        )
     return planned
 
 
@@ -65,13 +80,23 @@ def variants_of(recipe: DistillRecipe) -> dict[str, DistillRecipe]:
     found = {}
     for name, changes in recipe.variants.items():
         changed = dict(flatten(changes))
-        if wrong := [k for k in changed if k not in ("method", "assistant") and not k.startswith("loss.")]:
+        if wrong := [
+            k for k in changed if k not in ("method", "assistant") and not k.startswith("loss.")
+        ]:
             message = f"variant {name} sets {wrong[0]}; variants of a run on text set method, loss and assistant"
             raise UsageError(message, "compare other keys in runs of their own")
         method = changed.get("method", recipe.method)
         loss = dict(recipe.loss) if method == recipe.method else {}
-        loss |= {key.removeprefix("loss."): value for key, value in changed.items() if key.startswith("loss.")}
-        update = {"method": method, "loss": loss, "assistant": changed.get("assistant", recipe.assistant)}
+        loss |= {
+            key.removeprefix("loss."): value
+            for key, value in changed.items()
+            if key.startswith("loss.")
+        }
+        update = {
+            "method": method,
+            "loss": loss,
+            "assistant": changed.get("assistant", recipe.assistant),
+        }
         found[name] = recipe.model_copy(update=update | {"variants": {}})
     return found or {"": recipe}
 
@@ -111,17 +136,30 @@ def assistant_shape(
 def assistant_recipe(resolved: Resolved[DistillRecipe], short: str) -> Resolved[DistillRecipe]:
     """The recipe that alone repeats the assistant's stage; `short` is its shape."""
     recipe = resolved.recipe
-    student = recipe.student.model_copy(update={"to": [short], "layers": None, "embedding_rank": None})
-    origins = dict(resolved.origins) | {"student.to": "teacher assistant", "assistant": "teacher assistant"}
+    student = recipe.student.model_copy(
+        update={"to": [short], "layers": None, "embedding_rank": None}
+    )
+    origins = dict(resolved.origins) | {
+        "student.to": "teacher assistant",
+        "assistant": "teacher assistant",
+    }
     changes = {"student": student, "assistant": "none", "variants": {}}
     return Resolved(recipe.model_copy(update=changes), origins)
 
 
-def variants_recipe(resolved: Resolved[DistillRecipe], names: Iterable[str]) -> Resolved[DistillRecipe]:
+def variants_recipe(
+    resolved: Resolved[DistillRecipe], names: Iterable[str]
+) -> Resolved[DistillRecipe]:
     """The recipe that alone repeats the stage of some variants' students."""
     recipe = resolved.recipe
-    kept = {v: changes for v, changes in recipe.variants.items() if any(n == v or n.startswith(f"{v} ") for n in names)}
-    return replace(resolved, recipe=recipe.model_copy(update={"variants": kept, "eval": OnTextDownstream()}))
+    kept = {
+        v: changes
+        for v, changes in recipe.variants.items()
+        if any(n == v or n.startswith(f"{v} ") for n in names)
+    }
+    return replace(
+        resolved, recipe=recipe.model_copy(update={"variants": kept, "eval": OnTextDownstream()})
+    )
 
 
 def short_name(shape: ModelShape, teacher: ModelShape) -> str:

@@ -10,7 +10,16 @@ from kdcli.commands.distill.settings import DistillRecipe, TaskDistillRecipe
 from kdcli.downstream.recipes import finetune_recipe
 from kdcli.downstream.settings import FinetuneRecipe, FinetuneTrainSettings
 from kdcli.errors import UsageError, did_you_mean
-from kdcli.recipe.resolve import Resolved, defaulted, explain, flatten, read_recipe, resolve, shipped, verb_of
+from kdcli.recipe.resolve import (
+    Resolved,
+    defaulted,
+    explain,
+    flatten,
+    read_recipe,
+    resolve,
+    shipped,
+    verb_of,
+)
 
 SOFT_TARGETS = "soft-targets"
 
@@ -19,32 +28,50 @@ def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
     """The stage on text: `general`, with the task's teacher, student and seed."""
     general, student = recipe.general, recipe.student
     options: dict[str, Any] = {
-        f"student.{key}": getattr(student, key) for key in ("to", "init", "layers", "embedding_rank")
+        f"student.{key}": getattr(student, key)
+        for key in ("to", "init", "layers", "embedding_rank")
     }
     options |= {f"train.{key}": getattr(recipe.train, key) for key in ("seed", "dtype")}
     options["relation.kernel"] = recipe.relation.kernel
-    options |= {"teacher": general.teacher or recipe.teacher, "data.source": general.source, "measure.latency": False}
+    options |= {
+        "teacher": general.teacher or recipe.teacher,
+        "data.source": general.source,
+        "measure.latency": False,
+    }
     options["teacher.shard"] = recipe.shard_teacher
     options |= {f"trim.{key}": value for key, value in recipe.trim.model_dump().items() if value}
     if general.recipe is None:
         # No assistant: it is worth its steps where the student on text is the result.
         loss = {f"loss.{key}": value for key, value in recipe.loss.items()}
         options |= {"method": recipe.method, "assistant": "none"} | loss
-    return resolve(DistillRecipe, recipe=general.recipe, options=options | dict(flatten(general.overrides)))
+    return resolve(
+        DistillRecipe, recipe=general.recipe, options=options | dict(flatten(general.overrides))
+    )
 
 
 def task_recipe(
-    *, recipe: str | None, sets: Sequence[str], options: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+    *,
+    recipe: str | None,
+    sets: Sequence[str],
+    options: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
 ) -> Resolved[TaskDistillRecipe]:
     """The recipe of a task's distillation, over the shipped recipe of its method and task. A `recipe` of `distill` on
     text becomes the stage on text. `overrides` win over everything, such as a variant's. The other arguments, and
     errors, are those of `resolve`."""
-    given = {key: value for key, value in options.items() if value is not None} | dict(overrides or {})
+    given = {key: value for key, value in options.items() if value is not None} | dict(
+        overrides or {}
+    )
     beneath: dict[str, Mapping[str, Any]] = {}
     if recipe is not None and verb_of(recipe) == "distill":
         text = resolve(DistillRecipe, recipe=recipe).recipe
         beneath[f"recipe {recipe}"] = {
-            **{"general.use": True, "general.recipe": recipe, "general.teacher": text.teacher, "method": text.method},
+            **{
+                "general.use": True,
+                "general.recipe": recipe,
+                "general.teacher": text.teacher,
+                "method": text.method,
+            },
             **{f"student.{key}": getattr(text.student, key) for key in ("to", "init", "layers")},
             **{f"loss.{key}": value for key, value in text.loss.items()},
         }
@@ -53,14 +80,20 @@ def task_recipe(
     if resolved.recipe.soft_labels is not None and "method" not in resolved.origins:
         # A file has no token states.
         given["method"] = SOFT_TARGETS
-        resolved = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=given)
+        resolved = resolve(
+            TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=given
+        )
     first = resolved.recipe
     name = f"{first.method}-{first.task}"
     if name in shipped("distill-task"):
         beneath = {f"recipe {name}": dict(flatten(read_recipe(name, "distill-task")))} | beneath
     resolved = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=given)
     # Setting one key of this mapping leaves the defaults of the others.
-    rest = {k: v for k, v in TaskDistillRecipe().intermediate.items() if k not in resolved.recipe.intermediate}
+    rest = {
+        k: v
+        for k, v in TaskDistillRecipe().intermediate.items()
+        if k not in resolved.recipe.intermediate
+    }
     return defaulted(resolved, {f"intermediate.{k}": v for k, v in rest.items()}, "default")
 
 
@@ -90,7 +123,8 @@ def stage_settings(recipe: TaskDistillRecipe) -> FinetuneTrainSettings:
             raise UsageError(f"intermediate.{key} cannot be set: all stages share train.{key}")
         if key not in known:
             raise UsageError(
-                f"unknown key 'intermediate.{key}'{did_you_mean(key, known)}", f"known keys: {', '.join(known)}"
+                f"unknown key 'intermediate.{key}'{did_you_mean(key, known)}",
+                f"known keys: {', '.join(known)}",
             )
     values = recipe.train.model_dump() | recipe.intermediate
     try:
@@ -102,8 +136,17 @@ def stage_settings(recipe: TaskDistillRecipe) -> FinetuneTrainSettings:
 
 def undistilled_recipe(recipe: TaskDistillRecipe, student: str) -> Resolved[FinetuneRecipe]:
     """How a student is fine-tuned without a teacher: the task's shipped recipe, with the overrides."""
-    options: dict[str, Any] = {"model": student} | {key: getattr(recipe, key) for key in ("task", "keep", "choose_on")}
-    options |= {f"data.{key}": value for key, value in recipe.data.model_dump().items() if value not in (None, {})}
-    options |= {f"train.{key}": getattr(recipe.train, key) for key in ("seed", "dtype", "max_steps", "eval_every")}
+    options: dict[str, Any] = {"model": student} | {
+        key: getattr(recipe, key) for key in ("task", "keep", "choose_on")
+    }
+    options |= {
+        f"data.{key}": value
+        for key, value in recipe.data.model_dump().items()
+        if value not in (None, {})
+    }
+    options |= {
+        f"train.{key}": getattr(recipe.train, key)
+        for key in ("seed", "dtype", "max_steps", "eval_every")
+    }
     options |= {f"head.{key}": getattr(recipe.head, key) for key in ("kind", "words")}
     return finetune_recipe(options=options | dict(flatten(recipe.undistilled.overrides)))

@@ -37,9 +37,13 @@ def run(resolved: Resolved[RerankRecipe], invocation: Invocation) -> RunResult |
             "kdcli distill TEACHER --task rerank --to LxH --data DIR; or --student, with scores in the data",
         )
     if recipe.student.to is None and recipe.student.source is None:
-        raise UsageError("no student given", "add --to LxH, for example --to 3x384, or --student DIR")
+        raise UsageError(
+            "no student given", "add --to LxH, for example --to 3x384, or --student DIR"
+        )
     if recipe.data.source is None:
-        raise UsageError("task rerank needs --data", "a file or directory of queries with their passages")
+        raise UsageError(
+            "task rerank needs --data", "a file or directory of queries with their passages"
+        )
     return run_command(resolved, invocation, prepare)
 
 
@@ -54,13 +58,17 @@ def is_reranker_here(source: str | None) -> bool:
         return False
 
 
-def prepare(resolved: Resolved[RerankRecipe], invocation: Invocation, session: Session) -> RerankRun:
+def prepare(
+    resolved: Resolved[RerankRecipe], invocation: Invocation, session: Session
+) -> RerankRun:
     """Check models and data; claims nothing. Raises KdcliError: they cannot be used."""
     recipe = resolved.recipe
     name = Path(str(recipe.teacher or recipe.student.source)).name
     named = f"distill-{name}-rerank-{recipe.student.to or 'student'}".replace(":", "_")
     folder = choose_output_dir(named, resolved, invocation, session)
-    train, held_out, split = read_lists(str(recipe.data.source), seed=recipe.data.split_seed, log=Progress.log)
+    train, held_out, split = read_lists(
+        str(recipe.data.source), seed=recipe.data.split_seed, log=Progress.log
+    )
     if recipe.teacher is None and np.isnan(train.scores).any():
         raise UsageError(
             f"{int(np.isnan(train.scores).sum()):,} of {len(train.passages):,} training passages have no score",
@@ -68,9 +76,23 @@ def prepare(resolved: Resolved[RerankRecipe], invocation: Invocation, session: S
         )
     teacher = teacher_of(recipe, session, dry_run=invocation.dry_run) if recipe.teacher else None
     make, notes = student_of(recipe, recipe.student.source or str(recipe.teacher), session, train)
-    said = f"the teacher is {recipe.teacher}" if teacher else f"the student learnt the scores in {recipe.data.source}"
+    said = (
+        f"the teacher is {recipe.teacher}"
+        if teacher
+        else f"the student learnt the scores in {recipe.data.source}"
+    )
     return RerankRun(
-        resolved, invocation, folder, session, "distill", make, teacher, train, held_out, split, notes=[said, *notes]
+        resolved,
+        invocation,
+        folder,
+        session,
+        "distill",
+        make,
+        teacher,
+        train,
+        held_out,
+        split,
+        notes=[said, *notes],
     )
 
 
@@ -94,7 +116,9 @@ def teacher_of(recipe: RerankRecipe, session: Session, *, dry_run: bool) -> Rera
         kept |= {"needs": needs, "fingerprint": fingerprint, "device": session.device}
         store = SignalStore.open(cache_dir() / "scores", encoded, live, **kept)
         if store is None:
-            raise UsageError("the teacher's scores do not fit on the disk", "raise cache_gb, or free disk space")
+            raise UsageError(
+                "the teacher's scores do not fit on the disk", "raise cache_gb, or free disk space"
+            )
         return store.vectors(np.arange(len(encoded)))[:, 0]
 
     return RerankTeacher(source, scores, cards, training_rows(location(source)))

@@ -31,7 +31,9 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> RunResult 
     return run_command(resolved, invocation, prepare_text)
 
 
-def run_on_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation) -> RunResult | Estimate | None:
+def run_on_task(
+    resolved: Resolved[TaskDistillRecipe], invocation: Invocation
+) -> RunResult | Estimate | None:
     """Distil on a task, measure and report; returns and raises as `run_command`."""
     resolved = as_trained(resolved, resolved.recipe.teacher)
     check_task(resolved.recipe)
@@ -39,14 +41,21 @@ def run_on_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation) -
     return run_command(resolved, invocation, prepare_task)
 
 
-def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation: Invocation) -> RunResult | None:
+def run_variants(
+    variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation: Invocation
+) -> RunResult | None:
     """Distil on a task once for each variant, each in a directory of its own, and compare the students. Returns the
     report that compares them; None in a process that prints nothing."""
-    variants = {name: as_trained(resolved, resolved.recipe.teacher) for name, resolved in variants.items()}
+    variants = {
+        name: as_trained(resolved, resolved.recipe.teacher) for name, resolved in variants.items()
+    }
     first = next(iter(variants.values()))
     invocation.check_pushed(len(variants))
     if invocation.dry_run:
-        raise UsageError("--ablate and --dry-run do not go together", "estimate the recipe itself: leave --ablate out")
+        raise UsageError(
+            "--ablate and --dry-run do not go together",
+            "estimate the recipe itself: leave --ablate out",
+        )
     for name, resolved in variants.items():
         check_task(resolved.recipe)
         inside = invocation.output_dir / name if invocation.output_dir else None
@@ -77,4 +86,6 @@ def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation
     # All variants share the teacher; the undistilled student too, up to its start.
     models = {name: {TEACHER: TEACHER, STUDENT: name, WITHOUT: WITHOUT} for name in variants}
     parts = [Part(name, RunResult.read(folder / name), shown) for name, shown in models.items()]
-    return combine_reports(folder, command="distill", parts=parts, notes=[f"{n}: {n}/" for n in variants])
+    return combine_reports(
+        folder, command="distill", parts=parts, notes=[f"{n}: {n}/" for n in variants]
+    )

@@ -4,8 +4,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kdcli.downstream.settings import DownstreamSettings, OnTask, RerankRecipe, TrimSettings, VectorSettings
-from kdcli.recipe.sections import DataSettings, Init, KdSettings, MeasureSettings, Section, ShardTeacher, TrainSettings
+from kdcli.downstream.settings import (
+    DownstreamSettings,
+    OnTask,
+    RerankRecipe,
+    TrimSettings,
+    VectorSettings,
+)
+from kdcli.recipe.sections import (
+    DataSettings,
+    Init,
+    KdSettings,
+    MeasureSettings,
+    Section,
+    ShardTeacher,
+    TrainSettings,
+)
 
 
 class StudentSettings(Section):

@@ -64,7 +64,18 @@ from kdcli.teachers.task_teacher import (
 )
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Batch, Job, ModelShape, Needs, Objective, Outcome, RowHashes, Schedule, Signals, StepLoss
+from kdcli.types import (
+    Batch,
+    Job,
+    ModelShape,
+    Needs,
+    Objective,
+    Outcome,
+    RowHashes,
+    Schedule,
+    Signals,
+    StepLoss,
+)
 
 STUDENT, WITHOUT = "student", f"student{UNDISTILLED}"
 START, INTERMEDIATE, ALONE = "start", "intermediate", WITHOUT.replace(" ", "-")
@@ -104,7 +115,9 @@ class TaskRun:
     def __post_init__(self) -> None:
         self.recipe, self.session = self.resolved.recipe, self.task.session
         self.stage = self.recipe.stage or on_tasks(self.recipe.method)[0]
-        self.store = None if self.invocation.dry_run else store_in(self.folder, self.recipe.cache_gb)
+        self.store = (
+            None if self.invocation.dry_run else store_in(self.folder, self.recipe.cache_gb)
+        )
 
     @property
     def stages(self) -> list[Stage]:
@@ -112,17 +125,23 @@ class TaskRun:
         if self.stage == "separate":
             first = self.build_intermediate, self.finish_intermediate
             stages.append(TaskStage(self.folder / INTERMEDIATE, self.resolved, *first))
-        stages.append(TaskStage(self.folder, self.resolved, self.build_prediction, self.finish_prediction))
+        stages.append(
+            TaskStage(self.folder, self.resolved, self.build_prediction, self.finish_prediction)
+        )
         if self.recipe.undistilled.use:
             inside = self.folder / ALONE
             resolved = undistilled_recipe(self.recipe, self._named_start(inside))
-            stages.append(TaskStage(inside, resolved, self.build_undistilled, self.finish_undistilled))
+            stages.append(
+                TaskStage(inside, resolved, self.build_undistilled, self.finish_undistilled)
+            )
         return stages
 
     @property
     def rows(self) -> RowHashes:
         """The labelled rows that the student learns from: the task's, and those of its teachers."""
-        return all_rows(self.task.data.rows, self.reader.rows, *(teacher.rows for teacher in self.teachers))
+        return all_rows(
+            self.task.data.rows, self.reader.rows, *(teacher.rows for teacher in self.teachers)
+        )
 
     def _named_start(self, folder: Path) -> str:
         """The student before any stage, as a file in `folder` names it: relative if this run made it, since the run may
@@ -132,7 +151,11 @@ class TaskRun:
 
     @cached_property
     def teacher_cards(self) -> dict[str, Any]:
-        return {TEACHER: describe_source(self.given[0].model, self.given[0].source)} if self.given else {}
+        return (
+            {TEACHER: describe_source(self.given[0].model, self.given[0].source)}
+            if self.given
+            else {}
+        )
 
     @cached_property
     def teacher_evaluations(self) -> list[dict[str, Any]]:
@@ -167,17 +190,25 @@ class TaskRun:
             return task, []
         teacher = self.teachers[0]
         with self.session.accelerator.main_process_first():
-            made = augmented(self.recipe.augment, task, teacher, self.words, seed=self.recipe.train.seed)
+            made = augmented(
+                self.recipe.augment, task, teacher, self.words, seed=self.recipe.train.seed
+            )
         Progress.log(*made.notes)
         how = downstream.features_of(self.recipe.data, task.data.task, self.reader)
-        return replace(task, train=Features.of(task.data.task, made.examples, self.reader.tokenizer, **how)), made.notes
+        return replace(
+            task, train=Features.of(task.data.task, made.examples, self.reader.tokenizer, **how)
+        ), made.notes
 
     def objective(self) -> Objective:
         """The method's objective, its projections drawn from the seed."""
         torch.manual_seed(self.recipe.train.seed)
         teacher = shape_of(self.teachers[0].model.config) if self.teachers else self.shape
-        kernel = relation_kernel(self.recipe.relation.kernel, self.session.device, self.session.compute_dtype)
-        return build_objective(self.recipe.method, self.recipe.loss, teacher, self.shape, kernel=kernel)
+        kernel = relation_kernel(
+            self.recipe.relation.kernel, self.session.device, self.session.compute_dtype
+        )
+        return build_objective(
+            self.recipe.method, self.recipe.loss, teacher, self.shape, kernel=kernel
+        )
 
     def build_intermediate(self) -> StageJob:
         """The method's objective alone, on the examples and their copies."""
@@ -188,11 +219,17 @@ class TaskRun:
         if self.recipe.student.dropout is not None:
             set_dropout(encoder, self.recipe.student.dropout)
         task, teacher = self.augmented[0], self.teachers[0]
-        self.student, job, schedule = intermediate_job(task, recipe, encoder, self.objective(), teacher, self.store)
+        self.student, job, schedule = intermediate_job(
+            task, recipe, encoder, self.objective(), teacher, self.store
+        )
         return self._stage_job(job, schedule, cards, per_copy=settings.max_steps is None)
 
     def finish_intermediate(self, outcome: Outcome) -> None:
-        folder, encoder, notes = self.folder / INTERMEDIATE, self.student.encoder, self.student.objective.notes
+        folder, encoder, notes = (
+            self.folder / INTERMEDIATE,
+            self.student.encoder,
+            self.student.objective.notes,
+        )
         del self.student
         if not self.session.is_main:
             return
@@ -207,14 +244,18 @@ class TaskRun:
         cards, recipe = self._begin("prediction"), self.recipe
         copies, _ = self.augmented
         task = copies if recipe.augment.predict else self.task
-        with self._student_before(self.folder / INTERMEDIATE if self.stage == "separate" else None) as source:
+        with self._student_before(
+            self.folder / INTERMEDIATE if self.stage == "separate" else None
+        ) as source:
             stage = as_finetune(recipe, source)
             self.headed = task.load(stage)
         if self.invocation.dry_run:
             cards[STUDENT] = describe(self.headed.model, str(self.folder), None)
         objective = self.objective() if self.stage == "joint" else None
         taught = self.taught_by(task)
-        job, schedule = prediction_job(task, stage, recipe.kd, self.headed, taught, objective, self.store)
+        job, schedule = prediction_job(
+            task, stage, recipe.kd, self.headed, taught, objective, self.store
+        )
         per_copy = recipe.augment.predict and recipe.train.max_steps is None
         return self._stage_job(job, schedule, cards, per_copy=per_copy)
 
@@ -227,7 +268,9 @@ class TaskRun:
         with self._student_before() as source:
             recipe = undistilled_recipe(self.recipe, source).recipe
             self.headed = self.task.load(recipe)
-        return self._stage_job(*downstream.build_job(self.task, recipe, self.headed), {}, per_copy=False)
+        return self._stage_job(
+            *downstream.build_job(self.task, recipe, self.headed), {}, per_copy=False
+        )
 
     def finish_undistilled(self, outcome: Outcome) -> None:
         recipe = undistilled_recipe(self.recipe, self._named_start(self.folder / ALONE)).recipe
@@ -241,14 +284,24 @@ class TaskRun:
         delete_signals(folder)
         save_model(headed.model, headed.tokenizer, folder, all_rows(self.rows, headed.rows))
         evaluate, split = self.task.evaluator.evaluations, self.task.data.split
-        evaluations = self.teacher_evaluations + evaluate(STUDENT, split, self.trained.predictions, WORST)
-        notes = [*self.task.notes, *self.augmented[1], *(f"teacher: {t.source}" for t in self.teachers[1:])]
+        evaluations = self.teacher_evaluations + evaluate(
+            STUDENT, split, self.trained.predictions, WORST
+        )
+        notes = [
+            *self.task.notes,
+            *self.augmented[1],
+            *(f"teacher: {t.source}" for t in self.teachers[1:]),
+        ]
         if recipe.soft_labels is not None:
-            notes.append(f"the student learnt the soft labels in {recipe.soft_labels}; no teacher was read")
+            notes.append(
+                f"the student learnt the soft labels in {recipe.soft_labels}; no teacher was read"
+            )
         if self.given and self.given[0] is not self.reader and self.recipe.trim.use:
             notes.append("the teacher's scores are with its whole vocabulary")
         elif self.teachers and self.reader is not self.teachers[0]:
-            notes.append(f"{self.reader.source} and its teacher read the rows each with its own tokenizer")
+            notes.append(
+                f"{self.reader.source} and its teacher read the rows each with its own tokenizer"
+            )
         if recipe.general.use:
             notes.append(f"the student before the task: {self._named_start(folder)}")
         if recipe.undistilled.use:
@@ -256,11 +309,23 @@ class TaskRun:
             evaluations += [e.model_dump() | {"model": WITHOUT} for e in alone]
             # Only its scores are wanted.
             drop_weights(folder / ALONE)
-            notes.append(f"{WITHOUT}: started from the same weights, fine-tuned on the examples without a teacher")
-        subjects = [Subject(TEACHER, location(t.source)) for t in self.teachers[:1]] + [Subject(STUDENT, str(folder))]
-        contents = {"latency": measure(subjects, recipe.measure, self.session), "outcome": self.trained.outcome}
+            notes.append(
+                f"{WITHOUT}: started from the same weights, fine-tuned on the examples without a teacher"
+            )
+        subjects = [Subject(TEACHER, location(t.source)) for t in self.teachers[:1]] + [
+            Subject(STUDENT, str(folder))
+        ]
+        contents = {
+            "latency": measure(subjects, recipe.measure, self.session),
+            "outcome": self.trained.outcome,
+        }
         contents |= {"notes": notes, "evaluations": evaluations}
-        self._write(folder, headed.model, auto_class=AUTO_CLASS[self.task.data.task.kind].__name__, **contents)
+        self._write(
+            folder,
+            headed.model,
+            auto_class=AUTO_CLASS[self.task.data.task.kind].__name__,
+            **contents,
+        )
 
     def _begin(self, stage: str) -> dict[str, Any]:
         """Log the stage and score the teacher; in a dry run, the teacher's card."""
@@ -287,7 +352,10 @@ class TaskRun:
     def _save_copy(self, folder: Path) -> None:
         if (folder / WEIGHTS).is_file():
             return
-        teacher, how = self.teachers[0], self.recipe.student.model_dump(include={"init", "layers", "embedding_rank"})
+        teacher, how = (
+            self.teachers[0],
+            self.recipe.student.model_dump(include={"init", "layers", "embedding_rank"}),
+        )
         model = load_encoder(teacher.source, trust_remote_code=self.session.trust_remote_code).model
         if self.task.kept is not None:
             model = cut_model(model, self.task.kept)
@@ -297,13 +365,20 @@ class TaskRun:
             Progress.log(f"{STUDENT}: {note}")
         save_model(built.model, self.reader.tokenizer, folder, teacher.rows)
 
-    def _stage_job(self, job: Job, schedule: Schedule, cards: dict[str, Any], *, per_copy: bool) -> StageJob:
+    def _stage_job(
+        self, job: Job, schedule: Schedule, cards: dict[str, Any], *, per_copy: bool
+    ) -> StageJob:
         """A stage's job; a dry run makes no copies but counts their steps if `per_copy`."""
         assert isinstance(job.order, BucketOrder)
         augment = self.recipe.augment
         times = 1 + augment.copies if self.invocation.dry_run and augment.use and per_copy else 1
         downstream.log_padding(job.order)
-        return StageJob(job, replace(schedule, steps=times * schedule.steps), times * job.order.steps_of_pass, cards)
+        return StageJob(
+            job,
+            replace(schedule, steps=times * schedule.steps),
+            times * job.order.steps_of_pass,
+            cards,
+        )
 
     def _write(self, folder: Path, student: PreTrainedModel, **contents: Any) -> None:
         contents["cards"] = self.teacher_cards | {STUDENT: describe(student, str(folder), folder)}
@@ -326,8 +401,12 @@ def intermediate_job(
     student = Student(encoder, objective)
     freeze_unreached({STUDENT: student}, teacher.model, task.train.rows.batch(np.arange(1)))
     order, schedule = order_and_schedule(task, recipe)
-    signals = cached_signals(teacher, task, objective.teacher_needs, schedule.steps / order.steps_of_pass, store)
-    job = distill_job({STUDENT: student}, signals.signals, signals.examples, order, task.evaluator.features.rows)
+    signals = cached_signals(
+        teacher, task, objective.teacher_needs, schedule.steps / order.steps_of_pass, store
+    )
+    job = distill_job(
+        {STUDENT: student}, signals.signals, signals.examples, order, task.evaluator.features.rows
+    )
     return student, job, schedule
 
 
@@ -385,7 +464,9 @@ def prediction_job(
             terms |= objective_terms(objective, signals[0], student)
         return StepLoss(terms, student.logits)
 
-    return replace(plain, modules=modules, step=step, examples=examples, held_out=held_out), schedule
+    return replace(
+        plain, modules=modules, step=step, examples=examples, held_out=held_out
+    ), schedule
 
 
 def given_signals(key: str, batch: Batch) -> Signals | None:

@@ -28,15 +28,23 @@ def relation_kernel(wanted: str, device: torch.device, dtype: torch.dtype) -> st
         return "torch"  # Triton has no tensor cores there.
     reason = why_no_triton(device, dtype)
     if reason is not None and wanted == "triton":
-        raise MachineError(f"relation.kernel=triton cannot run here: {reason}", "set relation.kernel=auto or torch")
-    Progress.log("relations: Triton kernels, see relation.kernel" if reason is None else f"no Triton kernels: {reason}")
+        raise MachineError(
+            f"relation.kernel=triton cannot run here: {reason}", "set relation.kernel=auto or torch"
+        )
+    Progress.log(
+        "relations: Triton kernels, see relation.kernel"
+        if reason is None
+        else f"no Triton kernels: {reason}"
+    )
     return wanted if reason is None else "torch"
 
 
 class Student(nn.Module):
     """An encoder, its loss and the loss's projections: trained, clipped and checkpointed together."""
 
-    def __init__(self, encoder: PreTrainedModel, objective: Objective, pool: nn.Module | None = None) -> None:
+    def __init__(
+        self, encoder: PreTrainedModel, objective: Objective, pool: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.objective = objective
         self.captured = capture(encoder, objective.student_needs, pool)
@@ -52,7 +60,10 @@ class Student(nn.Module):
 
 def objective_terms(objective: Objective, teacher: Signals, student: Signals) -> dict[str, Term]:
     """The terms of an objective, each with what it is a mean over."""
-    return {name: Term(value, objective.over[name]) for name, value in objective.terms(teacher, student).items()}
+    return {
+        name: Term(value, objective.over[name])
+        for name, value in objective.terms(teacher, student).items()
+    }
 
 
 def teacher_needs(students: Mapping[str, Student]) -> Needs:
@@ -61,11 +72,15 @@ def teacher_needs(students: Mapping[str, Student]) -> Needs:
 
 
 @torch.no_grad()
-def fit_projections(objective: Objective, teacher: PreTrainedModel, student: PreTrainedModel, text: Examples) -> None:
+def fit_projections(
+    objective: Objective, teacher: PreTrainedModel, student: PreTrainedModel, text: Examples
+) -> None:
     """Fit the projections of narrower states to the teacher's by least squares over a sample of `text`; both models on
     the CPU. Random ones would first pull the student's states away from where they start."""
     fitted = [
-        p for p in objective.projections.modules() if isinstance(p, StateProjection) and p.in_features < p.out_features
+        p
+        for p in objective.projections.modules()
+        if isinstance(p, StateProjection) and p.in_features < p.out_features
     ]
     if not fitted:
         return
@@ -78,13 +93,22 @@ def fit_projections(objective: Objective, teacher: PreTrainedModel, student: Pre
         return {n: real_tokens(x_BLD, sample) for n, x_BLD in hidden.items()}
 
     pairs = [pair for p in fitted for pair in p.pairs]
-    of_student, of_teacher = states(student, (m for m, _ in pairs)), states(teacher, (n for _, n in pairs))
+    of_student, of_teacher = (
+        states(student, (m for m, _ in pairs)),
+        states(teacher, (n for _, n in pairs)),
+    )
     for p in fitted:
         p.weight.zero_()
-        fit_linear(p, torch.cat([of_student[m] for m, _ in p.pairs]), torch.cat([of_teacher[n] for _, n in p.pairs]))
+        fit_linear(
+            p,
+            torch.cat([of_student[m] for m, _ in p.pairs]),
+            torch.cat([of_teacher[n] for _, n in p.pairs]),
+        )
 
 
-def freeze_unreached(students: Mapping[str, Student], teacher: PreTrainedModel, batch: Batch) -> None:
+def freeze_unreached(
+    students: Mapping[str, Student], teacher: PreTrainedModel, batch: Batch
+) -> None:
     """Freeze, and log, the weights that a student's loss does not depend on; all models and `batch` on the CPU."""
     with torch.no_grad():
         signals = capture(teacher, teacher_needs(students))(batch)

@@ -16,7 +16,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.bench.latency import Subject
-from kdcli.commands.distill.plan import Planned, as_directory, assistant_recipe, plan, short_name, variants_recipe
+from kdcli.commands.distill.plan import (
+    Planned,
+    as_directory,
+    assistant_recipe,
+    plan,
+    short_name,
+    variants_recipe,
+)
 from kdcli.commands.distill.settings import DistillRecipe
 from kdcli.commands.distill.student import (
     Student,
@@ -39,7 +46,14 @@ from kdcli.losses import build_objective, check_settings, inputs, masks_text
 from kdcli.metrics.probe import probe_demo
 from kdcli.models.card import describe, describe_source
 from kdcli.models.heads import TaskModel
-from kdcli.models.load import LoadedModel, load_config, load_encoder, load_tokenizer, location, save_model
+from kdcli.models.load import (
+    LoadedModel,
+    load_config,
+    load_encoder,
+    load_tokenizer,
+    location,
+    save_model,
+)
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
 from kdcli.models.shape import InitializedStudent, build_student
 from kdcli.models.trim import Array, cut_tokenizer, named_in
@@ -88,7 +102,9 @@ class TextRun:
 
     def untrained(self) -> LoadedModel:
         """The encoder that students are copied from, loaded anew."""
-        fresh = load_encoder(str(self.resolved.recipe.teacher), trust_remote_code=self.session.trust_remote_code)
+        fresh = load_encoder(
+            str(self.resolved.recipe.teacher), trust_remote_code=self.session.trust_remote_code
+        )
         return fresh if self.vocabulary.kept is None else cut(fresh, self.vocabulary.kept)
 
     def kept(self, name: str, step: int) -> Path:
@@ -98,14 +114,19 @@ class TextRun:
     def students(self) -> dict[str, tuple[Planned, Path]]:
         """All students, assistants left out, and where each is saved."""
         stages = [stage for stage in reversed(self.stages) if ASSISTANT not in stage.planned]
-        return {name: (p, stage.model_folder(name)) for stage in stages for name, p in stage.planned.items()}
+        return {
+            name: (p, stage.model_folder(name))
+            for stage in stages
+            for name, p in stage.planned.items()
+        }
 
 
 def check_text(recipe: DistillRecipe) -> None:
     """Raise a `UsageError` for a mistake in the recipe alone, before models and data are read."""
     if recipe.teacher is None:
         raise UsageError(
-            "no teacher given", "kdcli distill TEACHER --to LxH; TEACHER is a hub id, a directory or 'demo'"
+            "no teacher given",
+            "kdcli distill TEACHER --to LxH; TEACHER is a hub id, a directory or 'demo'",
         )
     if not recipe.student.to:
         raise UsageError("no student shape given", "add --to LxH, for example --to 6x384")
@@ -116,7 +137,10 @@ def check_text(recipe: DistillRecipe) -> None:
             "methods that need no such head: minilm, minilmv2, tinybert",
         )
     if not inputs(recipe.method) & {"text", "masked"}:
-        raise UsageError(f"method {recipe.method} learns from a task's examples, not from text", "add --task TASK")
+        raise UsageError(
+            f"method {recipe.method} learns from a task's examples, not from text",
+            "add --task TASK",
+        )
 
 
 def read_text(recipe: DistillRecipe, invocation: Invocation) -> None:
@@ -152,7 +176,9 @@ def _corpus(recipe: DistillRecipe, tokenizer: PreTrainedTokenizerBase) -> Corpus
     return open_corpus(recipe.data.source, tokenizer, isolated=isolated, log=Progress.log, **how)
 
 
-def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, session: Session) -> TextRun:
+def prepare_text(
+    resolved: Resolved[DistillRecipe], invocation: Invocation, session: Session
+) -> TextRun:
     """Check everything and open the text, which `read_text` has tokenised; claims nothing. Raises KdcliError: the
     recipe, models or data cannot be used."""
     recipe = resolved.recipe
@@ -170,23 +196,36 @@ def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, sess
         teacher, kept, notes = trimmed(teacher, trim_of(recipe))
         Progress.log(*notes)
         reader = TaskModel(teacher.model, teacher.tokenizer, teacher.source, "")
-        reads = {name: (read_by(task, how.recipe.data, reader), how) for name, (task, how) in tasks.items()}
+        reads = {
+            name: (read_by(task, how.recipe.data, reader), how)
+            for name, (task, how) in tasks.items()
+        }
     corpus = _corpus(recipe, teacher.tokenizer)
     schedule = make_schedule(recipe.train, len(corpus.train) / recipe.train.batch_size)
     if late := [step for step in recipe.eval.at if step >= schedule.steps]:
         raise UsageError(f"eval.at: step {late[0]} is not before the last one, {schedule.steps}")
     if recipe.eval.at and not tasks and not invocation.dry_run:
-        raise UsageError("eval.at scores students on tasks, and none was given", "add --eval-task TASK")
+        raise UsageError(
+            "eval.at scores students on tasks, and none was given", "add --eval-task TASK"
+        )
     vocabulary = TeachersVocabulary(card, kept, notes, tasks)
-    run = TextRun(resolved, invocation, folder, session, teacher, vocabulary, corpus, schedule, reads, [])
+    run = TextRun(
+        resolved, invocation, folder, session, teacher, vocabulary, corpus, schedule, reads, []
+    )
     for variant in recipe.variants:
         if not any(name == variant or name.startswith(f"{variant} ") for name in planned):
             Progress.log(f"variant {variant} changes nothing here and is left out")
     # Students of one teacher share a stage; that of the first is the last, and reports on all.
     first = next(iter(planned.values())).assistant
-    for assistant in sorted({p.assistant for p in planned.values()}, key=lambda a: (a == first, str(a))):
+    for assistant in sorted(
+        {p.assistant for p in planned.values()}, key=lambda a: (a == first, str(a))
+    ):
         before, own = None, {name: p for name, p in planned.items() if p.assistant == assistant}
-        short = "no-assistant" if assistant is None else f"assistant-{short_name(assistant, teacher.shape)}"
+        short = (
+            "no-assistant"
+            if assistant is None
+            else f"assistant-{short_name(assistant, teacher.shape)}"
+        )
         if assistant is not None:
             alone = assistant_recipe(resolved, short.removeprefix("assistant-"))
             taught = {ASSISTANT: Planned(ASSISTANT, assistant, alone.recipe, None)}
@@ -212,7 +251,9 @@ def _load(recipe: DistillRecipe, source: str, session: Session) -> LoadedModel:
     bare = "masked" not in inputs(recipe.method)
     otherwise = "methods that need no masked-language-model head: minilm, minilmv2, tinybert"
     otherwise = "set loss.masked_lm_weight=0" if bare else otherwise
-    return load_masked_lm(source, otherwise=otherwise, bare=bare, trust_remote_code=session.trust_remote_code)
+    return load_masked_lm(
+        source, otherwise=otherwise, bare=bare, trust_remote_code=session.trust_remote_code
+    )
 
 
 @dataclass(eq=False)
@@ -230,20 +271,38 @@ class TextStage:
 
     def model_folder(self, name: str) -> Path:
         """Where a student is saved: the run directory, or with several students one directory each."""
-        return self.folder if len(self.planned) == 1 else self.folder / as_directory(name).replace(" ", "-")
+        return (
+            self.folder
+            if len(self.planned) == 1
+            else self.folder / as_directory(name).replace(" ", "-")
+        )
 
     def build(self) -> StageJob:
-        run, corpus, schedule, masked = self.run, self.run.corpus, self.run.schedule, _is_masked(self.resolved.recipe)
+        run, corpus, schedule, masked = (
+            self.run,
+            self.run.corpus,
+            self.run.schedule,
+            _is_masked(self.resolved.recipe),
+        )
         self.teacher = teacher = self._load_teacher()
         self.students = students = self._build_students(teacher)
         cards = {}
         if run.invocation.dry_run:
             cards = {TEACHER: run.vocabulary.card} if self.assistant is None else {}
-            cards |= {name: describe(s.encoder, str(self.model_folder(name)), None) for name, s in students.items()}
+            cards |= {
+                name: describe(s.encoder, str(self.model_folder(name)), None)
+                for name, s in students.items()
+            }
         blocks = BatchOrder(len(corpus.train), schedule.batch_size, schedule.seed)
-        signals = Teacher.of_every_step(teacher.source, teacher.model, teacher_needs(students), run.session).signals
-        train, held_out = (self._examples(part, teacher) for part in (corpus.train, corpus.held_out))
-        job = distill_job(students, signals, train, PassOrder(blocks) if masked else blocks, held_out)
+        signals = Teacher.of_every_step(
+            teacher.source, teacher.model, teacher_needs(students), run.session
+        ).signals
+        train, held_out = (
+            self._examples(part, teacher) for part in (corpus.train, corpus.held_out)
+        )
+        job = distill_job(
+            students, signals, train, PassOrder(blocks) if masked else blocks, held_out
+        )
         if run.downstream and ASSISTANT not in students:
             job = replace(job, on_step_end=self._keep)
         return StageJob(job, schedule, len(corpus.train) / schedule.batch_size, cards)
@@ -254,7 +313,12 @@ class TextStage:
             return
         assert self.teacher is not None
         for name, student in self.students.items():
-            save_model(student.encoder, self.teacher.tokenizer, self.run.kept(name, done), self.teacher.rows)
+            save_model(
+                student.encoder,
+                self.teacher.tokenizer,
+                self.run.kept(name, done),
+                self.teacher.rows,
+            )
 
     def finish(self, outcome: Outcome) -> None:
         run, teacher = self.run, self.teacher
@@ -278,31 +342,46 @@ class TextStage:
         (one,) = before.planned.values()
         run.teacher.model.cpu()
         assistant = before._initialized(run.teacher, one).model
-        return LoadedModel(assistant, run.teacher.tokenizer, one.shape, str(before.folder), run.teacher.rows)
+        return LoadedModel(
+            assistant, run.teacher.tokenizer, one.shape, str(before.folder), run.teacher.rows
+        )
 
     def _initialized(self, teacher: LoadedModel, planned: Planned) -> InitializedStudent:
         recipe = planned.recipe
         built = _build(recipe, teacher, planned.shape, self.run.corpus.train)
         if not _is_masked(recipe):
             return built
-        return student_with_head(teacher.model, built, init=recipe.student.init, seed=recipe.train.seed)
+        return student_with_head(
+            teacher.model, built, init=recipe.student.init, seed=recipe.train.seed
+        )
 
     def _build_students(self, teacher: LoadedModel) -> dict[str, Student]:
         """Build every student and freeze the weights that its loss does not reach."""
         own, students = self.resolved.recipe, {}
-        kernel = relation_kernel(own.relation.kernel, self.run.session.device, self.run.session.compute_dtype)
+        kernel = relation_kernel(
+            own.relation.kernel, self.run.session.device, self.run.session.compute_dtype
+        )
         # Variants of one shape start alike: it is fitted once.
-        starts = {p.shape: self._initialized(teacher, p) for p in {p.shape: p for p in self.planned.values()}.values()}
+        starts = {
+            p.shape: self._initialized(teacher, p)
+            for p in {p.shape: p for p in self.planned.values()}.values()
+        }
         for name, planned in self.planned.items():
             built, recipe = copy.deepcopy(starts[planned.shape]), planned.recipe
             # Random projections are a pure function of the seed too.
             torch.manual_seed(recipe.train.seed)
-            objective = build_objective(recipe.method, recipe.loss, teacher.shape, planned.shape, kernel=kernel)
+            objective = build_objective(
+                recipe.method, recipe.loss, teacher.shape, planned.shape, kernel=kernel
+            )
             fit_projections(objective, teacher.model, built.model, self.run.corpus.train)
             students[name] = Student(built.model, objective)
             for note in (*built.notes, *students[name].objective.notes):
                 Progress.log(f"{name}: {note}")
-        freeze_unreached(students, teacher.model, self._examples(self.run.corpus.train, teacher).batch(np.arange(1)))
+        freeze_unreached(
+            students,
+            teacher.model,
+            self._examples(self.run.corpus.train, teacher).batch(np.arange(1)),
+        )
         return students
 
     def _examples(self, blocks: Examples, teacher: LoadedModel) -> Examples:
@@ -326,15 +405,22 @@ class TextStage:
             if run.session.is_main and not copied.exists():
                 fresh = run.untrained()
                 save_model(
-                    _build(recipe, fresh, planned.shape, run.corpus.train).model, fresh.tokenizer, copied, fresh.rows
+                    _build(recipe, fresh, planned.shape, run.corpus.train).model,
+                    fresh.tokenizer,
+                    copied,
+                    fresh.rows,
                 )
         run.session.wait()
         seeds, whole = recipe.eval.seeds, {TEACHER: str(recipe.teacher)}
         teacher = scored(run.session, run.vocabulary.tasks, whole, folder, seeds=seeds)
-        found = scored(run.session, run.downstream, sources, folder, seeds=seeds, baselines=baselines)
+        found = scored(
+            run.session, run.downstream, sources, folder, seeds=seeds, baselines=baselines
+        )
         rows, order = [*teacher["evaluations"], *found["evaluations"]], list(run.downstream)
         found["evaluations"] = sorted(rows, key=lambda row: order.index(row["task"]))
-        for name, step in itertools.product(run.students(), recipe.eval.at) if run.session.is_main else ():
+        for name, step in (
+            itertools.product(run.students(), recipe.eval.at) if run.session.is_main else ()
+        ):
             shutil.rmtree(run.kept(name, step), ignore_errors=True)
         return found
 
@@ -344,23 +430,43 @@ class TextStage:
         cards = {TEACHER: run.vocabulary.card}
         losses: dict[str, dict[str, float]] = {}
         notes = [*run.vocabulary.notes]
-        notes += [f"{name}: {note}" for name, (task, _) in run.downstream.items() for note in task.notes if scores]
+        notes += [
+            f"{name}: {note}"
+            for name, (task, _) in run.downstream.items()
+            for note in task.notes
+            if scores
+        ]
         if self.assistant is not None:
-            cards[ASSISTANT] = RunResult.read(self.assistant.folder).report.models[ASSISTANT].model_dump()
+            cards[ASSISTANT] = (
+                RunResult.read(self.assistant.folder).report.models[ASSISTANT].model_dump()
+            )
             notes.append(
                 "the held-out losses are against the assistant, from which the student also started; everything else "
                 "compares with a student copied from the teacher itself"
             )
         # Stages before this one have saved their students.
-        for stage in [stage for stage in run.stages if final and stage is not self and ASSISTANT not in stage.planned]:
+        for stage in [
+            stage
+            for stage in run.stages
+            if final and stage is not self and ASSISTANT not in stage.planned
+        ]:
             report = RunResult.read(stage.folder).report
             cards |= {name: report.models[name].model_dump() for name in stage.planned}
             losses |= report.quality[HELD_OUT]
         folders = {name: self.model_folder(name) for name in self.planned}
-        cards |= {name: describe(self.students[name].encoder, str(f), f) for name, f in folders.items()}
-        sources = {TEACHER: location(teacher.source)} | {name: str(folder) for name, folder in folders.items()}
+        cards |= {
+            name: describe(self.students[name].encoder, str(f), f) for name, f in folders.items()
+        }
+        sources = {TEACHER: location(teacher.source)} | {
+            name: str(folder) for name, folder in folders.items()
+        }
         subjects = list(map(Subject, sources, sources.values()))
-        contents: dict[str, Any] = {"cards": cards, "folders": folders, "outcome": outcome, "notes": notes}
+        contents: dict[str, Any] = {
+            "cards": cards,
+            "folders": folders,
+            "outcome": outcome,
+            "notes": notes,
+        }
         contents["latency"] = measure(subjects, recipe.measure, run.session) if final else None
         probes = self._demo_probes() if final and recipe.data.source == "demo" else {}
         losses |= held_out_losses(RunDir(self.folder), list(self.planned))
@@ -374,13 +480,20 @@ class TextStage:
         whole, fresh = load_encoder(self.run.teacher.source), self.run.untrained()
         probes = {TEACHER: probe_demo(whole.model, whole.tokenizer)}
         for name, student in self.students.items():
-            copied = _build(self.resolved.recipe, fresh, self.planned[name].shape, self.run.corpus.train).model
+            copied = _build(
+                self.resolved.recipe, fresh, self.planned[name].shape, self.run.corpus.train
+            ).model
             probes[name] = probe_demo(student.encoder.base_model, fresh.tokenizer)
             probes[name + UNDISTILLED] = probe_demo(copied, fresh.tokenizer)
-        return {f"{task} probe": {name: p[task] for name, p in probes.items()} for task in probes[TEACHER]}
+        return {
+            f"{task} probe": {name: p[task] for name, p in probes.items()}
+            for task in probes[TEACHER]
+        }
 
 
-def _build(recipe: DistillRecipe, teacher: LoadedModel, shape: ModelShape, text: Examples) -> InitializedStudent:
+def _build(
+    recipe: DistillRecipe, teacher: LoadedModel, shape: ModelShape, text: Examples
+) -> InitializedStudent:
     how = recipe.student.model_dump(include={"init", "layers", "dropout", "embedding_rank"})
     return build_student(teacher.model.base_model, shape, **how, text=text, seed=recipe.train.seed)
 
@@ -392,6 +505,10 @@ def held_out_losses(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, fl
     for name in names:
         prefix = f"{name}/" if len(names) > 1 else ""
         for label, losses in ((name + UNDISTILLED, records[0]), (name, records[-1])):
-            terms = {k.removeprefix(prefix): v for k, v in losses.items() if k.startswith(prefix) and k != "loss"}
+            terms = {
+                k.removeprefix(prefix): v
+                for k, v in losses.items()
+                if k.startswith(prefix) and k != "loss"
+            }
             quality[label] = {"loss": sum(terms.values())} | terms
     return quality

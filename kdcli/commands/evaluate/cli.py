@@ -13,18 +13,24 @@ from kdcli.cli.options import JUDGING, Metric, Pooling, Task, invocation_of, sho
 @with_options(*JUDGING, "dtype", "processes")
 def evaluate(
     models: Annotated[
-        list[str] | None, typer.Argument(help="Fine-tuned or embedding models; the first is the baseline.")
+        list[str] | None,
+        typer.Argument(help="Fine-tuned or embedding models; the first is the baseline."),
     ] = None,
     task: Task = None,
     mask_file: Annotated[
-        list[str] | None, typer.Option("--mask", metavar="FILE", help="Evaluate MODEL under this mask; repeatable.")
+        list[str] | None,
+        typer.Option("--mask", metavar="FILE", help="Evaluate MODEL under this mask; repeatable."),
     ] = None,
-    predictions: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every prediction as jsonl.")] = None,
+    predictions: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write every prediction as jsonl.")
+    ] = None,
     submission: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the GLUE server's file for the test split.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the GLUE server's file for the test split."),
     ] = None,
     min_metric: Annotated[
-        list[str] | None, typer.Option(metavar="METRIC=VALUE", help="Exit 5 below this; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="METRIC=VALUE", help="Exit 5 below this; may be repeated."),
     ] = None,
     metric: Metric = None,
     pooling: Pooling = None,
@@ -35,9 +41,17 @@ def evaluate(
     from kdcli.commands.evaluate.settings import EvaluateRecipe
     from kdcli.recipe.resolve import gates, resolve
 
-    options = {"models": models, "masks": mask_file, "task": task, "data.source": shared["data"], "metrics": metric}
+    options = {
+        "models": models,
+        "masks": mask_file,
+        "task": task,
+        "data.source": shared["data"],
+        "metrics": metric,
+    }
     options |= {"dtype": shared["dtype"], "pooling": pooling}
-    resolved = resolve(EvaluateRecipe, recipe=shared["recipe"], sets=shared["sets"] or (), options=options)
+    resolved = resolve(
+        EvaluateRecipe, recipe=shared["recipe"], sets=shared["sets"] or (), options=options
+    )
     # After the recipe is checked, because this import takes seconds.
     from kdcli.commands.evaluate.run import Extras, check_gates, run
 

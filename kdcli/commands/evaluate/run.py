@@ -20,7 +20,14 @@ from kdcli.data.labelled.task_data import Labelled, open_labelled
 from kdcli.disk import check_writable, disk_errors, write_atomic
 from kdcli.downstream.as_trained import as_trained
 from kdcli.downstream.embedder import Embedder, as_task_model, predict_pairs
-from kdcli.downstream.embedding_scores import RETRIEVAL, Judged, by_vectors, open_pairs, read_retrieval, scored
+from kdcli.downstream.embedding_scores import (
+    RETRIEVAL,
+    Judged,
+    by_vectors,
+    open_pairs,
+    read_retrieval,
+    scored,
+)
 from kdcli.downstream.mteb_tasks import PREFIX, open_task, task_scores
 from kdcli.downstream.predictions import Evaluator, Prediction, compared, shown_label, summed_up
 from kdcli.downstream.rankings import ranked
@@ -69,7 +76,9 @@ class _Evaluated:
     embedder: Embedder | None = None
 
 
-def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extras) -> RunResult | None:
+def run(
+    resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extras
+) -> RunResult | None:
     """Evaluate every model and compare the later ones with the first. Returns the report; None in a process that prints
     nothing. Raises KdcliError: see `kdcli.errors`; nothing was written if recipe, models or data cannot be used."""
     resolved = as_trained(resolved, next(iter(resolved.recipe.models), None), trains=False)
@@ -84,14 +93,18 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
         return _ranking(resolved, invocation, session, folder)
     sources, trusted = recipe.masks or recipe.models, session.trust_remote_code
     trained = {source: training_rows(location(source)) for source in recipe.models}
-    trained |= {file: open_mask(Path(file)).rows for file in recipe.masks if Path(file).suffix != PUBLISHED}
+    trained |= {
+        file: open_mask(Path(file)).rows for file in recipe.masks if Path(file).suffix != PUBLISHED
+    }
     embedders = not recipe.masks and by_vectors(str(recipe.task), recipe.models[0], recipe.pooling)
     if recipe.dimensions and not embedders:
         raise _heads_judged()
     if embedders:
         data = open_pairs(str(recipe.task), recipe.data, trained)
     else:
-        data = open_judged(str(recipe.task), recipe.data, recipe.models[0], trained, trust_remote_code=trusted)
+        data = open_judged(
+            str(recipe.task), recipe.data, recipe.models[0], trained, trust_remote_code=trusted
+        )
     check_gate_names(data, extras)
     if extras.submission is not None:
         check_submission(data.task)
@@ -100,7 +113,9 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
     ready: dict[str, _Evaluated] = {}
     for name, source in _names(sources).items():
         ready |= load_one(recipe, session, data, name, source)
-    evaluated = {name: replace(of, predictions=_predictions(of, session)) for name, of in ready.items()}
+    evaluated = {
+        name: replace(of, predictions=_predictions(of, session)) for name, of in ready.items()
+    }
     first = next(iter(ready.values())).model
     to_submit = {} if extras.submission is None else _predict_test(recipe, first, session)
     session.accelerator.end_training()
@@ -120,7 +135,9 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
     """Check what needs neither data nor model. Raises UsageError: no model, no task, or contradicting options."""
     if not recipe.models or recipe.task is None:
         missing = "no model" if not recipe.models else "no task"
-        raise UsageError(f"{missing} given", "kdcli evaluate MODEL [MODEL...] --task TASK [--data SOURCE]")
+        raise UsageError(
+            f"{missing} given", "kdcli evaluate MODEL [MODEL...] --task TASK [--data SOURCE]"
+        )
     if recipe.masks and (len(recipe.models) > 1 or recipe.measure.latency):
         raise UsageError(
             "--mask takes one model, the base of every mask, and measures no latency",
@@ -133,9 +150,16 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
             "leave them out: what is evaluated has a head of its own",
         )
     if recipe.masks and recipe.head.label_map is not None:
-        raise UsageError("head.label_map is for models, not for masks", "choose the words of an .npy by head.words")
-    if is_ranked(recipe.task) and (recipe.masks or recipe.metrics or extras.predictions or extras.submission):
-        raise UsageError(f"--mask, --metric, --predictions and --submission are not for {recipe.task}")
+        raise UsageError(
+            "head.label_map is for models, not for masks",
+            "choose the words of an .npy by head.words",
+        )
+    if is_ranked(recipe.task) and (
+        recipe.masks or recipe.metrics or extras.predictions or extras.submission
+    ):
+        raise UsageError(
+            f"--mask, --metric, --predictions and --submission are not for {recipe.task}"
+        )
     if extras.submission is not None and (count := max(len(recipe.models), len(recipe.masks))) > 1:
         raise UsageError(f"--submission takes one model, not {count}")
     if extras.predictions is not None:
@@ -145,7 +169,9 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
 
 
 def _heads_judged() -> UsageError:
-    return UsageError("dimensions cuts vectors, and these models are judged by their scores", "leave it out")
+    return UsageError(
+        "dimensions cuts vectors, and these models are judged by their scores", "leave it out"
+    )
 
 
 def _names(sources: list[str]) -> dict[str, str]:
@@ -158,21 +184,29 @@ def _names(sources: list[str]) -> dict[str, str]:
     return names
 
 
-def _load(recipe: EvaluateRecipe, session: Session, data: Labelled, name: str, source: str) -> dict[str, _Evaluated]:
+def _load(
+    recipe: EvaluateRecipe, session: Session, data: Labelled, name: str, source: str
+) -> dict[str, _Evaluated]:
     """A model, or the base under a mask, with the examples as it reads them."""
     trusted = session.trust_remote_code
     if recipe.masks:
         model = _under_mask(recipe, Path(source), data.task, trusted)
     else:
-        model = load_judged(source, data.task, label_map=recipe.head.label_map, trust_remote_code=trusted)
+        model = load_judged(
+            source, data.task, label_map=recipe.head.label_map, trust_remote_code=trusted
+        )
     Progress.log(f"{source}: {model.note}")
     evaluator, max_length = evaluator_of(data, recipe.data, model)
     evaluator = evaluator.with_metrics(recipe.metrics, trust_remote_code=trusted)
     return {name: _Evaluated(model, max_length, evaluator)}
 
 
-def _embedders(recipe: EvaluateRecipe, session: Session, name: str, source: str) -> dict[str, Embedder]:
-    embedder = Embedder.open_judged(source, pooling=recipe.pooling, trust_remote_code=session.trust_remote_code)
+def _embedders(
+    recipe: EvaluateRecipe, session: Session, name: str, source: str
+) -> dict[str, Embedder]:
+    embedder = Embedder.open_judged(
+        source, pooling=recipe.pooling, trust_remote_code=session.trust_remote_code
+    )
     Progress.log(f"{source}: {embedder.note}")
     return embedder.cuts(name, recipe.dimensions)
 
@@ -210,7 +244,9 @@ def _ranking(
             embedders |= _embedders(recipe, session, name, source)
         models |= embedders
         if data is not None:
-            evaluations, comparisons = scored([Judged(RETRIEVAL, retrieval=data)], embedders, session, recipe.resamples)
+            evaluations, comparisons = scored(
+                [Judged(RETRIEVAL, retrieval=data)], embedders, session, recipe.resamples
+            )
             size = f"{len(data.queries):,} queries, {len(data.documents):,} documents"
         else:
             evaluations, comparisons = task_scores(by_mteb, embedders, session), []
@@ -218,7 +254,9 @@ def _ranking(
     else:
         if recipe.dimensions:
             raise _heads_judged()
-        lists, split = judged_lists(recipe.data, {s: training_rows(location(s)) for s in recipe.models})
+        lists, split = judged_lists(
+            recipe.data, {s: training_rows(location(s)) for s in recipe.models}
+        )
         longest = recipe.data.max_length
         rerankers = {
             name: open_reranker(source, session, max_length=longest, pooling=pooling)
@@ -234,14 +272,27 @@ def _ranking(
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
     notes = [*(f"{name}: {one.note}" for name, one in models.items()), size]
     cards = {name: _card(one.model, one.source) for name, one in models.items()}
-    latency = measure([_subject(n, one.model, one.source) for n, one in models.items()], recipe.measure, session)
-    contents: dict[str, Any] = {"evaluations": evaluations, "comparisons": comparisons, "latency": latency}
+    latency = measure(
+        [_subject(n, one.model, one.source) for n, one in models.items()], recipe.measure, session
+    )
+    contents: dict[str, Any] = {
+        "evaluations": evaluations,
+        "comparisons": comparisons,
+        "latency": latency,
+    }
     return write_report(
-        RunDir(folder), command="evaluate", recipe=recipe.model_dump(), cards=cards, notes=notes, **contents
+        RunDir(folder),
+        command="evaluate",
+        recipe=recipe.model_dump(),
+        cards=cards,
+        notes=notes,
+        **contents,
     )
 
 
-def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_code: bool) -> TaskModel:
+def _under_mask(
+    recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_code: bool
+) -> TaskModel:
     """A base under a mask, with the head of the mask. Raises UsageError: see `kdcli.sparse.load.load`; a mask for
     another task or other labels."""
     base = recipe.models[0]
@@ -249,8 +300,13 @@ def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_cod
         how: dict[str, Any] = {"kind": recipe.head.kind or "mlm", "words": recipe.head.words}
         mask, encoder = published_mask(file, base, task, trust_remote_code=trust_remote_code, **how)
         apply_masks(encoder, mask.masks)
-        model, note = with_head(encoder, mask.info, mask.head, str(file)), f"taken for {head_of(mask.info)}"
-        tokenizer = tokenizer_for(base, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code)
+        model, note = (
+            with_head(encoder, mask.info, mask.head, str(file)),
+            f"taken for {head_of(mask.info)}",
+        )
+        tokenizer = tokenizer_for(
+            base, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code
+        )
         return TaskModel(model.eval(), tokenizer, str(file), note, mask.info.max_length)
     info = open_mask(file).info
     if (info.task, info.labels) != (task.name, task.labels):
@@ -260,8 +316,16 @@ def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_cod
             "evaluate a mask on its own task",
         )
     model = load(base, file, trust_remote_code=trust_remote_code)
-    tokenizer = tokenizer_for(base, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code)
-    return TaskModel(model, tokenizer, str(file), f"{base} under a mask, with the head of the mask", info.max_length)
+    tokenizer = tokenizer_for(
+        base, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code
+    )
+    return TaskModel(
+        model,
+        tokenizer,
+        str(file),
+        f"{base} under a mask, with the head of the mask",
+        info.max_length,
+    )
 
 
 def _card(model: Any, source: str) -> dict[str, Any]:
@@ -274,7 +338,11 @@ def _subject(name: str, model: Any, source: str) -> Subject:
 
 
 def _report(
-    recipe: EvaluateRecipe, session: Session, folder: Path, data: Labelled, evaluated: Mapping[str, _Evaluated]
+    recipe: EvaluateRecipe,
+    session: Session,
+    folder: Path,
+    data: Labelled,
+    evaluated: Mapping[str, _Evaluated],
 ) -> RunResult:
     evaluations, cards, notes, subjects = [], {}, list(data.notes), []
     for name, of in evaluated.items():
@@ -286,15 +354,26 @@ def _report(
         subjects.append(_subject(name, headed, source))
         cut = of.evaluator.features.rows.truncated / max(1, sum(map(len, data.sets.values())))
         verb = "need more than one window of" if data.task.kind == "span" else "were cut at"
-        notes.append(f"{name}: {of.model.note}; {cut:.1%} of the examples {verb} {of.max_length} tokens")
+        notes.append(
+            f"{name}: {of.model.note}; {cut:.1%} of the examples {verb} {of.max_length} tokens"
+        )
     latency, rows = measure(subjects, recipe.measure, session), []
     # All models have the same examples in the same order.
-    baseline, *others = [(name, of.evaluator.scorers(of.predictions)) for name, of in evaluated.items()]
+    baseline, *others = [
+        (name, of.evaluator.scorers(of.predictions)) for name, of in evaluated.items()
+    ]
     for model in others:
         Progress.log(f"{recipe.resamples:,} resamples: {model[0]} beside {baseline[0]}")
         rows += compared(evaluated[model[0]].evaluator, model, baseline, recipe.resamples)
-    contents: dict[str, Any] = {"notes": notes, "evaluations": evaluations, "comparisons": rows, "latency": latency}
-    return write_report(RunDir(folder), command="evaluate", recipe=recipe.model_dump(), cards=cards, **contents)
+    contents: dict[str, Any] = {
+        "notes": notes,
+        "evaluations": evaluations,
+        "comparisons": rows,
+        "latency": latency,
+    }
+    return write_report(
+        RunDir(folder), command="evaluate", recipe=recipe.model_dump(), cards=cards, **contents
+    )
 
 
 def _write_predictions(file: Path, data: Labelled, evaluated: Mapping[str, _Evaluated]) -> None:
@@ -302,8 +381,15 @@ def _write_predictions(file: Path, data: Labelled, evaluated: Mapping[str, _Eval
     for name, of in evaluated.items():
         examples = of.evaluator.features.examples
         for set_name, (begin, end) in of.evaluator.bounds.items():
-            for example, prediction in zip(examples[begin:end], of.predictions[begin:end], strict=True):
-                row: dict[str, Any] = {"model": name, "set": set_name, "id": example.id, "texts": list(example.texts)}
+            for example, prediction in zip(
+                examples[begin:end], of.predictions[begin:end], strict=True
+            ):
+                row: dict[str, Any] = {
+                    "model": name,
+                    "set": set_name,
+                    "id": example.id,
+                    "texts": list(example.texts),
+                }
                 row |= {"label": shown_label(data.task, example), "predicted": prediction.shown}
                 # A window without any span has the score infinity, which JSON lacks.
                 row["scores"] = [s if math.isfinite(s) else None for s in prediction.scores]
@@ -314,10 +400,14 @@ def _write_predictions(file: Path, data: Labelled, evaluated: Mapping[str, _Eval
     Progress.log(f"{len(lines):,} predictions in {file}")
 
 
-def _predict_test(recipe: EvaluateRecipe, model: TaskModel, session: Session) -> dict[str, list[Any]]:
+def _predict_test(
+    recipe: EvaluateRecipe, model: TaskModel, session: Session
+) -> dict[str, list[Any]]:
     """Set -> predicted value of each example of the test split."""
     task, source = str(recipe.task), recipe.data.source
-    data = open_labelled(task, source=source, split="test", training=False, withheld=True, log=Progress.log)
+    data = open_labelled(
+        task, source=source, split="test", training=False, withheld=True, log=Progress.log
+    )
     values = {}
     for name, examples in data.sets.items():
         # Some test files have labels; they are ignored.
@@ -346,7 +436,13 @@ def check_gates(result: RunResult, extras: Extras) -> None:
     GateError: at least one gate was missed."""
     missed = []
     for name in result.report.models if extras.gates else ():
-        values = summed_up({e.set: e.metrics for e in result.report.evaluations if e.model == name}, None)
-        missed += [f"{name} has {m} {values[m]:.4f}, below {v:g}" for m, v in extras.gates.items() if values[m] < v]
+        values = summed_up(
+            {e.set: e.metrics for e in result.report.evaluations if e.model == name}, None
+        )
+        missed += [
+            f"{name} has {m} {values[m]:.4f}, below {v:g}"
+            for m, v in extras.gates.items()
+            if values[m] < v
+        ]
     if missed:
         raise GateError("; ".join(missed), f"the report is in {result.folder}")

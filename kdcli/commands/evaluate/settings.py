@@ -37,4 +37,6 @@ class EvaluateRecipe(Section):
     measure: MeasureSettings = MeasureSettings(latency=False)
 
 
-RECIPES: dict[str, type[Section]] = {"evaluate": EvaluateRecipe}  # Folder of `recipes/` -> settings model
+RECIPES: dict[str, type[Section]] = {
+    "evaluate": EvaluateRecipe
+}  # Folder of `recipes/` -> settings model

@@ -45,32 +45,57 @@ class TaskJudge:
 
     @classmethod
     def open(
-        cls, task: str, settings: LabelledSettings, source: str, model: PreTrainedModel, *, trust_remote_code: bool
+        cls,
+        task: str,
+        settings: LabelledSettings,
+        source: str,
+        model: PreTrainedModel,
+        *,
+        trust_remote_code: bool,
     ) -> "TaskJudge":
         """Read a task's rows and predict them in torch. Raises UsageError: unusable data; a head for another task."""
         rows = training_rows(location(source))
         trusted = trust_remote_code
         opened = open_judged(task, settings, source, {source: rows}, trust_remote_code=trusted)
         check_head(source, model.config, opened.task)
-        tokenizer = tokenizer_for(source, of_words=opened.task.kind == "tokens", trust_remote_code=trusted)
+        tokenizer = tokenizer_for(
+            source, of_words=opened.task.kind == "tokens", trust_remote_code=trusted
+        )
         length = tuned_length(model.config, tokenizer, opened.task)
-        evaluator, _ = evaluator_of(opened, settings, TaskModel(model, tokenizer, source, "", length, rows))
+        evaluator, _ = evaluator_of(
+            opened, settings, TaskModel(model, tokenizer, source, "", length, rows)
+        )
         positions = positions_of(model.config)
         Progress.log(f"{task}: {len(evaluator.features.examples):,} examples in torch")
         with tempfile.TemporaryDirectory() as aside:
-            how: dict[str, Any] = {"device": model.device, "threads": latency_threads(), "folder": Path(aside)}
-            by_torch = runner_predictions(runner(model, "torch", "fp32", **how), evaluator, positions)
+            how: dict[str, Any] = {
+                "device": model.device,
+                "threads": latency_threads(),
+                "folder": Path(aside),
+            }
+            by_torch = runner_predictions(
+                runner(model, "torch", "fp32", **how), evaluator, positions
+            )
         return cls(opened, evaluator, by_torch, positions)
 
     def scores(self, made: Runner) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """A row of scores for each set, of torch and of the file, and the paired comparisons."""
-        both = {"torch": self.by_torch, "file": runner_predictions(made, self.evaluator, self.positions)}
-        found = {name: self.evaluator.evaluations(name, self.data.split, rows, worst=0) for name, rows in both.items()}
+        both = {
+            "torch": self.by_torch,
+            "file": runner_predictions(made, self.evaluator, self.positions),
+        }
+        found = {
+            name: self.evaluator.evaluations(name, self.data.split, rows, worst=0)
+            for name, rows in both.items()
+        }
         scores = [
-            {key: a[key] for key in ("task", "set", "split", "n")} | {"torch": a["metrics"], "file": b["metrics"]}
+            {key: a[key] for key in ("task", "set", "split", "n")}
+            | {"torch": a["metrics"], "file": b["metrics"]}
             for a, b in zip(found["torch"], found["file"], strict=True)
         ]
-        torch_side, file_side = ((name, self.evaluator.scorers(rows)) for name, rows in both.items())
+        torch_side, file_side = (
+            (name, self.evaluator.scorers(rows)) for name, rows in both.items()
+        )
         return scores, compared(self.evaluator, file_side, torch_side, RESAMPLES)
 
     def calibration(self) -> list[Batch]:
@@ -96,7 +121,9 @@ class HeadJudge:
         if self.task is None:
             return Found(alike)
         scores, comparisons = self.task.scores(made)
-        return Found(alike, scores, comparisons, dropped(comparisons, self.task.data.task.metrics[0]))
+        return Found(
+            alike, scores, comparisons, dropped(comparisons, self.task.data.task.metrics[0])
+        )
 
     def too_far(self, found: Found) -> str | None:
         return None
@@ -112,7 +139,11 @@ def dropped(comparisons: Sequence[dict[str, Any]], metric: str) -> float:
 
 
 def agreement(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, made: Runner, kind: Kind | None, texts: Sequence[str]
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    made: Runner,
+    kind: Kind | None,
+    texts: Sequence[str],
 ) -> dict[str, float]:
     """Compare a runner with torch in float32 on texts.
 
@@ -124,7 +155,12 @@ def agreement(
         # A question is a text, its context the next one.
         pair = [[*texts[1:], texts[0]][begin : begin + ROWS]] if kind == "span" else []
         length = min(TOKENS, positions_of(model.config) or TOKENS)
-        how: dict[str, Any] = {"padding": True, "truncation": True, "max_length": length, "return_tensors": "pt"}
+        how: dict[str, Any] = {
+            "padding": True,
+            "truncation": True,
+            "max_length": length,
+            "return_tensors": "pt",
+        }
         rows = tokenizer(list(texts[begin : begin + ROWS]), *pair, **how)
         batch = {k: rows[k] for k in ("input_ids", "attention_mask", "token_type_ids") if k in rows}
         with torch.no_grad():

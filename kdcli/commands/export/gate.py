@@ -35,7 +35,9 @@ class Judge(Protocol):
     def calibration(self) -> Sequence[Batch]: ...
 
 
-def write_gated(graph: Recorded, judge: Judge, max_drop: float | None) -> tuple[ModelFile, Found, dict[str, Any]]:
+def write_gated(
+    graph: Recorded, judge: Judge, max_drop: float | None
+) -> tuple[ModelFile, Found, dict[str, Any]]:
     """Write a file that may be used and loses at most `max_drop` points, None for any; returns it, what it is beside
     torch, and as facts the products by name, error and whether they stay in float32, and what each attempt lost. Raises
     GateError: it loses more with every product in float32; MachineError: its vectors are not those of torch."""
@@ -57,7 +59,11 @@ def write_gated(graph: Recorded, judge: Judge, max_drop: float | None) -> tuple[
         if max_drop is not None and not reason:
             assert found.drop is not None, "a bound needs a task"
             # Not `>`: a NaN is no score.
-            reason = "" if found.drop <= max_drop else f"{found.drop:.2f} points lost, allowed {max_drop:g}"
+            reason = (
+                ""
+                if found.drop <= max_drop
+                else f"{found.drop:.2f} points lost, allowed {max_drop:g}"
+            )
         attempts.append({"in_float": count, "drop": found.drop, "holds": not reason})
         Progress.log(f"{count} products in float32: {reason or 'holds'}")
         return not reason
@@ -75,7 +81,11 @@ def write_gated(graph: Recorded, judge: Judge, max_drop: float | None) -> tuple[
         holds(count)
         attempts.pop()
     assert latest is not None
-    facts: dict[str, Any] = {"max_drop": max_drop, "attempts": attempts} if max_drop is not None or errors else {}
+    facts: dict[str, Any] = (
+        {"max_drop": max_drop, "attempts": attempts} if max_drop is not None or errors else {}
+    )
     if errors:
-        facts["products"] = [{"name": n, "error": e, "float": i < count} for i, (n, e) in enumerate(errors.items())]
+        facts["products"] = [
+            {"name": n, "error": e, "float": i < count} for i, (n, e) in enumerate(errors.items())
+        ]
     return *latest, facts

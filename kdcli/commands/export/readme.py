@@ -38,12 +38,24 @@ def run(inputs):
 
 TEXTS = '["A first text.", "A second and somewhat longer one."]'
 USE: dict[str | None, tuple[str, str]] = {
-    EMBEDDING: (TEXTS, "_, vectors = run(inputs)  # of tokens, of texts\nprint((vectors @ vectors.T).tolist())"),
-    None: (TEXTS, "(last_hidden_state,) = run(inputs)\nprint(last_hidden_state.shape)  # texts, tokens, width"),
+    EMBEDDING: (
+        TEXTS,
+        "_, vectors = run(inputs)  # of tokens, of texts\nprint((vectors @ vectors.T).tolist())",
+    ),
+    None: (
+        TEXTS,
+        "(last_hidden_state,) = run(inputs)\nprint(last_hidden_state.shape)  # texts, tokens, width",
+    ),
     "class": (TEXTS, "(logits,) = run(inputs)\nprint([labels[i] for i in logits.argmax(-1)])"),
-    "multi": (TEXTS, "(logits,) = run(inputs)\nprint([[labels[i] for i in (row > 0).nonzero()[0]] for row in logits])"),
+    "multi": (
+        TEXTS,
+        "(logits,) = run(inputs)\nprint([[labels[i] for i in (row > 0).nonzero()[0]] for row in logits])",
+    ),
     "score": (TEXTS, "(logits,) = run(inputs)\nprint(logits[:, 0].tolist())"),
-    "tokens": (TEXTS, "(logits,) = run(inputs)\nprint([[labels[i] for i in row] for row in logits.argmax(-1)])"),
+    "tokens": (
+        TEXTS,
+        "(logits,) = run(inputs)\nprint([[labels[i] for i in row] for row in logits.argmax(-1)])",
+    ),
     "span": (
         '["Where is it?"], ["It is in the house."]',
         "start_logits, end_logits = run(inputs)\n"
@@ -68,17 +80,24 @@ def error_of(of: dict[str, Any], kind: str | None) -> str:
     return said(of["agreement"], kind) + exact
 
 
-def readme(facts: dict[str, Any], model: PreTrainedModel, kind: str | None, most: int | None, source: str) -> str:
+def readme(
+    facts: dict[str, Any], model: PreTrainedModel, kind: str | None, most: int | None, source: str
+) -> str:
     """Front matter, title, inputs, outputs, error and example code of the directory."""
     texts, rest = USE[kind]
     positions = most or positions_of(model.config)
-    options = [*(["truncation=True", f"max_length={positions}"] if positions else []), "padding=True"]
+    options = [
+        *(["truncation=True", f"max_length={positions}"] if positions else []),
+        "padding=True",
+    ]
     options += ["return_token_type_ids=True"] if "token_type_ids" in facts["inputs"] else []
     labelled = "labels[" in rest
     imports = "from transformers import " + ("AutoConfig, " * labelled) + "AutoTokenizer\n"
     labels = ['labels = AutoConfig.from_pretrained(".").id2label'] if labelled else []
     inputs = f'inputs = tokenizer({texts}, {", ".join(options)}, return_tensors="np")'
-    code = "\n".join([OPEN[facts["format"]].format(imports=imports, file=file_in(facts)), *labels, inputs, rest])
+    code = "\n".join(
+        [OPEN[facts["format"]].format(imports=imports, file=file_in(facts)), *labels, inputs, rest]
+    )
     install = {"onnx": "onnxruntime", "openvino": "openvino"}[facts["format"]]
     lines = list(facts["notes"])
     for of in facts["also"]:

@@ -69,10 +69,16 @@ class Exported:
         rows = []
         for of in self.by_file:
             row = {key: self.facts[key] for key in ("source", "format")}
-            row |= {key: of[key] for key in ("precision", "max_abs", "relative", "bytes")} | of["agreement"]
+            row |= {key: of[key] for key in ("precision", "max_abs", "relative", "bytes")} | of[
+                "agreement"
+            ]
             for scores in of.get("scores", ()):
                 task = f"{scores['task']} {scores['set']}".strip()
-                row |= {f"{task} {m} {side}": v for side in ("torch", "file") for m, v in scores[side].items()}
+                row |= {
+                    f"{task} {m} {side}": v
+                    for side in ("torch", "file")
+                    for m, v in scores[side].items()
+                }
             rows.append(row)
         return pd.DataFrame(rows)
 
@@ -95,7 +101,9 @@ class Exported:
             table.add_row("size", bytes_of(of["bytes"]))
             table.add_row("beside torch", error_of(of, self.facts["kind"]))
             for row in of.get("scores", ()):
-                values = ", ".join(f"{m} {v:.4f} (torch {row['torch'][m]:.4f})" for m, v in row["file"].items())
+                values = ", ".join(
+                    f"{m} {v:.4f} (torch {row['torch'][m]:.4f})" for m, v in row["file"].items()
+                )
                 table.add_row(row["task"], values)
         yield table
         yield from (note for of in self.by_file for note in of["notes"])
@@ -125,7 +133,9 @@ def run(
     that cannot be loaded or exported; GateError: too much is lost; MachineError: a library is missing, the disk is
     full, or the file differs from torch."""
     check_request(format, precisions, task, max_drop)
-    name = "-".join(["export", Path(short(source)).name, format, *(p for p in precisions if p != "fp32")])
+    name = "-".join(
+        ["export", Path(short(source)).name, format, *(p for p in precisions if p != "fp32")]
+    )
     folder = output_dir or numbered(name, taken=overwrite)
     check_folder(folder, overwrite)
     loaded = _load_vectors if pooling is not None or read_format(source) is not None else _load_head
@@ -137,36 +147,58 @@ def run(
         with recorded(model, aside, format, precisions[0], pool=part.pool) as graph:
             for precision in precisions:
                 judged = max_drop is not None or (kind == EMBEDDING and precision != "fp32")
-                file, found, gate = write_gated(graph.at(precision, judged=judged), part.judge, max_drop)
+                file, found, gate = write_gated(
+                    graph.at(precision, judged=judged), part.judge, max_drop
+                )
                 made.append((file, _facts_of(precision, file, found, gate)))
         written = {file.path: _parts(file.path) for file, _ in made}
         for file, of in made:
             of["bytes"] = sum(part.stat().st_size for part in written[file.path])
         (file, main), *also = made
-        facts: dict[str, Any] = {"source": short(source), "format": format, "architecture": type(model).__name__}
+        facts: dict[str, Any] = {
+            "source": short(source),
+            "format": format,
+            "architecture": type(model).__name__,
+        }
         facts |= {"kind": kind, "inputs": list(file.inputs), "outputs": list(file.outputs)}
         parts = sorted(part for parts in written.values() for part in parts)
         facts["files"] = {f.relative_to(aside).as_posix(): f.stat().st_size for f in parts}
-        card = describe(model, short(source), None) | {"bytes": main["bytes"], "held_in": precisions[0]}
+        card = describe(model, short(source), None) | {
+            "bytes": main["bytes"],
+            "held_in": precisions[0],
+        }
         facts["card"] = card | {"sha256": _sha256(written[file.path])}
         facts |= main | {"notes": [*part.notes, *main["notes"]], "also": [of for _, of in also]}
         facts |= {"task": task, "data": data.source} if task is not None else {}
-        facts["versions"] = versions() | {name: library(name, format).__version__ for name in RUNTIMES[format]}
+        facts["versions"] = versions() | {
+            name: library(name, format).__version__ for name in RUNTIMES[format]
+        }
         (model if weights else model.config).save_pretrained(aside)
         if part.format is not None:
             save_format(part.format, model.config.hidden_size, aside)
         save_tokenizer(tokenizer, aside)
         write_training_rows(aside, training_rows(location(source)))
-        write_atomic(aside / "README.md", readme(facts, model, kind, part.longest, location(source)))
+        write_atomic(
+            aside / "README.md", readme(facts, model, kind, part.longest, location(source))
+        )
         write_atomic(aside / FACTS, json.dumps(facts, indent=2))
     return Exported(facts, folder)
 
 
-def _facts_of(precision: str, file: ModelFile, found: Found, gate: dict[str, Any]) -> dict[str, Any]:
+def _facts_of(
+    precision: str, file: ModelFile, found: Found, gate: dict[str, Any]
+) -> dict[str, Any]:
     """What export.json has of one file."""
-    facts: dict[str, Any] = {"precision": precision, "max_abs": file.max_abs, "relative": file.relative}
+    facts: dict[str, Any] = {
+        "precision": precision,
+        "max_abs": file.max_abs,
+        "relative": file.relative,
+    }
     facts |= {"agreement": found.agreement}
-    facts["limits"] = {"max_abs": EXACT if precision == "fp32" else None, "relative": LIMITS[precision]}
+    facts["limits"] = {
+        "max_abs": EXACT if precision == "fp32" else None,
+        "relative": LIMITS[precision],
+    }
     if found.scores:
         facts |= {"scores": found.scores, "comparisons": found.comparisons}
     return facts | gate | {"notes": _notes(gate, found)}
@@ -174,22 +206,31 @@ def _facts_of(precision: str, file: ModelFile, found: Found, gate: dict[str, Any
 
 def _parts(file: Path) -> list[Path]:
     """A model file and that of its weights: `openvino_model.bin`, or `model.onnx.data` above 2 GB."""
-    return sorted(part for part in file.parent.iterdir() if part.name.split(".")[0] == file.name.split(".")[0])
+    return sorted(
+        part for part in file.parent.iterdir() if part.name.split(".")[0] == file.name.split(".")[0]
+    )
 
 
-def check_request(format: str, precisions: Sequence[str], task: str | None, max_drop: float | None) -> None:
+def check_request(
+    format: str, precisions: Sequence[str], task: str | None, max_drop: float | None
+) -> None:
     """Check what needs no model. Raises UsageError, MachineError: see `run`."""
     if format not in RUNTIMES:
         raise UsageError(
-            f"unknown format '{format}'{did_you_mean(format, RUNTIMES)}", f"allowed: {', '.join(RUNTIMES)}"
+            f"unknown format '{format}'{did_you_mean(format, RUNTIMES)}",
+            f"allowed: {', '.join(RUNTIMES)}",
         )
-    if wrong := next((precision for precision in precisions if (format, precision) not in FILES), None):
+    if wrong := next(
+        (precision for precision in precisions if (format, precision) not in FILES), None
+    ):
         allowed = ", ".join(p for f, p in FILES if f == format)
         raise UsageError(f"{format} is not written in {wrong}", f"allowed: {allowed}")
     for name in RUNTIMES[format]:
         library(name, format)
     if max_drop is not None and task is None:
-        raise UsageError("--max-drop needs a task to judge the file on", "add --task TASK [--data SOURCE]")
+        raise UsageError(
+            "--max-drop needs a task to judge the file on", "add --task TASK [--data SOURCE]"
+        )
     if max_drop is not None and not max_drop >= 0:
         raise UsageError(f"--max-drop must be at least 0 points, got {max_drop:g}")
 
@@ -212,24 +253,46 @@ class _Part:
         return None if self.format is None else Pool(self.format).eval()
 
 
-def _load_vectors(source: str, data: LabelledSettings, pooling: str | None, task: str | None, trusted: bool) -> _Part:
+def _load_vectors(
+    source: str, data: LabelledSettings, pooling: str | None, task: str | None, trusted: bool
+) -> _Part:
     embedder = Embedder.open(source, pooling=pooling, compacted=True, trust_remote_code=trusted)
     judged = judged_on(task, data, source)
     embedder.tokenizer.model_max_length = longest = embedder.max_length
     judge = VectorsJudge(embedder, judged_texts(judged, data.source), judged)
-    return _Part(embedder.model, embedder.tokenizer, EMBEDDING, [embedder.note], judge, embedder.format, longest)
+    return _Part(
+        embedder.model,
+        embedder.tokenizer,
+        EMBEDDING,
+        [embedder.note],
+        judge,
+        embedder.format,
+        longest,
+    )
 
 
-def _load_head(source: str, data: LabelledSettings, _: str | None, task: str | None, trusted: bool) -> _Part:
+def _load_head(
+    source: str, data: LabelledSettings, _: str | None, task: str | None, trusted: bool
+) -> _Part:
     if task is None:
-        texts = list(itertools.islice(open_source(data.source or "demo").documents("train", None), TEXTS_COMPARED))
+        texts = list(
+            itertools.islice(
+                open_source(data.source or "demo").documents("train", None), TEXTS_COMPARED
+            )
+        )
     model, tokenizer, kind, notes = _load(source, trusted)
     of_task = None
     if task is not None:
         if kind is None:
-            raise UsageError(f"{source} has no head for task {task}", "--pooling makes an encoder an embedding model")
+            raise UsageError(
+                f"{source} has no head for task {task}",
+                "--pooling makes an encoder an embedding model",
+            )
         of_task = TaskJudge.open(task, data, source, model, trust_remote_code=trusted)
-        texts = [" ".join(example.texts) for example in of_task.evaluator.features.examples[:TEXTS_COMPARED]]
+        texts = [
+            " ".join(example.texts)
+            for example in of_task.evaluator.features.examples[:TEXTS_COMPARED]
+        ]
     return _Part(model, tokenizer, kind, notes, HeadJudge(model, tokenizer, kind, texts, of_task))
 
 
@@ -239,7 +302,9 @@ def _notes(gate: dict[str, Any], found: Found) -> list[str]:
     for row in found.comparisons:
         name = f"{row['task']} {row['set']}".strip()
         between = f"95 % between {row['low']:+.4f} and {row['high']:+.4f}"
-        notes.append(f"{name}: {row['metric']} differs from torch by {row['difference']:+.4f}, {between}")
+        notes.append(
+            f"{name}: {row['metric']} differs from torch by {row['difference']:+.4f}, {between}"
+        )
     kept = [each for each in gate.get("products", ()) if each["float"]]
     if kept:
         names = ", ".join(f"{each['name']} ({each['error']:.2g})" for each in kept)
@@ -279,7 +344,11 @@ def _load(
         kind = next((k for k, problem in PROBLEM.items() if problem == config.problem_type), kind)
     model = load_weights(source, auto, trust_remote_code=trust_remote_code).eval()
     headless = kind is None and architecture != type(model).__name__
-    notes = [f"the head of {architecture} is left out: the file outputs the last hidden state"] if headless else []
+    notes = (
+        [f"the head of {architecture} is left out: the file outputs the last hidden state"]
+        if headless
+        else []
+    )
     return model, tokenizer, kind, notes
 
 

@@ -24,7 +24,10 @@ from kdcli.training.launch import Session, start
 from kdcli.types import Batch
 
 TEXTS_COMPARED = 256
-CALIBRATED, ROWS = 32, 8  # Texts on which the error of each product is measured, and of a batch of them
+CALIBRATED, ROWS = (
+    32,
+    8,
+)  # Texts on which the error of each product is measured, and of a batch of them
 SAME = 0.99  # Least mean cosine to torch's vectors
 
 
@@ -46,12 +49,20 @@ class VectorsJudge:
         return self.embedder.vectors(self.texts, "", self.session)
 
     def judge(self, file: ModelFile) -> Found:
-        by_file = replace(self.embedder, runner=file_runner(file.path, threads=0), outputs=file.outputs)
+        by_file = replace(
+            self.embedder, runner=file_runner(file.path, threads=0), outputs=file.outputs
+        )
         values = cosines(self.of_torch, by_file.vectors(self.texts, "", self.session))
-        alike = {"texts": len(self.texts), "cosine": float(values.mean()), "least": float(values.min())}
+        alike = {
+            "texts": len(self.texts),
+            "cosine": float(values.mean()),
+            "least": float(values.min()),
+        }
         if self.judged is None:
             return Found(alike)
-        evaluations, comparisons = scored([self.judged], {"torch": self.embedder, "file": by_file}, self.session)
+        evaluations, comparisons = scored(
+            [self.judged], {"torch": self.embedder, "file": by_file}, self.session
+        )
         metrics = {row["model"]: row["metrics"] for row in evaluations}
         first = next(iter(evaluations[0]["metrics"]))
         scores = [{key: evaluations[0][key] for key in ("task", "set", "split", "n")} | metrics]
@@ -60,12 +71,16 @@ class VectorsJudge:
     def too_far(self, found: Found) -> str | None:
         # Not `<`: a NaN must fail too.
         cosine = found.agreement["cosine"]
-        return None if cosine >= SAME else f"the mean cosine of its vectors to torch's is {cosine:.3f}"
+        return (
+            None if cosine >= SAME else f"the mean cosine of its vectors to torch's is {cosine:.3f}"
+        )
 
     def calibration(self) -> list[Batch]:
         texts = self.texts[:CALIBRATED]
         rows = self.embedder.rows(texts, [""] * len(texts))
-        return [rows.batch(np.arange(i, min(i + ROWS, len(rows)))) for i in range(0, len(rows), ROWS)]
+        return [
+            rows.batch(np.arange(i, min(i + ROWS, len(rows)))) for i in range(0, len(rows), ROWS)
+        ]
 
 
 def judged_on(task: str | None, settings: LabelledSettings, source: str) -> Judged | None:
@@ -75,7 +90,9 @@ def judged_on(task: str | None, settings: LabelledSettings, source: str) -> Judg
         return None
     if task == RETRIEVAL:
         return Judged(task, retrieval=read_retrieval(settings.source or ""))
-    return Judged(task, open_pairs(task, settings, {source: training_rows(location(source))}), settings)
+    return Judged(
+        task, open_pairs(task, settings, {source: training_rows(location(source))}), settings
+    )
 
 
 def judged_texts(judged: Judged | None, data: str | None) -> list[str]:
@@ -84,8 +101,17 @@ def judged_texts(judged: Judged | None, data: str | None) -> list[str]:
         documents = open_source(data or "demo").documents("train", None)
         found = (text for document in documents for text in sentences(document))
     elif judged.retrieval is not None:
-        found = (text for side in (judged.retrieval.queries, judged.retrieval.documents) for text in side.values())
+        found = (
+            text
+            for side in (judged.retrieval.queries, judged.retrieval.documents)
+            for text in side.values()
+        )
     else:
         assert judged.pairs is not None
-        found = (text for rows in judged.pairs.sets.values() for example in rows for text in example.texts)
+        found = (
+            text
+            for rows in judged.pairs.sets.values()
+            for example in rows
+            for text in example.texts
+        )
     return list(itertools.islice(found, TEXTS_COMPARED))

@@ -25,10 +25,14 @@ from kdcli.errors import UsageError
 def finetune(
     model: Annotated[str | None, typer.Argument(help="Hub id, directory, or 'demo'.")] = None,
     task: Task = None,
-    seeds: Annotated[int | None, typer.Option(help="Runs of every setting, each with its own seed.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs of every setting, each with its own seed.")
+    ] = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=V1,V2,...", help="Try every value, e.g. lr=2e-5,3e-5; may be repeated."),
+        typer.Option(
+            metavar="KEY=V1,V2,...", help="Try every value, e.g. lr=2e-5,3e-5; may be repeated."
+        ),
     ] = None,
     metric: Metric = None,
     trim_vocab: TrimVocab = None,
@@ -43,7 +47,13 @@ def finetune(
 
     if task == "rerank" or (shared["recipe"] is not None and verb_of(shared["recipe"]) == "rerank"):
         return _finetune_reranker(given)
-    own = {"model": model, "task": task, "seeds": seeds, "metrics": metric, **grid_options(FinetuneRecipe, grid or ())}
+    own = {
+        "model": model,
+        "task": task,
+        "seeds": seeds,
+        "metrics": metric,
+        **grid_options(FinetuneRecipe, grid or ()),
+    }
     options = own | trim_options(trim_vocab) | training_options(given)
     resolved = finetune_recipe(recipe=shared["recipe"], sets=shared["sets"] or (), options=options)
     return show(run(resolved, invocation_of(given)), as_json=shared["json"])
@@ -52,11 +62,17 @@ def finetune(
 def _finetune_reranker(given: Mapping[str, Any]) -> Any:
     for name in ("seeds", "grid", "metric"):
         if given[name]:
-            raise UsageError(f"--{name} does not go with --task rerank", "start one run for each setting")
+            raise UsageError(
+                f"--{name} does not go with --task rerank", "start one run for each setting"
+            )
     from kdcli.commands.finetune.run import run_rerank
     from kdcli.downstream.settings import RerankRecipe
     from kdcli.recipe.resolve import resolve
 
-    own = {"student.source": given["model"]} | trim_options(given["trim_vocab"]) | training_options(given)
+    own = (
+        {"student.source": given["model"]}
+        | trim_options(given["trim_vocab"])
+        | training_options(given)
+    )
     resolved = resolve(RerankRecipe, recipe=given["recipe"], sets=given["sets"] or (), options=own)
     return show(run_rerank(resolved, invocation_of(given)), as_json=given["json"])

@@ -48,13 +48,20 @@ class _Grid:
         task, recipe, stages = self.task, self.resolved.recipe, self.stages
         metric = task.data.task.metrics[0]
         reports = [RunResult.read(stage.folder).report for stage in stages]
-        scores = [summed_up({e.set: e.metrics for e in r.evaluations}, recipe.choose_on) for r in reports]
-        alike = [range(first, first + recipe.seeds) for first in range(0, len(stages), recipe.seeds)]
+        scores = [
+            summed_up({e.set: e.metrics for e in r.evaluations}, recipe.choose_on) for r in reports
+        ]
+        alike = [
+            range(first, first + recipe.seeds) for first in range(0, len(stages), recipe.seeds)
+        ]
         best = max(alike, key=lambda numbers: statistics.fmean(scores[n][metric] for n in numbers))
         chosen = max(best, key=lambda n: scores[n][metric])
         seeds = [stage.resolved.recipe.train.seed for stage in stages]
         found = zip(self.settings, seeds, scores, strict=True)
-        runs = [{"settings": values, "seed": seed, "metrics": metrics} for values, seed, metrics in found]
+        runs = [
+            {"settings": values, "seed": seed, "metrics": metrics}
+            for values, seed, metrics in found
+        ]
         # Model, tokenizer and log.jsonl.
         for file in stages[chosen].folder.iterdir():
             if file.is_file() and file.name not in (RECIPE, REPORT):
@@ -62,9 +69,17 @@ class _Grid:
                     shutil.copy2(file, self.folder / file.name)
         report = reports[chosen]
         assert report.training is not None
-        selection = {"metric": metric, "on": chosen_on(task, recipe), "settings": runs[chosen]["settings"]}
+        selection = {
+            "metric": metric,
+            "on": chosen_on(task, recipe),
+            "settings": runs[chosen]["settings"],
+        }
         selection |= {"seed": runs[chosen]["seed"], "runs": runs}
-        contents = {"outcome": Outcome(**report.training.model_dump()), "notes": report.notes, "selection": selection}
+        contents = {
+            "outcome": Outcome(**report.training.model_dump()),
+            "notes": report.notes,
+            "selection": selection,
+        }
         contents["evaluations"] = [e.model_dump() for e in report.evaluations]
         card = report.models[FINETUNED].model_dump() | {"id": str(self.folder)}
         write_finetune_report(task, self.folder, recipe, card, timed=True, **contents)
@@ -78,9 +93,14 @@ def run(resolved: Resolved[FinetuneRecipe], invocation: Invocation) -> RunResult
     or data cannot be used."""
     recipe = resolved.recipe
     if recipe.model is None:
-        raise UsageError("no model given", "kdcli finetune MODEL --task TASK; MODEL is a hub id, a directory or 'demo'")
+        raise UsageError(
+            "no model given",
+            "kdcli finetune MODEL --task TASK; MODEL is a hub id, a directory or 'demo'",
+        )
     if recipe.task is None:
-        raise UsageError("no task given", "add --task, for example --task sst2, or --task own for your own files")
+        raise UsageError(
+            "no task given", "add --task, for example --task sst2, or --task own for your own files"
+        )
     check_grid([values for values, _ in combinations(resolved)])
     return run_command(resolved, invocation, _prepare)
 
@@ -90,7 +110,10 @@ def check_grid(settings: list[dict[str, Any]]) -> None:
     for number, values in enumerate(settings):
         for key, value in values.items():
             if key == "train.seed":
-                raise UsageError("grid.train.seed: seeds are no settings", "--seeds N runs every setting with N seeds")
+                raise UsageError(
+                    "grid.train.seed: seeds are no settings",
+                    "--seeds N runs every setting with N seeds",
+                )
             if (key != "keep" and not key.startswith("train.")) or key == "train.dtype":
                 raise UsageError(
                     f"grid.{key}: the runs of a grid share model, data and number format",
@@ -100,18 +123,25 @@ def check_grid(settings: list[dict[str, Any]]) -> None:
                 raise UsageError(f"grid.{key} must hold values to try, got {value!r} among them")
         if values in settings[:number]:
             repeated = ", ".join(f"{key}={value}" for key, value in values.items())
-            raise UsageError(f"the grid holds {repeated} twice", "give every value once; --seeds N repeats a setting")
+            raise UsageError(
+                f"the grid holds {repeated} twice",
+                "give every value once; --seeds N repeats a setting",
+            )
 
 
 def _prepare(resolved: Resolved[FinetuneRecipe], invocation: Invocation, session: Session) -> _Grid:
     recipe, first = resolved.recipe, resolved.recipe.train.seed
-    folder = choose_output_dir(f"finetune-{Path(str(recipe.model)).name}-{recipe.task}", resolved, invocation, session)
+    folder = choose_output_dir(
+        f"finetune-{Path(str(recipe.model)).name}-{recipe.task}", resolved, invocation, session
+    )
     task, headed = prepare(recipe, session, generates=True)
     stages, settings = [], []
     schedules: dict[str, str] = {}
     for values, setting in combinations(resolved):
         _, schedule = order_and_schedule(task, setting.recipe)
-        others = setting.recipe.train.model_dump(exclude={"epochs", "max_steps", "warmup_steps", "warmup_fraction"})
+        others = setting.recipe.train.model_dump(
+            exclude={"epochs", "max_steps", "warmup_steps", "warmup_fraction"}
+        )
         # What differs in epochs alone may still be as many steps.
         named = ", ".join(f"{key}={value}" for key, value in values.items())
         alike = schedules.setdefault(repr((schedule, setting.recipe.keep, others)), named)
@@ -127,34 +157,64 @@ def _prepare(resolved: Resolved[FinetuneRecipe], invocation: Invocation, session
             own = Resolved(setting.recipe.model_copy(update={"train": train}), setting.origins)
             parts = [f"{key.rpartition('.')[2]}={value}" for key, value in values.items()]
             inside = folder / "runs" / ",".join([*parts, f"seed={seed}"]).replace("/", "_")
-            stages.append(FinetuneStage(task, own, inside, repeats=recipe.seeds if invocation.dry_run else 1))
+            stages.append(
+                FinetuneStage(task, own, inside, repeats=recipe.seeds if invocation.dry_run else 1)
+            )
             settings.append(values)
     if len(combinations(resolved)) * recipe.seeds == 1:
         stages = [FinetuneStage(task, stages[0].resolved, folder, headed, timed=True)]
     return _Grid(resolved, invocation, folder, stages, settings, task)
 
 
-def run_rerank(resolved: Resolved[RerankRecipe], invocation: Invocation) -> RunResult | Estimate | None:
+def run_rerank(
+    resolved: Resolved[RerankRecipe], invocation: Invocation
+) -> RunResult | Estimate | None:
     """Fine-tune a reranker on lists of candidates; returns and raises as `run`."""
     recipe = resolved.recipe
     if recipe.student.source is None:
         raise UsageError("no model given", "kdcli finetune MODEL --task rerank --data DIR")
     if recipe.data.source is None:
-        raise UsageError("task rerank needs --data", "a file or directory of queries with their passages")
+        raise UsageError(
+            "task rerank needs --data", "a file or directory of queries with their passages"
+        )
     return run_command(resolved, invocation, _prepare_rerank)
 
 
-def _prepare_rerank(resolved: Resolved[RerankRecipe], invocation: Invocation, session: Session) -> RerankRun:
+def _prepare_rerank(
+    resolved: Resolved[RerankRecipe], invocation: Invocation, session: Session
+) -> RerankRun:
     recipe, source = resolved.recipe, str(resolved.recipe.student.source)
-    folder = choose_output_dir(f"finetune-{Path(source).name}-rerank", resolved, invocation, session)
-    train, held_out, split = read_lists(str(recipe.data.source), seed=recipe.data.split_seed, log=Progress.log)
+    folder = choose_output_dir(
+        f"finetune-{Path(source).name}-rerank", resolved, invocation, session
+    )
+    train, held_out, split = read_lists(
+        str(recipe.data.source), seed=recipe.data.split_seed, log=Progress.log
+    )
     scored = not np.isnan(train.scores).any()
     loss = recipe.ranking.loss
     if not scored and np.isnan(train.labels).all():
-        raise UsageError("the training passages have neither labels nor scores", "one of the two teaches the ranking")
+        raise UsageError(
+            "the training passages have neither labels nor scores",
+            "one of the two teaches the ranking",
+        )
     if not scored and loss == "margin-mse":
-        raise UsageError("ranking.loss margin-mse learns a score of each passage, and some have none", "take listwise")
+        raise UsageError(
+            "ranking.loss margin-mse learns a score of each passage, and some have none",
+            "take listwise",
+        )
     how = "scores in the data" if scored else "labels alone"
     make, notes = student_of(recipe, source, session, train)
     said = [f"trained on {how}", *notes]
-    return RerankRun(resolved, invocation, folder, session, "finetune", make, None, train, held_out, split, notes=said)
+    return RerankRun(
+        resolved,
+        invocation,
+        folder,
+        session,
+        "finetune",
+        make,
+        None,
+        train,
+        held_out,
+        split,
+        notes=said,
+    )

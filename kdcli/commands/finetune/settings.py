@@ -3,4 +3,6 @@
 from kdcli.downstream.settings import FinetuneRecipe
 from kdcli.recipe.sections import Section
 
-RECIPES: dict[str, type[Section]] = {"finetune": FinetuneRecipe}  # Folder of `recipes/` -> settings model
+RECIPES: dict[str, type[Section]] = {
+    "finetune": FinetuneRecipe
+}  # Folder of `recipes/` -> settings model

@@ -14,10 +14,18 @@ app.add_typer(mask, name="mask")
 
 MaskPath = Annotated[Path, typer.Argument(help="A mask file.")]
 AnyMask = Annotated[Path, typer.Argument(help="A mask file, or an .npy of the SMP authors.")]
-Base = Annotated[str | None, typer.Option(help="Where the base is; default: named in the mask.", metavar="MODEL")]
-Masking = Annotated[str | None, typer.Option(help="local, global or proportional (default); of --sparsity.")]
-OfTask = Annotated[str | None, typer.Option("--task", help="Of an .npy: the task of its head.", metavar="TASK")]
-Sparsity = Annotated[float | None, typer.Option(help="Re-threshold the stored scores at this sparsity.")]
+Base = Annotated[
+    str | None, typer.Option(help="Where the base is; default: named in the mask.", metavar="MODEL")
+]
+Masking = Annotated[
+    str | None, typer.Option(help="local, global or proportional (default); of --sparsity.")
+]
+OfTask = Annotated[
+    str | None, typer.Option("--task", help="Of an .npy: the task of its head.", metavar="TASK")
+]
+Sparsity = Annotated[
+    float | None, typer.Option(help="Re-threshold the stored scores at this sparsity.")
+]
 
 
 @mask.command("info")
@@ -32,7 +40,9 @@ def mask_info(file: MaskPath, **shared: Any) -> Any:
 @mask.command("diff")
 @with_options("json")
 def mask_diff(
-    first: MaskPath, second: Annotated[Path, typer.Argument(help="Another one of the same base.")], **shared: Any
+    first: MaskPath,
+    second: Annotated[Path, typer.Argument(help="Another one of the same base.")],
+    **shared: Any,
 ) -> Any:
     """Compare two masks."""
     from kdcli.commands.mask import run
@@ -62,7 +72,9 @@ def mask_compact(
     task: OfTask = None,
     sparsity: Sparsity = None,
     masking: Masking = None,
-    drop_rows_below: Annotated[int, typer.Option(help="Treat rows with fewer than N weights as empty.")] = 0,
+    drop_rows_below: Annotated[
+        int, typer.Option(help="Treat rows with fewer than N weights as empty.")
+    ] = 0,
     **shared: Any,
 ) -> Any:
     """Save the model without its empty rows, columns and heads: smaller and faster."""
@@ -74,6 +86,9 @@ def _save(given: dict[str, Any], **how: Any) -> Any:
         raise UsageError("--masking changes nothing without --sparsity", "add --sparsity")
     from kdcli.commands.mask import run
 
-    how |= {name: given[name] for name in ("base", "task", "sparsity", "output_dir", "trust_remote_code")}
+    how |= {
+        name: given[name]
+        for name in ("base", "task", "sparsity", "output_dir", "trust_remote_code")
+    }
     how |= {"sets": given["sets"] or (), "masking": given["masking"] or "proportional"}
     return show(run.apply(given["file"], **how), as_json=given["json"])

@@ -26,7 +26,14 @@ from kdcli.recipe.sections import Section
 from kdcli.report.text import bytes_of, number, percent
 from kdcli.sparse.compact import compact
 from kdcli.sparse.load import head_of, published_mask, with_head
-from kdcli.sparse.mask_file import PUBLISHED, MaskFile, apply_masks, check_base, open_mask, read_mask
+from kdcli.sparse.mask_file import (
+    PUBLISHED,
+    MaskFile,
+    apply_masks,
+    check_base,
+    open_mask,
+    read_mask,
+)
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import numbered
 
@@ -45,7 +52,9 @@ class MaskResult:
     def renderables(self) -> Iterable[Any]:
         if self.table:
             (first, *others), *rows = self.table
-            shown = Table(first, *(Column(name, justify="right") for name in others), header_style="bold")
+            shown = Table(
+                first, *(Column(name, justify="right") for name in others), header_style="bold"
+            )
             for row in rows:
                 shown.add_row(*row)
             yield shown
@@ -86,17 +95,27 @@ def diff(first: Path, second: Path) -> MaskResult:
     mask other matrices."""
     one, other = read_mask(first), read_mask(second)
     if one.info.shapes != other.info.shapes:
-        raise UsageError(f"{first} and {second} are for models of other shapes", "compare masks of one base")
+        raise UsageError(
+            f"{first} and {second} are for models of other shapes", "compare masks of one base"
+        )
     table, facts = [["matrix", first.name, second.name, "shared"]], {}
     both_all = either_all = 0
     for name, mask in one.masks.items():
         both, either = int((mask & other.masks[name]).sum()), int((mask | other.masks[name]).sum())
         both_all, either_all = both_all + both, either_all + either
-        shares = float(mask.float().mean()), float(other.masks[name].float().mean()), both / max(1, either)
+        shares = (
+            float(mask.float().mean()),
+            float(other.masks[name].float().mean()),
+            both / max(1, either),
+        )
         facts[name] = dict(zip(("first", "second", "shared"), shares, strict=True))
         table.append([name, *(f"{share:.1%}" for share in shares)])
     shared = both_all / max(1, either_all)
-    differing = "" if one.info.base_sha256 == other.info.base_sha256 else "They were made for different weights. "
+    differing = (
+        ""
+        if one.info.base_sha256 == other.info.base_sha256
+        else "They were made for different weights. "
+    )
     note = f"{differing}{shared:.1%} of the weights that either keeps are kept by both."
     return MaskResult({"shared": shared, "matrices": facts}, [note], table)
 
@@ -148,10 +167,15 @@ def apply(
     kept, total = _density(masks.values()), sum(m.numel() for m in masks.values())
     size = sum(f.stat().st_size for f in folder.glob("model*.safetensors"))
     facts = {"folder": str(folder), "kept": kept, "weights": total, "bytes": size, "loads": loads}
-    lines = [f"{kept:.1%} of {total:,} weights kept, {bytes_of(size)}", f"model in {folder}: {loads}"]
+    lines = [
+        f"{kept:.1%} of {total:,} weights kept, {bytes_of(size)}",
+        f"model in {folder}: {loads}",
+    ]
     if file.suffix == PUBLISHED:
         lines.insert(0, f"the file holds bits alone and was taken for {head_of(mask.info)}")
-        facts |= mask.info.model_dump(mode="json", include={"task", "labels", "label_words", "architecture"})
+        facts |= mask.info.model_dump(
+            mode="json", include={"task", "labels", "label_words", "architecture"}
+        )
     return MaskResult(facts, lines)
 
 
@@ -173,16 +197,29 @@ def _open(
     """A mask, the encoder it is for, checked against each other, and the encoder's source."""
     if file.suffix == PUBLISHED:
         if base is None:
-            raise UsageError(f"{file} does not say which model it masks", "give it: --base bert-base-uncased")
-        head, named = resolve(_HeadRecipe, recipe=None, sets=sets).recipe.head, file.stem.split("_")[0]
+            raise UsageError(
+                f"{file} does not say which model it masks", "give it: --base bert-base-uncased"
+            )
+        head, named = (
+            resolve(_HeadRecipe, recipe=None, sets=sets).recipe.head,
+            file.stem.split("_")[0],
+        )
         of_task = task_of(task) if task is not None else tasks().get(named)
         if of_task is None and sets:
-            raise UsageError(f"{file} does not say which task its head is for", "give it: --task TASK")
-        how: dict[str, Any] = {"kind": head.kind, "words": head.words, "trust_remote_code": trust_remote_code}
+            raise UsageError(
+                f"{file} does not say which task its head is for", "give it: --task TASK"
+            )
+        how: dict[str, Any] = {
+            "kind": head.kind,
+            "words": head.words,
+            "trust_remote_code": trust_remote_code,
+        }
         mask, model = published_mask(file, base, of_task, **how)
         return mask, model, base
     if task is not None or sets:
-        raise UsageError(f"--task and --set are for an .npy of the SMP authors; {file} holds its own head")
+        raise UsageError(
+            f"--task and --set are for an .npy of the SMP authors; {file} holds its own head"
+        )
     coded = open_mask(file)
     source = base or coded.info.base
     model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
@@ -190,10 +227,14 @@ def _open(
     return coded.decode(model), model, source
 
 
-def _cut(mask: MaskFile, model: PreTrainedModel, sparsity: float, masking: str) -> Mapping[str, Tensor]:
+def _cut(
+    mask: MaskFile, model: PreTrainedModel, sparsity: float, masking: str
+) -> Mapping[str, Tensor]:
     """Masks of another sparsity, from the scores of a mask file."""
     if not 0 <= sparsity < 1:
-        raise UsageError(f"--sparsity must be at least 0 and less than 1, got {sparsity:g}", "0.9 removes 90 %")
+        raise UsageError(
+            f"--sparsity must be at least 0 and less than 1, got {sparsity:g}", "0.9 removes 90 %"
+        )
     if masking not in MASKINGS:
         raise UsageError(f"unknown masking '{masking}'", f"allowed: {', '.join(MASKINGS)}")
     if not mask.scores:

@@ -26,13 +26,20 @@ METHODS = ", ".join(method_names("kdcli.pruners", "pruner"))
 @with_options(*TRAINING)
 def prune(
     model: Annotated[str | None, typer.Argument(help="Hub id, directory, or 'demo'.")] = None,
-    method: Annotated[list[str] | None, typer.Option(help=f"{METHODS}; repeatable.", show_default=False)] = None,
-    sparsity: Annotated[
-        list[float] | None, typer.Option(help="Share of the weights to remove, e.g. 0.9; repeatable.")
+    method: Annotated[
+        list[str] | None, typer.Option(help=f"{METHODS}; repeatable.", show_default=False)
     ] = None,
-    masking: Annotated[str | None, typer.Option(help="local, global, proportional or threshold.")] = None,
+    sparsity: Annotated[
+        list[float] | None,
+        typer.Option(help="Share of the weights to remove, e.g. 0.9; repeatable."),
+    ] = None,
+    masking: Annotated[
+        str | None, typer.Option(help="local, global, proportional or threshold.")
+    ] = None,
     task: Task = None,
-    teacher: Annotated[str | None, typer.Option(help="A model fine-tuned on the task, to learn from too.")] = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="A model fine-tuned on the task, to learn from too.")
+    ] = None,
     eval_task: EvalTask = None,
     pooling: Pooling = None,
     trim_vocab: TrimVocab = None,
@@ -52,6 +59,9 @@ def prune(
     }
     own |= {"eval.tasks": eval_task, "embedding.pooling": pooling} | trim_options(trim_vocab)
     recipes = prune_recipes(
-        method or [], recipe=shared["recipe"], sets=shared["sets"] or (), options=own | training_options(given)
+        method or [],
+        recipe=shared["recipe"],
+        sets=shared["sets"] or (),
+        options=own | training_options(given),
     )
     return show(run(recipes, invocation_of(given)), as_json=shared["json"])

@@ -83,9 +83,15 @@ class EmbeddingPruning:
         model = copy.deepcopy(dense.model)
         card = describe_source(model, dense.source)
         self.of_base = facts_of(model, dense.source)
-        vectors = stored_vectors(dense, self.rows, recipe.embedding.cache_gb, session, dry_run=self.invocation.dry_run)
+        vectors = stored_vectors(
+            dense, self.rows, recipe.embedding.cache_gb, session, dry_run=self.invocation.dry_run
+        )
         dense.model.cpu()
-        how: dict[str, Any] = {"density": 1 - recipe.sparsity[0], "steps": schedule.steps, "lr": recipe.train.lr}
+        how: dict[str, Any] = {
+            "density": 1 - recipe.sparsity[0],
+            "steps": schedule.steps,
+            "lr": recipe.train.lr,
+        }
         pruner = build_pruner(recipe.method, recipe.pruner, model, **how)
         for name, parameter in model.named_parameters():
             if name.startswith("pooler."):
@@ -95,19 +101,33 @@ class EmbeddingPruning:
         shape = shape_of(model.config)
         objective = build_objective(TASK, recipe.loss, shape, shape)
         student = capture(model, objective.student_needs, Pool(dense.format).requires_grad_(False))
-        anchors_RE = anchors_of(vectors, numbers[held:], recipe.embedding.anchors, recipe.train.seed).to(session.device)
-        trace = Trace(pruner, self.folder if session.is_main and not self.invocation.dry_run else None, schedule.steps)
+        anchors_RE = anchors_of(
+            vectors, numbers[held:], recipe.embedding.anchors, recipe.train.seed
+        ).to(session.device)
+        trace = Trace(
+            pruner,
+            self.folder if session.is_main and not self.invocation.dry_run else None,
+            schedule.steps,
+        )
 
         def step(batch: Batch) -> StepLoss:
-            own = {n: Term(value, "rows") for n, value in pruner.terms().items()} if torch.is_grad_enabled() else {}
+            own = (
+                {n: Term(value, "rows") for n, value in pruner.terms().items()}
+                if torch.is_grad_enabled()
+                else {}
+            )
             terms = objective.terms(signals_of(batch, anchors_RE), student(batch))
-            return StepLoss({name: Term(value, objective.over[name]) for name, value in terms.items()} | own)
+            return StepLoss(
+                {name: Term(value, objective.over[name]) for name, value in terms.items()} | own
+            )
 
         def on_step_end(done: int) -> None:
             pruner.after(done)
             trace.after(done)
 
-        train, held_out = (Targets(self.rows, vectors, self.texts, n) for n in (numbers[held:], numbers[:held]))
+        train, held_out = (
+            Targets(self.rows, vectors, self.texts, n) for n in (numbers[held:], numbers[:held])
+        )
         hooks: dict[str, Any] = {"param_group": pruner.param_group, "on_step_end": on_step_end}
         job = Job({"model": student}, step, train, order, held_out, **hooks)
         if not self.invocation.dry_run:
@@ -123,11 +143,21 @@ class EmbeddingPruning:
         """The stage wrote it."""
 
     def _save_and_report(self, outcome: Outcome) -> None:
-        recipe, dense, folder, pruner, model = self.resolved.recipe, self.dense, self.folder, self.pruner, self.model
+        recipe, dense, folder, pruner, model = (
+            self.resolved.recipe,
+            self.dense,
+            self.folder,
+            self.pruner,
+            self.model,
+        )
         assert pruner is not None
         assert model is not None
         model.cpu().eval()
-        masks, scores, rows = pruner.masks.masks(), pruner.masks.scores(), training_rows(location(dense.source))
+        masks, scores, rows = (
+            pruner.masks.masks(),
+            pruner.masks.scores(),
+            training_rows(location(dense.source)),
+        )
         pruner.masks.fold()
         notes = [
             f"{dense.source}: {dense.note}",
@@ -153,14 +183,25 @@ class EmbeddingPruning:
         evaluations, comparisons = scored(self.judged, models, self.session)
         kept, difference = self._kept(models)
         if recipe.drop_rows_below <= 1 and not difference <= LOSSLESS:
-            raise MachineError(f"the compacted model differs from the masked one by {difference:.1e}, which is a bug")
+            raise MachineError(
+                f"the compacted model differs from the masked one by {difference:.1e}, which is a bug"
+            )
         if pruner.trains_weights:
             notes.append(
                 f"no mask file: {recipe.method} trains the weights too, so a mask alone would not make the model"
             )
         else:
-            metrics = {n: v for row in evaluations if row["model"] == MASKED for n, v in row["metrics"].items()}
-            facts = self.of_base | {"versions": versions(), "method": recipe.method, "metrics": metrics}
+            metrics = {
+                n: v
+                for row in evaluations
+                if row["model"] == MASKED
+                for n, v in row["metrics"].items()
+            }
+            facts = self.of_base | {
+                "versions": versions(),
+                "method": recipe.method,
+                "metrics": metrics,
+            }
             facts["pooling"] = None if read_format(dense.source) else dense.format.pooling
             info = MaskInfo(density=1 - recipe.sparsity[0], max_length=dense.max_length, **facts)
             write_mask(folder / MASK, info, masks, rows=rows)
@@ -178,47 +219,71 @@ class EmbeddingPruning:
             notes=notes,
             evaluations=evaluations,
             comparisons=comparisons,
-            pruning=[pruning_facts(recipe, model, masks, json.loads((folder / TRACE).read_text("utf-8")))],
+            pruning=[
+                pruning_facts(recipe, model, masks, json.loads((folder / TRACE).read_text("utf-8")))
+            ],
         )
 
     def _kept(self, models: dict[str, Embedder]) -> tuple[dict[str, dict[str, float]], float]:
         """How near the vectors of held-out texts are to the dense model's, and how far the compact model's are from the
         masked one's."""
         held = held_out_count(self.texts.texts, HELD_OUT)
-        of: dict[str, Array] = {n: m.vectors(self.texts.texts[:held], "", self.session) for n, m in models.items()}
+        of: dict[str, Array] = {
+            n: m.vectors(self.texts.texts[:held], "", self.session) for n, m in models.items()
+        }
         near = {name: cosines(vectors, of[DENSE]) for name, vectors in of.items() if name != DENSE}
         difference = float(np.abs(of[COMPACT] - of[MASKED]).max()) if COMPACT in of else 0.0
         size = max(1.0, float(np.abs(of[MASKED]).max()))
-        return {n: {"mean": float(c.mean()), "least": float(c.min())} for n, c in near.items()}, difference / size
+        return {
+            n: {"mean": float(c.mean()), "least": float(c.min())} for n, c in near.items()
+        }, difference / size
 
 
 def prepare_embedding(
-    recipes: Sequence[Resolved[PruneRecipe]], first: Resolved[PruneRecipe], invocation: Invocation, session: Session
+    recipes: Sequence[Resolved[PruneRecipe]],
+    first: Resolved[PruneRecipe],
+    invocation: Invocation,
+    session: Session,
 ) -> EmbeddingPruning:
     """Check everything and read the texts; claims nothing. Raises KdcliError: recipe, model or texts cannot be used."""
     recipe = first.recipe
     if len(recipes) > 1 or len(recipe.sparsity) > 1:
-        raise UsageError("--task embedding takes one method and one sparsity", "start a run for each")
+        raise UsageError(
+            "--task embedding takes one method and one sparsity", "start a run for each"
+        )
     if recipe.teacher is not None or recipe.keep == "best":
-        raise UsageError("--task embedding learns the model's own vectors: no --teacher, and the last masks are kept")
+        raise UsageError(
+            "--task embedding learns the model's own vectors: no --teacher, and the last masks are kept"
+        )
     dense = Embedder.open(
-        str(recipe.model), pooling=recipe.embedding.pooling, trust_remote_code=session.trust_remote_code
+        str(recipe.model),
+        pooling=recipe.embedding.pooling,
+        trust_remote_code=session.trust_remote_code,
     )
     Progress.log(f"{dense.source}: {dense.note}")
     shape = shape_of(dense.model.config)
     if build_objective(TASK, recipe.loss, shape, shape).teacher_needs != Needs():
-        raise UsageError("loss.relations_weight and loss.hidden_weight are for kdcli distill, not for prune")
+        raise UsageError(
+            "loss.relations_weight and loss.hidden_weight are for kdcli distill, not for prune"
+        )
     check_dimensions(recipe.loss, dense.format.width(shape.hidden))
     if recipe.data.source is None:
         raise UsageError("no text given", "kdcli prune EMBEDDER --task embedding --data TEXT")
-    folder = choose_output_dir(f"prune-{Path(dense.source).name}-{TASK}", first, invocation, session)
+    folder = choose_output_dir(
+        f"prune-{Path(dense.source).name}-{TASK}", first, invocation, session
+    )
     judged = judged_sets(recipe.eval, {dense.source: training_rows(location(dense.source))})
     settings = recipe.embedding
-    how: dict[str, Any] = {"rows": settings.rows, "paired": recipe.loss.get("contrastive_weight", 0) > 0}
+    how: dict[str, Any] = {
+        "rows": settings.rows,
+        "paired": recipe.loss.get("contrastive_weight", 0) > 0,
+    }
     texts = read_texts(recipe.data.source, column=None, unit=settings.unit, log=Progress.log, **how)
     notes: list[str] = []
     if recipe.trim.use:
-        dense, _, notes = trimmed(dense, recipe.trim, texts.texts, prompts=dense.format.prompts.values())
+        dense, _, notes = trimmed(
+            dense, recipe.trim, texts.texts, prompts=dense.format.prompts.values()
+        )
         for note in notes:
             Progress.log(note)
     rows = dense.rows(texts.texts, texts.roles, recipe.data.max_length)

@@ -45,14 +45,23 @@ class Pruning:
 
 
 def build_pruning(
-    task: PreparedTask, recipe: PruneRecipe, headed: TaskModel, teacher: TaskModel | None, folder: Path | None
+    task: PreparedTask,
+    recipe: PruneRecipe,
+    headed: TaskModel,
+    teacher: TaskModel | None,
+    folder: Path | None,
 ) -> Pruning:
     """Put masks on a model and make its job. `teacher`: fine-tuned on the task; its logits, and its states for methods
     that contrast, are learned too. `folder`: of the run, for the trace (main process) and the teacher's signals; None
     writes nothing."""
-    schedule, dense = order_and_schedule(task, recipe)[1], describe_source(headed.model, str(recipe.model))
+    schedule, dense = (
+        order_and_schedule(task, recipe)[1],
+        describe_source(headed.model, str(recipe.model)),
+    )
     density, steps, lr = 1 - recipe.sparsity[0], schedule.steps, recipe.train.lr
-    pruner = build_pruner(recipe.method, recipe.pruner, headed.model, density=density, steps=steps, lr=lr)
+    pruner = build_pruner(
+        recipe.method, recipe.pruner, headed.model, density=density, steps=steps, lr=lr
+    )
     inside = {id(p) for p in _encoder(headed.model).values()}
     for parameter in headed.model.parameters():
         if id(parameter) not in inside:
@@ -64,7 +73,9 @@ def build_pruning(
         for parameter in _encoder(headed.model).values():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(task.session.compute_dtype)
-    return Pruning(recipe, headed, dense, pruner, job, schedule, density_warnings(recipe, pruner, steps))
+    return Pruning(
+        recipe, headed, dense, pruner, job, schedule, density_warnings(recipe, pruner, steps)
+    )
 
 
 def restore_precision(model: PreTrainedModel, base: PreTrainedModel) -> None:
@@ -79,7 +90,9 @@ def restore_precision(model: PreTrainedModel, base: PreTrainedModel) -> None:
 
 def _encoder(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
     """Parameters of the encoder; the pooler belongs to the head."""
-    return {name: p for name, p in model.base_model.named_parameters() if not name.startswith("pooler.")}
+    return {
+        name: p for name, p in model.base_model.named_parameters() if not name.startswith("pooler.")
+    }
 
 
 def _job(
@@ -118,7 +131,11 @@ def _job(
 
     def step(batch: Batch) -> StepLoss:
         # The method's terms come first: backward runs them last, when the activations are freed.
-        own = {name: Term(value, "rows") for name, value in pruner.terms().items()} if torch.is_grad_enabled() else {}
+        own = (
+            {name: Term(value, "rows") for name, value in pruner.terms().items()}
+            if torch.is_grad_enabled()
+            else {}
+        )
         # The teacher before the model: it takes keys out of the batch that no model accepts.
         of_teacher = taught.signals(batch) if taught is not None and "labels" in batch else None
         loss, signals = task_loss(kind, student, batch)
@@ -133,8 +150,13 @@ def _job(
         trace.after(done)
 
     examples = plain.examples if taught is None else taught.examples
-    job = replace(plain, step=step, on_step_end=on_step_end, param_group=pruner.param_group, examples=examples)
-    best, first = plain.best if pruner.density else None, first_at_final_density(pruner, schedule.steps)
+    job = replace(
+        plain, step=step, on_step_end=on_step_end, param_group=pruner.param_group, examples=examples
+    )
+    best, first = (
+        plain.best if pruner.density else None,
+        first_at_final_density(pruner, schedule.steps),
+    )
     return replace(job, best=best, best_from=first, shared=shared), schedule
 
 
@@ -190,7 +212,9 @@ class Trace:
             self.lists = json.loads(self.file.read_text("utf-8"))
 
     def after(self, done: int) -> None:
-        self.lists = {name: [p for p in points if p["step"] < done] for name, points in self.lists.items()}
+        self.lists = {
+            name: [p for p in points if p["step"] < done] for name, points in self.lists.items()
+        }
         if done % self.every and done != self.steps:
             return
         # The device is waited for, at so many points of the run.

@@ -24,16 +24,24 @@ def prune_recipes(
     chosen = list(methods) or [first.method]
     whole = recipe is not None and "task" in read_recipe(recipe, "prune")
     names = {} if whole else {method: f"{method}-{first.task}" for method in chosen}
-    available = {m: dict(flatten(read_recipe(name, "prune"))) for m, name in names.items() if name in shipped("prune")}
+    available = {
+        m: dict(flatten(read_recipe(name, "prune")))
+        for m, name in names.items()
+        if name in shipped("prune")
+    }
     resolved = []
     for method in chosen:
         beneath = {}
         for other, values in available.items():
             # Methods share examples and steps, not the learning rate.
             shared = [k for k in values if k.startswith(("data.", "train.")) and k != "train.lr"]
-            beneath[f"recipe {names[other]}"] = values if other == method else {k: values[k] for k in shared}
+            beneath[f"recipe {names[other]}"] = (
+                values if other == method else {k: values[k] for k in shared}
+            )
         own = {**options, "method": method if methods else None}
-        resolved.append(resolve(PruneRecipe, recipe=recipe, beneath=beneath, sets=sets, options=own))
+        resolved.append(
+            resolve(PruneRecipe, recipe=recipe, beneath=beneath, sets=sets, options=own)
+        )
     return resolved
 
 
@@ -42,5 +50,10 @@ def with_defaults(resolved: Resolved[PruneRecipe]) -> Resolved[PruneRecipe]:
     method."""
     method = resolved.recipe.method
     own = defaults(method)
-    keys = {"train.lr": own.lr, "train.warmup_fraction": own.warmup, "kd.weight": own.teacher, "head.kind": own.head}
+    keys = {
+        "train.lr": own.lr,
+        "train.warmup_fraction": own.warmup,
+        "kd.weight": own.teacher,
+        "head.kind": own.head,
+    }
     return defaulted(resolved, keys, f"method {method}")

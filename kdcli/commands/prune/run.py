@@ -57,7 +57,9 @@ class PruneStage:
         task, recipe = self.task, self.resolved.recipe
         Progress.log(f"{recipe.method}, sparsity {recipe.sparsity[0]:g}")
         headed, self.headed = self.headed or task.load(recipe), None
-        built = build_pruning(task, recipe, headed, self.teacher, None if self.dry_run else self.folder)
+        built = build_pruning(
+            task, recipe, headed, self.teacher, None if self.dry_run else self.folder
+        )
         Progress.log(*built.warnings)
         order, _ = order_and_schedule(task, recipe)
         tasks.log_padding(order)
@@ -120,26 +122,43 @@ def run(recipes: Recipes, invocation: Invocation) -> RunResult | Estimate | None
     recipes = [as_trained(as_trained(each, made_by.model), made_by.teacher) for each in recipes]
     first, methods = recipes[0].recipe, [r.recipe.method for r in recipes]
     if first.model is None or first.task is None:
-        raise UsageError("prune needs a model and a task", "kdcli prune MODEL --task TASK --sparsity 0.9")
+        raise UsageError(
+            "prune needs a model and a task", "kdcli prune MODEL --task TASK --sparsity 0.9"
+        )
     for each in recipes:
         check_settings(each.recipe.method, each.recipe.pruner)
     for what, given in (("method", methods), ("sparsity", [f"{s:g}" for s in first.sparsity])):
         if twice := [one for one in given if given.count(one) > 1]:
             raise UsageError(f"{what} {twice[0]} was given twice", "give each once")
-    of_vectors = [key for each in recipes for key in each.origins if key.startswith(("embedding.", "loss.", "eval."))]
+    of_vectors = [
+        key
+        for each in recipes
+        for key in each.origins
+        if key.startswith(("embedding.", "loss.", "eval."))
+    ]
     if of_vectors and first.task != EMBEDDING:
-        raise UsageError(f"{of_vectors[0]} is for --task {EMBEDDING}, not for task {first.task}", "leave it out")
+        raise UsageError(
+            f"{of_vectors[0]} is for --task {EMBEDDING}, not for task {first.task}", "leave it out"
+        )
     complete = [with_defaults(each) for each in recipes]
     invocation.check_pushed(len(stage_recipes(complete, Path())))
     prepare = prepare_embedding if first.task == EMBEDDING else _prepare
     return run_command(complete[0], invocation, partial(prepare, complete))
 
 
-def _prepare(recipes: Recipes, first: Resolved[PruneRecipe], invocation: Invocation, session: Session) -> PruneRun:
+def _prepare(
+    recipes: Recipes, first: Resolved[PruneRecipe], invocation: Invocation, session: Session
+) -> PruneRun:
     """Check models and data against each other and tokenise; claims nothing."""
     recipe = first.recipe
-    folder = choose_output_dir(f"prune-{Path(str(recipe.model)).name}-{recipe.task}", first, invocation, session)
-    beside = {recipe.teacher: training_rows(location(recipe.teacher))} if recipe.teacher is not None else {}
+    folder = choose_output_dir(
+        f"prune-{Path(str(recipe.model)).name}-{recipe.task}", first, invocation, session
+    )
+    beside = (
+        {recipe.teacher: training_rows(location(recipe.teacher))}
+        if recipe.teacher is not None
+        else {}
+    )
     task, headed = tasks.prepare(recipe, session, beside=beside)
     student = headed.tokenizer, str(recipe.model), recipe.head.label_map
     teacher = load_teacher(recipe.teacher, task, *student) if recipe.teacher is not None else None
@@ -169,6 +188,8 @@ def stage_recipes(recipes: Recipes, folder: Path) -> list[tuple[str, Resolved[Pr
         for sparsity in recipe.sparsity if exact else recipe.sparsity[:1]:
             own = Resolved(recipe.model_copy(update={"sparsity": [sparsity]}), resolved.origins)
             parts = [recipe.method] * (len(recipes) > 1) + [f"sparsity-{sparsity:g}"] * several
-            name = [recipe.method] * (len(recipes) > 1) + [f"{100 * sparsity:g} %"] * (several or len(recipes) == 1)
+            name = [recipe.method] * (len(recipes) > 1) + [f"{100 * sparsity:g} %"] * (
+                several or len(recipes) == 1
+            )
             stages.append((" ".join(name), own, folder.joinpath(*parts)))
     return stages

@@ -57,7 +57,11 @@ def save_and_report(
     recipe, headed, pruner = built.recipe, built.headed, built.pruner
     model, masks, scores = headed.model.cpu(), pruner.masks.masks(), pruner.masks.scores()
     evaluations = task.evaluator.evaluations(MASKED, task.data.split, predictions, WORST)
-    loads = "anywhere with trust_remote_code, for its class lies beside it" if is_custom(model) else "anywhere"
+    loads = (
+        "anywhere with trust_remote_code, for its class lies beside it"
+        if is_custom(model)
+        else "anywhere"
+    )
     notes = [*built.warnings, *down_to_one(masks), *task.notes]
     if outcome.best_step is not None:
         on, metric = chosen_on(task, recipe), task.data.task.metrics[0]
@@ -67,7 +71,9 @@ def save_and_report(
     notes.append(f"masked: zeros in a model that is not faster and loads {loads}")
     pruner.masks.fold()
     if base is None:
-        notes.append(f"no mask file: {recipe.method} trains the weights too, so a mask alone would not make the model")
+        notes.append(
+            f"no mask file: {recipe.method} trains the weights too, so a mask alone would not make the model"
+        )
     else:
         metrics = summed_up({e["set"]: e["metrics"] for e in evaluations}, None)
         head, info = _mask_info(task, recipe, model, base, metrics)
@@ -89,28 +95,56 @@ def save_and_report(
         evaluations += further
         notes.append(note)
     else:
-        notes.append(f"no compact form: {model.config.model_type} has none ({', '.join(sorted(PATHS))} have)")
-    latency = measure([Subject(DENSE, location(str(recipe.model))), *subjects], recipe.measure, task.session)
-    contents: dict[str, Any] = {"cards": cards, "folders": {MASKED: folder}, "latency": latency, "outcome": outcome}
-    contents |= {"notes": notes, "evaluations": evaluations, "auto_class": AUTO_CLASS[task.data.task.kind].__name__}
-    contents["pruning"] = [pruning_facts(recipe, model, masks, json.loads((folder / TRACE).read_text("utf-8")))]
+        notes.append(
+            f"no compact form: {model.config.model_type} has none ({', '.join(sorted(PATHS))} have)"
+        )
+    latency = measure(
+        [Subject(DENSE, location(str(recipe.model))), *subjects], recipe.measure, task.session
+    )
+    contents: dict[str, Any] = {
+        "cards": cards,
+        "folders": {MASKED: folder},
+        "latency": latency,
+        "outcome": outcome,
+    }
+    contents |= {
+        "notes": notes,
+        "evaluations": evaluations,
+        "auto_class": AUTO_CLASS[task.data.task.kind].__name__,
+    }
+    contents["pruning"] = [
+        pruning_facts(recipe, model, masks, json.loads((folder / TRACE).read_text("utf-8")))
+    ]
     write_report(RunDir(folder), command="prune", recipe=recipe.model_dump(), **contents)
 
 
 def _mask_info(
-    task: PreparedTask, recipe: PruneRecipe, model: PreTrainedModel, base: PreTrainedModel, metrics: dict[str, float]
+    task: PreparedTask,
+    recipe: PruneRecipe,
+    model: PreTrainedModel,
+    base: PreTrainedModel,
+    metrics: dict[str, float],
 ) -> tuple[dict[str, Tensor], MaskInfo]:
     """Head and header of a mask file, from the pruned model and the encoder as it was loaded."""
     (head, config), about = task_part(model, base), task.data.task
     words = tuple(recipe.head.words or about.words) if recipe.head.kind != "scratch" else ()
     facts = facts_of(base, str(recipe.model)) | {"versions": versions()}
     facts |= {"architecture": type(model).__name__, "config": config}
-    facts |= {"method": recipe.method, "density": 1 - recipe.sparsity[0], "metrics": metrics, "label_words": words}
+    facts |= {
+        "method": recipe.method,
+        "density": 1 - recipe.sparsity[0],
+        "metrics": metrics,
+        "label_words": words,
+    }
     return head, MaskInfo(task=about.name, labels=about.labels, max_length=task.max_length, **facts)
 
 
 def _evaluate_compact(
-    task: PreparedTask, headed: TaskModel, small: PreTrainedModel, evaluations: list[dict[str, Any]], dropped: int
+    task: PreparedTask,
+    headed: TaskModel,
+    small: PreTrainedModel,
+    evaluations: list[dict[str, Any]],
+    dropped: int,
 ) -> tuple[list[dict[str, Any]], str]:
     """Evaluations of the compact model and a note: those of the masked one, after a check, unless rows were dropped."""
     if dropped > 1:
@@ -124,27 +158,47 @@ def _evaluate_compact(
         masked, compacted = headed.model(**batch), small(**batch)
     names = [name for name in ("logits", "start_logits", "end_logits") if name in masked]
     largest = max(float(masked[name].abs().max()) for name in names)
-    difference = max(float((masked[name] - compacted[name]).abs().max()) for name in names) / max(1.0, largest)
+    difference = max(float((masked[name] - compacted[name]).abs().max()) for name in names) / max(
+        1.0, largest
+    )
     # Not `>`: a NaN must fail too.
     if not difference <= LOSSLESS:
-        raise MachineError(f"the compacted model differs from the masked one by {difference:.1e}, which is a bug")
+        raise MachineError(
+            f"the compacted model differs from the masked one by {difference:.1e}, which is a bug"
+        )
     note = f"compact: nothing but what was empty is gone; logits differ by at most {difference:.0e}"
     return [e | {"model": COMPACT} for e in evaluations], note
 
 
 def pruning_facts(
-    recipe: PruneRecipe, model: PreTrainedModel, masks: Mapping[str, Tensor], trace: Mapping[str, Any]
+    recipe: PruneRecipe,
+    model: PreTrainedModel,
+    masks: Mapping[str, Tensor],
+    trace: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What is kept where: a `kdcli.report.schema.Pruning`."""
     rows: list[dict[str, Any]] = [
-        {"name": m.name, "layer": m.layer, "kind": m.kind, "weights": m.numel, "kept": int(masks[m.name].sum())}
+        {
+            "name": m.name,
+            "layer": m.layer,
+            "kind": m.kind,
+            "weights": m.numel,
+            "kept": int(masks[m.name].sum()),
+        }
         for m in matrices(model)
     ]
     layout = layout_for(model.config)
     layers, numbers = layout.modules(model.base_model), dict.fromkeys(row["layer"] for row in rows)
     density = sum(row["kept"] for row in rows) / sum(row["weights"] for row in rows)
-    facts = {"model": MASKED, "method": recipe.method, "masking": recipe.pruner.get("masking"), "matrices": rows}
-    facts["heads"] = [_kept_by_head(masks, number, layout.heads(layers[number - 1])) for number in numbers]
+    facts = {
+        "model": MASKED,
+        "method": recipe.method,
+        "masking": recipe.pruner.get("masking"),
+        "matrices": rows,
+    }
+    facts["heads"] = [
+        _kept_by_head(masks, number, layout.heads(layers[number - 1])) for number in numbers
+    ]
     return {**facts, "sparsity": recipe.sparsity[0], "density": density, **trace}
 
 

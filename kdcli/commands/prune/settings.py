@@ -4,7 +4,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kdcli.downstream.settings import DownstreamSettings, FinetuneTrainSettings, TaskRecipe, VectorSettings
+from kdcli.downstream.settings import (
+    DownstreamSettings,
+    FinetuneTrainSettings,
+    TaskRecipe,
+    VectorSettings,
+)
 from kdcli.recipe.sections import KdSettings, Section, ShardTeacher
 
 
@@ -27,7 +32,9 @@ class PruneRecipe(TaskRecipe):
     model: str | None = "bert-base-uncased"
     task: str | None = "sst2"
     method: str = "smp"
-    sparsity: list[Annotated[float, Field(ge=0, lt=1)]] = Field(default_factory=lambda: [0.9], min_length=1)
+    sparsity: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
+        default_factory=lambda: [0.9], min_length=1
+    )
     teacher: str | None = None
     shard_teacher: ShardTeacher = None
     pruner: dict[str, Any] = Field(default_factory=dict)

@@ -62,7 +62,9 @@ class Estimate:
 
     def renderables(self) -> Iterable[Any]:
         table = Table("source", "shards", "tokens", "on disk", f"time, {self.workers} workers")
-        sizes = [bytes_of(n) if n is not None else "unknown" for n in (self.source_bytes, self.bytes)]
+        sizes = [
+            bytes_of(n) if n is not None else "unknown" for n in (self.source_bytes, self.bytes)
+        ]
         tokens = f"{self.tokens:,}" if self.tokens is not None else "unknown"
         took = duration(self.hours * 3600) if self.hours is not None else "unknown"
         table.add_row(sizes[0], f"{self.shards:,}", tokens, sizes[1], took)
@@ -89,14 +91,18 @@ def run(
         check_writable(output_dir, directory=True)
     opened = open_source(source)
     loaded = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
-    workers = workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    workers = workers or (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     if dry_run:
         return _estimate(opened, loaded, column, workers)
     assert output_dir is not None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     meta = tokenise(opened, loaded, column, output_dir, log=Progress.log, workers=workers)
-    counts = {split: sum(s.tokens or 0 for s in meta.shards if s.split == split) for split in meta.splits}
+    counts = {
+        split: sum(s.tokens or 0 for s in meta.shards if s.split == split) for split in meta.splits
+    }
     size = sum(map(meta.bytes_of, meta.shards))
     return Tokenised(str(output_dir), meta.name, len(meta.shards), counts, size)
 

@@ -11,8 +11,12 @@ from kdcli.cli.options import MAKING, invocation_of, show, with_options
 @app.command()
 @with_options("sets", "data", "device", *MAKING)
 def trim(
-    model: Annotated[str, typer.Argument(help="Hub id, directory, or 'demo'; its head goes with it.")],
-    vocab_size: Annotated[int | None, typer.Option(help="Keep so many tokens; default: all that --data need.")] = None,
+    model: Annotated[
+        str, typer.Argument(help="Hub id, directory, or 'demo'; its head goes with it.")
+    ],
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Keep so many tokens; default: all that --data need.")
+    ] = None,
     **shared: Any,
 ) -> Any:
     """Remove the tokens that your text does not need from a model's vocabulary."""

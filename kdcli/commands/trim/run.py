@@ -30,7 +30,9 @@ def run(resolved: Resolved[TrimRecipe], invocation: Invocation) -> RunResult | N
     was written if model or data cannot be used, or every token is needed."""
     recipe = resolved.recipe
     if recipe.data.source is None:
-        raise UsageError("no text given", "kdcli trim MODEL --data TEXT: the tokens of the text are kept")
+        raise UsageError(
+            "no text given", "kdcli trim MODEL --data TEXT: the tokens of the text are kept"
+        )
     session = launch("fp32", invocation, judging=True)
     if session is None:
         return None
@@ -38,7 +40,9 @@ def run(resolved: Resolved[TrimRecipe], invocation: Invocation) -> RunResult | N
     folder = choose_output_dir(f"trim-{Path(source).name}", resolved, invocation, session)
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
     model, fmt = load(source, trust_remote_code=trusted), read_format(source)
-    settings = TrimSettings(text=[recipe.data.source], size=recipe.vocab_size, column=recipe.data.column)
+    settings = TrimSettings(
+        text=[recipe.data.source], size=recipe.vocab_size, column=recipe.data.column
+    )
     prompts = fmt.prompts.values() if fmt else ()
     smaller, _, notes = trimmed(TaskModel(model, tokenizer, source, ""), settings, prompts=prompts)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
@@ -55,7 +59,10 @@ def run(resolved: Resolved[TrimRecipe], invocation: Invocation) -> RunResult | N
         RunDir(folder),
         command="trim",
         recipe=recipe.model_dump(),
-        cards={BEFORE: describe_source(model, source), AFTER: describe(smaller.model, str(folder), folder)},
+        cards={
+            BEFORE: describe_source(model, source),
+            AFTER: describe(smaller.model, str(folder), folder),
+        },
         folders={AFTER: folder},
         latency=measure(subjects, recipe.measure, session),
         notes=notes,

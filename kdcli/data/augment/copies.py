@@ -82,7 +82,9 @@ def augment(
     for example in examples:
         choices = [choices_of[text] for text in _texts(task, example)]
         without += sum(not options for text_choices in choices for _, _, options in text_choices)
-        for copy, words_seen, words_replaced in _copies(task, example, choices, copies, probability, seed):
+        for copy, words_seen, words_replaced in _copies(
+            task, example, choices, copies, probability, seed
+        ):
             made.append(copy)
             words += words_seen
             replaced += words_replaced
@@ -125,18 +127,31 @@ def _candidates(
         likely = [[(word, None) for word in one.words] for one in read(texts, tokenizer)]
     else:
         likely = masked_words.candidates(texts, count)
-    spelled = [[(text[w.begin : w.end], w, c) for w, c in words] for text, words in zip(texts, likely, strict=True)]
-    missing = list(dict.fromkeys(spelling for words in spelled for spelling, _, c in words if c is None))
+    spelled = [
+        [(text[w.begin : w.end], w, c) for w, c in words]
+        for text, words in zip(texts, likely, strict=True)
+    ]
+    missing = list(
+        dict.fromkeys(spelling for words in spelled for spelling, _, c in words if c is None)
+    )
     near = dict(zip(missing, neighbours.nearest(missing, count), strict=True))
     # Sorted: where two are equally likely, the last bit of a sum must not decide which is drawn.
     return [
-        [(word.begin, word.end, sorted(near[spelling] if c is None else c)) for spelling, word, c in words]
+        [
+            (word.begin, word.end, sorted(near[spelling] if c is None else c))
+            for spelling, word, c in words
+        ]
         for words in spelled
     ]
 
 
 def _copies(
-    task: Task, example: Example, choices: Sequence[Choices], copies: int, probability: float, seed: int
+    task: Task,
+    example: Example,
+    choices: Sequence[Choices],
+    copies: int,
+    probability: float,
+    seed: int,
 ) -> Iterator[tuple[Example, int, int]]:
     """The copies of an example, each with the words of the text it changes and how many of them it replaced."""
     turns = [i for i, words in enumerate(choices) if any(options for _, _, options in words)] or [0]
@@ -155,8 +170,14 @@ def _copies(
         if task.kind == "tokens":
             texts = tuple(_edited_words(example.texts, edits))
         else:
-            texts = tuple(_edited(text, edits) if i == turn else text for i, text in enumerate(example.texts))
-        yield replace(example, id=f"{example.id}+{number + 1}", texts=texts), len(choices[turn]), len(edits)
+            texts = tuple(
+                _edited(text, edits) if i == turn else text for i, text in enumerate(example.texts)
+            )
+        yield (
+            replace(example, id=f"{example.id}+{number + 1}", texts=texts),
+            len(choices[turn]),
+            len(edits),
+        )
 
 
 def _edited(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
@@ -173,7 +194,9 @@ def _edited_words(words: Sequence[str], edits: Sequence[tuple[int, int, str]]) -
     begin = 0
     for word in words:
         end = begin + len(word)
-        yield _edited(word, [(b - begin, e - begin, new) for b, e, new in edits if begin <= b and e <= end])
+        yield _edited(
+            word, [(b - begin, e - begin, new) for b, e, new in edits if begin <= b and e <= end]
+        )
         begin = end + 1
 
 

@@ -19,7 +19,9 @@ from kdcli.errors import UsageError
 
 WINDOW = 256  # Tokens of a query; a word of a longer text is queried within the piece of this size that holds it.
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}  # More does not make it faster.
-SPARE = 6  # Extra words per query: the masked word and its other spellings are among the likely ones.
+SPARE = (
+    6  # Extra words per query: the masked word and its other spellings are among the likely ones.
+)
 
 
 class _Query(NamedTuple):
@@ -48,11 +50,15 @@ class MaskedWords:
             hint = "name a masked language model, such as the checkpoint that the teacher was fine-tuned from"
             raise UsageError(f"{name} has no mask token, so its model cannot predict words", hint)
         if not known:
-            raise UsageError(f"{name} has no token that is a word, so its model cannot predict words")
+            raise UsageError(
+                f"{name} has no token that is a word, so its model cannot predict words"
+            )
         self.model, self.tokenizer, self.device = model.to(device).eval(), tokenizer, device
         self._words = {number: word for number, (word, _) in known.items()}
         self._ids_of = {
-            kind: torch.tensor([n for n, (_, s) in known.items() if s == kind], dtype=torch.int64, device=device)
+            kind: torch.tensor(
+                [n for n, (_, s) in known.items() if s == kind], dtype=torch.int64, device=device
+            )
             for kind in (False, True)
         }
         frame = tokenizer("a", return_special_tokens_mask=True)
@@ -61,23 +67,34 @@ class MaskedWords:
         self._after = frame["input_ids"][len(special) - special[::-1].index(0) :]
         positions = getattr(model.config, "max_position_embeddings", None)
         # RoBERTa and its kin count positions from the padding id on.
-        window = min(WINDOW, positions - 2) if isinstance(positions, int) and positions > 2 else WINDOW
+        window = (
+            min(WINDOW, positions - 2) if isinstance(positions, int) and positions > 2 else WINDOW
+        )
         self._room = window - len(self._before) - len(self._after)
 
-    def candidates(self, texts: Sequence[str], count: int) -> list[list[tuple[Word, list[str] | None]]]:
+    def candidates(
+        self, texts: Sequence[str], count: int
+    ) -> list[list[tuple[Word, list[str] | None]]]:
         """For each word of each text the `count` likeliest words in its place, the likeliest first. Never the word
         itself, in whichever case, nor pieces of words or special tokens; fewer where the vocabulary has fewer; None for
         a word of several tokens."""
         reads = read(texts, self.tokenizer)
         queries = [[self._query(one, word) for word in one.words] for one in reads]
-        likely = self._predict([q for text_queries in queries for q in text_queries if q is not None], count + SPARE)
+        likely = self._predict(
+            [q for text_queries in queries for q in text_queries if q is not None], count + SPARE
+        )
 
         def others(text: str, word: Word, query: _Query | None) -> list[str] | None:
             own = text[word.begin : word.end].casefold()
-            return None if query is None else [w for w in likely[query] if w.casefold() != own][:count]
+            return (
+                None if query is None else [w for w in likely[query] if w.casefold() != own][:count]
+            )
 
         return [
-            [(word, others(text, word, query)) for word, query in zip(one.words, text_queries, strict=True)]
+            [
+                (word, others(text, word, query))
+                for word, query in zip(one.words, text_queries, strict=True)
+            ]
             for text, one, text_queries in zip(texts, reads, queries, strict=True)
         ]
 
@@ -97,17 +114,24 @@ class MaskedWords:
             return len(query.ids) // 4, query.spaceless
 
         likely: dict[_Query, list[str]] = {}
-        for (length, spaceless), grouped in itertools.groupby(sorted(dict.fromkeys(queries), key=group), key=group):
+        for (length, spaceless), grouped in itertools.groupby(
+            sorted(dict.fromkeys(queries), key=group), key=group
+        ):
             members = list(grouped)
             ids_W = self._ids_of[spaceless]
             size = max(1, BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"]) // length)
             for begin in range(0, len(members), size):
                 batch = members[begin : begin + size]
-                rows_BL = np.frombuffer(b"".join(q.ids for q in batch), dtype=np.int32).reshape(len(batch), length)
+                rows_BL = np.frombuffer(b"".join(q.ids for q in batch), dtype=np.int32).reshape(
+                    len(batch), length
+                )
                 places_B = torch.tensor([q.place for q in batch])
                 logits_BV = self.logits(torch.from_numpy(rows_BL.astype(np.int64)), places_B)
                 top_BK = ids_W[logits_BV[:, ids_W].topk(min(count, len(ids_W))).indices].tolist()
-                likely |= {query: [self._words[i] for i in top_K] for query, top_K in zip(batch, top_BK, strict=True)}
+                likely |= {
+                    query: [self._words[i] for i in top_K]
+                    for query, top_K in zip(batch, top_BK, strict=True)
+                }
         return likely
 
     @torch.inference_mode()
@@ -117,12 +141,16 @@ class MaskedWords:
 
         def gather(module: torch.nn.Module, arguments: Any, out: Any) -> Any:
             # The head gets [B, 1, D] in place of [B, L, D].
-            out.last_hidden_state = out.last_hidden_state[torch.arange(len(places_B)), places_B][:, None]
+            out.last_hidden_state = out.last_hidden_state[torch.arange(len(places_B)), places_B][
+                :, None
+            ]
             return out
 
         handle = self.model.base_model.register_forward_hook(gather)
         try:
-            out = self.model(input_ids=rows_BL, attention_mask=torch.ones_like(rows_BL), return_dict=True)
+            out = self.model(
+                input_ids=rows_BL, attention_mask=torch.ones_like(rows_BL), return_dict=True
+            )
         finally:
             handle.remove()
         logits_BV: Tensor = out.logits[:, 0].float()

@@ -20,7 +20,9 @@ from kdcli.errors import UsageError
 MOST_FREQUENT = 100_000
 WORDS_PER_PRODUCT = 64  # Searched in one matrix product: 25 MB of similarities.
 SPARE = 4  # Extra neighbours: the word itself and its other spellings are among the nearest.
-_FORM = "a GloVe file has lines of a word and its numbers with single spaces between, as many in each"
+_FORM = (
+    "a GloVe file has lines of a word and its numbers with single spaces between, as many in each"
+)
 
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -31,7 +33,9 @@ class Neighbours:
 
     words: list[str]  # that may be neighbours, in the order of the file
     vectors_WD: Vectors  # theirs, of length 1
-    vector_of: Callable[[Sequence[str]], Vectors]  # [B, D], zero for an unknown word; not of length 1
+    vector_of: Callable[
+        [Sequence[str]], Vectors
+    ]  # [B, D], zero for an unknown word; not of length 1
     note: str  # where they come from, for the log
 
     def nearest(self, words: Sequence[str], count: int) -> list[list[str]]:
@@ -45,19 +49,29 @@ class Neighbours:
             vectors_BD = unit(self.vector_of(portion))
             near_BW = vectors_BD @ self.vectors_WD.T
             top_BK = np.argpartition(-near_BW, most - 1, axis=1)[:, :most]
-            order_BK = np.argsort(-np.take_along_axis(near_BW, top_BK, axis=1), axis=1, kind="stable")
-            for word, vector_D, top_K in zip(portion, vectors_BD, np.take_along_axis(top_BK, order_BK, 1), strict=True):
-                others = (self.words[i] for i in top_K if self.words[i].casefold() != word.casefold())
+            order_BK = np.argsort(
+                -np.take_along_axis(near_BW, top_BK, axis=1), axis=1, kind="stable"
+            )
+            for word, vector_D, top_K in zip(
+                portion, vectors_BD, np.take_along_axis(top_BK, order_BK, 1), strict=True
+            ):
+                others = (
+                    self.words[i] for i in top_K if self.words[i].casefold() != word.casefold()
+                )
                 nearest.append(list(dict.fromkeys(others))[:count] if vector_D.any() else [])
         return nearest
 
     @classmethod
-    def of_embeddings(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Neighbours:
+    def of_embeddings(
+        cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> Neighbours:
         """Neighbours by a model's input embeddings, among words that are one token; a word of several has their mean.
         Raises UsageError: the tokenizer is a slow one, or has no whole words."""
         known = {number: word for number, (word, _) in whole_words(tokenizer).items()}
         if not known:
-            raise UsageError("the tokenizer has no token that is a word, so that there are no neighbours to choose")
+            raise UsageError(
+                "the tokenizer has no token that is a word, so that there are no neighbours to choose"
+            )
         embedding: Any = model.get_input_embeddings()
         table_VD = embedding.weight.detach().float().cpu().numpy()
         special = set(tokenizer.all_special_ids)
@@ -69,7 +83,9 @@ class Neighbours:
             zero_D = np.zeros(table_VD.shape[1], dtype=np.float32)
             return np.stack([table_VD[row].mean(0) if row else zero_D for row in pieces])
 
-        note = f"neighbours by the input embeddings of the model, among its {len(known):,} whole words"
+        note = (
+            f"neighbours by the input embeddings of the model, among its {len(known):,} whole words"
+        )
         return cls(list(known.values()), unit(table_VD[list(known)]), vector_of, note)
 
     @classmethod
@@ -100,9 +116,13 @@ class Neighbours:
         zero_D = np.zeros_like(next(iter(vectors.values())))
 
         def vector_of(portion: Sequence[str]) -> Vectors:
-            return np.stack([vectors.get(word, vectors.get(word.lower(), zero_D)) for word in portion])
+            return np.stack(
+                [vectors.get(word, vectors.get(word.lower(), zero_D)) for word in portion]
+            )
 
-        proper = {word: vectors[word] for word in itertools.islice(vectors, frequent) if _is_word(word)}
+        proper = {
+            word: vectors[word] for word in itertools.islice(vectors, frequent) if _is_word(word)
+        }
         vectors_WD = np.reshape(list(proper.values()), (-1, len(zero_D)))
         share = f"{known:,} of the {len(words):,} words of the data ({known / len(words):.1%})"
         note = f"neighbours by {path.name}, which has {share}"
@@ -137,7 +157,9 @@ def _lines(path: Path) -> Iterator[tuple[str, str, list[str]]]:
                 # Some words hold spaces; the numbers are counted from the end.
                 if len(fields) <= width or width == 0 or not fields[0]:
                     count = f"{len(fields) - 1} numbers where the lines before have {width}"
-                    raise UsageError(f"{where}: {count}" if width else f"{where}: no word with its vector", _FORM)
+                    raise UsageError(
+                        f"{where}: {count}" if width else f"{where}: no word with its vector", _FORM
+                    )
                 yield where, " ".join(fields[:-width]), fields[-width:]
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None

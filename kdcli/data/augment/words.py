@@ -20,7 +20,9 @@ _SPACELESS += r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 SPACELESS = regex.compile(f"[{_SPACELESS}]")
 _MARKS = r"[\p{M}\u200c\u200d]*"
 _PART = rf"(?P<part>(?:[[\p{{L}}--[{_SPACELESS}]]\p{{N}}_]{_MARKS})+)"
-_RUNS = regex.compile(rf"(?V1){_PART}(?:['’]{_PART})*|(?P<spaceless>(?:[[{_SPACELESS}]&&[\p{{L}}\p{{M}}]]{_MARKS})+)")
+_RUNS = regex.compile(
+    rf"(?V1){_PART}(?:['’]{_PART})*|(?P<spaceless>(?:[[{_SPACELESS}]&&[\p{{L}}\p{{M}}]]{_MARKS})+)"
+)
 _DIGIT = regex.compile(r"[\p{N}_]")
 _AFTER_APOSTROPHE = 3
 IDS_ONLY: dict[str, bool] = dict.fromkeys(
@@ -35,7 +37,9 @@ class Word:
     begin: int
     end: int
     spaceless: bool  # of a script without spaces
-    token: int | None = None  # number of its token within the text; None if it is several tokens or an unknown one
+    token: int | None = (
+        None  # number of its token within the text; None if it is several tokens or an unknown one
+    )
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,11 @@ def words_in(text: str) -> list[Word]:
         if not parts:
             words.append(Word(run.start(), run.end(), True))
         elif not _DIGIT.search(run[0]):
-            kept = [(b, e) for b, e in parts[1:] if e - b >= _AFTER_APOSTROPHE] if len(parts) > 1 else parts
+            kept = (
+                [(b, e) for b, e in parts[1:] if e - b >= _AFTER_APOSTROPHE]
+                if len(parts) > 1
+                else parts
+            )
             words += [Word(begin, end, False) for begin, end in kept]
     return words
 
@@ -75,10 +83,20 @@ def read(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Read]
     encoded = tokenizer(list(texts), return_offsets_mapping=True, truncation=False, **IDS_ONLY)
     prefix = _continuation(tokenizer)
     reads = []
-    for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        pieces = tokenizer.convert_ids_to_tokens(ids) if prefix and SPACELESS.search(text) else [""] * len(ids)
+    for text, ids, offsets in zip(
+        texts, encoded["input_ids"], encoded["offset_mapping"], strict=True
+    ):
+        pieces = (
+            tokenizer.convert_ids_to_tokens(ids)
+            if prefix and SPACELESS.search(text)
+            else [""] * len(ids)
+        )
         tokens = [
-            (*_trimmed(text, begin, end), bool(prefix) and piece.startswith(prefix), i != tokenizer.unk_token_id)
+            (
+                *_trimmed(text, begin, end),
+                bool(prefix) and piece.startswith(prefix),
+                i != tokenizer.unk_token_id,
+            )
             for (begin, end), piece, i in zip(offsets, pieces, ids, strict=True)
         ]
         reads.append(Read(ids, list(_words(text, tokens))))
@@ -116,7 +134,11 @@ def _words(text: str, tokens: Sequence[tuple[int, int, bool, bool]]) -> Iterator
                 reach = max(reach, end)
         for group in groups:
             begin, end = tokens[group[0]][0], max(tokens[place][1] for place in group)
-            own = (max(begin, word.begin), min(end, word.end)) if word.spaceless else (word.begin, word.end)
+            own = (
+                (max(begin, word.begin), min(end, word.end))
+                if word.spaceless
+                else (word.begin, word.end)
+            )
             alone = len(group) == 1 and tokens[group[0]][3] and (begin, end) == own
             yield Word(*own, word.spaceless, group[0] if alone else None)
 
@@ -126,7 +148,10 @@ def whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, tuple[str, bool
     added tokens, pieces within words, tokens with anything but letters, and tokens whose word the tokenizer would
     encode in another way. The tokenizer must pass `check_fast`."""
     check_fast(tokenizer)
-    prefix, suffix = _continuation(tokenizer), getattr(tokenizer.backend_tokenizer.model, "end_of_word_suffix", None)
+    prefix, suffix = (
+        _continuation(tokenizer),
+        getattr(tokenizer.backend_tokenizer.model, "end_of_word_suffix", None),
+    )
     is_bytes = "ByteLevel" in repr(tokenizer.backend_tokenizer.pre_tokenizer)
     decoder = decoders.ByteLevel()
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
@@ -145,10 +170,14 @@ def whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, tuple[str, bool
             spaceless[number] = (text, True)
         elif not words[0].spaceless and (spelling.startswith(" ") or not marked):
             spaced[number] = text
-    return {number: (word, False) for number, word in _encoded_as_themselves(tokenizer, spaced).items()} | spaceless
+    return {
+        number: (word, False) for number, word in _encoded_as_themselves(tokenizer, spaced).items()
+    } | spaceless
 
 
-def _encoded_as_themselves(tokenizer: PreTrainedTokenizerBase, words: dict[int, str]) -> dict[int, str]:
+def _encoded_as_themselves(
+    tokenizer: PreTrainedTokenizerBase, words: dict[int, str]
+) -> dict[int, str]:
     """The words whose encoding is this very token; some need a space before, some must not have one."""
     kept: dict[int, str] = {}
     for before in (" ", ""):
@@ -156,5 +185,9 @@ def _encoded_as_themselves(tokenizer: PreTrainedTokenizerBase, words: dict[int, 
         if rest:
             texts = [before + word for word in rest.values()]
             ids = tokenizer(texts, **IDS_ONLY)["input_ids"]
-            kept |= {n: word for (n, word), encoded in zip(rest.items(), ids, strict=True) if encoded == [n]}
+            kept |= {
+                n: word
+                for (n, word), encoded in zip(rest.items(), ids, strict=True)
+                if encoded == [n]
+            }
     return dict(sorted(kept.items()))

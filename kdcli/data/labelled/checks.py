@@ -11,7 +11,9 @@ from kdcli.types import Example, Task
 
 LISTED = 10  # Places of bad rows, and classes, that a message names.
 FEW_ROWS = 10  # A class of fewer is said to be small.
-NO_ANSWER = frozenset(["n/a", "na", "none", "null", "nan", "nil", "unknown", "undefined", "-", "--", "?", "#n/a"])
+NO_ANSWER = frozenset(
+    ["n/a", "na", "none", "null", "nan", "nil", "unknown", "undefined", "-", "--", "?", "#n/a"]
+)
 SKIP = "--set data.skip_bad=true leaves such rows out"
 
 
@@ -43,7 +45,10 @@ class BadRows:
         # Where every row is bad, the rows are not to blame.
         hints = [hint for hint in (first.hint, SKIP if usable else None) if hint]
         if count > 1 and (usable or len(lines) > 1):
-            lines = [f"{count:,} of {count + usable:,} rows cannot be used:", *(f"  {line}" for line in lines)]
+            lines = [
+                f"{count:,} of {count + usable:,} rows cannot be used:",
+                *(f"  {line}" for line in lines),
+            ]
             raise UsageError("\n".join(lines), "; ".join(hints))
         raise UsageError(first.message, "; ".join(hints) or None)
 
@@ -70,7 +75,9 @@ def looked_over(task: Task, examples: Sequence[Example]) -> list[str]:
     lines = []
     if task.labels:
         counts = dict(zip(task.labels, class_counts(task, examples), strict=True))
-        lines.append(f"training {'words' if task.kind == 'tokens' else 'rows'} by class: {_counted(counts)}")
+        lines.append(
+            f"training {'words' if task.kind == 'tokens' else 'rows'} by class: {_counted(counts)}"
+        )
         lines += _doubts(counts, examples, task) if task.name == OWN else []
     empty = [e.where for e in examples if not "".join(e.texts).strip()]
     if empty:
@@ -103,7 +110,11 @@ def _doubts(counts: dict[str, int], examples: Sequence[Example], task: Task) -> 
 def _places(examples: Sequence[Example], task: Task, name: str) -> str:
     number = task.labels.index(name)
     return _listed(
-        [e.where for e in examples if number == e.label or (isinstance(e.label, tuple) and number in e.label)]
+        [
+            e.where
+            for e in examples
+            if number == e.label or (isinstance(e.label, tuple) and number in e.label)
+        ]
     )
 
 

@@ -15,7 +15,9 @@ CLASSES_LISTED = 12
 _short = reprlib.repr
 _COLUMNS = "a column of another name is given by --set data.columns.ROLE=NAME, with --task own"
 _WHOLE = re.compile(r"[+-]?[0-9]+")
-_REAL = re.compile(r"[+-]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)", re.IGNORECASE)
+_REAL = re.compile(
+    r"[+-]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)", re.IGNORECASE
+)
 _LONGEST_NUMBER = 40
 
 
@@ -40,15 +42,21 @@ def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> 
     if withheld and (label is None or str(label) in ("-1", "-1.0")):
         return Example(where, name, texts, None)
     if label is None:
-        wrong = "is empty" if task.label in values else f"is not there; there are {', '.join(values)}"
-        raise BadRow(where, f"column '{task.label}', the label of task {task.name}, {wrong}", hint=_COLUMNS)
+        wrong = (
+            "is empty" if task.label in values else f"is not there; there are {', '.join(values)}"
+        )
+        raise BadRow(
+            where, f"column '{task.label}', the label of task {task.name}, {wrong}", hint=_COLUMNS
+        )
     return Example(where, name, texts, _LABELS[task.kind](task, where, label, texts))
 
 
 def _texts(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
     for column in task.texts:
         if column not in values:
-            missing = f"reads the column '{column}', which is not there; there are {', '.join(values)}"
+            missing = (
+                f"reads the column '{column}', which is not there; there are {', '.join(values)}"
+            )
             raise BadRow(where, f"task {task.name} {missing}", hint=_COLUMNS)
         if task.kind == "text" and isinstance(values[column], dict):
             # SQuAD's answers: a question is asked for the first.
@@ -63,7 +71,11 @@ def _texts(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]
 def _words(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
     (column,) = task.texts
     words = values.get(column)
-    if not isinstance(words, list | tuple) or not words or not all(isinstance(w, str) for w in words):
+    if (
+        not isinstance(words, list | tuple)
+        or not words
+        or not all(isinstance(w, str) for w in words)
+    ):
         there = f"got {_short(words)}" if column in values else f"there are {', '.join(values)}"
         raise BadRow(where, f"column '{column}' must hold a list of words", f"; {there}", _COLUMNS)
     return tuple(whole_text(where, column, word) for word in words)
@@ -76,9 +88,16 @@ def _class(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> int:
     number = int(label) if isinstance(label, str) and label.isdecimal() else label
     # Where the names are numbers themselves, a number is a name.
     named = all(number_of(name) is None for name in task.labels)
-    if named and not isinstance(number, bool) and isinstance(number, int | float) and number in range(len(task.labels)):
+    if (
+        named
+        and not isinstance(number, bool)
+        and isinstance(number, int | float)
+        and number in range(len(task.labels))
+    ):
         return int(number)
-    allowed = ", ".join(f"{i} ({name})" if named else name for i, name in enumerate(task.labels[:CLASSES_LISTED]))
+    allowed = ", ".join(
+        f"{i} ({name})" if named else name for i, name in enumerate(task.labels[:CLASSES_LISTED])
+    )
     more = "" if len(task.labels) <= CLASSES_LISTED else f" ... {len(task.labels)} in all"
     problem = f"'{task.label}' of task {task.name} must be one of {allowed}{more}"
     raise BadRow(where, problem, f", got {_short(label)}")
@@ -96,19 +115,29 @@ def _score(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> float:
     except (TypeError, ValueError, OverflowError):
         score = math.nan
     if not math.isfinite(score):
-        raise BadRow(where, f"'{task.label}' of task {task.name} must be a finite number", f", got {_short(label)}")
+        raise BadRow(
+            where,
+            f"'{task.label}' of task {task.name} must be a finite number",
+            f", got {_short(label)}",
+        )
     return score
 
 
 def _word_labels(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tuple[int, ...]:
     if not isinstance(label, list | tuple) or len(label) != len(texts):
         got = f"{len(label)} of them" if isinstance(label, list | tuple) else _short(label)
-        raise BadRow(where, f"'{task.label}' must hold a label for each", f" of the {len(texts)} words, got {got}")
+        raise BadRow(
+            where,
+            f"'{task.label}' must hold a label for each",
+            f" of the {len(texts)} words, got {got}",
+        )
     return tuple(_class(task, where, one, texts) for one in label)
 
 
 def _answers(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tuple[Answer, ...]:
-    answers, starts = (label.get("text"), label.get("answer_start")) if isinstance(label, dict) else (None, None)
+    answers, starts = (
+        (label.get("text"), label.get("answer_start")) if isinstance(label, dict) else (None, None)
+    )
     if (
         not isinstance(answers, list | tuple)
         or not isinstance(starts, list | tuple)
@@ -118,8 +147,12 @@ def _answers(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tupl
         raise BadRow(where, f"'{task.label}' must be {form}", f", got {_short(label)}")
     if not answers and not task.impossible:
         hint = "where answers may be missing, some must be missing in training too; of SQuAD use --task squad_v2"
-        raise BadRow(where, f"a question without an answer, which task {task.name} does not know", hint=hint)
-    return tuple(Answer(whole_text(where, task.label, a), s) for a, s in zip(answers, starts, strict=True))
+        raise BadRow(
+            where, f"a question without an answer, which task {task.name} does not know", hint=hint
+        )
+    return tuple(
+        Answer(whole_text(where, task.label, a), s) for a, s in zip(answers, starts, strict=True)
+    )
 
 
 def _target(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> str:
@@ -130,5 +163,11 @@ def _target(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> str:
 
 
 _LABELS: Mapping[Kind, Callable[[Task, str, Any, tuple[str, ...]], Any]]
-_LABELS = {"class": _class, "multi": _classes, "score": _score, "tokens": _word_labels, "span": _answers}
+_LABELS = {
+    "class": _class,
+    "multi": _classes,
+    "score": _score,
+    "tokens": _word_labels,
+    "span": _answers,
+}
 _LABELS |= {"text": _target}

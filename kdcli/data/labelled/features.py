@@ -31,7 +31,9 @@ class Encoded:
     truncated: int  # examples that were cut
     pad_id: int
     kind: Kind
-    words_T: Array | None = None  # of `tokens`: number of the word that a token begins, else -1, int32
+    words_T: Array | None = (
+        None  # of `tokens`: number of the word that a token begins, else -1, int32
+    )
     sources: Array | None = None  # of `text`: tokens of each row's source, [rows] int64
 
     def __len__(self) -> int:
@@ -47,12 +49,17 @@ class Encoded:
         lengths = self.lengths[indices]
         real_BL = np.arange(lengths.max())[None, :] < lengths[:, None]
         # Beyond the end of a row any place in bounds will do: it is overwritten.
-        at_BL = np.where(real_BL, (self.ends[indices] - lengths)[:, None] + np.arange(lengths.max()), 0)
+        at_BL = np.where(
+            real_BL, (self.ends[indices] - lengths)[:, None] + np.arange(lengths.max()), 0
+        )
 
         def padded(values_T: Array, filler: int) -> torch.Tensor:
             return torch.from_numpy(np.where(real_BL, values_T[at_BL], filler).astype(np.int64))
 
-        batch = {"input_ids": padded(self.ids_T, self.pad_id), "attention_mask": torch.from_numpy(real_BL.astype("i8"))}
+        batch = {
+            "input_ids": padded(self.ids_T, self.pad_id),
+            "attention_mask": torch.from_numpy(real_BL.astype("i8")),
+        }
         if self.types_T is not None:
             batch["token_type_ids"] = padded(self.types_T, 0)
         if self.sources is not None:
@@ -70,7 +77,9 @@ class Encoded:
     def places(self, rows: Array) -> Array:
         """Where the tokens of these rows stand in `ids_T`, row after row."""
         lengths = self.lengths[rows]
-        return np.asarray(np.arange(lengths.sum()) + np.repeat(self.ends[rows] - np.cumsum(lengths), lengths))
+        return np.asarray(
+            np.arange(lengths.sum()) + np.repeat(self.ends[rows] - np.cumsum(lengths), lengths)
+        )
 
     def take(self, rows: Array) -> Encoded:
         """Some of the rows, in the order given."""
@@ -80,7 +89,9 @@ class Encoded:
             ids_T=self.ids_T[at_T],
             types_T=None if self.types_T is None else self.types_T[at_T],
             ends=np.cumsum(self.lengths[rows]),
-            labels=None if self.labels is None else self.labels[at_T if self.kind in BY_TOKEN else rows],
+            labels=None
+            if self.labels is None
+            else self.labels[at_T if self.kind in BY_TOKEN else rows],
             example=self.example[rows],
             words_T=None if self.words_T is None else self.words_T[at_T],
             sources=None if self.sources is None else self.sources[rows],
@@ -88,7 +99,12 @@ class Encoded:
 
 
 def encode(
-    task: Task, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, *, max_length: int, token_types: bool
+    task: Task,
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    token_types: bool,
 ) -> Encoded:
     """Tokenise the examples of any task but `span` and `text` ones, which have modules of their own. `max_length`:
     tokens of a row at most, special ones included; a pair loses from its longer text. `token_types`: the model tells
@@ -104,7 +120,11 @@ def encode(
     truncated = 0
     for begin in range(0, len(examples), EXAMPLES_PER_CALL):
         portion = examples[begin : begin + EXAMPLES_PER_CALL]
-        columns = [[e.texts for e in portion]] if of_words else zip(*(e.texts for e in portion), strict=True)
+        columns = (
+            [[e.texts for e in portion]]
+            if of_words
+            else zip(*(e.texts for e in portion), strict=True)
+        )
         encoded = tokenizer(
             *map(list, columns),
             is_split_into_words=of_words,
@@ -115,13 +135,18 @@ def encode(
             verbose=False,
         )
         ids += [np.asarray(row, dtype=np.int32) for row in encoded["input_ids"]]
-        types += [np.asarray(row, dtype=np.int8) for row in (encoded["token_type_ids"] if token_types else ())]
+        types += [
+            np.asarray(row, dtype=np.int8)
+            for row in (encoded["token_type_ids"] if token_types else ())
+        ]
         truncated += sum(were_cut(encoded, max_length))
         if of_words:
             words += [_first_pieces(encoded.word_ids(i)) for i in range(len(portion))]
     labels = _labels(task, examples, words)
     if of_words and labels is not None and not (labels != IGNORED).any():
-        message = "from here on the tokenizer makes no token of any word, so that no label is judged"
+        message = (
+            "from here on the tokenizer makes no token of any word, so that no label is judged"
+        )
         hint = f"are the words blank? the first are {', '.join(map(repr, examples[0].texts[:3]))}"
         raise UsageError(f"{examples[0].where}: {message}", hint)
     return Encoded(
@@ -148,14 +173,19 @@ def were_cut(encoded: BatchEncoding, max_length: int) -> list[bool]:
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """The id of the padding token; a UsageError where there is none."""
     if tokenizer.pad_token_id is None:
-        raise UsageError("the tokenizer has no padding token", "set pad_token in its tokenizer_config.json")
+        raise UsageError(
+            "the tokenizer has no padding token", "set pad_token in its tokenizer_config.json"
+        )
     return int(tokenizer.pad_token_id)
 
 
 def _first_pieces(words: Sequence[int | None]) -> Array:
     """The number of each word at its first piece, -1 at the others and at special tokens."""
     before = [None, *words][: len(words)]
-    return np.array([-1 if w is None or w == b else w for w, b in zip(words, before, strict=True)], dtype=np.int32)
+    return np.array(
+        [-1 if w is None or w == b else w for w, b in zip(words, before, strict=True)],
+        dtype=np.int32,
+    )
 
 
 def _labels(task: Task, examples: Sequence[Example], words: Sequence[Array]) -> Array | None:
@@ -166,7 +196,10 @@ def _labels(task: Task, examples: Sequence[Example], words: Sequence[Array]) -> 
     if task.kind in ("class", "score"):
         return np.array(given, dtype=np.int64 if task.kind == "class" else np.float32)
     if task.kind == "tokens":
-        rows = [np.where(w >= 0, np.array(label)[w], IGNORED) for w, label in zip(words, given, strict=True)]
+        rows = [
+            np.where(w >= 0, np.array(label)[w], IGNORED)
+            for w, label in zip(words, given, strict=True)
+        ]
         return np.concatenate(rows).astype(np.int64)
     chosen = np.zeros((len(given), len(task.labels)), dtype=np.float32)
     for row, label in zip(chosen, given, strict=True):

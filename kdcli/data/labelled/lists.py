@@ -70,14 +70,19 @@ class Lists:
         rows = self.rows_of(at)
         passages = [self.passages[n] for n in rows]
         ends = np.cumsum(self.sizes[at])
-        return Lists([self.queries[n] for n in at], ends, passages, self.labels[rows], self.scores[rows])
+        return Lists(
+            [self.queries[n] for n in at], ends, passages, self.labels[rows], self.scores[rows]
+        )
 
     @property
     def judgeable(self) -> Array:
         """Queries with a relevant candidate and one that is not, all labelled. [Q] bool"""
         begins = np.concatenate([[0], self.ends[:-1]]).astype(np.int64)
         parts = [self.labels[b:e] for b, e in zip(begins, self.ends, strict=True)]
-        return np.array([bool(not np.isnan(p).any() and (p > 0).any() and (p <= 0).any()) for p in parts], dtype=bool)
+        return np.array(
+            [bool(not np.isnan(p).any() and (p > 0).any() and (p <= 0).any()) for p in parts],
+            dtype=bool,
+        )
 
 
 def read_lists(source: str, *, seed: int, log: Log) -> tuple[Lists, Lists, str]:
@@ -86,19 +91,27 @@ def read_lists(source: str, *, seed: int, log: Log) -> tuple[Lists, Lists, str]:
     no query has both relevant and other candidates to judge by."""
     opened = open_source(source)
     if opened.hub is None and not opened.files:
-        raise UsageError("the demo has no lists of candidates", f"give --data FILE_OR_DIRECTORY: {FORM}")
+        raise UsageError(
+            "the demo has no lists of candidates", f"give --data FILE_OR_DIRECTORY: {FORM}"
+        )
     train, split = _read(opened.tables("train"), log), "validation"
     if opened.has("validation"):
         judged = _read(opened.tables("validation"), log)
         known = set(judged.queries)
-        kept = np.array([n for n, query in enumerate(train.queries) if query not in known], dtype=np.int64)
+        kept = np.array(
+            [n for n, query in enumerate(train.queries) if query not in known], dtype=np.int64
+        )
         if len(kept) < len(train):
-            log(f"{len(train) - len(kept):,} queries are in the validation split too: not trained on")
+            log(
+                f"{len(train) - len(kept):,} queries are in the validation split too: not trained on"
+            )
         train = train.take(kept)
     else:
         split = "held back from train"
         held = held_back(RERANK, [Example("", "", (query,), None) for query in train.queries], seed)
-        log(f"there is no validation split: {held.sum():,} of {len(train):,} queries are held back to judge by")
+        log(
+            f"there is no validation split: {held.sum():,} of {len(train):,} queries are held back to judge by"
+        )
         judged, train = train.take(np.flatnonzero(held)), train.take(np.flatnonzero(~held))
     if not len(train):
         raise UsageError(f"{source} holds no query to train on")
@@ -109,7 +122,9 @@ def read_lists(source: str, *, seed: int, log: Log) -> tuple[Lists, Lists, str]:
             "a judged list needs a label for each passage, one above 0 and one of 0 (or positive and negative)",
         )
     if not able.all():
-        log(f"{(~able).sum():,} of {len(judged):,} judged queries are left out: none or all of their passages matter")
+        log(
+            f"{(~able).sum():,} of {len(judged):,} judged queries are left out: none or all of their passages matter"
+        )
     judged = judged.take(np.flatnonzero(able))
     log(f"{len(train):,} queries of {train.sizes.mean():.1f} passages; judged by {len(judged):,}")
     return train, judged, split
@@ -138,9 +153,13 @@ def _read(tables: Iterator[tuple[str, Iterator[Row]]], log: Log) -> Lists:
         if not where:
             raise UsageError(f"{name} holds no rows", FORM)
     if differ:
-        log(f"pairs of query and passage with several labels, of which the highest counts: {differ:,}")
+        log(
+            f"pairs of query and passage with several labels, of which the highest counts: {differ:,}"
+        )
     passages = [passage for of_query in found.values() for passage in of_query]
-    values = np.array([pair for of_query in found.values() for pair in of_query.values()]).reshape(-1, 2)
+    values = np.array([pair for of_query in found.values() for pair in of_query.values()]).reshape(
+        -1, 2
+    )
     ends = np.cumsum([len(of_query) for of_query in found.values()])
     return Lists(list(found), ends, passages, values[:, 0], values[:, 1])
 
@@ -154,10 +173,15 @@ def _candidates(where: str, row: Mapping[str, Any]) -> tuple[str, list[Candidate
     if POSITIVE in row:
         positives = _texts(where, row, POSITIVE)
         negatives = [
-            t for name in row if NEGATIVE.fullmatch(name) and row[name] is not None for t in _texts(where, row, name)
+            t
+            for name in row
+            if NEGATIVE.fullmatch(name) and row[name] is not None
+            for t in _texts(where, row, name)
         ]
         if not negatives:
-            raise BadRow(where, "a query without a negative, which nothing can be ranked against", hint=FORM)
+            raise BadRow(
+                where, "a query without a negative, which nothing can be ranked against", hint=FORM
+            )
         passages, labels = [*positives, *negatives], [1.0] * len(positives) + [0.0] * len(negatives)
         scores = _numbers(where, row, "scores", len(passages))
         return query, list(zip(passages, labels, scores, strict=True))
@@ -178,7 +202,9 @@ def _candidates(where: str, row: Mapping[str, Any]) -> tuple[str, list[Candidate
 def _column(where: str, row: Mapping[str, Any], names: tuple[str, ...]) -> str:
     column = next((name for name in names if name in row), None)
     if column is None:
-        raise BadRow(where, f"no column {' or '.join(names)}", f"; there are {', '.join(row)}", FORM)
+        raise BadRow(
+            where, f"no column {' or '.join(names)}", f"; there are {', '.join(row)}", FORM
+        )
     return column
 
 
@@ -206,5 +232,9 @@ def _numbers(where: str, row: Mapping[str, Any], name: str, count: int) -> list[
     except (TypeError, ValueError):
         numbers = []
     if len(numbers) != count or not all(map(math.isfinite, numbers)):
-        raise BadRow(where, f"'{name}' must hold a finite number for each", f" of {count} passages, got {given!r:.80}")
+        raise BadRow(
+            where,
+            f"'{name}' must hold a finite number for each",
+            f" of {count} passages, got {given!r:.80}",
+        )
     return numbers

@@ -50,13 +50,20 @@ _LABEL: _Groups = (
 _WORDS: _Groups = (("tokens",), ("words",))
 _TAGS: _Groups = (("nertags",), ("tags",), ("postags",), ("labels",), ("label",), ("upos",))
 _PAIRS = (
-    *(("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence")),
+    *(
+        ("sentence1", "sentence2"),
+        ("premise", "hypothesis"),
+        ("question1", "question2"),
+        ("question", "sentence"),
+    ),
     *(("text", "textpair"), ("query", "passage")),
 )
 _IDS = ("", "id", "idx", "guid", "index", "unnamed0")
 
 
-def own_task(rows: Iterable[Row], columns: Mapping[str, str | list[str]], log: Log, bad: Bad = refuse) -> Task:
+def own_task(
+    rows: Iterable[Row], columns: Mapping[str, str | list[str]], log: Log, bad: Bad = refuse
+) -> Task:
     """Find out, in one pass over the training rows, which task they hold. `str` of each label is a name in the task's
     `labels`; the labels of `score` and `span` have no names. `rows`: all training rows; no text of them is kept.
     `columns`: role (those of `_ROLES`) -> column, of `text` perhaps a list of two; and `kind`, which is no column.
@@ -84,7 +91,9 @@ def own_task(rows: Iterable[Row], columns: Mapping[str, str | list[str]], log: L
     message = f"task own: {labels.rows} examples of kind {kind}, {' and '.join(texts)} -> {label}"
     if names:
         metrics = _METRICS_OF_TWO if kind == "class" and len(names) == 2 else metrics
-        message += f", {len(names)} classes" + (f" ({', '.join(names)})" if len(names) <= CLASSES_LISTED else "")
+        message += f", {len(names)} classes" + (
+            f" ({', '.join(names)})" if len(names) <= CLASSES_LISTED else ""
+        )
     if impossible:
         message += f", {labels.empty} without an answer"
     unread = [c for c in head[0][1] if c not in (*texts, label)]
@@ -93,22 +102,32 @@ def own_task(rows: Iterable[Row], columns: Mapping[str, str | list[str]], log: L
     return Task(OWN, kind, texts, metrics, names, label, impossible=impossible, max_length=length)
 
 
-def _given(columns: Mapping[str, str | list[str]]) -> tuple[Kind | None, dict[str, tuple[str, ...]]]:
+def _given(
+    columns: Mapping[str, str | list[str]],
+) -> tuple[Kind | None, dict[str, tuple[str, ...]]]:
     """The kind that the user gives, and role -> columns."""
     roles = [*dict.fromkeys(itertools.chain(*_ROLES.values())), "kind"]
     given: dict[str, tuple[str, ...]] = {}
     for role, value in columns.items():
         if role not in roles:
             near = did_you_mean(role, roles)
-            raise UsageError(f"unknown role 'data.columns.{role}'{near}", f"known: {', '.join(roles)}")
+            raise UsageError(
+                f"unknown role 'data.columns.{role}'{near}", f"known: {', '.join(roles)}"
+            )
         given[role] = (value,) if isinstance(value, str) else tuple(value)
-        if len(given[role]) != 1 and not (role == "text" and len(given[role]) == 2 and "pair" not in columns):
-            raise UsageError(f"data.columns.{role} takes one column, got {value}", "of a pair give text and pair")
+        if len(given[role]) != 1 and not (
+            role == "text" and len(given[role]) == 2 and "pair" not in columns
+        ):
+            raise UsageError(
+                f"data.columns.{role} takes one column, got {value}", "of a pair give text and pair"
+            )
     (name,) = given.pop("kind", (None,))
     kind = next((k for k in KINDS if k == name), None)
     if name is not None and kind is None:
         near = did_you_mean(name, KINDS)
-        raise UsageError(f"unknown kind 'data.columns.kind={name}'{near}", f"known: {', '.join(KINDS)}")
+        raise UsageError(
+            f"unknown kind 'data.columns.kind={name}'{near}", f"known: {', '.join(KINDS)}"
+        )
     if "pair" in given and "text" in given:
         given["text"] += given.pop("pair")
     named = [column for names in given.values() for column in names]
@@ -131,8 +150,15 @@ class _Columns:
         for column in named:
             if column not in self.first:
                 near = did_you_mean(column, self.first)
-                raise UsageError(f"{self.where}: no column '{column}'{near}", f"there are {', '.join(self.first)}")
-        self.free = [c for c in self.first if c not in named and _key(c) not in _IDS and not c.lower().endswith("_id")]
+                raise UsageError(
+                    f"{self.where}: no column '{column}'{near}",
+                    f"there are {', '.join(self.first)}",
+                )
+        self.free = [
+            c
+            for c in self.first
+            if c not in named and _key(c) not in _IDS and not c.lower().endswith("_id")
+        ]
         # A CSV spells numbers as strings too.
         texts = {c: [row[c] for _, row in head if isinstance(row.get(c), str)] for c in self.free}
         self.strings = [c for c in self.free if any(number_of(text) is None for text in texts[c])]
@@ -160,7 +186,10 @@ class _Columns:
         return "span", (question, context), answers
 
     def _tokens(self, must: bool) -> _Reading | None:
-        words, tags = self._role("words", _WORDS, self.lists), self._role("label", _TAGS, self.lists)
+        words, tags = (
+            self._role("words", _WORDS, self.lists),
+            self._role("label", _TAGS, self.lists),
+        )
         others = [c for c in self.lists if c != words]
         tags = tags or (others[0] if words and len(others) == 1 else None)
         if words is None or tags is None:
@@ -170,7 +199,9 @@ class _Columns:
                 return None
             label = self._named("label", _LABEL, [c for c in self.free if c not in self.lists])
             if "label" not in self.given and label and self._named("text", _TEXT, self.strings):
-                self._unclear("kind", KINDS, f"is it {tags} of {words} (kind tokens), or {label} of the text?")
+                self._unclear(
+                    "kind", KINDS, f"is it {tags} of {words} (kind tokens), or {label} of the text?"
+                )
         return "tokens", (words,), tags
 
     def _generated(self, must: bool) -> _Reading | None:
@@ -188,7 +219,9 @@ class _Columns:
         by_key = {_key(c): c for c in strings}
         texts = self.given.get("text", ())
         if not texts and "pair" not in self.given:
-            texts = next(((by_key[a], by_key[b]) for a, b in _PAIRS if a in by_key and b in by_key), ())
+            texts = next(
+                ((by_key[a], by_key[b]) for a, b in _PAIRS if a in by_key and b in by_key), ()
+            )
         if not texts:
             text = self._named("text", _TEXT, [c for c in self.free if c != label])
             text = text or (strings[0] if len(strings) == 1 else self._unclear("text", strings))
@@ -219,7 +252,9 @@ class _Columns:
             raise UsageError(f"{file} is plain text: its lines hold no labels", hint)
         message = f"{self.where}: {why or f'which column holds the {role}?'} there are {', '.join(self.first)}"
         of_pair = "; of a pair also data.columns.pair" if role == "text" else ""
-        raise UsageError(message, f"give --set data.columns.{role}={'|'.join(choices) or 'NAME'}{of_pair}")
+        raise UsageError(
+            message, f"give --set data.columns.{role}={'|'.join(choices) or 'NAME'}{of_pair}"
+        )
 
 
 def _key(column: str) -> str:
@@ -227,7 +262,14 @@ def _key(column: str) -> str:
     return re.sub(r"[\W_]", "", column.lower())
 
 
-_TYPES = {str: "a string", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
+_TYPES = {
+    str: "a string",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+}
 _LABEL_HINT = "if it is not the label, give --set data.columns.label=NAME"
 
 
@@ -280,28 +322,44 @@ class _Labels:
             return "text", ()
         if self.kind == "span":
             if self.empty == self.rows:
-                raise UsageError(f"{self._first_at}: from here on no example has an answer in '{self.column}'")
+                raise UsageError(
+                    f"{self._first_at}: from here on no example has an answer in '{self.column}'"
+                )
             return "span", ()
         by_labels: Kind = "score" if self._has_fraction and not self._has_word else "class"
         kind = self.kind or ("multi" if self._first_set is not None else by_labels)
         if kind in ("class", "score") and self._infinite_at and not self._has_word:
-            raise UsageError(f"{self._infinite_at}: the label in '{self.column}' is not a finite number")
+            raise UsageError(
+                f"{self._infinite_at}: the label in '{self.column}' is not a finite number"
+            )
         # What no two labels may share: the number where all spell numbers, else the name but for spaces around it.
         keys: dict[str, Any] = {
             name: name.strip() if number is None or self._has_word else number
             for name, (number, _) in self._seen.items()
         }
-        if not (self._sets_differ if kind == "multi" else len(set(keys.values()) if kind == "score" else keys) > 1):
+        if not (
+            self._sets_differ
+            if kind == "multi"
+            else len(set(keys.values()) if kind == "score" else keys) > 1
+        ):
             every = f"every {'word' if kind == 'tokens' else 'example'} has the label {', '.join(keys) or '[]'}"
             message = f"{self._first_at}: from here on {every} in '{self.column}': nothing to learn"
             raise UsageError(message, _LABEL_HINT)
         if kind == "score":
             return kind, ()
         mostly_differ = self.rows >= MANY_ROWS and 2 * len(keys) > self.rows
-        if (beyond := len(keys) > MOST_CLASSES) or (kind == "class" and not self.kind and mostly_differ):
+        if (beyond := len(keys) > MOST_CLASSES) or (
+            kind == "class" and not self.kind and mostly_differ
+        ):
             held = f"{f'more than {MOST_CLASSES}' if beyond else len(keys)} different labels in {self.rows} examples"
-            message = f"{self._first_at}: from here on '{self.column}' holds {held}, too many for classes"
-            scores = "" if self._has_word else "; if its numbers are scores, --set data.columns.kind=score"
+            message = (
+                f"{self._first_at}: from here on '{self.column}' holds {held}, too many for classes"
+            )
+            scores = (
+                ""
+                if self._has_word
+                else "; if its numbers are scores, --set data.columns.kind=score"
+            )
             classes = "" if beyond else "; if they are classes, --set data.columns.kind=class"
             raise UsageError(message, f"{_LABEL_HINT}{scores}{classes}")
         by_key: dict[Any, str] = {}
@@ -309,13 +367,21 @@ class _Labels:
             first = by_key.setdefault(key, name)
             if first != name:
                 (_, first_at), (_, where) = self._seen[first], self._seen[name]
-                raise UsageError(f"{where}: the label {name!r} in '{self.column}' is spelled {first!r} at {first_at}")
+                raise UsageError(
+                    f"{where}: the label {name!r} in '{self.column}' is spelled {first!r} at {first_at}"
+                )
         order = {name: name if self._has_word else key for name, key in keys.items()}
-        return kind, tuple(sorted(keys, key=lambda name: (kind == "tokens" and name != "O", order[name])))
+        return kind, tuple(
+            sorted(keys, key=lambda name: (kind == "tokens" and name != "O", order[name]))
+        )
 
     def _check_type(self, where: str, value: Any, *, in_list: bool) -> None:
         if value is None or (isinstance(value, str) and not value.strip()):
-            raise BadRow(where, f"the label '{self.column}' is missing", hint="leave rows without a label out")
+            raise BadRow(
+                where,
+                f"the label '{self.column}' is missing",
+                hint="leave rows without a label out",
+            )
         type_name = _TYPES.get(type(value), f"a {type(value).__name__}")
         allowed = ["a string", "a number", "a boolean", "a list"]
         if in_list:
@@ -327,20 +393,35 @@ class _Labels:
         problem, shown = f"{what} '{self.column}' is {type_name}", f", {reprlib.repr(value)}"
         if type_name not in allowed:
             kinds = self.kind or "class, multi or score"
-            raise BadRow(where, problem, f"{shown}; kind {kinds} takes {' or '.join(allowed)}", _LABEL_HINT)
+            raise BadRow(
+                where, problem, f"{shown}; kind {kinds} takes {' or '.join(allowed)}", _LABEL_HINT
+            )
         first_type, first_at = self._types.setdefault(in_list, (type_name, where))
         if type_name != first_type:
-            raise BadRow(where, problem, f"{shown}, but {first_type} at {first_at}", "all labels must be of one type")
+            raise BadRow(
+                where,
+                problem,
+                f"{shown}, but {first_type} at {first_at}",
+                "all labels must be of one type",
+            )
 
     def _name(self, where: str, value: str | bool | int | float) -> str:
         name = str(value)
         if name in self._seen:
             return name
-        number = number_of(value) if isinstance(value, str) else None if isinstance(value, bool) else value
+        number = (
+            number_of(value)
+            if isinstance(value, str)
+            else None
+            if isinstance(value, bool)
+            else value
+        )
         if number is None:
             self._has_word = True
             if self.kind == "score":
-                raise BadRow(where, f"the score '{self.column}' is no number", f": {reprlib.repr(value)}")
+                raise BadRow(
+                    where, f"the score '{self.column}' is no number", f": {reprlib.repr(value)}"
+                )
         elif not abs(number) <= sys.float_info.max:
             self._infinite_at = self._infinite_at or where
         else:

@@ -24,13 +24,17 @@ def hashes_of(examples: Sequence[Example]) -> RowHashes:
     return np.fromiter((_hash(_canonical(e.texts)) for e in examples), np.uint64, len(examples))
 
 
-def held_back(task: Task, examples: Sequence[Example], seed: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def held_back(
+    task: Task, examples: Sequence[Example], seed: int
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Whether each row is held back, [rows] bool. Of a `span` task the context alone decides, of `text` the first text:
     a passage with several questions is never on both sides."""
     of_passage = {"span": slice(1, None), "text": slice(1)}.get(task.kind, slice(None))
     parts = (e.texts[of_passage] for e in examples)
     salt = seed.to_bytes(_BYTES, "big")
-    drawn = np.fromiter((_hash(_canonical(texts), salt) for texts in parts), np.uint64, len(examples))
+    drawn = np.fromiter(
+        (_hash(_canonical(texts), salt) for texts in parts), np.uint64, len(examples)
+    )
     return drawn < np.uint64(HELD_BACK * 2**64)
 
 
@@ -40,7 +44,9 @@ def fewest(examples: Sequence[Example], count: int | None) -> list[Example]:
         return list(examples)
     hashes = hashes_of(examples).tolist()
     # Rows of one hash may have different labels.
-    by_hash = sorted(range(len(examples)), key=lambda i: (hashes[i], examples[i].texts, repr(examples[i].label)))
+    by_hash = sorted(
+        range(len(examples)), key=lambda i: (hashes[i], examples[i].texts, repr(examples[i].label))
+    )
     return [examples[i] for i in sorted(by_hash[:count])]
 
 
@@ -54,4 +60,6 @@ def _composed(text: str) -> str:
 
 
 def _hash(text: str, salt: bytes = b"") -> int:
-    return int.from_bytes(blake2b(text.encode("utf-8"), digest_size=_BYTES, salt=salt).digest(), "big")
+    return int.from_bytes(
+        blake2b(text.encode("utf-8"), digest_size=_BYTES, salt=salt).digest(), "big"
+    )

@@ -34,7 +34,9 @@ class Windows:
     cls: Array  # position of the classification token, [rows] int64; its logits are those of "no answer"
     char_begin_T: Array
     char_end_T: Array
-    misplaced: list[str]  # lines of `check_answers`; those examples are labelled as if they held no answer
+    misplaced: list[
+        str
+    ]  # lines of `check_answers`; those examples are labelled as if they held no answer
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -56,7 +58,9 @@ class Decoded:
 
     id: str
     text: str  # a part of the context, without white space around it; empty for "no answer"
-    no_answer: float  # logit of "no answer" minus that of the best span; inf when there is no span at all
+    no_answer: (
+        float  # logit of "no answer" minus that of the best span; inf when there is no span at all
+    )
     score: float  # logit of the best span, first token plus last; -inf when there is none
 
 
@@ -77,7 +81,12 @@ def check_answers(examples: Sequence[Example]) -> list[str]:
 
 
 def windows(
-    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, *, max_length: int, stride: int, token_types: bool
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    stride: int,
+    token_types: bool,
 ) -> Windows:
     """Tokenise the examples of a `span` task; questions lose leading white space and all beyond half of `max_length`.
     `max_length`: tokens of a window at most, special ones included. `stride`: tokens of the context that a window
@@ -89,9 +98,15 @@ def windows(
         raise UsageError(message, "use a model that comes with a fast tokenizer (tokenizer.json)")
     room = max_length - max_length // 2 - tokenizer.num_special_tokens_to_add(pair=True)
     if not 0 <= stride < room:
-        possible = f"0 to {room - 1} are possible" if room > 0 else "beside half of it for the question nothing is left"
+        possible = (
+            f"0 to {room - 1} are possible"
+            if room > 0
+            else "beside half of it for the question nothing is left"
+        )
         hint = "lower stride or raise max_length" if stride >= 0 else "give a stride of 0 or more"
-        raise UsageError(f"windows of {max_length} tokens cannot overlap by {stride}: {possible}", hint)
+        raise UsageError(
+            f"windows of {max_length} tokens cannot overlap by {stride}: {possible}", hint
+        )
     rows = list(_tokenised(examples, tokenizer, max_length, stride, token_types))
     ids, types, chars, example, cls, labels = zip(*rows, strict=True) if rows else ((),) * 6
     chars_T2 = np.concatenate([np.empty((0, 2), dtype=np.int32), *chars])
@@ -100,7 +115,9 @@ def windows(
             ids_T=np.concatenate([np.empty(0, dtype=np.int32), *ids]),
             types_T=np.concatenate([np.empty(0, dtype=np.int8), *types]) if token_types else None,
             ends=np.cumsum([len(row) for row in ids], dtype=np.int64),
-            labels=None if any(e.label is None for e in examples) else np.array(labels, dtype=np.int64).reshape(-1, 2),
+            labels=None
+            if any(e.label is None for e in examples)
+            else np.array(labels, dtype=np.int64).reshape(-1, 2),
             example=np.array(example, dtype=np.int64),
             truncated=sum(n > 1 for n in Counter(example).values()),
             pad_id=pad_id(tokenizer),
@@ -129,12 +146,24 @@ def decode(
     score = np.full(len(examples), -np.inf)
     null = np.full(len(examples), np.inf)
     chars = np.zeros((len(examples), 2), dtype=np.int64)
-    places = zip(windows.rows.example, windows.rows.ends, windows.rows.lengths, windows.cls, logits, strict=True)
+    places = zip(
+        windows.rows.example,
+        windows.rows.ends,
+        windows.rows.lengths,
+        windows.cls,
+        logits,
+        strict=True,
+    )
     for example, stop, length, cls, logits_L2 in places:
-        begin_L, end_L = windows.char_begin_T[stop - length : stop], windows.char_end_T[stop - length : stop]
+        begin_L, end_L = (
+            windows.char_begin_T[stop - length : stop],
+            windows.char_end_T[stop - length : stop],
+        )
         starts_L, ends_L = logits_L2[:length].T.astype(np.float64)
         null[example] = min(null[example], starts_L[cls] + ends_L[cls])
-        first, last = (np.argsort(-values_L, kind="stable")[:best] for values_L in (starts_L, ends_L))
+        first, last = (
+            np.argsort(-values_L, kind="stable")[:best] for values_L in (starts_L, ends_L)
+        )
         first, last = first[begin_L[first] >= 0], last[begin_L[last] >= 0]
         tokens = last[None, :] - first[:, None] + 1
         allowed = (tokens >= 1) & (tokens <= max_answer_tokens)
@@ -145,7 +174,9 @@ def decode(
             chars[example] = begin_L[first[row]], end_L[last[column]]
     return [
         Decoded(e.id, _text(e.texts[1], *place), margin, best_sum)
-        for e, place, margin, best_sum in zip(examples, chars, (null - score).tolist(), score.tolist(), strict=True)
+        for e, place, margin, best_sum in zip(
+            examples, chars, (null - score).tolist(), score.tolist(), strict=True
+        )
     ]
 
 
@@ -157,7 +188,11 @@ def _text(context: str, begin: int, end: int) -> str:
 
 
 def _tokenised(
-    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int, stride: int, token_types: bool
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    stride: int,
+    token_types: bool,
 ) -> Iterator[tuple[Array, Array, Array, int, int, tuple[int, int]]]:
     """For each window its ids, its token types, [L, 2] characters, example, position of [CLS] and label."""
     cls_id = tokenizer.cls_token_id
@@ -179,14 +214,25 @@ def _tokenised(
         for number, group in groupby(range(len(samples)), key=samples.__getitem__):
             rows = list(group)
             ids = [np.asarray(encoded["input_ids"][row], dtype=np.int32) for row in rows]
-            types = [np.asarray(encoded["token_type_ids"][row] if token_types else (), dtype=np.int8) for row in rows]
+            types = [
+                np.asarray(encoded["token_type_ids"][row] if token_types else (), dtype=np.int8)
+                for row in rows
+            ]
             texts = [encoded.sequence_ids(row) for row in rows]
-            chars = [_characters(encoded["offset_mapping"][row], of) for row, of in zip(rows, texts, strict=True)]
+            chars = [
+                _characters(encoded["offset_mapping"][row], of)
+                for row, of in zip(rows, texts, strict=True)
+            ]
             # 0 where the tokenizer adds no classification token.
             special = [[i for i, text in enumerate(of) if text is None] for of in texts]
-            cls = [next((i for i in of if row[i] == cls_id), 0) for row, of in zip(ids, special, strict=True)]
+            cls = [
+                next((i for i in of if row[i] == cls_id), 0)
+                for row, of in zip(ids, special, strict=True)
+            ]
             labels = _labels(portion[number], chars, cls)
-            yield from zip(ids, types, chars, [begin + number] * len(rows), cls, labels, strict=True)
+            yield from zip(
+                ids, types, chars, [begin + number] * len(rows), cls, labels, strict=True
+            )
 
 
 def _questions(questions: list[str], tokenizer: PreTrainedTokenizerBase, limit: int) -> list[str]:
@@ -209,11 +255,15 @@ def _characters(offsets: Sequence[tuple[int, int]], texts: Sequence[int | None])
         # One run of tokens.
         begin = texts.index(1)
         end = begin + texts.count(1)
-        chars_L2[begin:end] = np.fromiter(chain.from_iterable(offsets[begin:end]), dtype=np.int32).reshape(-1, 2)
+        chars_L2[begin:end] = np.fromiter(
+            chain.from_iterable(offsets[begin:end]), dtype=np.int32
+        ).reshape(-1, 2)
     return chars_L2
 
 
-def _labels(example: Example, windows: Sequence[Array], cls: Sequence[int]) -> list[tuple[int, int]]:
+def _labels(
+    example: Example, windows: Sequence[Array], cls: Sequence[int]
+) -> list[tuple[int, int]]:
     """First and last token of the first gold answer in each window of an example."""
     answers = cast(tuple[Answer, ...], example.label or ())
     if not answers or misplaced(example):
@@ -222,8 +272,13 @@ def _labels(example: Example, windows: Sequence[Array], cls: Sequence[int]) -> l
     # A token that holds only the space around an answer would drag a neighbour in.
     end = begin + len(text.rstrip())
     begin += len(text) - len(text.lstrip())
-    inside = [np.flatnonzero((chars_L2[:, 1] > begin) & (chars_L2[:, 0] < end)) for chars_L2 in windows]
-    parts = [(w[at[0], 0], w[at[-1], 1]) if len(at) else None for w, at in zip(windows, inside, strict=True)]
+    inside = [
+        np.flatnonzero((chars_L2[:, 1] > begin) & (chars_L2[:, 0] < end)) for chars_L2 in windows
+    ]
+    parts = [
+        (w[at[0], 0], w[at[-1], 1]) if len(at) else None
+        for w, at in zip(windows, inside, strict=True)
+    ]
     held = [part for part in parts if part is not None]
     # Compared with what the tokens of all windows hold of the answer: a tokenizer may drop some of its characters.
     whole = (min(p[0] for p in held), max(p[1] for p in held)) if held else None

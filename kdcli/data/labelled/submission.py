@@ -17,7 +17,9 @@ def check_submission(task: Task) -> None:
     """Raise a UsageError if the server does not have this task."""
     if not task.glue:
         hint = "--submission is for cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli"
-        raise UsageError(f"task {task.name} is not one of GLUE's, so there is no file to submit", hint)
+        raise UsageError(
+            f"task {task.name} is not one of GLUE's, so there is no file to submit", hint
+        )
 
 
 def write_submission(folder: Path, task: Task, name: str, values: Sequence[Any]) -> Path:

@@ -38,12 +38,18 @@ def encode_targets(
     for begin in range(0, len(examples), EXAMPLES_PER_CALL):
         portion = examples[begin : begin + EXAMPLES_PER_CALL]
         how: dict[str, Any] = {"return_attention_mask": False, "truncation": True, "verbose": False}
-        source = tokenizer(*map(list, zip(*(e.texts for e in portion), strict=True)), max_length=room, **how)
+        source = tokenizer(
+            *map(list, zip(*(e.texts for e in portion), strict=True)), max_length=room, **how
+        )
         targets = [str(e.label or "") for e in portion]
         target = tokenizer(targets, add_special_tokens=False, max_length=target_length - 1, **how)
         truncated += sum(map(max, were_cut(source, room), were_cut(target, target_length - 1)))
-        for example, ids, ended in zip(portion, source["input_ids"], target["input_ids"], strict=True):
-            rows.append(np.asarray(ids if example.label is None else [*ids, *ended, end_id], dtype=np.int32))
+        for example, ids, ended in zip(
+            portion, source["input_ids"], target["input_ids"], strict=True
+        ):
+            rows.append(
+                np.asarray(ids if example.label is None else [*ids, *ended, end_id], dtype=np.int32)
+            )
             sources.append(len(ids))
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     ids_T = np.concatenate(rows) if rows else np.empty(0, dtype=np.int32)

@@ -82,8 +82,16 @@ def open_labelled(
     try:
         bad = BadRows()
         if name == OWN:
-            how: dict[str, Any] = {"training": training, "labels": labels, "log": log, "bad": bad, "skip_bad": skip_bad}
-            task = _own_task(columns or {}, source, train_source if training else None, split, **how)
+            how: dict[str, Any] = {
+                "training": training,
+                "labels": labels,
+                "log": log,
+                "bad": bad,
+                "skip_bad": skip_bad,
+            }
+            task = _own_task(
+                columns or {}, source, train_source if training else None, split, **how
+            )
         else:
             task = task_of(name)
             if columns:
@@ -94,7 +102,9 @@ def open_labelled(
         train_set = ""
         single = not training and not places and _is_one_file(task, source)
         if training or not places:
-            opened, train_set = _training(task, source, train_source if training else None, needed=training)
+            opened, train_set = _training(
+                task, source, train_source if training else None, needed=training
+            )
             train = _read(task, opened, "train", bad) if training or opened.has("train") else []
         sets = {n: _read(task, o, s, bad, withheld=withheld) for n, (o, s) in places.items()}
         usable = sum(map(len, [train, *sets.values()]))
@@ -103,18 +113,25 @@ def open_labelled(
         own_split = bool(places)
         if places:
             pass
-        elif single and not (split == "validation" and _trained_on(task, train, trained, split_seed)):
+        elif single and not (
+            split == "validation" and _trained_on(task, train, trained, split_seed)
+        ):
             split, sets = ALL, {"": train}
         elif train and split == "validation":
             held = held_back(task, train, split_seed)
             if held.all() or not held.any():
-                raise UsageError(f"{len(train)} examples are too few to hold some back", "give a validation split")
+                raise UsageError(
+                    f"{len(train)} examples are too few to hold some back",
+                    "give a validation split",
+                )
             which = f"{held.sum():,} of the {len(train):,} training examples"
             log(f"there is no validation split: {which} are held back to judge by")
             split, sets = HELD, {train_set: [e for e, h in zip(train, held, strict=True) if h]}
             train = [e for e, h in zip(train, held, strict=True) if not h]
         else:
-            there = f"; it holds {held_by(Path(source))}" if source and Path(source).is_dir() else ""
+            there = (
+                f"; it holds {held_by(Path(source))}" if source and Path(source).is_dir() else ""
+            )
             raise NotFound(f"no {split} split in {source}{there}")
         train = fewest(train, train_rows) if training else []
         found = Labelled(replace(task, sets=tuple(filter(None, sets))), train, sets, split, notes)
@@ -122,7 +139,9 @@ def open_labelled(
             trained[THIS_RUN] = found.rows
         published = own_split and name != OWN
         found = judgeable(found, trained, keep=judge_trained_rows, published=published, log=log)
-        return replace(found, sets={n: fewest(examples, judged_rows) for n, examples in found.sets.items()})
+        return replace(
+            found, sets={n: fewest(examples, judged_rows) for n, examples in found.sets.items()}
+        )
     except NotFound as error:
         needed = _files_needed(name, split, training, withheld)
         hint = f"give --data PATH (of distill: eval.source): {needed}"
@@ -135,36 +154,53 @@ def _is_one_file(task: Task, source: str | None) -> bool:
     return whole is not None and list(whole.files) == ["train"]
 
 
-def _trained_on(task: Task, examples: list[Example], trained: Mapping[str, RowHashes], seed: int) -> bool:
+def _trained_on(
+    task: Task, examples: list[Example], trained: Mapping[str, RowHashes], seed: int
+) -> bool:
     """Whether models were trained on these very data: they know those rows that are not held back, or the smallest
     hashes of them, as `fewest` takes them."""
     known = np.unique(np.concatenate([*trained.values(), np.empty(0, np.uint64)]))
-    offered = np.unique(hashes_of([e for e, h in zip(examples, held_back(task, examples, seed), strict=True) if not h]))
+    offered = np.unique(
+        hashes_of(
+            [e for e, h in zip(examples, held_back(task, examples, seed), strict=True) if not h]
+        )
+    )
     count = int(np.isin(offered, known).sum())
     return count > 0 and bool(np.isin(offered[:count], known).all())
 
 
-def judgeable(found: Labelled, trained: Mapping[str, RowHashes], *, keep: bool, published: bool, log: Log) -> Labelled:
+def judgeable(
+    found: Labelled, trained: Mapping[str, RowHashes], *, keep: bool, published: bool, log: Log
+) -> Labelled:
     """Leave the rows that trained a model out of the evaluated sets, and say so. `trained`: model -> hashes. `keep`:
     leave them in, and name the split so. `published`: a benchmark with a split of its own keeps its few rows that its
     training split holds too, as published results do. Raises UsageError: too few other rows."""
     sets, notes, split = {}, list(found.notes), found.split
     for name, examples in found.sets.items():
         hashes = hashes_of(examples)
-        by_model = {model: n for model, rows in trained.items() if (n := int(np.isin(hashes, rows).sum()))}
+        by_model = {
+            model: n for model, rows in trained.items() if (n := int(np.isin(hashes, rows).sum()))
+        }
         known = np.isin(hashes, np.concatenate([*trained.values(), np.empty(0, np.uint64)]))
         count, total = int(known.sum()), len(examples)
         where = {ALL: "", HELD: f" {HELD}"}.get(found.split, f" of {found.split} {name}".rstrip())
         sets[name] = examples
         if not count:
             continue
-        counted = {model: f"{n:,}" if len(by_model) > 1 else "they" for model, n in by_model.items()}
+        counted = {
+            model: f"{n:,}" if len(by_model) > 1 else "they" for model, n in by_model.items()
+        }
         who = "; ".join(
-            f"{n} are training rows of this run" if m == THIS_RUN else f"{n} trained {m}" for m, n in counted.items()
+            f"{n} are training rows of this run" if m == THIS_RUN else f"{n} trained {m}"
+            for m, n in counted.items()
         )
         few = published and count <= NATURAL * total
         if few or keep:
-            why = "kept, as published results keep them" if few else "kept, as data.judge_trained_rows says"
+            why = (
+                "kept, as published results keep them"
+                if few
+                else "kept, as data.judge_trained_rows says"
+            )
             notes.append(f"{count:,} of {total:,} rows{where} are training rows ({who}): {why}")
             split = split if few else f"{found.split}, {count:,} of {total:,} rows trained a model"
         elif total - count < min(LEAST, (total + 1) // 2):
@@ -214,7 +250,9 @@ def _own_task(
 ) -> Task:
     """The task of the user's own rows; see `open_labelled`."""
     if source is None:
-        raise UsageError("task 'own' needs --data", "give a file or a directory with train.* and validation.*")
+        raise UsageError(
+            "task 'own' needs --data", "give a file or a directory with train.* and validation.*"
+        )
     opened = open_source(source if train_source is None else train_source)
     read_split = split if not training and opened.has(split) else "train"
     try:
@@ -224,10 +262,16 @@ def _own_task(
             # The cause: without these rows the others do not make a task.
             bad.settle(0, skip=False)
         raise
-    return replace(task, labels=labels) if labels is not None and set(task.labels) <= set(labels) else task
+    return (
+        replace(task, labels=labels)
+        if labels is not None and set(task.labels) <= set(labels)
+        else task
+    )
 
 
-def _training(task: Task, source: str | None, train_source: str | None, *, needed: bool) -> tuple[Source, str]:
+def _training(
+    task: Task, source: str | None, train_source: str | None, *, needed: bool
+) -> tuple[Source, str]:
     """Source and set of the training examples; `needed`: a UsageError where there are none."""
     name = task.sets[0] if task.sets else ""
     where = task.hub_train or task.hub
@@ -242,7 +286,9 @@ def _training(task: Task, source: str | None, train_source: str | None, *, neede
     first = open_source(str(Path(source) / folders[0]))
     if needed and not first.has("train"):
         hint = "--set data.train=SOURCE names data of the same form to train on"
-        raise UsageError(f"task {task.name}: no training split in {source} nor in {folders[0]}/ below it", hint)
+        raise UsageError(
+            f"task {task.name}: no training split in {source} nor in {folders[0]}/ below it", hint
+        )
     return first, folders[0]
 
 
@@ -257,7 +303,9 @@ def _folders(task: Task, source: str) -> tuple[Source | None, list[str]]:
         return None, folders
 
 
-def _evaluated(task: Task, source: str | None, split: str, log: Log) -> dict[str, tuple[Source, str]]:
+def _evaluated(
+    task: Task, source: str | None, split: str, log: Log
+) -> dict[str, tuple[Source, str]]:
     """Set -> its source and split; missing sets are left out and logged."""
     if source is None:
         if task.hub is None:
@@ -268,7 +316,9 @@ def _evaluated(task: Task, source: str | None, split: str, log: Log) -> dict[str
     opened = {name: open_source(str(Path(source) / name)) for name in folders}
     places = {name: (of_set, split) for name, of_set in opened.items() if of_set.has(split)}
     if whole is not None and not places:
-        places = {name: (whole, f"{split}_{name}") for name in task.sets if whole.has(f"{split}_{name}")}
+        places = {
+            name: (whole, f"{split}_{name}") for name in task.sets if whole.has(f"{split}_{name}")
+        }
         if not places and whole.has(split):
             # A plain split is the first set: matched, or English.
             places = {task.sets[0] if task.sets else "": (whole, split)}
@@ -283,10 +333,15 @@ def _hub(where: tuple[str, str | None], name: str) -> Source:
     return Source(f"{repository}{':' + config if config else ''}", {}, HubId(repository, config))
 
 
-def _read(task: Task, source: Source, split: str, bad: Bad, *, withheld: bool = False) -> list[Example]:
+def _read(
+    task: Task, source: Source, split: str, bad: Bad, *, withheld: bool = False
+) -> list[Example]:
     if not source.files and not source.hub:
         if task.name not in demo.TASKS:
-            raise UsageError(f"the demo has no task {task.name}", f"its tasks: {', '.join(demo.TASKS)}; or give --data")
+            raise UsageError(
+                f"the demo has no task {task.name}",
+                f"its tasks: {', '.join(demo.TASKS)}; or give --data",
+            )
         if split not in demo.DOCUMENTS:
             raise UsageError(f"the demo has no {split} split; it has {', '.join(demo.DOCUMENTS)}")
         rows = demo.demo_task(task.name, split)

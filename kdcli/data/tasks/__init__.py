@@ -6,12 +6,16 @@ import pkgutil
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.types import Task
 
-OWN = "own"  # the task of a user's own files; its row is read off them, see `kdcli.data.labelled.own`
+OWN = (
+    "own"  # the task of a user's own files; its row is read off them, see `kdcli.data.labelled.own`
+)
 
 
 def tasks() -> dict[str, Task]:
     """Every named task."""
-    families = [importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
+    families = [
+        importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)
+    ]
     return {task.name: task for family in families for task in family.TASKS}
 
 

@@ -7,7 +7,28 @@ from kdcli.types import Task
 _NOUNS = ("mairpo", "sada", "kargai", "taris", "baksti", "grinu")
 
 TASKS = (
-    Task("demo-topic", "class", ("text",), ("accuracy",), tuple(f"topic-{i}" for i in range(TOPICS)), words=_NOUNS),
-    Task("demo-order", "class", ("text",), ("accuracy",), ("in-order", "swapped"), words=("is", "are")),
-    Task("demo-coherence", "class", ("text",), ("accuracy",), ("same-topic", "other-topic"), words=("it", "they")),
+    Task(
+        "demo-topic",
+        "class",
+        ("text",),
+        ("accuracy",),
+        tuple(f"topic-{i}" for i in range(TOPICS)),
+        words=_NOUNS,
+    ),
+    Task(
+        "demo-order",
+        "class",
+        ("text",),
+        ("accuracy",),
+        ("in-order", "swapped"),
+        words=("is", "are"),
+    ),
+    Task(
+        "demo-coherence",
+        "class",
+        ("text",),
+        ("accuracy",),
+        ("same-topic", "other-topic"),
+        words=("it", "they"),
+    ),
 )

@@ -21,15 +21,41 @@ def _task(
     **more: Any,
 ) -> Task:
     glue = {"": files} if isinstance(files, str) else files
-    return Task(name, kind, texts, metrics, labels, hub=("nyu-mll/glue", name), glue=glue, words=words, **more)
+    return Task(
+        name,
+        kind,
+        texts,
+        metrics,
+        labels,
+        hub=("nyu-mll/glue", name),
+        glue=glue,
+        words=words,
+        **more,
+    )
 
 
 TASKS = (
-    _task("cola", _ONE, ("unacceptable", "acceptable"), ("matthews", "accuracy"), "CoLA", ("incorrect", "correct")),
+    _task(
+        "cola",
+        _ONE,
+        ("unacceptable", "acceptable"),
+        ("matthews", "accuracy"),
+        "CoLA",
+        ("incorrect", "correct"),
+    ),
     _task("sst2", _ONE, ("negative", "positive"), _ACCURACY, "SST-2", ("terrible", "great")),
-    _task("mrpc", _PAIR, ("not_equivalent", "equivalent"), ("f1", "accuracy"), "MRPC", ("No", "Yes")),
+    _task(
+        "mrpc", _PAIR, ("not_equivalent", "equivalent"), ("f1", "accuracy"), "MRPC", ("No", "Yes")
+    ),
     _task("stsb", _PAIR, (), ("pearson", "spearman"), "STS-B", ("Yes",), kind="score"),
-    _task("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "f1"), "QQP", ("No", "Yes")),
+    _task(
+        "qqp",
+        ("question1", "question2"),
+        ("not_duplicate", "duplicate"),
+        ("accuracy", "f1"),
+        "QQP",
+        ("No", "Yes"),
+    ),
     _task(
         "mnli",
         ("premise", "hypothesis"),
@@ -41,7 +67,15 @@ TASKS = (
         split="validation_{set}",
         glue_words=True,
     ),
-    _task("qnli", ("question", "sentence"), _ENTAILMENT, _ACCURACY, "QNLI", ("Yes", "No"), glue_words=True),
+    _task(
+        "qnli",
+        ("question", "sentence"),
+        _ENTAILMENT,
+        _ACCURACY,
+        "QNLI",
+        ("Yes", "No"),
+        glue_words=True,
+    ),
     _task("rte", _PAIR, _ENTAILMENT, _ACCURACY, "RTE", ("Yes", "No"), glue_words=True),
     _task("wnli", _PAIR, _ENTAILMENT[::-1], _ACCURACY, "WNLI", ("No", "Yes")),
 )

@@ -12,14 +12,24 @@ IMPOSSIBLE_METRICS = (
 _SQUAD, _LANGUAGES = ("rajpurkar/squad", None), ("en", "es", "de", "ar", "hi", "vi", "zh")
 
 
-def _task(name: str, metrics: tuple[str, ...] = ("f1", "exact"), max_length: int = 384, **more: Any) -> Task:
+def _task(
+    name: str, metrics: tuple[str, ...] = ("f1", "exact"), max_length: int = 384, **more: Any
+) -> Task:
     # The label words are those of start and end.
     texts, words = ("question", "context"), ("Yes", "No")
-    return Task(name, "span", texts, metrics, label="answers", max_length=max_length, words=words, **more)
+    return Task(
+        name, "span", texts, metrics, label="answers", max_length=max_length, words=words, **more
+    )
 
 
 TASKS = (
     _task("squad", hub=_SQUAD),
     _task("squad_v2", IMPOSSIBLE_METRICS, hub=("rajpurkar/squad_v2", None), impossible=True),
-    _task("mlqa", max_length=512, hub=("facebook/mlqa", "mlqa.{set}.{set}"), hub_train=_SQUAD, sets=_LANGUAGES),
+    _task(
+        "mlqa",
+        max_length=512,
+        hub=("facebook/mlqa", "mlqa.{set}.{set}"),
+        hub_train=_SQUAD,
+        sets=_LANGUAGES,
+    ),
 )

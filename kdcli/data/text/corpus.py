@@ -99,7 +99,9 @@ def open_corpus(
     if not (held := min(held_out_blocks, len(train) // 10)):
         message = f"{source} makes only {len(train)} blocks of {max_length} tokens: too few to hold some out"
         raise UsageError(message, "give more text or a validation split, or lower data.max_length")
-    return Corpus(replace(train, count=len(train) - held), replace(train, first=len(train) - held, count=held))
+    return Corpus(
+        replace(train, count=len(train) - held), replace(train, first=len(train) - held, count=held)
+    )
 
 
 def _cached(

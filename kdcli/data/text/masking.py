@@ -73,7 +73,9 @@ class Masked:
         passes, rows = np.divmod(np.asarray(indices), len(self))
         batch = self.examples.batch(rows)
         ids_BL = batch["input_ids"].numpy()
-        draws_3BL = self._draws(rows, np.zeros_like(passes) if self.static else passes, ids_BL.shape[1])
+        draws_3BL = self._draws(
+            rows, np.zeros_like(passes) if self.static else passes, ids_BL.shape[1]
+        )
         maskable_BL = ~self.vocabulary.special_V[ids_BL]
         if "sources" in batch:
             # Of a generated text the end is predicted too, of its source nothing.
@@ -88,7 +90,9 @@ class Masked:
             begins_BL[:, 0] = True
             begins_BL[:, 1:] |= ~maskable_BL[:, :-1]
             at_L = np.arange(ids_BL.shape[1])
-            begins_BL |= (at_L - np.maximum.accumulate(np.where(begins_BL, at_L, 0), 1)) % LONGEST_WORD == 0
+            begins_BL |= (
+                at_L - np.maximum.accumulate(np.where(begins_BL, at_L, 0), 1)
+            ) % LONGEST_WORD == 0
         chosen_BL = _choose(draws_3BL[0], maskable_BL, begins_BL, self.share)
         plain_ids = self.vocabulary.plain_ids
         random_BL = plain_ids[(draws_3BL[2] * len(plain_ids)).astype(np.int64)]
@@ -125,14 +129,18 @@ class PassOrder:
 def check_share(share: float) -> None:
     """Raise a UsageError for a share of masked tokens that is not between 0 and 1."""
     if not 0 < share < 1:
-        raise UsageError(f"the share of masked tokens must lie between 0 and 1, got {share}", "BERT's is 0.15")
+        raise UsageError(
+            f"the share of masked tokens must lie between 0 and 1, got {share}", "BERT's is 0.15"
+        )
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerBase, source: str) -> MaskVocabulary:
     """What masking needs of a tokenizer; `source` names it in the message. Raises UsageError: it has no mask token."""
     if tokenizer.mask_token_id is None:
         message = f"the tokenizer of {source} has no mask token, so its text cannot be masked"
-        raise UsageError(message, "methods that need no masked language model: minilm, minilmv2, tinybert")
+        raise UsageError(
+            message, "methods that need no masked language model: minilm, minilmv2, tinybert"
+        )
     words = tokenizer.get_vocab()
     size = max(words.values()) + 1
     special_V = np.zeros(size, dtype=bool)
@@ -145,8 +153,12 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, source: str) -> MaskVocabulary
     if counts[mark]:
         for word, number in words.items():
             # Where words are marked at their beginning, a sentence without spaces would be one word.
-            begins_V[number] = word.startswith(mark) == MARKS[mark] or (MARKS[mark] and _spaceless(word, mark == "Ġ"))
-    return MaskVocabulary(int(tokenizer.mask_token_id), special_V, known[~special_V[known]], begins_V)
+            begins_V[number] = word.startswith(mark) == MARKS[mark] or (
+                MARKS[mark] and _spaceless(word, mark == "Ġ")
+            )
+    return MaskVocabulary(
+        int(tokenizer.mask_token_id), special_V, known[~special_V[known]], begins_V
+    )
 
 
 def _spaceless(piece: str, byte_level: bool) -> bool:
@@ -157,7 +169,9 @@ def _spaceless(piece: str, byte_level: bool) -> bool:
         fallback = _FALLBACK.fullmatch(piece)
         spelled = bytes.fromhex(fallback[1]) if fallback else piece.encode()
     # A piece may hold the first bytes of a character only: any completion is of the same script.
-    size = next((n for n, least in ((4, 0xF0), (3, 0xE0), (2, 0xC2)) if spelled[:1] >= bytes([least])), 1)
+    size = next(
+        (n for n, least in ((4, 0xF0), (3, 0xE0), (2, 0xC2)) if spelled[:1] >= bytes([least])), 1
+    )
     first = spelled[:size].ljust(size, b"\x80").decode(errors="ignore")
     return bool(SPACELESS.match(first)) and not unicodedata.category(first[0]).startswith("M")
 

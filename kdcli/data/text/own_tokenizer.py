@@ -8,7 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from filelock import FileLock
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from kdcli.data.files import Log, open_source
@@ -33,25 +41,43 @@ def own_tokenizer(
     text without words; MachineError: the cache cannot be written."""
     least = len(SPECIAL) + LEAST_PIECES
     if vocab_size < least:
-        raise UsageError(f"a vocabulary of {vocab_size} is too small", f"at least {least}; BERT's has 30,522")
+        raise UsageError(
+            f"a vocabulary of {vocab_size} is too small", f"at least {least}; BERT's has 30,522"
+        )
     opened = open_source(source)
-    file = cache_dir() / "tokenizers" / f"{cache_key(FORMAT, opened.identity, column, vocab_size)}.json"
+    file = (
+        cache_dir()
+        / "tokenizers"
+        / f"{cache_key(FORMAT, opened.identity, column, vocab_size)}.json"
+    )
     with disk_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
     # Of several processes that want it one trains it.
     with FileLock(file.with_name(f".{file.name}.lock")):
         if not file.is_file():
             log(f"training a tokenizer of {vocab_size:,} words on the train text of {opened.name}")
-            write_atomic(file, _trained(lambda: opened.documents("train", column), vocab_size).to_str())
+            write_atomic(
+                file, _trained(lambda: opened.documents("train", column), vocab_size).to_str()
+            )
     trained = Tokenizer.from_file(str(file))
     size = trained.get_vocab_size()
     if size < least:
-        raise UsageError(f"the train text of {opened.name} has too few words for a tokenizer", "give more text")
+        raise UsageError(
+            f"the train text of {opened.name} has too few words for a tokenizer", "give more text"
+        )
     if size != vocab_size:
         # All letters of a text are taken, even where there are more than `vocab_size`.
-        log(f"the train text of {opened.name} makes a vocabulary of {size:,} words, not {vocab_size:,}")
+        log(
+            f"the train text of {opened.name} makes a vocabulary of {size:,} words, not {vocab_size:,}"
+        )
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    special = {"pad_token": PAD, "unk_token": UNKNOWN, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
+    special = {
+        "pad_token": PAD,
+        "unk_token": UNKNOWN,
+        "cls_token": CLS,
+        "sep_token": SEP,
+        "mask_token": MASK,
+    }
     return PreTrainedTokenizerFast(
         tokenizer_object=trained, model_max_length=max_length, model_input_names=inputs, **special
     )
@@ -63,7 +89,9 @@ def _trained(documents: Callable[[], Iterator[str]], vocab_size: int) -> Tokeniz
     count: Counter[str] = Counter()
     for document in documents():
         count.update(tokenizer.normalizer.normalize_str(document))
-    frequent = sorted((letter for letter in count if not letter.isspace()), key=lambda one: (-count[one], one))
+    frequent = sorted(
+        (letter for letter in count if not letter.isspace()), key=lambda one: (-count[one], one)
+    )
     letters = sorted(frequent[: max(1, min(LETTERS, vocab_size // LETTER_SHARE))])
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,

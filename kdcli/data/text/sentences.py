@@ -19,7 +19,9 @@ from kdcli.data.formats import Row, whole_text
 from kdcli.errors import UsageError
 
 # With closing quotes and brackets; behind CJK marks stands no space.
-ENDS = regex.compile(r"""(?<=[.!?]["'”’)\]]*)\s+|(?<=[。！？])(?![”’」』）])|(?<=[。！？][”’」』）])|[\r\n]+""")
+ENDS = regex.compile(
+    r"""(?<=[.!?]["'”’)\]]*)\s+|(?<=[。！？])(?![”’」』）])|(?<=[。！？][”’」』）])|[\r\n]+"""
+)
 SHORTEST = 2  # Words of a sentence; CJK characters count as words.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
 QUERY, POSITIVE, NEGATIVE = ("query", "anchor"), "positive", re.compile(r"negatives?(_\d+)?")
@@ -81,7 +83,10 @@ def read_texts(
     if len(links) < 2:
         raise UsageError(f"{source} holds {len(links)} texts, too few to learn from")
     ordered = sorted(links, key=_hash)[: rows or len(links)]
-    log(f"{read:,} {first}, {len(links):,} distinct texts" + (f"; {len(ordered):,} are taken" if rows else ""))
+    log(
+        f"{read:,} {first}, {len(links):,} distinct texts"
+        + (f"; {len(ordered):,} are taken" if rows else "")
+    )
     number = {text: n for n, text in enumerate(ordered)}
     width = max((len(negatives) for _, negatives in links.values()), default=0)
     positive_N = np.array([number.get(links[t][0] or "", -1) for t in ordered], dtype=np.int64)

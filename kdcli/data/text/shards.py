@@ -28,14 +28,24 @@ from tokenizers import Tokenizer
 
 from kdcli.data.files import LOG_SECONDS, Log, Source
 from kdcli.data.formats import Piece
-from kdcli.disk import MOST_REPORT, atomic_file, cache_key, disk_errors, read_json, remove, write_atomic
+from kdcli.disk import (
+    MOST_REPORT,
+    atomic_file,
+    cache_key,
+    disk_errors,
+    read_json,
+    remove,
+    write_atomic,
+)
 from kdcli.errors import MachineError, UsageError
 
 META = "meta.json"
 FORMAT = 2  # Raised when the files change their meaning.
 SHARD_BYTES = 1 << 26  # Of text: half a minute of one worker, which is what a kill costs
 SOON = 1.0  # Seconds after which a process says that it waits for another
-CHARS_PER_CALL = 1 << 20  # Tokenised at once: some 30 MB of memory, whatever the length of documents.
+CHARS_PER_CALL = (
+    1 << 20
+)  # Tokenised at once: some 30 MB of memory, whatever the length of documents.
 SPLITS = ("train", "validation")
 NAMED = re.compile(r"(train|validation)-\d{5,}\.bin")
 
@@ -51,10 +61,16 @@ class Frame:
     @classmethod
     def of(cls, tokenizer: Any) -> "Frame":
         """Those of a tokenizer of transformers. Raises UsageError: it has none."""
-        first = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
-        last = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
+        first = (
+            tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
+        )
+        last = (
+            tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
+        )
         if first is None or last is None:
-            raise UsageError("the tokenizer has neither [CLS]/[SEP] nor begin and end tokens to frame a block with")
+            raise UsageError(
+                "the tokenizer has neither [CLS]/[SEP] nor begin and end tokens to frame a block with"
+            )
         return cls(int(first), int(last), str(tokenizer.convert_ids_to_tokens(last)))
 
 
@@ -95,9 +111,14 @@ class Meta:
             # A source without training text raises here.
             if split == SPLITS[0] or source.has(split):
                 groups = _grouped(source.pieces(split, SHARD_BYTES))
-                shards += [Shard(f"{split}-{n:05}.bin", split, tuple(group)) for n, group in enumerate(groups)]
+                shards += [
+                    Shard(f"{split}-{n:05}.bin", split, tuple(group))
+                    for n, group in enumerate(groups)
+                ]
         of = tokenizer_hash(tokenizer)
-        return cls(source.name, column, of, str(tokenizer.name_or_path), frame.sep_id, dtype, tuple(shards))
+        return cls(
+            source.name, column, of, str(tokenizer.name_or_path), frame.sep_id, dtype, tuple(shards)
+        )
 
     @classmethod
     def read(cls, folder: Path) -> "Meta":
@@ -105,17 +126,29 @@ class Meta:
         try:
             values = read_json(folder / META, most_bytes=MOST_REPORT)
             shards = tuple(
-                Shard(one["file"], one["split"], tuple(Piece(*piece) for piece in one["pieces"]), one["tokens"])
+                Shard(
+                    one["file"],
+                    one["split"],
+                    tuple(Piece(*piece) for piece in one["pieces"]),
+                    one["tokens"],
+                )
                 for one in values.pop("shards")
             )
             meta = cls(**values, shards=shards)
             names = [shard.file for shard in shards if NAMED.fullmatch(shard.file)]
             counts = [shard.tokens for shard in shards if not isinstance(shard.tokens, int | None)]
-            if meta.format != FORMAT or meta.dtype not in ("<u2", "<u4") or counts or len(names) < len(shards):
+            if (
+                meta.format != FORMAT
+                or meta.dtype not in ("<u2", "<u4")
+                or counts
+                or len(names) < len(shards)
+            ):
                 raise ValueError
             return meta
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise UsageError(f"{folder / META} was not written by this kdcli's `tokenize`", "tokenise again") from None
+            raise UsageError(
+                f"{folder / META} was not written by this kdcli's `tokenize`", "tokenise again"
+            ) from None
 
     @property
     def of(self) -> tuple[object, ...]:
@@ -152,7 +185,9 @@ class Meta:
             if not path.is_file():
                 raise UsageError(f"{path} is missing, one of {len(self.shards)} shards", again)
             if (found := path.stat().st_size) != self.bytes_of(shard):
-                raise UsageError(f"{path} is cut: it has {found:,} bytes, not {self.bytes_of(shard):,}", again)
+                raise UsageError(
+                    f"{path} is cut: it has {found:,} bytes, not {self.bytes_of(shard):,}", again
+                )
         return self
 
 
@@ -205,7 +240,9 @@ def tokenise(
             _run(work, left, len(meta.shards), workers, log)
         with disk_errors(folder):
             size = np.dtype(meta.dtype).itemsize
-            counted = [replace(s, tokens=(folder / s.file).stat().st_size // size) for s in meta.shards]
+            counted = [
+                replace(s, tokens=(folder / s.file).stat().st_size // size) for s in meta.shards
+            ]
         meta = replace(meta, shards=tuple(counted))
         meta.write(folder)
         return meta
@@ -244,7 +281,9 @@ def _begun(folder: Path, meta: Meta, left: Sequence[Shard], *, keeps: bool) -> I
         meta.write(folder)
         yield
     except BaseException as error:
-        if (isinstance(error, UsageError) and not keeps) or (made and not any(folder.glob("*.bin"))):
+        if (isinstance(error, UsageError) and not keeps) or (
+            made and not any(folder.glob("*.bin"))
+        ):
             remove(folder)
         raise
 
@@ -255,7 +294,9 @@ def _there(folder: Path, *, anew: bool) -> Meta | None:
         if (folder / META).is_file():
             return Meta.read(folder)
         if folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
-            raise UsageError(f"{folder} is not empty, and holds no tokens", "give another directory")
+            raise UsageError(
+                f"{folder} is not empty, and holds no tokens", "give another directory"
+            )
     except UsageError:
         if not anew:
             raise
@@ -315,7 +356,11 @@ class Work:
         with atomic_file(self.folder / shard.file) as file:
             for texts, ends in _portions(self.documents(shard)):
                 for ids, is_end in zip(self.ids(texts), ends, strict=True):
-                    file.write(np.asarray([*ids, self.sep_id] if is_end else ids, dtype=self.dtype).tobytes())
+                    file.write(
+                        np.asarray(
+                            [*ids, self.sep_id] if is_end else ids, dtype=self.dtype
+                        ).tobytes()
+                    )
                     total += len(ids) + is_end
                 if time.monotonic() - logged > LOG_SECONDS:
                     logged = time.monotonic()
@@ -330,8 +375,12 @@ class Work:
     def ids(self, texts: list[str]) -> list[list[int]]:
         """The tokens of each text, without special ones."""
         if isinstance(self.encoder, Tokenizer):
-            return [one.ids for one in self.encoder.encode_batch_fast(texts, add_special_tokens=False)]
-        found = self.encoder(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+            return [
+                one.ids for one in self.encoder.encode_batch_fast(texts, add_special_tokens=False)
+            ]
+        found = self.encoder(
+            texts, add_special_tokens=False, return_attention_mask=False, verbose=False
+        )
         return list(found["input_ids"])
 
 
@@ -357,18 +406,24 @@ def _run(work: Work, left: Sequence[Shard], count: int, workers: int | None, log
         if (now := time.monotonic()) - logged > LOG_SECONDS or number == len(left):
             logged, rate = now, done / (now - began)
             pace = f", {rate / 1e6:.2f} MB/s" if rate else ""
-            hours = f", {(size - done) / rate / 3600:.2f} h left" if rate and number < len(left) else ""
+            hours = (
+                f", {(size - done) / rate / 3600:.2f} h left" if rate and number < len(left) else ""
+            )
             log(f"{number} of {len(left)} shards, {tokens:,} tokens{pace}{hours}")
 
 
-def _written(work: Work, left: Sequence[Shard], workers: int | None, log: Log) -> Iterator[tuple[Shard, int]]:
+def _written(
+    work: Work, left: Sequence[Shard], workers: int | None, log: Log
+) -> Iterator[tuple[Shard, int]]:
     """Each shard once it is there, and the number of its tokens."""
     if workers is None:
         for shard in left:
             yield shard, work.write(shard, log)
         return
     # Not forked: the threads of a tokenizer and of file systems do not survive it.
-    pool = ProcessPoolExecutor(min(workers, len(left)) or 1, multiprocessing.get_context("spawn"), _begin, (work,))
+    pool = ProcessPoolExecutor(
+        min(workers, len(left)) or 1, multiprocessing.get_context("spawn"), _begin, (work,)
+    )
     try:
         waiting = {pool.submit(_write_one, shard): shard for shard in left}
         while waiting:
@@ -376,7 +431,9 @@ def _written(work: Work, left: Sequence[Shard], workers: int | None, log: Log) -
                 yield waiting.pop(future), future.result()
     except BrokenProcessPool:
         message = "a worker was ended from outside, often for lack of memory"
-        raise MachineError(message, "the same command goes on where it was; fewer --workers take less") from None
+        raise MachineError(
+            message, "the same command goes on where it was; fewer --workers take less"
+        ) from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in multiprocessing.active_children():

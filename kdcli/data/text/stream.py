@@ -50,7 +50,11 @@ class Stream:
         number = int(np.searchsorted(self.ends, begin, side="right"))
         at = begin - (int(self.ends[number - 1]) if number else 0)
         part = self._map(number)[at : at + count]
-        return part if len(part) == count else np.concatenate([part, self.read(begin + len(part), count - len(part))])
+        return (
+            part
+            if len(part) == count
+            else np.concatenate([part, self.read(begin + len(part), count - len(part))])
+        )
 
     def _mapped(self, number: int) -> Array:
         file, tokens = self.files[number]
@@ -61,36 +65,55 @@ class Stream:
         return np.frombuffer(mapped, self.dtype, tokens)
 
 
-def open_streams(folder: Path, tokenizer: PreTrainedTokenizerBase, frame: Frame, log: Log) -> dict[str, Stream] | None:
+def open_streams(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, frame: Frame, log: Log
+) -> dict[str, Stream] | None:
     """The streams of a directory of tokens by split; None where it holds no tokens. Raises UsageError: a shard is
     missing or cut, or the tokens are another tokenizer's."""
     if (folder / META).is_file():
         return streams_of(folder, Meta.read(folder).checked(folder, tokenizer, frame))
     ends = (DS, *(DS + ending for ending in OF_DS))
-    files = sorted(path.name for path in folder.iterdir() if path.name.endswith(ends)) if folder.is_dir() else []
+    files = (
+        sorted(path.name for path in folder.iterdir() if path.name.endswith(ends))
+        if folder.is_dir()
+        else []
+    )
     return _of_datatrove(folder, files, tokenizer, frame, log) if files else None
 
 
 def streams_of(folder: Path, meta: Meta) -> dict[str, Stream]:
     """The streams of a whole directory of kdcli."""
     by_split = itertools.groupby(meta.shards, key=lambda shard: shard.split)
-    return {s: Stream([(folder / one.file, one.tokens or 0) for one in shards], meta.dtype) for s, shards in by_split}
+    return {
+        s: Stream([(folder / one.file, one.tokens or 0) for one in shards], meta.dtype)
+        for s, shards in by_split
+    }
 
 
 def _of_datatrove(
     folder: Path, names: list[str], tokenizer: PreTrainedTokenizerBase, frame: Frame, log: Log
 ) -> dict[str, Stream]:
     shards = [name for name in names if name.endswith(DS)]
-    beside = {name.removesuffix(ending) for name in names for ending in OF_DS if name.endswith(DS + ending)}
+    beside = {
+        name.removesuffix(ending)
+        for name in names
+        for ending in OF_DS
+        if name.endswith(DS + ending)
+    }
     if missing := sorted(beside - set(shards)):
         message = f"{folder}: {missing[0]} is missing ({len(missing)} of {len(beside)} files); its index is there"
-        raise UsageError(message, "copy it too, or run datatrove's pipeline again, which makes what is missing")
+        raise UsageError(
+            message, "copy it too, or run datatrove's pipeline again, which makes what is missing"
+        )
     words = max(tokenizer.get_vocab().values()) + 1
     read = [_read_metadata(folder / name, words) for name in shards]
     for name in dict.fromkeys(name for name, _, _ in read):
         _check_tokenizer(folder, name, tokenizer, log)
     if len(sizes := {size for _, size, _ in read}) > 1:
-        raise UsageError(f"{folder} holds tokens of {' and of '.join(map(str, sorted(sizes)))} bytes", "one kind only")
+        raise UsageError(
+            f"{folder} holds tokens of {' and of '.join(map(str, sorted(sizes)))} bytes",
+            "one kind only",
+        )
     dtype = f"<u{sizes.pop()}"
     files = [(folder / name, tokens) for name, (_, _, tokens) in zip(shards, read, strict=True)]
     for file in files:
@@ -109,17 +132,30 @@ def _read_metadata(file: Path, words: int) -> tuple[str | None, int, int]:
         with path.open("rb") as opened:
             lines = opened.read(MOST_METADATA).decode("utf-8", "replace").splitlines()
         try:
-            name, size, tokens = lines[0].rsplit("|", 1)[0], int(lines[0].rsplit("|", 1)[1]), int(lines[1])
+            name, size, tokens = (
+                lines[0].rsplit("|", 1)[0],
+                int(lines[0].rsplit("|", 1)[1]),
+                int(lines[1]),
+            )
         except (IndexError, ValueError):
             message = f"{path} is no metadata of datatrove: its first lines are TOKENIZER|BYTES and a number"
             raise UsageError(message, "is it of another program?") from None
     if size not in (2, 4) or found % size or tokens not in (None, found // size):
-        wanted = f"{tokens:,} tokens of {size} bytes" if tokens is not None else f"tokens of {size} bytes"
-        raise UsageError(f"{file} is cut: it has {found:,} bytes, not {wanted}", "copy it again, or make it again")
+        wanted = (
+            f"{tokens:,} tokens of {size} bytes"
+            if tokens is not None
+            else f"tokens of {size} bytes"
+        )
+        raise UsageError(
+            f"{file} is cut: it has {found:,} bytes, not {wanted}",
+            "copy it again, or make it again",
+        )
     return name, size, found // size
 
 
-def _check_tokenizer(folder: Path, name: str | None, tokenizer: PreTrainedTokenizerBase, log: Log) -> None:
+def _check_tokenizer(
+    folder: Path, name: str | None, tokenizer: PreTrainedTokenizerBase, log: Log
+) -> None:
     """Compare the tokenizer that metadata names, if it is on this machine."""
     if name is None or name == tokenizer.name_or_path:
         return
@@ -128,7 +164,9 @@ def _check_tokenizer(folder: Path, name: str | None, tokenizer: PreTrainedTokeni
         try:
             path = Path(hf_hub_download(name, "tokenizer.json", local_files_only=True))
         except (LocalEntryNotFoundError, HFValidationError):
-            log(f"{folder}: its tokenizer {name} is not on this machine; its tokens are compared on a sample only")
+            log(
+                f"{folder}: its tokenizer {name} is not on this machine; its tokens are compared on a sample only"
+            )
             return
     if Tokenizer.from_file(str(path)).get_vocab() != tokenizer.get_vocab():
         raise UsageError(
@@ -146,14 +184,18 @@ def _check_sample(stream: Stream, words: int, frame: Frame) -> None:
         highest = int(stream.read(begin, min(SAMPLED, tokens)).max())
         if highest >= words:
             message = f"{file} holds token {highest:,}; the vocabulary of the model has {words:,}"
-            raise UsageError(message, "run datatrove's DocumentTokenizer with the tokenizer of this model")
+            raise UsageError(
+                message, "run datatrove's DocumentTokenizer with the tokenizer of this model"
+            )
     index = file.with_name(f"{file.name}{OF_DS[1]}")
     if not index.is_file():
         return
     ends = np.fromfile(index, dtype="<u8", count=DOCUMENTS).astype(np.int64)
     whole = len(ends) > 0 and index.stat().st_size % 8 == 0
     if not whole or int(np.fromfile(index, "<u8", offset=index.stat().st_size - 8)[0]) != tokens:
-        raise UsageError(f"{index} does not end where {file.name} does", "copy both again, or make them again")
+        raise UsageError(
+            f"{index} does not end where {file.name} does", "copy both again, or make them again"
+        )
     first, last = _tokens_at(stream, [0, *ends[:-1]]), _tokens_at(stream, ends - 1)
     # Where datatrove shuffled chunks, some of these are ends of chunks.
     if (last != frame.sep_id).all() or (first == frame.cls_id).mean() > 0.5:

@@ -4,16 +4,37 @@ import itertools
 from collections.abc import Callable
 from typing import Literal
 
-from kdcli.report.pictures.drawing import COLOURS, DASHES, INK, Line, line_chart, scatter_chart, svg, ticks
+from kdcli.report.pictures.drawing import (
+    COLOURS,
+    DASHES,
+    INK,
+    Line,
+    line_chart,
+    scatter_chart,
+    svg,
+    ticks,
+)
 from kdcli.report.schema import AT, UNDISTILLED, CurvePoint, LatencyRow, Report
-from kdcli.report.sections.latency import BENCHMARK, PLAIN, Cell, cell_name, cells, comparable, ran_as, scored_as
+from kdcli.report.sections.latency import (
+    BENCHMARK,
+    PLAIN,
+    Cell,
+    cell_name,
+    cells,
+    comparable,
+    ran_as,
+    scored_as,
+)
 from kdcli.report.sections.selection import by_setting, spread
 from kdcli.report.text import Picture, cut, names_of, number, percent
 
 # The held-out term of a model that is trained with another, and what its line is called where it has one beside it.
 HARD, TOGETHER = "/hard", "together"
 MOST_LINES = 12  # Lines of one picture at most
-LOWER_IS_BETTER = {"loss", "mse"}  # Names of metrics of which less is better; a front is drawn of the others
+LOWER_IS_BETTER = {
+    "loss",
+    "mse",
+}  # Names of metrics of which less is better; a front is drawn of the others
 MARKERS = "os^Dv"
 MOST_TERMS = 9  # Lines of held-out terms that a picture can hold
 
@@ -38,7 +59,9 @@ def pictures(report: Report) -> list[Picture]:
 
 def _ends(lines: list[Line], written: Callable[[float], str] = number) -> str:
     """The first and the last value of every line, in words."""
-    return ", ".join(f"{ln.label} {written(ln.points[0][1])} → {written(ln.points[-1][1])}" for ln in lines)
+    return ", ".join(
+        f"{ln.label} {written(ln.points[0][1])} → {written(ln.points[-1][1])}" for ln in lines
+    )
 
 
 def _loss_curve(report: Report) -> Picture | None:
@@ -51,8 +74,13 @@ def _loss_curve(report: Report) -> Picture | None:
     names = [n for n in first if n != "loss"] or list(first)
     if len(names) > MOST_TERMS:
         # A line a student, the sum of its terms.
-        named = [(step, [(n.rpartition("/")[0], losses[n]) for n in names]) for step, losses in held]
-        held = [(step, {f"{s}/": sum(v for of, v in own if of == s) for s, _ in own}) for step, own in named]
+        named = [
+            (step, [(n.rpartition("/")[0], losses[n]) for n in names]) for step, losses in held
+        ]
+        held = [
+            (step, {f"{s}/": sum(v for of, v in own if of == s) for s, _ in own})
+            for step, own in named
+        ]
         names = list(held[0][1])
     students, terms = (list(dict.fromkeys(n.rpartition("/")[i] for n in names)) for i in (0, 2))
     # Several students: a colour each, their terms by dashes. One: a colour for each term.
@@ -60,17 +88,30 @@ def _loss_curve(report: Report) -> Picture | None:
     lines = []
     for name in names:
         student, _, term = name.rpartition("/")
-        place, dash = students.index(student) if several else terms.index(term), DASHES[terms.index(term) % len(DASHES)]
+        place, dash = (
+            students.index(student) if several else terms.index(term),
+            DASHES[terms.index(term) % len(DASHES)],
+        )
         dash = dash if term else DASHES[place // len(COLOURS) % len(DASHES)]
         points = [(step, losses[name]) for step, losses in held]
         lines.append(
-            Line(f"held-out {name.removesuffix('/')}", points, COLOURS[place % len(COLOURS)], dash if several else "-")
+            Line(
+                f"held-out {name.removesuffix('/')}",
+                points,
+                COLOURS[place % len(COLOURS)],
+                dash if several else "-",
+            )
         )
-    total = Line("training, all of them" if several else "training", training, INK, marker="", width=0.9)
+    total = Line(
+        "training, all of them" if several else "training", training, INK, marker="", width=0.9
+    )
     drawing, _ = line_chart([total, *lines], "step", columns=3 if len(names) < 3 else 2, log=True)
     steps = f"Loss over {report.curve[-1].step:,} steps"
     ends = _ends(lines).replace("held-out ", "")
-    return Picture(svg(drawing), f"{steps}; on what is held out, never trained on: {ends}." if ends else f"{steps}.")
+    return Picture(
+        svg(drawing),
+        f"{steps}; on what is held out, never trained on: {ends}." if ends else f"{steps}.",
+    )
 
 
 def _beside_curves(report: Report) -> list[Picture]:
@@ -79,11 +120,18 @@ def _beside_curves(report: Report) -> list[Picture]:
     curves = {TOGETHER: report.curve, **report.beside}
     here = _held_out(report.curve)
     drawn = []
-    for term in [name for name in (here[0][1] if here and report.beside else {}) if name.endswith(HARD)]:
+    for term in [
+        name for name in (here[0][1] if here and report.beside else {}) if name.endswith(HARD)
+    ]:
         model = term.removesuffix(HARD)
         styles = zip(COLOURS, itertools.cycle(DASHES), strict=False)
         lines = [
-            Line(name, [(step, losses[term]) for step, losses in _held_out(curve) if term in losses], colour, dash)
+            Line(
+                name,
+                [(step, losses[term]) for step, losses in _held_out(curve) if term in losses],
+                colour,
+                dash,
+            )
             for (name, curve), (colour, dash) in zip(curves.items(), styles, strict=False)
         ]
         if min(len(line.points) for line in lines) < 2:
@@ -92,7 +140,9 @@ def _beside_curves(report: Report) -> list[Picture]:
         since = f"step {here[0][0]:,} on"
         # Runs from one start differ in the fourth decimal.
         ends = _ends(lines, "{:.4f}".format)
-        drawn.append(Picture(svg(drawing), f"{model}: held-out loss against the labels, {since}: {ends}."))
+        drawn.append(
+            Picture(svg(drawing), f"{model}: held-out loss against the labels, {since}: {ends}.")
+        )
     return drawn
 
 
@@ -107,18 +157,33 @@ def _growth(report: Report) -> list[Picture]:
         metric = next(iter(next(iter(by_model.values()), {})), "")
         lines: list[Line] = []
         for name, colour in zip(students, itertools.cycle(COLOURS), strict=False):
-            found = {int(m.partition(AT)[2]): v[metric] for m, v in by_model.items() if m.startswith(name + AT)}
+            found = {
+                int(m.partition(AT)[2]): v[metric]
+                for m, v in by_model.items()
+                if m.startswith(name + AT)
+            }
             points = [(step * each / 1e6, value) for step, value in sorted(found.items())]
             turn = MARKERS[len(lines) // len(COLOURS) % len(MARKERS)]
             lines.append(Line(name, [*points, (end, by_model[name][metric])], colour, marker=turn))
         start = min((line.points[0][0] for line in lines), default=0.0)
         for name, values in by_model.items() if lines else ():
             if name.endswith(UNDISTILLED):
-                lines.append(Line(name, [(start, values[metric]), (end, values[metric])], INK, "--", marker=""))
+                lines.append(
+                    Line(
+                        name, [(start, values[metric]), (end, values[metric])], INK, "--", marker=""
+                    )
+                )
         if lines:
-            drawing, axes = line_chart(lines, "million tokens", cut(f"{metric} on {task}", 40), columns=2)
+            drawing, axes = line_chart(
+                lines, "million tokens", cut(f"{metric} on {task}", 40), columns=2
+            )
             ticks(axes, sorted({x for line in lines for x, _ in line.points}), log=start * 8 <= end)
-            drawn.append(Picture(svg(drawing), f"{metric} on {task} over the tokens distilled on: {_ends(lines)}."))
+            drawn.append(
+                Picture(
+                    svg(drawing),
+                    f"{metric} on {task} over the tokens distilled on: {_ends(lines)}.",
+                )
+            )
     return drawn
 
 
@@ -138,7 +203,9 @@ def _metric_curve(report: Report) -> Picture | None:
         for colour, name in zip(COLOURS, names, strict=False)
     ]
     drawing, _ = line_chart(lines, "step", columns=3 if len(lines) <= 3 else 2)
-    left_out = f" The first {len(lines)} of {len(names)} metrics." if len(lines) < len(names) else ""
+    left_out = (
+        f" The first {len(lines)} of {len(names)} metrics." if len(lines) < len(names) else ""
+    )
     return Picture(svg(drawing), f"On the validation set while training: {_ends(lines)}.{left_out}")
 
 
@@ -154,7 +221,10 @@ def _setting_curve(report: Report) -> Picture | None:
     key = differ[0]
     points = []
     for settings, runs in groups:
-        value, values = settings.get(key), [run.metrics[metric] for run in runs if metric in run.metrics]
+        value, values = (
+            settings.get(key),
+            [run.metrics[metric] for run in runs if metric in run.metrics],
+        )
         if isinstance(value, str) or value is None or not values:
             return None
         points.append((value, *spread(values)))
@@ -165,8 +235,12 @@ def _setting_curve(report: Report) -> Picture | None:
     style = {"fmt": "none", "ecolor": COLOURS[0], "elinewidth": 1.2, "capsize": 4}
     axes.errorbar(places, means, yerr=[deviation or 0.0 for deviation in deviations], **style)
     ticks(axes, places, log=places[0] > 0 and places[-1] / places[0] >= 8)
-    words = "; ".join(f"{x:g} {number(y)}" + (f" ± {sd:.2g}" if sd is not None else "") for x, y, sd in points)
-    return Picture(svg(drawing), f"{metric} over {key}, mean ± sample standard deviation over seeds: {words}.")
+    words = "; ".join(
+        f"{x:g} {number(y)}" + (f" ± {sd:.2g}" if sd is not None else "") for x, y, sd in points
+    )
+    return Picture(
+        svg(drawing), f"{metric} over {key}, mean ± sample standard deviation over seeds: {words}."
+    )
 
 
 def size_latency(report: Report) -> Picture | None:
@@ -204,16 +278,27 @@ def latency_over(report: Report, what: Literal["tokens", "batch size"]) -> Pictu
         turn, place = divmod(models.index(model), len(COLOURS))
         name = model if len(backends) == 1 else ran_as(next(iter(by_place.values())))
         points = [(x, row.p50_ms) for x, row in by_place.items()]
-        style = COLOURS[place], DASHES[backends.index(on) % len(DASHES)], MARKERS[turn % len(MARKERS)]
+        style = (
+            COLOURS[place],
+            DASHES[backends.index(on) % len(DASHES)],
+            MARKERS[turn % len(MARKERS)],
+        )
         lines.append(Line(name, points, *style))
     columns = 3 if len(backends) == 1 else 2
     taller = 0.17 * max(0, -(-len(lines) // columns) - 2)
     fixed = f"batch size {alike[0][0]}" if what == "tokens" else f"{alike[0][1]} tokens"
-    drawing, axes = line_chart(lines, f"{what}, with {fixed}", "median ms", columns=columns, log=True, taller=taller)
+    drawing, axes = line_chart(
+        lines, f"{what}, with {fixed}", "median ms", columns=columns, log=True, taller=taller
+    )
     ticks(axes, [cell[varies] for cell in alike], log=True)
-    words = "; ".join(f"{line.label} " + ", ".join(f"{ms:.3g} ({x})" for x, ms in line.points) for line in lines)
+    words = "; ".join(
+        f"{line.label} " + ", ".join(f"{ms:.3g} ({x})" for x, ms in line.points) for line in lines
+    )
     left_out = f" The first {len(lines)} of {len(rows)} lines." if len(lines) < len(rows) else ""
-    return Picture(svg(drawing), f"Median milliseconds by {what}, {fixed}, both axes logarithmic: {words}.{left_out}")
+    return Picture(
+        svg(drawing),
+        f"Median milliseconds by {what}, {fixed}, both axes logarithmic: {words}.{left_out}",
+    )
 
 
 def quality_against(report: Report, what: Literal["latency", "size", "density"]) -> Picture | None:
@@ -227,21 +312,31 @@ def quality_against(report: Report, what: Literal["latency", "size", "density"])
     front = front_of(points)
     labels = {name: cut(name.rpartition("/")[2], 24) for name in points}
     drawing = scatter_chart(points, labels, label, cut(f"{metric} on {task}", 40), front=front)
-    words = "; ".join(f"{name} {cost:.4g} {unit}, {number(value)}" for name, (cost, value) in points.items())
+    words = "; ".join(
+        f"{name} {cost:.4g} {unit}, {number(value)}" for name, (cost, value) in points.items()
+    )
     text = f"{metric} on {task} against {what} ({label}): {words}. On the line: {', '.join(front)}."
     if beaten := [name for name in points if name not in front]:
         text += f" Hollow, since another is at least as good in both: {', '.join(beaten)}."
     rows = comparable(report)
-    if what == "latency" and not _by_backend(report) and (rows[0].backend, rows[0].dtype) not in PLAIN:
+    if (
+        what == "latency"
+        and not _by_backend(report)
+        and (rows[0].backend, rows[0].dtype) not in PLAIN
+    ):
         text += " The quality is that of the weights, not of this backend."
     return Picture(drawing, text)
 
 
-def _costs(report: Report, what: Literal["latency", "size", "density"]) -> tuple[str, str, dict[str, float]]:
+def _costs(
+    report: Report, what: Literal["latency", "size", "density"]
+) -> tuple[str, str, dict[str, float]]:
     """Unit, name of the axis, and what each model costs; of pruned ones only what differs."""
     if what == "density":
         # Nothing of the first model is gone.
-        kept = dict.fromkeys(list(report.models)[:1], 100.0) | {p.model: 100 * p.density for p in report.pruning}
+        kept = dict.fromkeys(list(report.models)[:1], 100.0) | {
+            p.model: 100 * p.density for p in report.pruning
+        }
         several = len({percent(p.density, 1) for p in report.pruning}) > 1
         return "%", "weights kept, %", kept if several else {}
     if what == "latency" and (scored := _by_backend(report)):
@@ -250,9 +345,13 @@ def _costs(report: Report, what: Literal["latency", "size", "density"]) -> tuple
     rows = [row for row in comparable(report) if row.model in report.models]
     if what == "latency":
         on = f"{rows[0].backend} {rows[0].dtype}" if rows else ""
-        label = f"median ms, {cell_name((rows[0].batch_size, rows[0].seq_len))}, {on}" if rows else ""
+        label = (
+            f"median ms, {cell_name((rows[0].batch_size, rows[0].seq_len))}, {on}" if rows else ""
+        )
         return "ms", label, {row.model: row.p50_ms for row in rows}
-    measured = dict.fromkeys(row.model for row in next(iter(cells(report).values()), []) if row.model in report.models)
+    measured = dict.fromkeys(
+        row.model for row in next(iter(cells(report).values()), []) if row.model in report.models
+    )
     names = [p.model for p in report.pruning if p.model in report.models] or list(measured)
     sizes = {name: report.models[name].bytes / 1e6 for name in names}
     return "MB", "weights, MB", {} if report.pruning and len(set(sizes.values())) == 1 else sizes

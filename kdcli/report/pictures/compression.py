@@ -6,7 +6,17 @@ from typing import Any, Literal
 from matplotlib.figure import Figure
 
 from kdcli.report.pictures.charts import front_of
-from kdcli.report.pictures.drawing import COLOURS, HEIGHT, INK, WIDTH, figure, legend, plain_logarithm, styled, svg
+from kdcli.report.pictures.drawing import (
+    COLOURS,
+    HEIGHT,
+    INK,
+    WIDTH,
+    figure,
+    legend,
+    plain_logarithm,
+    styled,
+    svg,
+)
 from kdcli.report.schema import Candidate, Compression
 from kdcli.report.text import Picture, number
 
@@ -35,9 +45,13 @@ def _picture(compression: Compression, cost: Cost) -> Picture:
     drawing, axes = figure(0.6)
     front = _draw(axes, compression, cost)
     legend(drawing, 2, compression.chosen)
-    words = "; ".join(f"{one.name} {_cost(one, cost):.3g}, {number(one.score)}" for one in _measured(compression))
+    words = "; ".join(
+        f"{one.name} {_cost(one, cost):.3g}, {number(one.score)}" for one in _measured(compression)
+    )
     what = f"{compression.metric} on {compression.task} over {AXES[cost]}, bars are 95 % intervals: {words}."
-    return Picture(svg(drawing), f"{what} On the line, the Pareto front: {', '.join(front)}. Dashed: the goal.")
+    return Picture(
+        svg(drawing), f"{what} On the line, the Pareto front: {', '.join(front)}. Dashed: the goal."
+    )
 
 
 def _measured(compression: Compression) -> list[Candidate]:
@@ -53,18 +67,34 @@ def _draw(axes: Any, compression: Compression, cost: Cost) -> list[str]:
     shown, goal = _measured(compression), compression.goal
     points = {one.name: (_cost(one, cost), float(one.score or 0.0)) for one in shown}
     front = front_of(points)
-    axes.step(*zip(*(points[name] for name in front), strict=True), where="post", color=INK, linewidth=1, alpha=0.7)
+    axes.step(
+        *zip(*(points[name] for name in front), strict=True),
+        where="post",
+        color=INK,
+        linewidth=1,
+        alpha=0.7,
+    )
     for number_, one in enumerate(shown):
         (x, y), colour = points[one.name], COLOURS[number_ % len(COLOURS)]
         low, high = (y if end is None else end for end in (one.low, one.high))
-        bars = {"yerr": [[max(0.0, y - low)], [max(0.0, high - y)]], "ecolor": colour, "elinewidth": 1, "capsize": 3}
+        bars = {
+            "yerr": [[max(0.0, y - low)], [max(0.0, high - y)]],
+            "ecolor": colour,
+            "elinewidth": 1,
+            "capsize": 3,
+        }
         chosen = one.name == compression.chosen
         style = {"markersize": 10 if chosen else 6, "markeredgecolor": colour, "linestyle": "none"}
         style |= {"markerfacecolor": colour if one.name in front else "none", "label": one.name}
         axes.errorbar([x], [y], marker=MARKERS[number_ % len(MARKERS)], **style, **bars)
     teacher = shown[0]
     if "max_drop" in goal:
-        axes.axhline(points[teacher.name][1] - 0.01 * goal["max_drop"], color=INK, linewidth=1, linestyle="--")
+        axes.axhline(
+            points[teacher.name][1] - 0.01 * goal["max_drop"],
+            color=INK,
+            linewidth=1,
+            linestyle="--",
+        )
     limits = [goal["max_mb"]] if cost == "mb" and "max_mb" in goal else []
     if cost == "ms":
         limits += [goal["max_latency_ms"]] if "max_latency_ms" in goal else []

@@ -16,17 +16,29 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from kdcli.report.text import cut, percent
 
-COLOURS = ["#2f74ff", "#e07b00", "#12966b", "#a855f7", "#e0365c", "#0a95b8"]  # Readable on a white and a black page
+COLOURS = [
+    "#2f74ff",
+    "#e07b00",
+    "#12966b",
+    "#a855f7",
+    "#e0365c",
+    "#0a95b8",
+]  # Readable on a white and a black page
 DASHES = ["-", "--", ":", "-."]
 INK = "#778899"  # Stands for the page's own text colour, so that one picture serves a light and a dark page
-WIDTH, HEIGHT = 4.8, 3.2  # Inches. Narrow, so that on a telephone the labels are not scaled below reading
+WIDTH, HEIGHT = (
+    4.8,
+    3.2,
+)  # Inches. Narrow, so that on a telephone the labels are not scaled below reading
 # Ever darker, so that it reads without colour; light enough for dark numbers.
 SCALE = LinearSegmentedColormap.from_list("kept", ["#fff6d5", "#c4e4c1", "#6fbcca", "#4f93d6"])
 NUMBERS = "#16202c"  # Colour of the numbers on SCALE, on a dark page too
 MOST_NUMBERS = 16  # Columns of a map up to which a number fits into a cell
 ROW = 0.235  # Inches of a row of a map
 
-Cells = Sequence[Sequence[float | None]]  # Shares, row by row; rows may differ in length, and None is no cell
+Cells = Sequence[
+    Sequence[float | None]
+]  # Shares, row by row; rows may differ in length, and None is no cell
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,9 @@ def svg(drawing: Figure) -> str:
         # A dollar sign in a name is a dollar sign.
         label.set_parse_math(False)
     text = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "kdcli", "font.family": "sans-serif"}):
+    with mpl.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "kdcli", "font.family": "sans-serif"}
+    ):
         drawing.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     made = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>", "", text.getvalue(), flags=re.S)
     # Without a size of its own the picture takes the width of its place on the page.
@@ -73,13 +87,24 @@ def svg(drawing: Figure) -> str:
 
 
 def line_chart(
-    lines: Sequence[Line], across: str, along: str = "", *, columns: int = 0, log: bool = False, taller: float = 0.0
+    lines: Sequence[Line],
+    across: str,
+    along: str = "",
+    *,
+    columns: int = 0,
+    log: bool = False,
+    taller: float = 0.0,
 ) -> tuple[Figure, Any]:
     """Lines over steps; `across` and `along` name the axes, `columns` are the legend's, `log` makes the axis along
     logarithmic. A student that equals its teacher has a loss of zero, which has no place there."""
     drawing, axes = figure(taller)
     for line in lines:
-        style = {"color": line.colour, "linestyle": line.dash, "linewidth": line.width, "marker": line.marker}
+        style = {
+            "color": line.colour,
+            "linestyle": line.dash,
+            "linewidth": line.width,
+            "marker": line.marker,
+        }
         axes.plot(*zip(*line.points, strict=True), markersize=3, label=cut(line.label, 32), **style)
     axes.set(xlabel=across, ylabel=along)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -112,7 +137,13 @@ def legend(drawing: Figure, columns: int, chosen: str | None = None) -> None:
     marked."""
     handles, labels = drawing.axes[0].get_legend_handles_labels()
     labels = [f"{label} (chosen)" if label == chosen else label for label in labels]
-    style = {"columnspacing": 1.2, "handlelength": 1.5, "frameon": False, "fontsize": 8, "labelcolor": INK}
+    style = {
+        "columnspacing": 1.2,
+        "handlelength": 1.5,
+        "frameon": False,
+        "fontsize": 8,
+        "labelcolor": INK,
+    }
     for count in range(columns, 0, -1):
         made = drawing.legend(handles, labels, loc="outside upper left", ncols=count, **style)
         if count == 1 or made.get_window_extent().width <= drawing.bbox.width:
@@ -142,14 +173,22 @@ def scatter_chart(
     wide = most / least > 8
     middle = (least * most) ** 0.5 if wide else 0.6 * most
     label_heights = _apart([(height - bottom) / (top - bottom) for height in heights])
-    for number, ((name, (x, y)), height) in enumerate(zip(points.items(), label_heights, strict=True)):
+    for number, ((name, (x, y)), height) in enumerate(
+        zip(points.items(), label_heights, strict=True)
+    ):
         colour = COLOURS[number % len(COLOURS)]
         face = colour if front is None or name in front else "none"
         axes.scatter([x], [y], facecolors=face, edgecolors=colour, linewidths=1.6, s=55, zorder=3)
         aside, side = (-8, "right") if x > middle else (8, "left")
         # Above the line that leaves a point to its right.
         place = aside, bottom + (height + 0.045 * (front is not None)) * (top - bottom)
-        style = {"textcoords": ("offset points", "data"), "ha": side, "va": "center", "fontsize": 9, "color": INK}
+        style = {
+            "textcoords": ("offset points", "data"),
+            "ha": side,
+            "va": "center",
+            "fontsize": 9,
+            "color": INK,
+        }
         # A long name runs over the edge rather than press the axes together.
         axes.annotate(labels[name], (x, y), xytext=place, in_layout=False, **style)
     if wide:
@@ -169,7 +208,13 @@ def _apart(heights: list[float], gap: float = 0.07) -> list[float]:
 
 
 def heat_map(
-    cells: Cells, columns: list[str], rows: list[str], middle: float, *, across: str = "", apart: int = 0
+    cells: Cells,
+    columns: list[str],
+    rows: list[str],
+    middle: float,
+    *,
+    across: str = "",
+    apart: int = 0,
 ) -> str:
     """A heat map with numbers in its cells, the first row on top, as SVG. The scale reaches a fifth beyond `middle` on
     either side, so that noise looks like noise; `across` names the columns; the last `apart` rows and columns stand
@@ -178,13 +223,25 @@ def heat_map(
     scale = Normalize(min([*known, 0.8 * middle]), max([*known, 1.2 * middle]))
     xs, ys = ([i + 0.25 * (i >= n - apart) for i in range(n)] for n in (len(columns), len(rows)))
     numbered = len(columns) <= MOST_NUMBERS
-    drawing, axes = figure(ROW * ys[-1] + (0.8 if across else 0.6) + (0.3 if not numbered else 0) - HEIGHT)
+    drawing, axes = figure(
+        ROW * ys[-1] + (0.8 if across else 0.6) + (0.3 if not numbered else 0) - HEIGHT
+    )
     axes.grid(False)
-    shares = [(xs[j], ys[i], share) for i, row in enumerate(cells) for j, share in enumerate(row) if share is not None]
+    shares = [
+        (xs[j], ys[i], share)
+        for i, row in enumerate(cells)
+        for j, share in enumerate(row)
+        if share is not None
+    ]
     patches = [Rectangle((x - 0.48, y - 0.46), 0.96, 0.92) for x, y, _ in shares]
     axes.add_collection(PatchCollection(patches, facecolors=SCALE(scale(known)), linewidths=0))
     if numbered:
-        style = {"ha": "center", "va": "center_baseline", "fontsize": 9 if len(columns) <= 10 else 8, "color": NUMBERS}
+        style = {
+            "ha": "center",
+            "va": "center_baseline",
+            "fontsize": 9 if len(columns) <= 10 else 8,
+            "color": NUMBERS,
+        }
         for x, y, share in shares:
             # In narrow cells three characters; none has room for 100.0.
             whole = 100 * share >= (99.95 if len(columns) <= 12 else 9.95)
@@ -192,7 +249,9 @@ def heat_map(
     else:
         low, high = scale.vmin or 0.0, scale.vmax or 1.0
         for share in [low + i * (high - low) / 4 for i in range(5)]:
-            axes.scatter([], [], marker="s", s=60, color=SCALE(scale(share)), label=f"{percent(share, 1)} %")
+            axes.scatter(
+                [], [], marker="s", s=60, color=SCALE(scale(share)), label=f"{percent(share, 1)} %"
+            )
         legend(drawing, 5)
     every = 1 if numbered else 4
     axes.set_xticks(xs[every - 1 :: every], columns[every - 1 :: every])

@@ -2,7 +2,16 @@
 
 import numpy as np
 
-from kdcli.report.pictures.drawing import COLOURS, HEIGHT, INK, Line, figure, heat_map, line_chart, svg
+from kdcli.report.pictures.drawing import (
+    COLOURS,
+    HEIGHT,
+    INK,
+    Line,
+    figure,
+    heat_map,
+    line_chart,
+    svg,
+)
 from kdcli.report.schema import Histogram, Pruning
 from kdcli.report.sections.pruning import ALL, kept, kept_by_layer, layers_of, types_of
 from kdcli.report.text import Picture, percent
@@ -32,7 +41,11 @@ def head_map(pruned: Pruning) -> Picture | None:
     if not any(pruned.heads):
         return None
     by_layer = dict(zip(map(str, layers_of(pruned)), pruned.heads, strict=True))
-    own = {f"layer {layer}, head {i}": share for layer, row in by_layer.items() for i, share in enumerate(row, 1)}
+    own = {
+        f"layer {layer}, head {i}": share
+        for layer, row in by_layer.items()
+        for i, share in enumerate(row, 1)
+    }
     heads = [str(head + 1) for head in range(max(map(len, pruned.heads)))]
     mean = sum(own.values()) / len(own)
     drawing = heat_map(pruned.heads, heads, list(by_layer), mean, across="head")
@@ -54,8 +67,12 @@ def density_curve(pruned: Pruning) -> Picture | None:
     drawing, axes = line_chart([Line("", points, COLOURS[0])], "step", "weights kept, %")
     axes.axhline(requested, color=INK, linewidth=1, linestyle="--")
     axes.set_ylim(0, 105)
-    what = f"{pruned.model}: weights kept while training, {points[0][1]:.1f} → {points[-1][1]:.1f} %"
-    return Picture(svg(drawing), f"{what}; the dashed line is the requested share, {requested:g} %.")
+    what = (
+        f"{pruned.model}: weights kept while training, {points[0][1]:.1f} → {points[-1][1]:.1f} %"
+    )
+    return Picture(
+        svg(drawing), f"{what}; the dashed line is the requested share, {requested:g} %."
+    )
 
 
 def score_ridges(pruned: Pruning) -> Picture | None:
@@ -64,7 +81,9 @@ def score_ridges(pruned: Pruning) -> Picture | None:
     spread = [h for h in pruned.histograms if sum(count > 0 for count in h.counts) > 1]
     if not spread:
         return None
-    chosen = np.unique(np.linspace(0, len(spread) - 1, min(MOST_RIDGES, len(spread))).round().astype(int))
+    chosen = np.unique(
+        np.linspace(0, len(spread) - 1, min(MOST_RIDGES, len(spread))).round().astype(int)
+    )
     shown = [spread[i] for i in chosen]
     drawing, axes = figure(0.42 * len(shown) + 0.6 - HEIGHT)
     axes.grid(False, axis="y")
@@ -79,8 +98,12 @@ def score_ridges(pruned: Pruning) -> Picture | None:
     axes.set(xlim=reach, ylim=(-0.05, len(shown)), xlabel="score", ylabel="step")
     first, last = ranges[0], ranges[-1]
     what = f"{pruned.model}: distribution of the scores after steps {', '.join(f'{h.step:,}' for h in shown)}"
-    where = f"From {first[0]:.2g} to {first[1]:.2g} at first, {last[0]:.2g} to {last[1]:.2g} at last"
-    text = f"{what}, each as high as its fullest bar. {where}, but for {100 * TAIL:g} % at either end."
+    where = (
+        f"From {first[0]:.2g} to {first[1]:.2g} at first, {last[0]:.2g} to {last[1]:.2g} at last"
+    )
+    text = (
+        f"{what}, each as high as its fullest bar. {where}, but for {100 * TAIL:g} % at either end."
+    )
     return Picture(svg(drawing), text)
 
 

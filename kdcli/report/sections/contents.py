@@ -6,7 +6,14 @@ from functools import partial
 from kdcli.report.schema import Pruning, Report
 from kdcli.report.sections.compression import compression_section
 from kdcli.report.sections.evaluations import comparisons, details, scores
-from kdcli.report.sections.latency import agreements, latency, not_measured, projections, published, published_speedups
+from kdcli.report.sections.latency import (
+    agreements,
+    latency,
+    not_measured,
+    projections,
+    published,
+    published_speedups,
+)
 from kdcli.report.sections.overview import models_section
 from kdcli.report.sections.pruning import by_layer, by_type, density_points
 from kdcli.report.sections.selection import selection_section
@@ -49,9 +56,15 @@ def _pruned(report: Report) -> list[Section]:
     parts, few = [], len(report.pruning) <= FEW_PRUNED
     for p in report.pruning:
         title = f"{p.model}: weights kept by layer and type, in percent"
-        parts.append(Section(title, by_layer(p), draw=partial(_pictures, p), least=View.MARKDOWN, open=few))
+        parts.append(
+            Section(title, by_layer(p), draw=partial(_pictures, p), least=View.MARKDOWN, open=few)
+        )
     parts += _curve("Weights kept while training, in percent", density_points(report))
-    return [Section("Weights kept, in percent", by_type(report), parts=parts)] if report.pruning else []
+    return (
+        [Section("Weights kept, in percent", by_type(report), parts=parts)]
+        if report.pruning
+        else []
+    )
 
 
 def _training(report: Report) -> list[Section]:
@@ -73,5 +86,12 @@ def _curve(title: str, points: Sequence[tuple[int, dict[str, float] | None]]) ->
     """About ten of the points, the last one always."""
     names = names_of(values for _, values in points if values)
     shown = points if len(points) <= 12 else [*points[: -1 : max(1, len(points) // 10)], points[-1]]
-    rows = [[f"{step:,}", *(number((values or {}).get(name)) for name in names)] for step, values in shown]
-    return [Section(title, Table(["step", *names], rows), least=View.MARKDOWN, open=False)] if rows else []
+    rows = [
+        [f"{step:,}", *(number((values or {}).get(name)) for name in names)]
+        for step, values in shown
+    ]
+    return (
+        [Section(title, Table(["step", *names], rows), least=View.MARKDOWN, open=False)]
+        if rows
+        else []
+    )

@@ -21,7 +21,10 @@ def set_name(task: str, part: str) -> str:
 def tasks(report: Report, model: str | None = None) -> dict[str, list[Evaluation]]:
     """The evaluations of each task, in the order of the report; of all models or of one."""
     chosen = [e for e in report.evaluations if model in (None, e.model)]
-    return {task: [e for e in chosen if e.task == task] for task in dict.fromkeys(e.task for e in chosen)}
+    return {
+        task: [e for e in chosen if e.task == task]
+        for task in dict.fromkeys(e.task for e in chosen)
+    }
 
 
 def scores(report: Report, model: str | None = None) -> list[Section]:
@@ -29,13 +32,21 @@ def scores(report: Report, model: str | None = None) -> list[Section]:
     sections = []
     for task, own in tasks(report, model).items():
         by_set = any(e.set for e in own)
-        sections += [_by_set(task, own), *_published(report, task, own)] if by_set else [_by_model(report, task, own)]
+        sections += (
+            [_by_set(task, own), *_published(report, task, own)]
+            if by_set
+            else [_by_model(report, task, own)]
+        )
     return sections
 
 
 def _by_model(report: Report, task: str, evaluations: list[Evaluation]) -> Section:
     metrics = names_of(e.metrics for e in evaluations)
-    papers = {row.beside: row for row in report.published if row.beside and row.task == task and "" in row.values}
+    papers = {
+        row.beside: row
+        for row in report.published
+        if row.beside and row.task == task and "" in row.values
+    }
     rows = []
     for e in evaluations:
         row = {"model": e.model} | {metric: _value(e, metric) for metric in metrics}
@@ -53,7 +64,9 @@ def _by_model(report: Report, task: str, evaluations: list[Evaluation]) -> Secti
 
 def _value(evaluation: Evaluation, metric: str) -> str:
     spread = evaluation.deviations.get(metric)
-    return number(evaluation.metrics.get(metric)) + (f" ± {spread:.2g}" if spread is not None else "")
+    return number(evaluation.metrics.get(metric)) + (
+        f" ± {spread:.2g}" if spread is not None else ""
+    )
 
 
 def _by_set(task: str, evaluations: list[Evaluation]) -> Section:
@@ -62,10 +75,19 @@ def _by_set(task: str, evaluations: list[Evaluation]) -> Section:
     metrics = names_of(e.metrics for e in evaluations)
     columns = [(model, metric) for metric in metrics for model in models]
     one_model, one_metric = len(models) == 1, len(metrics) == 1
-    names = [metric if one_model else model if one_metric else f"{metric}, {model}" for model, metric in columns]
-    sets = {name: [e for e in evaluations if e.set == name] for name in dict.fromkeys(e.set for e in evaluations)}
+    names = [
+        metric if one_model else model if one_metric else f"{metric}, {model}"
+        for model, metric in columns
+    ]
+    sets = {
+        name: [e for e in evaluations if e.set == name]
+        for name in dict.fromkeys(e.set for e in evaluations)
+    }
     values = [
-        [next((e.metrics.get(metric) for e in own if e.model == model), None) for model, metric in columns]
+        [
+            next((e.metrics.get(metric) for e in own if e.model == model), None)
+            for model, metric in columns
+        ]
         for own in sets.values()
     ]
     rows = [
@@ -73,7 +95,10 @@ def _by_set(task: str, evaluations: list[Evaluation]) -> Section:
         for (name, own), row in zip(sets.items(), values, strict=True)
     ]
     # No mean where a set is missing: a mean over other sets could not be compared.
-    means = [float(np.mean([float(v or 0) for v in c])) if None not in c else None for c in zip(*values, strict=True)]
+    means = [
+        float(np.mean([float(v or 0) for v in c])) if None not in c else None
+        for c in zip(*values, strict=True)
+    ]
     rows.append([MEAN, *map(number, means), "", ""])
     title = f"Scores on {task}" + (f", {metrics[0]}" if one_metric and not one_model else "")
     return Section(title, Table(["set", *names, "examples", "split"], rows, marked=len(rows) - 1))
@@ -84,11 +109,18 @@ def _published(report: Report, task: str, evaluations: list[Evaluation]) -> list
     sets, sections = list(dict.fromkeys(e.set for e in evaluations)), []
     for metric in names_of(e.metrics for e in evaluations):
         found = [row for row in report.published if (row.task, row.metric) == (task, metric)]
-        values = [[row.values[name] / 100 if name in row.values else None for row in found] for name in sets]
-        means = [
-            float(np.mean([float(v or 0) for v in c])) if None not in c else None for c in zip(*values, strict=True)
+        values = [
+            [row.values[name] / 100 if name in row.values else None for row in found]
+            for name in sets
         ]
-        rows = [[name, *map(number, of)] for name, of in zip([*sets, MEAN], [*values, means], strict=True)]
+        means = [
+            float(np.mean([float(v or 0) for v in c])) if None not in c else None
+            for c in zip(*values, strict=True)
+        ]
+        rows = [
+            [name, *map(number, of)]
+            for name, of in zip([*sets, MEAN], [*values, means], strict=True)
+        ]
         sources = ", ".join(dict.fromkeys(row.source for row in found))
         note = f"{sources}; {THEIR_OWN}."
         table = Table(["set", *(row.row for row in found)], rows, note, marked=len(rows) - 1)
@@ -101,10 +133,15 @@ def comparisons(report: Report) -> list[Section]:
     rows = []
     for c in report.comparisons:
         word = "higher" if c.low > 0 else "lower" if c.high < 0 else ""
-        metric, interval = f"{set_name(c.task, c.set)} {c.metric}", f"{signed(c.low)} to {signed(c.high)}"
+        metric, interval = (
+            f"{set_name(c.task, c.set)} {c.metric}",
+            f"{signed(c.low)} to {signed(c.high)}",
+        )
         rows.append([metric, c.model, c.baseline, signed(c.difference), interval, word])
     note = "Difference: model minus baseline on the same examples. Interval: the middle 95 % of bootstrap resamples of "
-    note += "these examples; “higher” or “lower” where it excludes 0. It does not cover other seeds."
+    note += (
+        "these examples; “higher” or “lower” where it excludes 0. It does not cover other seeds."
+    )
     header = ["metric", "model", "baseline", "difference", "95% interval", ""]
     return [Section("Differences", Table(header, rows, note, style="differences"))] if rows else []
 
@@ -113,9 +150,20 @@ def details(report: Report) -> list[Section]:
     """Confusions, classes and the worst examples of each model on each set."""
     alone, few = len(report.evaluations) == 1, len(report.evaluations) <= FEW_EVALUATIONS
     shown = [
-        Section(f"{e.model} on {headline(e)}", parts=parts, least=View.TERMINAL if few else View.HTML, open=alone)
+        Section(
+            f"{e.model} on {headline(e)}",
+            parts=parts,
+            least=View.TERMINAL if few else View.HTML,
+            open=alone,
+        )
         for e in report.evaluations
-        if (parts := [part for part in (_confusion(e, alone=alone), _per_class(e), _worst(e)) if part is not None])
+        if (
+            parts := [
+                part
+                for part in (_confusion(e, alone=alone), _per_class(e), _worst(e))
+                if part is not None
+            ]
+        )
     ]
     return [Section("In detail", parts=shown)] if shown else []
 
@@ -150,10 +198,15 @@ def matrix(evaluation: Evaluation) -> Table | None:
         errors = totals + counts.sum(0) - 2 * counts.diagonal()
         shown = np.sort(np.argsort(-errors, kind="stable")[:MOST_LABELS])
         note = f"Of {len(confusion.labels)} classes the {MOST_LABELS} with the most errors."
-    counts, shares = counts[np.ix_(shown, shown)], (counts / np.maximum(totals, 1)[:, None])[np.ix_(shown, shown)]
+    counts, shares = (
+        counts[np.ix_(shown, shown)],
+        (counts / np.maximum(totals, 1)[:, None])[np.ix_(shown, shown)],
+    )
     labels = [confusion.labels[i] for i in shown]
     # Many zeros would hide the errors.
-    cells = [[f"{n:,}" if n or len(labels) <= FEW_LABELS else "" for n in row] for row in counts.tolist()]
+    cells = [
+        [f"{n:,}" if n or len(labels) <= FEW_LABELS else "" for n in row] for row in counts.tolist()
+    ]
     rows = [[label, *row] for label, row in zip(labels, cells, strict=True)]
     style = "confusion many" if len(labels) > FEW_LABELS else "confusion"
     return Table(["true ↓ predicted →", *labels], rows, note, style=style, shades=shares.tolist())
@@ -165,7 +218,11 @@ def _per_class(evaluation: Evaluation) -> Section | None:
         for label, s in evaluation.per_class.items()
     ]
     table = Table(["class", "precision", "recall", "F1", "examples"], rows)
-    return Section("By class", table, least=_least(len(rows)), open=len(rows) <= FEW_LABELS) if rows else None
+    return (
+        Section("By class", table, least=_least(len(rows)), open=len(rows) <= FEW_LABELS)
+        if rows
+        else None
+    )
 
 
 def _worst(evaluation: Evaluation) -> Section | None:
@@ -176,4 +233,6 @@ def _worst(evaluation: Evaluation) -> Section | None:
         texts = m.texts if len(m.texts) < 3 else [" ".join(m.texts)]
         head = f"{label}, predicted {predicted} (badness {m.badness:.3g}, example {m.id})"
         items.append((head, *(cut(text, MOST_TEXT) for text in texts)))
-    return Section("Worst examples", items=items, least=View.MARKDOWN, open=False) if items else None
+    return (
+        Section("Worst examples", items=items, least=View.MARKDOWN, open=False) if items else None
+    )

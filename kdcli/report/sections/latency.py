@@ -12,7 +12,11 @@ from kdcli.report.text import Section, Table, View, bytes_of, filled, names_of, 
 BENCHMARK = "benchmark"  # The command whose reports are about latency
 # Backend and number format that the name of a speed-up leaves out.
 PLAIN = {("torch", "fp32"), ("torch", "float32"), ("portable", "fp32")}
-PADDING = {"full": "no padding", "random": "random lengths, padded", "data": "the lengths of real text, padded"}
+PADDING = {
+    "full": "no padding",
+    "random": "random lengths, padded",
+    "data": "the lengths of real text, padded",
+}
 NOISE = (
     "Noisy or unstable: the middle half of the runs spreads over more than a tenth, or a quarter, of the median, so "
     "the machine had other work too. Then rely on the paired ratios, not on the milliseconds."
@@ -54,7 +58,11 @@ def compared_with(report: Report, row: LatencyRow) -> str:
     """The model that the speed-up of a row is over: in a comparison of runs the baseline of its own run."""
     baseline = _ratio_of(report, row)[1]
     # Cells after the first have their size in the name; a name may hold an @ too.
-    return re.sub(rf"@{row.batch_size}x{row.seq_len}$", "", baseline) if of_runs(report) else next(iter(report.models))
+    return (
+        re.sub(rf"@{row.batch_size}x{row.seq_len}$", "", baseline)
+        if of_runs(report)
+        else next(iter(report.models))
+    )
 
 
 def of_runs(report: Report) -> bool:
@@ -64,17 +72,25 @@ def of_runs(report: Report) -> bool:
 
 def _ratio_of(report: Report, row: LatencyRow) -> tuple[Speedup | None, str]:
     """The speed-up of a row, and the second half of its name."""
-    name = row.model if (row.backend, row.dtype) in PLAIN else f"{row.model}/{row.backend}-{row.dtype}"
+    name = (
+        row.model if (row.backend, row.dtype) in PLAIN else f"{row.model}/{row.backend}-{row.dtype}"
+    )
     for key, ratio in report.speedup.items():
         named, over, rest = key.partition(f"{name}_vs_")
-        if over and not named and (ratio.batch_size, ratio.seq_len) == (row.batch_size, row.seq_len):
+        if (
+            over
+            and not named
+            and (ratio.batch_size, ratio.seq_len) == (row.batch_size, row.seq_len)
+        ):
             return ratio, rest
     return None, ""
 
 
 def interval(speedup: Speedup | None) -> str:
     """Median and quartiles."""
-    return "" if speedup is None else f"{speedup.median:.2f}x ({speedup.low:.2f}–{speedup.high:.2f})"
+    return (
+        "" if speedup is None else f"{speedup.median:.2f}x ({speedup.low:.2f}–{speedup.high:.2f})"
+    )
 
 
 def comparable(report: Report) -> list[LatencyRow]:
@@ -91,14 +107,22 @@ def latency(report: Report) -> list[Section]:
     tables: list[Section] = []
     for cell, rows in cells(report).items():
         table = filled([_facts(report, row) for row in rows], narrow=7, style="tight")
-        tables.append(Section(cell_name(cell), table, open=not tables or len(cells(report)) <= FEW_CELLS))
+        tables.append(
+            Section(cell_name(cell), table, open=not tables or len(cells(report)) <= FEW_CELLS)
+        )
     least = View.TERMINAL if report.command == BENCHMARK else View.MARKDOWN
-    return [Section("Latency", sentences=_remarks(report), parts=tables, least=least)] if tables else []
+    return (
+        [Section("Latency", sentences=_remarks(report), parts=tables, least=least)]
+        if tables
+        else []
+    )
 
 
 def _facts(report: Report, row: LatencyRow) -> dict[str, str]:
     """All of a row: first what a terminal has room for; device and padding where they differ."""
-    differ = {key: len({getattr(r, key) for r in report.latency}) > 1 for key in ("device", "padding")}
+    differ = {
+        key: len({getattr(r, key) for r in report.latency}) > 1 for key in ("device", "padding")
+    }
     speedup, first = speedup_of(report, row), next(iter(cells(report).values()))[0]
     # All are compared with the first model, on what it was measured on first.
     plain = (first.model, first.backend, first.dtype) == (row.model, row.backend, row.dtype)
@@ -134,7 +158,9 @@ def milliseconds(value: float | None) -> str:
 def _remarks(report: Report) -> list[str]:
     """How the latency was measured, and how far to trust it."""
     devices = " and ".join(dict.fromkeys(row.device for row in report.latency))
-    paddings = " and ".join(dict.fromkeys(PADDING.get(row.padding, row.padding) for row in report.latency))
+    paddings = " and ".join(
+        dict.fromkeys(PADDING.get(row.padding, row.padding) for row in report.latency)
+    )
     ran_on = f", {_ran_on(report)[0]}" if len(_ran_on(report)) == 1 else ""
     how = f"On {devices}{ran_on}, {paddings}; "
     if of_runs(report):
@@ -151,7 +177,11 @@ def not_measured(report: Report) -> list[Section]:
     """A sentence for everything that failed, or was left out because its output is wrong."""
     items = []
     for f in report.failures:
-        cell = "" if f.batch_size is None or f.seq_len is None else f", {cell_name((f.batch_size, f.seq_len))}"
+        cell = (
+            ""
+            if f.batch_size is None or f.seq_len is None
+            else f", {cell_name((f.batch_size, f.seq_len))}"
+        )
         items.append((f"{f.model} on {f.backend} {f.dtype}{cell}: {f.reason}",))
     for a in filter(lambda a: a.wrong, report.agreements):
         differs = f"output differs (relative error {_finite(a.relative)}, limit {a.limit:g})"
@@ -198,7 +228,9 @@ def projections(report: Report) -> list[Section]:
     notes = ["Calculated, not run: the device was not here."]
     if any(p.error is not None for p in report.projections):
         notes.append("“Off by” is the projected speed-up relative to the published one.")
-    notes += dict.fromkeys(f"{p.device}: {p.note.rstrip('.')}." for p in report.projections if p.note)
+    notes += dict.fromkeys(
+        f"{p.device}: {p.note.rstrip('.')}." for p in report.projections if p.note
+    )
     return [Section("Projected, not measured", filled(rows, note=" ".join(notes)))] if rows else []
 
 
@@ -217,9 +249,18 @@ def published_speedups(report: Report) -> list[Section]:
             continue
         for name in [n for n, c in others if f"{c.layers}x{c.hidden}" == named[0] != shape]:
             first = {p.device: p for p in reversed(report.projections) if p.model == name}
-            projected = ", ".join(f"{p.speedup:.2f}x ({p.device})" for p in reversed(first.values()))
-            ratios = {"published": f"{row.values['speed-up']:g}x", "measured": interval(measured.get(name))}
-            rows.append({"model": name} | ratios | {"projected": projected, "row": row.row, "source": row.source})
+            projected = ", ".join(
+                f"{p.speedup:.2f}x ({p.device})" for p in reversed(first.values())
+            )
+            ratios = {
+                "published": f"{row.values['speed-up']:g}x",
+                "measured": interval(measured.get(name)),
+            }
+            rows.append(
+                {"model": name}
+                | ratios
+                | {"projected": projected, "row": row.row, "source": row.source}
+            )
     if not rows or report.command != BENCHMARK:
         return []
     over = baseline if baseline == shape else f"{baseline}, {shape}"
@@ -237,11 +278,18 @@ def published(report: Report) -> list[Section]:
         return []
     names = names_of(row.values for row in found)
     rows = [
-        [f"{row.row} ({row.source})", *(f"{row.values[n]:g}" if n in row.values else "" for n in names)]
+        [
+            f"{row.row} ({row.source})",
+            *(f"{row.values[n]:g}" if n in row.values else "" for n in names),
+        ]
         for row in found
     ]
     note = "What papers report for this shape, with their own teacher, data and budget: not a result of this run."
-    return [Section("Published", Table(["", *names], rows, note, style="published"), least=View.MARKDOWN)]
+    return [
+        Section(
+            "Published", Table(["", *names], rows, note, style="published"), least=View.MARKDOWN
+        )
+    ]
 
 
 def latency_csv(report: Report) -> str:

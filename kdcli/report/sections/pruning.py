@@ -4,7 +4,14 @@ from kdcli.report.schema import Pruning, Report
 from kdcli.report.text import Table, percent
 
 TYPES = {  # Types of matrices in the order of the tables, and what they are
-    **{"Q": "query", "K": "key", "V": "value", "O": "output of attention", "U": "up projection", "G": "its gate"},
+    **{
+        "Q": "query",
+        "K": "key",
+        "V": "value",
+        "O": "output of attention",
+        "U": "up projection",
+        "G": "its gate",
+    },
     **{"D": "down projection", "P": "positions", "P2": "positions, queries"},
 }
 ALL = "all"  # Name of the row and the column over all layers and types
@@ -30,25 +37,38 @@ def kept(pruned: Pruning, layer: int | None = None, kind: str | None = None) -> 
 
 def kept_by_layer(pruned: Pruning) -> list[list[float | None]]:
     """A row for each layer and one over all, a column for each type and one over all."""
-    return [[kept(pruned, layer, kind) for kind in (*types_of(pruned), None)] for layer in (*layers_of(pruned), None)]
+    return [
+        [kept(pruned, layer, kind) for kind in (*types_of(pruned), None)]
+        for layer in (*layers_of(pruned), None)
+    ]
 
 
 def by_type(report: Report) -> Table:
     """A row a pruned model: the share kept of each type and of all, beside the target."""
     types = types_of(*report.pruning)
     rows = [
-        [p.model, *(percent(kept(p, kind=kind)) for kind in types), percent(kept(p)), percent(1 - p.sparsity)]
+        [
+            p.model,
+            *(percent(kept(p, kind=kind)) for kind in types),
+            percent(kept(p)),
+            percent(1 - p.sparsity),
+        ]
         for p in report.pruning
     ]
     meanings = ", ".join(f"{kind}: {TYPES[kind]}" for kind in types if kind in TYPES)
     header = ["model", *types, ALL, "target"]
-    return Table(header, rows, f"Of the weights of the layers' matrices. {meanings}.", style="shares")
+    return Table(
+        header, rows, f"Of the weights of the layers' matrices. {meanings}.", style="shares"
+    )
 
 
 def by_layer(pruned: Pruning) -> Table:
     """A row a layer, a column a type, and over all of either."""
     names = [*map(str, layers_of(pruned)), ALL]
-    rows = [[name, *map(percent, shares)] for name, shares in zip(names, kept_by_layer(pruned), strict=True)]
+    rows = [
+        [name, *map(percent, shares)]
+        for name, shares in zip(names, kept_by_layer(pruned), strict=True)
+    ]
     return Table(["layer", *types_of(pruned), ALL], rows, marked=len(rows) - 1, style="shares")
 
 
@@ -67,7 +87,11 @@ def best_pruned(report: Report) -> str | None:
     most = max(p.sparsity for p in report.pruning)
     # The first metric of a task is the one that matters.
     reached = {
-        name: sum(next(iter(models[name].values()), 0.0) for models in report.quality.values() if name in models)
+        name: sum(
+            next(iter(models[name].values()), 0.0)
+            for models in report.quality.values()
+            if name in models
+        )
         for name in (p.model for p in report.pruning if p.sparsity == most)
     }
     return max(reached, key=reached.__getitem__)

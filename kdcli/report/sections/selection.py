@@ -15,7 +15,12 @@ def by_setting(selection: Selection) -> list[tuple[Settings, list[RunRow]]]:
     groups: list[tuple[Settings, list[RunRow]]] = []
     for run in selection.runs:
         if run.settings not in (settings for settings, _ in groups):
-            groups.append((run.settings, [alike for alike in selection.runs if alike.settings == run.settings]))
+            groups.append(
+                (
+                    run.settings,
+                    [alike for alike in selection.runs if alike.settings == run.settings],
+                )
+            )
     return groups
 
 
@@ -29,19 +34,31 @@ def selection_section(selection: Selection) -> Section:
     groups, metrics = by_setting(selection), _metrics(selection)
     keys = list(dict.fromkeys(key for run in selection.runs for key in run.settings))
     rows = [
-        [*_settings(settings, keys), ", ".join(str(run.seed) for run in runs), *(_over(runs, m) for m in metrics)]
+        [
+            *_settings(settings, keys),
+            ", ".join(str(run.seed) for run in runs),
+            *(_over(runs, m) for m in metrics),
+        ]
         for settings, runs in groups
     ]
     runs = [
-        [*_settings(run.settings, keys), str(run.seed), *(number(run.metrics.get(m)) for m in metrics)]
+        [
+            *_settings(run.settings, keys),
+            str(run.seed),
+            *(number(run.metrics.get(m)) for m in metrics),
+        ]
         for run in selection.runs
     ]
     chosen = [settings == selection.settings for settings, _ in groups]
-    chosen_run = [run.settings == selection.settings and run.seed == selection.seed for run in selection.runs]
+    chosen_run = [
+        run.settings == selection.settings and run.seed == selection.seed for run in selection.runs
+    ]
     header, note = keys or ["settings"], how_chosen(selection)
     every = _marked([*header, "seed", *metrics], runs, chosen_run)
     parts = [Section("Every run", every, least=View.MARKDOWN, open=False)]
-    return Section("Selection", _marked([*header, "seeds", *metrics], rows, chosen, note), parts=parts)
+    return Section(
+        "Selection", _marked([*header, "seeds", *metrics], rows, chosen, note), parts=parts
+    )
 
 
 def _marked(header: list[str], rows: list[list[str]], chosen: list[bool], note: str = "") -> Table:
@@ -62,7 +79,9 @@ def how_chosen(selection: Selection) -> str:
     else:
         how = f"Of {len(groups)} runs, one was chosen by {by})"
     spreads = " ± is the sample standard deviation over seeds." if seeds else ""
-    left_out = any("/" in m for run in selection.runs for m in run.metrics if m not in _metrics(selection))
+    left_out = any(
+        "/" in m for run in selection.runs for m in run.metrics if m not in _metrics(selection)
+    )
     sets = " The sets one by one: report.json." if left_out else ""
     return f"{how}. The scores by which it was chosen are therefore a little optimistic.{spreads}{sets}"
 
@@ -75,7 +94,9 @@ def _metrics(selection: Selection) -> list[str]:
 
 def _settings(settings: Settings, keys: list[str]) -> list[str]:
     values = [settings.get(key, "") for key in keys]
-    return [f"{value:g}" if isinstance(value, float) else str(value) for value in values] or ["as in the recipe"]
+    return [f"{value:g}" if isinstance(value, float) else str(value) for value in values] or [
+        "as in the recipe"
+    ]
 
 
 def _over(runs: list[RunRow], metric: str) -> str:
