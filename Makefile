@@ -26,10 +26,13 @@ demo: $(STAMP) ## compress the embedded model until at most a point is lost: no 
 # One single-threaded process a core: the models of the tests are too small for more.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 600 -n auto --dist worksteal
 # The fast tier is chosen by file: whole commands, latency workers, exports, browsers and kills are left to `make test`.
-SLOW = tests/commands tests/bench tests/backends tests/report tests/teachers tests/test_project.py tests/test_gpu.py \
-	tests/models/test_load.py tests/models/test_heads.py tests/models/test_label_words.py tests/sparse/test_compact.py \
-	tests/training/test_processes.py tests/training/test_peers.py tests/training/test_fake_device.py tests/metrics/test_bootstrap.py \
-	tests/data/test_corpus.py tests/data/test_demo.py tests/data/test_shards.py tests/data/test_remote.py
+SLOW = tests/verbs tests/report tests/targets tests/test_project.py tests/test_gpu.py \
+	$(addprefix tests/models/,test_load.py test_heads.py test_label_words.py) \
+	$(addprefix tests/engine/,test_processes.py test_peers.py test_fake_device.py) \
+	$(addprefix tests/deploy/,test_export.py test_quantise.py test_runners.py test_latency.py \
+	test_measure_encoders.py test_measure_encoders_device.py test_portable.py test_projection.py \
+	test_shapes.py test_compact.py) tests/metrics/test_bootstrap.py \
+	$(addprefix tests/data/,test_corpus.py test_demo.py test_shards.py test_remote.py)
 
 check: lint ## lint, types and the fast tier of the tests: under a minute
 	$(PYTEST) -x $(addprefix --ignore=,$(SLOW))

@@ -28,16 +28,16 @@ from sentence_transformers import (
 )
 from sentence_transformers.sentence_transformer.losses import MSELoss
 
-from kdcli.commands.distill.student import Student, distill_job
 from kdcli.data.batches import BucketOrder
 from kdcli.data.text.sentences import read_texts
-from kdcli.downstream.embedder import Embedder
+from kdcli.engine.launch import Session, start
+from kdcli.engine.train import train
 from kdcli.losses import build_objective
 from kdcli.models.embedder import Pool, save_embedder
 from kdcli.models.shape import build_student, parse_shape, shape_of
-from kdcli.training.engine import train
-from kdcli.training.launch import Session, start
 from kdcli.types import Schedule, Signals
+from kdcli.verbs.distill.student import Student, distill_job
+from kdcli.workloads.embedder import Embedder
 
 BATCH, GROUP, LENGTH = 64, 16, 128
 

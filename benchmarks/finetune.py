@@ -22,13 +22,13 @@ import torch
 import transformers
 from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
 
-from kdcli.downstream.settings import FinetuneRecipe
-from kdcli.downstream.task import PreparedTask, build_job, load_model, predict, prepare
+from kdcli.engine.device import DTYPES
+from kdcli.engine.launch import Session, start
+from kdcli.engine.train import train
 from kdcli.recipe.resolve import resolve
-from kdcli.training.device import DTYPES
-from kdcli.training.engine import train
-from kdcli.training.launch import Session, start
 from kdcli.types import Job, Schedule
+from kdcli.workloads.settings import FinetuneRecipe
+from kdcli.workloads.task import PreparedTask, build_job, load_model, predict, prepare
 
 CPU = torch.device("cpu")
 

@@ -20,15 +20,15 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertModel
 
-from kdcli.commands.distill.student import Student, distill_job, freeze_unreached
 from kdcli.data.batches import BatchOrder
+from kdcli.engine.device import choose_dtype
+from kdcli.engine.launch import Session, start
+from kdcli.engine.train import train
 from kdcli.losses import build_objective
 from kdcli.models.shape import build_student, parse_shape, shape_of
-from kdcli.teachers.teacher import Teacher
-from kdcli.training.device import choose_dtype
-from kdcli.training.engine import train
-from kdcli.training.launch import Session, start
+from kdcli.targets.teacher import Teacher
 from kdcli.types import Batch, Schedule
+from kdcli.verbs.distill.student import Student, distill_job, freeze_unreached
 
 BATCH, LENGTH, CPU = 16, 128, torch.device("cpu")
 

@@ -29,13 +29,13 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from kdcli.bench.shapes import config_of
+from kdcli.deploy.shapes import config_of
+from kdcli.deploy.sparse.bank import Bank
+from kdcli.deploy.sparse.csr import sparsify
+from kdcli.deploy.sparse.mask_file import MaskInfo, apply_masks, base_hash, write_mask
+from kdcli.engine.memory import peak_of
 from kdcli.models.matrices import matrices
 from kdcli.pruners import build_pruner
-from kdcli.sparse.bank import Bank
-from kdcli.sparse.csr import sparsify
-from kdcli.sparse.mask_file import MaskInfo, apply_masks, base_hash, write_mask
-from kdcli.training.memory import peak_of
 
 CPU = torch.device("cpu")
 

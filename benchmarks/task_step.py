@@ -42,21 +42,21 @@ from transformers import (
 )
 from transformers.masking_utils import eager_mask
 
-from kdcli.commands.distill.student import Student
 from kdcli.data.batches import BatchOrder, BucketOrder
 from kdcli.data.labelled.features import Encoded, encode
 from kdcli.data.labelled.task_data import open_labelled
+from kdcli.engine.device import choose_device, choose_dtype
+from kdcli.engine.launch import Session, start
+from kdcli.engine.train import train
 from kdcli.losses import build_objective
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.models.capture import Capture, capture, prepare_teacher
 from kdcli.models.heads import load_for_task
 from kdcli.models.shape import build_student, parse_shape, shape_of
-from kdcli.teachers.cache import SignalStore
-from kdcli.teachers.teacher import Teacher
-from kdcli.training.device import choose_device, choose_dtype
-from kdcli.training.engine import train
-from kdcli.training.launch import Session, start
+from kdcli.targets.cache import SignalStore
+from kdcli.targets.teacher import Teacher
 from kdcli.types import Batch, Examples, Job, Objective, Schedule, Signals, StepLoss, real_tokens
+from kdcli.verbs.distill.student import Student
 
 BATCH, ROWS = 32, 2048
 PAIRS = {0: 0, 1: 2, 2: 4, 3: 6}

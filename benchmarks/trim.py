@@ -24,9 +24,9 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
-from kdcli.downstream.settings import TrimSettings
-from kdcli.downstream.vocabulary import cut, kept_tokens
 from kdcli.models.trim import Array, counted, named_in
+from kdcli.workloads.settings import TrimSettings
+from kdcli.workloads.vocabulary import cut, kept_tokens
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

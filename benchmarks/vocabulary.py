@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kdcli.engine.memory import peak_of
 from kdcli.losses.vocabulary import masked_ce, soft_kl
-from kdcli.training.memory import peak_of
 
 P, V, T = round(0.15 * 32 * 128), 30_522, 2.0
 

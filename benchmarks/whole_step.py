@@ -24,12 +24,12 @@ import time
 import torch
 from transformers import BertConfig, BertModel
 
+from kdcli.engine.cpu_kernels import fast_cpu_kernels
+from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.losses import build_objective
 from kdcli.models.capture import capture, prepare_teacher
 from kdcli.models.card import multiply_adds
 from kdcli.models.shape import build_student, parse_shape, shape_of
-from kdcli.training.cpu_kernels import fast_cpu_kernels
-from kdcli.training.device import choose_device, choose_dtype
 from kdcli.types import Needs
 
 BATCH, LENGTH = 16, 128

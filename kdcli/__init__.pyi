@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from kdcli.commands.export.run import Exported
+from kdcli.deploy.sparse.load import load as load
 from kdcli.report.finish import RunResult
 from kdcli.report.publish import Published
-from kdcli.sparse.load import load as load
+from kdcli.verbs.export.run import Exported
 
 __version__: str
 VERBS: tuple[str, ...]

@@ -20,8 +20,8 @@ from encoders import on_disk, tiny_encoder
 from hypothesis import settings
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+from kdcli.engine.launch import Session
 from kdcli.models.card import weights_hash
-from kdcli.training.launch import Session
 
 # The same examples every time: a red run must be red again. `--hypothesis-profile default` searches anew.
 settings.register_profile("repeatable", derandomize=True, deadline=None)

@@ -29,11 +29,9 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from kdcli.commands.cotrain.job import Losses, PairStep
-from kdcli.commands.cotrain.settings import CommunitySettings, CotrainRecipe
-from kdcli.commands.distill.student import Student, distill_job, teacher_needs
 from kdcli.data.batches import BatchOrder
-from kdcli.downstream.task import task_loss
+from kdcli.engine import train as engine
+from kdcli.engine.launch import Session, start
 from kdcli.losses import build_objective, inputs, methods
 from kdcli.losses.ctcd import reverse_kl
 from kdcli.losses.ranking import label_loss, padded, score_loss
@@ -45,11 +43,13 @@ from kdcli.models.shape import shape_of
 from kdcli.pruners import build_pruner, cap
 from kdcli.pruners import methods as pruning_methods
 from kdcli.recipe.sections import KdSettings
-from kdcli.teachers.task_teacher import kd_terms
-from kdcli.teachers.teacher import Teacher
-from kdcli.training import engine
-from kdcli.training.launch import Session, start
+from kdcli.targets.task_teacher import kd_terms
+from kdcli.targets.teacher import Teacher
 from kdcli.types import IGNORED, Job, Needs, Schedule, Signals, StepLoss, Term, labelled_places
+from kdcli.verbs.cotrain.job import Losses, PairStep
+from kdcli.verbs.cotrain.settings import CommunitySettings, CotrainRecipe
+from kdcli.verbs.distill.student import Student, distill_job, teacher_needs
+from kdcli.workloads.task import task_loss
 
 TYPES = ("bert", "roberta", "deberta-v2", "mpnet", "distilbert")
 DEVICE = "kdgpu"

@@ -23,12 +23,12 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 
-from kdcli.bench import latency, worker
-from kdcli.training.peers import peers
+from kdcli.deploy import latency, worker
+from kdcli.engine.peers import peers
 
 SERVER = multiprocessing.get_context("forkserver")
 VERBS = ("cotrain", "distill", "evaluate", "finetune", "prune")
-PRELOADED = [*(f"kdcli.commands.{verb}.run" for verb in VERBS), worker.__name__]
+PRELOADED = [*(f"kdcli.verbs.{verb}.run" for verb in VERBS), worker.__name__]
 SERVER.set_forkserver_preload([*PRELOADED, "transformers.models.bert.modeling_bert"])
 
 
@@ -83,7 +83,7 @@ class _Asked(io.StringIO):
 
 
 class Worker:
-    """The latency worker, as far as `kdcli.bench.latency` needs of it like `subprocess.Popen`."""
+    """The latency worker, as far as `kdcli.deploy.latency` needs of it like `subprocess.Popen`."""
 
     def __init__(self, command: list[str], *, stderr: io.TextIOBase, **how: object) -> None:
         assert command[-1] == worker.__name__

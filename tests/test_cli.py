@@ -306,7 +306,7 @@ def test_the_trackers_of_help_are_those_of_accelerate():
 def test_a_tracker_that_is_not_there_is_refused_by_name(
     monkeypatch, name, installed, message, hint
 ):
-    monkeypatch.setattr("kdcli.training.launch.get_available_trackers", lambda: installed)
+    monkeypatch.setattr("kdcli.engine.launch.get_available_trackers", lambda: installed)
     done = run("finetune", "demo", "--task", "demo-topic", "--report-to", name)
     assert done.exit_code == 2
     assert message in done.stderr
@@ -334,7 +334,7 @@ def test_every_error_has_the_exit_code_it_promises(monkeypatch):
         def fail(*_, error=error, **__):
             raise error
 
-        monkeypatch.setattr("kdcli.commands.distill.run.run", fail)
+        monkeypatch.setattr("kdcli.verbs.distill.run.run", fail)
         result = run("distill", "demo")
         assert result.exit_code == getattr(error, "exit_code", 130)
         assert "Traceback" not in result.stderr
@@ -415,7 +415,7 @@ def test_a_fault_of_the_file_system_is_one_line(fault, code, monkeypatch):
     def fail(*_, **__):
         raise OSError(getattr(errno, fault), "the reason", "/the/file")
 
-    monkeypatch.setattr("kdcli.commands.distill.run.run", fail)
+    monkeypatch.setattr("kdcli.verbs.distill.run.run", fail)
     done = run("distill", "demo")
     assert (done.exit_code, done.stderr) == (code, "error: /the/file cannot be used: the reason\n")
 
@@ -424,7 +424,7 @@ def test_a_missing_file_that_nobody_named_stays_a_bug(monkeypatch):
     def fail(*_, **__):
         raise FileNotFoundError(errno.ENOENT, "gone", "x")
 
-    monkeypatch.setattr("kdcli.commands.distill.run.run", fail)
+    monkeypatch.setattr("kdcli.verbs.distill.run.run", fail)
     assert run("distill", "demo").exit_code == 1
 
 

@@ -13,32 +13,23 @@ import kdcli
 ROOT = Path(kdcli.__file__).parent
 FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
 
-# Room -> the rooms below it. All may import errors, types and disk; commands never import each other.
-TOP = "cli teachers downstream report bench backends training losses pruners models sparse data metrics recipe"
+# Package -> the packages that it may import. All may import errors, types and disk.
+TOP = "cli targets workloads run report deploy engine losses pruners models data metrics recipe"
 BELOW: dict[str, set[str]] = {
-    "commands": set(TOP.split()),
-    "teachers": {"downstream", "training", "data", "losses", "models", "recipe"},
-    "downstream": {
-        "backends",
-        "report",
-        "bench",
-        "training",
-        "data",
-        "metrics",
-        "losses",
-        "models",
-        "recipe",
-    },
-    "report": {"bench", "training", "data", "recipe"},
-    "bench": {"backends", "training", "models", "sparse", "kdcli"},
-    "backends": {"training", "models", "sparse"},
-    "training": {"recipe"},
-    "sparse": {"models"},
+    "verbs": set(TOP.split()),
+    "targets": {"workloads", "engine", "data", "losses", "models", "recipe"},
+    "workloads": set(
+        ["run", "deploy", "report", "engine", "data", "metrics", "losses", "models", "recipe"]
+    ),
+    "run": {"report", "engine", "recipe"},
+    "report": {"deploy", "engine", "data", "recipe"},
+    "deploy": {"engine", "models", "kdcli"},
+    "engine": {"recipe"},
     "pruners": {"models", "recipe"},
     "metrics": {"data"},
     "losses": {"recipe"},
-    "cli": {"bench", "report", "training", "data", "recipe", "kdcli"},
-    "kdcli": {"sparse"},
+    "cli": {"deploy", "report", "engine", "data", "recipe", "kdcli"},
+    "kdcli": {"deploy"},
     "__main__": {"cli"},
     **{room: set() for room in ("models", "data", "recipe")},
 }
@@ -89,10 +80,10 @@ def wrong_imports(path: str, source: str) -> list[str]:
     room, tree = room_of(path), ast.parse(source)
     allowed = {"errors"} if room in GROUND else BELOW[room] | GROUND
     found = sorted(imported_rooms(tree) - allowed - {room})
-    if room == "commands":
+    if room == "verbs":
         own = ".".join(["kdcli", *path.split("/")[:2]])
         found += sorted(
-            {n for n in imports(tree) if n.startswith("kdcli.commands") and not n.startswith(own)}
+            {n for n in imports(tree) if n.startswith("kdcli.verbs") and not n.startswith(own)}
         )
     if room in NO_TORCH or path.endswith(("/settings.py", "/cli.py")):
         found += sorted({n for n in imports(tree) if n.split(".")[0] in ("torch", "transformers")})
@@ -140,7 +131,7 @@ def test_nothing_that_a_file_brings_is_run():
 
 def test_gradients_are_taken_in_one_place():
     assert {p: n for p in FILES if (n := backward_calls((ROOT / p).read_text("utf-8")))} == {
-        "training/engine.py": 1
+        "engine/train.py": 1
     }
 
 
@@ -148,17 +139,17 @@ def test_gradients_are_taken_in_one_place():
     ("path", "source", "found"),
     [
         ("models/load.py", "from kdcli.recipe.resolve import resolve", ["recipe"]),
-        ("models/load.py", "def f():\n    import kdcli.training.engine", ["training"]),
+        ("models/load.py", "def f():\n    import kdcli.engine.train", ["engine"]),
         ("losses/minilm.py", "from kdcli import models", ["models"]),
         ("recipe/resolve.py", "import torch.nn", ["torch.nn"]),
         (
-            "commands/prune/run.py",
-            "from kdcli.commands.distill import run",
-            ["kdcli.commands.distill"],
+            "verbs/prune/run.py",
+            "from kdcli.verbs.distill import run",
+            ["kdcli.verbs.distill"],
         ),
-        ("commands/prune/cli.py", "from kdcli.recipe.resolve import resolve", ["recipe"]),
-        ("commands/prune/cli.py", "def f():\n    from kdcli.recipe.resolve import resolve", []),
-        ("training/engine.py", "from kdcli.types import Batch\nimport torch", []),
+        ("verbs/prune/cli.py", "from kdcli.recipe.resolve import resolve", ["recipe"]),
+        ("verbs/prune/cli.py", "def f():\n    from kdcli.recipe.resolve import resolve", []),
+        ("engine/train.py", "from kdcli.types import Batch\nimport torch", []),
     ],
 )
 def test_the_rule_finds_what_it_should(path, source, found):
@@ -213,7 +204,7 @@ def test_help_loads_nothing_heavy(arguments, allowed):
     assert loaded_by(HELP.format(arguments)) <= allowed
 
 
-MODULES = ("recipe.resolve", "commands.distill.recipes", "errors", "disk", "training.processes")
+MODULES = ("recipe.resolve", "verbs.distill.recipes", "errors", "disk", "engine.processes")
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 import kdcli
-from kdcli.commands.distill.settings import DistillRecipe
 from kdcli.errors import KdcliError
 from kdcli.models.layout import LAYOUTS
 from kdcli.recipe.yaml import read_yaml
+from kdcli.verbs.distill.settings import DistillRecipe
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "kdcli"

@@ -33,12 +33,12 @@ import torch
 from transformers import BertConfig, BertModel
 
 from benchmarks.whole_step import kdcli_step, step_flops, teacher_and_student, timed
-from kdcli.bench.environment import cpu_name, installed
-from kdcli.commands.distill.student import relation_kernel
+from kdcli.deploy.environment import cpu_name, installed
 from kdcli.disk import write_atomic
+from kdcli.engine.device import DTYPES, choose_device, choose_dtype, device_table, has_bf16
+from kdcli.engine.memory import is_out_of_memory, peak_of
 from kdcli.losses.relation import computed_by, relation_kl, why_no_triton
-from kdcli.training.device import DTYPES, choose_device, choose_dtype, device_table, has_bf16
-from kdcli.training.memory import is_out_of_memory, peak_of
+from kdcli.verbs.distill.student import relation_kernel
 
 Row = tuple[str, str]
 """What was measured, and how much."""
@@ -86,7 +86,7 @@ def machine(bench: Bench) -> list[Row]:
 
 def tests(bench: Bench) -> list[Row]:
     """What is marked `cuda`."""
-    where = ["tests/training/test_cuda.py"] if bench.tiny else ["tests"]
+    where = ["tests/engine/test_cuda.py"] if bench.tiny else ["tests"]
     command = ["-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider", *where]
     ran = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     if ran.returncode == 0:

@@ -14,10 +14,10 @@ HEAD = '''"""Written by `python -m tools.stub`."""
 
 from pathlib import Path
 
-from kdcli.commands.export.run import Exported
+from kdcli.verbs.export.run import Exported
 from kdcli.report.finish import RunResult
 from kdcli.report.publish import Published
-from kdcli.sparse.load import load as load
+from kdcli.deploy.sparse.load import load as load
 
 __version__: str
 VERBS: tuple[str, ...]

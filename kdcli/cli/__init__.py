@@ -21,10 +21,10 @@ FIRST = (
 )
 """The order of the verbs in help; a verb that is not named here follows."""
 
-# Every folder of kdcli/commands with a cli.py is a verb; importing it adds the verb to the application.
-_verbs = [path.parent.name for path in (Path(__file__).parents[1] / "commands").glob("*/cli.py")]
+# Every folder of kdcli/verbs with a cli.py is a verb; importing it adds the verb to the application.
+_verbs = [path.parent.name for path in (Path(__file__).parents[1] / "verbs").glob("*/cli.py")]
 for _verb in sorted(
     _verbs, key=lambda verb: (FIRST.index(verb) if verb in FIRST else len(FIRST), verb)
 ):
-    importlib.import_module(f"kdcli.commands.{_verb}.cli")
+    importlib.import_module(f"kdcli.verbs.{_verb}.cli")
 importlib.import_module("kdcli.cli.about")

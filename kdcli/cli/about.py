@@ -57,7 +57,7 @@ def recipes_validate(
 @with_options("json")
 def doctor(**shared: Any) -> None:
     """Show what this machine can run: devices, number formats, library versions."""
-    from kdcli.bench.doctor import examine
+    from kdcli.deploy.doctor import examine
 
     show(examine(), as_json=shared["json"])
 

@@ -36,7 +36,7 @@ class Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            from kdcli.training.processes import INTERRUPTED
+            from kdcli.engine.processes import INTERRUPTED
 
             error: KdcliError = Interrupted(INTERRUPTED)
         except KdcliError as caught:
@@ -49,12 +49,12 @@ class Verbs(TyperGroup):
                 f"{shortened(str(caught.filename or 'a file'), 200)} cannot be used: {caught.strerror}"
             )
         except RuntimeError as caught:
-            from kdcli.training.processes import lost_another
+            from kdcli.engine.processes import lost_another
 
             if not lost_another(caught):
                 _tell_bug(caught)
                 raise
-            from kdcli.training.peers import Lost
+            from kdcli.engine.peers import Lost
 
             error = Lost()
         except Exception as caught:
@@ -66,10 +66,10 @@ class Verbs(TyperGroup):
 
 def _say(error: KdcliError) -> None:
     """Print an error in one of the processes of a run."""
-    from kdcli.training.processes import is_main, joined
+    from kdcli.engine.processes import is_main, joined
 
     if joined():
-        from kdcli.training.peers import peers
+        from kdcli.engine.peers import peers
 
         if (others := peers()) is not None:
             error = others.end(error)
@@ -92,10 +92,10 @@ def _say(error: KdcliError) -> None:
 
 def _tell_bug(error: Exception) -> None:
     """Tell the other processes of an error that is not the user's; this one shows it whole."""
-    from kdcli.training.processes import joined
+    from kdcli.engine.processes import joined
 
     if joined():
-        from kdcli.training.peers import peers
+        from kdcli.engine.peers import peers
 
         if (others := peers()) is not None:
             others.end(

@@ -247,9 +247,8 @@ def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
         parameters = inspect.signature(verb, eval_str=True).parameters.values()
         own = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
         shared = inspect.signature(_shared, eval_str=True).parameters
-        ready.__signature__ = inspect.Signature(
-            [*own, *(p for n, p in shared.items() if n in names)]
-        )  # type: ignore[attr-defined]
+        listed = [*own, *(p for n, p in shared.items() if n in names)]
+        ready.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
         return ready
 
     return decorate
@@ -282,10 +281,10 @@ def pinned(model: Any, revision: str) -> Any:
 
 def _join() -> None:
     """Meet the other processes of the run before any of them can fail."""
-    from kdcli.training.processes import joined
+    from kdcli.engine.processes import joined
 
     if joined():
-        from kdcli.training.peers import join
+        from kdcli.engine.peers import join
 
         join()
 
@@ -356,7 +355,7 @@ def prepare_libraries(quiet: bool, verbose: bool) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    from kdcli.training.progress import Progress
+    from kdcli.engine.progress import Progress
 
     Progress.console.quiet = quiet
 
@@ -371,7 +370,7 @@ class _Waiting(logging.Filter):
         if not RETRIES.search(record.getMessage()):
             return True
         if not self.said:
-            from kdcli.training.progress import Progress
+            from kdcli.engine.progress import Progress
 
             self.said = True
             Progress.log("waiting for the hub, which does not answer")

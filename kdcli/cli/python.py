@@ -14,7 +14,7 @@ TERMINAL = ("json", "quiet", "verbose", "processes", "dry_run", "portable", "aug
 
 def command(verb: str) -> Callable[..., Any]:
     """The function behind a verb of the command line."""
-    return getattr(importlib.import_module(f"kdcli.commands.{verb}.cli"), verb)  # type: ignore[no-any-return]
+    return getattr(importlib.import_module(f"kdcli.verbs.{verb}.cli"), verb)  # type: ignore[no-any-return]
 
 
 def signature(verb: str) -> inspect.Signature:

@@ -129,7 +129,7 @@ def load_config(
     source: str, *, trust_remote_code: bool = False, weights: bool = True, compacted: bool = False
 ) -> PreTrainedConfig:
     """The configuration of a model that can be loaded: it exists, with a supported type and safetensors. `weights`:
-    False skips the check of the weights. `compacted`: accept a model of `kdcli.sparse.compact`, which no verb can
+    False skips the check of the weights. `compacted`: accept a model of `kdcli.deploy.sparse.compact`, which no verb can
     train. Raises UsageError: see `load_encoder`."""
     where = location(source)
     folder = user_path(where)

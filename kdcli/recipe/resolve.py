@@ -215,10 +215,10 @@ def _recipes_folder() -> Path:
 
 
 def recipe_models() -> dict[str, type[Section]]:
-    """Kind of recipe -> its settings model: `RECIPES` of every `kdcli/commands/VERB/settings.py`."""
+    """Kind of recipe -> its settings model: `RECIPES` of every `kdcli/verbs/VERB/settings.py`."""
     found: dict[str, type[Section]] = {}
-    for path in sorted((Path(__file__).parents[1] / "commands").glob("*/settings.py")):
-        found |= importlib.import_module(f"kdcli.commands.{path.parent.name}.settings").RECIPES
+    for path in sorted((Path(__file__).parents[1] / "verbs").glob("*/settings.py")):
+        found |= importlib.import_module(f"kdcli.verbs.{path.parent.name}.settings").RECIPES
     return found
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kdcli.engine.run_dir import RunDir
 from kdcli.report.finish import RunResult, write_report
-from kdcli.training.run_dir import RunDir
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,12 @@ import pandas as pd
 from markupsafe import escape
 from pydantic import ValidationError
 
-from kdcli.bench.environment import environment, versions
-from kdcli.bench.latency import Latency, Protocol, Subject, measure_latency
+from kdcli.deploy.environment import environment, versions
+from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.disk import COMMITS, MOST_REPORT, read_json, write_atomic
+from kdcli.engine.launch import Session
+from kdcli.engine.progress import Progress
+from kdcli.engine.run_dir import REPORT, RunDir
 from kdcli.errors import UsageError
 from kdcli.recipe.sections import MeasureSettings
 from kdcli.report.frame import frame
@@ -20,9 +23,6 @@ from kdcli.report.published import published_for
 from kdcli.report.schema import Report, Training
 from kdcli.report.sections.evaluations import set_name
 from kdcli.report.views import html, model_card, short, terminal, write_views
-from kdcli.training.launch import Session
-from kdcli.training.progress import Progress
-from kdcli.training.run_dir import REPORT, RunDir
 from kdcli.types import Outcome
 
 

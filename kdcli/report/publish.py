@@ -10,8 +10,8 @@ from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]  # its client
 
+from kdcli.engine.run_dir import CHECKPOINTS
 from kdcli.errors import UsageError
-from kdcli.training.run_dir import CHECKPOINTS
 
 LEFT_OUT = (f"{CHECKPOINTS}/*", "log.jsonl", ".*", "*/.*")  # What only a resumed run needs
 CONFIG = "config.json"

@@ -16,10 +16,10 @@ import pytest
 import torch
 from interpreted import EACH, ISOLATED, MASKS, PADDED, agree, exact, of_kernel, vectors
 
-from kdcli.commands.distill.student import relation_kernel
 from kdcli.errors import UsageError
 from kdcli.losses import relation
 from kdcli.losses.relation import computed_by, why_no_triton
+from kdcli.verbs.distill.student import relation_kernel
 
 has_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
@@ -164,9 +164,7 @@ def test_a_machine_without_it_is_told_why(monkeypatch):
 )
 def test_what_computes_relations(monkeypatch, wanted, capability, reason, kernel):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(
-        "kdcli.commands.distill.student.why_no_triton", lambda device, dtype: reason
-    )
+    monkeypatch.setattr("kdcli.verbs.distill.student.why_no_triton", lambda device, dtype: reason)
     assert relation_kernel.__wrapped__(wanted, torch.device("cuda"), torch.float32) == kernel
     assert relation_kernel.__wrapped__("auto", torch.device("cpu"), torch.float32) == "torch"
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from encoders import tiny_encoder, tiny_tokenizer
 
+from kdcli.deploy.sparse.compact import compact
 from kdcli.models.card import describe, multiply_adds
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import save_model
-from kdcli.sparse.compact import compact
 
 LENGTH, WIDTH, FFN, WORDS = 128, 32, 128, 64
 

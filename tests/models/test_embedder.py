@@ -9,10 +9,10 @@ import torch
 from encoders import tiny_encoder, tiny_tokenizer
 from sentence_transformers import SentenceTransformer
 
-from kdcli.downstream.embedder import Embedder
+from kdcli.engine.launch import Session, start
 from kdcli.errors import UsageError
 from kdcli.models.embedder import EmbeddingFormat, Pool, load_embedder, read_format, save_embedder
-from kdcli.training.launch import Session, start
+from kdcli.workloads.embedder import Embedder
 
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11", "w12 w1"]
 DENSE = (torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), torch.ones(8) / 7, True)

@@ -9,6 +9,7 @@ import torch
 from encoders import tiny_config, tiny_tokenizer
 from transformers import AutoModel, AutoModelForMaskedLM
 
+from kdcli.deploy.sparse.load import load
 from kdcli.errors import UsageError
 from kdcli.models.capture import capture
 from kdcli.models.generation import as_generator, load_generator
@@ -16,7 +17,6 @@ from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import load_config, save_model
 from kdcli.models.modeling_unilm import REUSE, _Decoding, sequence_mask
 from kdcli.models.trim import cut_model
-from kdcli.sparse.load import load
 from kdcli.types import Needs, Task
 
 TYPES = sorted(t for t, row in LAYOUTS.items() if not row.leaks and t != "splinter")

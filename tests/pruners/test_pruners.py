@@ -11,15 +11,15 @@ import torch
 from encoders import tiny_encoder
 from hypothesis import strategies as st
 
+from kdcli.engine.launch import Session, start
+from kdcli.engine.run_dir import RunDir
+from kdcli.engine.train import train
 from kdcli.errors import UsageError
 from kdcli.pruners import build_pruner, check_settings, defaults, methods
 from kdcli.pruners.cap import CLASSES, FINETUNED, PRETRAINED, contrastive
 from kdcli.pruners.l0 import gates
 from kdcli.pruners.masked import is_score
 from kdcli.pruners.pruner import kept_share, progress, ramp
-from kdcli.training.engine import train
-from kdcli.training.launch import Session, start
-from kdcli.training.run_dir import RunDir
 from kdcli.types import Job, Schedule, StepLoss, Term
 
 CPU, KINDS = torch.device("cpu"), ["bert", "modernbert", "distilbert"]

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from kdcli.commands.distill.cli import distill
-from kdcli.commands.prune.cli import prune
 from kdcli.recipe.methods import method_names
+from kdcli.verbs.distill.cli import distill
+from kdcli.verbs.prune.cli import prune
 
 
 def test_names_are_read_from_the_folder_and_nothing_is_imported(tmp_path, monkeypatch):

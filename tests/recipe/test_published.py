@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from kdcli import losses, pruners
-from kdcli.commands.prune.recipes import prune_recipes, with_defaults
-from kdcli.commands.prune.settings import PruneRecipe
 from kdcli.recipe.resolve import defaulted, flatten, read_recipe, recipe_models, resolve, shipped
+from kdcli.verbs.prune.recipes import prune_recipes, with_defaults
+from kdcli.verbs.prune.settings import PruneRecipe
 
 TABLE = yaml.safe_load((Path(__file__).parent / "published.yaml").read_text("utf-8"))
 # A variant of a list of ablations is compared in test_task_recipe.py.

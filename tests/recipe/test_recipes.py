@@ -3,14 +3,14 @@
 import pytest
 import yaml
 
-from kdcli.commands.cotrain.settings import CotrainRecipe
-from kdcli.commands.distill.settings import DistillRecipe
 from kdcli.data.tasks import tasks
-from kdcli.downstream.settings import FinetuneRecipe
 from kdcli.losses import build_objective, check_settings
 from kdcli.models.shape import parse_shape
 from kdcli.recipe.resolve import combinations, recipe_models, resolve, shipped, summary
 from kdcli.types import ModelShape
+from kdcli.verbs.cotrain.settings import CotrainRecipe
+from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.workloads.settings import FinetuneRecipe
 
 BASE, DEMO = ModelShape(12, 768, 3072, 12), ModelShape(4, 128, 512, 4)
 EVERY = [(verb, name) for verb in recipe_models() for name in shipped(verb)]

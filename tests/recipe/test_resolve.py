@@ -7,11 +7,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdcli.commands.distill.settings import DistillRecipe
-from kdcli.commands.evaluate.settings import EvaluateRecipe
-from kdcli.commands.prune.settings import PruneRecipe
-from kdcli.downstream.recipes import downstream_recipe
-from kdcli.downstream.settings import DownstreamSettings, FinetuneRecipe, LabelledSettings
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import (
     ELSEWHERE,
@@ -25,6 +20,11 @@ from kdcli.recipe.resolve import (
     verb_of,
 )
 from kdcli.recipe.sections import TrainSettings
+from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.verbs.evaluate.settings import EvaluateRecipe
+from kdcli.verbs.prune.settings import PruneRecipe
+from kdcli.workloads.recipes import downstream_recipe
+from kdcli.workloads.settings import DownstreamSettings, FinetuneRecipe, LabelledSettings
 
 
 @pytest.fixture

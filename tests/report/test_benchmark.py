@@ -19,9 +19,9 @@ from reports import (
     words,
 )
 
-from kdcli.bench.compare import gather
+from kdcli.deploy.compare import gather
+from kdcli.report.charts.charts import MOST_LINES, pictures, quality_against
 from kdcli.report.finish import checked_report
-from kdcli.report.pictures.charts import MOST_LINES, pictures, quality_against
 from kdcli.report.schema import Agreement, Report
 from kdcli.report.sections import latency as section_of
 from kdcli.report.sections.latency import latency, latency_csv, not_measured

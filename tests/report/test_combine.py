@@ -3,9 +3,9 @@
 import pytest
 from reports import card, evaluation, made, prune_values, report_values
 
+from kdcli.engine.run_dir import RunDir
 from kdcli.report.combine import Part, combine_reports
 from kdcli.report.finish import RunResult
-from kdcli.training.run_dir import RunDir
 
 
 @pytest.fixture

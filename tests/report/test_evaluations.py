@@ -17,8 +17,8 @@ from reports import (
 )
 
 from kdcli.data.tasks import task_of
-from kdcli.report.pictures.charts import pictures
-from kdcli.report.pictures.drawing import Line, line_chart
+from kdcli.report.charts.charts import pictures
+from kdcli.report.charts.drawing import Line, line_chart
 from kdcli.report.published import published_for
 from kdcli.report.schema import Evaluation, Selection
 from kdcli.report.sections.evaluations import (

@@ -15,9 +15,9 @@ from reports import (
     words,
 )
 
-from kdcli.report.pictures.charts import pictures
-from kdcli.report.pictures.drawing import MOST_NUMBERS
-from kdcli.report.pictures.pruning import (
+from kdcli.report.charts.charts import pictures
+from kdcli.report.charts.drawing import MOST_NUMBERS
+from kdcli.report.charts.pruning import (
     MOST_RIDGES,
     density_curve,
     head_map,

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from kdcli.commands.distill.recipes import ablations
 from kdcli.data.tasks import task_of, tasks
 from kdcli.report import published
 from kdcli.report.published import published_for
 from kdcli.report.schema import Card, LatencyRow, PublishedRow, Report
+from kdcli.verbs.distill.recipes import ablations
 
 CARD = (
     *("id", "revision", "model_type", "layers", "hidden", "ffn", "heads"),

@@ -21,8 +21,8 @@ from reports import (
 from rich.console import Console
 
 from kdcli.errors import UsageError
-from kdcli.report.pictures.charts import pictures
-from kdcli.report.pictures.pruning import model_pictures
+from kdcli.report.charts.charts import pictures
+from kdcli.report.charts.pruning import model_pictures
 from kdcli.report.schema import Report
 from kdcli.report.sections.latency import latency_csv
 from kdcli.report.sections.overview import overview, title

@@ -178,10 +178,10 @@ def recipe(case: Case) -> None:
 
 def setting(case: Case) -> None:
     """`--set`, `--grid`, `--min-metric`, shapes and weights, of any characters."""
-    from kdcli.commands.cotrain.cli import parse_weights
     from kdcli.models.shape import is_shape, parse_shape
     from kdcli.recipe.resolve import gates, grid_options, leaf_keys, recipe_models, resolve
     from kdcli.types import ModelShape
+    from kdcli.verbs.cotrain.cli import parse_weights
 
     models, rng = recipe_models(), case.rng
     verb = rng.choice(list(models))
@@ -228,7 +228,7 @@ def _reads_back(found: Any, model: Any, path: Path) -> None:
 
 def mask(case: Case) -> None:
     """A mask file with other values in its header and a right hash, or damaged as it is."""
-    from kdcli.sparse.mask_file import NO_DIGEST, read_mask
+    from kdcli.deploy.sparse.mask_file import NO_DIGEST, read_mask
 
     rng, path = case.rng, case.folder / "x.safetensors"
     original = sorted((case.material / "pruned").rglob("*.safetensors"))
@@ -281,7 +281,7 @@ def smp_mask(case: Case) -> None:
     """An `.npy` of the authors of SMP, damaged."""
     import numpy as np
 
-    from kdcli.sparse.mask_file import read_smp
+    from kdcli.deploy.sparse.mask_file import read_smp
 
     path, rng = case.folder / "x.npy", case.rng
     dtype = rng.choice(("u1", "u1", "i8", "f4", "O", "S5"))
@@ -347,8 +347,8 @@ def data_rows(case: Case) -> None:
 
 def latency_report(case: Case) -> None:
     """Reports of kdcli and of the portable runner, to be combined."""
-    from kdcli.bench.compare import gather
-    from kdcli.bench.old_machines.measure_encoders import SCHEMA
+    from kdcli.deploy.compare import gather
+    from kdcli.deploy.old_machines.measure_encoders import SCHEMA
     from kdcli.report.finish import checked_report
 
     rng, path = case.rng, case.folder / "x.json"
@@ -397,7 +397,7 @@ def run_files(case: Case) -> None:
     """A run's recipe, log, report, checkpoints and best weights, damaged, when it is to go on."""
     import torch
 
-    from kdcli.training.run_dir import BEST, CHECKPOINTS, RunDir
+    from kdcli.engine.run_dir import BEST, CHECKPOINTS, RunDir
 
     rng, folder = case.rng, case.folder / "run"
     run = RunDir(folder)

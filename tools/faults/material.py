@@ -49,7 +49,7 @@ def imported() -> None:
 
     torch.set_num_threads(1)
     for verb in VERBS:
-        importlib.import_module(f"kdcli.commands.{verb}.run")
+        importlib.import_module(f"kdcli.verbs.{verb}.run")
     importlib.import_module("kdcli.cli")
     importlib.import_module("transformers.models.bert.modeling_bert")
 

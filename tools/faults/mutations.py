@@ -24,20 +24,24 @@ from pathlib import Path
 from tools.faults.material import ROOT, state_of_code
 
 SHARES = {  # what is changed: files, how many of sixty, tests that are run first
-    "losses": ("kdcli/losses/*.py", 18, "tests/losses tests/commands/test_distill.py"),
-    "pruners": ("kdcli/pruners/*.py", 10, "tests/pruners tests/commands/test_prune.py"),
+    "losses": ("kdcli/losses/*.py", 18, "tests/losses tests/verbs/test_distill.py"),
+    "pruners": ("kdcli/pruners/*.py", 10, "tests/pruners tests/verbs/test_prune.py"),
     "metrics": ("kdcli/metrics/*.py", 8, "tests/metrics"),
-    "models": ("kdcli/models/reduce.py kdcli/sparse/coding.py", 4, "tests/models tests/sparse"),
+    "models": (
+        "kdcli/models/reduce.py kdcli/deploy/sparse/coding.py",
+        4,
+        "tests/models tests/deploy",
+    ),
     "schedules": (
-        "kdcli/training/engine.py kdcli/training/launch.py kdcli/types.py",
+        "kdcli/engine/train.py kdcli/engine/launch.py kdcli/types.py",
         8,
-        "tests/training",
+        "tests/engine",
     ),
     "recipes": ("recipes/*/*.yaml", 8, "tests/recipe tests/pruners tests/losses"),
     "codes": (
         "kdcli/errors.py",
         4,
-        "tests/test_project.py tests/test_cli.py tests/commands/test_evaluate.py",
+        "tests/test_project.py tests/test_cli.py tests/verbs/test_evaluate.py",
     ),
 }
 OTHER = {

@@ -63,6 +63,6 @@ def _row(one: Candidate, teacher: Candidate) -> list[str]:
 
 def _pictures(compression: Compression) -> list[Picture]:
     # Imported here, since matplotlib takes a third of a second.
-    from kdcli.report.pictures.compression import pictures
+    from kdcli.report.charts.compression import pictures
 
     return pictures(compression)

@@ -46,7 +46,7 @@ def sections(report: Report) -> list[Section]:
 
 def _pictures(shown: Report | Pruning) -> list[Picture]:
     # Imported here, since matplotlib takes a third of a second and a run is drawn at its end.
-    from kdcli.report.pictures import charts, pruning
+    from kdcli.report.charts import charts, pruning
 
     return charts.pictures(shown) if isinstance(shown, Report) else pruning.model_pictures(shown)
 

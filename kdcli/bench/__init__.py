@@ -1,1 +1,0 @@
-"""Latency measurements, and a check of the machine."""

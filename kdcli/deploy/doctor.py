@@ -1,0 +1,73 @@
+"""`kdcli doctor`: tries the processor and every GPU with a kernel."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+from rich.table import Table
+
+from kdcli.deploy.environment import environment, installed, versions
+from kdcli.engine.device import accelerators, choose_device, choose_dtype, device_table, no_cuda
+from kdcli.errors import MachineError
+
+TRACKERS = sorted(name.replace("_", "-") for name in LOGGER_TYPE_TO_CLASS)
+OPTIONAL = {
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "pip install 'kdcli[onnx]'"),
+    "openvino": "pip install 'kdcli[openvino]'",
+    "sentence-transformers": "pip install 'kdcli[embed]'",
+    **{name: f"--report-to {name}" for name in TRACKERS},
+}
+"""Libraries that some options need, and what installs them or needs them."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The result of `examine`, as JSON and as a table."""
+
+    facts: dict[str, Any]
+
+    def to_json(self) -> str:
+        return json.dumps(self.facts, indent=2)
+
+    def renderables(self) -> Iterable[Any]:
+        table = Table("", "found", show_header=False, box=None)
+        for key, value in (self.facts["environment"] | self.facts["versions"]).items():
+            table.add_row(
+                key, ", ".join(value) or "none" if isinstance(value, list) else f"{value}"
+            )
+        for name, version in self.facts["optional"].items():
+            table.add_row(name, version)
+        for device, verdict in self.facts["devices"].items():
+            table.add_row(device, verdict)
+        yield table
+
+
+def examine() -> Diagnosis:
+    """Run a kernel on the processor and on every accelerator; without one, say why there is no CUDA."""
+    devices = {name: _verdict(name) for name in ("cpu", *map(str, accelerators()))}
+    if len(devices) == 1:
+        devices["cuda"] = _failure(no_cuda())
+    facts = {"environment": environment(), "versions": versions(), "devices": devices}
+    facts["optional"] = {
+        name: installed([name]).get(name, f"not installed: {what}")
+        for name, what in OPTIONAL.items()
+    }
+    return Diagnosis(facts | {"devices_known_as_of": device_table()["as_of"]})
+
+
+def _verdict(name: str) -> str:
+    try:
+        device = choose_device(name)
+    except MachineError as error:
+        return _failure(error)
+    works = "works"
+    if device.type == "cuda":
+        works += " (compute capability {}.{})".format(*torch.cuda.get_device_capability(device))
+    return f"{works}; --dtype auto is {str(choose_dtype('auto', device)).removeprefix('torch.')}"
+
+
+def _failure(error: MachineError) -> str:
+    return f"{error.message}\n{error.hint or ''}"

@@ -1,0 +1,59 @@
+"""The machine and the versions that a measurement was taken with; nothing that names a person or a host."""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterable
+from typing import Any
+
+import psutil
+
+from kdcli.deploy.old_machines.measure_encoders import cpu_name
+from kdcli.engine.device import accelerators, device_name
+
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+)
+
+
+def environment() -> dict[str, Any]:
+    """Processor, cores, memory, GPUs, operating system and Python."""
+    return {
+        "cpu": cpu_name(),
+        "physical_cores": psutil.cpu_count(logical=False) or 1,
+        "logical_cores": psutil.cpu_count() or 1,
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": [device_name(device) for device in accelerators()],
+        "os": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "latency_threads": latency_threads(),
+    }
+
+
+def latency_threads() -> int:
+    """Threads for latency: the physical cores that this process may use, whatever a launcher set."""
+    cores = psutil.cpu_count(logical=False) or 1
+    return min(cores, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else cores
+
+
+def installed(names: Iterable[str]) -> dict[str, str]:
+    """Name -> version of those distributions that are installed."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Versions of kdcli and of the libraries that results depend on."""
+    from kdcli import __version__
+
+    return {"kdcli": __version__} | {name: importlib.metadata.version(name) for name in LIBRARIES}

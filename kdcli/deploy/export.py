@@ -1,0 +1,322 @@
+"""Exports a model to ONNX or OpenVINO, in float32 or with fewer bits, and compares the file with torch.
+
+Both go through `torch.onnx.export`; OpenVINO reads the ONNX file. OpenVINO's own converter gave NaN for padded
+ModernBERT, failed on DeBERTa, and sends telemetry; `read_model` does none of that.
+"""
+
+import inspect
+import logging
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from kdcli.deploy.quantise import Keys, quantise_onnx, quantise_openvino
+from kdcli.deploy.sessions import Array, Caller, library, onnx_caller, openvino_caller
+from kdcli.errors import MachineError, UsageError, first_line
+from kdcli.models.embedder import Pool
+from kdcli.models.shape import positions_of
+from kdcli.types import Batch
+
+TRACED = (2, 24)  # Batch size and tokens of the recorded graph; both axes stay dynamic
+COMPARED = (
+    (3, 17),
+    (2, 150),
+    (1, 9),
+)  # Those of the comparison with torch; rows are padded to different lengths
+EXACT = 1e-4  # Largest absolute difference of a float32 file, times the largest output where that exceeds 1
+VECTORS = "sentence_embedding"  # The output of a pooling, by the name that other tools read
+# The exported outputs of a model, as far as it has them, in this order.
+OUTPUTS = ("last_hidden_state", VECTORS, "start_logits", "end_logits", "logits")
+BY_ROW = ("logits", VECTORS)  # Of a row, unless an output has an axis of tokens
+# Largest relative error of a file. all-MiniLM-L6-v2 has 1e-6, 1e-3, 0.18 and 0.33; other weights give more than 1 in
+# int8. Vectors, and what a task judges, are judged on text instead.
+LIMITS = {"fp32": 1e-3, "fp16": 0.03, "int8": 0.4, "q4": 0.6}
+RUNTIMES = {
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "openvino": ("onnx", "onnxscript", "openvino"),
+}
+"""Format -> libraries that write and run it."""
+# Format and precision -> place of the file, where sentence-transformers and transformers.js look for it.
+FILES = {
+    ("onnx", "fp32"): "onnx/model.onnx",
+    ("onnx", "fp16"): "onnx/model_fp16.onnx",
+    ("onnx", "int8"): "onnx/model_int8.onnx",
+    ("onnx", "q4"): "onnx/model_q4.onnx",
+    ("openvino", "fp32"): "openvino/openvino_model.xml",
+    ("openvino", "int8"): "openvino/openvino_model_qint8_quantized.xml",
+}
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A written model file, and how far it is from torch over the real tokens of `COMPARED`."""
+
+    path: (
+        Path  # The file to load; weights of OpenVINO, or above 2 GB, are in a second file beside it
+    )
+    inputs: tuple[str, ...]  # Names in order; int64 [B, L]
+    outputs: tuple[str, ...]
+    max_abs: float  # Largest absolute difference
+    relative: float  # Norm of all differences over the norm of torch's outputs
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A model's graph in float32, from which its files are written to `folder`. `judged`: the caller judges the file on
+    text, so that here only NaN is refused."""
+
+    whole: "_Whole"
+    format: str
+    precision: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    plain: Path
+    folder: Path
+    judged: bool = False
+
+    @property
+    def file(self) -> Path:
+        """The place of the file that `write` makes."""
+        return self.folder / FILES[self.format, self.precision]
+
+    def at(self, precision: str, *, judged: bool) -> "Recorded":
+        """The same graph for another precision."""
+        return replace(self, precision=precision, judged=judged)
+
+    def write(self, in_float: Keys = frozenset()) -> ModelFile:
+        """Write the file; products of `in_float`, by `kdcli.deploy.quantise.key_of`, keep float32 weights. Raises
+        MachineError: it differs from torch by more than the precision explains."""
+        openvino = library("openvino", "openvino") if self.format == "openvino" else None
+        if openvino is not None:
+            graph = openvino.Core().read_model(self.plain)
+            if self.precision == "int8":
+                quantise_openvino(graph, in_float)
+            openvino.save_model(graph, self.file, compress_to_fp16=False)
+            del graph
+        elif self.precision != "fp32":
+            with _quiet():
+                quantise_onnx(self.plain, self.file, self.precision, in_float)
+        call = onnx_caller if openvino is None else openvino_caller
+        limit = math.inf if self.judged else LIMITS[self.precision]
+        errors = _compare(
+            self.whole, self.inputs, self.outputs, call(self.file, threads=0), self.precision, limit
+        )
+        return ModelFile(self.file, self.inputs, self.outputs, *errors)
+
+    def judged_outputs(self, batch: Batch) -> Array:
+        """What torch gives for the real tokens of a batch, as one vector: the vectors of an embedding model alone."""
+        names = [VECTORS] if VECTORS in self.outputs else self.outputs
+        result = self.whole(**{name: batch[name] for name in self.inputs})
+        return _real(names, [result[name].float().cpu().numpy() for name in names], batch)
+
+
+@contextmanager
+def recorded(
+    model: PreTrainedModel,
+    folder: Path,
+    format: str,
+    precision: str = "fp32",
+    *,
+    pool: Pool | None = None,
+) -> Iterator[Recorded]:
+    """Record an encoder in eval mode, or a model with a head for sequences, tokens or questions, to write its file to
+    `folder`, which is made if missing; with `pool` an encoder gives `sentence_embedding` too. From a graph recorded for
+    `fp32`, files `at` other precisions may be written beside it. After an error the folder may hold unusable files.
+    Raises UsageError: torch cannot export this architecture; MachineError: a library is missing, or the graph differs
+    from torch; OSError: the folder cannot be written."""
+    for name in RUNTIMES[format]:
+        library(name, format)
+    file = folder / FILES[format, precision]
+    plain = file if (format, precision) == ("onnx", "fp32") else file.with_name("graph.onnx")
+    whole = _Whole(model, pool)
+    inputs, outputs = _write_onnx(whole, plain)
+    if format == "onnx" and precision != "fp32":
+        _compare(whole, inputs, outputs, onnx_caller(plain, threads=0), "fp32", LIMITS["fp32"])
+    yield Recorded(whole, format, precision, inputs, outputs, plain, folder)
+    if plain != file:
+        for part in plain.parent.glob(f"{plain.name}*"):
+            part.unlink()
+
+
+def export_model(
+    model: PreTrainedModel,
+    folder: Path,
+    format: str,
+    precision: str = "fp32",
+    *,
+    pool: Pool | None = None,
+) -> ModelFile:
+    """Write a model's file to its place under `folder`, see `FILES`. int8: weights of linears and embeddings in 8 bits,
+    with a scale for each output or word, activations quantised at run time (OpenVINO: only with VNNI). q4: weights in
+    4 bits, with a scale for 32. Arguments and errors as of `recorded` and `Recorded.write`."""
+    with recorded(model, folder, format, precision, pool=pool) as graph:
+        return graph.write()
+
+
+def difference(reference: Array, other: Array) -> tuple[float, float]:
+    """Largest absolute difference, and the norm of the difference over that of the reference (Frobenius)."""
+    reference, other = reference.astype(np.float64), other.astype(np.float64)
+    gap = reference - other
+    return float(np.abs(gap).max()), float(np.linalg.norm(gap) / np.linalg.norm(reference))
+
+
+class _Whole(nn.Module):
+    """A model, and the pooling of its last hidden states if it has one: inputs by name -> outputs by name."""
+
+    def __init__(self, model: PreTrainedModel, pool: Pool | None) -> None:
+        super().__init__()
+        self.model, self.pool = model, pool
+
+    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
+        outputs = dict(self.model(**inputs))
+        if self.pool is not None:
+            outputs[VECTORS] = self.pool.compute(
+                outputs["last_hidden_state"], inputs["attention_mask"]
+            )
+        return outputs
+
+
+class _Named(nn.Module):
+    """A model with positional inputs that returns only the named outputs."""
+
+    def __init__(self, model: _Whole, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self.inputs, self.outputs = model, inputs, outputs
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        values = (input_ids, attention_mask, token_type_ids)
+        outputs = self.model(**dict(zip(self.inputs, values, strict=False)))
+        return tuple(outputs[name] for name in self.outputs)
+
+
+def _write_onnx(whole: _Whole, file: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Write the graph in float32 and return the names of its inputs and outputs."""
+    model = whole.model
+    assert not model.training, "a graph is recorded in eval mode"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # With a single token type the input could only be 0.
+    typed = "token_type_ids" in inspect.signature(model.forward).parameters
+    typed = typed and int(getattr(model.config, "type_vocab_size", 0) or 0) > 1
+    inputs = ("input_ids", "attention_mask", *(("token_type_ids",) if typed else ()))
+    batch = _batch(model, inputs, *TRACED)
+    free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    with torch.no_grad(), _quiet():
+        result = whole(**batch)
+        outputs = tuple(name for name in OUTPUTS if name in result)
+        try:
+            named, args, shapes = (
+                _Named(whole, inputs, outputs).eval(),
+                tuple(batch.values()),
+                (free,) * len(inputs),
+            )
+            program = torch.onnx.export(
+                named,
+                args,
+                dynamo=True,
+                verbose=False,
+                dynamic_shapes=shapes,
+                input_names=inputs,
+                output_names=outputs,
+            )
+        except torch.onnx.OnnxExporterError as error:
+            raise UsageError(
+                f"torch cannot export {type(model).__name__} ({model.config.model_type}) to ONNX: {_root_cause(error)}",
+                "every type in kdcli/models/layout.py can be exported; custom model code often cannot",
+            ) from None
+        assert program is not None
+        program.save(
+            file,
+            external_data=sum(p.numel() * p.element_size() for p in model.parameters()) > 1 << 31,
+        )
+    return inputs, outputs
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return first_line(error)
+
+
+def _compare(
+    whole: _Whole,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    call: Caller,
+    precision: str,
+    limit: float,
+) -> tuple[float, float]:
+    """Run a file and torch on the same batches; returns the largest absolute difference and the relative error. Raises
+    MachineError: they differ by more than the precision explains."""
+    model = whole.model
+    pairs = [_outputs_of(whole, call, outputs, _batch(model, inputs, *shape)) for shape in COMPARED]
+    reference, other = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    max_abs, relative = difference(reference, other)
+    exact = EXACT * max(1.0, float(np.abs(reference).max())) if precision == "fp32" else math.inf
+    # Written so that NaN fails.
+    if not (max_abs <= exact and relative <= limit) or not math.isfinite(relative):
+        raise MachineError(
+            f"the exported {type(model).__name__} does not compute what torch does: {max_abs:.2e} absolute, "
+            f"{relative:.2e} relative; allowed for {precision}: {exact:.1e} and {limit:g}",
+            "export in full precision"
+            if precision != "fp32"
+            else "try other versions of onnxscript and the engine",
+        )
+    return max_abs, relative
+
+
+def _outputs_of(
+    whole: _Whole, call: Caller, outputs: Sequence[str], batch: Batch
+) -> tuple[Array, Array]:
+    """The outputs of torch and of the file without padding, each as one vector."""
+    by_file = call(call.feed(batch))
+    with torch.no_grad():
+        result = whole(**batch)
+        by_torch = [result[name].float().cpu().numpy() for name in outputs]
+    return _real(outputs, by_torch, batch), _real(outputs, by_file, batch)
+
+
+def _real(names: Sequence[str], arrays: Sequence[Array], batch: Batch) -> Array:
+    """Outputs without padding, as one vector."""
+    mask_BL = batch["attention_mask"].cpu().numpy().astype(bool)
+    tokens = [name not in BY_ROW or x.ndim == 3 for name, x in zip(names, arrays, strict=True)]
+    return np.concatenate(
+        [(x[mask_BL] if t else x).ravel() for x, t in zip(arrays, tokens, strict=True)]
+    )
+
+
+def _batch(model: PreTrainedModel, inputs: Sequence[str], rows: int, length: int) -> Batch:
+    """Random tokens of the upper half of the vocabulary; row i is shorter than row i - 1."""
+    config = model.config
+    length = min(length, positions_of(config) or length)
+    drawn = torch.Generator().manual_seed(rows * length)
+    ids_BL = torch.randint(
+        config.vocab_size // 2, config.vocab_size, (rows, length), generator=drawn
+    )
+    place_L = torch.arange(length)
+    mask_BL = (place_L < length - torch.arange(rows)[:, None] * (length // (rows + 1))).long()
+    ids_BL = torch.where(mask_BL.bool(), ids_BL, config.pad_token_id or 0)
+    types_BL = mask_BL * (place_L > length // 3)
+    arrays = {"input_ids": ids_BL, "attention_mask": mask_BL, "token_type_ids": types_BL}
+    return {name: arrays[name].to(model.device) for name in inputs}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress warnings and logs of torch.onnx, which are for its developers."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,103 @@
+"""Latency of several models, measured interleaved in one worker process.
+
+On a shared machine, one model after the other gave speed-ups between 2.6x and 23x for the same pair; interleaved, the
+drift hits all alike. A speed-up is the median of the ratios within each round, with quartiles.
+"""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from kdcli.deploy.environment import latency_threads
+from kdcli.errors import MachineError
+
+CELLS = ((1, 128), (8, 128))  # (batch size, tokens) that every report measures
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, as named in the report, on a backend of `kdcli.deploy.runners`."""
+
+    name: str
+    source: str  # Directory, hub id, or a shape such as `6x384`, which gets random weights
+    backend: str = "torch"
+    precision: str = "fp32"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How to measure; a cell ends when each subject has `min_runs` and all together took `min_seconds`. `padding` is
+    `full` (none), `random` (lengths from a quarter of a cell's tokens up) or `data` (drawn from `lengths`)."""
+
+    device: str
+    min_runs: int
+    min_seconds: float
+    cells: Sequence[tuple[int, int]] = CELLS
+    padding: str = "full"
+    lengths: Sequence[int] = ()  # Tokens of real examples, cut to the cell's tokens
+    texts: Sequence[
+        str
+    ] = ()  # Real text on which backends are compared with torch in float32; else random ids
+    trust_remote_code: bool = False
+
+
+@dataclass
+class Latency:
+    """The measurements, with keys as in report.json; `interrupted` is set by Ctrl-C."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    speedups: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    agreements: list[dict[str, Any]] = field(default_factory=list)
+    interrupted: bool = False
+
+    def add(self, message: dict[str, Any]) -> None:
+        """Add a message of a worker."""
+        self.rows += message.get("rows", [])
+        self.speedups |= message.get("speedups", {})
+        self.failures += message.get("failures", [])
+        self.agreements += message.get("agreements", [])
+
+
+def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
+    """Measure base encoders; the first subject is the baseline of every speed-up. A subject that does not fit or has
+    wrong output is a failure in the result; Ctrl-C keeps the finished cells. Raises MachineError: the worker died, with
+    its last line or its signal."""
+    request = {"subjects": list(map(asdict, subjects)), "threads": latency_threads()} | asdict(
+        protocol
+    )
+    latency = Latency()
+    with tempfile.TemporaryFile("w+") as errors:
+        # -P: a file types.py in the current directory must not shadow a module.
+        command, pipe = [sys.executable, "-P", "-m", "kdcli.deploy.worker"], subprocess.PIPE
+        worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True)
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                worker.stdin.write(json.dumps(request))
+                worker.stdin.close()
+            for line in worker.stdout:
+                # Libraries print too; messages of the worker are JSON.
+                if line.startswith("{"):
+                    latency.add(json.loads(line))
+            code = worker.wait()
+        except KeyboardInterrupt:
+            worker.kill()
+            worker.wait()
+            latency.interrupted = True
+            return latency
+        errors.seek(0)
+        lines = errors.read().strip().splitlines() or ["it left no message"]
+    if code:
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "failed"
+        raise MachineError(
+            f"the latency worker {how}: {lines[-1]}", "--set measure.latency=false skips it"
+        )
+    return latency

@@ -1,0 +1,165 @@
+"""Writes measure_encoders.py and shapes.json for machines on which kdcli does not run, and reads their result."""
+
+import dataclasses
+import hashlib
+import importlib.resources
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from kdcli.deploy.old_machines.measure_encoders import SCHEMA
+from kdcli.deploy.shapes import VOCABULARY, shape
+from kdcli.disk import MOST_REPORT, disk_errors, read_json, write_atomic
+from kdcli.engine.device import known_devices
+from kdcli.errors import UsageError
+
+SCRIPT, PLAN = "measure_encoders.py", "shapes.json"
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _Row(_Part):
+    model: str
+    backend: Literal["portable"]
+    device: str
+    dtype: Literal["fp32", "fp16"]
+    batch_size: Count
+    seq_len: Count
+    padding: Literal["full", "random"]
+    n: Annotated[int, Field(ge=0)]
+    p50_ms: Positive | None
+    p90_ms: Positive | None
+    p95_ms: Positive | None
+    p99_ms: Positive | None
+    mean_ms: Positive | None
+    iqr_over_p50: Annotated[float, Field(ge=0)] | None
+    status: Literal["ok", "noisy", "unstable", "out of memory"]
+
+    @property
+    def fits(self) -> bool:
+        """False if memory ran out; then all times are None."""
+        return self.status != "out of memory"
+
+    @model_validator(mode="after")
+    def _times(self) -> Self:
+        times = (self.p50_ms, self.p90_ms, self.p95_ms, self.mean_ms, self.iqr_over_p50)
+        if {value is not None for value in times} != {self.fits}:
+            raise ValueError(f"status '{self.status}' contradicts the times")
+        return self
+
+
+class _Speedup(_Part):
+    median: Positive
+    low: Positive
+    high: Positive
+    batch_size: Count
+    seq_len: Count
+
+
+class _Result(_Part):
+    """The file that `measure_encoders.py` writes."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    kind: Literal["kdcli portable latency"]
+    complete: bool
+    created: str
+    sha256: dict[str, str]
+    settings: dict[str, Any]
+    environment: dict[str, Any]
+    models: Annotated[dict[str, dict[str, Count]], Field(min_length=1)]
+    rows: Annotated[list[_Row], Field(min_length=1)]
+    speedup: dict[str, _Speedup]
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> Self:
+        cells = [(row.model, row.batch_size, row.seq_len) for row in self.rows]
+        if len(set(cells)) < len(cells):
+            raise ValueError("a model has two rows in a cell")
+        if unknown := sorted({row.model for row in self.rows} - set(self.models)):
+            raise ValueError(f"a row names {unknown[0]}, which is not among the models")
+        return self
+
+
+def write_portable(
+    folder: Path,
+    shapes: Sequence[str],
+    cells: Sequence[tuple[int, int]],
+    vocab_size: int = VOCABULARY,
+) -> list[Path]:
+    """Write measure_encoders.py and shapes.json for shapes `LxH[:FFN][@HEADS]`, the baseline of every speed-up first,
+    and cells (batch size, tokens); a missing folder is made. Raises UsageError: no shape, a malformed one, a number
+    below 1, or a different file of the same name; MachineError: the folder cannot be written."""
+    sizes = {text.strip(): dataclasses.asdict(shape(text)) for text in shapes}
+    if not sizes or not cells or min(vocab_size, *(n for cell in cells for n in cell)) < 1:
+        raise UsageError(
+            f"nothing to measure in {len(sizes)} shapes, cells {list(cells)} and {vocab_size} words",
+            "name at least one shape and one cell, every number at least 1",
+        )
+    plan = {
+        "schema": SCHEMA,
+        "shapes": sizes,
+        "cells": list(dict.fromkeys(cells)),
+        "vocab_size": vocab_size,
+        "install": {row["capability"]: row["install"] for row in known_devices()},
+    }
+    contents = {folder / SCRIPT: _script(), folder / PLAN: json.dumps(plan, indent=1) + "\n"}
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in contents.items():
+            if path.exists() and path.read_bytes() != text.encode():
+                raise UsageError(
+                    f"{path} exists with other content", "name another folder, or delete it"
+                )
+    for path, text in contents.items():
+        write_atomic(path, text)
+    return list(contents)
+
+
+def read_portable(path: Path) -> dict[str, Any]:
+    """Read a result of `measure_encoders.py`: `rows`, `speedup`, `failures` and `environment` as in report.json, and
+    `notes` on an interrupted measurement or another version of the file. Raises UsageError: unreadable, damaged, of
+    another schema, or not such a file."""
+    hint = "write the file again with `kdcli benchmark --portable DIR` and measure again"
+    raw = read_json(path, most_bytes=MOST_REPORT)
+    if raw.get("kind") != "kdcli portable latency":
+        raise UsageError(
+            f"{path} is not a result of {SCRIPT}", "give the file that it wrote to --out"
+        )
+    if raw.get("schema") != SCHEMA:
+        raise UsageError(f"{path} has schema {raw.get('schema')}; this kdcli reads {SCHEMA}", hint)
+    try:
+        result = _Result.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "as a whole"
+        raise UsageError(f"{path} is damaged, {where}: {first['msg']}", hint) from None
+    notes = []
+    if not result.complete:
+        notes.append(
+            f"{path.name}: the measurement was interrupted; only its finished cells are here"
+        )
+    if result.sha256.get(SCRIPT) != hashlib.sha256(_script().encode()).hexdigest():
+        notes.append(f"{path.name} was measured by another version of {SCRIPT} than this kdcli has")
+    same = {"model", "backend", "dtype", "batch_size", "seq_len"}
+    return {
+        "rows": [row.model_dump() for row in result.rows if row.fits],
+        "speedup": {key: ratio.model_dump() for key, ratio in result.speedup.items()},
+        "failures": [
+            r.model_dump(include=same) | {"reason": r.status} for r in result.rows if not r.fits
+        ],
+        "environment": result.environment,
+        "notes": notes,
+    }
+
+
+def _script() -> str:
+    return (importlib.resources.files("kdcli") / "deploy" / "old_machines" / SCRIPT).read_text(
+        "utf-8"
+    )

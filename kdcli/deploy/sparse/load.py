@@ -1,0 +1,196 @@
+"""Loads a model ready to use: a base under a mask with the head of its task, or a compacted directory."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoModel, PreTrainedModel
+
+from kdcli.deploy.sparse.mask_file import (
+    MaskFile,
+    MaskInfo,
+    apply_masks,
+    check_base,
+    facts_of,
+    open_mask,
+    read_smp,
+)
+from kdcli.disk import read_json
+from kdcli.errors import UsageError
+from kdcli.models.custom_class import (
+    COMPACT,
+    EMBEDDING_RANK,
+    class_named,
+    custom_class,
+    empty_model,
+    load_tensors,
+)
+from kdcli.models.files import CONFIG, SIZE, check_config, config_errors
+from kdcli.models.label_words import load_with_label_words
+from kdcli.models.load import load_config, load_weights
+from kdcli.models.matrices import matrices
+from kdcli.types import Task
+
+# Keys of a configuration that say nothing about a task.
+NOT_OF_A_TASK = (
+    "architectures",
+    "dtype",
+    "transformers_version",
+    "_name_or_path",
+    "torch_dtype",
+    "auto_map",
+)
+# Words of the masks that the authors of static model pruning publish, in the data's order of labels, where they are not
+# the task's: MNLI was trained with its labels renumbered as a teacher had them.
+PUBLISHED_WORDS = {"mnli": ("Maybe", "No", "Yes")}
+
+
+def load(
+    base: str | Path, mask: str | Path | None = None, *, trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """Load a model, in float32 and eval mode, of the class that the mask names, or without a mask of the one that the
+    base's configuration names. `base`: hub id, directory or `demo`; what kdcli wrote needs no `trust_remote_code`.
+    `mask`: a mask file made for this base; the model then has the head of the mask's task. Raises UsageError: see
+    `kdcli.models.load`, `read_mask`, `check_base` and `with_head`; a mask for a compacted model, whose matrices are no
+    longer the base's."""
+    source = str(base)
+    config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
+    if mask is None:
+        named = custom_class(config) or _class((config.architectures or [""])[0])
+        return load_weights(source, named or AutoModel, trust_remote_code=trust_remote_code).eval()
+    if hasattr(config, COMPACT):
+        raise UsageError(f"{source} is compacted already: masks are for the base it was made of")
+    coded = open_mask(Path(mask))
+    model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
+    check_base(coded, model, source)
+    file = coded.decode(model)
+    apply_masks(model, file.masks)
+    return with_head(model, file.info, file.head, str(file.path))
+
+
+def published_mask(
+    file: Path,
+    source: str,
+    task: Task | None,
+    *,
+    kind: Literal["embedding", "mlm"] = "mlm",
+    words: Sequence[str] | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[MaskFile, PreTrainedModel]:
+    """An `.npy` of the authors of static model pruning as a mask file, and the encoder of `source`, not masked yet. The
+    `.npy` holds bits alone: `task`, `kind` and `words` give the head, by default the one that the authors trained
+    under; no task leaves the encoder bare. Raises UsageError: see `read_smp` and `load_with_label_words`."""
+    base = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
+    masks = read_smp(file, base)
+    kept, total = sum(int(m.sum()) for m in masks.values()), sum(m.numel() for m in masks.values())
+    about = MaskInfo(**facts_of(base, source), method="smp", density=kept / total)
+    if task is None:
+        return MaskFile(about, masks, file), base
+    chosen: tuple[str, ...] = tuple(words) if words else PUBLISHED_WORDS.get(task.name, task.words)
+    how: dict[str, Any] = {"words": chosen, "seed": 0, "trust_remote_code": trust_remote_code}
+    model = load_with_label_words(source, task, kind=kind, **how).model
+    head, config = task_part(model, base)
+    facts: dict[str, Any] = {
+        "task": task.name,
+        "labels": task.labels,
+        "label_words": chosen,
+        "max_length": task.max_length,
+    }
+    facts |= {"architecture": type(model).__name__, "config": config}
+    return MaskFile(about.model_copy(update=facts), masks, file, head), base
+
+
+def head_of(info: MaskInfo) -> str:
+    """What a published mask is taken for, as a note."""
+    if info.architecture is None:
+        return "the bare encoder, without a head; --task TASK adds one"
+    outputs = info.labels or ("start", "end")[: len(info.label_words)]
+    words = ", ".join(
+        f"{word} ({output})" for word, output in zip(info.label_words, outputs, strict=True)
+    )
+    return f"task {info.task}, {info.architecture}, frozen label words {words}"
+
+
+def is_compact(source: str, *others: str) -> bool:
+    """Whether a directory holds a compacted model, or one with any of the `others` among its settings."""
+    file = Path(source) / CONFIG
+    return file.is_file() and not read_json(file).keys().isdisjoint((COMPACT, *others))
+
+
+def has_own_encoder(source: str) -> bool:
+    """Whether a directory holds an encoder that no class of transformers can load: compacted or factorised."""
+    return is_compact(source, EMBEDDING_RANK)
+
+
+def task_part(
+    model: PreTrainedModel, base: PreTrainedModel
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What a task's model has that its base, as it was loaded, does not: `write_mask`'s head and `MaskInfo.config`.
+    These are parameters by their names in `model`, without the masked matrices, and settings of the configuration."""
+    prefix, of_base = f"{model.base_model_prefix}.", base.state_dict()
+    masked = {f"{m.path}.weight" for m in matrices(base)}
+    head = {}
+    for name, tensor in model.state_dict().items():
+        inner = name.removeprefix(prefix)
+        if inner not in masked and not (
+            inner in of_base and torch.equal(of_base[inner].cpu(), tensor.cpu())
+        ):
+            head[name] = tensor
+    before = base.config.to_dict()
+    changed = {
+        k: v
+        for k, v in model.config.to_dict().items()
+        if k not in NOT_OF_A_TASK and before.get(k) != v
+    }
+    return head, changed
+
+
+def with_head(
+    base: PreTrainedModel, info: MaskInfo, head: Mapping[str, Tensor], source: str
+) -> PreTrainedModel:
+    """A task's model around an encoder; the two share the encoder's tensors. Raises UsageError: no such class in
+    transformers, or the head, from `source`, does not fit it."""
+    if info.architecture is None:
+        return base
+    if (task_class := _class(info.architecture)) is None:
+        raise UsageError(
+            f"{source} needs class {info.architecture}, which transformers {transformers.__version__} does not have"
+        )
+    before = base.config.to_dict()
+    check_config(before | info.config, source)
+    config = copy.deepcopy(base.config)
+    for name, value in info.config.items():
+        # JSON has no numbers as keys.
+        if name in before and SIZE.fullmatch(name) and value != before[name]:
+            raise UsageError(
+                f"{source} changes '{name}' of its base from {before[name]} to {value}"
+            )
+        with config_errors(source):
+            setattr(
+                config, name, {int(k): v for k, v in value.items()} if name == "id2label" else value
+            )
+    with config_errors(source):
+        model = empty_model(task_class, config)
+    prefix, shared = f"{model.base_model_prefix}.", base.state_dict(keep_vars=True)
+    tensors = {
+        name: head.get(name, shared.get(name.removeprefix(prefix))) for name in model.state_dict()
+    }
+    if missing := sorted(name for name, tensor in tensors.items() if tensor is None):
+        raise UsageError(
+            f"{source} lacks {len(missing)} tensors of {info.architecture}, for example {missing[0]}"
+        )
+    try:
+        return load_tensors(model, {name: t for name, t in tensors.items() if t is not None}, base)
+    except RuntimeError as error:
+        message = str(error).strip().splitlines()[-1].strip()
+        raise UsageError(f"{source} does not fit {info.architecture}: {message}") from None
+
+
+def _class(name: str) -> type[PreTrainedModel] | None:
+    """A class of kdcli or of transformers by its name."""
+    named = class_named(name) or (getattr(transformers, name, None) if name else None)
+    return named if isinstance(named, type) and issubclass(named, PreTrainedModel) else None

@@ -1,0 +1,238 @@
+"""The latency worker process: reads a request as JSON on stdin, writes lines of JSON on stdout.
+
+Each line is written as soon as it is known, so that finished cells survive Ctrl-C or a crash.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
+
+from kdcli.deploy.exported import is_export, open_export
+from kdcli.deploy.old_machines.measure_encoders import interleaved, speedup, summary, timed
+from kdcli.deploy.runners import LIMITS, Runner, agreement, runner
+from kdcli.deploy.shapes import config_of
+from kdcli.deploy.sparse.load import has_own_encoder, load
+from kdcli.engine.memory import is_out_of_memory, peak_of
+from kdcli.models.shape import is_shape
+from kdcli.types import Batch
+
+Send = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass
+class _Loaded:
+    """A subject ready to run; `columns` identify it in the report, `first_call_ms` is set by its first call."""
+
+    spec: Mapping[str, str]
+    config: PretrainedConfig
+    runner: Runner
+    load_seconds: float
+    weights_bytes: int
+    first_call_ms: float | None = None
+
+    @property
+    def columns(self) -> dict[str, str]:
+        return {
+            "model": self.spec["name"],
+            "backend": self.spec["backend"],
+            "dtype": self.spec["precision"],
+        }
+
+    @property
+    def label(self) -> str:
+        """The name in speed-ups: the model, with the backend unless it is torch in float32."""
+        name, backend, precision = self.columns.values()
+        return (
+            name if (backend, precision) == ("torch", "fp32") else f"{name}/{backend}-{precision}"
+        )
+
+
+def main() -> None:
+    """Serve one request."""
+    request = json.loads(sys.stdin.read())
+    torch.set_num_threads(request["threads"])
+    with tempfile.TemporaryDirectory() as folder:
+        serve(request, Path(folder), lambda message: print(json.dumps(message), flush=True))
+
+
+def serve(request: Mapping[str, Any], folder: Path, send: Send) -> None:
+    """Load every subject, compare its output with torch in float32, measure cell after cell."""
+    device = torch.device(request["device"])
+    subjects = _load(request, device, folder, send)
+    for cell in request["cells"]:
+        _measure_cell(request, device, subjects, cell, send)
+
+
+def _load(
+    request: Mapping[str, Any], device: torch.device, folder: Path, send: Send
+) -> list[_Loaded]:
+    loaded: list[_Loaded] = []
+    references: dict[str, Any] = {}
+    for number, spec in enumerate(request["subjects"]):
+        source, backend, precision = spec["source"], spec["backend"], spec["precision"]
+        began = time.perf_counter()
+        if is_export(source):
+            export = open_export(source, device)
+            made = export.runner(request["threads"])
+            weights = sum(export.facts["files"].values())
+            loaded.append(_Loaded(spec, export.config, made, time.perf_counter() - began, weights))
+            continue
+        model = _model(source, request["trust_remote_code"]).to(device)
+        seconds = time.perf_counter() - began
+        sample = _sample(source, model, request["texts"])
+        plain = (backend, precision) == ("torch", "fp32")
+        if not plain and source not in references:
+            with torch.inference_mode():
+                outputs = model(**{k: v.to(device) for k, v in sample.items()})
+            references[source] = outputs.last_hidden_state.float().cpu().numpy()
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        began = time.perf_counter()
+        made = runner(
+            model,
+            backend,
+            precision,
+            device=device,
+            threads=request["threads"],
+            folder=folder / str(number),
+        )
+        subject = _Loaded(spec, model.config, made, seconds + time.perf_counter() - began, weights)
+        if plain or _agrees(subject, sample, references[source], send):
+            loaded.append(subject)
+    return loaded
+
+
+def _model(source: str, trust_remote_code: bool) -> PreTrainedModel:
+    model: PreTrainedModel
+    if has_own_encoder(source):
+        model = load(source).base_model
+    elif is_shape(source):
+        torch.manual_seed(0)
+        model = AutoModel.from_config(config_of(source), dtype=torch.float32)
+    else:
+        how = {"use_safetensors": True, "trust_remote_code": trust_remote_code}
+        model = AutoModel.from_pretrained(source, dtype=torch.float32, **how)
+    return model.eval()
+
+
+def _sample(source: str, model: PreTrainedModel, texts: Sequence[str]) -> Batch:
+    """The padded batch on which backends are compared: real text if the model has a tokenizer, else random ids."""
+    if not texts or is_shape(source):
+        return cell_batch(model.config, [64, 48, 17, 5])
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    rows = tokenizer(
+        list(texts), padding=True, truncation=True, max_length=128, return_tensors="pt"
+    )
+    return {k: v for k, v in rows.items() if k in ("input_ids", "attention_mask", "token_type_ids")}
+
+
+def _agrees(subject: _Loaded, sample: Batch, reference: Any, send: Send) -> bool:
+    """Compare with torch in float32; a subject with wrong output is not measured."""
+    with torch.inference_mode():
+        (output,) = subject.runner.output(subject.runner.call(subject.runner.prepare(sample)))
+    errors = agreement(reference, output, sample["attention_mask"].numpy())
+    limit = LIMITS[subject.spec["precision"]]
+    wrong = not errors["relative"] <= limit
+    send({"agreements": [subject.columns | errors | {"limit": limit, "wrong": wrong}]})
+    return not wrong
+
+
+def _measure_cell(
+    request: Mapping[str, Any],
+    device: torch.device,
+    subjects: Sequence[_Loaded],
+    cell: tuple[int, int],
+    send: Send,
+) -> None:
+    """Measure all subjects in one cell; a subject that does not fit into memory is a failure, the others go on."""
+    size = dict(zip(("batch_size", "seq_len"), cell, strict=True))
+    lengths = lengths_of(request["padding"], request["lengths"], *cell)
+    calls: dict[int, Callable[[], Any]] = {}
+    peaks: dict[int, int | None] = {}
+    for number, subject in enumerate(subjects):
+        call = partial(
+            subject.runner.call, subject.runner.prepare(cell_batch(subject.config, lengths))
+        )
+        try:
+            with torch.inference_mode():
+                began = time.perf_counter()
+                peaks[number] = peak_of(partial(timed, call, device), device)
+                if subject.first_call_ms is None:
+                    subject.first_call_ms = 1e3 * (time.perf_counter() - began)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            continue
+        calls[number] = call
+    times = interleaved(calls, device, request["min_runs"], request["min_seconds"])
+    rows = []
+    for number, seconds in times.items():
+        subject, peak, statistics = subjects[number], peaks[number], summary(seconds)
+        row = subject.columns | {
+            "device": request["device"],
+            **size,
+            "padding": request["padding"],
+            **statistics,
+        }
+        row["tokens_per_second"] = 1e3 * sum(lengths) / statistics["p50_ms"]
+        row |= {"load_seconds": subject.load_seconds, "first_call_ms": subject.first_call_ms}
+        rows.append(
+            row | {"peak_memory_bytes": None if peak is None else peak + subject.weights_bytes}
+        )
+    # The first cell has the plain name; names of the others end in @BATCHxTOKENS.
+    place = "" if list(cell) == list(request["cells"][0]) else "@{}x{}".format(*cell)
+    speedups = {
+        f"{subjects[n].label}_vs_{subjects[0].label}{place}": speedup(times[0], times[n]) | size
+        for n in times
+        if n != 0 and 0 in times
+    }
+    too_large = [subject for number, subject in enumerate(subjects) if number not in times]
+    failures = [subject.columns | size | {"reason": "out of memory"} for subject in too_large]
+    send({"rows": rows, "speedups": speedups, "failures": failures})
+
+
+def lengths_of(padding: str, lengths: Sequence[int], batch_size: int, seq_len: int) -> list[int]:
+    """Real tokens of each row of a cell; `padding` and `lengths` as in `kdcli.deploy.latency.Protocol`."""
+    drawn = np.random.Generator(np.random.PCG64(batch_size))
+    if padding == "random":
+        return [int(n) for n in drawn.integers(max(1, seq_len // 4), seq_len + 1, batch_size)]
+    if padding == "data":
+        return [int(n) for n in np.minimum(drawn.choice(np.asarray(lengths), batch_size), seq_len)]
+    return [seq_len] * batch_size
+
+
+def cell_batch(config: PretrainedConfig, lengths: Sequence[int]) -> Batch:
+    """Random ids of the given lengths, padded on the right."""
+    longest = max(lengths)
+    mask_BL = (torch.arange(longest)[None, :] < torch.tensor(lengths)[:, None]).long()
+    pad = config.pad_token_id if config.pad_token_id is not None else 0
+    ids_BL = full_length_ids(config, len(lengths), longest).where(mask_BL.bool(), pad)
+    return {"input_ids": ids_BL, "attention_mask": mask_BL}
+
+
+def full_length_ids(config: PretrainedConfig, batch_size: int, seq_len: int) -> Tensor:
+    """Random token ids [B, L] without special tokens; the same for the same vocabulary. Vocabularies begin (BERT) or
+    end (RoBERTa, ModernBERT) with their special tokens, so ids come from the middle half."""
+    words = int(config.vocab_size)
+    special = {
+        v for k, v in config.to_dict().items() if k.endswith("_token_id") and isinstance(v, int)
+    }
+    usable = np.array(
+        [i for i in range(words // 4, max(words - words // 4, words // 4 + 1)) if i not in special]
+    )
+    drawn = np.random.Generator(np.random.PCG64(0)).integers(0, len(usable), (batch_size, seq_len))
+    return torch.from_numpy(usable[drawn])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Quality over latency and over size of every candidate, with intervals, the Pareto front and the goal."""
+
+import io
+from typing import Any, Literal
+
+from matplotlib.figure import Figure
+
+from kdcli.report.charts.charts import front_of
+from kdcli.report.charts.drawing import (
+    COLOURS,
+    HEIGHT,
+    INK,
+    WIDTH,
+    figure,
+    legend,
+    plain_logarithm,
+    styled,
+    svg,
+)
+from kdcli.report.schema import Candidate, Compression
+from kdcli.report.text import Picture, number
+
+Cost = Literal["ms", "mb"]
+AXES: dict[Cost, str] = {"ms": "median ms, 1 × 128 tokens", "mb": "files, MB"}
+MARKERS = "os^Dv<>PX"
+
+
+def pictures(compression: Compression) -> list[Picture]:
+    """The two pictures of a page."""
+    return [_picture(compression, cost) for cost in AXES]
+
+
+def png(compression: Compression) -> bytes:
+    """Both pictures side by side, on white."""
+    drawing = Figure(figsize=(2 * WIDTH, HEIGHT + 0.6), layout="constrained")
+    for axes, cost in zip(drawing.subplots(1, 2), AXES, strict=True):
+        _draw(styled(drawing, axes), compression, cost)
+    legend(drawing, 4, compression.chosen)
+    data = io.BytesIO()
+    drawing.savefig(data, format="png", dpi=150, facecolor="white", metadata={"Software": None})
+    return data.getvalue()
+
+
+def _picture(compression: Compression, cost: Cost) -> Picture:
+    drawing, axes = figure(0.6)
+    front = _draw(axes, compression, cost)
+    legend(drawing, 2, compression.chosen)
+    words = "; ".join(
+        f"{one.name} {_cost(one, cost):.3g}, {number(one.score)}" for one in _measured(compression)
+    )
+    what = f"{compression.metric} on {compression.task} over {AXES[cost]}, bars are 95 % intervals: {words}."
+    return Picture(
+        svg(drawing), f"{what} On the line, the Pareto front: {', '.join(front)}. Dashed: the goal."
+    )
+
+
+def _measured(compression: Compression) -> list[Candidate]:
+    return [one for one in compression.candidates if one.score is not None]
+
+
+def _cost(one: Candidate, cost: Cost) -> float:
+    return float(getattr(one, cost))
+
+
+def _draw(axes: Any, compression: Compression, cost: Cost) -> list[str]:
+    """Draw the candidates; returns the names on the front."""
+    shown, goal = _measured(compression), compression.goal
+    points = {one.name: (_cost(one, cost), float(one.score or 0.0)) for one in shown}
+    front = front_of(points)
+    axes.step(
+        *zip(*(points[name] for name in front), strict=True),
+        where="post",
+        color=INK,
+        linewidth=1,
+        alpha=0.7,
+    )
+    for number_, one in enumerate(shown):
+        (x, y), colour = points[one.name], COLOURS[number_ % len(COLOURS)]
+        low, high = (y if end is None else end for end in (one.low, one.high))
+        bars = {
+            "yerr": [[max(0.0, y - low)], [max(0.0, high - y)]],
+            "ecolor": colour,
+            "elinewidth": 1,
+            "capsize": 3,
+        }
+        chosen = one.name == compression.chosen
+        style = {"markersize": 10 if chosen else 6, "markeredgecolor": colour, "linestyle": "none"}
+        style |= {"markerfacecolor": colour if one.name in front else "none", "label": one.name}
+        axes.errorbar([x], [y], marker=MARKERS[number_ % len(MARKERS)], **style, **bars)
+    teacher = shown[0]
+    if "max_drop" in goal:
+        axes.axhline(
+            points[teacher.name][1] - 0.01 * goal["max_drop"],
+            color=INK,
+            linewidth=1,
+            linestyle="--",
+        )
+    limits = [goal["max_mb"]] if cost == "mb" and "max_mb" in goal else []
+    if cost == "ms":
+        limits += [goal["max_latency_ms"]] if "max_latency_ms" in goal else []
+        limits += [points[teacher.name][0] / goal["speedup"]] if "speedup" in goal else []
+    for limit in limits:
+        axes.axvline(limit, color=INK, linewidth=1, linestyle="--")
+    axes.set(xlabel=AXES[cost], ylabel=compression.metric)
+    places = [x for x, _ in points.values()]
+    if max(places) > 8 * min(places):
+        axes.set(xscale="log", xlim=(min(places) / 1.5, 1.5 * max(places)))
+        plain_logarithm(axes.xaxis, (1, 2, 5))
+    else:
+        axes.set_xlim(left=0)
+    return front

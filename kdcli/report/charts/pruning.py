@@ -1,0 +1,115 @@
+"""Pictures of a pruning: what is kept by layer and type and by attention head, density and scores over training."""
+
+import numpy as np
+
+from kdcli.report.charts.drawing import (
+    COLOURS,
+    HEIGHT,
+    INK,
+    Line,
+    figure,
+    heat_map,
+    line_chart,
+    svg,
+)
+from kdcli.report.schema import Histogram, Pruning
+from kdcli.report.sections.pruning import ALL, kept, kept_by_layer, layers_of, types_of
+from kdcli.report.text import Picture, percent
+
+MOST_RIDGES = 7  # Steps whose distribution of scores is drawn
+TAIL = 5e-4  # Share of the scores at either end that may lie beyond the picture
+
+
+def model_pictures(pruned: Pruning) -> list[Picture]:
+    """The pictures of one model that it has numbers for."""
+    return [p for draw in (type_map, head_map, density_curve, score_ridges) if (p := draw(pruned))]
+
+
+def type_map(pruned: Pruning) -> Picture | None:
+    """Share kept by layer (rows) and type (columns), and over all of either."""
+    if not pruned.matrices:
+        return None
+    types, layers, cells = types_of(pruned), layers_of(pruned), kept_by_layer(pruned)
+    own = {f"{m.layer}.{m.kind}": kept(pruned, m.layer, m.kind) or 0.0 for m in pruned.matrices}
+    drawing = heat_map(cells, [*types, ALL], [*map(str, layers), ALL], pruned.density, apart=1)
+    what = f"{pruned.model}: weights kept by layer and type of matrix, in percent. {_extremes(own)}"
+    return Picture(drawing, f"{what}; of all {percent(kept(pruned), 1)} %.")
+
+
+def head_map(pruned: Pruning) -> Picture | None:
+    """Share of the weights of Q, K, V and O that each attention head keeps; None where there are no heads."""
+    if not any(pruned.heads):
+        return None
+    by_layer = dict(zip(map(str, layers_of(pruned)), pruned.heads, strict=True))
+    own = {
+        f"layer {layer}, head {i}": share
+        for layer, row in by_layer.items()
+        for i, share in enumerate(row, 1)
+    }
+    heads = [str(head + 1) for head in range(max(map(len, pruned.heads)))]
+    mean = sum(own.values()) / len(own)
+    drawing = heat_map(pruned.heads, heads, list(by_layer), mean, across="head")
+    what = f"{pruned.model}: weights of Q, K, V and O kept by attention head, in percent. {_extremes(own)}"
+    return Picture(drawing, f"{what}; mean {percent(mean, 1)} %.")
+
+
+def _extremes(shares: dict[str, float]) -> str:
+    low, high = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
+    return f"Least {percent(shares[low], 1)} % ({low}), most {percent(shares[high], 1)} % ({high})"
+
+
+def density_curve(pruned: Pruning) -> Picture | None:
+    """Percent kept over steps, and the requested share; None where it was noted less than twice."""
+    points = [(point.step, 100 * point.density) for point in pruned.curve]
+    if len(points) < 2:
+        return None
+    requested = 100 * (1 - pruned.sparsity)
+    drawing, axes = line_chart([Line("", points, COLOURS[0])], "step", "weights kept, %")
+    axes.axhline(requested, color=INK, linewidth=1, linestyle="--")
+    axes.set_ylim(0, 105)
+    what = (
+        f"{pruned.model}: weights kept while training, {points[0][1]:.1f} → {points[-1][1]:.1f} %"
+    )
+    return Picture(
+        svg(drawing), f"{what}; the dashed line is the requested share, {requested:g} %."
+    )
+
+
+def score_ridges(pruned: Pruning) -> Picture | None:
+    """How the scores are distributed after several steps, the first on top, each as high as its fullest bin; None
+    where a method has no scores or they never differ."""
+    spread = [h for h in pruned.histograms if sum(count > 0 for count in h.counts) > 1]
+    if not spread:
+        return None
+    chosen = np.unique(
+        np.linspace(0, len(spread) - 1, min(MOST_RIDGES, len(spread))).round().astype(int)
+    )
+    shown = [spread[i] for i in chosen]
+    drawing, axes = figure(0.42 * len(shown) + 0.6 - HEIGHT)
+    axes.grid(False, axis="y")
+    for base, histogram in enumerate(reversed(shown)):
+        heights = base + 0.88 * np.array(histogram.counts, dtype=np.float64) / max(histogram.counts)
+        for style in ({"fill": True, "alpha": 0.3}, {"linewidth": 1.1}):
+            axes.stairs(heights, histogram.edges, baseline=base, color=COLOURS[0], **style)
+    ranges = [_middle(h) for h in shown]
+    low, high = min(a for a, _ in ranges), max(b for _, b in ranges)
+    axes.set_yticks(range(len(shown)), [f"{h.step:,}" for h in reversed(shown)])
+    reach = low - 0.02 * (high - low), high + 0.02 * (high - low)
+    axes.set(xlim=reach, ylim=(-0.05, len(shown)), xlabel="score", ylabel="step")
+    first, last = ranges[0], ranges[-1]
+    what = f"{pruned.model}: distribution of the scores after steps {', '.join(f'{h.step:,}' for h in shown)}"
+    where = (
+        f"From {first[0]:.2g} to {first[1]:.2g} at first, {last[0]:.2g} to {last[1]:.2g} at last"
+    )
+    text = (
+        f"{what}, each as high as its fullest bar. {where}, but for {100 * TAIL:g} % at either end."
+    )
+    return Picture(svg(drawing), text)
+
+
+def _middle(histogram: Histogram) -> tuple[float, float]:
+    """The range that holds all but TAIL of the scores at either end."""
+    total = np.cumsum(histogram.counts)
+    first = int(np.searchsorted(total, TAIL * total[-1], side="right"))
+    last = int(np.searchsorted(total, (1 - TAIL) * total[-1]))
+    return histogram.edges[first], histogram.edges[last + 1]

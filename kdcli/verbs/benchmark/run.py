@@ -1,0 +1,381 @@
+"""`kdcli benchmark`: latency of models and shapes beside a baseline, interleaved, on every backend.
+
+Data flow: models x backends -> one worker process a backend, with the baseline in each -> rows, paired speed-ups,
+agreement with torch in float32 -> report.
+"""
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModel
+
+from kdcli.data.files import open_source
+from kdcli.data.labelled.task_data import Labelled
+from kdcli.deploy.compare import gather
+from kdcli.deploy.exported import is_export, open_export
+from kdcli.deploy.latency import CELLS, Latency, Protocol, Subject, measure_latency
+from kdcli.deploy.old_machines.measure_encoders import WARM_RUNS, WARM_SECONDS, timed
+from kdcli.deploy.old_machines.portable import write_portable
+from kdcli.deploy.old_machines.projection import table
+from kdcli.deploy.runners import check_backend
+from kdcli.deploy.shapes import PRESETS, config_of, paper_params
+from kdcli.deploy.sparse.load import has_own_encoder, is_compact, load
+from kdcli.engine.device import choose_device, choose_dtype
+from kdcli.engine.progress import Progress
+from kdcli.engine.run_dir import RunDir, numbered
+from kdcli.errors import (
+    GateError,
+    Interrupted,
+    MachineError,
+    UnstableError,
+    UsageError,
+    did_you_mean,
+)
+from kdcli.models.card import TOKENS, describe, describe_source
+from kdcli.models.load import load_encoder, load_tokenizer, location
+from kdcli.models.shape import is_shape
+from kdcli.recipe.resolve import Resolved
+from kdcli.recipe.sections import Invocation
+from kdcli.report.finish import RunResult, checked_report, write_report
+from kdcli.report.schema import Report
+from kdcli.report.sections.latency import speedup_of
+from kdcli.report.text import duration
+from kdcli.report.views import short
+from kdcli.types import ModelShape
+from kdcli.verbs.benchmark.scores import Scores, evaluate_backends, open_task
+from kdcli.verbs.benchmark.settings import BenchmarkRecipe
+from kdcli.workloads.as_trained import as_trained
+
+COMPARED_TEXTS = 16  # Real texts on which backends are compared with torch in float32
+STARTED_SECONDS = 3.0  # Of a worker to start, and about of a model to load
+LENGTH_TEXTS = 2000  # Real texts for the lengths of `padding: data`
+
+
+@dataclass(frozen=True)
+class Gates:
+    """Limits of every candidate in the first cell; `strict` allows no unstable cell."""
+
+    max_latency_ms: float | None = None
+    min_speedup: float | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class PortableFiles:
+    """The written portable runner."""
+
+    files: list[Path]
+
+    def to_json(self) -> str:
+        return json.dumps([str(f) for f in self.files])
+
+    def renderables(self) -> Iterable[Any]:
+        yield f"wrote {', '.join(str(f) for f in self.files)}"
+        yield f"on the other machine: python {self.files[0].name} --out result.json"
+        yield "then here: kdcli benchmark --compare result.json"
+
+
+def write_runner(resolved: Resolved[BenchmarkRecipe], folder: Path) -> PortableFiles:
+    """Write the portable runner for the shapes and cells of a recipe. Raises UsageError: a model that is not a shape,
+    or no shape."""
+    models, cells = models_and_cells(resolved.recipe)
+    if trained := [model for model in models if not is_shape(model)]:
+        raise UsageError(
+            f"--portable measures shapes, {trained[0]} is a model",
+            "give its shape, for example 6x384",
+        )
+    return PortableFiles(write_portable(folder, models, cells))
+
+
+def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResult:
+    """Measure every model on every backend and report. Raises Interrupted: Ctrl-C; finished cells are in the report;
+    KdcliError: see `kdcli.errors`; nothing was written if recipe, models or device cannot be used."""
+    sources, cells = models_and_cells(resolved.recipe)
+    resolved = as_trained(resolved, sources[0], task=False, trains=False)
+    recipe = resolved.recipe
+    device = choose_device(invocation.device)
+    backends = check_backends(recipe, sources, device)
+    models = _named(sources)
+    folder = invocation.output_dir or numbered(
+        f"benchmark-{next(iter(models))}", taken=invocation.overwrite
+    )
+    RunDir(folder).check(resolved.to_yaml(), resume=False, overwrite=invocation.overwrite)
+    cards = {name: _card(model, invocation) for name, model in models.items()}
+    opened = (
+        open_task(recipe, models, trust_remote_code=invocation.trust_remote_code)
+        if recipe.task
+        else None
+    )
+    protocol = _protocol(recipe, sources, device, cells, invocation, opened[0] if opened else None)
+    shapes = {
+        n: ModelShape(c["layers"], c["hidden"], c["ffn"], c["heads"]) for n, c in cards.items()
+    }
+    projections = table(shapes, recipe.project, cells)
+    RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
+    if all(map(is_shape, models.values())):
+        seconds = _estimate(models, cards, protocol) * len({name for name, _ in backends})
+        Progress.log(
+            f"{len(models)} untrained models, {len(cells)} cells: about {duration(seconds)}"
+        )
+    latency = _measure(models, backends, recipe.dtype, protocol)
+    scores = (
+        evaluate_backends(recipe, *opened, backends, device)
+        if opened and not latency.interrupted
+        else Scores()
+    )
+    notes = (
+        ["interrupted: only the cells measured until then are here"] if latency.interrupted else []
+    )
+    notes += opened[0].notes if opened else []
+    contents: dict[str, Any] = {
+        "cards": cards,
+        "latency": latency,
+        "projections": projections,
+        "notes": notes,
+    }
+    contents |= {"evaluations": scores.evaluations, "comparisons": scores.comparisons}
+    result = write_report(
+        RunDir(folder), command="benchmark", recipe=recipe.model_dump(), **contents
+    )
+    if latency.interrupted:
+        raise Interrupted("interrupted", f"finished cells are in {folder}")
+    if scores.worse:
+        raise MachineError(
+            f"less accurate than torch in float32 by more than max_drop {recipe.max_drop:g}: {'; '.join(scores.worse)}",
+            f"the report is in {folder}; take another precision, or raise the limit with --set max_drop=...",
+        )
+    if wrong := [a for a in latency.agreements if a["wrong"]]:
+        names = "; ".join(
+            f"{a['model']} on {a['backend']} {a['dtype']}: {a['relative']:.3g}" for a in wrong
+        )
+        raise MachineError(
+            f"wrong output, not measured (relative error beyond the limit): {names}",
+            f"the rest is in {folder}",
+        )
+    return result
+
+
+def compare(
+    resolved: Resolved[BenchmarkRecipe], invocation: Invocation, sources: Sequence[Path]
+) -> RunResult:
+    """Report measurements of several runs side by side; nothing is measured. Raises UsageError: a source that is
+    neither a report nor a portable result."""
+    gathered = gather(sources, checked_report)
+    cards = gathered.cards | {
+        name: _card(shape, invocation) for name, shape in gathered.shapes.items()
+    }
+    folder = invocation.output_dir or numbered("benchmark-compare", taken=invocation.overwrite)
+    RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
+    recipe = resolved.recipe.model_dump() | {"compare": [str(s) for s in sources]}
+    contents: dict[str, Any] = {"cards": cards, "quality": gathered.quality}
+    Progress.log(*(differing := gathered.differing()))
+    contents["notes"] = [*differing, *gathered.notes]
+    contents["latency"] = Latency(rows=gathered.rows, speedups=gathered.speedups)
+    return write_report(RunDir(folder), command="benchmark", recipe=recipe, **contents)
+
+
+def check_gates(report: Report, folder: Path, gates: Gates) -> None:
+    """Compare every candidate with the gates. Raises GateError: at least one gate was missed; UnstableError: a cell is
+    unstable under `strict`."""
+    unstable = [r for r in report.latency if r.status == "unstable"]
+    if gates.strict and unstable:
+        r = unstable[0]
+        raise UnstableError(
+            f"{len(unstable)} of {len(report.latency)} measurements are unstable, for example {r.model} at "
+            f"{r.batch_size} x {r.seq_len}: the middle half of its runs spreads over {r.iqr_over_p50:.0%} of p50",
+            "measure on a quieter machine, or longer with --set measure.min_seconds=...",
+        )
+    baseline, missed = next(iter(report.models)), []
+    for row in report.latency:
+        first = report.latency[0]
+        if (row.batch_size, row.seq_len) != (first.batch_size, first.seq_len):
+            continue
+        where, speedup = f"{row.model} on {row.backend} {row.dtype}", speedup_of(report, row)
+        if (
+            row.model != baseline
+            and gates.max_latency_ms is not None
+            and row.p50_ms > gates.max_latency_ms
+        ):
+            missed.append(f"{where}: {row.p50_ms:.2f} ms, above {gates.max_latency_ms:g} ms")
+        if (
+            speedup is not None
+            and gates.min_speedup is not None
+            and speedup.median < gates.min_speedup
+        ):
+            missed.append(
+                f"{where}: {speedup.median:.2f} times as fast, below {gates.min_speedup:g}"
+            )
+    if missed:
+        raise GateError("; ".join(missed), f"the report is in {folder}")
+
+
+def models_and_cells(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int, int]]]:
+    """Models, baseline first, and cells, from the recipe and its preset. Raises UsageError: unknown preset, or no
+    model."""
+    if recipe.preset is not None and recipe.preset not in PRESETS:
+        raise UsageError(
+            f"unknown preset '{recipe.preset}'{did_you_mean(recipe.preset, PRESETS)}",
+            f"known: {', '.join(PRESETS)}",
+        )
+    alone = not recipe.models and recipe.baseline is None
+    preset = PRESETS[recipe.preset or "papers"] if recipe.preset or alone else None
+    models = list(recipe.models) or list(preset.shapes if preset else ())
+    if recipe.baseline is not None:
+        models = [recipe.baseline, *(m for m in models if m != recipe.baseline)]
+    if not models:
+        raise UsageError(
+            "no model given",
+            "kdcli benchmark MODEL [MODEL...] --baseline TEACHER; a shape such as 6x384 will do",
+        )
+    cells = preset.cells if preset else CELLS
+    batch_sizes = recipe.batch_sizes or list(dict.fromkeys(batch_size for batch_size, _ in cells))
+    seq_lens = recipe.seq_lens or list(dict.fromkeys(seq_len for _, seq_len in cells))
+    return models, [(batch_size, seq_len) for batch_size in batch_sizes for seq_len in seq_lens]
+
+
+def check_backends(
+    recipe: BenchmarkRecipe, models: Sequence[str], device: torch.device | None = None
+) -> list[tuple[str, str]]:
+    """Read `BACKEND[-PRECISION]` and check each; without a precision it is `dtype`. Raises UsageError, MachineError:
+    see `check_backend`; a device without the precision; sparse with a compacted model."""
+    backends = [
+        (name, precision or recipe.dtype)
+        for name, _, precision in (b.partition("-") for b in recipe.backends)
+    ]
+    for backend, precision in backends:
+        check_backend(backend, precision)
+        if precision == "bf16" and device is not None:
+            choose_dtype(precision, device)
+        for model in models if backend == "sparse" else ():
+            if is_compact(model):
+                raise UsageError(
+                    f"backend sparse cannot run {model}: a compacted model has no weights left to skip",
+                    "measure the masked model on sparse, and the compacted one in a run without sparse",
+                )
+    return backends
+
+
+def _named(models: Sequence[str]) -> dict[str, str]:
+    """Name in the report -> source."""
+    named: dict[str, str] = {}
+    for model in models:
+        name = model if is_shape(model) else short(model)
+        if name in named:
+            raise UsageError(f"two models are called {name}", "give each once")
+        named[name] = model
+    return named
+
+
+def _card(model: str, invocation: Invocation) -> dict[str, Any]:
+    if is_shape(model):
+        made = AutoModel.from_config(config_of(model), dtype=torch.float32).eval()
+        return describe(made, model, None) | paper_params(model)
+    if is_export(model):
+        return open_export(model, choose_device(invocation.device)).card
+    trusted = invocation.trust_remote_code
+    encoder = (
+        load(model).base_model
+        if has_own_encoder(model)
+        else load_encoder(model, trust_remote_code=trusted).model
+    )
+    return describe_source(encoder, model)
+
+
+def _protocol(
+    recipe: BenchmarkRecipe,
+    models: Sequence[str],
+    device: torch.device,
+    cells: list[tuple[int, int]],
+    invocation: Invocation,
+    labelled: Labelled | None,
+) -> Protocol:
+    """The worker's settings; texts and lengths come from the task or `--data`, without them texts from the demo."""
+    source, trusted = recipe.data.source, invocation.trust_remote_code
+    if labelled is not None:
+        examples = [example for rows in labelled.sets.values() for example in rows]
+        texts = [" ".join(example.texts) for example in examples[:LENGTH_TEXTS]]
+    else:
+        documents = open_source(source or "demo").documents("train", recipe.data.column)
+        texts = list(itertools.islice(documents, LENGTH_TEXTS if source else COMPARED_TEXTS))
+    lengths: list[int] = []
+    if recipe.padding == "data":
+        if source is None and labelled is None:
+            raise UsageError(
+                "padding 'data' needs --data", "give a file, a directory or a hub id with text"
+            )
+        tokenizer = load_tokenizer(
+            next((m for m in models if not is_shape(m)), "demo"), trust_remote_code=trusted
+        )
+        lengths = [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
+    rest = recipe.measure.model_dump(include={"min_runs", "min_seconds"}) | {
+        "padding": recipe.padding
+    }
+    rest |= {"lengths": lengths, "texts": texts[:COMPARED_TEXTS], "trust_remote_code": trusted}
+    return Protocol(device=str(device), cells=cells, **rest)
+
+
+def _subject(name: str, model: str, backend: str, precision: str) -> Subject:
+    if is_export(model):
+        export = open_export(model)
+        return Subject(name, model, export.format, export.precision)
+    return Subject(name, location(model), backend, precision)
+
+
+def _estimate(
+    models: Mapping[str, str], cards: Mapping[str, Mapping[str, Any]], protocol: Protocol
+) -> float:
+    """About how many seconds a worker takes for shapes, from one pass of the smallest and the multiply-adds of all."""
+    smallest = min(models, key=lambda name: int(cards[name]["multiply_adds"]))
+    model = (
+        AutoModel.from_config(config_of(models[smallest]), dtype=torch.float32)
+        .eval()
+        .to(protocol.device)
+    )
+    ids_BL = torch.ones((1, TOKENS), dtype=torch.long, device=protocol.device)
+    with torch.inference_mode():
+        first, second = (
+            timed(partial(model, input_ids=ids_BL), torch.device(protocol.device)) for _ in range(2)
+        )
+    per_token = min(first, second) / cards[smallest]["multiply_adds"] / TOKENS
+    total = STARTED_SECONDS * (1 + len(models))
+    for batch_size, seq_len in protocol.cells:
+        passes = [
+            per_token * card["multiply_adds"] * batch_size * seq_len for card in cards.values()
+        ]
+        total += max(protocol.min_seconds, protocol.min_runs * sum(passes))
+        total += sum(max(WARM_SECONDS, WARM_RUNS * one) for one in passes)
+    return total
+
+
+def _measure(
+    models: Mapping[str, str], backends: Sequence[tuple[str, str]], dtype: str, protocol: Protocol
+) -> Latency:
+    """One worker for each backend, with the baseline in each, on torch in `dtype` unless it is an export; its rows are
+    kept once."""
+    keys = ("model", "backend", "dtype", "batch_size", "seq_len")
+    baseline = _subject(*next(iter(models.items())), "torch", dtype)
+    groups: dict[str, list[Subject]] = {}
+    for backend, precision in backends:
+        for subject in (
+            _subject(name, model, backend, precision) for name, model in models.items()
+        ):
+            # An export runs on its own backend, once.
+            if subject not in groups.setdefault(subject.backend, []):
+                groups[subject.backend].append(subject)
+    total = Latency()
+    for backend, subjects in groups.items():
+        Progress.log(f"measuring {len(subjects)} on {backend}")
+        latency = measure_latency([baseline, *(s for s in subjects if s != baseline)], protocol)
+        seen = {tuple(row[k] for k in keys) for row in total.rows}
+        latency.rows = [row for row in latency.rows if tuple(row[k] for k in keys) not in seen]
+        total.add(vars(latency))
+        total.interrupted = latency.interrupted
+        if total.interrupted:
+            break
+    return total

@@ -1,0 +1,143 @@
+"""The recipe of a command line, checked before anything is loaded: goals, and the keys of every step."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kdcli.errors import UsageError, did_you_mean
+from kdcli.recipe.resolve import Resolved, flatten, recipe_models, resolve, shipped
+from kdcli.verbs.compress.settings import CompressRecipe
+from kdcli.workloads.as_trained import trained_task
+
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+STEPS = ("distill", "prune", "trim", "quantize", "export")
+EXPORT_KEYS = ("format",)
+RERANK = "rerank"
+
+
+def seconds_of(budget: str | None) -> float | None:
+    """`30m` -> 1800.0. Raises UsageError: another form, or no time at all."""
+    if budget is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", budget.strip())
+    if match is None or float(match[1]) == 0:
+        raise UsageError(f"--budget takes a time such as 90s, 30m or 2h, got '{budget}'")
+    return float(match[1]) * UNITS[match[2]]
+
+
+def compress_recipe(
+    *, recipe: str | None, sets: Sequence[str], options: Mapping[str, Any]
+) -> Resolved[CompressRecipe]:
+    """The named recipe, else `compress-TASK`, else the defaults. A model that kdcli trained brings its
+    task. Raises UsageError: see `resolve`, `_check_goal` and `_check_steps`."""
+    resolved = resolve(CompressRecipe, recipe=recipe, sets=sets, options=options)
+    if resolved.recipe.model is None:
+        raise UsageError("no model given", "kdcli compress MODEL --task TASK --max-drop 1.0")
+    task = resolved.recipe.task or trained_task(resolved.recipe.model)
+    if recipe is None and (name := f"compress-{task}") in shipped("compress"):
+        recipe = name
+    options = {**options, "task": task}
+    resolved = resolve(CompressRecipe, recipe=recipe, sets=sets, options=options)
+    if resolved.recipe.task is None:
+        raise UsageError(
+            "no task given", "add --task, for example --task sst2, or --task own for your own files"
+        )
+    _check_goal(resolved.recipe)
+    _check_steps(resolved.recipe)
+    return resolved
+
+
+def _check_goal(recipe: CompressRecipe) -> None:
+    goal = recipe.goal
+    limits = {
+        name: value
+        for name, value in goal.model_dump(exclude={"strict"}).items()
+        if value is not None
+    }
+    if not limits and not recipe.steps:
+        allowed = "--max-drop, --speedup, --max-latency-ms or --max-mb; or a recipe with steps"
+        raise UsageError("no goal given", f"add {allowed}")
+    if goal.strict and goal.max_drop is None:
+        raise UsageError(
+            "--strict is about --max-drop, which is not given",
+            "add --max-drop, or leave --strict out",
+        )
+    if recipe.steps and recipe.budget is not None:
+        raise UsageError(
+            "--budget chooses among candidates, and a recipe with steps has one",
+            "leave --budget out",
+        )
+
+
+def _check_steps(recipe: CompressRecipe) -> None:
+    """Check the keys of the planned verbs and of every step. Raises UsageError: an unknown step or key, with the
+    nearest known one, or a value of the wrong type."""
+    distill = "rerank" if recipe.task == RERANK else "distill-task"
+    planned = {
+        "finetune": recipe.plan.finetune,
+        "distill": recipe.plan.distill,
+        "prune": recipe.plan.prune or {},
+    }
+    for number, step in enumerate(
+        [*({k: v} for k, v in planned.items()), *recipe.steps], 1 - len(planned)
+    ):
+        if len(step) != 1:
+            raise UsageError(
+                f"steps: step {number} must name one of {', '.join(STEPS)}, got {', '.join(step)}"
+            )
+        ((name, keys),) = step.items()
+        where = f"steps: step {number}, {name}" if number > 0 else f"plan.{name}"
+        if number > 0 and name not in STEPS:
+            raise UsageError(
+                f"{where}: no such step{did_you_mean(name, STEPS)}", f"known: {', '.join(STEPS)}"
+            )
+        if name in ("quantize", "export"):
+            if wrong := next((key for key in keys if key not in EXPORT_KEYS), None):
+                raise UsageError(
+                    f"{where}: unknown key '{wrong}'", f"known: {', '.join(EXPORT_KEYS)}"
+                )
+            continue
+        if (
+            number > 0
+            and name == "trim"
+            and not (recipe.trimmed_to or keys.get("data", {}).get("source"))
+        ):
+            raise UsageError(
+                f"{where}: no text whose tokens are kept",
+                "add --data, or data: {source: TEXT} to the step",
+            )
+        kind = {
+            "distill": distill,
+            "finetune": "rerank" if recipe.task == RERANK else "finetune",
+        }.get(name, name)
+        models = recipe_models()
+        # Whether an embedding model is distilled is known only once it is read.
+        kinds = [kind, "distill"] if kind == "distill-task" else [kind]
+        errors = [error for one in kinds if (error := _error(models[one], keys)) is not None]
+        if len(errors) == len(kinds):
+            raise errors[0].of(where)
+
+
+def _error(model: Any, keys: Mapping[str, Any]) -> UsageError | None:
+    try:
+        resolve(
+            model,
+            recipe=keys.get("recipe"),
+            sets=sets_of({k: v for k, v in keys.items() if k != "recipe"}),
+        )
+    except UsageError as error:
+        return error
+    return None
+
+
+def sets_of(keys: Mapping[str, Any]) -> list[str]:
+    """Nested keys of a recipe as the values of `--set`; a value that is null is left out."""
+    return [
+        f"{key}={json.dumps(value)}" for key, value in flatten(keys) if value not in (None, {}, [])
+    ]
+
+
+def set_options(keys: Mapping[str, Any]) -> list[str]:
+    """The same as words of a command line."""
+    return [word for pair in sets_of(keys) for word in ("--set", pair)]

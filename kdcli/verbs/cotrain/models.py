@@ -1,0 +1,254 @@
+"""The two models that are trained together: from shapes, from given weights, or from a frozen third model."""
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from kdcli.data.text.own_tokenizer import own_tokenizer
+from kdcli.engine.progress import Progress
+from kdcli.errors import UsageError
+from kdcli.losses.ctcd import STUDENT, TEACHER
+from kdcli.models import shape as forms
+from kdcli.models.capture import Capture, capture
+from kdcli.models.files import check_builds
+from kdcli.models.heads import TaskModel
+from kdcli.models.layout import check_packing
+from kdcli.models.load import LoadedModel, load_config, load_encoder, load_tokenizer, save_model
+from kdcli.models.masked_lm import load_masked_lm, student_with_head
+from kdcli.models.training_rows import all_rows
+from kdcli.targets.task_teacher import check_vocabulary
+from kdcli.types import ModelShape, Needs, RowHashes
+from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
+from kdcli.workloads.recipes import as_finetune
+from kdcli.workloads.task import PreparedTask
+
+ROLES = (TEACHER, STUDENT)
+
+HEAD_WIDTH = (
+    64  # Width of a BERT's attention head; a shape without a base gets as many heads as fit
+)
+NO_LIMIT = (
+    1 << 20
+)  # Layers and width above every shape: a model trained from scratch may be larger than its base
+LEAST_POSITIONS = 512  # Positions of a model without a base, unless the text needs more
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both models by role and, on text, the frozen community teacher; `notes` say how each model starts."""
+
+    models: dict[str, LoadedModel | TaskModel]
+    notes: list[str]
+    community: LoadedModel | None = None
+
+    @property
+    def rows(self) -> RowHashes:
+        """The labelled rows that trained any of the models before."""
+        return all_rows(*(m.rows for m in (*self.models.values(), self.community) if m is not None))
+
+    def captured(self, dropout: float | None, needs: Needs) -> dict[str, Capture]:
+        """Both models as modules that return signals, every dropout rate set unless None."""
+        for loaded in self.models.values():
+            if dropout is not None:
+                forms.set_dropout(loaded.model, dropout)
+        return {role: capture(loaded.model, needs) for role, loaded in self.models.items()}
+
+
+def load_task_pair(recipe: CotrainTaskRecipe, task: PreparedTask) -> Pair:
+    """Load both models with a head for the task; shapes are copied from `base`, or from the teacher without one."""
+    trusted, models, notes = (
+        task.session.trust_remote_code,
+        dict[str, LoadedModel | TaskModel](),
+        [],
+    )
+    for number, role in enumerate(ROLES):
+        source = str(getattr(recipe, role))
+        if not forms.is_shape(source):
+            model = task.load(
+                as_finetune(recipe, source, head=recipe.head if role == TEACHER else None)
+            )
+        else:
+            base = load_encoder(recipe.base or str(recipe.teacher), trust_remote_code=trusted)
+            shape, seed = forms.parse_shape(source, base.shape), 2 * recipe.train.seed + number
+            built = forms.build_student(
+                base.model, shape, text=task.train.rows if task.train else None, seed=seed
+            )
+            notes += [f"{role}: {note}" for note in built.notes]
+            with tempfile.TemporaryDirectory() as aside:
+                save_model(built.model, base.tokenizer, Path(aside), base.rows)
+                model = replace(task.load(as_finetune(recipe, aside)), source=source)
+        if role == TEACHER:
+            teacher = model
+        else:
+            check_vocabulary(teacher, model.tokenizer, source)
+        models[role] = model
+    return Pair(models, notes)
+
+
+def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
+    """Load or make both masked language models: a pure function of the recipe. Raises UsageError: see
+    `kdcli.models.masked_lm.load_masked_lm` and `kdcli.models.shape.parse_shape`; different vocabularies; text too long
+    for a model, or packed so that it cannot keep documents apart."""
+    sources = {TEACHER: str(recipe.teacher), STUDENT: str(recipe.student)}
+    third = recipe.community.model
+    community = (
+        _load(third, "the community teacher", trust_remote_code) if third is not None else None
+    )
+    given = {
+        r: _load(s, f"the {r}", trust_remote_code)
+        for r, s in sources.items()
+        if not forms.is_shape(s)
+    }
+    config, tokenizer, heads = _origin(
+        recipe, community or next(iter(given.values()), None), trust_remote_code
+    )
+    named = [("the base", str(recipe.base), tokenizer, config)] if recipe.base else []
+    named += [(f"the {r}", sources[r], m.tokenizer, m.model.config) for r, m in given.items()]
+    if community is not None:
+        named.append(
+            ("the community teacher", community.source, community.tokenizer, community.model.config)
+        )
+    _check_vocabularies(named)
+    shapes = {
+        r: _shape(s, forms.shape_of(config), heads) for r, s in sources.items() if r not in given
+    }
+    models: dict[str, LoadedModel | TaskModel] = {}
+    notes = []
+    for number, role in enumerate(ROLES):
+        if role in given:
+            # One tokenizer reads the text for both: equal vocabularies may still split words differently.
+            models[role], how = (
+                replace(given[role], tokenizer=tokenizer),
+                f"the weights of {sources[role]}",
+            )
+        else:
+            seed, how = 2 * recipe.train.seed + number, "initialised at random"
+            if community is not None:
+                model, how = _remapped(recipe, community, number, shapes, seed)
+            else:
+                model = _fresh(config, shapes[role], seed, trust_remote_code)
+            models[role] = LoadedModel(model, tokenizer, shapes[role], sources[role])
+        own = models[role].model.config
+        notes.append(f"{role}: {shapes.get(role) or forms.shape_of(own)}, {how}")
+        _check_text(recipe, role, own)
+    if community is not None:
+        _check_text(recipe, "community teacher", community.model.config)
+    return Pair(models, notes, community)
+
+
+def _load(source: str, what: str, trust_remote_code: bool) -> LoadedModel:
+    otherwise = "co-training needs masked language models; a shape in place of a model starts from the beginning"
+    try:
+        return load_masked_lm(source, otherwise=otherwise, trust_remote_code=trust_remote_code)
+    except UsageError as error:
+        raise error.of(what) from None
+
+
+def _origin(
+    recipe: CotrainRecipe, model: LoadedModel | None, trust_remote_code: bool
+) -> tuple[Any, PreTrainedTokenizerBase, int | None]:
+    """Configuration, tokenizer and heads for shapes, heads None if they depend on the width. From the base, else the
+    first given model, else a BERT with a tokenizer trained from the text."""
+    if recipe.base is not None:
+        config = load_config(recipe.base, trust_remote_code=trust_remote_code, weights=False)
+        if type(config) not in AutoModelForMaskedLM._model_mapping:
+            raise UsageError(
+                f"the base: {config.model_type} has no masked-language-model head in transformers"
+            )
+        if not trust_remote_code:
+            check_builds(recipe.base, config, AutoModelForMaskedLM)
+        tokenizer = load_tokenizer(recipe.base, trust_remote_code=trust_remote_code)
+        return config, tokenizer, forms.shape_of(config).heads
+    if model is not None:
+        return model.model.config, model.tokenizer, model.shape.heads
+    tokenizer = tokenizer_of(recipe, trust_remote_code=trust_remote_code)
+    words, pad, positions = len(tokenizer), tokenizer.pad_token_id, tokenizer.model_max_length
+    return (
+        BertConfig(vocab_size=words, max_position_embeddings=positions, pad_token_id=pad),
+        tokenizer,
+        None,
+    )
+
+
+def tokenizer_of(recipe: CotrainRecipe, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer that reads the text for both models: the base's, else the first given model's, else one trained
+    from the text. Raises UsageError: see `kdcli.models.load` and `kdcli.data.text.own_tokenizer`."""
+    given = [
+        recipe.community.model,
+        *(s for s in map(str, (recipe.teacher, recipe.student)) if not forms.is_shape(s)),
+    ]
+    source = recipe.base or next(filter(None, given), None)
+    if source is not None:
+        return load_tokenizer(source, trust_remote_code=trust_remote_code)
+    data, positions = recipe.data, max(LEAST_POSITIONS, recipe.data.max_length)
+    return own_tokenizer(data.source, data.column, recipe.vocab_size, positions, log=Progress.log)
+
+
+def _shape(text: str, default: ModelShape, heads: int | None) -> ModelShape:
+    """Parse a shape; heads and the ratio of feed-forward to hidden width have defaults."""
+    match = forms.GRAMMAR.fullmatch(text.strip())
+    heads = heads or max(1, int(match[2]) // HEAD_WIDTH if match else 1)
+    ffn = round(NO_LIMIT * default.ffn / default.hidden)
+    return forms.parse_shape(text, ModelShape(NO_LIMIT, NO_LIMIT, ffn, heads))
+
+
+def _fresh(config: Any, shape: ModelShape, seed: int, trust_remote_code: bool) -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: PreTrainedModel = AutoModelForMaskedLM.from_config(
+            forms.student_config(config, shape),
+            dtype=torch.float32,
+            trust_remote_code=trust_remote_code,
+        )
+    return model.eval()
+
+
+def _remapped(
+    recipe: CotrainRecipe,
+    community: LoadedModel,
+    number: int,
+    shapes: dict[str, ModelShape],
+    seed: int,
+) -> tuple[PreTrainedModel, str]:
+    """Copy a model from the community teacher's layers; also say how."""
+    shape, above = shapes[ROLES[number]], community.shape
+    if shape.layers > above.layers or shape.hidden > above.hidden:
+        raise UsageError(
+            f"{shape} is larger than the community teacher {above}, from which it starts",
+            f"at most {above.layers} layers and width {above.hidden}",
+        )
+    layers = recipe.community.layers[number] if recipe.community.layers else None
+    if layers is None and number and shapes.get(TEACHER) == shape and shape.layers < above.layers:
+        # Two copies of the same layers would be one model, apart only by dropout.
+        layers = [max(1, n - 1) for n in forms.evenly_spaced_layers(above.layers, shape.layers)]
+    built = forms.build_student(community.model.base_model, shape, layers=layers, seed=seed)
+    student = student_with_head(community.model, built, seed=seed)
+    return student.model.eval(), "; ".join(student.notes)
+
+
+def _check_vocabularies(named: list[tuple[str, str, PreTrainedTokenizerBase, Any]]) -> None:
+    """Refuse different vocabularies: the logits could not be compared."""
+    for what, source, tokenizer, config in named[1:]:
+        first_what, first_source, first_tokenizer, first_config = named[0]
+        sizes = int(first_config.vocab_size), int(config.vocab_size)
+        words, others = first_tokenizer.get_vocab(), tokenizer.get_vocab()
+        if words != others or sizes[0] != sizes[1]:
+            raise UsageError(
+                f"{first_what} {first_source} and {what} {source} have different vocabularies: {sizes[0]:,} and "
+                f"{sizes[1]:,} words, {len(set(words.items()) ^ set(others.items())):,} entries differ",
+                "take models of one tokenizer, or a shape in place of one of them",
+            )
+
+
+def _check_text(recipe: CotrainRecipe, role: str, config: Any) -> None:
+    positions = forms.positions_of(config)
+    if positions is not None and positions < recipe.data.max_length:
+        raise UsageError(
+            f"the {role} reads at most {positions} tokens, data.max_length is {recipe.data.max_length}",
+            f"set data.max_length={positions} or less",
+        )
+    check_packing(config, isolated=recipe.data.pack_isolated)

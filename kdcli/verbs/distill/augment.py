@@ -1,0 +1,104 @@
+"""Copies of a task's examples with other words; candidates for words are kept in the cache."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kdcli.data.augment.copies import Augmented, augment, words_of
+from kdcli.data.augment.masked_words import MaskedWords
+from kdcli.data.augment.neighbours import Neighbours
+from kdcli.disk import cache_dir, cache_key
+from kdcli.engine.progress import Progress
+from kdcli.errors import UsageError
+from kdcli.models.card import weights_hash
+from kdcli.models.heads import TaskModel
+from kdcli.models.load import LoadedModel
+from kdcli.models.masked_lm import load_masked_lm
+from kdcli.verbs.distill.settings import AugmentSettings
+from kdcli.workloads.task import PreparedTask
+
+
+@dataclass(frozen=True)
+class WordSource:
+    """Candidates for words; `fingerprint` is a hash of both sources and the vocabulary."""
+
+    language_model: LoadedModel | None
+    neighbours: Neighbours
+    fingerprint: str
+
+
+def open_words(
+    settings: AugmentSettings, task: PreparedTask, teacher: TaskModel, *, trust_remote_code: bool
+) -> WordSource:
+    """Read and check the sources of words; a `UsageError` if the model has another vocabulary than the teacher."""
+    model, hashed = None, [""]
+    if settings.model is not None:
+        otherwise = "name another for augment.model, or none: then neighbours serve for all words"
+        model = load_masked_lm(
+            settings.model, otherwise=otherwise, trust_remote_code=trust_remote_code
+        )
+        if model.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
+            raise UsageError(
+                f"augment.model {settings.model} has another vocabulary than teacher {teacher.source}",
+                "name the masked language model that the teacher was fine-tuned from, or one of the same tokenizer",
+            )
+        hashed = [weights_hash(model.model)]
+    else:
+        Progress.log(
+            "no masked language model was named (augment.model), so neighbours serve for all words"
+        )
+    if settings.glove is not None:
+        path = Path(settings.glove)
+        neighbours = Neighbours.of_glove(path, words_of(task.data.task, task.data.train))
+        hashed.append(f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}")
+    else:
+        neighbours = Neighbours.of_embeddings(teacher.model, teacher.tokenizer)
+        hashed.append(weights_hash(teacher.model))
+    Progress.log(neighbours.note)
+    return WordSource(
+        model, neighbours, cache_key(*hashed, sorted(teacher.tokenizer.get_vocab().items()))
+    )
+
+
+def augmented(
+    settings: AugmentSettings,
+    task: PreparedTask,
+    teacher: TaskModel,
+    source: WordSource,
+    *,
+    seed: int,
+) -> Augmented:
+    """The task's training examples and their copies, see `augment`; only one process may write the cache."""
+    examples, model = task.data.train, source.language_model
+    how = settings.model_dump(include={"copies", "probability", "candidates"}) | {
+        "seed": seed,
+        "log": Progress.log,
+    }
+    how |= {
+        "folder": cache_dir() / "candidates",
+        "fingerprint": source.fingerprint,
+        "neighbours": source.neighbours,
+    }
+    how["masked_words"] = (
+        MaskedWords(model.model, model.tokenizer, task.session.device) if model else None
+    )
+    return augment(task.data.task, examples, teacher.tokenizer, **how)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """A file of copies, and notes on how they were made."""
+
+    file: Path
+    count: int
+    notes: list[str]
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {"file": str(self.file), "copies": self.count, "notes": self.notes}, indent=2
+        )
+
+    def renderables(self) -> Iterable[str]:
+        yield from self.notes
+        yield f"{self.count:,} rows in {self.file}"

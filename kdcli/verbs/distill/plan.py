@@ -1,0 +1,174 @@
+"""Which students a distillation on text trains, under which loss, and what teaches each."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kdcli.errors import UsageError
+from kdcli.losses import build_objective, check_settings, masks_text
+from kdcli.models.layout import check_packing
+from kdcli.models.shape import parse_shape, shape_of
+from kdcli.recipe.resolve import Resolved, flatten
+from kdcli.types import ModelShape
+from kdcli.verbs.distill.settings import DistillRecipe, OnTextDownstream
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A student: `like` names its shape, `recipe` has its method and loss; an `assistant` of that shape teaches it."""
+
+    like: str
+    shape: ModelShape
+    recipe: DistillRecipe
+    assistant: ModelShape | None
+
+
+def plan(recipe: DistillRecipe, config: Any) -> dict[str, Planned]:
+    """The students by name in the report: their shapes', their variants' where there are any, without those that would
+    train as another does. Raises UsageError: the teacher cannot keep documents apart, it or its assistant cannot teach
+    one of these shapes, or variants differ in more than their losses and assistants."""
+    check_packing(config, isolated=recipe.data.pack_isolated)
+    teacher = shape_of(config)
+    shapes, variants, planned = (
+        student_shapes(recipe, teacher),
+        variants_of(recipe),
+        dict[str, Planned](),
+    )
+    for variant, own in variants.items():
+        assistant = assistant_shape(own, teacher, shapes)
+        if assistant is not None:
+            try:
+                build_objective(recipe.method, recipe.loss, teacher, assistant)
+            except UsageError as error:
+                raise error.of(
+                    f"the teacher assistant {assistant}", "--assistant none leaves it out"
+                ) from None
+        for like, shape in shapes.items():
+            if assistant is not None and (
+                shape.layers > assistant.layers or shape.hidden > assistant.hidden
+            ):
+                raise UsageError(
+                    f"the {shape} of '{like}' is larger than its teacher assistant {assistant}",
+                    "give an --assistant that is at least as deep and wide, or none",
+                )
+            build_objective(own.method, own.loss, assistant or teacher, shape)
+            one = Planned(like, shape, own, assistant)
+            if any(
+                replace(other, recipe=own) == one and _trains_as(other.recipe, own)
+                for other in planned.values()
+            ):
+                continue
+            name = (
+                (variant if len(shapes) == 1 else f"{variant} {like}") if recipe.variants else like
+            )
+            planned[name] = one
+    if len({masks_text(own.method, own.loss) for own in variants.values()}) > 1:
+        raise UsageError(
+            "some variants read masked text and some do not", "compare them in runs of their own"
+        )
+    return planned
+
+
+def _trains_as(one: DistillRecipe, other: DistillRecipe) -> bool:
+    settings = [(own.method, check_settings(own.method, own.loss)) for own in (one, other)]
+    return settings[0] == settings[1]
+
+
+def variants_of(recipe: DistillRecipe) -> dict[str, DistillRecipe]:
+    """Name -> the recipe of each of `variants`; the recipe itself without any. A variant of another method keeps no key
+    of the recipe's loss. Raises UsageError: one changes another key."""
+    found = {}
+    for name, changes in recipe.variants.items():
+        changed = dict(flatten(changes))
+        if wrong := [
+            k for k in changed if k not in ("method", "assistant") and not k.startswith("loss.")
+        ]:
+            message = f"variant {name} sets {wrong[0]}; variants of a run on text set method, loss and assistant"
+            raise UsageError(message, "compare other keys in runs of their own")
+        method = changed.get("method", recipe.method)
+        loss = dict(recipe.loss) if method == recipe.method else {}
+        loss |= {
+            key.removeprefix("loss."): value
+            for key, value in changed.items()
+            if key.startswith("loss.")
+        }
+        update = {
+            "method": method,
+            "loss": loss,
+            "assistant": changed.get("assistant", recipe.assistant),
+        }
+        found[name] = recipe.model_copy(update=update | {"variants": {}})
+    return found or {"": recipe}
+
+
+def student_shapes(recipe: DistillRecipe, teacher: ModelShape) -> dict[str, ModelShape]:
+    """The students' shapes by name in the report: `student`, or with several students the shape as given."""
+    texts = recipe.student.to
+    if len(set(texts)) < len(texts):
+        raise UsageError(f"--to names a shape twice: {', '.join(texts)}")
+    parsed = {text: parse_shape(text, teacher) for text in texts}
+    return parsed if len(parsed) > 1 else {"student": next(iter(parsed.values()))}
+
+
+def assistant_shape(
+    recipe: DistillRecipe, teacher: ModelShape, students: Mapping[str, ModelShape]
+) -> ModelShape | None:
+    """The shape of the teacher assistant that all students learn from, if they need one (MiniLM, arXiv 2002.10957,
+    section 3.3). A student with at most half the teacher's layers and half its width learns better from an assistant,
+    which has the teacher's layers and the student's width and learnt from the teacher."""
+    if recipe.assistant == "none":
+        return None
+    if recipe.assistant != "auto":
+        return parse_shape(recipe.assistant, teacher)
+    needed: dict[str, ModelShape | None] = dict.fromkeys(students)
+    for name, shape in students.items():
+        if 2 * shape.layers <= teacher.layers and 2 * shape.hidden <= teacher.hidden:
+            needed[name] = replace(shape, layers=teacher.layers)
+    if len(set(needed.values())) > 1:
+        listed = "; ".join(f"{name}: {shape or 'none'}" for name, shape in needed.items())
+        raise UsageError(
+            f"the students need different teacher assistants ({listed}), so one teacher pass cannot serve them",
+            "distil them one by one, or give one --assistant for all (none, or LxH)",
+        )
+    return next(iter(needed.values()))
+
+
+def assistant_recipe(resolved: Resolved[DistillRecipe], short: str) -> Resolved[DistillRecipe]:
+    """The recipe that alone repeats the assistant's stage; `short` is its shape."""
+    recipe = resolved.recipe
+    student = recipe.student.model_copy(
+        update={"to": [short], "layers": None, "embedding_rank": None}
+    )
+    origins = dict(resolved.origins) | {
+        "student.to": "teacher assistant",
+        "assistant": "teacher assistant",
+    }
+    changes = {"student": student, "assistant": "none", "variants": {}}
+    return Resolved(recipe.model_copy(update=changes), origins)
+
+
+def variants_recipe(
+    resolved: Resolved[DistillRecipe], names: Iterable[str]
+) -> Resolved[DistillRecipe]:
+    """The recipe that alone repeats the stage of some variants' students."""
+    recipe = resolved.recipe
+    kept = {
+        v: changes
+        for v, changes in recipe.variants.items()
+        if any(n == v or n.startswith(f"{v} ") for n in names)
+    }
+    return replace(
+        resolved, recipe=recipe.model_copy(update={"variants": kept, "eval": OnTextDownstream()})
+    )
+
+
+def short_name(shape: ModelShape, teacher: ModelShape) -> str:
+    """A shape without the parts that the grammar fills in: `6x384` for `6x384:1536@12`."""
+    ffn = "" if shape.ffn == round(shape.hidden * teacher.ffn / teacher.hidden) else f":{shape.ffn}"
+    heads = "" if shape.heads == teacher.heads else f"@{shape.heads}"
+    return f"{shape.layers}x{shape.hidden}{ffn}{heads}"
+
+
+def as_directory(name: str) -> str:
+    """A name for a directory; some file systems refuse ':'."""
+    return name.replace(":", "_")

@@ -1,0 +1,152 @@
+"""The recipes of a task's distillation: the method's on the task, its stages', its variants'."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from kdcli.errors import UsageError, did_you_mean
+from kdcli.recipe.resolve import (
+    Resolved,
+    defaulted,
+    explain,
+    flatten,
+    read_recipe,
+    resolve,
+    shipped,
+    verb_of,
+)
+from kdcli.verbs.distill.settings import DistillRecipe, TaskDistillRecipe
+from kdcli.workloads.recipes import finetune_recipe
+from kdcli.workloads.settings import FinetuneRecipe, FinetuneTrainSettings
+
+SOFT_TARGETS = "soft-targets"
+
+
+def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
+    """The stage on text: `general`, with the task's teacher, student and seed."""
+    general, student = recipe.general, recipe.student
+    options: dict[str, Any] = {
+        f"student.{key}": getattr(student, key)
+        for key in ("to", "init", "layers", "embedding_rank")
+    }
+    options |= {f"train.{key}": getattr(recipe.train, key) for key in ("seed", "dtype")}
+    options["relation.kernel"] = recipe.relation.kernel
+    options |= {
+        "teacher": general.teacher or recipe.teacher,
+        "data.source": general.source,
+        "measure.latency": False,
+    }
+    options["teacher.shard"] = recipe.shard_teacher
+    options |= {f"trim.{key}": value for key, value in recipe.trim.model_dump().items() if value}
+    if general.recipe is None:
+        # No assistant: it is worth its steps where the student on text is the result.
+        loss = {f"loss.{key}": value for key, value in recipe.loss.items()}
+        options |= {"method": recipe.method, "assistant": "none"} | loss
+    return resolve(
+        DistillRecipe, recipe=general.recipe, options=options | dict(flatten(general.overrides))
+    )
+
+
+def task_recipe(
+    *,
+    recipe: str | None,
+    sets: Sequence[str],
+    options: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+) -> Resolved[TaskDistillRecipe]:
+    """The recipe of a task's distillation, over the shipped recipe of its method and task. A `recipe` of `distill` on
+    text becomes the stage on text. `overrides` win over everything, such as a variant's. The other arguments, and
+    errors, are those of `resolve`."""
+    given = {key: value for key, value in options.items() if value is not None} | dict(
+        overrides or {}
+    )
+    beneath: dict[str, Mapping[str, Any]] = {}
+    if recipe is not None and verb_of(recipe) == "distill":
+        text = resolve(DistillRecipe, recipe=recipe).recipe
+        beneath[f"recipe {recipe}"] = {
+            **{
+                "general.use": True,
+                "general.recipe": recipe,
+                "general.teacher": text.teacher,
+                "method": text.method,
+            },
+            **{f"student.{key}": getattr(text.student, key) for key in ("to", "init", "layers")},
+            **{f"loss.{key}": value for key, value in text.loss.items()},
+        }
+        recipe = None
+    resolved = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=given)
+    if resolved.recipe.soft_labels is not None and "method" not in resolved.origins:
+        # A file has no token states.
+        given["method"] = SOFT_TARGETS
+        resolved = resolve(
+            TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=given
+        )
+    first = resolved.recipe
+    name = f"{first.method}-{first.task}"
+    if name in shipped("distill-task"):
+        beneath = {f"recipe {name}": dict(flatten(read_recipe(name, "distill-task")))} | beneath
+    resolved = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=given)
+    # Setting one key of this mapping leaves the defaults of the others.
+    rest = {
+        k: v
+        for k, v in TaskDistillRecipe().intermediate.items()
+        if k not in resolved.recipe.intermediate
+    }
+    return defaulted(resolved, {f"intermediate.{k}": v for k, v in rest.items()}, "default")
+
+
+def ablations(name: str) -> dict[str, dict[str, Any]]:
+    """Variants in a shipped list (`recipes/ablations/NAME.yaml`) or a YAML file: name -> dotted keys it overrides. The
+    first is the recipe itself. Raises a `UsageError` if there is no such list or it has another form."""
+    known = shipped("ablations")
+    path = known.get(name, Path(name))
+    if not path.is_file():
+        raise UsageError(
+            f"no list of variants '{name}'{did_you_mean(name, known)}",
+            f"shipped: {', '.join(known)}; or give the path of a YAML file: name: {{key.path: value}}",
+        )
+    listed = read_recipe(str(path), None)
+    for key, value in listed.items():
+        if not isinstance(value, dict | None):
+            raise UsageError(f"{path}: '{key}' must hold a mapping of recipe keys, got {value!r}")
+    return {"full": {}} | {str(key): dict(flatten(value or {})) for key, value in listed.items()}
+
+
+def stage_settings(recipe: TaskDistillRecipe) -> FinetuneTrainSettings:
+    """`train:` of the intermediate stage: the prediction stage's, with the keys of `intermediate`. Raises a
+    `UsageError` for an unknown key, a wrong value, or a key that all stages share."""
+    known = list(FinetuneTrainSettings.model_fields)
+    for key in recipe.intermediate:
+        if key in ("seed", "dtype"):
+            raise UsageError(f"intermediate.{key} cannot be set: all stages share train.{key}")
+        if key not in known:
+            raise UsageError(
+                f"unknown key 'intermediate.{key}'{did_you_mean(key, known)}",
+                f"known keys: {', '.join(known)}",
+            )
+    values = recipe.train.model_dump() | recipe.intermediate
+    try:
+        return FinetuneTrainSettings.model_validate(values)
+    except ValidationError as error:
+        origins = dict.fromkeys(recipe.intermediate, "intermediate")
+        raise UsageError("\n".join(explain(error, values, origins))) from None
+
+
+def undistilled_recipe(recipe: TaskDistillRecipe, student: str) -> Resolved[FinetuneRecipe]:
+    """How a student is fine-tuned without a teacher: the task's shipped recipe, with the overrides."""
+    options: dict[str, Any] = {"model": student} | {
+        key: getattr(recipe, key) for key in ("task", "keep", "choose_on")
+    }
+    options |= {
+        f"data.{key}": value
+        for key, value in recipe.data.model_dump().items()
+        if value not in (None, {})
+    }
+    options |= {
+        f"train.{key}": getattr(recipe.train, key)
+        for key in ("seed", "dtype", "max_steps", "eval_every")
+    }
+    options |= {f"head.{key}": getattr(recipe.head, key) for key in ("kind", "words")}
+    return finetune_recipe(options=options | dict(flatten(recipe.undistilled.overrides)))

@@ -1,0 +1,150 @@
+"""Distilling as the engine sees it: students, each with a loss, against the signals of one teacher."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, reduce
+from operator import or_
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from kdcli.engine.progress import Progress
+from kdcli.errors import MachineError
+from kdcli.losses.relation import why_no_triton
+from kdcli.losses.states import StateProjection
+from kdcli.models.capture import capture, params_without_grad
+from kdcli.models.reduce import fit_linear, real_tokens, sample_of
+from kdcli.models.shape import positions_of
+from kdcli.types import Batch, Examples, Job, Needs, Objective, Order, Signals, StepLoss, Term
+
+
+@cache
+def relation_kernel(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
+    """`relation.kernel` and where it is to run -> a `kdcli.losses.relation.KERNEL`. Raises MachineError: Triton was
+    asked for and cannot run."""
+    if wanted == "torch" or (wanted == "auto" and device.type != "cuda"):
+        return "torch"
+    if wanted == "auto" and torch.cuda.get_device_capability(device) < (8, 0):
+        return "torch"  # Triton has no tensor cores there.
+    reason = why_no_triton(device, dtype)
+    if reason is not None and wanted == "triton":
+        raise MachineError(
+            f"relation.kernel=triton cannot run here: {reason}", "set relation.kernel=auto or torch"
+        )
+    Progress.log(
+        "relations: Triton kernels, see relation.kernel"
+        if reason is None
+        else f"no Triton kernels: {reason}"
+    )
+    return wanted if reason is None else "torch"
+
+
+class Student(nn.Module):
+    """An encoder, its loss and the loss's projections: trained, clipped and checkpointed together."""
+
+    def __init__(
+        self, encoder: PreTrainedModel, objective: Objective, pool: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.objective = objective
+        self.captured = capture(encoder, objective.student_needs, pool)
+        self.projections = objective.projections
+
+    @property
+    def encoder(self) -> PreTrainedModel:
+        return self.captured.model
+
+    def forward(self, batch: Batch, teacher: Signals) -> Mapping[str, Term]:
+        return objective_terms(self.objective, teacher, self.captured(batch))
+
+
+def objective_terms(objective: Objective, teacher: Signals, student: Signals) -> dict[str, Term]:
+    """The terms of an objective, each with what it is a mean over."""
+    return {
+        name: Term(value, objective.over[name])
+        for name, value in objective.terms(teacher, student).items()
+    }
+
+
+def teacher_needs(students: Mapping[str, Student]) -> Needs:
+    """The teacher's signals that the losses of all students read."""
+    return reduce(or_, (student.objective.teacher_needs for student in students.values()))
+
+
+@torch.no_grad()
+def fit_projections(
+    objective: Objective, teacher: PreTrainedModel, student: PreTrainedModel, text: Examples
+) -> None:
+    """Fit the projections of narrower states to the teacher's by least squares over a sample of `text`; both models on
+    the CPU. Random ones would first pull the student's states away from where they start."""
+    fitted = [
+        p
+        for p in objective.projections.modules()
+        if isinstance(p, StateProjection) and p.in_features < p.out_features
+    ]
+    if not fitted:
+        return
+    sample = sample_of(text, student.config, positions_of(student.config))
+
+    def states(model: PreTrainedModel, layers: Iterable[int]) -> dict[int, Tensor]:
+        training = model.training
+        hidden = capture(model.eval(), Needs(hidden=frozenset(layers)))(sample).hidden
+        model.train(training)
+        return {n: real_tokens(x_BLD, sample) for n, x_BLD in hidden.items()}
+
+    pairs = [pair for p in fitted for pair in p.pairs]
+    of_student, of_teacher = (
+        states(student, (m for m, _ in pairs)),
+        states(teacher, (n for _, n in pairs)),
+    )
+    for p in fitted:
+        p.weight.zero_()
+        fit_linear(
+            p,
+            torch.cat([of_student[m] for m, _ in p.pairs]),
+            torch.cat([of_teacher[n] for _, n in p.pairs]),
+        )
+
+
+def freeze_unreached(
+    students: Mapping[str, Student], teacher: PreTrainedModel, batch: Batch
+) -> None:
+    """Freeze, and log, the weights that a student's loss does not depend on; all models and `batch` on the CPU."""
+    with torch.no_grad():
+        signals = capture(teacher, teacher_needs(students))(batch)
+    freeze_unused(students, batch, signals)
+
+
+def freeze_unused(students: Mapping[str, Student], batch: Batch, signals: Signals) -> None:
+    """As `freeze_unreached`, from the teacher's signals for the batch."""
+    for name, student in students.items():
+        loss = StepLoss(student(batch, signals)).total
+        unreached = params_without_grad(dict(student.named_parameters()), loss)
+        for parameter in unreached:
+            student.get_parameter(parameter).requires_grad_(False)
+        if unreached:
+            modules = {p.removeprefix("captured.model.").rsplit(".", 1)[0] for p in unreached}
+            Progress.log(
+                f"{name}: no gradient reaches {len(unreached)} tensors behind the last signal; they keep their initial "
+                f"values: {', '.join(sorted(modules))}"
+            )
+
+
+def distill_job(
+    students: Mapping[str, Student],
+    signals: Callable[[Batch], Signals],
+    examples: Examples,
+    order: Order,
+    held_out: Examples,
+) -> Job:
+    """The job of several students of one teacher; `signals` gives the teacher's for a batch."""
+
+    def step(batch: Batch) -> StepLoss:
+        teacher = signals(batch)
+        terms: dict[str, Term] = {}
+        for name, student in students.items():
+            prefix = f"{name}/" if len(students) > 1 else ""
+            terms |= {f"{prefix}{name}": term for name, term in student(batch, teacher).items()}
+        return StepLoss(terms)
+
+    return Job(students, step, examples, order, held_out)

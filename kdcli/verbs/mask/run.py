@@ -1,0 +1,253 @@
+"""`kdcli mask`: show a mask file, compare two, or save the masked or compacted model."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.table import Column, Table
+from torch import Tensor
+from transformers import AutoModel, PreTrainedModel
+
+from kdcli.data.tasks import task_of, tasks
+from kdcli.deploy.sparse.compact import compact
+from kdcli.deploy.sparse.load import head_of, published_mask, with_head
+from kdcli.deploy.sparse.mask_file import (
+    PUBLISHED,
+    MaskFile,
+    apply_masks,
+    check_base,
+    open_mask,
+    read_mask,
+)
+from kdcli.disk import STAGED, check_writable, content_of
+from kdcli.engine.progress import Progress
+from kdcli.engine.run_dir import numbered
+from kdcli.errors import UsageError
+from kdcli.models.custom_class import is_custom
+from kdcli.models.embedder import EmbeddingFormat, read_format, save_embedder
+from kdcli.models.heads import kind_of_head, tokenizer_for
+from kdcli.models.load import load_weights, location, save_model
+from kdcli.models.matrices import matrices
+from kdcli.models.training_rows import all_rows, training_rows
+from kdcli.pruners.selection import MASKINGS, down_to_one, select
+from kdcli.recipe.resolve import resolve
+from kdcli.recipe.sections import Section
+from kdcli.report.text import bytes_of, number, percent
+
+
+@dataclass(frozen=True)
+class MaskResult:
+    """Facts for `--json`; a table (header first) and lines for the terminal."""
+
+    facts: dict[str, Any]
+    lines: list[str]
+    table: list[list[str]] = field(default_factory=list)
+
+    def to_json(self) -> str:
+        return json.dumps(self.facts, indent=2)
+
+    def renderables(self) -> Iterable[Any]:
+        if self.table:
+            (first, *others), *rows = self.table
+            shown = Table(
+                first, *(Column(name, justify="right") for name in others), header_style="bold"
+            )
+            for row in rows:
+                shown.add_row(*row)
+            yield shown
+        yield from self.lines
+
+
+def info(file: Path) -> MaskResult:
+    """What a mask file is for, and how much each kind of matrix keeps; errors as in `read_mask`."""
+    mask = read_mask(file)
+    about, has_scores = mask.info, bool(mask.scores)
+    facts = about.model_dump(mode="json") | {"bytes": file.stat().st_size, "scores": has_scores}
+    facts |= {"density": _density(mask.masks.values()), "density_asked": about.density}
+    by_kind: dict[str, list[Tensor]] = {}
+    for name, of_matrix in mask.masks.items():
+        by_kind.setdefault(name.split(".")[1], []).append(of_matrix)
+    table = [
+        ["mask", file.name],
+        ["base", f"{about.base} ({about.model_type})"],
+        ["base sha256", about.base_sha256],
+        ["task", about.task or ""],
+        ["labels", ", ".join(about.labels)],
+        ["label words", ", ".join(about.label_words)],
+        ["pooling", about.pooling or ""],
+        ["tokens a row", "" if about.max_length is None else str(about.max_length)],
+        ["method", about.method],
+        ["density asked for", f"{percent(about.density)}%"],
+        ["density", f"{percent(facts['density'], 4)}%"],
+        *([kind, f"{percent(_density(masks))}%"] for kind, masks in by_kind.items()),
+        *([name, number(value)] for name, value in about.metrics.items()),
+        ["size", bytes_of(facts["bytes"])],
+        ["scores", "kept: another density can be cut" if has_scores else "not kept"],
+    ]
+    return MaskResult(facts, down_to_one(mask.masks), [row for row in table if row[1]])
+
+
+def diff(first: Path, second: Path) -> MaskResult:
+    """How much two masks of the same shapes have in common, matrix by matrix. Raises UsageError: see `read_mask`; they
+    mask other matrices."""
+    one, other = read_mask(first), read_mask(second)
+    if one.info.shapes != other.info.shapes:
+        raise UsageError(
+            f"{first} and {second} are for models of other shapes", "compare masks of one base"
+        )
+    table, facts = [["matrix", first.name, second.name, "shared"]], {}
+    both_all = either_all = 0
+    for name, mask in one.masks.items():
+        both, either = int((mask & other.masks[name]).sum()), int((mask | other.masks[name]).sum())
+        both_all, either_all = both_all + both, either_all + either
+        shares = (
+            float(mask.float().mean()),
+            float(other.masks[name].float().mean()),
+            both / max(1, either),
+        )
+        facts[name] = dict(zip(("first", "second", "shared"), shares, strict=True))
+        table.append([name, *(f"{share:.1%}" for share in shares)])
+    shared = both_all / max(1, either_all)
+    differing = (
+        ""
+        if one.info.base_sha256 == other.info.base_sha256
+        else "They were made for different weights. "
+    )
+    note = f"{differing}{shared:.1%} of the weights that either keeps are kept by both."
+    return MaskResult({"shared": shared, "matrices": facts}, [note], table)
+
+
+def apply(
+    file: Path,
+    *,
+    base: str | None,
+    sparsity: float | None,
+    masking: str,
+    task: str | None,
+    sets: Sequence[str],
+    compacted: bool = False,
+    drop_rows_below: int = 0,
+    output_dir: Path | None,
+    trust_remote_code: bool,
+) -> MaskResult:
+    """Save the model that a mask makes of its base, by default in runs/mask-NAME, numbered. `base` None is where the
+    mask says, which an `.npy` of the SMP authors does not. `task` and `sets` (of `head.kind` and `head.words`) give
+    such an `.npy` its head; a task of None is the one that the file's name begins with, as the authors' do. `sparsity`
+    and `masking` re-threshold the stored scores, see `kdcli.pruners.selection`; `compacted` removes what is empty, see
+    `kdcli.deploy.sparse.compact`, instead of storing zeros. Raises UsageError: see `read_mask`, `check_base`, `published_mask`
+    and `compact`; no scores to cut; a directory that is not empty."""
+    folder = output_dir or numbered(f"mask-{file.stem}", taken=False)
+    check_writable(folder, directory=True)
+    # Where a kill left something staged, the rest is what had been moved into place.
+    if folder.is_dir() and content_of(folder) and not (folder / STAGED).is_dir():
+        raise UsageError(f"output directory {folder} is not empty", "choose another with -o")
+    mask, model, source = _open(file, base, task, sets, trust_remote_code)
+    masks = mask.masks if sparsity is None else _cut(mask, model, sparsity, masking)
+    apply_masks(model, masks)
+    whole = with_head(model, mask.info, mask.head, str(file))
+    of_words = kind_of_head(whole.config, type(whole).__name__) == "tokens"
+    tokenizer = tokenizer_for(source, of_words=of_words, trust_remote_code=trust_remote_code)
+    if mask.info.max_length is not None:
+        tokenizer.model_max_length = mask.info.max_length
+    if compacted:
+        whole = compact(whole, drop_rows_below=drop_rows_below)
+    rows = all_rows(mask.rows, training_rows(location(source)))
+    own = EmbeddingFormat(mask.info.pooling) if mask.info.pooling else None
+    if mask.info.architecture is None and (fmt := read_format(source) or own) is not None:
+        save_embedder(whole, tokenizer, fmt, folder, rows)
+    else:
+        save_model(whole, tokenizer, folder, rows)
+    loads = f"{type(whole).__name__}.from_pretrained('{folder}')"
+    if is_custom(whole):
+        loads = f"kdcli.load('{folder}'), or from_pretrained(..., trust_remote_code=True)"
+    Progress.log(f"{source} under {file}", *down_to_one(masks))
+    kept, total = _density(masks.values()), sum(m.numel() for m in masks.values())
+    size = sum(f.stat().st_size for f in folder.glob("model*.safetensors"))
+    facts = {"folder": str(folder), "kept": kept, "weights": total, "bytes": size, "loads": loads}
+    lines = [
+        f"{kept:.1%} of {total:,} weights kept, {bytes_of(size)}",
+        f"model in {folder}: {loads}",
+    ]
+    if file.suffix == PUBLISHED:
+        lines.insert(0, f"the file holds bits alone and was taken for {head_of(mask.info)}")
+        facts |= mask.info.model_dump(
+            mode="json", include={"task", "labels", "label_words", "architecture"}
+        )
+    return MaskResult(facts, lines)
+
+
+class _Head(Section):
+    kind: Literal["embedding", "mlm"] = "mlm"
+    words: list[str] | None = None
+
+
+class _HeadRecipe(Section):
+    """The keys that `--set` takes."""
+
+    verb: Literal["mask"] = "mask"
+    head: _Head = _Head()
+
+
+def _open(
+    file: Path, base: str | None, task: str | None, sets: Sequence[str], trust_remote_code: bool
+) -> tuple[MaskFile, PreTrainedModel, str]:
+    """A mask, the encoder it is for, checked against each other, and the encoder's source."""
+    if file.suffix == PUBLISHED:
+        if base is None:
+            raise UsageError(
+                f"{file} does not say which model it masks", "give it: --base bert-base-uncased"
+            )
+        head, named = (
+            resolve(_HeadRecipe, recipe=None, sets=sets).recipe.head,
+            file.stem.split("_")[0],
+        )
+        of_task = task_of(task) if task is not None else tasks().get(named)
+        if of_task is None and sets:
+            raise UsageError(
+                f"{file} does not say which task its head is for", "give it: --task TASK"
+            )
+        how: dict[str, Any] = {
+            "kind": head.kind,
+            "words": head.words,
+            "trust_remote_code": trust_remote_code,
+        }
+        mask, model = published_mask(file, base, of_task, **how)
+        return mask, model, base
+    if task is not None or sets:
+        raise UsageError(
+            f"--task and --set are for an .npy of the SMP authors; {file} holds its own head"
+        )
+    coded = open_mask(file)
+    source = base or coded.info.base
+    model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
+    check_base(coded, model, source)
+    return coded.decode(model), model, source
+
+
+def _cut(
+    mask: MaskFile, model: PreTrainedModel, sparsity: float, masking: str
+) -> Mapping[str, Tensor]:
+    """Masks of another sparsity, from the scores of a mask file."""
+    if not 0 <= sparsity < 1:
+        raise UsageError(
+            f"--sparsity must be at least 0 and less than 1, got {sparsity:g}", "0.9 removes 90 %"
+        )
+    if masking not in MASKINGS:
+        raise UsageError(f"unknown masking '{masking}'", f"allowed: {', '.join(MASKINGS)}")
+    if not mask.scores:
+        raise UsageError(
+            f"{mask.path} holds no scores to cut at another density",
+            "give scores.safetensors, which a run of prune leaves beside its mask",
+        )
+    kinds = {m.name: m.kind for m in matrices(model)}
+    scores = {name: tensor.to(torch.float32) for name, tensor in mask.scores.items()}
+    return select(masking, scores, kinds, 1 - sparsity)
+
+
+def _density(masks: Iterable[Tensor]) -> float:
+    """Share of the weights of some matrices that is kept."""
+    counts = [(int(mask.sum()), mask.numel()) for mask in masks]
+    return sum(kept for kept, _ in counts) / sum(total for _, total in counts)

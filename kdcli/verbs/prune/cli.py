@@ -1,0 +1,67 @@
+"""The options of `kdcli prune`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from kdcli.cli.app import app
+from kdcli.cli.options import (
+    TRAINING,
+    EvalTask,
+    Pooling,
+    Task,
+    TrimVocab,
+    invocation_of,
+    show,
+    training_options,
+    trim_options,
+    with_options,
+)
+from kdcli.recipe.methods import method_names
+
+METHODS = ", ".join(method_names("kdcli.pruners", "pruner"))
+
+
+@app.command()
+@with_options(*TRAINING)
+def prune(
+    model: Annotated[str | None, typer.Argument(help="Hub id, directory, or 'demo'.")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help=f"{METHODS}; repeatable.", show_default=False)
+    ] = None,
+    sparsity: Annotated[
+        list[float] | None,
+        typer.Option(help="Share of the weights to remove, e.g. 0.9; repeatable."),
+    ] = None,
+    masking: Annotated[
+        str | None, typer.Option(help="local, global, proportional or threshold.")
+    ] = None,
+    task: Task = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="A model fine-tuned on the task, to learn from too.")
+    ] = None,
+    eval_task: EvalTask = None,
+    pooling: Pooling = None,
+    trim_vocab: TrimVocab = None,
+    **shared: Any,
+) -> Any:
+    """Remove weights of an encoder while it learns a task (SMP and its baselines)."""
+    given = locals() | shared
+    from kdcli.verbs.prune.recipes import prune_recipes
+    from kdcli.verbs.prune.run import run
+
+    own: dict[str, Any] = {
+        "model": model,
+        "task": task,
+        "sparsity": sparsity,
+        "teacher": teacher,
+        "pruner.masking": masking,
+    }
+    own |= {"eval.tasks": eval_task, "embedding.pooling": pooling} | trim_options(trim_vocab)
+    recipes = prune_recipes(
+        method or [],
+        recipe=shared["recipe"],
+        sets=shared["sets"] or (),
+        options=own | training_options(given),
+    )
+    return show(run(recipes, invocation_of(given)), as_json=shared["json"])

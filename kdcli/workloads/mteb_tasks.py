@@ -1,0 +1,102 @@
+"""Tasks of mteb by name, `mteb:STS12`: its data and measures, and the vectors of kdcli's encoder."""
+
+import logging
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from kdcli.data.labelled.features import Array
+from kdcli.deploy.sessions import library
+from kdcli.engine.launch import Session
+from kdcli.errors import UsageError
+from kdcli.models.files import HUB_ERRORS
+from kdcli.workloads.embedder import Embedder
+from kdcli.workloads.rankings import Rows
+
+PREFIX = "mteb:"
+ROLES = {"query": "query", "document": "document"}  # Of mteb's prompt types
+
+
+class Encoder:
+    """An embedding model as mteb's `EncoderProtocol` wants it; `texts` counts what it has read."""
+
+    def __init__(self, embedder: Embedder, session: Session, meta: Any) -> None:
+        self.embedder, self.session, self.mteb_model_meta, self.texts = embedder, session, meta, 0
+
+    def encode(
+        self, inputs: Iterable[Mapping[str, Any]], *, prompt_type: Any = None, **_: Any
+    ) -> Array:
+        """Batches with the texts under `text` -> their vectors, float32 [N, E]."""
+        texts = [text for batch in inputs for text in batch["text"]]
+        self.texts += len(texts)
+        role = ROLES.get(str(getattr(prompt_type, "value", "")), "")
+        return self.embedder.vectors(texts, role, self.session)
+
+    def similarity(self, x_ND: Array, y_MD: Array) -> torch.Tensor:
+        """Of each x with each y, [N, M]."""
+        return self._tensor(x_ND) @ self._tensor(y_MD).T
+
+    def similarity_pairwise(self, x_ND: Array, y_ND: Array) -> torch.Tensor:
+        """Of each x with its y, [N]."""
+        return (self._tensor(x_ND) * self._tensor(y_ND)).sum(-1)
+
+    def _tensor(self, v_ND: Any) -> torch.Tensor:
+        v_ND = torch.as_tensor(v_ND)
+        return F.normalize(v_ND, dim=-1) if self.embedder.format.similarity == "cosine" else v_ND
+
+
+def open_task(name: str) -> Any:
+    """A task of mteb with its data. `name`: with `PREFIX`. Raises UsageError: no such task, one of other than texts,
+    or its data is neither in a cache nor to be had; MachineError: mteb is missing."""
+    mteb = library("mteb", "embed")
+    logging.getLogger("mteb").setLevel(logging.ERROR)
+    try:
+        task = mteb.get_task(name.removeprefix(PREFIX))
+    except KeyError as error:
+        raise UsageError(
+            f"mteb has no such task: {error.args[0]}", "kdcli evaluate MODEL --task mteb:STS12"
+        ) from None
+    if task.is_aggregate:
+        parts = ", ".join(part.metadata.name for part in task.metadata.tasks)
+        raise UsageError(f"{name} is made of several tasks", f"name one of them: {parts}")
+    if task.metadata.modalities != ["text"]:
+        raise UsageError(
+            f"{name} is a task of {', '.join(task.metadata.modalities)}, and kdcli's models read texts"
+        )
+    try:
+        task.load_data()
+    except (*HUB_ERRORS, ValueError, RuntimeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        message = f"the data of {name} ({task.metadata.dataset['path']}) is not in the cache and cannot be had: {reason}"
+        raise UsageError(
+            message, "run it once where the hub can be reached, or judge by --task own or retrieval"
+        ) from None
+    return task
+
+
+def task_scores(task: Any, models: Mapping[str, Embedder], session: Session) -> Rows:
+    """Evaluations as a report takes them, one for each subset and split: the task's main score, n: the texts read."""
+    mteb, rows = library("mteb", "embed"), []
+    for name, embedder in models.items():
+        encoder = Encoder(
+            embedder, session, library("mteb.models", "embed").ModelMeta.create_empty()
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = mteb.evaluate(
+                encoder, task, cache=None, co2_tracker=False, show_progress_bar=False
+            )
+        of_task = {"task": f"{PREFIX}{task.metadata.name}", "n": encoder.texts}
+        rest: dict[str, Any] = {"confusion": None, "per_class": {}, "worst": []}
+        for split, subsets in result.task_results[0].scores.items():
+            for scores in subsets:
+                subset = "" if scores["hf_subset"] == "default" else scores["hf_subset"]
+                metrics = {task.metadata.main_score: float(scores["main_score"])}
+                rows.append(
+                    {"model": name, **of_task, "set": subset, "split": split, "metrics": metrics}
+                    | rest
+                )
+    return rows

@@ -1,0 +1,210 @@
+"""The worker process and its protocol; no test asserts a time."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from encoders import tiny_config, tiny_encoder
+from forked import workers_are_forked
+
+from kdcli.deploy import latency as latency_file
+from kdcli.deploy import worker
+from kdcli.deploy.environment import environment, latency_threads, versions
+from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
+from kdcli.deploy.old_machines import measure_encoders
+from kdcli.errors import MachineError
+from kdcli.report.schema import Agreement, Failure, LatencyRow, Speedup
+
+FEW = Protocol(device="cpu", min_runs=12, min_seconds=0.01)
+
+
+@pytest.mark.slow
+def test_two_models_in_one_real_worker(tmp_path, monkeypatch):
+    names, cells = ["teacher", "student"], [(1, 16), (2, 8)]
+    torch.manual_seed(0)
+    for name, layers in zip(names, (3, 1), strict=True):
+        tiny_encoder("bert", num_hidden_layers=layers).save_pretrained(tmp_path / name)
+    # Neither the current directory nor a launcher's threads may matter.
+    (tmp_path / "types.py").write_text("raise SystemExit('a file of the user was imported')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    found = measure_latency(
+        [Subject(name, str(tmp_path / name)) for name in names], replace(FEW, cells=tuple(cells))
+    )
+    rows = [LatencyRow.model_validate(row) for row in found.rows]
+    assert [(r.model, (r.batch_size, r.seq_len)) for r in rows] == [
+        (name, cell) for cell in cells for name in names
+    ]
+    for row in rows:
+        assert (row.backend, row.device, row.dtype, row.padding) == ("torch", "cpu", "fp32", "full")
+        assert row.n >= 12
+        assert row.p50_ms <= row.p90_ms <= row.p95_ms
+        assert None not in (row.tokens_per_second, row.load_seconds, row.first_call_ms)
+    assert rows[0].n == rows[1].n, "runs are paired"
+    speedups = {key: Speedup.model_validate(value) for key, value in found.speedups.items()}
+    assert list(speedups) == ["student_vs_teacher", "student_vs_teacher@2x8"]
+    assert all(0 < s.low <= s.median <= s.high for s in speedups.values())
+
+
+def test_the_message_of_a_failed_worker(tmp_path, monkeypatch):
+    workers_are_forked(monkeypatch)
+    with pytest.raises(MachineError, match=r"the latency worker failed: .*nowhere") as caught:
+        measure_latency([Subject("teacher", str(tmp_path / "nowhere"))], FEW)
+    assert (caught.value.exit_code, "measure.latency=false" in str(caught.value.hint)) == (3, True)
+
+
+def test_the_signal_of_a_killed_worker(monkeypatch):
+    killed = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+    start = subprocess.Popen
+    monkeypatch.setattr(
+        latency_file.subprocess, "Popen", lambda command, **how: start(killed, **how)
+    )
+    with pytest.raises(MachineError, match="was ended by SIGKILL: it left no message"):
+        measure_latency([Subject("teacher", "x")], FEW)
+
+
+PRINTS = """
+import json, sys, time
+sys.stdin.read()
+print("a library says hello")
+print(json.dumps({"rows": [{"model": "a"}], "speedups": {"b_vs_a": {}}}), flush=True)
+"""
+
+
+def test_ctrl_c_keeps_finished_cells(monkeypatch):
+    class Stopped(subprocess.Popen):
+        stopped = False
+
+        def wait(self, *arguments, **how):
+            if self.poll() is None and not self.stopped:
+                self.stopped = True
+                raise KeyboardInterrupt
+            return super().wait(*arguments, **how)
+
+    slow = [sys.executable, "-c", PRINTS + "import os; os.close(1); time.sleep(60)"]
+    monkeypatch.setattr(
+        latency_file.subprocess, "Popen", lambda command, **how: Stopped(slow, **how)
+    )
+    found = measure_latency([Subject("a", "x")], FEW)
+    assert (found.interrupted, found.rows, found.speedups) == (
+        True,
+        [{"model": "a"}],
+        {"b_vs_a": {}},
+    )
+
+
+LARGE, SMALL = "2x24:48@12", "1x24:48@12"
+SHAPES = (Subject(LARGE, LARGE), Subject(SMALL, SMALL))
+
+
+@pytest.fixture
+def served(monkeypatch, tmp_path):
+    """A function that measures subjects in this process."""
+    monkeypatch.setattr(measure_encoders, "WARM_SECONDS", 0.0)
+    monkeypatch.setattr(measure_encoders, "WARM_RUNS", 1)
+
+    def serve(subjects=SHAPES, cells=((1, 16), (2, 8))):
+        protocol = asdict(replace(FEW, min_runs=3, min_seconds=0.0, cells=cells))
+        found = Latency()
+        worker.serve(
+            {"subjects": [asdict(s) for s in subjects], "threads": 1, **protocol},
+            tmp_path,
+            found.add,
+        )
+        return found
+
+    return serve
+
+
+def test_shapes_need_no_weights(served):
+    found = served()
+    assert [r["model"] for r in found.rows] == [LARGE, SMALL] * 2
+    assert list(found.speedups) == [f"{SMALL}_vs_{LARGE}", f"{SMALL}_vs_{LARGE}@2x8"]
+
+
+def test_out_of_memory_in_one_cell(monkeypatch, served):
+    of, calls = worker.peak_of, iter(range(100))
+
+    def peak_of(call, device):
+        if next(calls) == 1:
+            raise torch.OutOfMemoryError("no memory")
+        return of(call, device)
+
+    monkeypatch.setattr(worker, "peak_of", peak_of)
+    found = served()
+    failure = Failure.model_validate(*found.failures)
+    assert (failure.model, failure.batch_size, failure.reason) == (SMALL, 1, "out of memory")
+    assert [(r["model"], r["batch_size"]) for r in found.rows] == [
+        (LARGE, 1),
+        (LARGE, 2),
+        (SMALL, 2),
+    ]
+
+
+def test_a_backend_that_is_wrong_is_not_measured(monkeypatch, served):
+    subjects = [Subject("a", SMALL), Subject("a", SMALL, "torch", "bf16")]
+    monkeypatch.setitem(worker.LIMITS, "bf16", 0.0)
+    found = served(subjects, [[1, 16]])
+    row = Agreement.model_validate(*found.agreements)
+    assert row.wrong
+    assert row.relative > 0
+    assert [r["dtype"] for r in found.rows] == ["fp32"]
+    monkeypatch.setitem(worker.LIMITS, "bf16", 0.1)
+    found = served(subjects, [[1, 16]])
+    assert ([r["dtype"] for r in found.rows], list(found.speedups)) == (
+        ["fp32", "bf16"],
+        ["a/torch-bf16_vs_a"],
+    )
+
+
+def test_lengths_of_a_cell():
+    assert worker.lengths_of("full", (), 3, 16) == [16, 16, 16]
+    drawn = worker.lengths_of("random", (), 200, 16)
+    assert drawn == worker.lengths_of("random", (), 200, 16)
+    assert (min(drawn), max(drawn), {type(n) for n in drawn}) == (4, 16, {int})
+    assert set(worker.lengths_of("data", (5, 90), 50, 16)) == {5, 16}
+
+
+def test_a_batch_is_padded_on_the_right():
+    batch = worker.cell_batch(tiny_config("bert"), [3, 5])
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
+    assert batch["input_ids"][0, 3:].tolist() == [0, 0]
+    assert 0 not in batch["input_ids"][1].tolist()
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "modernbert", "esm"])
+def test_inputs_hold_no_special_token(model_type):
+    words = 33 if model_type == "esm" else 64
+    config = tiny_config(
+        model_type, vocab_size=words, mask_token_id=words - 1, pad_token_id=words // 2
+    )
+    ids = worker.full_length_ids(config, 4, 200)
+    assert ids.shape == (4, 200)
+    assert torch.equal(ids, worker.full_length_ids(config, 4, 200))
+    present = set(ids.flatten().tolist())
+    assert len(present) > 10
+    assert not present & {0, 1, 2, 3, 4, words // 2, words - 1}
+
+
+def test_environment_names_nobody(monkeypatch):
+    found = environment()
+    assert found["memory_bytes"] > 10**8
+    assert 1 <= found["latency_threads"] <= found["physical_cores"] <= found["logical_cores"]
+    assert not [
+        name
+        for name in (json.dumps(str(Path.home())), str(Path.cwd()))
+        if name in json.dumps(found)
+    ]
+    monkeypatch.setattr("kdcli.deploy.environment.accelerators", lambda: ["cuda:0", "cuda:1"])
+    monkeypatch.setattr("kdcli.deploy.environment.device_name", lambda device: f"card {device[-1]}")
+    assert environment()["gpus"] == ["card 0", "card 1"]
+    assert set(versions()) >= {"kdcli", "torch", "transformers"}
+
+
+def test_latency_keeps_to_the_cores_it_may_use(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {3}, raising=False)
+    assert latency_threads() == 1

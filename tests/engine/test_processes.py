@@ -1,0 +1,53 @@
+"""The processes that kdcli starts itself: how they end, and what it makes of it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kdcli.engine import processes
+from kdcli.errors import MachineError
+
+SLEEP, KILLED = "import time; time.sleep(60)", "import os; os.kill(os.getpid(), 9)"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(processes, "END_SECONDS", 0.5)
+
+
+def wait(*programs):
+    return processes.wait_for(
+        [subprocess.Popen([sys.executable, "-c", program]) for program in programs]
+    )
+
+
+@pytest.mark.parametrize("programs", [[SLEEP, KILLED], [KILLED, SLEEP], [SLEEP, SLEEP, KILLED]])
+def test_a_killed_process_ends_the_others(programs):
+    with pytest.raises(
+        MachineError,
+        match=rf"process {programs.index(KILLED)} of {len(programs)} was ended by signal 9",
+    ):
+        wait(*programs)
+
+
+@pytest.mark.parametrize(
+    ("programs", "code"),
+    [
+        (["pass", "pass"], 0),
+        ([SLEEP, "exit(4)"], 4),
+        (["exit(3)", "exit(2)"], 2),
+        (["exit(75)", "exit(75)"], 75),
+    ],
+)
+def test_the_exit_code_is_that_of_the_process_that_failed(programs, code):
+    assert wait(*programs) == code
+
+
+def test_modules_in_the_working_directory_are_not_run(tmp_path, monkeypatch):
+    for name in ("kdcli", "torch", "typer"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(9)", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    assert processes.fan_out(["--version"], 1, on_cpu=True) == 0

@@ -1,0 +1,432 @@
+"""Run directories: what may be claimed, what survives a kill, a full disk or damage, and what is never deleted."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from forked import killed
+
+from kdcli import disk
+from kdcli.engine.run_dir import (
+    BEST,
+    CHECKPOINTS,
+    KEEP,
+    LOCK,
+    LOG,
+    RECIPE,
+    REPORT,
+    RunDir,
+    numbered,
+)
+from kdcli.errors import MachineError, UsageError
+from kdcli.recipe.resolve import resolve
+from kdcli.verbs.distill.settings import DistillRecipe
+
+
+def recipe(*sets: str) -> str:
+    return resolve(DistillRecipe, recipe=None, sets=sets).to_yaml()
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDir.claim(tmp_path / "run", recipe())
+
+
+def tensors(value: float) -> dict[str, torch.Tensor]:
+    return {
+        "module/student/weight": torch.full((4, 3), value),
+        "optimizer/0/step": torch.tensor(value),
+    }
+
+
+def listing(path: Path) -> list[str]:
+    return sorted(str(p.relative_to(path)) for p in path.rglob("*"))
+
+
+def killed_before_the_end(monkeypatch, save, *arguments):
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(Path, "rename", lambda *_: os._exit(9))
+        save(*arguments)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+class TestClaim:
+    def test_missing_or_empty_directory_is_claimed(self, tmp_path):
+        (tmp_path / "empty").mkdir()
+        for path in (tmp_path / "a" / "b", tmp_path / "empty"):
+            RunDir.claim(path, recipe())
+            assert (path / RECIPE).read_text("utf-8") == recipe()
+
+    def test_a_run_is_neither_overwritten_nor_resumed_unasked(self, run):
+        with pytest.raises(UsageError, match="is not empty") as caught:
+            RunDir.claim(run.path, recipe())
+        assert all(option in caught.value.hint for option in ("--resume", "--overwrite"))
+
+    def test_overwrite_deletes_the_run_before(self, run):
+        run.save_checkpoint(1, tensors(1.0), {})
+        RunDir.claim(run.path, recipe("train.lr=1e-2"), overwrite=True)
+        assert listing(run.path) == [LOCK, LOG, RECIPE]
+        assert "lr: 0.01" in (run.path / RECIPE).read_text("utf-8")
+
+    @pytest.mark.parametrize("flags", [{"overwrite": True}, {"resume": True}, {}])
+    @pytest.mark.parametrize("names", [["thesis.tex"], ["thesis.tex", RECIPE]])
+    def test_what_is_not_a_run_of_ours_is_never_touched(self, tmp_path, flags, names):
+        for name in names:
+            (tmp_path / name).write_text("years of work", "utf-8")
+        with pytest.raises(UsageError, match="is not empty") as caught:
+            RunDir.claim(tmp_path, recipe(), **flags)
+        assert "holds no run of kdcli" in caught.value.hint
+        assert listing(tmp_path) == sorted(names)
+
+    def test_a_file_is_not_a_directory(self, tmp_path):
+        (tmp_path / "file").write_text("", "utf-8")
+        with pytest.raises(UsageError, match="is a file"):
+            RunDir.claim(tmp_path / "file", recipe())
+        with pytest.raises(UsageError, match=r"cannot be made: .*file is a file"):
+            RunDir.claim(tmp_path / "file" / "run", recipe())
+
+    def test_full_disk_leaves_no_recipe_and_says_so(self, tmp_path, full_disk):
+        full_disk(disk.os, "fsync")
+        with pytest.raises(MachineError, match="the disk is full"):
+            RunDir.claim(tmp_path / "run", recipe())
+        assert listing(tmp_path / "run") == [LOCK]
+
+    @pytest.mark.parametrize(
+        "left", [[LOG], [LOCK], [f".{RECIPE}.part", LOG, LOCK], [f".{LOG}.part"]]
+    )
+    def test_a_claim_that_was_killed_is_claimed_again(self, tmp_path, left):
+        for name in left:
+            (tmp_path / name).write_text("", "utf-8")
+        assert RunDir.claim(tmp_path, recipe(), resume=True).read_log() == []
+        assert (tmp_path / RECIPE).read_text("utf-8") == recipe()
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_the_directory_itself_is_never_removed(self, tmp_path, monkeypatch, overwrite):
+        (tmp_path / "real").mkdir()
+        (tmp_path / "link").symlink_to("real")
+        monkeypatch.chdir(tmp_path / "link")
+        for path in (Path(), tmp_path / "link"):
+            if overwrite:
+                RunDir.claim(path, recipe(), overwrite=True).save_checkpoint(1, tensors(1.0), {})
+            RunDir.claim(path, recipe(), overwrite=True).release()
+            assert listing(tmp_path / "real") == [LOG, RECIPE]
+        assert (tmp_path / "link").is_symlink()
+
+    def test_a_directory_in_use_is_refused(self, run):
+        code = (
+            "import sys; from pathlib import Path; from kdcli.errors import UsageError\n"
+            "from kdcli.engine.run_dir import RunDir\n"
+            "try:\n    RunDir.claim(Path(sys.argv[1]), Path(sys.argv[1], 'recipe.yaml').read_text(), resume=True)\n"
+            "except UsageError as error:\n    print(error.message)"
+        )
+        command = [sys.executable, "-c", code, run.path]
+        assert subprocess.check_output(command, text=True) == f"another process uses {run.path}\n"
+        run.drop_checkpoints()
+        assert subprocess.check_output(command, text=True) == ""
+
+
+class TestResume:
+    def test_keys_that_cannot_change_the_training_may_differ(self, run):
+        changed = recipe("measure.latency=false", "train.checkpoint_every=7")
+        RunDir.claim(run.path, changed, resume=True)
+        assert (run.path / RECIPE).read_text("utf-8") == changed
+
+    @pytest.mark.parametrize("text", ["train: [", "\0", "a: 1\na: 2\n"])
+    def test_a_damaged_recipe_is_a_usage_error(self, run, text):
+        (run.path / RECIPE).write_text(text, "utf-8")
+        with pytest.raises(UsageError, match="is damaged"):
+            RunDir.claim(run.path, recipe(), resume=True)
+
+    @pytest.mark.parametrize(
+        "line",
+        [b"{", b"\xff", b"3", b'"x"', b"[1]", b'{"loss": 1}', b'{"step": "x"}', b"[" * 100_000],
+    )
+    def test_a_damaged_log_is_a_machine_error(self, run, line):
+        (run.path / LOG).write_bytes(line + b"\n")
+        with pytest.raises(MachineError, match=r"log\.jsonl is damaged"):
+            run.read_log()
+
+    def test_same_recipe_goes_on_wherever_its_values_came_from(self, run, tmp_path):
+        run.log({"step": 1})
+        (tmp_path / "same.yaml").write_text("train:\n  lr: 3e-4\n", "utf-8")
+        again = resolve(DistillRecipe, recipe=str(tmp_path / "same.yaml")).to_yaml()
+        assert again != recipe()
+        assert RunDir.claim(run.path, again, resume=True).read_log() == [{"step": 1}]
+
+    def test_changed_recipe_names_each_differing_key_and_no_other(self, run):
+        changed = recipe("train.lr=1e-2", "loss.value=none", "student.to=[6x384]")
+        with pytest.raises(UsageError) as caught:
+            RunDir.claim(run.path, changed, resume=True)
+        first, *lines = caught.value.message.splitlines()
+        assert "another recipe" in first
+        of_loss, of_student = (
+            '  loss.value: was not set, is "none"',
+            '  student.to: was [], is ["6x384"]',
+        )
+        assert sorted(lines) == [of_loss, of_student, "  train.lr: was 0.0003, is 0.01"]
+        assert (run.path / RECIPE).read_text("utf-8") == recipe()
+
+    def test_a_value_with_a_hash_in_it_is_compared_whole(self, tmp_path):
+        RunDir.claim(tmp_path / "run", recipe("data.source='a  # b'"))
+        with pytest.raises(UsageError, match=r"data\.source"):
+            RunDir.claim(tmp_path / "run", recipe("data.source='a  # c'"), resume=True)
+
+    def test_nothing_to_resume_starts_anew(self, tmp_path):
+        assert (
+            RunDir.claim(tmp_path / "run", recipe(), resume=True).load_checkpoint(pytest.fail)
+            is None
+        )
+
+
+class TestCheckpoints:
+    def test_comes_back_bit_for_bit(self, run):
+        saved = {"a": torch.randn(5, 3), "b": torch.arange(4), "c": torch.randn(2, 2).bfloat16().T}
+        run.save_checkpoint(7, saved, {"tokens": 12, "seconds": 0.1})
+        found = run.load_checkpoint(pytest.fail)
+        assert (found.step, found.state["tokens"], found.state["seconds"]) == (7, 12, 0.1)
+        torch.testing.assert_close(found.tensors, saved, rtol=0, atol=0)
+
+    def test_only_the_last_ones_are_kept(self, run):
+        for step in (1, 2, 10, 100):
+            run.save_checkpoint(step, tensors(step), {})
+        kept = sorted(p.name for p in (run.path / CHECKPOINTS).iterdir())
+        assert kept == ["step-00000010", "step-00000100"]
+        assert len(kept) == KEEP
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            *(("tensors.safetensors", content) for content in (None, b"", "flip", "cut")),
+            *(("state.json", content) for content in (None, b'{"step": 2, ', b"\0" * 64, b"{}")),
+        ],
+    )
+    def test_damaged_one_falls_back_to_the_one_before_and_says_so(self, run, name, content):
+        for step in (1, 2):
+            run.save_checkpoint(step, tensors(step), {})
+        file = run.path / CHECKPOINTS / "step-00000002" / name
+        whole = file.read_bytes()
+        if content is None:
+            file.unlink()
+        elif content == "flip":
+            file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        else:
+            file.write_bytes(whole[: len(whole) // 2] if content == "cut" else content)
+        said: list[str] = []
+        found = run.load_checkpoint(said.append)
+        assert found.step == 1
+        assert torch.equal(found.tensors["module/student/weight"], torch.full((4, 3), 1.0))
+        (line,) = said
+        assert all(part in line for part in ("step-00000002 is damaged", "the one before"))
+
+    def test_when_all_are_damaged_it_says_that_none_is_left(self, run):
+        run.save_checkpoint(1, tensors(1.0), {})
+        (run.path / CHECKPOINTS / "step-00000001" / "state.json").unlink()
+        said: list[str] = []
+        assert run.load_checkpoint(said.append) is None
+        assert "none is left: starting anew" in said[0]
+
+    @pytest.mark.parametrize(
+        "where", ["training.run_dir.save_file", "disk.fsync", "training.run_dir._sha256"]
+    )
+    def test_full_disk_keeps_the_one_before_and_nothing_half_written(
+        self, run, monkeypatch, full_disk, where
+    ):
+        run.save_checkpoint(1, tensors(1.0), {})
+        before = listing(run.path)
+        full_disk(f"kdcli.{where}")
+        with pytest.raises(MachineError, match="the disk is full") as caught:
+            run.save_checkpoint(2, tensors(2.0), {})
+        monkeypatch.undo()
+        assert "--resume" in caught.value.hint
+        assert listing(run.path) == before
+        assert run.load_checkpoint(pytest.fail).step == 1
+
+    def test_kill_while_writing_leaves_the_one_before(self, run, monkeypatch):
+        run.save_checkpoint(1, tensors(1.0), {})
+        killed_before_the_end(monkeypatch, run.save_checkpoint, 2, tensors(2.0), {})
+        assert any(p.name.endswith(".part") for p in (run.path / CHECKPOINTS).iterdir())
+        assert run.load_checkpoint(pytest.fail).step == 1
+        run.save_checkpoint(2, tensors(2.0), {})
+        assert not any(p.name.endswith(".part") for p in (run.path / CHECKPOINTS).iterdir())
+        assert run.load_checkpoint(pytest.fail).step == 2
+
+    def test_the_same_step_again_replaces_it(self, run):
+        run.save_checkpoint(1, tensors(1.0), {})
+        run.save_checkpoint(1, tensors(5.0), {})
+        assert run.load_checkpoint(pytest.fail).tensors["optimizer/0/step"] == 5.0
+
+
+class TestBest:
+    def test_comes_back_as_it_was_and_only_the_last_is_kept(self, run):
+        run.save_best(3, tensors(1.0))
+        run.save_best(9, tensors(2.0))
+        torch.testing.assert_close(run.load_best(9), tensors(2.0), rtol=0, atol=0)
+        assert listing(run.path / CHECKPOINTS) == [BEST]
+
+    def test_of_another_step_is_refused(self, run):
+        run.save_best(3, tensors(1.0))
+        with pytest.raises(MachineError, match="is not of step 9") as caught:
+            run.load_best(9)
+        assert "--overwrite" in caught.value.hint
+
+    @pytest.mark.parametrize("damage", ["gone", "empty", "cut"])
+    def test_damaged_is_refused_by_name(self, run, damage):
+        run.save_best(3, tensors(1.0))
+        file = run.path / CHECKPOINTS / BEST
+        file.write_bytes(file.read_bytes()[:-9] if damage == "cut" else b"")
+        if damage == "gone":
+            file.unlink()
+        with pytest.raises(MachineError, match=r"best\.safetensors cannot be read"):
+            run.load_best(3)
+
+    @pytest.mark.parametrize("where", ["training.run_dir.save_file", "training.run_dir.fsync"])
+    def test_full_disk_keeps_the_one_before(self, run, monkeypatch, full_disk, where):
+        run.save_best(3, tensors(1.0))
+        full_disk(f"kdcli.{where}")
+        with pytest.raises(MachineError, match="the disk is full"):
+            run.save_best(6, tensors(2.0))
+        monkeypatch.undo()
+        assert torch.equal(run.load_best(3)["module/student/weight"], torch.full((4, 3), 1.0))
+
+    def test_kill_while_writing_leaves_the_one_before(self, run, monkeypatch):
+        run.save_best(3, tensors(1.0))
+        killed_before_the_end(monkeypatch, run.save_best, 6, tensors(2.0))
+        assert torch.equal(run.load_best(3)["optimizer/0/step"], torch.tensor(1.0))
+        run.save_best(6, tensors(2.0))
+        assert torch.equal(run.load_best(6)["optimizer/0/step"], torch.tensor(2.0))
+
+    def test_is_no_checkpoint_to_go_on_from_and_is_dropped_with_them(self, run):
+        run.save_best(3, tensors(1.0))
+        assert run.load_checkpoint(pytest.fail) is None
+        for step in range(5):
+            run.save_checkpoint(step, tensors(step), {})
+        assert (run.path / CHECKPOINTS / BEST).exists()
+        run.drop_checkpoints()
+        assert listing(run.path) == [LOG, RECIPE]
+
+
+@pytest.mark.parametrize("how", [{}, {"overwrite": True}])
+def test_a_claim_that_was_killed_anywhere_can_be_claimed_again(how, tmp_path):
+    after, path = 0, tmp_path / "run"
+    while True:
+        if how:
+            before = RunDir.claim(path, recipe(), overwrite=path.exists())
+            before.log({"step": 1})
+            before.save_checkpoint(1, tensors(1.0), {})
+            (path / "model.safetensors").write_bytes(b"x")
+            (path / REPORT).write_text('{"status": "done"}', "utf-8")
+            before.release()
+        if not killed(
+            after := after + 1, lambda: RunDir.claim(path, recipe("train.lr=1e-2"), **how)
+        ):
+            break
+        # A report says that the model beside it is whole.
+        assert not (path / REPORT).exists() or (path / "model.safetensors").exists()
+        claimed = RunDir.claim(path, recipe("train.lr=1e-2"), **how or {"resume": True})
+        assert [name for name in listing(path) if name != LOCK] == [LOG, RECIPE]
+        claimed.release()
+        if not how:
+            disk.remove(path)
+    assert after > (8 if how else 3)
+
+
+def test_a_run_that_came_between_check_and_lock_is_not_deleted(tmp_path, monkeypatch):
+    path, lock = tmp_path / "run", RunDir._lock
+
+    def another_first(run):
+        monkeypatch.setattr(RunDir, "_lock", lock)
+        other = RunDir.claim(path, recipe())
+        other.log({"step": 1})
+        other.release()
+        run._lock()
+
+    monkeypatch.setattr(RunDir, "_lock", another_first)
+    with pytest.raises(UsageError, match="is not empty"):
+        RunDir.claim(path, recipe("train.lr=1e-2"))
+    assert [r["step"] for r in RunDir(path).read_log()] == [1]
+
+
+class TestNumbered:
+    @pytest.fixture(autouse=True)
+    def somewhere(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+
+    def made(self, *, taken=False):
+        path = numbered("finetune-x", taken=taken)
+        path.mkdir(parents=True, exist_ok=True)
+        return path.as_posix()
+
+    def test_the_last_one_to_go_on_with(self):
+        assert self.made(taken=True) == "runs/finetune-x"
+        assert self.made(taken=True) == "runs/finetune-x"
+        self.made()
+        self.made()
+        assert self.made(taken=True) == "runs/finetune-x-3"
+
+    def test_a_free_one_each_time_and_a_gap_is_filled(self):
+        assert [self.made() for _ in range(3)] == [
+            "runs/finetune-x",
+            "runs/finetune-x-2",
+            "runs/finetune-x-3",
+        ]
+        Path("runs/finetune-x-2").rmdir()
+        assert self.made() == "runs/finetune-x-2"
+
+    def test_nothing_is_made(self):
+        numbered("finetune-x", taken=False)
+        assert not Path("runs").exists()
+
+
+class TestLog:
+    def test_line_torn_by_a_kill_is_left_out(self, run):
+        run.log({"step": 1, "loss": 0.5})
+        run.log({"step": 2, "loss": 0.4})
+        with (run.path / LOG).open("a", encoding="utf-8") as file:
+            file.write('{"step": 3, "lo')
+        assert [r["step"] for r in run.read_log()] == [1, 2]
+        run.cut_log(1)
+        run.log({"step": 2, "loss": 0.4})
+        assert (run.path / LOG).read_text(
+            "utf-8"
+        ) == '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.4}\n'
+
+    def test_floats_come_back_as_they_were(self, run):
+        record = {"step": 1, "loss": 0.1 + 0.2, "lr": 1e-300}
+        run.log(record)
+        run.cut_log(1)
+        assert run.read_log() == [record]
+
+    def test_full_disk_is_a_machine_error(self, run, full_disk):
+        full_disk(Path, "open")
+        with pytest.raises(MachineError, match=r"the disk is full: .*log\.jsonl"):
+            run.log({"step": 1})
+
+
+def test_done_only_with_a_report_that_says_so(run):
+    assert not run.done
+    for status in ("running", "done"):
+        (run.path / REPORT).write_text(json.dumps({"status": status}), "utf-8")
+        assert run.done == (status == "done")
+
+
+class TestWriteAtomic:
+    @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+    def test_failure_leaves_the_old_file_whole(self, tmp_path, monkeypatch, code):
+        path = tmp_path / "report.json"
+        disk.write_atomic(path, "old")
+
+        def fail(*args):
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(disk.os, "fsync", fail)
+        with pytest.raises(MachineError, match=r"report\.json"):
+            disk.write_atomic(path, "new")
+        assert listing(tmp_path) == ["report.json"]
+        assert path.read_text("utf-8") == "old"

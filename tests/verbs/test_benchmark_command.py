@@ -1,0 +1,406 @@
+"""`kdcli benchmark`: requests to the worker, report, gates, refusals."""
+
+import functools
+import json
+from dataclasses import replace
+
+import own_files
+import pytest
+from forked import script
+
+from kdcli.deploy.latency import Latency, Protocol
+from kdcli.errors import KdcliError, MachineError
+from kdcli.report.sections.latency import speedup_of
+from kdcli.verbs.benchmark import run as command
+from kdcli.verbs.benchmark import scores as backend_scores
+from kdcli.verbs.benchmark.settings import BenchmarkRecipe
+
+PAPERS = ["12x768", "6x768", "12x384", "6x384", "4x384", "3x384"]
+SMALL = ["2x24:48@12", "1x24:48@12"]
+FEW = [
+    "--set",
+    "measure.min_runs=3",
+    "--set",
+    "measure.min_seconds=0.0",
+    "--seq-len",
+    "16",
+    "--batch-size",
+    "1",
+]
+
+
+run, succeeds = (functools.partial(of, "benchmark") for of in (own_files.kdcli, own_files.succeeds))
+
+
+@pytest.fixture
+def requests(monkeypatch):
+    """Every request to a worker; each subject takes half as long as the one before, the first 8 ms."""
+    requests = []
+
+    def measured(subjects, protocol):
+        requests.append((subjects, protocol))
+        found = Latency()
+        for batch_size, seq_len in protocol.cells:
+            for n, subject in enumerate(subjects):
+                found.rows.append(row(subject, protocol, batch_size, seq_len, 8.0 / 2**n))
+                if n:
+                    own = (
+                        ""
+                        if subject.backend == "torch"
+                        else f"/{subject.backend}-{subject.precision}"
+                    )
+                    cell = (
+                        ""
+                        if (batch_size, seq_len) == tuple(protocol.cells[0])
+                        else f"@{batch_size}x{seq_len}"
+                    )
+                    found.speedups[f"{subject.name}{own}_vs_{subjects[0].name}{cell}"] = {
+                        **{"median": 2.0**n, "low": 1.9**n, "high": 2.1**n},
+                        **{"batch_size": batch_size, "seq_len": seq_len},
+                    }
+        return found
+
+    monkeypatch.setattr(command, "measure_latency", measured)
+    return requests
+
+
+def row(subject, protocol, batch_size, seq_len, ms, status="ok"):
+    return {
+        **{
+            "model": subject.name,
+            "backend": subject.backend,
+            "device": protocol.device,
+            "dtype": subject.precision,
+        },
+        **{
+            "batch_size": batch_size,
+            "seq_len": seq_len,
+            "padding": protocol.padding,
+            "n": 60,
+            "status": status,
+        },
+        **{
+            "p50_ms": ms,
+            "p90_ms": ms,
+            "p95_ms": ms,
+            "p99_ms": None,
+            "mean_ms": ms,
+            "iqr_over_p50": 0.01,
+        },
+        **{
+            "tokens_per_second": 1e3,
+            "load_seconds": 0.1,
+            "first_call_ms": 1.0,
+            "peak_memory_bytes": 10,
+        },
+    }
+
+
+def test_every_backend_has_a_worker_with_the_baseline_in_it(requests, tmp_path):
+    backends = ["--backend", "torch", "--backend", "compile", "--backend", "torch-bf16"]
+    succeeds(SMALL[1], "--baseline", SMALL[0], *backends, "-o", tmp_path / "out")
+    names = [[(s.name, s.backend, s.precision) for s in subjects] for subjects, _ in requests]
+    plain, bf16 = ("torch", "fp32"), ("torch", "bf16")
+    assert names == [
+        [(SMALL[0], *plain), (SMALL[1], *plain), (SMALL[0], *bf16), (SMALL[1], *bf16)],
+        [(SMALL[0], *plain), (SMALL[0], "compile", "fp32"), (SMALL[1], "compile", "fp32")],
+    ]
+    report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    kept = [
+        (r["model"], r["backend"], r["dtype"]) for r in report["latency"] if r["batch_size"] == 1
+    ]
+    assert len(set(kept)) == len(kept) == 6, "the baseline's rows stand once"
+
+
+@pytest.mark.parametrize(
+    ("settings", "models", "cells"),
+    [
+        ({"preset": "tinybert"}, ["12x768", "4x312:1200@12", "6x768"], [(128, 128)]),
+        (
+            {"preset": "tinybert", "batch_sizes": [1, 2]},
+            ["12x768", "4x312:1200@12", "6x768"],
+            [(1, 128), (2, 128)],
+        ),
+        (
+            {"models": ["6x384", "12x768"], "baseline": "12x768"},
+            ["12x768", "6x384"],
+            [(1, 128), (8, 128)],
+        ),
+        ({}, [*PAPERS, "4x312:1200@12"], [(1, 128)]),
+        ({"models": ["a"], "preset": "minilm", "seq_lens": [16]}, ["a"], [(128, 16)]),
+    ],
+)
+def test_models_and_cells(settings, models, cells):
+    assert command.models_and_cells(BenchmarkRecipe(**settings)) == (models, cells)
+
+
+def test_dtype_is_that_of_baseline_and_backends_without_their_own(requests, tmp_path):
+    succeeds(
+        *SMALL,
+        "--dtype",
+        "bf16",
+        "--backend",
+        "torch",
+        "--backend",
+        "onnx-int8",
+        "-o",
+        tmp_path / "out",
+    )
+    names = [[(s.backend, s.precision) for s in subjects] for subjects, _ in requests]
+    bf16, int8 = ("torch", "bf16"), ("onnx", "int8")
+    assert names == [[bf16, bf16], [bf16, int8, int8]]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--dtype", "bf16", "--backend", "onnx"], 2, "backend onnx has no precision 'bf16'"),
+        (
+            ["--dtype", "fp16", "--backend", "openvino"],
+            2,
+            "backend openvino has no precision 'fp16'",
+        ),
+        (["--dtype", "int8"], 2, "'dtype' must be"),
+        (["--dtype", "bf16"], 3, "an old card has no bf16"),
+    ],
+)
+def test_a_dtype_that_is_not_there_is_refused_by_name(
+    monkeypatch, tmp_path, options, code, message
+):
+    def choose(wanted, device):
+        raise MachineError("an old card has no bf16", "use --dtype fp16 or fp32")
+
+    monkeypatch.setattr(command, "choose_dtype", choose)
+    result = run(*SMALL, *options, "-o", tmp_path / "out")
+    assert (result.exit_code, message in own_files.said_by(result)) == (code, True), result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_shapes_say_how_long_they_will_take(requests, tmp_path):
+    assert "2 untrained models, 2 cells: about " in own_files.said_by(
+        succeeds(*SMALL, "-o", tmp_path / "out")
+    )
+
+
+def test_the_estimate_is_what_a_worker_does(monkeypatch):
+    """One pass of the smallest takes a millisecond; the other does three times as much."""
+    monkeypatch.setattr(command, "timed", lambda call, device: 1e-3)
+    cards = {"a": {"multiply_adds": 300}, "b": {"multiply_adds": 100}}
+    protocol = Protocol(device="cpu", min_runs=50, min_seconds=0.1, cells=[(1, 128), (4, 256)])
+    found = command._estimate({"a": SMALL[0], "b": SMALL[1]}, cards, protocol)
+    rounds = 50 * (0.003 + 0.001) + 50 * 8 * (0.003 + 0.001)
+    assert found == pytest.approx(3 * command.STARTED_SECONDS + rounds + 4 * command.WARM_SECONDS)
+
+
+def test_gates_are_held_after_the_table_is_printed(requests, tmp_path):
+    succeeds(
+        *SMALL, "--min-speedup", "1.5", "--max-latency-ms", "5", "--strict", "-o", tmp_path / "a"
+    )
+    result = run(*SMALL, "--min-speedup", "2.5", "-o", tmp_path / "b")
+    assert result.exit_code == 5
+    assert "2.00 times as fast, below 2.5" in result.stderr
+    assert SMALL[1] in result.stdout
+    result = run(*SMALL, "--max-latency-ms", "3", "-o", tmp_path / "c")
+    assert result.exit_code == 5
+    assert "4.00 ms, above 3 ms" in result.stderr
+
+
+def test_strict_does_not_take_an_unstable_measurement(monkeypatch, tmp_path):
+    def unstable(subjects, protocol):
+        return Latency(rows=[row(s, protocol, 1, 16, 1.0, "unstable") for s in subjects])
+
+    monkeypatch.setattr(command, "measure_latency", unstable)
+    succeeds(*SMALL, *FEW, "-o", tmp_path / "a")
+    result = run(*SMALL, *FEW, "--strict", "-o", tmp_path / "b")
+    assert result.exit_code == 6
+    assert "2 of 2 measurements are unstable" in result.stderr
+
+
+def test_ctrl_c_keeps_what_was_measured(monkeypatch, tmp_path):
+    def stopped(subjects, protocol):
+        return Latency(rows=[row(subjects[0], protocol, 1, 16, 1.0)], interrupted=True)
+
+    monkeypatch.setattr(command, "measure_latency", stopped)
+    result = run(*SMALL, *FEW, "-o", tmp_path / "out")
+    assert result.exit_code == 130
+    report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    assert [r["model"] for r in report["latency"]] == [SMALL[0]]
+    assert "interrupted" in report["notes"][0]
+
+
+def test_a_wrong_backend_is_an_error_and_the_rest_is_reported(monkeypatch, tmp_path):
+    def wrong(subjects, protocol):
+        of = {"model": SMALL[1], "backend": "torch", "dtype": "bf16", "limit": 0.1, "wrong": True}
+        rows = [row(s, protocol, 1, 16, 1.0) for s in subjects if s.precision == "fp32"]
+        return Latency(
+            rows=rows, agreements=[of | {"max_abs": 9.0, "relative": 0.5, "cosine": 0.1}]
+        )
+
+    monkeypatch.setattr(command, "measure_latency", wrong)
+    result = run(*SMALL, *FEW, "--backend", "torch-bf16", "-o", tmp_path / "out")
+    assert result.exit_code == 3
+    assert "wrong output" in result.stderr
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_lengths_of_real_data(requests, tmp_path, model_dir, text_file):
+    succeeds(model_dir, SMALL[0], "--padding", "data", "--data", text_file, "-o", tmp_path / "out")
+    (_, protocol), *_ = requests
+    assert set(protocol.lengths) == {4}, "four words a line"
+    assert len(protocol.texts) == 16
+
+
+def test_projections_stand_apart(requests, tmp_path):
+    succeeds("12x768", "6x384", "--project", "p100", "-o", tmp_path / "out", "--batch-size", "128")
+    report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    of = {p["model"]: p for p in report["projections"]}
+    assert of["6x384"]["published"] == 5.3
+    assert abs(of["6x384"]["error"]) < 0.15
+    assert all(r["device"] == "cpu" for r in report["latency"])
+
+
+def test_runs_side_by_side(requests, tmp_path):
+    for name in ("one", "two"):
+        succeeds(*SMALL, "-o", tmp_path / name)
+    before = len(requests)
+    succeeds(
+        "--compare",
+        tmp_path / "one",
+        "--compare",
+        tmp_path / "two" / "report.json",
+        "-o",
+        tmp_path / "both",
+    )
+    assert len(requests) == before, "nothing is measured"
+    report = json.loads((tmp_path / "both" / "report.json").read_text("utf-8"))
+    assert list(report["models"])[:2] == [f"one: {SMALL[0]}", f"one: {SMALL[1]}"]
+    assert len(report["latency"]) == 2 * len(
+        json.loads((tmp_path / "one" / "report.json").read_text())["latency"]
+    )
+
+
+def test_the_runner_for_old_machines(tmp_path):
+    result = succeeds(*SMALL, "--portable", tmp_path / "old")
+    assert {p.name for p in (tmp_path / "old").iterdir()} == {"measure_encoders.py", "shapes.json"}
+    assert "--compare result.json" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*SMALL, "--padding", "data"], "needs --data"),
+        ([SMALL[0], SMALL[0]], "two models are called"),
+        (["./nowhere"], "no model directory"),
+        ([*SMALL, "--project", "p1000"], "p100"),
+        (["--compare", "nowhere.json"], "cannot be read"),
+        (["./nowhere", "--portable", "old"], "is a model"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_and_nothing_written(
+    requests, tmp_path, monkeypatch, arguments, message
+):
+    monkeypatch.chdir(tmp_path)
+    assert message in own_files.refused(tmp_path, "benchmark", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"preset": "serving"}, "no model given"),
+        ({"preset": "minilmm"}, "did you mean 'minilm'"),
+        ({"models": SMALL, "backends": ["onxx"]}, "did you mean 'onnx'"),
+        ({"models": SMALL, "backends": ["torch-int8"]}, "has no precision 'int8'"),
+    ],
+)
+def test_recipes_that_cannot_be_measured(settings, message):
+    recipe = BenchmarkRecipe(**settings)
+    with pytest.raises(KdcliError, match=message):
+        command.check_backends(recipe, command.models_and_cells(recipe)[0])
+
+
+def test_a_damaged_report_is_named(tmp_path):
+    (tmp_path / "report.json").write_text('{"models": {}', "utf-8")
+    result = run("--compare", tmp_path, "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "report.json is not valid JSON" in result.stderr.replace("\n", "")
+    (tmp_path / "report.json").write_text('{"models": {"a": {}}, "command": "x"}', "utf-8")
+    assert "is not a report of kdcli" in run(
+        "--compare", tmp_path, "-o", tmp_path / "out"
+    ).stderr.replace("\n", "")
+
+
+@pytest.fixture
+def on_task(tmp_path):
+    """A model with a random head, and arguments that judge it on 40 examples."""
+    model = own_files.headed(tmp_path / "model", tuple(sorted(own_files.NAMES)), seed=3)
+    own_files.write(tmp_path / "data" / "validation.jsonl", own_files.rows("class", 40, seed=1))
+    return [model, "--task", "own", "--data", tmp_path / "data", "-o", tmp_path / "out"]
+
+
+def test_a_task_is_judged_on_every_backend(requests, on_task, tmp_path):
+    result = succeeds(
+        *on_task, "--backend", "torch", "--backend", "torch-bf16", "--backend", "onnx"
+    )
+    found = own_files.report_of(tmp_path / "out")
+    assert [e.model for e in found.evaluations] == [
+        "model",
+        "model on torch bf16",
+        "model on onnx fp32",
+    ]
+    assert all(e.n == 40 for e in found.evaluations)
+    plain, _, onnx = found.evaluations
+    assert 0 < plain.metrics["accuracy"] < 1
+    assert onnx.metrics == pytest.approx(plain.metrics)
+    own_files.succeeds("evaluate", *on_task[:-1], tmp_path / "own")
+    assert own_files.report_of(tmp_path / "own").evaluations[0].metrics == pytest.approx(
+        plain.metrics
+    )
+    assert {c.model for c in found.comparisons} == {"model on torch bf16", "model on onnx fp32"}
+    assert "model on onnx fp32" in result.stdout
+    # The real texts on which outputs are compared are the task's.
+    assert own_files.rows("class", 40, seed=1)[0]["text"] in requests[0][1].texts
+
+
+def test_a_less_accurate_backend_is_an_error(requests, on_task, tmp_path, monkeypatch):
+    made = backend_scores.runner
+
+    def spoilt(model, backend, precision, **settings):
+        runner = made(model, "torch", "fp32", **settings)
+        if precision == "fp32":
+            return runner
+        return replace(runner, output=lambda found: [-x for x in runner.output(found)])
+
+    monkeypatch.setattr(backend_scores, "runner", spoilt)
+    result = run(*on_task, "--backend", "torch-bf16", "--set", "max_drop=0.01")
+    assert result.exit_code == 3
+    accuracy = [e.metrics["accuracy"] for e in own_files.report_of(tmp_path / "out").evaluations]
+    assert accuracy[1] == pytest.approx(1 - accuracy[0])
+    assert accuracy[1] < accuracy[0]
+    assert (
+        "less accurate than torch in float32 by more than max_drop 0.01: model on torch bf16"
+        in result.output
+    )
+
+
+def test_a_shape_has_no_score(on_task):
+    result = run("2x24:48@12", *on_task[1:])
+    assert result.exit_code == 2
+    assert "--task own needs trained models, 2x24:48@12 is a shape" in result.output
+
+
+@pytest.mark.slow
+def test_what_the_portable_runner_brings_back_is_reported(tmp_path):
+    succeeds(*SMALL, "--seq-len", "16", "--batch-size", "1", "--portable", tmp_path / "old")
+    result = tmp_path / "k80.json"
+    runner = script(tmp_path / "old" / "measure_encoders.py", "--out", result)
+    message = runner.communicate()
+    assert runner.returncode == 0, message
+    found = succeeds("--compare", result, "-o", tmp_path / "out")
+    report = own_files.report_of(tmp_path / "out")
+    names = [f"k80: {shape}" for shape in SMALL]
+    assert list(report.models) == names
+    assert [row.model for row in report.latency] == names
+    (speedup,) = report.speedup.values()
+    assert speedup_of(report, report.latency[1]) == speedup
+    assert speedup_of(report, report.latency[0]) is None
+    assert f"{speedup.median:.2f}x" in found.stdout

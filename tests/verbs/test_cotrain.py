@@ -1,0 +1,384 @@
+"""`kdcli cotrain` end to end on tiny models: what it writes, resumes, compares and refuses."""
+
+import functools
+import json
+import subprocess
+import sys
+
+import own_files
+import processes
+import pytest
+import torch
+from encoders import on_disk, tiny_config, tiny_tokenizer
+from own_files import log_of, refused, report_of, said_by, same_weights, times, weights
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from kdcli.errors import UsageError
+from kdcli.verbs.cotrain.cli import parse_weights
+from kdcli.verbs.cotrain.run import check
+from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
+
+QUICK = [
+    *("--max-steps", "6", "--batch-size", "8", "--dtype", "fp32", "--set", "data.max_length=16"),
+    *(
+        "--set",
+        "train.warmup_fraction=0.2",
+        "--set",
+        "train.eval_every=3",
+        "--set",
+        "train.log_every=1",
+    ),
+    *(
+        "--set",
+        "train.checkpoint_every=2",
+        "--set",
+        "data.held_out_blocks=8",
+        "--set",
+        "measure.latency=false",
+    ),
+]
+ON_TASK = [*own_files.QUICK, "--max-steps", "8", "--set", "train.eval_every=4"]
+
+
+succeeds = functools.partial(own_files.succeeds, "cotrain")
+
+
+@pytest.fixture
+def base(tmp_path):
+    torch.manual_seed(0)
+    model = AutoModelForMaskedLM.from_config(
+        tiny_config("bert", num_hidden_layers=4, initializer_range=0.3)
+    )
+    return on_disk(model, tmp_path / "base")
+
+
+@pytest.fixture
+def given(base, text_file):
+    return ["3x32", "2x16", "--base", base, "--data", text_file, *QUICK]
+
+
+@pytest.fixture
+def own_task(tmp_path):
+    return own_files.own(tmp_path / "own", "class", n=64, judged=24)
+
+
+@pytest.mark.drawn
+def test_what_a_run_leaves(given, tmp_path):
+    out = tmp_path / "out"
+    measured = [
+        "--set",
+        "measure.latency=true",
+        "--set",
+        "measure.min_seconds=0.1",
+        "--set",
+        "measure.min_runs=5",
+    ]
+    result = succeeds(*given, *measured, "-o", out)
+    assert {p.name for p in out.iterdir()} == own_files.REPORT | {
+        "teacher",
+        "student",
+        "standalone",
+    }
+    assert {p.name for p in (out / "standalone").iterdir()} == own_files.REPORT | {
+        "teacher",
+        "student",
+    }
+    for name, shape in (("teacher", (3, 32)), ("student", (2, 16))):
+        model = AutoModelForMaskedLM.from_pretrained(out / name)
+        assert (model.config.num_hidden_layers, model.config.hidden_size) == shape
+        assert AutoTokenizer.from_pretrained(out / name).get_vocab() == tiny_tokenizer().get_vocab()
+        assert "kd_capture" not in (out / name / "config.json").read_text()
+        card = (out / name / "README.md").read_text("utf-8")
+        assert all(
+            part in card for part in ("AutoModelForMaskedLM", "3x32 and 2x16, co-distillation")
+        )
+    report = report_of(out)
+    assert (report.command, report.training.steps, report.training.tokens) == (
+        "cotrain",
+        6,
+        6 * 8 * 16,
+    )
+    assert list(report.models) == ["teacher", "teacher standalone", "student standalone", "student"]
+    assert {r.model for r in report.latency} == {"teacher", "student"}
+    losses = report.quality["held-out MLM loss"]
+    assert set(losses) == set(report.models)
+    # The table shows where both curves end; both runs start with the same models and masks.
+    alone = report_of(out / "standalone")
+    first, last = (p.held_out for p in (report.curve[0], report.curve[-1]))
+    assert set(last) == {
+        "loss",
+        *(f"{m}/{t}" for m in ("teacher", "student") for t in ("hard", "soft")),
+    }
+    page = (out / "report.html").read_text("utf-8")
+    for name in ("teacher", "student"):
+        ours, theirs = losses[name]["loss"], losses[f"{name} standalone"]["loss"]
+        assert (
+            ours
+            == last[f"{name}/hard"]
+            < first[f"{name}/hard"]
+            == alone.curve[0].held_out[f"{name}/hard"]
+        )
+        assert theirs == alone.curve[-1].held_out[f"{name}/hard"] != ours
+        word = "better" if theirs > ours else "worse"
+        assert f"{abs(theirs - ours):.4f} {word} with the other model" in " ".join(report.notes)
+        assert f"{name}: held-out loss against the labels, step " in page
+        assert all(f"→ {loss:.4f}" in page for loss in (ours, theirs))
+    assert "held-out teacher/hard" in page
+    assert report.beside == {"standalone": alone.curve}
+    assert "kdcli cotrain: 3x32 and 2x16, co-distillation" in result.stdout
+
+
+def test_without_any_model_a_tokenizer_is_trained(text_file, tmp_path):
+    out = tmp_path / "out"
+    options = [
+        "2x16",
+        "1x16",
+        "--vocab-size",
+        "60",
+        "--data",
+        text_file,
+        "--no-standalone",
+        *QUICK,
+        "-o",
+        out,
+    ]
+    succeeds(*options)
+    assert {p.name for p in out.iterdir() if p.is_dir()} == {"teacher", "student"}
+    words = [
+        AutoTokenizer.from_pretrained(out / name).get_vocab() for name in ("teacher", "student")
+    ]
+    assert words[0] == words[1]
+    assert weights(out / "student")["bert.embeddings.word_embeddings.weight"].shape == (
+        len(words[0]),
+        16,
+    )
+    # The recipe alone repeats it.
+    succeeds("--recipe", out / "recipe.yaml", "--dtype", "fp32", "-o", tmp_path / "again")
+    assert same_weights(out / "student", tmp_path / "again" / "student")
+
+
+def test_community_students_are_saved_and_the_better_one_is_named(base, text_file, tmp_path):
+    out = tmp_path / "out"
+    before = {p: p.read_bytes() for p in base.iterdir()}
+    options = ["2x32", "2x32", "--community", base, "--data", text_file, *QUICK]
+    succeeds(*options, "-o", out)
+    assert {p: p.read_bytes() for p in base.iterdir()} == before
+    report = report_of(out)
+    assert {p.name for p in out.iterdir() if p.is_dir()} == {"student-1", "student-2", "standalone"}
+    names = ["teacher", "student-1", "student-1 standalone", "student-2 standalone", "student-2"]
+    assert list(report.models) == names
+    assert report.models["teacher"].layers == 4
+    losses = {
+        name: report.quality["held-out MLM loss"][name]["loss"]
+        for name in ("student-1", "student-2")
+    }
+    assert f"{min(losses, key=losses.get)} is the better student" in " ".join(report.notes)
+    assert {"student-1/community", "student-2/community"} < set(report.curve[-1].held_out)
+    # Alone, each still learns from the frozen teacher.
+    assert set(log_of(out / "standalone")[1]["terms"]) == {
+        f"student-{n}/{t}" for n in (1, 2) for t in ("hard", "community")
+    }
+    succeeds(
+        *options,
+        "--no-standalone",
+        "--set",
+        "community.printed_order=true",
+        "-o",
+        tmp_path / "printed",
+    )
+    assert not same_weights(out / "student-1", tmp_path / "printed" / "student-1")
+
+
+def test_a_task_scores_all_of_them(given, own_task, tmp_path):
+    options = [
+        "--set",
+        "eval.overrides.train={max_steps: 4, batch_size: 16, eval_every: 4, lr: 0.003}",
+    ]
+    options += [
+        "--set",
+        "eval.overrides.data.max_length=16",
+        "--set",
+        f"eval.source={own_task}",
+        "--eval-task",
+        "own",
+    ]
+    out = tmp_path / "out"
+    succeeds(*given, *options, "-o", out)
+    report = report_of(out)
+    assert set(report.quality["own"]) == set(report.models)
+    for e in report.evaluations:
+        inner = report_of(out / "downstream" / "own" / e.model.replace(" ", "-"))
+        assert inner.evaluations[0].metrics == e.metrics
+    refused(tmp_path, "cotrain", *given, *options[:-1], "ownn")
+
+
+@pytest.fixture
+def on_task(model_dir, own_task):
+    return [model_dir, "2x32", "--task", "own", "--data", own_task, *ON_TASK]
+
+
+def test_on_a_task_both_are_trained_and_evaluated(on_task, tmp_path):
+    out = tmp_path / "out"
+    result = succeeds(*on_task, "-o", out)
+    report = report_of(out)
+    names = ["teacher", "student", "teacher standalone", "student standalone"]
+    assert [e.model for e in report.evaluations] == names
+    assert set(report.quality["own"]) == set(names)
+    for name, layers in (("teacher", 4), ("student", 2)):
+        model = AutoModelForSequenceClassification.from_pretrained(out / name)
+        assert model.config.num_hidden_layers == layers
+        assert sorted(model.config.id2label.values()) == sorted(own_files.NAMES)
+        again = tmp_path / f"evaluated-{name}"
+        own_files.succeeds(
+            "evaluate", out / name, "--task", "own", "--data", tmp_path / "own", "-o", again
+        )
+        assert report_of(again).evaluations[0].metrics == report.quality["own"][name]
+        assert not same_weights(out / name, out / "standalone" / name)
+    # Metrics during training are the student's.
+    assert report.curve[-1].metrics["accuracy"] == report.quality["own"]["student"]["accuracy"]
+    assert set(log_of(out)[1]["terms"]) == {
+        "teacher/hard",
+        "teacher/soft",
+        "student/hard",
+        "student/soft",
+    }
+    assert "on own" in result.stdout
+
+
+def test_on_a_task_the_teacher_alone_is_the_result_of_finetune(on_task, model_dir, tmp_path):
+    succeeds(*on_task, "--mode", "standalone", "-o", tmp_path / "out")
+    own = ["--task", "own", "--data", tmp_path / "own"]
+    own_files.succeeds("finetune", model_dir, *own, *ON_TASK, "-o", tmp_path / "ft")
+    one, other = weights(tmp_path / "out" / "teacher"), weights(tmp_path / "ft")
+    assert all(torch.equal(one[k], other[k]) for k in other)
+
+
+def test_a_dry_run_estimates_both_runs_and_leaves_nothing(given, on_task, tmp_path):
+    out = tmp_path / "out"
+    for options in (given, on_task):
+        estimate = json.loads(succeeds(*options, "-o", out, "--dry-run", "--json").stdout)
+        assert [leg["folder"] for leg in estimate["legs"]] == [str(out), str(out / "standalone")]
+        assert set(estimate["models"]) == {"teacher", "student"}
+        assert not out.exists()
+
+
+def test_resuming_repeats_no_finished_run(given, on_task, tmp_path):
+    for number, options in enumerate((given, on_task)):
+        out = tmp_path / str(number)
+        succeeds(*options, "-o", out)
+        before = times(out)
+        succeeds(*options, "-o", out, "--resume")
+        assert times(out) == before
+        # As if the machine had failed before it wrote the report.
+        (out / "report.json").unlink()
+        kept = times(out / "standalone")
+        again = succeeds(*options, "-o", out, "--resume")
+        assert times(out / "standalone") == kept
+        assert "standalone is done already" in said_by(again)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--weights", "1:1:1"], "weights must be four numbers from 0 on, got 1:1:1"),
+        (["--temperature", "0"], "'temperature' must be greater than 0"),
+        (["--mode", "both"], "'mode' must be"),
+        (["--set", "data.mask.share=1.0"], "'data.mask.share' must be less than 1"),
+        (["--batch-size", "100000"], "less than one batch of 100000"),
+        (["--set", "train.warmup_steps=6"], "leaves nothing of 6 steps"),
+        (["--set", "data.max_length=300"], "the teacher reads at most 160 tokens"),
+        (["--data", "/nowhere.txt"], "no data at"),
+        (["--base", "UNBUILT"], "UNBUILT cannot be used: KeyError: 'planted.run'"),
+        (["--task", "own", "--community", "c/d"], "--community belongs to co-training on text"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, arguments, message):
+    unbuilt = on_disk(tiny_config("bert", hidden_act="planted.run"), tmp_path / "UNBUILT")
+    assert message in refused(
+        tmp_path, "cotrain", *given, *(unbuilt if a == "UNBUILT" else a for a in arguments)
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        (CotrainRecipe(), "no teacher given"),
+        (CotrainRecipe(teacher="3x32"), "no student given"),
+        (
+            CotrainRecipe(teacher="3x32", student="2x16", weights=[0, 0, 0, 0]),
+            "nothing is left to learn from",
+        ),
+        (CotrainTaskRecipe(teacher="a/b", student="2x16"), "no task given"),
+        (
+            CotrainTaskRecipe(teacher="3x32", student="2x16", task="own"),
+            "the teacher 3x32 would start from nothing",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(recipe, message):
+    with pytest.raises(UsageError, match=message):
+        check(recipe)
+
+
+def test_weights_on_the_command_line_are_numbers():
+    assert (parse_weights("1:2:0.5:4"), parse_weights(None)) == ([1.0, 2.0, 0.5, 4.0], None)
+    with pytest.raises(UsageError, match="--weights takes four numbers, got '1:a:1:1'"):
+        parse_weights("1:a:1:1")
+
+
+@pytest.mark.slow
+def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
+    long = ["cotrain", *given, "--max-steps", "60", "--no-standalone"]
+    processes.killed_and_resumed(tmp_path, *long, models=("teacher", "student"))
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_the_same_global_batch(given, base, tmp_path):
+    config = json.loads((base / "config.json").read_text())
+    plain = config | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (base / "config.json").write_text(json.dumps(plain))
+    options = [*given, "--device", "cpu"]
+    succeeds(*options, "-o", tmp_path / "one")
+    assert (
+        processes.two_ranks("cotrain", *options, "-o", tmp_path / "two")[0].count("report in") == 1
+    )
+    for folder in ("", "standalone"):
+        own_files.same_logs(
+            tmp_path / "one" / folder, tmp_path / "two" / folder, rel=1e-4, abs=1e-5
+        )
+
+
+@pytest.mark.slow
+def test_an_environment_with_only_transformers_reloads_what_is_trained(
+    given, model_dir, text_file, tmp_path
+):
+    succeeds(*given, "--no-standalone", "-o", tmp_path / "cotrained")
+    distilled = [
+        "distill",
+        model_dir,
+        "--data",
+        text_file,
+        "--to",
+        "2x32",
+        *QUICK,
+        "-o",
+        tmp_path / "distilled",
+    ]
+    own_files.succeeds(*distilled)
+    # Far from this checkout, and with kdcli made unimportable.
+    program = (
+        "import sys; sys.modules['kdcli'] = None\n"
+        "from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer\n"
+        "for folder, auto in zip(sys.argv[1:], (AutoModelForMaskedLM, AutoModelForMaskedLM, AutoModel)):\n"
+        "    t, m = AutoTokenizer.from_pretrained(folder), auto.from_pretrained(folder)\n"
+        "    print(tuple(m(**t('w1 w2', return_tensors='pt'))[0].shape))"
+    )
+    folders = [tmp_path / name for name in ("cotrained/teacher", "cotrained/student", "distilled")]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, folders)],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["(1, 2, 64)", "(1, 2, 64)", "(1, 2, 32)"]

@@ -1,0 +1,266 @@
+"""The job of a co-training: one forward pass per model and step, separate gradients and rates; how the pair starts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from encoders import on_disk, tiny_config, tiny_encoder, tiny_tokenizer
+from transformers import AutoModelForMaskedLM
+
+from kdcli.data.text.corpus import open_corpus
+from kdcli.engine.launch import Session
+from kdcli.engine.train import train
+from kdcli.errors import UsageError
+from kdcli.types import Schedule
+from kdcli.verbs.cotrain.job import OnText
+from kdcli.verbs.cotrain.models import load_text_pair
+from kdcli.verbs.cotrain.settings import CotrainRecipe
+
+SCHEDULE = Schedule(
+    steps=6, batch_size=8, lr=1e-3, warmup_steps=0, eval_every=6, checkpoint_every=100
+)
+
+
+def masked_model(folder, **changes):
+    torch.manual_seed(0)
+    model = AutoModelForMaskedLM.from_config(tiny_config("bert", initializer_range=0.3, **changes))
+    return str(on_disk(model, folder))
+
+
+@pytest.fixture
+def base(tmp_path):
+    return masked_model(tmp_path / "base", num_hidden_layers=4)
+
+
+@pytest.fixture
+def corpus(text_file):
+    how = {"max_length": 16, "column": None, "isolated": False, "held_out_blocks": 8, "log": print}
+    return open_corpus(str(text_file), tiny_tokenizer(), **how)
+
+
+def recipe_of(base, **changes):
+    values = {"teacher": "3x32", "student": "2x16@4", "base": base, "data": {"max_length": 16}}
+    return CotrainRecipe.model_validate(
+        values | ({"base": None} if "community" in changes else {}) | changes
+    )
+
+
+def load(recipe):
+    return load_text_pair(recipe, trust_remote_code=False)
+
+
+def job_of(recipe, corpus, pair=None, schedule=SCHEDULE):
+    session = Session(Accelerator(cpu=True), torch.device("cpu"))
+    return OnText(recipe, session, corpus, schedule).build(recipe, pair or load(recipe))[0]
+
+
+def trained(recipe, corpus):
+    pair = load(recipe)
+    session = Session(Accelerator(cpu=True), torch.device("cpu"))
+    train(session, job_of(recipe, corpus, pair), SCHEDULE, None)
+    return models_of(pair)
+
+
+def models_of(pair):
+    return {role: loaded.model for role, loaded in pair.models.items()}
+
+
+def weights_of(model):
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+class TestJob:
+    def test_the_recipe_sets_dropout_in_training_and_the_saved_models_keep_their_own(
+        self, base, corpus
+    ):
+        def twice(dropout):
+            recipe = recipe_of(base, dropout=dropout)
+            pair = load(recipe)
+            job = job_of(recipe, corpus, pair)
+            for module in job.modules.values():
+                module.train()
+            batch = job.examples.batch(np.arange(4))
+            return [job.step(batch).total.item() for _ in range(2)], models_of(pair)
+
+        (first, second), models = twice(0.0)
+        assert first == second
+        assert {model.config.hidden_dropout_prob for model in models.values()} == {0.1}
+        (first, second), _ = twice(None)
+        assert first != second
+
+    def test_a_base_needs_no_weights(self, base, corpus):
+        (Path(base) / "model.safetensors").unlink()
+        assert trained(recipe_of(base), corpus).keys() == {"teacher", "student"}
+
+    def test_one_forward_pass_of_each_model_serves_all_terms(self, base, corpus):
+        recipe = recipe_of(base, community={"model": base})
+        pair, calls = load(recipe), []
+        for name, model in [*models_of(pair).items(), ("frozen", pair.community.model)]:
+            model.register_forward_hook(lambda *_, name=name: calls.append(name))
+        job = job_of(recipe, corpus, pair)
+        calls.clear()
+        loss = job.step(job.examples.batch(np.arange(4)))
+        assert sorted(calls) == ["frozen", "student", "teacher"]
+        assert list(loss.terms) == [
+            f"student-{n}/{t}" for n in (1, 2) for t in ("hard", "soft", "community")
+        ]
+        # Weights 1:1:1:4 and 1 for the community; terms are logged without them.
+        factors = torch.tensor([1.0, 4.0, 1.0, 1.0, 1.0, 1.0])
+        torch.testing.assert_close(
+            loss.total, (factors * torch.stack([t.value for t in loss.terms.values()])).sum()
+        )
+
+    @pytest.mark.parametrize(
+        ("weights", "moved"), [([0, 1, 0, 0], "student"), ([0, 0, 0, 1], "teacher")]
+    )
+    def test_a_soft_term_moves_only_the_model_that_learns(self, base, corpus, weights, moved):
+        recipe = recipe_of(base, weights=weights)
+        before = {role: weights_of(model) for role, model in models_of(load(recipe)).items()}
+        for role, model in trained(recipe, corpus).items():
+            assert same(before[role], weights_of(model)) == (role != moved)
+
+    def test_standalone_in_one_loop_is_each_model_alone(self, base, corpus):
+        together = trained(recipe_of(base, mode="standalone"), corpus)
+        for role, weights in (("student", [1, 0, 0, 0]), ("teacher", [0, 0, 1, 0])):
+            # Both models run in either case, because dropout masks are drawn from one stream.
+            for name, model in trained(recipe_of(base, weights=weights), corpus).items():
+                assert same(weights_of(together[name]), weights_of(model)) == (name == role)
+
+    def test_each_model_has_its_learning_rate(self, base, corpus):
+        job = job_of(recipe_of(base, train={"lr": 1e-3, "teacher_lr": 5e-4}), corpus)
+        names = [
+            (name, path)
+            for name, module in job.modules.items()
+            for path, _ in module.named_parameters()
+        ]
+        rates = {(name, job.param_group(f"{name}.{path}").lr) for name, path in names}
+        assert rates == {("teacher", 0.5), ("student", 1.0)}
+
+    def test_the_temperature_applies_to_the_soft_terms(self, base, corpus):
+        terms = []
+        for temperature in (1.0, 3.0):
+            job = job_of(recipe_of(base, temperature=temperature), corpus)
+            terms.append(job.step(job.examples.batch(np.arange(4))).terms)
+        differing = {
+            name
+            for name in terms[0]
+            if not torch.allclose(terms[0][name].value, terms[1][name].value)
+        }
+        assert differing == {"teacher/soft", "student/soft"}
+
+    def test_held_out_losses_include_hard_terms_without_weight(self, base, corpus):
+        job = job_of(recipe_of(base, weights=[0, 1, 0, 1]), corpus)
+        batch = job.held_out.batch(np.arange(4))
+        assert set(job.step(batch).terms) == {"teacher/soft", "student/soft"}
+        with torch.no_grad():
+            loss = job.step(batch)
+        assert set(loss.terms) == {"teacher/soft", "student/soft", "teacher/hard", "student/hard"}
+        torch.testing.assert_close(
+            loss.total, loss.terms["teacher/soft"].value + loss.terms["student/soft"].value
+        )
+
+
+class TestPair:
+    def test_a_seed_fixes_both_models_and_they_differ(self, base):
+        recipe = recipe_of(base, teacher="2x32", student="2x32")
+        one, two = (models_of(load(recipe)) for _ in range(2))
+        assert same(weights_of(one["teacher"]), weights_of(two["teacher"]))
+        assert not same(weights_of(one["teacher"]), weights_of(one["student"]))
+
+    def test_a_shape_may_be_larger_than_the_base(self, base):
+        config = models_of(load(recipe_of(base, teacher="6x64:96@8")))["teacher"].config
+        assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (
+            6,
+            64,
+            96,
+        )
+        assert (config.num_attention_heads, config.vocab_size) == (8, 64)
+
+    def test_a_directory_starts_from_its_weights(self, base):
+        models = models_of(load(recipe_of(None, teacher=base)))
+        assert same(
+            weights_of(models["teacher"]), weights_of(AutoModelForMaskedLM.from_pretrained(base))
+        )
+        assert models["student"].config.hidden_size == 16
+
+    def test_without_any_model_a_tokenizer_is_trained(self, text_file):
+        recipe = recipe_of(
+            None, student="2x16", vocab_size=90, data={"source": str(text_file), "max_length": 600}
+        )
+        student = load(recipe).models["student"]
+        assert student.model.config.vocab_size == len(student.tokenizer)
+        assert student.model.config.max_position_embeddings == 600
+        assert student.tokenizer("w1 w2")["input_ids"][0] == student.tokenizer.cls_token_id
+
+    def test_students_of_one_shape_copy_neighbouring_layers(self, base):
+        recipe = recipe_of(base, teacher="2x32", student="2x32", community={"model": base})
+        pair = load(recipe)
+        frozen = pair.community.model
+        for role, layers in (("teacher", (2, 4)), ("student", (1, 3))):
+            model = models_of(pair)[role]
+            for mine, n in zip(model.bert.encoder.layer, layers, strict=True):
+                assert same(weights_of(mine), weights_of(frozen.bert.encoder.layer[n - 1]))
+            assert same(weights_of(model.cls), weights_of(frozen.cls))
+        chosen = recipe.community.model_copy(update={"layers": [[1, 2], [3, 4]]})
+        teacher = models_of(load(recipe.model_copy(update={"community": chosen})))["teacher"]
+        assert same(
+            weights_of(teacher.bert.encoder.layer[1]), weights_of(frozen.bert.encoder.layer[1])
+        )
+
+    def test_different_vocabularies_are_named_with_their_sizes(self, base, tmp_path):
+        other = masked_model(tmp_path / "other", vocab_size=70)
+        with pytest.raises(
+            UsageError,
+            match=r"teacher .*base and the student .*other have different .*64 and 70 words",
+        ):
+            load(recipe_of(None, teacher=base, student=other))
+        with pytest.raises(
+            UsageError, match=r"the student .*other and the community teacher .*base have different"
+        ):
+            load(recipe_of(None, student=other, community={"model": base}))
+
+    def test_words_in_another_order_are_another_vocabulary(self, base, tmp_path):
+        other = masked_model(tmp_path / "other")
+        file = tmp_path / "other" / "tokenizer.json"
+        text = (
+            file.read_text("utf-8")
+            .replace('"w7"', '"other"')
+            .replace('"w8"', '"w7"')
+            .replace('"other"', '"w8"')
+        )
+        file.write_text(text, "utf-8")
+        with pytest.raises(UsageError, match="64 and 64 words, 4 entries differ"):
+            load(recipe_of(None, teacher=base, student=other))
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"data": {"max_length": 200}}, "the teacher reads at most 160 tokens"),
+            ({"student": "2x30"}, "4 heads do not divide"),
+            ({"student": "9x32", "community": "base"}, "larger than the community teacher"),
+            (
+                {"student": "2x32", "community": "base", "layers": [[1, 2, 3], [7, 8]]},
+                "must name 2 of the teacher's",
+            ),
+            (
+                {"community": "encoder"},
+                "the community teacher: .* without a masked-language-model head",
+            ),
+        ],
+    )
+    def test_models_that_do_not_fit(self, base, tmp_path, changes, message):
+        on_disk(tiny_encoder("bert"), tmp_path / "encoder")
+        if "community" in changes:
+            community = {
+                "model": str(tmp_path / changes["community"]),
+                "layers": changes.get("layers"),
+            }
+            changes = {"student": changes.get("student", "2x16@4"), "community": community}
+        with pytest.raises(UsageError, match=message):
+            load(recipe_of(base, **changes))

@@ -1,0 +1,566 @@
+"""`kdcli distill` from end to end on tiny models: what it leaves, resumes and refuses."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+
+import own_files
+import processes
+import pytest
+import torch
+from own_files import log_of, refused, report_of, said_by, same_weights, times, weights
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+
+from kdcli.engine.processes import fan_out, take_slurm
+from kdcli.workloads.predictions import Features
+
+QUICK = [
+    *("--max-steps", "6", "--batch-size", "8", "--dtype", "fp32", "--set", "data.max_length=16"),
+    *(
+        "--set",
+        "train.warmup_fraction=0.2",
+        "--set",
+        "train.eval_every=3",
+        "--set",
+        "train.log_every=1",
+    ),
+    *(
+        "--set",
+        "train.checkpoint_every=2",
+        "--set",
+        "data.held_out_blocks=8",
+        "--set",
+        "measure.latency=false",
+    ),
+]
+
+
+kdcli, succeeds = (functools.partial(of, "distill") for of in (own_files.kdcli, own_files.succeeds))
+
+
+@pytest.fixture
+def given(model_dir, text_file):
+    return [model_dir, "--data", text_file, *QUICK]
+
+
+def test_what_a_run_leaves(given, tmp_path):
+    out = tmp_path / "out"
+    sets = [
+        part
+        for k in ("latency=true", "min_seconds=0.1", "min_runs=5")
+        for part in ("--set", f"measure.{k}")
+    ]
+    result = succeeds(*given, "--to", "2x32", "-o", out, *sets)
+    assert {p.name for p in out.iterdir()} == own_files.REPORT | own_files.MODEL
+    student = AutoModel.from_pretrained(out)
+    assert (student.config.num_hidden_layers, student.config.hidden_size) == (2, 32)
+    assert "kd_capture" not in (out / "config.json").read_text()
+    assert AutoTokenizer.from_pretrained(out)("w1 w2")["input_ids"]
+    report = report_of(out)
+    assert list(json.loads((out / "report.json").read_text()))[:4] == [
+        "schema",
+        "command",
+        "status",
+        "created",
+    ]
+    assert (report.training.steps, report.training.tokens) == (6, 6 * 8 * 16)
+    losses = report.quality["held-out loss"]
+    assert losses["student"]["loss"] < losses["student undistilled"]["loss"]
+    assert [(r.model, r.batch_size) for r in report.latency] == [
+        (m, b) for b in (1, 8) for m in ("teacher", "student")
+    ]
+    assert set(report.speedup) == {"student_vs_teacher", "student_vs_teacher@8x128"}
+    assert report.models["student"].params_total == sum(p.numel() for p in student.parameters())
+    assert "teacher" in result.stdout
+    assert "2x32" in result.stdout
+
+
+def test_unreached_weights_keep_their_values_and_are_named(given, model_dir, tmp_path):
+    result = kdcli(*given, "--to", "2x32", "--set", "student.init=copied", "-o", tmp_path / "out")
+    before, after = weights(model_dir), weights(tmp_path / "out")
+    dense, query = (
+        "encoder.layer.{}.output.dense.weight",
+        "encoder.layer.{}.attention.self.query.weight",
+    )
+    assert torch.equal(after[dense.format(1)], before[dense.format(3)])
+    assert not torch.equal(after[query.format(1)], before[query.format(3)])
+    assert "no gradient reaches" in said_by(result)
+    assert "encoder.layer.1.output.dense" in result.stderr
+
+
+def test_several_students_of_one_teacher_pass_are_what_each_is_alone(given, tmp_path):
+    plain = [*given, "--set", "student.dropout=0.0"]
+    succeeds(*plain, "--to", "2x32", "--to", "3x16:64@4", "-o", tmp_path / "both")
+    succeeds(*plain, "--to", "3x16:64@4", "-o", tmp_path / "alone")
+    assert same_weights(tmp_path / "both" / "3x16_64@4", tmp_path / "alone")
+    assert list(report_of(tmp_path / "both").models) == ["teacher", "2x32", "3x16:64@4"]
+    assert AutoModel.from_pretrained(tmp_path / "both" / "2x32").config.num_hidden_layers == 2
+
+
+def test_the_assistant_is_a_run_of_its_own_and_never_repeated(given, tmp_path):
+    out, assistant = tmp_path / "out", tmp_path / "out" / "assistant-4x16"
+    succeeds(*given, "--to", "2x16", "-o", out)
+    assert AutoModel.from_pretrained(assistant).config.num_hidden_layers == 4
+    assert list(report_of(out).models) == ["teacher", "assistant", "student"]
+    # As if the machine had failed in the second stage.
+    first, before = times(assistant), weights(out)
+    for name in ("report.json", "model.safetensors"):
+        (out / name).unlink()
+    again = succeeds(*given, "--to", "2x16", "-o", out, "--resume")
+    assert "assistant-4x16 is done already" in again.stderr.replace("\n", "")
+    assert times(assistant) == first
+    after = weights(out)
+    assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+@pytest.mark.parametrize(("choice", "expected"), [("none", None), ("3x16", "assistant-3x16")])
+def test_the_assistant_can_be_chosen(given, tmp_path, choice, expected):
+    succeeds(*given, "--to", "2x16", "--assistant", choice, "-o", tmp_path / "out")
+    assert [p.name for p in (tmp_path / "out").glob("assistant*")] == (
+        [expected] if expected else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "terms"),
+    [
+        (["--to", "3x16", "--set", "loss.value=none"], {"attention"}),
+        (["--to", "3x16", "--set", "loss.value=mse"], {"attention", "value"}),
+        (["--to", "3x16", "--set", "loss.layers=uniform"], None),
+        (["--to", "3x16", "--set", "loss.hidden=relation"], {"attention", "value", "hidden"}),
+        (["--to", "3x16", "--set", "loss.hidden=mse"], {"attention", "value", "hidden"}),
+        (
+            ["--to", "3x16@2", "--method", "minilmv2", "--set", "loss.relation_heads=8"],
+            {"query", "key", "value"},
+        ),
+        (["--to", "2x32", "--set", "data.pack_isolated=true"], None),
+        (["--to", "3x16", "--set", "loss.masked_lm_weight=0.5"], {"attention", "value", "mlm"}),
+    ],
+)
+def test_every_form_of_the_loss_and_the_text_trains(given, tmp_path, more, terms):
+    succeeds(*given, *more, "-o", tmp_path / "out")
+    log = log_of(tmp_path / "out")
+    assert log[-1]["held_out"]["loss"] < log[0]["held_out"]["loss"]
+    assert terms is None or set(log[-1]["terms"]) == terms
+
+
+def test_a_masked_language_model_term_gives_student_and_assistant_a_head(given, tmp_path):
+    term = [*given, "--to", "2x16", "--set", "loss.masked_lm_weight=0.5", "-o", tmp_path / "out"]
+    succeeds(*term, "--dry-run")
+    said = said_by(succeeds(*term))
+    assert (
+        "assistant: head initialised at random: the teacher has no masked-language-model head"
+        in said
+    )
+    assert "student: head initialised from the teacher's" in said
+    assert "no gradient reaches" not in said
+    for folder in (tmp_path / "out", tmp_path / "out" / "assistant-4x16"):
+        assert type(AutoModelForMaskedLM.from_pretrained(folder)).__name__ == "BertForMaskedLM"
+        assert "mlm" in log_of(folder)[-1]["held_out"]
+    assert "AutoModelForMaskedLM.from_pretrained" in (tmp_path / "out" / "README.md").read_text(
+        "utf-8"
+    )
+
+
+def test_a_dry_run_estimates_the_cost_and_leaves_nothing(given, tmp_path):
+    out = tmp_path / "out"
+    result = succeeds(
+        *given, "--to", "2x16", "-o", out, "--dry-run", "--json", "--max-steps", "500"
+    )
+    estimate = json.loads(result.stdout)
+    assert [leg["folder"] for leg in estimate["legs"]] == [str(out / "assistant-4x16"), str(out)]
+    assert all(leg["steps"] == 500 and leg["seconds"] > 0 for leg in estimate["legs"])
+    assert list(estimate["models"]) == ["teacher", "assistant", "student"]
+    assert (
+        estimate["models"]["student"]["params_total"]
+        < estimate["models"]["teacher"]["params_total"]
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_json_is_the_report_and_nothing_else_on_stdout(given, tmp_path):
+    out, asked = tmp_path / "out", [*given, "--to", "2x32", "-o", tmp_path / "out", "--json", "-q"]
+    result = kdcli(*asked)
+    assert json.loads(result.stdout) == json.loads((out / "report.json").read_text())
+    assert result.stderr == ""
+    before = times(out)
+    assert kdcli(*asked, "--resume").stdout == result.stdout
+    assert times(out) == before, "a finished run prints its report again"
+    other = kdcli(*asked, "--resume", "--lr", "0.01")
+    assert other.exit_code == 2
+    assert "train.lr" in other.stderr
+
+
+def test_without_an_output_directory_a_free_one_is_numbered(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        succeeds(*given, "--to", "2x32")
+    first, second = sorted(p.name for p in (tmp_path / "runs").iterdir())
+    assert second == first + "-2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", "9x32"], "larger than its teacher"),
+        (["--to", "2x32", "--to", "2x32"], "twice"),
+        (["--to", "2x32", "--to", "2x16"], "different teacher assistants"),
+        (
+            ["--to", "1x16", "--to", "1x32", "--assistant", "4x16"],
+            "larger than its teacher assistant 4x16:64@4",
+        ),
+        (["--to", "3x16", "--assistant", "2x16"], "larger than its teacher assistant 2x16:64@4"),
+        (
+            ["--to", "2x16", "--method", "tinybert", "--set", "loss.layer_weights=[1, 1, 1]"],
+            "the teacher assistant 4x16:64@4: loss.layer_weights holds 3 numbers",
+        ),
+        (["--to", "2x32", "--method", "minlm"], "did you mean 'minilm'"),
+        (["--to", "2x32@2"], "minilmv2"),
+        (["--to", "2x32", "--set", "train.lrr=1"], "did you mean 'train.lr'"),
+        (["--to", "2x32", "--set", "loss.vlaue=mse"], "did you mean 'value'"),
+        (["--to", "2x32", "--set", "train.warmup_steps=6"], "leaves nothing of 6 steps"),
+        (
+            ["--to", "2x32", "--method", "minilmv2", "--set", "loss.relation_heads=7"],
+            "do not divide",
+        ),
+        (["--to", "2x32", "--data", "/nowhere.txt"], "no data at"),
+        (["--to", "2x32", "--report-to", "carrier-pigeon"], "carrier-pigeon"),
+        ([], "no student shape"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, arguments, message):
+    assert message in refused(tmp_path, "distill", *given, *arguments)
+
+
+def test_a_full_disk_while_saving_leaves_no_half_model(given, tmp_path, monkeypatch, full_disk):
+    full_disk("transformers.modeling_utils.safe_save_file")
+    result = kdcli(*given, "--to", "2x32", "-o", tmp_path / "out")
+    assert result.exit_code == 3
+    assert "the disk is full" in result.stderr
+    assert not {"model.safetensors", "config.json"} & {p.name for p in (tmp_path / "out").iterdir()}
+    monkeypatch.undo()
+    succeeds(*given, "--to", "2x32", "-o", tmp_path / "out", "--resume")
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    """Two own tasks in a directory of tasks, one of them by the name of a shipped one."""
+    folder = tmp_path_factory.mktemp("tasks")
+    own_files.own(folder / "own", "class", n=64, judged=24)
+    for file in ("train", "validation"):
+        rows = own_files.rows("class", 48, seed=file == "train")
+        named = [
+            {"sentence": r["text"], "label": ("negative", "positive")[r["label"] == "calm"]}
+            for r in rows
+        ]
+        own_files.write(folder / "sst2" / f"{file}.jsonl", named)
+        # One class only.
+        pairs = [{"sentence1": "w1", "sentence2": file, "label": 0}] * 20
+        own_files.write(folder / "rte" / f"{file}.jsonl", pairs)
+        own_files.write(
+            folder / "squad" / f"{file}.jsonl", own_files.rows("span", 16, seed=file == "train")
+        )
+    return folder
+
+
+def tasks_of(folder, *names):
+    train = "{max_steps: 8, batch_size: 16, lr: 0.003, eval_every: 4, checkpoint_every: 2, log_every: 1}"
+    asked = ["--set", f"eval.overrides.train={train}", "--set", f"eval.source={folder}"]
+    asked += ["--set", "eval.overrides.data.max_length=16"]
+    return [*asked, *(part for name in names for part in ("--eval-task", name))]
+
+
+def test_teacher_student_and_undistilled_student_are_fine_tuned_alike(given, labelled, tmp_path):
+    out = tmp_path / "out"
+    result = succeeds(
+        *given, *tasks_of(labelled, "own", "sst2"), "--to", "2x32", "--seed", "3", "-o", out
+    )
+    report = report_of(out)
+    names = ["teacher", "student", "student undistilled"]
+    assert [(e.task, e.model) for e in report.evaluations] == [
+        (t, m) for t in ("own", "sst2") for m in names
+    ]
+    for task in ("own", "sst2"):
+        assert list(report.quality[task]) == names
+        for e in report.evaluations:
+            assert e.task != task or report.quality[task][e.model] == e.metrics
+        for name in names:
+            alone = out / "downstream" / task / name.replace(" ", "-")
+            inner = report_of(alone)
+            assert (inner.recipe["train"]["seed"], inner.training.steps) == (3, 8)
+            assert [e.metrics for e in inner.evaluations] == [report.quality[task][name]]
+            assert not (alone / "model.safetensors").exists()
+    # What stands in the report is what fine-tuning the saved student by itself gives.
+    own_files.succeeds(
+        *("finetune", out, "--task", "own", "--data", labelled / "own", "-o", tmp_path / "alone"),
+        *(
+            "--max-steps",
+            "8",
+            "--batch-size",
+            "16",
+            "--lr",
+            "0.003",
+            "--dtype",
+            "fp32",
+            "--seed",
+            "3",
+        ),
+        *("--set", "data.max_length=16", "--set", "measure.latency=false"),
+    )
+    inner = report_of(tmp_path / "alone")
+    student = next(e for e in report.evaluations if (e.task, e.model) == ("own", "student"))
+    assert inner.evaluations[0].model_dump(exclude={"model"}) == student.model_dump(
+        exclude={"model"}
+    )
+    assert "own accuracy" in result.stdout
+    assert "student undistilled" in (out / "report.md").read_text("utf-8")
+
+
+def test_the_scores_are_not_taken_again(given, labelled, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    asked = [*given, *tasks_of(labelled, "own"), "--to", "2x32", "-o", out]
+    assert own_files.interrupted(monkeypatch, "student", 5, "distill", *asked).exit_code == 130
+    assert not (out / "report.json").exists()
+    before = times(out / "downstream" / "own" / "teacher")
+    again = succeeds(*asked, "--resume")
+    assert times(out / "downstream" / "own" / "teacher") == before
+    assert "teacher is done already" in again.stderr.replace("\n", " ")
+    assert "resumed after step 4" in again.stderr
+    everything = times(out)
+    succeeds(*asked, "--resume")
+    assert times(out) == everything
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--eval-task", "ownn"], "unknown task 'ownn'; did you mean 'own'?"),
+        (["--eval-task", "own", "--set", "eval.overrides.train.lrr=1"], "did you mean 'train.lr'"),
+        (
+            ["--eval-task", "own", "--set", "eval.overrides.train.warmup_steps=8"],
+            "leaves nothing of 8 steps",
+        ),
+        (
+            ["--eval-task", "own", "--eval-task", "mrpc"],
+            "has no folder mrpc/ for the task mrpc; there are ",
+        ),
+        (["--eval-task", "rte"], "no training example has the label not_entailment"),
+        (["--eval-task", "squad"], "windows of 16 tokens cannot overlap by 128"),
+    ],
+)
+def test_a_task_that_cannot_be_evaluated_is_refused_before_training(
+    given, labelled, tmp_path, arguments, message
+):
+    for dry in ([], ["--dry-run"]):
+        stderr = refused(
+            tmp_path, "distill", *given, *tasks_of(labelled), "--to", "2x32", *arguments, *dry
+        )
+        assert message in stderr
+        # Nor was the corpus read, which may take hours.
+        assert "tokenising the train text" not in stderr
+
+
+def test_a_dry_run_checks_tasks_without_tokenising_them(given, labelled, tmp_path, monkeypatch):
+    tokenised = []
+    of = Features.of.__func__
+
+    def counted(cls, task, examples, *arguments, **how):
+        tokenised.append(len(examples))
+        return of(cls, task, examples, *arguments, **how)
+
+    monkeypatch.setattr(Features, "of", classmethod(counted))
+    asked = [
+        *given,
+        *tasks_of(labelled, "own", "sst2"),
+        "--to",
+        "2x32",
+        "-o",
+        tmp_path / "out",
+        "--dry-run",
+        "--json",
+    ]
+    assert json.loads(succeeds(*asked).stdout)["legs"][0]["steps"] == 6
+    assert tokenised == [0, 0]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
+    processes.killed_and_resumed(tmp_path, "distill", *given, "--to", "2x32", "--max-steps", "60")
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_the_same_global_batch(given, tmp_path):
+    plain = [*given, "--to", "2x32", "--set", "student.dropout=0.0", "--device", "cpu"]
+    succeeds(*plain, "-o", tmp_path / "one")
+    # As a user types it; that other verbs join what was started is asked of two forked processes.
+    asked = [
+        sys.executable,
+        "-m",
+        "kdcli",
+        "distill",
+        *map(str, plain),
+        "-o",
+        tmp_path / "two",
+        "--processes",
+        "2",
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    two = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=240)
+    assert two.returncode == 0, two.stderr
+    assert two.stdout.count("model and report in") == 1
+    own_files.same_logs(tmp_path / "one", tmp_path / "two", rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_an_error_in_several_processes_keeps_its_exit_code(given, tmp_path, capfd):
+    # What typer refuses is refused before anything heavy is imported.
+    refused = ["recipes", "none"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "kdcli.engine.launch.fan_out",
+            lambda arguments, count, **how: fan_out(refused, count, **how),
+        )
+        result = kdcli(
+            *given, "--to", "2x32", "-o", tmp_path / "out", "--processes", "2", "--device", "cpu"
+        )
+    assert result.exit_code == 2
+    assert capfd.readouterr().err.count("No such command 'none'") == 2
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("to", "message"), [("banana", "not a shape"), ("2x32", "is not empty")])
+def test_one_of_several_processes_reports_what_is_wrong(given, tmp_path, to, message):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("x")
+    _, stderr = processes.two_ranks("distill", *given, "--to", to, "-o", tmp_path / "out", code=2)
+    assert "Traceback" not in stderr
+    assert stderr.count("error: ") == stderr.count(message) == 1
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["mine.txt"]
+
+
+def test_processes_of_srun_are_joined(given, tmp_path):
+    asked = [*given, "--to", "2x32", "--set", "student.dropout=0.0", "--device", "cpu"]
+    succeeds(*asked, "-o", tmp_path / "one")
+    stdout, _ = processes.two_ranks("distill", *asked, "-o", tmp_path / "two", slurm=True)
+    assert stdout.count("model and report in") == 1
+    one, two = (log_of(tmp_path / name)[-1] for name in ("one", "two"))
+    assert two["tokens"] == one["tokens"]
+    assert two["held_out"]["loss"] == pytest.approx(one["held_out"]["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        (
+            {"SLURM_STEP_NODELIST": "gpu[03-07,11],login", "SLURM_STEP_TASKS_PER_NODE": "4(x6),2"},
+            ("gpu03", "26", "4"),
+        ),
+        (
+            {"SLURM_STEP_NODELIST": "a-b7,c1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"},
+            ("a-b7", "26", "1"),
+        ),
+        ({"SLURM_STEP_NUM_TASKS": "1"}, (None, None, None)),
+        ({"WORLD_SIZE": "9", "MASTER_ADDR": "mine", "LOCAL_WORLD_SIZE": "3"}, ("mine", "9", "3")),
+    ],
+)
+def test_the_environment_of_srun(monkeypatch, environment, expected):
+    for name in (
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "RANK",
+        "LOCAL_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    common = {
+        "SLURM_STEP_NUM_TASKS": "26",
+        "SLURM_PROCID": "5",
+        "SLURM_LOCALID": "1",
+        "SLURM_JOB_ID": "123456",
+    }
+    for name, value in (common | environment).items():
+        monkeypatch.setenv(name, value)
+    take_slurm()
+    assert (
+        tuple(os.environ.get(n) for n in ("MASTER_ADDR", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        == expected
+    )
+    if expected[1] == "26":
+        assert tuple(os.environ[n] for n in ("RANK", "LOCAL_RANK", "MASTER_PORT")) == (
+            "5",
+            "1",
+            "23456",
+        )
+
+
+def test_one_of_two_processes_ends_when_the_other_is_killed(given, tmp_path):
+    log = tmp_path / "out" / "log.jsonl"
+    long = [*given, "--to", "2x32", "--max-steps", "500", "-o", tmp_path / "out"]
+    first, second = processes.ranks("distill", *long)
+    while not (log.exists() and log.read_text("utf-8").count("\n") > 3):
+        assert second.returncode is None, second.communicate()
+        time.sleep(0.01)
+    second.kill()
+    _, stderr = first.communicate()
+    assert first.returncode == 3
+    assert stderr.count("error: ") == stderr.count("another process of this run has ended") == 1
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize(
+    "named", [["--method", "{}"], ["--set", "train.seed=1", "--set", "method={}"]]
+)
+@pytest.mark.parametrize("method", ["minilm", "minilmv2", "tinybert"])
+def test_the_embedded_teacher_needs_no_network_by_any_method(monkeypatch, method, named):
+    calls = []
+    monkeypatch.setattr(
+        "kdcli.verbs.distill.run.run", lambda resolved, invocation: calls.append(resolved)
+    )
+    kdcli("demo", "--to", "2x32", *(part.format(method) for part in named), "--lr", "1e-4")
+    (resolved,) = calls
+    recipe = resolved.recipe
+    assert (recipe.data.source, recipe.train.max_steps, recipe.train.lr) == ("demo", 300, 1e-4)
+    assert (recipe.method, recipe.student.to) == (method, ["2x32"])
+    assert ("loss.hidden" in resolved.origins) == (method == "minilm")
+
+
+@pytest.mark.parametrize("more", [(), ("--method", "embedding"), ("--task", "demo-topic")])
+def test_triton_asked_for_where_it_cannot_run(tmp_path, more):
+    result = kdcli(
+        "demo",
+        "--to",
+        "2x64",
+        "--device",
+        "cpu",
+        "--set",
+        "relation.kernel=triton",
+        *more,
+        "-o",
+        tmp_path / "o",
+    )
+    assert (result.exit_code, result.stderr.count("error: ")) == (3, 1), result.output
+    assert "relation.kernel=triton cannot run here: it needs a CUDA device" in said_by(result)
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.slow
+def test_the_embedded_default(tmp_path, monkeypatch):
+    monkeypatch.setattr("kdcli.data.demo.EXAMPLES", 100)
+    quick = ["--max-steps", "12", "--set", "measure.min_seconds=0.2"]
+    succeeds("demo", "--to", "2x64", "-o", tmp_path / "demo", *quick)
+    report = report_of(tmp_path / "demo")
+    assert set(report.quality) == {
+        "demo-topic probe",
+        "demo-order probe",
+        "demo-coherence probe",
+        "held-out loss",
+    }
+    assert report.models["student"].bytes < report.models["teacher"].bytes
+    (assistant,) = (tmp_path / "demo").glob("assistant-*")
+    assert list(report_of(assistant).quality) == ["held-out loss"]

@@ -1,0 +1,474 @@
+"""`kdcli distill --method embedding` and `kdcli evaluate` of embedding models, from end to end on tiny models."""
+
+import itertools
+
+import numpy as np
+import own_files
+import pytest
+import safetensors.numpy
+import torch
+from encoders import foreign_tokenizer, tiny_encoder
+from own_files import (
+    interrupted,
+    kdcli,
+    log_of,
+    refused,
+    report_of,
+    said_by,
+    same_weights,
+    succeeds,
+    write,
+)
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel
+
+from kdcli.data.demo import demo_documents
+from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.load import load_encoder
+
+QUICK = [
+    *(
+        "--max-steps",
+        "6",
+        "--batch-size",
+        "8",
+        "--lr",
+        "1e-3",
+        "--dtype",
+        "fp32",
+        "--set",
+        "data.max_length=16",
+    ),
+    *(
+        "--set",
+        "train.eval_every=3",
+        "--set",
+        "train.log_every=1",
+        "--set",
+        "train.checkpoint_every=2",
+    ),
+    *(
+        "--set",
+        "data.held_out_blocks=8",
+        "--set",
+        "measure.latency=false",
+        "--set",
+        "embedding.anchors=16",
+    ),
+]
+SOME = EmbeddingFormat("cls", prompts={"query": "w30 "}, max_length=20)
+
+
+@pytest.fixture
+def teacher(tmp_path):
+    """A tiny embedding model, CLS-pooled."""
+    base = load_encoder(str(own_files.encoder(tmp_path / "base", num_hidden_layers=4)))
+    (tmp_path / "teacher").mkdir()
+    save_embedder(base.model, base.tokenizer, SOME, tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+@pytest.fixture
+def texts(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = [
+        " ".join(f"w{n}" for n in rng.integers(0, 59, size=rng.integers(3, 10))) for _ in range(80)
+    ]
+    (tmp_path / "texts.txt").write_text("\n".join(lines))
+    return tmp_path / "texts.txt"
+
+
+@pytest.fixture
+def given(teacher, texts):
+    return ["distill", teacher, "--data", texts, *QUICK]
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """An own task: two texts and how many words they share."""
+    rows = []
+    for n in range(60):
+        words = np.random.default_rng(n).integers(0, 59, size=6)
+        other = [*words[: n % 6], *np.random.default_rng(n + 999).integers(0, 59, size=6 - n % 6)]
+        rows.append(
+            {
+                "a": " ".join(f"w{w}" for w in words),
+                "b": " ".join(f"w{w}" for w in other),
+                "label": n % 6 + 0.5,
+            }
+        )
+    write(tmp_path / "pairs" / "validation.jsonl", rows)
+    return tmp_path / "pairs"
+
+
+@pytest.fixture
+def beir(tmp_path):
+    folder = tmp_path / "beir"
+    write(
+        folder / "corpus.jsonl",
+        [{"_id": f"d{n}", "title": "", "text": f"w{n} w{n + 1} w{n + 2}"} for n in range(20)],
+    )
+    write(folder / "queries.jsonl", [{"_id": f"q{n}", "text": f"w{n} w{n + 1}"} for n in range(10)])
+    lines = ["query-id\tcorpus-id\tscore", *(f"q{n}\td{n}\t1" for n in range(10))]
+    (folder / "qrels").mkdir()
+    (folder / "qrels" / "test.tsv").write_text("\n".join(lines))
+    return folder
+
+
+def vectors(folder, texts=("w1 w2", "w3 w4 w5")):
+    return SentenceTransformer(str(folder), device="cpu").encode(list(texts))
+
+
+def test_an_embedding_model_is_distilled_as_one_and_stays_one(given, pairs, tmp_path):
+    judge = [
+        "--eval-task",
+        "own",
+        "--set",
+        f"eval.source={pairs}",
+        "--set",
+        "eval.overrides={data.columns: {text: a, pair: b}}",
+    ]
+    result = succeeds(*given, "--to", "2x32", "--lr", "1e-4", "-o", tmp_path / "out", *judge)
+    report = report_of(tmp_path / "out")
+    assert report.recipe["method"] == "embedding"
+    assert "cls pooling, normalised, as its modules.json says" in said_by(result)
+    losses = report.quality["held-out loss"]
+    assert losses["student"]["vectors"] < losses["student undistilled"]["vectors"]
+    assert [e.model for e in report.evaluations] == ["teacher", "student", "student undistilled"]
+    assert list(report.evaluations[0].metrics) == ["spearman", "pearson"]
+    assert {c.baseline for c in report.comparisons} == {"teacher"}
+    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert theirs.prompts["query"] == "w30 "
+    assert AutoModel.from_pretrained(tmp_path / "out").config.num_hidden_layers == 2
+    assert vectors(tmp_path / "out").shape == (2, 32)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "library_name: sentence-transformers" in card
+    assert 'SentenceTransformer("path/to/this/directory").encode' in card
+    assert "AutoTokenizer" not in card
+
+
+def test_a_narrower_student_learns_principal_components_or_keeps_a_dense_layer(given, tmp_path):
+    result = succeeds(*given, "--to", "2x16@4", "--to", "3x32", "-o", tmp_path / "out")
+    assert "16 principal components of the teacher's 32" in said_by(result)
+    assert vectors(tmp_path / "out" / "2x16@4").shape == (2, 16)
+    assert vectors(tmp_path / "out" / "3x32").shape == (2, 32)
+    succeeds(*given, "--to", "2x16@4", "--set", "embedding.dense=true", "-o", tmp_path / "dense")
+    assert vectors(tmp_path / "dense").shape == (2, 32)
+    assert (tmp_path / "dense" / "2_Dense" / "model.safetensors").is_file()
+
+
+def test_vectors_that_will_be_cut_start_turned_to_their_components(given, teacher, tmp_path):
+    succeeds(
+        *given,
+        "--to",
+        "4x32",
+        "--set",
+        "loss.dimensions=[32, 8]",
+        "--lr",
+        "1e-6",
+        "-o",
+        tmp_path / "out",
+    )
+    losses = report_of(tmp_path / "out").quality["held-out loss"]["student undistilled"]
+    assert losses["vectors"] < 1e-5, "its encoder is the teacher's"
+    turned, whole = (vectors(folder) @ vectors(folder).T for folder in (tmp_path / "out", teacher))
+    np.testing.assert_allclose(turned, whole, atol=1e-3)
+    turn_DD = safetensors.numpy.load_file(tmp_path / "out" / "2_Dense" / "model.safetensors")[
+        "linear.weight"
+    ]
+    np.testing.assert_allclose(turn_DD @ turn_DD.T, np.eye(32), atol=1e-3)
+
+
+def test_a_resumed_run_is_an_uninterrupted_one(given, tmp_path, monkeypatch):
+    more = [
+        "--set",
+        "loss.similarity_weight=1.0",
+        "--set",
+        "loss.dimensions=[16, 8]",
+        "--set",
+        "loss.hidden_weight=0.5",
+    ]
+    arguments = [*given, "--to", "2x16@4", *more]
+    succeeds(*arguments, "-o", tmp_path / "whole")
+    assert interrupted(monkeypatch, "cut", 4, *arguments, "-o", tmp_path / "cut").exit_code != 0
+    succeeds(*arguments, "-o", tmp_path / "cut", "--resume")
+    assert same_weights(tmp_path / "whole", tmp_path / "cut")
+    assert log_of(tmp_path / "whole") == log_of(tmp_path / "cut")
+
+
+def test_the_teacher_runs_once_for_several_runs(given, tmp_path, monkeypatch):
+    succeeds(*given, "--to", "2x32", "-o", tmp_path / "one")
+
+    def again(*arguments, **how):
+        raise AssertionError("the teacher's vectors were computed again")
+
+    monkeypatch.setattr("kdcli.targets.cache.SignalStore._make", again)
+    result = succeeds(*given, "--to", "3x32", "-o", tmp_path / "two")
+    assert "are read from" in said_by(result)
+
+
+def test_pairs_with_negatives_are_contrasted(given, texts, tmp_path):
+    lines = texts.read_text().splitlines()
+    rows = [
+        {"query": a, "positive": b, "negative": c}
+        for a, b, c in zip(lines, lines[1:], lines[2:], strict=False)
+    ]
+    file = write(tmp_path / "triples.jsonl", rows)
+    result = succeeds(
+        *given,
+        "--to",
+        "2x32",
+        "--data",
+        file,
+        "--set",
+        "loss.contrastive_weight=0.5",
+        "-o",
+        tmp_path / "out",
+    )
+    assert "78 pairs" in said_by(result)
+    assert set(report_of(tmp_path / "out").quality["held-out loss"]["student"]) == {
+        "loss",
+        "vectors",
+        "contrastive",
+    }
+
+
+@pytest.mark.parametrize("width", [32, 20])
+def test_students_of_another_space_start_turned_to_it(given, texts, teacher, tmp_path, width):
+    theirs = vectors(teacher, texts.read_text().splitlines())
+    rotation = np.linalg.qr(np.random.default_rng(0).standard_normal((32, 32)))[0][:, :width]
+    np.save(tmp_path / "v.npy", (theirs @ rotation).astype(np.float32))
+    asked = [*given, "--to", "4x32", "--teacher-vectors", tmp_path / "v.npy", "--lr", "1e-6"]
+    succeeds(*asked, "-o", tmp_path / "out")
+    (before,) = {
+        row["step"]: row for row in log_of(tmp_path / "out") if row.get("step") == 0
+    }.values()
+    assert before["held_out"]["vectors"] < (1e-5 if width == 32 else 0.05)
+
+
+def test_vectors_of_another_model_are_learnt(given, texts, tmp_path):
+    count = len(texts.read_text().splitlines())
+    np.save(
+        tmp_path / "v.npy", np.random.default_rng(0).standard_normal((count, 24), dtype=np.float32)
+    )
+    succeeds(
+        *given, "--to", "2x32", "--teacher-vectors", tmp_path / "v.npy", "-o", tmp_path / "out"
+    )
+    assert vectors(tmp_path / "out").shape == (2, 24)
+    np.save(tmp_path / "short.npy", np.ones((3, 24), np.float32))
+    said = refused(tmp_path, *given, "--to", "2x32", "--teacher-vectors", tmp_path / "short.npy")
+    assert f"3 vectors for {count} texts" in said
+
+
+@pytest.fixture
+def stranger(tmp_path):
+    """A tiny encoder of another type and width, with a tokenizer of its own."""
+    folder = tmp_path / "stranger"
+    tiny_encoder(
+        "distilbert", vocab_size=64, dim=16, n_layers=3, n_heads=2, hidden_dim=32
+    ).save_pretrained(folder)
+    foreign_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_another_encoder_learns_the_vectors_with_its_own_tokenizer(
+    given, stranger, pairs, tmp_path
+):
+    judge = ["--eval-task", "own", "--set", f"eval.source={pairs}"]
+    judge += ["--set", "eval.overrides={data.columns: {text: a, pair: b}}"]
+    result = succeeds(*given, "--student", stranger, "-o", tmp_path / "out", *judge)
+    assert "cls pooling, as its teacher has" in said_by(result)
+    report = report_of(tmp_path / "out")
+    losses = report.quality["held-out loss"]
+    assert losses["student"]["vectors"] < losses["student undistilled"]["vectors"]
+    assert any(str(stranger) in note for note in report.notes)
+    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert theirs.tokenizer.get_vocab() == foreign_tokenizer().get_vocab()
+    assert theirs.prompts["query"] == "w30 "
+    assert vectors(tmp_path / "out").shape == (2, 16)
+    config = AutoModel.from_pretrained(tmp_path / "out").config
+    assert (config.model_type, config.n_layers) == ("distilbert", 3)
+
+
+def test_another_embedding_model_keeps_its_own_pooling_and_is_made_smaller(
+    given, stranger, tmp_path
+):
+    own = tmp_path / "own"
+    base = load_encoder(str(stranger))
+    save_embedder(base.model, base.tokenizer, EmbeddingFormat("mean", max_length=12), own)
+    succeeds(
+        *given,
+        "--student",
+        own,
+        "--to",
+        "2x16",
+        "--set",
+        "embedding.dense=true",
+        "-o",
+        tmp_path / "out",
+    )
+    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert theirs.max_seq_length == 12
+    assert theirs[1].pooling_mode == "mean"
+    assert vectors(tmp_path / "out").shape == (2, 32)
+    assert AutoModel.from_pretrained(tmp_path / "out").config.n_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            ("--set", "loss.hidden_weight=1"),
+            "loss.relations_weight and loss.hidden_weight compare tokens",
+        ),
+        (("--method", "minilm"), "another encoder learns by --method embedding"),
+        (("--to", "2x99"), "2x99"),
+    ],
+)
+def test_another_encoder_cannot_learn_token_states(given, stranger, tmp_path, more, message):
+    assert message in refused(tmp_path, *given, "--student", stranger, *more)
+
+
+def test_a_dry_run_writes_nothing(given, tmp_path):
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    result = succeeds(*given, "--to", "2x16@4", "--dry-run")
+    assert "2x16" in result.stdout
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
+
+
+def test_models_are_judged_by_their_vectors(teacher, pairs, beir, tmp_path):
+    columns = ["--set", "data.columns={text: a, pair: b}"]
+    succeeds(
+        "evaluate",
+        teacher,
+        "--task",
+        "own",
+        "--data",
+        pairs,
+        *columns,
+        "-o",
+        tmp_path / "pairs-out",
+    )
+    (row,) = report_of(tmp_path / "pairs-out").evaluations
+    rows = own_files.lines_of(pairs / "validation.jsonl")
+    first, second = (vectors(teacher, [row[side] for row in rows]) for side in "ab")
+    labels = [n % 6 for n in range(60)]
+    assert row.metrics["pearson"] == pytest.approx(
+        np.corrcoef((first * second).sum(1), labels)[0, 1], abs=1e-6
+    )
+    base = tmp_path / "base"
+    both = [teacher, base, "--pooling", "mean"]
+    assert "pools by cls, not by mean" in refused(
+        tmp_path, "evaluate", *both, "--task", "retrieval", "--data", beir
+    )
+    succeeds(
+        "evaluate",
+        teacher,
+        teacher,
+        "--task",
+        "retrieval",
+        "--data",
+        beir,
+        "-o",
+        tmp_path / "beir-out",
+    )
+    report = report_of(tmp_path / "beir-out")
+    assert set(report.evaluations[0].metrics) == {"ndcg@10", "mrr@10", "recall@10", "recall@100"}
+    assert all(c.difference == 0 for c in report.comparisons)
+    gate = ["--min-metric", "ndcg@10=1.01", "--overwrite", "-o", tmp_path / "beir-out"]
+    assert kdcli("evaluate", teacher, "--task", "retrieval", "--data", beir, *gate).exit_code == 5
+
+
+def test_vectors_are_judged_when_cut(teacher, pairs, beir, tmp_path):
+    given = [
+        "evaluate",
+        teacher,
+        "--task",
+        "own",
+        "--data",
+        pairs,
+        "--set",
+        "data.columns={text: a, pair: b}",
+    ]
+    succeeds(*given, "--set", "dimensions=[32, 8]", "-o", tmp_path / "cut")
+    whole, cut = report_of(tmp_path / "cut").evaluations
+    rows = own_files.lines_of(pairs / "validation.jsonl")
+    model = SentenceTransformer(str(teacher), device="cpu", truncate_dim=8)
+    first, second = (
+        model.encode([row[side] for row in rows], normalize_embeddings=True) for side in "ab"
+    )
+    cosines = np.corrcoef((first * second).sum(1), [n % 6 for n in range(60)])[0, 1]
+    assert cut.metrics["pearson"] == pytest.approx(cosines, abs=1e-6)
+    assert whole.metrics["pearson"] != cut.metrics["pearson"]
+    searched = ["evaluate", teacher, "--task", "retrieval", "--data", beir]
+    succeeds(*searched, "--set", "dimensions=[32, 8]", "-o", tmp_path / "searched")
+    assert [e.model for e in report_of(tmp_path / "searched").evaluations] == [
+        "teacher, 32 numbers",
+        "teacher, 8 numbers",
+    ]
+    assert "vectors of 32 numbers: dimensions=33" in refused(
+        tmp_path, *searched, "--set", "dimensions=[33]"
+    )
+    plain = ["evaluate", teacher, "--task", "sst2", "--data", pairs, "--set", "dimensions=[8]"]
+    assert "judged by their scores" in refused(tmp_path, *plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("qrels/test.tsv", "q1\tnone\t1", "judges document none, which is not there"),
+        ("qrels/test.tsv", "q1 d1 1", "separated by tabs"),
+        ("qrels/test.tsv", "q1\td1\t0", "judges document d1 for query q1 again"),
+        ("corpus.jsonl", '{"_id": "d1", "text": "w1"}', "_id d1 occurs twice"),
+        ("queries.jsonl", '{"_id": 7, "text": "w1"}', "needs the texts '_id' and 'text'"),
+        ("queries.jsonl", '{"_id": "blank", "text": " "}', "query blank of"),
+    ],
+)
+def test_unusable_retrieval_data_are_refused(teacher, beir, tmp_path, name, line, message):
+    with open(beir / name, "a") as file:
+        file.write(f"\n{line}")
+    with open(beir / "qrels/test.tsv", "a") as file:
+        file.write("\nblank\td1\t1" if "blank" in line else "")
+    assert message in refused(tmp_path, "evaluate", teacher, "--task", "retrieval", "--data", beir)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--set", "loss.dimensions=[64]"], "loss.dimensions [64] of vectors of width 32"),
+        (["--set", "loss.dimensions=[16]"], "such as [32, 16]"),
+        (["--set", "loss.dimensions=[32,32]"], "they must fall"),
+        (["--set", "loss.dimensions=[32,0]"], "they must fall"),
+        (["--set", "loss.contrastive_weight=1.0"], "has a positive among the 80 taken"),
+        (["--pooling", "mean"], "pools by cls, not by mean"),
+        (["--set", "loss.vectors_weight=0.0"], "weight 0"),
+        (["--method", "minilm", "--set", "embedding.rows=9"], "are for --method embedding"),
+        (["--eval-task", "sst2"], "not judged by vectors"),
+        (["--set", "data.pack_isolated=true"], "reads? blocks"),
+    ],
+)
+def test_mistakes_are_refused(given, tmp_path, more, message):
+    said = refused(tmp_path, *given, "--to", "2x32", *more)
+    assert message.replace("reads? ", "read ") in said, said
+
+
+def test_the_demo_is_distilled_as_an_embedding_model(tmp_path, monkeypatch):
+    few = ["--set", "embedding.rows=300"]
+    documents = list(itertools.islice(demo_documents("train"), 100))
+    monkeypatch.setattr("kdcli.data.files.demo_documents", lambda split: documents)
+    succeeds(
+        "distill",
+        "demo",
+        "--to",
+        "2x64",
+        "--method",
+        "embedding",
+        *QUICK,
+        *few,
+        "-o",
+        tmp_path / "out",
+    )
+    assert vectors(tmp_path / "out").shape == (2, 64)
+    assert torch.isfinite(
+        own_files.weights(tmp_path / "out")["embeddings.word_embeddings.weight"]
+    ).all()

@@ -1,0 +1,330 @@
+"""`kdcli distill --task` given what it cannot use: exit 2 or 3, one message, and nothing left behind."""
+
+import errno
+
+import own_files
+import pytest
+from encoders import foreign_tokenizer, tiny_config
+from own_files import NAMES, kdcli, said_by, succeeds, write
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from kdcli.errors import UsageError
+from kdcli.verbs.distill.settings import TaskDistillRecipe
+from kdcli.verbs.distill.task import check_task
+
+LABELS = tuple(sorted(NAMES))
+QUICK = [
+    "--max-steps",
+    "2",
+    "--dtype",
+    "fp32",
+    "--set",
+    "data.max_length=24",
+    "--set",
+    "measure.latency=false",
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return own_files.own(tmp_path_factory.mktemp("data"), "class", n=32, judged=16)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    return own_files.headed(tmp_path_factory.mktemp("teacher"), LABELS, num_hidden_layers=4)
+
+
+@pytest.fixture
+def refused(data, teacher, tmp_path):
+    def of(*more, given=(teacher,), to=("--to", "2x16")):
+        return own_files.refused(
+            tmp_path, "distill", *given, "--task", "own", "--data", data, *to, *QUICK, *more
+        )
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            ["--method", "distilbert"],
+            "method distilbert learns from text, not from a task's examples on tasks: ",
+        ),
+        (["--set", "kd.temperature=0"], "'kd.temperature' must be greater than 0, got 0"),
+        (["--set", "loss.layers='0:0,1:9'"], "9"),
+        (["--set", "loss.layer_weights=[1.0]"], "loss.layer_weights holds 1 numbers"),
+        (
+            ["--set", "loss.layrs=top"],
+            "unknown key 'loss.layrs' of method tinybert; did you mean 'layers'?",
+        ),
+        (
+            ["--method", "minilm", "--set", "loss.masked_lm_weight=1"],
+            "the examples of a task are not masked",
+        ),
+        (["--set", "intermediate.warmup_steps=2"], "leaves nothing of 2 steps"),
+        (["--assistant", "none"], "--assistant belongs to distilling on text, not on a task"),
+        (["--eval-task", "sst2"], "--eval-task belongs to distilling on text, not on a task"),
+        (["--ablate", "tinybrt"], "no list of variants 'tinybrt'; did you mean 'tinybert'?"),
+        (["--ablate", "tinybert", "--dry-run"], "--ablate and --dry-run do not go together"),
+        (["--data", "/nowhere"], "no data at /nowhere"),
+    ],
+)
+def test_what_cannot_be_is_refused(refused, more, message):
+    assert message in refused(*more)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"teacher": None}, "no teacher given"),
+        ({"task": None}, "no task given"),
+        ({"student": {"to": []}}, "no student given"),
+        (
+            {"student": {"to": ["2x16", "3x16"]}},
+            "on a task one student is distilled at a time, 2 shapes were given",
+        ),
+        (
+            {"student": {"source": "x"}, "general": {"use": True}},
+            "--student brings a student, and the stage on text",
+        ),
+        ({"method": "tinibert"}, "unknown method 'tinibert'; did you mean 'tinybert'?"),
+        (
+            {"intermediate": {"epoch": 1}},
+            "unknown key 'intermediate.epoch'; did you mean 'epochs'?",
+        ),
+        ({"undistilled": {"overrides": {"train.lrr": 1}}}, "did you mean 'train.lr'"),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused_without_model_or_data(changes, message):
+    given = {"teacher": "t", "task": "own", "student": {"to": ["2x16"]}}
+    with pytest.raises(UsageError) as refusal:
+        check_task(TaskDistillRecipe.model_validate(given | changes))
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize("option", ["general", "corpus", "also-teacher", "augment-only", "glove"])
+def test_options_of_a_task_need_one(teacher, tmp_path, option):
+    message = own_files.refused(tmp_path, "distill", teacher, "--to", "2x16", f"--{option}", "x")
+    assert f"--{option} needs --task" in message
+
+
+def test_a_teacher_that_was_not_fine_tuned_for_the_task(refused, tmp_path):
+    base = own_files.encoder(tmp_path / "base", num_hidden_layers=4)
+    message = refused(given=(base,))
+    assert f"{base} cannot do task own" in message
+    assert "fine-tune it first: kdcli finetune" in message
+    three = own_files.headed(tmp_path / "three", ("a", "b", "c"))
+    assert "its head has 3 outputs, own needs 2" in refused(given=(three,))
+    assert f"{base} cannot do task own" in refused("--also-teacher", base)
+    assert f"{base} cannot do task own" in refused("--ablate", "tinybert", given=(base,))
+    assert f"{base} cannot do task own" in refused(
+        "--augment-only", tmp_path / "copies.jsonl", given=(base,)
+    )
+
+
+def test_a_teacher_with_another_order_of_labels(refused, tmp_path):
+    swapped = own_files.headed(tmp_path / "swapped", LABELS[::-1], num_hidden_layers=4)
+    message = refused(given=(swapped,))
+    assert "in another order" in message
+    assert "label_map" in message
+    assert "in another order" in refused("--also-teacher", swapped)
+    # With the mapping it would go on to the next mistake.
+    assert "not a shape" in refused(
+        "--set", "head.label_map=[1, 0]", given=(swapped,), to=("--to", "banana")
+    )
+
+
+def test_models_with_another_vocabulary(refused, teacher, tmp_path):
+    other = own_files.headed(tmp_path / "other", LABELS)
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.add_tokens(["w99"])
+    tokenizer.save_pretrained(other)
+    message = refused("--student", other, to=())
+    assert (
+        f"method tinybert compares token states, and {other} has other tokens than {teacher}"
+        in message
+    )
+    assert "--method soft-targets compares logits of whole rows" in message
+    masked = tmp_path / "masked"
+    AutoModelForMaskedLM.from_config(tiny_config("bert")).save_pretrained(masked)
+    AutoTokenizer.from_pretrained(other).save_pretrained(masked)
+    message = f"augment.model {masked} has another vocabulary than teacher {teacher}"
+    assert message in refused("--augment", "--augment-model", masked)
+    assert "has another vocabulary" in refused(
+        "--augment-model", masked, "--augment-only", tmp_path / "copies.jsonl"
+    )
+    assert "masked" in refused(
+        "--augment", "--augment-model", own_files.encoder(tmp_path / "plain")
+    )
+
+
+def test_tokens_cannot_be_taught_by_a_teacher_of_other_tokens(tmp_path):
+    teacher = own_files.teacher(tmp_path / "tags", "tokens")
+    other = own_files.encoder(tmp_path / "other")
+    foreign_tokenizer().save_pretrained(other)
+    given = [
+        "distill",
+        teacher,
+        "--task",
+        "own",
+        "--data",
+        teacher.parent / "data",
+        "--method",
+        "soft-targets",
+        *QUICK,
+    ]
+    message = own_files.refused(tmp_path, *given, "--student", other)
+    assert f"task own labels tokens, and {other} has others than {teacher}" in message
+
+
+SOFT = {"probabilities": [0.5, 0.5]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([SOFT] * 5, "has 5 rows for 32 training rows"),
+        (
+            [{"probabilities": [0.5, 0.6]}] * 32,
+            "soft.jsonl:1: the values must be probabilities that sum to 1",
+        ),
+        (
+            [{"probabilities": [0.5]}] * 32,
+            "soft.jsonl:1: 'probabilities' must hold 2 numbers, of brisk, calm, got",
+        ),
+        ([{"p": 1}] * 32, "soft.jsonl:1: no column probabilities or logits; there are p"),
+        (
+            [{"logits": [0.5, float("nan")]}] * 32,
+            "soft.jsonl:1: the values must be finite, got [0.5, nan]",
+        ),
+        ([{"text": "w1", **SOFT}] * 32, "has no soft labels for 32 of 32 training rows"),
+        ([], "soft.jsonl holds no rows"),
+    ],
+)
+def test_soft_labels_that_cannot_be_used(data, tmp_path, rows, message):
+    write(tmp_path / "soft.jsonl", rows)
+    given = [
+        "distill",
+        "--task",
+        "own",
+        "--data",
+        data,
+        *QUICK,
+        "--student",
+        own_files.encoder(tmp_path / "student"),
+    ]
+    assert message in own_files.refused(tmp_path, *given, "--soft-labels", tmp_path / "soft.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("teacher", "--student", "s"), "--soft-labels and teacher teacher contradict each other"),
+        ((), "--soft-labels needs --student"),
+        (("--student", "s", "--method", "tinybert"), "method tinybert reads a teacher's states"),
+        (("--student", "s", "--augment"), "--soft-labels has no labels of the copies"),
+    ],
+)
+def test_soft_labels_take_the_teachers_place(tmp_path, more, message):
+    given = ["distill", *more, "--task", "own", "--soft-labels", "soft.npy"]
+    assert message in own_files.refused(
+        tmp_path, *given, *(() if "--student" in more else ("--to", "2x16"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        ("w1 0.1 0.2\nw2 0.3 0.4\nw3 0.5\n", "vectors.txt:3"),
+        ("", "vectors.txt"),
+        (
+            "house 0.1 0.2\ntree 0.3 0.4\n",
+            "vectors.txt has vectors of 2 words and none of the 3 words of the data",
+        ),
+    ],
+)
+def test_word_vectors_that_cannot_be_used(refused, tmp_path, vectors, message):
+    file = tmp_path / "vectors.txt"
+    file.write_text(vectors, "utf-8")
+    data = splits(
+        tmp_path / "data", train=("ein Haus", "zwei Haus"), validation=("Haus ein", "Haus zwei")
+    )
+    assert message in refused("--augment", "--glove", file, "--data", data)
+
+
+def splits(folder, **texts):
+    """Two texts a split, one of each class, eight times."""
+    for split, (calm, brisk) in texts.items():
+        write(
+            folder / f"{split}.jsonl",
+            [{"text": calm, "label": "calm"}, {"text": brisk, "label": "brisk"}] * 8,
+        )
+    return folder
+
+
+def test_a_file_of_copies_that_cannot_be_made(refused, tmp_path):
+    assert "nowhere.txt" in refused(
+        "--glove", tmp_path / "nowhere.txt", "--augment-only", tmp_path / "copies.jsonl"
+    )
+    assert "its directory is not there" in refused(
+        "--augment-only", tmp_path / "no" / "copies.jsonl"
+    )
+    assert "is a directory" in refused("--augment-only", tmp_path)
+
+
+def test_a_variant_that_cannot_be_is_found_before_the_first_runs(refused, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("fine: {kd.weight: 0.5}\nwrong: {loss.layers: '0:0,1:9'}\n", "utf-8")
+    assert "9" in refused("--ablate", file)
+    file.write_text("wrong: {kd.temprature: 2.0}\n", "utf-8")
+    assert "unknown key 'kd.temprature'" in refused("--ablate", file)
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_disk_that_is_full(data, teacher, tmp_path, monkeypatch):
+    """While signals are kept, and while the student is saved: what is there is whole, and the run can go on."""
+    arguments = [
+        "distill",
+        teacher,
+        "--task",
+        "own",
+        "--data",
+        data,
+        "--to",
+        "2x16",
+        *QUICK,
+        "-o",
+        tmp_path / "out",
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr("kdcli.targets.cache._index", full)
+        result = kdcli(*arguments)
+    assert (result.exit_code, result.stderr.count("error: "), "full" in said_by(result)) == (
+        3,
+        1,
+        True,
+    )
+    assert not list((tmp_path / "out" / "signals").glob("*/*"))
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.modeling_utils.safe_save_file", full)
+        result = kdcli(*arguments, "--resume")
+    assert (result.exit_code, "the disk is full" in said_by(result)) == (3, True)
+    assert not (tmp_path / "out" / "intermediate" / "model.safetensors").exists()
+    succeeds(*arguments, "--resume")
+
+
+def test_a_cache_that_cannot_be_written(teacher, tmp_path, monkeypatch):
+    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("os.fsync", full)
+    copies, vectors = tmp_path / "copies.jsonl", tmp_path / "vectors.txt"
+    vectors.write_text("w 0.1 0.2\nv 0.3 0.4\n", "utf-8")
+    data = splits(tmp_path / "data", train=("w v", "v w"), validation=("w w", "v v"))
+    asked = ["distill", teacher, "--task", "own", "--data", data, *QUICK, "--glove", vectors]
+    result = kdcli(*asked, "--augment-only", copies)
+    assert (result.exit_code, result.stderr.count("error: ")) == (3, 1), result.output
+    assert not copies.exists()

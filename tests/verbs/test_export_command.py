@@ -1,0 +1,278 @@
+"""`kdcli export`: a directory whose README code runs, or none."""
+
+import contextlib
+import io
+import json
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from encoders import on_disk, tiny_config, tiny_tokenizer
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+
+from kdcli.deploy import export as files
+from kdcli.deploy.exported import open_export
+from kdcli.deploy.sparse.compact import compact
+from kdcli.errors import MachineError, UsageError
+from kdcli.models.load import save_model
+from kdcli.models.matrices import matrices
+from kdcli.models.training_rows import training_rows, write_training_rows
+from kdcli.verbs.export import run as export
+from kdcli.verbs.export.gate import Found
+
+NAMES = {0: "no", 1: "maybe", 2: "yes"}
+HEADS = {
+    "class": (
+        AutoModelForSequenceClassification,
+        {"id2label": NAMES, "label2id": {v: k for k, v in NAMES.items()}},
+    ),
+    "multi": (
+        AutoModelForSequenceClassification,
+        {"id2label": NAMES, "problem_type": "multi_label_classification"},
+    ),
+    "score": (AutoModelForSequenceClassification, {"num_labels": 1, "problem_type": "regression"}),
+    "tokens": (transformers.AutoModelForTokenClassification, {"id2label": NAMES}),
+    "span": (transformers.AutoModelForQuestionAnswering, {}),
+    "none": (AutoModel, {}),
+}
+QUANTISED = "onnx/model_int8.onnx"
+ONE = "A first text.", "A second and somewhat longer one."
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(head, **changes):
+        auto, settings = HEADS.get(head, (head, {}))
+        torch.manual_seed(0)
+        config = tiny_config(
+            "bert", num_hidden_layers=1, initializer_range=0.3, **settings | changes
+        )
+        return on_disk(auto.from_config(config), tmp_path / "source")
+
+    return save
+
+
+def exported(source, folder, **changes):
+    return export.run(str(source), output_dir=folder, **{"format": "onnx"} | changes)
+
+
+def code_of(folder):
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (folder / "README.md").read_text("utf-8"), re.DOTALL
+    )
+    return code
+
+
+def snippet(folder):
+    """What the README's lines print, run as they stand."""
+    text = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(text):
+        exec(code_of(folder), {"__name__": "__main__"})
+    return text.getvalue().strip()
+
+
+@pytest.mark.parametrize(
+    ("head", "format"), [*((h, "onnx") for h in HEADS), ("class", "openvino"), ("none", "openvino")]
+)
+def test_readme_prints_what_torch_computes(head, format, saved, tmp_path):
+    source = saved(head)
+    done = exported(source, tmp_path / "out", format=format)
+    printed = snippet(done.folder)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    model = HEADS[head][0].from_pretrained(source).eval()
+    texts = (["Where is it?"], ["It is in the house."]) if head == "span" else (list(ONE),)
+    inputs = tokenizer(*texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        found = model(**inputs)
+    if head == "none":
+        assert printed.startswith(str(tuple(found.last_hidden_state.shape)))
+    elif head == "class":
+        assert printed == str([NAMES[i] for i in found.logits.argmax(-1).tolist()])
+    elif head == "multi":
+        assert printed == str(
+            [[NAMES[i] for i in (row > 0).nonzero().ravel().tolist()] for row in found.logits]
+        )
+    elif head == "score":
+        assert json.loads(printed) == pytest.approx(found.logits[:, 0].tolist(), abs=1e-4)
+    elif head == "tokens":
+        assert printed == str([[NAMES[i] for i in row] for row in found.logits.argmax(-1).tolist()])
+    else:
+        span = inputs["input_ids"][0][found.start_logits.argmax() : found.end_logits.argmax() + 1]
+        assert printed == tokenizer.decode(span).strip()
+
+
+def test_what_a_directory_holds(saved, tmp_path):
+    source, rows = saved("class"), np.arange(5, dtype=np.uint64)
+    write_training_rows(source, rows)
+    done = exported(source, tmp_path / "out", precisions=["int8"])
+    assert (training_rows(str(done.folder)) == rows).all()
+    code = [sys.executable, "-c", code_of(done.folder)]
+    alone = subprocess.run(code, cwd=done.folder, capture_output=True, text=True)
+    assert (alone.returncode, alone.stdout.strip()) == (0, snippet(done.folder)), alone.stderr
+    names = {f.name for f in done.folder.iterdir()}
+    assert names >= {
+        "onnx",
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "README.md",
+        "export.json",
+    }
+    assert not any(name.startswith(".") or name.endswith(".part") for name in names)
+    facts = json.loads((done.folder / "export.json").read_text("utf-8"))
+    assert facts == json.loads(done.to_json())
+    assert facts["precision"] == "int8"
+    assert facts["files"] == {QUANTISED: (done.folder / QUANTISED).stat().st_size}
+    assert 0 < facts["relative"] <= facts["limits"]["relative"]
+    assert AutoConfig.from_pretrained(done.folder).id2label == NAMES
+    readme = (done.folder / "README.md").read_text("utf-8")
+    alike = facts["agreement"]
+    assert (alike["texts"], 0.5 < alike["same"] <= 1.0) == (64, True)
+    assert f"{alike['same']:.1%} of the predictions are the same on 64 texts" in readme
+    assert "relative error" not in readme
+    assert (facts["card"]["held_in"], facts["card"]["bytes"]) == ("int8", facts["files"][QUANTISED])
+    assert str(tmp_path) not in readme + done.to_json()
+    table, where = list(done.renderables())
+    assert "README.md" in where
+    assert table.row_count == 7
+    assert facts["also"] == []
+
+
+def test_several_precisions_lie_side_by_side(saved, tmp_path):
+    source, places = (
+        saved("class"),
+        {p: place for (f, p), place in files.FILES.items() if f == "onnx"},
+    )
+    done = exported(source, tmp_path / "out", precisions=list(places))
+    assert set(done.facts["files"]) == set(places.values())
+    rows = done.to_frame().set_index("precision")
+    assert list(rows.index) == list(places) == ["fp32", "fp16", "int8", "q4"]
+    assert [done.facts["files"][place] for place in places.values()] == list(rows["bytes"])
+    assert rows["relative"]["fp32"] < rows["relative"]["fp16"] < rows["relative"]["int8"]
+    # Other verbs take the float32 file.
+    opened = open_export(str(tmp_path / "out"))
+    assert (opened.precision, opened.card["bytes"]) == ("fp32", rows["bytes"]["fp32"])
+    readme = (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert all(place in readme for place in places.values())
+    assert snippet(tmp_path / "out")
+
+
+def test_a_head_that_is_left_out_is_noted(saved, tmp_path):
+    done = exported(saved(AutoModelForMaskedLM), tmp_path / "out")
+    assert done.facts["outputs"] == ["last_hidden_state"]
+    (note,) = done.facts["notes"]
+    assert "BertForMaskedLM" in note
+    assert note in (done.folder / "README.md").read_text("utf-8")
+
+
+def test_a_compacted_directory_keeps_its_head(saved, tmp_path):
+    model = AutoModelForSequenceClassification.from_pretrained(saved("class")).eval()
+    with torch.no_grad():
+        for matrix in matrices(model):
+            matrix.linear.weight[: matrix.linear.out_features // 2] = 0
+            matrix.linear.bias[: matrix.linear.out_features // 2] = 0
+    small = compact(model)
+    assert small.num_parameters() < model.num_parameters()
+    save_model(small, tiny_tokenizer(), tmp_path / "small")
+    done = exported(tmp_path / "small", tmp_path / "out")
+    assert (done.facts["kind"], done.facts["outputs"], done.facts["notes"]) == (
+        "class",
+        ["logits"],
+        [],
+    )
+    texts = AutoTokenizer.from_pretrained(tmp_path / "small")(
+        list(ONE), padding=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        text = [NAMES[i] for i in model(**texts).logits.argmax(-1).tolist()]
+    assert snippet(tmp_path / "out") == str(text)
+
+
+def test_only_an_export_is_replaced(saved, tmp_path, monkeypatch):
+    source, out = saved("none"), tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("mine", "utf-8")
+    for overwrite in (False, True):
+        with pytest.raises(UsageError, match="not empty") as caught:
+            export.check_folder(out, overwrite)
+        assert "left alone" in caught.value.hint
+    (out / "mine.txt").rename(out / "export.json")
+    with pytest.raises(UsageError, match="not empty") as caught:
+        export.check_folder(out, overwrite=False)
+    assert "--overwrite" in caught.value.hint
+    quickly(monkeypatch)
+    exported(source, out, overwrite=True)
+    assert (out / "onnx" / "model.onnx").read_text("utf-8") == "graph"
+    assert not (out / "mine.txt").exists()
+    with pytest.raises(UsageError, match="is a file"):
+        export.check_folder(out / "onnx" / "model.onnx", overwrite=False)
+
+
+def test_into_the_current_directory(saved, tmp_path, monkeypatch):
+    source, out = saved("none"), tmp_path / "here"
+    out.mkdir()
+    monkeypatch.chdir(out)
+    quickly(monkeypatch)
+    exported(source, export.Path())
+    assert (out / "onnx" / "model.onnx").is_file()
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["here", "source"]
+
+
+def test_default_directory_is_numbered(saved, tmp_path, monkeypatch):
+    source = saved("none")
+    monkeypatch.chdir(tmp_path)
+    quickly(monkeypatch)
+    both = [exported(source, None).folder.as_posix() for _ in range(2)]
+    assert both == ["runs/export-source-onnx", "runs/export-source-onnx-2"]
+    assert exported(source, None, overwrite=True).folder.name == "export-source-onnx-2"
+    assert exported(source, None, precisions=["int8"]).folder.name == "export-source-onnx-int8"
+
+
+def quickly(monkeypatch):
+    """An export that writes no real graph."""
+
+    @contextlib.contextmanager
+    def quick(model, folder, *_, **__):
+        file = folder / "onnx" / "model.onnx"
+        file.parent.mkdir()
+        file.write_text("graph", "utf-8")
+        made = files.ModelFile(
+            file, ("input_ids", "attention_mask"), ("last_hidden_state",), 0.0, 0.0
+        )
+        yield SimpleNamespace(at=lambda *_, **__: made)
+
+    monkeypatch.setattr(export, "recorded", quick)
+    found = Found({"texts": 64, "cosine": 1.0, "least": 1.0})
+    monkeypatch.setattr(export, "write_gated", lambda made, *_: (made, found, {}))
+
+
+def test_a_wrong_file_leaves_nothing_behind(saved, tmp_path, monkeypatch):
+    source, out = saved("none"), tmp_path / "runs" / "out"
+    monkeypatch.setattr(files, "difference", lambda reference, other: (1.0, 1.0))
+    with pytest.raises(MachineError, match="does not compute what torch does"):
+        exported(source, out)
+    assert list(out.parent.iterdir()) == []
+
+
+def test_an_unknown_format_is_refused():
+    with pytest.raises(UsageError, match=r"unknown format 'onx'; did you mean 'onnx'\?"):
+        exported("nowhere", None, format="onx")
+
+
+def test_missing_library_is_reported_before_anything_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MachineError, match="onnxruntime") as caught:
+        exported("nowhere", tmp_path / "out")
+    assert caught.value.hint == "pip install 'kdcli[onnx]'"
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,192 @@
+"""Exports are judged and timed by their own runtime, from what lies in their directory."""
+
+import json
+import shutil
+
+import numpy as np
+import own_files
+import pytest
+from own_files import report_of, said_by, succeeds
+from transformers import AutoConfig, AutoTokenizer
+
+from kdcli.deploy.exported import open_export
+from kdcli.errors import UsageError
+
+FEW = [
+    "--set",
+    "measure.min_runs=3",
+    "--set",
+    "measure.min_seconds=0.0",
+    "--seq-len",
+    "16",
+    "--batch-size",
+    "1",
+]
+ON_TASK = ["--task", "own", "--set", "data.max_length=24", "--set", "data.stride=8"]
+
+
+@pytest.fixture(scope="module")
+def exported(teacher_of, tmp_path_factory):
+    """Kind of task, format and options -> the model, its data, and its export."""
+    made = {}
+
+    def export(kind="class", file_format="onnx", *options):
+        key = kind, file_format, *options
+        if key not in made:
+            teacher, folder = teacher_of(kind), tmp_path_factory.mktemp("exports") / "-".join(key)
+            succeeds("export", teacher, "--format", file_format, *options, "-o", folder)
+            made[key] = teacher, teacher.parent / "data", folder
+        return made[key]
+
+    return export
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["class", "pair", "multi", "score", "tokens", "span"])
+def test_an_export_has_the_scores_of_its_model(exported, tmp_path, kind):
+    model, data, folder = exported(kind)
+    succeeds("evaluate", model, folder, *ON_TASK, "--data", data, "-o", tmp_path / "out")
+    of_torch, of_export = report_of(tmp_path / "out").evaluations
+    assert of_export.metrics == pytest.approx(of_torch.metrics, abs=1e-4)
+    assert of_torch.n == 32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file_format", "runtime"), [("onnx", "onnxruntime"), ("openvino", "openvino")]
+)
+def test_int8_is_judged_alike_by_both_verbs_and_by_its_runtime_alone(
+    exported, tmp_path, file_format, runtime
+):
+    _, data, folder = exported("class", file_format, "--int8")
+    succeeds(
+        "evaluate",
+        folder,
+        *ON_TASK,
+        "--data",
+        data,
+        "--predictions",
+        tmp_path / "all.jsonl",
+        "-o",
+        tmp_path / "a",
+    )
+    succeeds("benchmark", folder, *ON_TASK, "--data", data, *FEW, "-o", tmp_path / "b")
+    one, other = report_of(tmp_path / "a"), report_of(tmp_path / "b")
+    assert one.evaluations[0].metrics == other.evaluations[0].metrics
+    assert [(r.model, r.backend, r.dtype) for r in other.latency] == [
+        (folder.name, file_format, "int8")
+    ]
+    assert (one.models[folder.name].held_in, one.models[folder.name].bytes) == (
+        "int8",
+        bytes_in(folder),
+    )
+    # What the lines of its README would print, text by text.
+    tokenizer, names = (
+        AutoTokenizer.from_pretrained(folder),
+        AutoConfig.from_pretrained(folder).id2label,
+    )
+    session = session_of(runtime, folder)
+    rows = own_files.lines_of(data / "validation.jsonl")
+    predicted = []
+    for row in rows:
+        inputs = tokenizer(
+            row["text"],
+            truncation=True,
+            max_length=24,
+            return_token_type_ids=True,
+            return_tensors="np",
+        )
+        predicted.append(names[int(np.asarray(session(inputs)).argmax())])
+    found = [row["predicted"] for row in own_files.lines_of(tmp_path / "all.jsonl")]
+    # Activations of a batch share a scale, so rows alone may differ at the edge of two classes.
+    assert np.mean([a == b for a, b in zip(found, predicted, strict=True)]) > 0.9
+
+
+def bytes_in(folder):
+    return sum(f.stat().st_size for f in folder.glob("o*/*"))
+
+
+def session_of(runtime, folder):
+    module = pytest.importorskip(runtime)
+    if runtime == "openvino":
+        model = module.Core().compile_model(
+            open_export(str(folder)).file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+        )
+        return lambda inputs: next(
+            iter(model({i.any_name: inputs[i.any_name] for i in model.inputs}).values())
+        )
+    made = module.InferenceSession(
+        open_export(str(folder)).file, providers=["CPUExecutionProvider"]
+    )
+    return lambda inputs: made.run(None, {i.name: inputs[i.name] for i in made.get_inputs()})[0]
+
+
+@pytest.mark.slow
+def test_an_export_is_timed_beside_the_model(exported, tmp_path):
+    model, _, folder = exported("class", "onnx", "--int8")
+    succeeds("benchmark", model, folder, *FEW, "-o", tmp_path / "out")
+    found = report_of(tmp_path / "out")
+    assert [(r.model, r.backend, r.dtype) for r in found.latency] == [
+        (model.name, "torch", "fp32"),
+        (folder.name, "onnx", "int8"),
+    ]
+    assert list(found.speedup) == [f"{folder.name}/onnx-int8_vs_{model.name}"]
+
+
+def test_an_export_as_baseline_is_the_baseline_of_the_table(exported, tmp_path):
+    model, _, folder = exported("class", "onnx", "--int8")
+    shown = succeeds("benchmark", folder, model, *FEW, "-o", tmp_path / "out").stdout
+    assert "baseline" in shown
+    assert list(report_of(tmp_path / "out").speedup) == [f"{model.name}_vs_{folder.name}/onnx-int8"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: (f / "onnx" / "model.onnx").write_bytes(b"cut"), "model.onnx has 3 bytes, not"),
+        (lambda f: (f / "onnx" / "model.onnx").unlink(), "model.onnx is missing"),
+        (lambda f: (f / "export.json").write_text("{"), "export.json cannot be read"),
+        (lambda f: edit(f, card=None), "is of an earlier kdcli"),
+        (lambda f: edit(f, format="pickle"), "it names another format"),
+        (lambda f: edit(f, files={"../onnx/model.onnx": 3, "onnx/model.onnx": 3}), "bytes, not 3"),
+        (lambda f: spoil(f / "onnx" / "model.onnx"), "onnxruntime cannot load"),
+    ],
+)
+def test_a_damaged_export_is_refused(exported, tmp_path, change, message):
+    _, data, folder = exported()
+    copied = shutil.copytree(folder, tmp_path / "copied")
+    change(copied)
+    result = own_files.kdcli("evaluate", copied, *ON_TASK, "--data", data, "-o", tmp_path / "out")
+    assert result.exit_code == 2, result.output
+    assert message in said_by(result)
+    assert "export the model again" in said_by(result)
+    assert not (tmp_path / "out").exists()
+
+
+def edit(folder, **changes):
+    facts = json.loads((folder / "export.json").read_text()) | changes
+    (folder / "export.json").write_text(json.dumps(facts))
+
+
+def spoil(file):
+    file.write_bytes(b"x" * file.stat().st_size)
+
+
+def test_an_export_is_not_for_a_gpu_nor_for_other_labels(exported, tmp_path):
+    import torch
+
+    _, data, folder = exported()
+    with pytest.raises(UsageError, match="runs on the CPU only, not on cuda"):
+        open_export(str(folder), torch.device("cuda"))
+    result = own_files.kdcli(
+        "evaluate",
+        folder,
+        *ON_TASK,
+        "--data",
+        data,
+        "--set",
+        "head.label_map=[1, 0]",
+        "-o",
+        tmp_path / "out",
+    )
+    assert (result.exit_code, "cannot be reordered" in said_by(result)) == (2, True)

@@ -1,0 +1,218 @@
+"""What `kdcli finetune` refuses: exit code 2, one message that names file and row, nothing written.
+
+Messages on single rows and files are tested in tests/data.
+"""
+
+import json
+
+import own_files
+import pytest
+import torch
+from own_files import QUICK, refused, report_of, succeeds, write
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from kdcli.errors import UsageError
+from kdcli.recipe.resolve import combinations, grid_options
+from kdcli.verbs.finetune.run import check_grid
+from kdcli.workloads.recipes import finetune_recipe
+from kdcli.workloads.settings import FinetuneRecipe
+from kdcli.workloads.task import check_task_data, order_and_schedule, prepare
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return own_files.encoder(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture
+def data(tmp_path):
+    return own_files.own(tmp_path / "data", "class", n=64, judged=16)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["MODEL"], "no task given"),
+        (["MODEL", "--task", "qwn"], "did you mean 'own'?"),
+        (["MODEL", "--task", "own"], "task 'own' needs --data"),
+        (["MODEL", "--task", "own", "--data", "/nowhere.txt"], "no data at /nowhere.txt"),
+        (
+            ["MODEL", "--task", "own", "--data", "DATA", "--grid", "rl=1,2"],
+            "unknown key 'rl' (--grid)",
+        ),
+        (
+            ["MODEL", "--task", "own", "--data", "DATA", "--grid", "lr=1e-3,0.001"],
+            "the grid holds train.lr=0.001",
+        ),
+        (
+            ["MODEL", "--task", "own", "--data", "DATA", "--grid", "warmup_steps=1,40"],
+            "leaves nothing of 40 steps",
+        ),
+        (
+            ["MODEL", "--task", "own", "--data", "DATA", "--seeds", "0"],
+            "'seeds' must be greater than 0, got 0",
+        ),
+        (["MODEL", "--task", "own", "--data", "DATA", "--device", "tpu"], "unknown device"),
+        (
+            ["MODEL", "--task", "sst2", "--data", "DATA"],
+            "task sst2 reads the column 'sentence', which is not there",
+        ),
+        (["DATA", "--task", "own", "--data", "DATA"], "has no config.json"),
+        (["/nowhere", "--task", "own", "--data", "DATA"], "no model directory"),
+    ],
+)
+def test_a_bad_command_line(encoder, data, tmp_path, arguments, message):
+    places = {"MODEL": encoder, "DATA": data}
+    assert message in refused(tmp_path, "finetune", *(places.get(a, a) for a in arguments), *QUICK)
+
+
+def test_a_bad_row_and_a_damaged_file(encoder, data, tmp_path):
+    assert "no model given" in refused(tmp_path, "finetune")
+    options = [encoder, "--task", "own", "--data", data, *QUICK]
+    lines = own_files.rows("class", 16)
+    path = write(data / "validation.jsonl", [*lines[:7], lines[7] | {"label": "wild"}])
+    message = refused(tmp_path, "finetune", *options)
+    assert f"{path}:8:" in message
+    assert "must be one of 0 (brisk), 1 (calm), got 'wild'" in message
+    (data / "train.jsonl").write_bytes(b"\n\n")
+    assert f"{data / 'train.jsonl'} holds no rows" in refused(tmp_path, "finetune", *options)
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ("seed=1,2", "seeds are no settings"),
+        ("data.max_length=16,24", "grid.data.max_length: the runs of a grid share"),
+        ("model=a,b", "grid.model: the runs of a grid share"),
+        ("dtype=fp32,bf16", "grid.train.dtype: the runs of a grid share"),
+        ("warmup_steps=1,", "grid.train.warmup_steps must hold values to try, got None"),
+        ("lr=1e-3,0.001", "the grid holds train.lr=0.001 twice"),
+    ],
+)
+def test_a_grid_of_what_all_runs_share(grid, message):
+    resolved = finetune_recipe(options={"task": "own", **grid_options(FinetuneRecipe, [grid])})
+    with pytest.raises(UsageError) as refusal:
+        check_grid([values for values, _ in combinations(resolved)])
+    assert message in f"{refusal.value}"
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        (
+            ["--grid", "epochs=0.001,0.002"],
+            "the grid's train.epochs=0.001 and train.epochs=0.002 train the same: 1 steps",
+        ),
+        (
+            ["--grid", "epochs=5,10", "--max-steps", "5"],
+            "grid.train.epochs changes nothing beside train.max_steps",
+        ),
+        (
+            [
+                "--max-steps",
+                "9",
+                "--set",
+                "train.warmup_steps=2",
+                "--grid",
+                "warmup_fraction=0.1,0.2",
+            ],
+            "train.warmup_fraction=0.2 train the same: 9 steps, 2 of warm-up",
+        ),
+    ],
+)
+def test_cells_of_a_grid_that_train_the_same_are_refused(encoder, data, tmp_path, grid, message):
+    options = ["--task", "own", "--data", data, "--set", "data.max_length=24", "--batch-size", "8"]
+    assert message in refused(tmp_path, "finetune", encoder, *options, *grid)
+
+
+def recipe_of(model, task, data, **options):
+    values = {"model": str(model), "task": task, "data.source": str(data), "data.max_length": 24}
+    values |= {"data.stride": 4, "train.max_steps": 9}
+    return finetune_recipe(options=values | options).recipe
+
+
+def test_a_set_to_choose_on_must_be_there(encoder, session, data, tmp_path):
+    texts = [r["text"] for r in own_files.rows("class", 32)]
+    for name in ("train", "validation_matched", "validation_mismatched"):
+        rows = [
+            {"premise": text, "hypothesis": name, "label": i % 3} for i, text in enumerate(texts)
+        ]
+        write(tmp_path / "mnli" / f"{name}.jsonl", rows)
+    for task, source, there in (
+        ("mnli", tmp_path / "mnli", "matched, mismatched"),
+        ("own", data, "there is only one"),
+    ):
+        with pytest.raises(
+            UsageError, match=f"choose_on matchd is none of the judged sets: {there}"
+        ):
+            check_task_data(recipe_of(encoder, task, source, choose_on="matchd"), session)
+
+
+def test_a_warm_up_as_long_as_the_run(encoder, session, data):
+    task, _ = prepare(recipe_of(encoder, "own", data), session)
+    with pytest.raises(UsageError, match="leaves nothing of 9 steps"):
+        order_and_schedule(task, recipe_of(encoder, "own", data, **{"train.warmup_steps": 9}))
+
+
+def test_without_a_validation_split_a_tenth_is_held_back(encoder, session, data, tmp_path):
+    (data / "validation.jsonl").unlink()
+    task, _ = prepare(recipe_of(encoder, "own", data), session)
+    assert (task.data.split, len(task.evaluator.features.examples)) == ("held back from train", 8)
+    assert "judged on held back from train" in task.notes
+    few = write(tmp_path / "few" / "train.jsonl", own_files.rows("class", 2))
+    with pytest.raises(UsageError, match="too few to hold some back"):
+        check_task_data(recipe_of(encoder, "own", few), session)
+
+
+def misplaced(lines, numbers):
+    for number in numbers:
+        lines[number]["answers"]["answer_start"][0] += 1
+    return lines
+
+
+def test_few_misplaced_answers_are_left_out_and_many_are_refused(encoder, session, tmp_path):
+    data = own_files.own(tmp_path / "data", "span", n=200, judged=16)
+    path = write(data / "train.jsonl", misplaced(own_files.rows("span", 200), [123]))
+    task, _ = prepare(recipe_of(encoder, "own", data), session)
+    assert task.notes[0] == "1 training questions were left out:"
+    assert task.notes[1].startswith(f"{path}:124: answer 'w30' is not at character")
+    assert len(task.train.rows) == 199
+    write(path, misplaced(own_files.rows("span", 200), range(0, 200, 20)))
+    with pytest.raises(
+        UsageError, match="10 of 200 answers are not where they are said to be"
+    ) as refusal:
+        check_task_data(recipe_of(encoder, "own", data), session)
+    assert f"{path}:1: answer 'w30' is not at character" in str(refusal.value)
+    assert "answer_start counts characters of the context, from 0" in str(refusal.value.hint)
+
+
+def test_a_checkpoint_with_the_labels_in_another_order(data, tmp_path):
+    """Without `head.label_map` its head would start wrong about every example."""
+    model = own_files.headed(tmp_path / "model", ("calm", "brisk"))
+    options = [model, "--task", "own", "--data", data, *QUICK]
+    message = refused(tmp_path, "finetune", *options)
+    assert (
+        "has the labels of own in another order: 0 calm, 1 brisk; the data: 0 brisk, 1 calm"
+        in message
+    )
+    assert "--set head.label_map='[1, 0]'" in message
+    succeeds(
+        "finetune",
+        *options,
+        "--set",
+        "head.label_map=[1, 0]",
+        "--max-steps",
+        "2",
+        "-o",
+        tmp_path / "out",
+    )
+    saved = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert saved["id2label"] == {"0": "brisk", "1": "calm"}
+    # Step 0 of the log is the head as loaded.
+    stock = AutoModelForSequenceClassification.from_pretrained(model)
+    tokenizer, right = AutoTokenizer.from_pretrained(model), 0
+    for row in own_files.rows("class", 16, seed=1):
+        with torch.no_grad():
+            predicted = stock(**tokenizer(row["text"], return_tensors="pt")).logits[0].argmax()
+        right += stock.config.id2label[int(predicted)] == row["label"]
+    assert report_of(tmp_path / "out").curve[0].metrics["accuracy"] == right / 16

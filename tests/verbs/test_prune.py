@@ -1,0 +1,642 @@
+"""`kdcli prune` and `kdcli mask` on a tiny encoder: exact densities, frozen weights, equal forms, resumption."""
+
+import json
+from pathlib import Path
+
+import own_files
+import processes
+import pytest
+import torch
+from encoders import on_disk, tiny_config
+from own_files import (
+    NAMES,
+    QUICK,
+    interrupted,
+    kdcli,
+    log_of,
+    refused,
+    report_of,
+    same_weights,
+    succeeds,
+)
+from questions import tokenizer_of
+from safetensors import safe_open
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertForMaskedLM,
+)
+
+import kdcli as package
+from kdcli.deploy.sparse.bank import Bank
+from kdcli.deploy.sparse.mask_file import read_mask
+from kdcli.disk import STAGED
+from kdcli.engine.run_dir import RunDir
+from kdcli.errors import UsageError
+from kdcli.models.matrices import matrices
+from kdcli.pruners import defaults, methods
+from kdcli.recipe.sections import Invocation
+from kdcli.report import stages
+from kdcli.verbs.prune.job import TRACE
+from kdcli.verbs.prune.recipes import prune_recipes
+from kdcli.verbs.prune.run import run, stage_recipes
+
+MASK = "mask/mask.safetensors"
+TEXTS = ["w1 w2 w3", "w25 w26 w27 w28 w29", "w3 w30"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return own_files.encoder(tmp_path_factory.mktemp("base") / "encoder")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    return ["--task", "own", "--data", own_files.own(tmp_path_factory.mktemp("data"), "class")]
+
+
+@pytest.fixture(scope="module")
+def given(base, task):
+    quick = [*QUICK[QUICK.index("--dtype") :], "--max-steps", "30", "--batch-size", "16"]
+    return ["prune", base, *task, "--set", "head.words=[w40, w41]", *quick]
+
+
+@pytest.fixture(scope="module")
+def pruned(given, tmp_path_factory):
+    out = tmp_path_factory.mktemp("pruned") / "out"
+    return out, succeeds(*given, "--sparsity", "0.7", "-o", out)
+
+
+def score(folder, model="masked"):
+    return next(e.metrics for e in report_of(folder).evaluations if e.model == model)
+
+
+def logits(model, folder):
+    batch = AutoTokenizer.from_pretrained(folder)(TEXTS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return model(**{k: v for k, v in batch.items() if k != "token_type_ids"}).logits
+
+
+def kept(folder):
+    """Share of the masked matrices' weights that are not zero."""
+    found = matrices(AutoModel.from_pretrained(folder))
+    return sum(int(m.of(m.linear.weight).count_nonzero()) for m in found) / sum(
+        m.numel for m in found
+    )
+
+
+def is_the_base_where_kept(base, out):
+    before, after = AutoModel.from_pretrained(base), AutoModel.from_pretrained(out)
+    masked = {m.path for m in matrices(before)}
+    for name, weight in after.state_dict().items():
+        if not name.startswith("pooler."):
+            there = (
+                weight != 0
+                if name.removesuffix(".weight") in masked
+                else torch.ones_like(weight).bool()
+            )
+            assert torch.equal(weight[there], before.state_dict()[name][there]), name
+
+
+def test_density_is_exact_and_kept_weights_are_the_bases(base, pruned):
+    out, result = pruned
+    assert kept(out) == pytest.approx(0.3, abs=1e-4)
+    is_the_base_where_kept(base, out)
+    report = report_of(out)
+    assert report.command == "prune"
+    (found,) = report.pruning
+    assert found.density == pytest.approx(0.3, abs=1e-4)
+    assert sum(m.kept for m in found.matrices) == round(
+        0.3 * sum(m.weights for m in found.matrices)
+    )
+    assert [p.density for p in found.curve] == sorted(
+        (p.density for p in found.curve), reverse=True
+    )
+    assert found.curve[0].density == 1.0
+    assert all(sum(h.counts) == sum(m.weights for m in found.matrices) for h in found.histograms)
+    assert report.evaluations[0].metrics["accuracy"] > 0.8
+    assert "own" in result.stdout
+
+
+def test_every_form_is_the_same_model(base, pruned):
+    out, _ = pruned
+    expected = logits(AutoModelForSequenceClassification.from_pretrained(out), out)
+    for model in (
+        package.load(base, mask=out / MASK),
+        package.load(out / "compact"),
+        AutoModelForSequenceClassification.from_pretrained(out / "compact", trust_remote_code=True),
+    ):
+        torch.testing.assert_close(logits(model, out), expected, atol=1e-5, rtol=1e-5)
+    report = report_of(out)
+    assert score(out, "compact") == score(out)
+    assert report.models["masked"].params_nonzero < report.models["dense"].params_nonzero
+
+
+def test_the_trace_goes_with_the_checkpoints(tmp_path):
+    # A kill between the report and its end leaves both, and only checkpoints are looked for afterwards.
+    (tmp_path / TRACE).parent.mkdir()
+    (tmp_path / TRACE).touch()
+    RunDir(tmp_path).drop_checkpoints()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mask_info_diff_apply_and_compact(base, pruned, tmp_path):
+    out, _ = pruned
+    facts = json.loads(succeeds("mask", "info", out / MASK, "--json").stdout)
+    assert (facts["density"], facts["density_asked"]) == (
+        pytest.approx(0.3, abs=1e-4),
+        pytest.approx(0.3),
+    )
+    held = read_mask(out / MASK).masks.values()
+    left, total = sum(int(mask.sum()) for mask in held), sum(mask.numel() for mask in held)
+    assert facts["density"] == left / total
+    assert (facts["task"], facts["labels"], facts["label_words"]) == (
+        "own",
+        sorted(NAMES),
+        ["w40", "w41"],
+    )
+    assert "w40, w41" in kdcli("mask", "info", out / MASK).stdout
+    assert (
+        json.loads(succeeds("mask", "diff", out / MASK, out / MASK, "--json").stdout)["shared"]
+        == 1.0
+    )
+    # Killed between two files, it left one of a model; the same command goes on.
+    (tmp_path / "applied" / STAGED).mkdir(parents=True)
+    (tmp_path / "applied" / "model.safetensors").touch()
+    succeeds("mask", "apply", out / MASK, "-o", tmp_path / "applied")
+    assert not (tmp_path / "applied" / STAGED).exists()
+    assert same_weights(out, tmp_path / "applied")
+    scores = out / "mask" / "scores.safetensors"
+    succeeds("mask", "apply", scores, "--sparsity", "0.9", "-o", tmp_path / "less")
+    assert kept(tmp_path / "less") == pytest.approx(0.1, abs=1e-3)
+    least = kdcli("mask", "apply", scores, "--sparsity", "0.99999", "-o", tmp_path / "least")
+    assert "matrices keep a single weight" in " ".join(least.output.split())
+    assert kept(tmp_path / "least") > 0
+    assert "holds no scores" in refused(tmp_path, "mask", "apply", out / MASK, "--sparsity", "0.9")
+    other = own_files.headed(tmp_path / "other", ("a", "b"), seed=3)
+    assert "weights have the hash" in refused(
+        tmp_path, "mask", "apply", out / MASK, "--base", other
+    )
+    succeeds("mask", "compact", out / MASK, "--base", base, "-o", tmp_path / "small")
+    expected = logits(AutoModelForSequenceClassification.from_pretrained(out), out)
+    torch.testing.assert_close(
+        logits(package.load(tmp_path / "small"), out), expected, atol=1e-5, rtol=1e-5
+    )
+    for folder in (out, tmp_path / "applied", tmp_path / "small"):
+        assert AutoTokenizer.from_pretrained(folder).model_max_length == facts["max_length"]
+
+
+def test_evaluate_takes_a_base_and_masks(base, task, pruned, tmp_path):
+    out, _ = pruned
+    args = ["evaluate", base, *task]
+    result = succeeds(*args, "--mask", out / MASK, "--mask", out / MASK, "-o", tmp_path / "judged")
+    assert "fine-tuned with 24 tokens a row and is judged so too" in " ".join(result.output.split())
+    metrics = {e.model: e.metrics for e in report_of(tmp_path / "judged").evaluations}
+    own = pytest.approx(score(out))
+    assert metrics == {"mask.safetensors": own, "mask.safetensors (2)": own}
+    assert "--mask takes one model" in refused(tmp_path, *args, base, "--mask", out / MASK)
+
+
+def test_byte_level_tokenizers_space_labelled_words_under_a_mask(tmp_path):
+    # Without a space before it, a byte-level tokenizer joins a word to the one before.
+    base = own_files.encoder(tmp_path / "base", vocab_size=600)
+    tokenizer_of("bytes").save_pretrained(base)
+    args = [
+        "--task",
+        "own",
+        "--data",
+        own_files.own(tmp_path / "data", "tokens"),
+        "--set",
+        "measure.latency=false",
+    ]
+    succeeds(
+        "prune",
+        base,
+        *args,
+        "--set",
+        "head.kind=scratch",
+        "--max-steps",
+        "2",
+        "-o",
+        tmp_path / "out",
+    )
+    mask = tmp_path / "out" / MASK
+    succeeds("mask", "apply", mask, "-o", tmp_path / "applied")
+    trained, applied = (
+        AutoTokenizer.from_pretrained(tmp_path / name) for name in ("out", "applied")
+    )
+    plain, *both = (of(["the cat"]).input_ids for of in (tokenizer_of("bytes"), trained, applied))
+    assert plain != both[0] == both[1]
+    succeeds("evaluate", base, "--mask", mask, *args[:4], "-o", tmp_path / "judged")
+    assert score(tmp_path / "judged", "mask.safetensors") == pytest.approx(score(tmp_path / "out"))
+
+
+def test_a_masked_language_model_head_works_in_every_form(given, task, tmp_path):
+    torch.manual_seed(0)
+    base = on_disk(BertForMaskedLM(tiny_config("bert", initializer_range=0.1)), tmp_path / "base")
+    out, args = tmp_path / "out", [given[0], base, *given[2:]]
+    succeeds(*args, "--set", "head.kind=mlm", "--sparsity", "0.7", "-o", out)
+    is_the_base_where_kept(base, out)
+    report = report_of(out)
+    assert any("trust_remote_code" in note for note in report.notes)
+    assert "trust_remote_code=True" in (out / "README.md").read_text("utf-8")
+    expected = logits(package.load(out), out)
+    assert expected.std() > 0.1
+    with safe_open(out / MASK, "pt") as file:
+        assert not any(64 in file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118  # not a mapping
+    bank, found = Bank(AutoModel.from_pretrained(base)), read_mask(out / MASK)
+    bank.add("own", found.masks, info=found.info, head=found.head)
+    for model in (
+        AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=True),
+        package.load(base, mask=out / MASK),
+        package.load(out / "compact"),
+        AutoModelForSequenceClassification.from_pretrained(out / "compact", trust_remote_code=True),
+        bank.use("own"),
+    ):
+        torch.testing.assert_close(logits(model.eval(), out), expected, atol=1e-5, rtol=1e-5)
+    succeeds("mask", "apply", out / MASK, "-o", tmp_path / "applied")
+    assert torch.equal(logits(package.load(tmp_path / "applied"), out), expected)
+    succeeds("evaluate", out, out / "compact", *task, "-o", tmp_path / "judged")
+    assert [e.metrics for e in report_of(tmp_path / "judged").evaluations] == [
+        pytest.approx(score(out))
+    ] * 2
+
+
+@pytest.mark.parametrize("method", methods())
+def test_every_method_prunes(given, tmp_path, method):
+    succeeds(
+        *given, "--method", method, "--sparsity", "0.5", "--max-steps", "12", "-o", tmp_path / "out"
+    )
+    report = report_of(tmp_path / "out")
+    assert report.recipe["method"] == method
+    (found,) = report.pruning
+    assert kept(tmp_path / "out") == pytest.approx(found.density, abs=1e-4)
+    exact = defaults(method).exact
+    if exact:
+        assert found.density == pytest.approx(0.5, abs=1e-3)
+    assert any("no density that can be asked for" in note for note in report.notes) != exact
+    if method in ("movement", "smp"):
+        assert any("removes up to" in note for note in report.notes) == (method == "movement")
+    assert report.recipe["head"]["kind"] == defaults(method).head
+    assert (tmp_path / "out" / MASK).exists() == (defaults(method).head == "embedding")
+    AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+
+
+@pytest.mark.parametrize("method", ["smp", "l0"])
+def test_cut_and_resumed_is_bit_identical(given, tmp_path, monkeypatch, method):
+    often = [
+        "--set",
+        "train.log_every=1",
+        "--set",
+        "train.checkpoint_every=4",
+        "--set",
+        "train.eval_every=6",
+    ]
+    args = [*given, "--method", method, "--max-steps", "12", *often]
+    succeeds(*args, "-o", tmp_path / "a")
+    assert interrupted(monkeypatch, "b", 7, *args, "-o", tmp_path / "b").exit_code == 130
+    succeeds(*args, "-o", tmp_path / "b", "--resume")
+    assert same_weights(tmp_path / "a", tmp_path / "b")
+    assert log_of(tmp_path / "a") == log_of(tmp_path / "b")
+    a, b = (report_of(tmp_path / side) for side in "ab")
+    assert (a.pruning, a.evaluations) == (b.pruning, b.evaluations)
+    assert b.training.resumed_from_step == 4
+    if method == "smp":
+        assert len({(tmp_path / side / MASK).read_bytes() for side in "ab"}) == 1
+
+
+def test_evaluate_and_benchmark_take_a_compact_directory_and_training_refuses_it(
+    given, task, pruned, tmp_path
+):
+    out, _ = pruned
+    # In a fresh process: transformers caches facts by class, so classes that other tests loaded could hide an error.
+    alone = processes.process("evaluate", out / "compact", *task, "-o", tmp_path / "scores")
+    output = alone.communicate()
+    assert alone.returncode == 0, output
+    assert report_of(tmp_path / "scores").evaluations[0].metrics == score(out)
+    quick = [
+        "--batch-size",
+        "1",
+        "--seq-len",
+        "8",
+        "--set",
+        "measure.min_runs=2",
+        "--set",
+        "measure.min_seconds=0",
+    ]
+    succeeds("benchmark", out, out / "compact", *task, *quick, "-o", tmp_path / "times")
+    masked, compact = report_of(tmp_path / "times").evaluations
+    assert (masked.metrics, masked.worst) == (compact.metrics, compact.worst)
+    trained = "is compacted: its layers have shapes of their own"
+    for verb, message in (
+        (
+            ["benchmark", out, out / "compact", "--backend", "torch", "--backend", "sparse"],
+            "a compacted model has no weights left to skip",
+        ),
+        (["finetune", out / "compact", *task], trained),
+        ([*given, "--teacher", out / "compact"], trained),
+    ):
+        assert message in refused(tmp_path, *verb)
+
+
+def test_several_sparsities_are_stages_and_a_done_stage_is_not_repeated(given, tmp_path):
+    out = tmp_path / "out"
+    args = [*given, "--sparsity", "0.5", "--sparsity", "0.8", "--max-steps", "6", "-o", out]
+    succeeds(*args)
+    report = report_of(out)
+    assert [p.model for p in report.pruning] == ["50 %", "80 %"]
+    assert [e.model for e in report.evaluations] == ["50 %", "80 %"]
+    assert (
+        report.models["80 %"].bytes
+        == (out / "sparsity-0.8" / "compact" / "model.safetensors").stat().st_size
+    )
+    assert kept(out / "sparsity-0.5") == pytest.approx(0.5, abs=1e-3)
+    assert kept(out / "sparsity-0.8") == pytest.approx(0.2, abs=1e-3)
+    finished, lost = out / "sparsity-0.5" / "report.json", out / "sparsity-0.8" / "report.json"
+    before = finished.stat().st_mtime_ns
+    for file in (out / "report.json", lost):
+        file.unlink()
+    succeeds(*args, "--resume")
+    assert finished.stat().st_mtime_ns == before
+    assert lost.is_file()
+    assert report_of(out).pruning == report.pruning
+
+
+def test_several_methods_are_compared_on_the_same_examples(given, tmp_path):
+    both = ["--method", "magnitude", "--method", "smp", "--max-steps", "6"]
+    result = succeeds(
+        *given, *both, "--sparsity", "0.5", "--sparsity", "0.8", "-o", tmp_path / "out"
+    )
+    report = report_of(tmp_path / "out")
+    names = ["magnitude 50 %", "magnitude 80 %", "smp 50 %", "smp 80 %"]
+    assert [p.model for p in report.pruning] == [e.model for e in report.evaluations] == names
+    assert [p.method for p in report.pruning] == ["magnitude"] * 2 + ["smp"] * 2
+    assert "magnitude, smp 50 %, 80 %" in result.stdout
+    runs = {
+        m: report_of(tmp_path / "out" / m / "sparsity-0.8").recipe for m in ("magnitude", "smp")
+    }
+    assert {m: r["head"]["kind"] for m, r in runs.items()} == {
+        "magnitude": "scratch",
+        "smp": "embedding",
+    }
+    assert runs["magnitude"]["train"]["lr"] < runs["smp"]["train"]["lr"]
+    alike = [r | {"method": None, "head": None, "kd": None} for r in runs.values()]
+    assert alike[0] | {"train": None} == alike[1] | {"train": None}
+    succeeds(*given, *both[2:], "--sparsity", "0.8", "-o", tmp_path / "alone")
+    assert same_weights(tmp_path / "alone", tmp_path / "out/smp/sparsity-0.8")
+
+
+@pytest.mark.parametrize(
+    ("methods", "masking", "sparsity", "folders"),
+    [
+        (["magnitude", "smp"], None, [0.9], ["magnitude", "smp"]),
+        (["smp"], None, [0.5, 0.9], ["sparsity-0.5", "sparsity-0.9"]),
+        (["smp", "l0"], None, [0.5, 0.9], ["smp/sparsity-0.5", "smp/sparsity-0.9", "l0"]),
+        (["l0"], None, [0.5, 0.9], [""]),
+        (["smp"], "threshold", [0.5, 0.9], [""]),
+    ],
+)
+def test_a_stage_for_each_method_and_each_sparsity_that_can_be_chosen(
+    methods, masking, sparsity, folders
+):
+    options = {"sparsity": sparsity, "pruner.masking": masking}
+    stages = stage_recipes(
+        prune_recipes(methods, recipe=None, sets=(), options=options), Path("out")
+    )
+    assert [folder for _, _, folder in stages] == [Path("out") / folder for folder in folders]
+    assert len({name for name, _, _ in stages}) == len(stages)
+
+
+def test_a_dry_run_estimates_every_stage_and_leaves_nothing(given, tmp_path):
+    args = ["--method", "smp", "--method", "l0", "--sparsity", "0.5", "--dry-run", "--json"]
+    legs = json.loads(succeeds(*given, *args, "-o", tmp_path / "out").stdout)["legs"]
+    assert [(Path(leg["folder"]).name, leg["steps"]) for leg in legs] == [("smp", 30), ("l0", 30)]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("head", ["embedding", "scratch"])
+def test_in_bf16_the_frozen_encoder_trains_in_bf16_and_is_saved_as_it_was(
+    head, base, given, tmp_path, monkeypatch
+):
+    held, train = {}, stages.train
+
+    def recorded(session, job, schedule, run_dir):
+        model = job.modules["model"].model
+        held.update({name: (p.dtype, p.requires_grad) for name, p in model.named_parameters()})
+        return train(session, job, schedule, run_dir)
+
+    monkeypatch.setattr(stages, "train", recorded)
+    words = ["head.words=[w40, w41]"] if head == "embedding" else []
+    other = [x for x in given if not str(x).startswith("head.words")]
+    other.remove("--set")
+    args = [
+        *other,
+        "--dtype",
+        "bf16",
+        "--max-steps",
+        "3",
+        "--sparsity",
+        "0.5",
+        "-o",
+        tmp_path / "out",
+    ]
+    succeeds(*args, *(part for word in [f"head.kind={head}", *words] for part in ("--set", word)))
+    of_head = {name for name in held if name.startswith(("classifier.", "bert.pooler."))}
+    assert all(
+        (name.endswith(".score") or (name in of_head and head == "scratch")) == held[name][1]
+        for name in held
+    )
+    wide = {name for name in held if name.endswith(".score")} | of_head
+    assert {name for name, (dtype, _) in held.items() if dtype == torch.float32} == wide
+    assert {held[name][0] for name in held if name not in wide} == {torch.bfloat16}
+    assert kept(tmp_path / "out") == pytest.approx(0.5, abs=1e-4)
+    is_the_base_where_kept(base, tmp_path / "out")
+
+
+def test_a_teacher_is_learned_from(given, tmp_path):
+    teacher = own_files.headed(tmp_path / "teacher", tuple(sorted(NAMES)), seed=3)
+    args = [*given, "--teacher", teacher, "--set", "train.log_every=1"]
+    result = succeeds(*args, "-o", tmp_path / "out")
+    terms = [r["terms"] for r in log_of(tmp_path / "out") if r["step"] > 0]
+    assert all(set(t) == {"task", "kd", "regularizer"} for t in terms)
+    assert all(t["kd"] > 0 for t in terms)
+    # Computed once for all rows, and deleted at the end of the run.
+    assert "computing the teacher's signals" in result.output
+    assert not (tmp_path / "out" / "signals").exists()
+    succeeds(*args, "--set", "cache_gb=0", "-o", tmp_path / "asked")
+    in_every_step = [r["terms"] for r in log_of(tmp_path / "asked") if r["step"] > 0]
+    assert len(terms) == len(in_every_step)
+    assert all(
+        a["kd"] == pytest.approx(b["kd"], rel=1e-4)
+        for a, b in zip(terms, in_every_step, strict=True)
+    )
+
+
+def test_cap_contrasts_with_the_model_as_it_was_and_as_it_is_fine_tuned(given, tmp_path):
+    teacher = own_files.headed(tmp_path / "teacher", tuple(sorted(NAMES)), seed=3)
+    args = [*given, "--method", "cap", "--max-steps", "3", "--set", "train.log_every=1"]
+    for name, more, extra in (
+        ("alone", [], set()),
+        ("taught", ["--teacher", teacher], {"kd", "supervised"}),
+    ):
+        succeeds(*args, *more, "-o", tmp_path / name)
+        terms = [r["terms"] for r in log_of(tmp_path / name) if r["step"] > 0]
+        assert all(set(t) == {"task", "unsupervised"} | extra for t in terms)
+        assert all(value > 0 for t in terms for value in t.values())
+    assert report_of(tmp_path / "taught").recipe["kd"]["weight"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("methods", "options", "message"),
+    [
+        ([], {"sparsity": [1.0]}, "'sparsity.0' must be less than 1, got 1.0"),
+        ([], {"sparsity": [-0.1]}, "'sparsity.0' must be greater than or equal to 0"),
+        ([], {"sparsity": [0.5, 0.5]}, "sparsity 0.5 was given twice"),
+        (["smp", "smp"], {}, "method smp was given twice"),
+        (["smp", "smpp"], {}, "unknown method 'smpp'; did you mean 'smp'?"),
+        (
+            [],
+            {"pruner.masking": "lokal"},
+            "'pruner.masking' must be 'local', 'global', 'proportional' or 'threshold'",
+        ),
+        (["movement"], {"pruner.masking": "threshold"}, "'pruner.masking' must be"),
+    ],
+)
+def test_wrong_recipes_are_refused_before_anything_is_loaded(methods, options, message):
+    with pytest.raises(UsageError) as raised:
+        run(prune_recipes(methods, recipe=None, sets=(), options=options), Invocation())
+    assert message in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--set", "pruner.warmup_steps=31"],
+            "'pruner.warmup_steps' 31 is more than the 30 steps of the run",
+        ),
+        (
+            ["--set", "pruner.regulariser=1"],
+            "unknown key 'pruner.regulariser' of method smp; did you mean",
+        ),
+        (
+            ["--method", "magnitude", "--method", "smp", "--set", "head.words=[w40]"],
+            "1 label words for the 2 outputs",
+        ),
+    ],
+)
+def test_wrong_options_leave_nothing(given, tmp_path, options, message):
+    assert message in refused(tmp_path, *given, *options)
+
+
+@pytest.mark.slow
+def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
+    args = [
+        *given,
+        "--max-steps",
+        "60",
+        "--set",
+        "train.log_every=1",
+        "--set",
+        "train.checkpoint_every=5",
+    ]
+    processes.killed_and_resumed(tmp_path, *args)
+    assert len({(tmp_path / side / MASK).read_bytes() for side in "ab"}) == 1
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_the_same_global_batch(given, tmp_path):
+    # Dropout is drawn by each process for itself.
+    still = own_files.encoder(
+        tmp_path / "still", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    args = [
+        "prune",
+        still,
+        *given[2:],
+        "--max-steps",
+        "10",
+        "--device",
+        "cpu",
+        "--set",
+        "train.log_every=1",
+    ]
+    succeeds(*args, "-o", tmp_path / "one")
+    processes.two_ranks(*args, "-o", tmp_path / "two")
+    a, b = (read_mask(tmp_path / side / MASK).masks for side in ("one", "two"))
+    same = sum(int((a[k] == b[k]).sum()) for k in a) / sum(m.numel() for m in a.values())
+    # Sums in another order move scores near the threshold.
+    assert same > 0.99
+    for one, other in zip(log_of(tmp_path / "one"), log_of(tmp_path / "two"), strict=True):
+        if "loss" in one:
+            assert other["loss"] == pytest.approx(one["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("method", ["smp", "magnitude", "movement", "cap"])
+def test_the_best_weights_have_the_density_asked_for(given, tmp_path, method):
+    """Before the density is reached the model is larger and scores better."""
+    often = ["--set", "keep=best", "--set", "train.eval_every=3", "--set", "measure.latency=false"]
+    alone = ["--set", "head.words=null", "--lr", "1e-2"]
+    if method == "smp":
+        alone = ["--set", "pruner.warmup_fraction=0.8"]
+    succeeds(
+        *given, *alone, "--method", method, "--sparsity", "0.99", *often, "-o", tmp_path / "out"
+    )
+    assert kept(tmp_path / "out") == pytest.approx(0.01, abs=1e-3)
+    scores = {
+        r["step"]: r["metrics"]["accuracy"] for r in log_of(tmp_path / "out") if "metrics" in r
+    }
+    (note,) = [note for note in report_of(tmp_path / "out").notes if "were kept" in note]
+    assert "from step 24 on" in note
+    best = max((step for step in scores if step >= 24), key=scores.__getitem__)
+    assert f"the weights of step {best} were kept" in note
+    # The first of equal scores would be kept.
+    assert max(score for step, score in scores.items() if 0 < step < 24) >= scores[best]
+
+
+@pytest.mark.parametrize("method", ["soft-movement", "l0"])
+def test_without_a_density_to_ask_for_the_last_weights_are_kept_and_that_is_said(
+    given, tmp_path, method
+):
+    often = ["--set", "keep=best", "--set", "train.eval_every=10", "--set", "measure.latency=false"]
+    succeeds(*given, "--set", "head.words=null", "--method", method, *often, "-o", tmp_path / "out")
+    report = report_of(tmp_path / "out")
+    assert any(
+        "keep: best has no effect" in note and "last weights are kept" in note
+        for note in report.notes
+    )
+    assert not any("were kept" in note for note in report.notes)
+    assert (
+        log_of(tmp_path / "out")[-1]["metrics"]["accuracy"] == score(tmp_path / "out")["accuracy"]
+    )
+
+
+@pytest.mark.slow
+def test_two_processes_contrast_the_rows_of_both(given, task, tmp_path):
+    """The terms of the first step are those of one process, whatever each process and micro-batch holds of a batch."""
+    base = own_files.encoder(
+        tmp_path / "base", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    teacher = own_files.headed(tmp_path / "teacher", tuple(sorted(NAMES)), seed=3)
+    quick = given[given.index("--dtype") :]
+    how = [
+        "prune",
+        base,
+        *task,
+        "--method",
+        "cap",
+        "--teacher",
+        teacher,
+        *quick,
+        "--max-steps",
+        "1",
+    ]
+    succeeds(*how, "-o", tmp_path / "one")
+    processes.two_ranks(*how, "-o", tmp_path / "two")
+    one, two = (
+        next(r for r in log_of(tmp_path / name) if r["step"] == 1) for name in ("one", "two")
+    )
+    assert set(one["terms"]) == {"task", "kd", "unsupervised", "supervised"}
+    assert two["terms"] == pytest.approx(one["terms"], rel=1e-5)
+    assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)

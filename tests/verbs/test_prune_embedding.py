@@ -1,0 +1,170 @@
+"""`kdcli prune EMBEDDER --task embedding`: masks learned for vectors, saved as embedding models."""
+
+import numpy as np
+import own_files
+import pytest
+import torch
+from own_files import interrupted, refused, report_of, same_weights, succeeds, write
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel
+
+from kdcli.deploy.sparse.mask_file import read_mask
+from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.load import load_encoder
+from kdcli.models.training_rows import training_rows, write_training_rows
+
+DENSE = torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), None, False
+FORMAT = EmbeddingFormat("cls", dense=DENSE, prompts={"query": "w30 "}, max_length=20)
+TEXTS = ["w1 w2 w3", "w4 w9", "w5 w6 w7 w8 w9 w10 w11"]
+QUICK = [
+    *("--task", "embedding", "--max-steps", "6", "--batch-size", "8", "--dtype", "fp32"),
+    *(
+        "--set",
+        "train.eval_every=3",
+        "--set",
+        "train.checkpoint_every=2",
+        "--set",
+        "measure.latency=false",
+    ),
+    *("--set", "train.log_every=1"),
+]
+
+
+@pytest.fixture
+def embedder(tmp_path):
+    base = load_encoder(str(own_files.encoder(tmp_path / "base", num_hidden_layers=2)))
+    save_embedder(base.model, base.tokenizer, FORMAT, tmp_path / "model")
+    write_training_rows(tmp_path / "model", np.arange(3, dtype=np.uint64))
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def given(embedder, tmp_path):
+    rng = np.random.default_rng(0)
+    lines = [
+        " ".join(f"w{n}" for n in rng.integers(0, 59, size=rng.integers(3, 10))) for _ in range(80)
+    ]
+    (tmp_path / "texts.txt").write_text("\n".join(lines))
+    return ["prune", embedder, "--data", tmp_path / "texts.txt", *QUICK]
+
+
+def vectors(folder, **how):
+    return SentenceTransformer(str(folder), device="cpu", **how).encode(TEXTS)
+
+
+def test_masks_are_learned_without_labels_and_the_model_stays_one(given, embedder, tmp_path):
+    write(
+        tmp_path / "corpus.jsonl",
+        [{"_id": f"d{n}", "text": f"w{n} w{n + 1} w{n + 2}"} for n in range(20)],
+    )
+    write(
+        tmp_path / "queries.jsonl", [{"_id": f"q{n}", "text": f"w{n} w{n + 1}"} for n in range(10)]
+    )
+    (tmp_path / "qrels.tsv").write_text("\n".join(f"q{n}\td{n}\t1" for n in range(10)))
+    judge = ["--eval-task", "retrieval", "--set", f"eval.source={tmp_path}"]
+    out = tmp_path / "out"
+    succeeds(*given, "--sparsity", "0.5", *judge, "-o", out)
+    report = report_of(out)
+    assert [e.model for e in report.evaluations] == ["dense", "masked", "compact"]
+    kept = report.quality["cosine to the dense model's vectors, held-out texts"]
+    assert -1 <= kept["masked"]["least"] <= kept["masked"]["mean"] < 1
+    assert kept["masked"] == pytest.approx(kept["compact"], abs=1e-4)
+    assert report.pruning[0].density == pytest.approx(0.5, abs=0.01)
+    # Weights are the base's, or zero.
+    before, after = own_files.weights(embedder), own_files.weights(out)
+    for name, weight in after.items():
+        assert torch.equal(weight, torch.where(weight == 0, 0, before[name])), name
+    masked = vectors(out)
+    assert masked.shape == (3, 8)
+    np.testing.assert_allclose(vectors(out / "compact", trust_remote_code=True), masked, atol=1e-5)
+    assert SentenceTransformer(str(out), device="cpu").prompts["query"] == "w30 "
+    assert AutoModel.from_pretrained(out).config.num_hidden_layers == 2
+    assert (training_rows(str(out)) == np.arange(3)).all()
+    assert read_mask(out / "mask" / "mask.safetensors").info.metrics.keys() == {
+        "ndcg@10",
+        "mrr@10",
+        "recall@10",
+        "recall@100",
+    }
+    # The mask alone makes the same embedding models again.
+    for verb in ("apply", "compact"):
+        succeeds("mask", verb, out / "mask" / "mask.safetensors", "-o", tmp_path / verb)
+        again = vectors(tmp_path / verb, trust_remote_code=verb == "compact")
+        np.testing.assert_allclose(again, masked, atol=1e-5)
+    succeeds(
+        "mask",
+        "apply",
+        out / "mask" / "scores.safetensors",
+        "--sparsity",
+        "0.8",
+        "-o",
+        tmp_path / "sparser",
+    )
+    assert (tmp_path / "sparser" / "1_Pooling" / "config.json").is_file()
+    both = [embedder, out / "compact"]
+    succeeds(
+        "evaluate", *both, "--task", "retrieval", "--data", tmp_path, "-o", tmp_path / "judged"
+    )
+    assert report_of(tmp_path / "judged").evaluations[1].metrics == report.evaluations[2].metrics
+    succeeds(
+        "export",
+        out / "compact",
+        "--format",
+        "onnx",
+        "--data",
+        tmp_path / "texts.txt",
+        "-o",
+        tmp_path / "file",
+    )
+    assert (tmp_path / "file" / "onnx" / "model.onnx").is_file()
+
+
+def test_a_mask_keeps_the_pooling_that_its_base_does_not_name(given, tmp_path):
+    given[1] = tmp_path / "base"
+    succeeds(*given, "--sparsity", "0.5", "--pooling", "cls", "-o", tmp_path / "out")
+    succeeds(
+        "mask", "apply", tmp_path / "out" / "mask" / "mask.safetensors", "-o", tmp_path / "again"
+    )
+    assert np.array_equal(vectors(tmp_path / "again"), vectors(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("method", ["magnitude", "movement"])
+def test_methods_that_train_the_weights_leave_no_mask_file(given, tmp_path, method):
+    succeeds(*given, "--sparsity", "0.5", "--method", method, "-o", tmp_path / "out")
+    assert not (tmp_path / "out" / "mask").exists()
+    assert vectors(tmp_path / "out").shape == (3, 8)
+
+
+def test_a_resumed_run_is_an_uninterrupted_one(given, tmp_path, monkeypatch):
+    arguments = [*given, "--sparsity", "0.5"]
+    succeeds(*arguments, "-o", tmp_path / "whole")
+    assert interrupted(monkeypatch, "cut", 4, *arguments, "-o", tmp_path / "cut").exit_code != 0
+    succeeds(*arguments, "-o", tmp_path / "cut", "--resume")
+    assert same_weights(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_dry_run_writes_nothing(given, tmp_path):
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    assert "dense" in succeeds(*given, "--sparsity", "0.5", "--dry-run").stdout
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--sparsity", "0.5", "--sparsity", "0.9"], "one method and one sparsity"),
+        (["--method", "smp", "--method", "magnitude"], "one method and one sparsity"),
+        (["--set", "keep=best"], "the last masks are kept"),
+        (["--set", "loss.hidden_weight=1.0"], "are for kdcli distill"),
+        (["--set", "loss.contrastive_weight=1.0"], "has a positive among the"),
+        (["--set", "loss.dimensions=[64]"], "loss.dimensions [64] of vectors of width 8"),
+        (["--pooling", "mean"], "pools by cls, not by mean"),
+        (["--eval-task", "sst2"], "not judged by vectors"),
+        (
+            ["--eval-task", "stsb", "--task", "sst2"],
+            "eval.tasks is for --task embedding, not for task sst2",
+        ),
+    ],
+)
+def test_mistakes_are_refused(given, tmp_path, more, message):
+    assert message in refused(tmp_path, *given, *more)

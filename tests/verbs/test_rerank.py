@@ -1,0 +1,392 @@
+"""`kdcli distill --task rerank` and `kdcli finetune --task rerank`, from end to end on tiny models."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import own_files
+import pytest
+import torch
+from encoders import foreign_tokenizer, on_disk, tiny_encoder
+from own_files import (
+    interrupted,
+    kdcli,
+    log_of,
+    refused,
+    report_of,
+    said_by,
+    same_logs,
+    same_weights,
+    succeeds,
+    write,
+)
+from sentence_transformers import CrossEncoder
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from kdcli.engine import train as engine
+from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.load import load_encoder
+from kdcli.recipe.yaml import read_yaml
+from kdcli.workloads.settings import RerankRecipe
+
+QUICK = [
+    *(
+        "--max-steps",
+        "8",
+        "--batch-size",
+        "6",
+        "--lr",
+        "1e-3",
+        "--dtype",
+        "fp32",
+        "--set",
+        "data.max_length=24",
+    ),
+    *(
+        "--set",
+        "train.eval_every=4",
+        "--set",
+        "train.log_every=1",
+        "--set",
+        "train.checkpoint_every=3",
+    ),
+    *("--set", "measure.latency=false"),
+]
+
+
+def listed(n, seed=0):
+    """Queries of two words; passages that hold both, one or none of them."""
+    rng, rows = np.random.default_rng(seed), []
+    for _ in range(n):
+        a, b, c, d, e = rng.choice(59, size=5, replace=False)
+        negatives = [f"w{a} w{c} w{d}", f"w{c} w{d} w{e}"][: rng.integers(1, 3)]
+        rows.append({"query": f"w{a} w{b}", "positive": f"w{c} w{a} w{b}", "negative": negatives})
+    return rows
+
+
+@pytest.fixture
+def data(tmp_path):
+    write(tmp_path / "data" / "train.jsonl", listed(40))
+    write(tmp_path / "data" / "validation.jsonl", listed(20, seed=1))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def teacher(tmp_path):
+    """A tiny cross-encoder as sentence-transformers 6.2 saves it, with an activation of its own."""
+    own_files.headed(tmp_path / "raw", num_labels=1, num_hidden_layers=4, type_vocab_size=2)
+    model = CrossEncoder(str(tmp_path / "raw"), device="cpu", activation_fn=torch.nn.Identity())
+    model.save_pretrained(str(tmp_path / "teacher"))
+    return tmp_path / "teacher"
+
+
+@pytest.fixture
+def given(teacher, data):
+    return ["distill", teacher, "--task", "rerank", "--data", data, *QUICK]
+
+
+@pytest.mark.parametrize("loss", ["margin-mse", "listwise", "pointwise"])
+def test_a_cross_encoder_becomes_a_smaller_one(given, tmp_path, loss):
+    out = tmp_path / "out"
+    succeeds(*given, "--to", "2x32", "--set", f"ranking.loss={loss}", "-o", out)
+    first, *_, last = log_of(out)
+    assert last["held_out"]["scores"] < first["held_out"]["scores"]
+    report = report_of(out)
+    assert [e.model for e in report.evaluations] == ["teacher", "student", "student undistilled"]
+    assert all(set(e.metrics) == {"ndcg@10", "mrr@10"} and e.n == 20 for e in report.evaluations)
+    assert {(c.model, c.baseline) for c in report.comparisons} == {
+        ("student", "teacher"),
+        ("student undistilled", "teacher"),
+    }
+    student = CrossEncoder(str(out), device="cpu")
+    assert (student.num_labels, type(student.activation_fn)) == (1, torch.nn.Identity)
+    # The student that others load scores as the one that was judged.
+    ours = next(e.metrics for e in report.evaluations if e.model == "student")
+    assert last["metrics"] == pytest.approx(ours)
+    assert mrr(student) == pytest.approx(ours["mrr@10"])
+
+
+def mrr(model):
+    found = []
+    for row in listed(20, seed=1):
+        passages = [row["positive"], *row["negative"]]
+        scores = model.predict([(row["query"], p) for p in passages])
+        found.append(1 / (1 + int((scores[1:] >= scores[0]).sum())))
+    return np.mean(found)
+
+
+def test_rerankers_are_judged_beside_each_other(given, data, tmp_path):
+    """The same numbers as in the run that made the student; its export's too, and of an embedding model by cosines."""
+    out, longest = tmp_path / "out", ("--set", "data.max_length=24", "--dtype", "fp32")
+    succeeds(*given, "--to", "2x32", "-o", out)
+    succeeds("export", out, "--format", "onnx", "-o", tmp_path / "onnx")
+    base = load_encoder(str(own_files.encoder(tmp_path / "base")))
+    save_embedder(base.model, base.tokenizer, EmbeddingFormat("mean"), tmp_path / "embedder")
+    models = [given[1], out, tmp_path / "onnx", tmp_path / "embedder"]
+    succeeds(
+        "evaluate", *models, "--task", "rerank", "--data", data, *longest, "-o", tmp_path / "judged"
+    )
+    made, judged = report_of(out), report_of(tmp_path / "judged")
+    teacher, student, export, embedder = judged.evaluations
+    assert [teacher.metrics, student.metrics] == [e.metrics for e in made.evaluations[:2]]
+    assert export.metrics == student.metrics
+    assert (
+        embedder.metrics["mrr@10"] > teacher.metrics["mrr@10"]
+    )  # Bags of words tell these passages apart
+    (own,) = [c for c in made.comparisons if (c.model, c.metric) == ("student", "ndcg@10")]
+    again = next(c for c in judged.comparisons if c.metric == "ndcg@10")
+    assert (own.difference, own.low, own.high) == (again.difference, again.low, again.high)
+
+
+def test_queries_that_trained_a_reranker_do_not_judge_it(given, data, tmp_path):
+    succeeds(*given, "--to", "2x16", "-o", tmp_path / "out")
+    write(tmp_path / "more" / "train.jsonl", listed(2, seed=2))
+    write(tmp_path / "more" / "validation.jsonl", [*listed(40)[:5], *listed(20, seed=1)])
+    judging = [
+        "evaluate",
+        given[1],
+        tmp_path / "out",
+        "--task",
+        "rerank",
+        "--data",
+        tmp_path / "more",
+    ]
+    result = succeeds(*judging, "-o", tmp_path / "judged")
+    assert "left out 5 of 25 queries: they trained a judged model" in said_by(result)
+    assert {e.n for e in report_of(tmp_path / "judged").evaluations} == {20}
+    succeeds(*judging, "--set", "data.judge_trained_rows=true", "-o", tmp_path / "all")
+    assert {(e.n, e.split) for e in report_of(tmp_path / "all").evaluations} == {
+        (25, "validation, 5 of 25 trained a model")
+    }
+    write(tmp_path / "more" / "validation.jsonl", listed(40)[:5])
+    assert "all 5 queries of the validation split trained a judged model" in refused(
+        tmp_path, *judging
+    )
+
+
+def test_a_reranker_is_distilled_as_one_without_being_told(given, tmp_path):
+    arguments = [part for part in given if part not in ("--task", "rerank")]
+    result = succeeds(*arguments, "--to", "2x16", "-o", tmp_path / "out")
+    assert "it is distilled as a reranker; --method distils its encoder" in said_by(result)
+    assert report_of(tmp_path / "out").recipe["verb"] == "rerank"
+    assert (
+        AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.hidden_size
+        == 16
+    )
+
+
+def test_a_resumed_run_is_an_uninterrupted_one(given, tmp_path, monkeypatch):
+    arguments = [*given, "--to", "2x16"]
+    succeeds(*arguments, "-o", tmp_path / "whole")
+    interrupted(monkeypatch, "out", 4, *arguments, "-o", tmp_path / "out")
+    succeeds(*arguments, "-o", tmp_path / "out", "--resume")
+    assert same_weights(tmp_path / "whole", tmp_path / "out")
+    same_logs(tmp_path / "whole", tmp_path / "out")
+
+
+def test_a_student_of_other_tokens(given, tmp_path):
+    narrow = tiny_encoder("distilbert", dim=16, n_heads=2, hidden_dim=32, initializer_range=0.1)
+    other = on_disk(narrow, tmp_path / "other", foreign_tokenizer())
+    succeeds(
+        *given, "--max-steps", "40", "--lr", "5e-3", "--student", other, "-o", tmp_path / "out"
+    )
+    student = CrossEncoder(str(tmp_path / "out"), device="cpu")
+    assert student.tokenizer.get_vocab() == foreign_tokenizer().get_vocab()
+    losses = [row["terms"]["scores"] for row in log_of(tmp_path / "out") if row["step"]]
+    assert np.mean(losses[-10:]) < np.mean(losses[:10])
+
+
+def test_an_embedding_model_teaches_by_cosines(data, tmp_path):
+    base = load_encoder(str(own_files.encoder(tmp_path / "base", num_hidden_layers=4)))
+    save_embedder(base.model, base.tokenizer, EmbeddingFormat("mean"), tmp_path / "embedder")
+    given = [
+        "distill",
+        tmp_path / "embedder",
+        "--task",
+        "rerank",
+        "--to",
+        "2x32",
+        "--data",
+        data,
+        *QUICK,
+    ]
+    result = succeeds(*given, "-o", tmp_path / "out")
+    assert "cosines of its vectors; mean pooling" in said_by(result)
+    assert CrossEncoder(str(tmp_path / "out"), device="cpu").num_labels == 1
+
+
+def test_scores_come_from_the_data(data, teacher, tmp_path):
+    """The teacher's scores written beside the passages teach as the teacher itself."""
+    model = CrossEncoder(str(teacher), device="cpu")
+    rows = []
+    for row in listed(40):
+        passages = [row["positive"], *row["negative"]]
+        scores = model.predict([(row["query"], p) for p in passages]).tolist()
+        labels = [1, *[0] * len(row["negative"])]
+        rows.append(
+            {"query": row["query"], "passages": passages, "labels": labels, "scores": scores}
+        )
+    write(data / "train.jsonl", rows)
+    start = own_files.encoder(tmp_path / "start", type_vocab_size=2)
+    alike = ["--task", "rerank", "--student", start, "--data", data, *QUICK]
+    succeeds("distill", teacher, *alike, "-o", tmp_path / "taught")
+    succeeds("distill", *alike, "-o", tmp_path / "read")
+    steps = [
+        [r["terms"] for r in log_of(tmp_path / name) if r["step"]] for name in ("taught", "read")
+    ]
+    for taught, read in zip(*steps, strict=True):
+        assert read == {name: pytest.approx(value, rel=1e-3) for name, value in taught.items()}
+    assert [e.model for e in report_of(tmp_path / "read").evaluations] == [
+        "student",
+        "student undistilled",
+    ]
+
+
+@pytest.mark.parametrize("loss", [None, "pointwise"])
+def test_labels_alone_train_a_reranker(data, tmp_path, loss):
+    base = own_files.encoder(tmp_path / "base", type_vocab_size=2)
+    more = ["--set", f"ranking.loss={loss}"] if loss else []
+    given = [
+        "finetune",
+        base,
+        "--task",
+        "rerank",
+        "--data",
+        data,
+        *QUICK,
+        "--max-steps",
+        "40",
+        *more,
+    ]
+    succeeds(*given, "-o", tmp_path / "out")
+    first, *_, last = log_of(tmp_path / "out")
+    assert last["held_out"]["labels"] < first["held_out"]["labels"]
+    assert last["metrics"]["mrr@10"] > first["metrics"]["mrr@10"]
+    student = CrossEncoder(str(tmp_path / "out"), device="cpu")
+    assert isinstance(student.activation_fn, torch.nn.Sigmoid)
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 24
+
+
+def test_a_held_out_pass_counts_candidates_and_not_lists(data, tmp_path, monkeypatch):
+    taken, whole = [], engine.evaluate_batches
+
+    def spy(session, job, examples, micro):
+        taken.append(micro)
+        return whole(session, job, examples, micro)
+
+    monkeypatch.setattr(engine, "evaluate_batches", spy)
+    # Eight candidates in place of three; training takes 32 // 2.5 lists, and no more than a batch.
+    rows = [row | {"negative": [f"w{n}" for n in range(7)]} for row in listed(20, seed=1)]
+    write(data / "validation.jsonl", rows)
+    base = own_files.encoder(tmp_path / "base", type_vocab_size=2)
+    succeeds("finetune", base, "--task", "rerank", "--data", data, *QUICK, "-o", tmp_path / "out")
+    assert set(taken) == {1}
+
+
+def test_whole_queries_are_held_back_of_pairs(tmp_path):
+    rows = [
+        {"question": row["query"], "sentence": passage, "label": label}
+        for row in listed(200)
+        for passage, label in [(row["positive"], 1), *((p, 0) for p in row["negative"])]
+    ]
+    # As mined negatives are: the higher label counts.
+    file = write(tmp_path / "pairs.jsonl", [*rows, rows[0] | {"label": 0}])
+    base = own_files.encoder(tmp_path / "base", type_vocab_size=2)
+    result = succeeds(
+        "finetune", base, "--task", "rerank", "--data", file, *QUICK, "-o", tmp_path / "out"
+    )
+    assert "queries are held back to judge by" in said_by(result)
+    assert "with several labels, of which the highest counts: 1" in said_by(result)
+    (first, *_) = report_of(tmp_path / "out").evaluations
+    assert first.split == "held back from train"
+    assert 5 < first.n < 40
+
+
+def test_a_dry_run_writes_nothing(given, tmp_path):
+    succeeds(*given, "--to", "2x16", "--dry-run", "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+PAIR = {"query": "w1", "passage": "w2", "label": 1}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"query": "w1", "positive": "w1"}], "train.jsonl:1: a query without a negative"),
+        (
+            [{"query": "w1", "positive": " ", "negative": "w2"}],
+            "train.jsonl:1: 'positive' must be a text, got ' '",
+        ),
+        (
+            [{"query": "w1", "text": "w2"}],
+            "train.jsonl:1: no column passage or sentence or document; there are query",
+        ),
+        ([PAIR | {"label": -1}], "a label is a relevance, 0 or more, got -1.0"),
+        (
+            [PAIR | {"score": 1}, PAIR | {"score": 2}],
+            "the passage 'w2' of 'w1' has another score before",
+        ),
+        (
+            [{"query": "w1", "passages": ["w2"], "scores": [1, 2]}],
+            "'scores' must hold a finite number for each of 1",
+        ),
+        (
+            [{"query": "w1", "passage": "w2", "score": float("nan")}],
+            "'score' must hold a finite number",
+        ),
+        ([], "train.jsonl holds no rows"),
+    ],
+)
+def test_lists_that_cannot_be_used(teacher, data, tmp_path, rows, message):
+    write(data / "train.jsonl", rows)
+    given = ["distill", teacher, "--task", "rerank", "--data", data, "--to", "2x16", *QUICK]
+    assert message in refused(tmp_path, *given)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--to", "2x16", "--method", "minilm"], "--method does not go with --task rerank"),
+        (
+            ["--to", "2x16", "--to", "3x16"],
+            "one reranker is distilled at a time, 2 shapes were given",
+        ),
+        ([], "no student given"),
+        (
+            ["--to", "2x16", "--soft-labels", "x.npy"],
+            "--soft-labels does not go with --task rerank",
+        ),
+        (["--to", "2x16", "--set", "ranking.loss=hinge"], "'ranking.loss'"),
+        (["--to", "2x16", "--data", "demo"], "the demo has no lists of candidates"),
+    ],
+)
+def test_what_cannot_be_is_refused(given, tmp_path, more, message):
+    assert message in refused(tmp_path, *given, *more)
+
+
+def test_models_of_another_kind_are_refused(given, teacher, data, tmp_path):
+    three = own_files.headed(tmp_path / "three", ("a", "b", "c"))
+    message = refused(
+        tmp_path, *[three if part == teacher else part for part in given], "--to", "2x16"
+    )
+    assert "has no vectors" in message
+    (tmp_path / "texts.txt").write_text("w1 w2.\nw3 w4.\n")
+    texts = ["--data", tmp_path / "texts.txt", "--method", "embedding", "--to", "2x16"]
+    assert "scores texts (BertForSequenceClassification)" in refused(
+        tmp_path, "distill", teacher, *texts
+    )
+    given = ["distill", "--task", "rerank", "--data", data, *QUICK, "--student", three]
+    assert "training passages have no score" in refused(tmp_path, *given)
+    for name in ("--seeds", "--grid"):
+        value = "2" if name == "--seeds" else "lr=1e-3,2e-3"
+        assert f"{name} does not go with" in refused(
+            tmp_path, "finetune", three, "--task", "rerank", name, value
+        )
+    assert kdcli("finetune", three, "--task", "rerank").exit_code == 2
+
+
+def test_the_recipe_in_the_documentation_holds_every_key_with_its_default():
+    text = (Path(__file__).parents[2] / "docs" / "rerank.md").read_text("utf-8")
+    shown = re.search(r"## Recipe keys\n\n```yaml\n(.*?)```", text, re.DOTALL)
+    assert read_yaml(shown[1]) == RerankRecipe().model_dump(exclude={"train", "measure"})
