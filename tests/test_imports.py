@@ -18,9 +18,10 @@ TOP = "cli targets workloads run report deploy engine losses pruners models data
 BELOW: dict[str, set[str]] = {
     "verbs": set(TOP.split()),
     "targets": {"workloads", "engine", "data", "losses", "models", "recipe"},
-    "workloads": set(
-        ["run", "deploy", "report", "engine", "data", "metrics", "losses", "models", "recipe"]
-    ),
+    "workloads": {
+        *("run", "deploy", "report", "engine"),
+        *("data", "metrics", "losses", "models", "recipe"),
+    },
     "run": {"report", "engine", "recipe"},
     "report": {"deploy", "engine", "data", "recipe"},
     "deploy": {"engine", "models", "kdcli"},

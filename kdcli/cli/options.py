@@ -328,14 +328,14 @@ def training_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"data.source": given["data"]} | {f"train.{name}": given[name] for name in names}
 
 
-def invocation_of(given: Mapping[str, Any]) -> Any:
+def run_options(given: Mapping[str, Any]) -> Any:
     """The parameters of a verb that are no recipe keys."""
     import dataclasses
 
-    from kdcli.recipe.sections import Invocation
+    from kdcli.recipe.sections import RunOptions
 
-    names = {field.name for field in dataclasses.fields(Invocation)}
-    return Invocation(
+    names = {field.name for field in dataclasses.fields(RunOptions)}
+    return RunOptions(
         arguments=tuple(sys.argv[1:]), **{name: given[name] for name in names & set(given)}
     )
 

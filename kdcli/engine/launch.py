@@ -29,7 +29,7 @@ from kdcli.engine.processes import fan_out, joined
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import ABSENT, RunDir, leaves, numbered
 from kdcli.errors import ChildFailed, KdcliError, MachineError, UsageError, did_you_mean
-from kdcli.recipe.sections import Invocation, TrainSettings
+from kdcli.recipe.sections import RunOptions, TrainSettings
 from kdcli.types import Schedule
 
 T = TypeVar("T")
@@ -219,7 +219,7 @@ def track(session: Session, folder: Path) -> None:
     session.accelerator.init_trackers("kdcli")
 
 
-def choose_output_dir(name: str, resolved: Any, invocation: Invocation, session: Session) -> Path:
+def choose_output_dir(name: str, resolved: Any, invocation: RunOptions, session: Session) -> Path:
     """The output directory, the same in all processes: `-o`, else `runs/NAME`. Touches nothing. Raises UsageError: see
     `RunDir.check`; a dry run may name any directory."""
     session.agree(leaves(resolved.to_yaml()))
@@ -231,7 +231,7 @@ def choose_output_dir(name: str, resolved: Any, invocation: Invocation, session:
     return folder
 
 
-def claim(session: Session, folder: Path, resolved: Any, invocation: Invocation) -> None:
+def claim(session: Session, folder: Path, resolved: Any, invocation: RunOptions) -> None:
     """Claim the output directory while all processes wait; see `RunDir.claim`."""
     how = {"resume": invocation.resume, "overwrite": invocation.overwrite}
     session.in_main(lambda: RunDir.claim(folder, resolved.to_yaml(), **how).path)
@@ -254,7 +254,7 @@ def already_done(session: Session, folder: Path) -> bool:
     return done
 
 
-def check_machine(dtype: str, invocation: Invocation) -> tuple[torch.device, torch.dtype]:
+def check_machine(dtype: str, invocation: RunOptions) -> tuple[torch.device, torch.dtype]:
     """The device and dtype of a run. Raises UsageError, MachineError: no such device, dtype or tracker here."""
     refuse_engines()
     check_tracker(invocation.report_to)
@@ -263,7 +263,7 @@ def check_machine(dtype: str, invocation: Invocation) -> tuple[torch.device, tor
 
 
 def launch(
-    dtype: str, invocation: Invocation, *, judging: bool = False, shard_teacher: bool | None = None
+    dtype: str, invocation: RunOptions, *, judging: bool = False, shard_teacher: bool | None = None
 ) -> Session | None:
     """This process's session; None when processes started here have done the work. `judging` and `shard_teacher` as in
     `Session`. Raises UsageError, MachineError: no such device, dtype or tracker here, or one process to shard over;

@@ -95,7 +95,7 @@ class KdSettings(Section):
 
 
 @dataclass(frozen=True)
-class Invocation:
+class RunOptions:
     """Where and how to run; nothing here changes what comes out."""
 
     arguments: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from kdcli.engine.launch import Session, already_done, claim, claim_or_resume, l
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.train import train
 from kdcli.errors import UsageError
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.run.dry_run import Estimate, StageEstimate, estimate_stage
 from kdcli.types import Job, Outcome, Schedule
@@ -54,7 +54,7 @@ class Run(Protocol):
     @property
     def resolved(self) -> Any: ...
     @property
-    def invocation(self) -> Invocation: ...
+    def invocation(self) -> RunOptions: ...
     @property
     def stages(self) -> Sequence[Stage]: ...
     def report(self) -> None:
@@ -62,7 +62,7 @@ class Run(Protocol):
 
 
 def run_command(
-    resolved: Any, invocation: Invocation, prepare: Callable[[Any, Invocation, Session], Run]
+    resolved: Any, invocation: RunOptions, prepare: Callable[[Any, RunOptions, Session], Run]
 ) -> RunResult | Estimate | None:
     """Start the processes, prepare, then estimate or train every stage; returns None in a process that prints nothing.
     `prepare` checks and loads everything a later stage needs and writes nothing; nothing was claimed if it raised a

@@ -13,7 +13,7 @@ from kdcli.engine.launch import Session, make_schedule
 from kdcli.engine.progress import Progress
 from kdcli.metrics.bootstrap import Array, Scorer
 from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.schema import Evaluation
 from kdcli.workloads.predictions import Features, compared
 from kdcli.workloads.rankings import Rows
@@ -44,7 +44,7 @@ def check_tasks(settings: DownstreamSettings, seed: int) -> None:
 
 
 def opened(
-    settings: DownstreamSettings, model: str, seed: int, invocation: Invocation, session: Session
+    settings: DownstreamSettings, model: str, seed: int, invocation: RunOptions, session: Session
 ) -> Tasks:
     """Load and check the tasks before anything is trained; a dry run does not tokenise and returns none. `model`: any
     model with the common tokenizer, whose training rows are those of all."""

@@ -30,7 +30,7 @@ from kdcli.models.load import location, save_model
 from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.models.training_rows import all_rows
 from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import measure, write_report
 from kdcli.report.schema import TEACHER, UNDISTILLED
 from kdcli.run.stages import StageJob
@@ -153,7 +153,7 @@ class RerankRun:
     """The training of a reranker, checked; its one stage."""
 
     resolved: Resolved[RerankRecipe]
-    invocation: Invocation
+    invocation: RunOptions
     folder: Path
     session: Session
     command: str

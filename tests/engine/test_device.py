@@ -12,7 +12,7 @@ from kdcli.engine import device as device_file
 from kdcli.engine import launch
 from kdcli.engine.device import choose_device, choose_dtype, device_table, known_devices
 from kdcli.errors import MachineError, UsageError
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 
 BUILD = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 CPU = torch.device("cpu")
@@ -203,14 +203,14 @@ def test_a_process_for_each_accelerator(other, monkeypatch, wanted, processes, s
         launch, "fan_out", lambda arguments, count, on_cpu: counts.append(count) or 0
     )
     monkeypatch.setattr(launch, "start", lambda *arguments: SimpleNamespace(num_processes=1))
-    launch.launch("fp32", Invocation(device=wanted, processes=processes))
+    launch.launch("fp32", RunOptions(device=wanted, processes=processes))
     assert counts == ([started] if started else [])
 
 
 def test_mps_is_one_device(other):
     other("mps")
     with pytest.raises(UsageError, match="--processes 2: mps is one device"):
-        launch.launch("fp32", Invocation(processes=2))
+        launch.launch("fp32", RunOptions(processes=2))
 
 
 @pytest.mark.parametrize(

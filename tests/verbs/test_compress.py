@@ -18,7 +18,7 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, MachineError, Stopped
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.report import finish
 from kdcli.types import ModelShape
 from kdcli.verbs.compress import plan, run, work
@@ -100,7 +100,7 @@ def judged_of(*candidates):
 
 def search_of(tmp_path, **goal):
     recipe = CompressRecipe(model="m", task="own", goal=GoalSettings(**goal))
-    return Search(Work(recipe, Invocation(), tmp_path, StopRequest(), "task"), "m")
+    return Search(Work(recipe, RunOptions(), tmp_path, StopRequest(), "task"), "m")
 
 
 def test_the_fastest_that_keeps_the_quality_is_chosen_and_the_smallest_of_those_alike():
@@ -361,7 +361,7 @@ def test_the_budget_ends_a_training_that_has_begun(tmp_path, monkeypatch):
     monkeypatch.setattr(Verbs, "run", training)
     monkeypatch.setattr(work.time, "monotonic", lambda: float(next(clock)))
     recipe = CompressRecipe(model="m", task="own", budget=20.0)
-    one = Work(recipe, Invocation(), tmp_path, StopRequest(), "task")
+    one = Work(recipe, RunOptions(), tmp_path, StopRequest(), "task")
     assert (one.step("a", ["distill"]), ran) == (work.OVER, ["distill"])
     assert 20 <= one.seconds < 25
     # What is left then is judged: no training begins, an export does.
@@ -373,7 +373,7 @@ def test_the_budget_ends_a_training_that_has_begun(tmp_path, monkeypatch):
     with pytest.raises(GateError, match="teacher: --budget ended before its training did"):
         one.must("teacher", ["finetune"])
     assert "run teacher" not in {record["key"] for record in one.records}
-    one = Work(recipe, Invocation(), tmp_path, StopRequest(), "task")
+    one = Work(recipe, RunOptions(), tmp_path, StopRequest(), "task")
     reached = iter([False, False, True, True, True])
     assert one.step("a", ["distill"], until=lambda: next(reached)) == ""
 
@@ -389,7 +389,7 @@ def test_a_signal_that_came_before_the_verb_ends_it(tmp_path, monkeypatch):
     monkeypatch.setattr(Verbs, "run", starting)
     recipe = CompressRecipe(model="m", task="own")
     with pytest.raises(Stopped, match="stopped in teacher"):
-        Work(recipe, Invocation(), tmp_path, stop, "task").must("teacher", ["finetune"])
+        Work(recipe, RunOptions(), tmp_path, stop, "task").must("teacher", ["finetune"])
 
 
 def test_a_pipeline_is_resumed_where_it_was_stopped(tmp_path, tuned, here, monkeypatch):

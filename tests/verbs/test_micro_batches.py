@@ -22,7 +22,7 @@ from kdcli.models.masked_lm import student_with_head
 from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.pruners import methods as pruners
 from kdcli.recipe.resolve import resolve
-from kdcli.recipe.sections import Invocation, KdSettings
+from kdcli.recipe.sections import KdSettings, RunOptions
 from kdcli.types import IGNORED, Needs, Schedule
 from kdcli.verbs.cotrain.job import OnTask, OnText
 from kdcli.verbs.cotrain.models import load_task_pair, load_text_pair
@@ -309,7 +309,7 @@ def test_rerankers_on_lists_of_different_lengths(folder, tmp_path, loss):
         student, _ = student_of(resolved.recipe, str(folder / "encoder"), session(), lists)
         run = RerankRun(
             resolved,
-            Invocation(),
+            RunOptions(),
             tmp_path,
             session(),
             "finetune",

@@ -36,7 +36,7 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.models.matrices import matrices
 from kdcli.pruners import defaults, methods
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.report import stages
 from kdcli.verbs.prune.job import TRACE
 from kdcli.verbs.prune.recipes import prune_recipes
@@ -505,7 +505,7 @@ def test_cap_contrasts_with_the_model_as_it_was_and_as_it_is_fine_tuned(given, t
 )
 def test_wrong_recipes_are_refused_before_anything_is_loaded(methods, options, message):
     with pytest.raises(UsageError) as raised:
-        run(prune_recipes(methods, recipe=None, sets=(), options=options), Invocation())
+        run(prune_recipes(methods, recipe=None, sets=(), options=options), RunOptions())
     assert message in raised.value.message
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import JUDGING, invocation_of, show, with_options
+from kdcli.cli.options import JUDGING, run_options, show, with_options
 
 
 @app.command()
@@ -76,7 +76,7 @@ def benchmark(
     resolved = resolve(
         BenchmarkRecipe, recipe=shared["recipe"], sets=shared["sets"] or (), options=options
     )
-    invocation = invocation_of(given)
+    invocation = run_options(given)
     # After the recipe is checked, because this import takes seconds.
     from kdcli.verbs.benchmark import run as command
 

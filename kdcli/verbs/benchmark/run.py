@@ -41,7 +41,7 @@ from kdcli.models.card import TOKENS, describe, describe_source
 from kdcli.models.load import load_encoder, load_tokenizer, location
 from kdcli.models.shape import is_shape
 from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult, checked_report, write_report
 from kdcli.report.schema import Report
 from kdcli.report.sections.latency import speedup_of
@@ -93,7 +93,7 @@ def write_runner(resolved: Resolved[BenchmarkRecipe], folder: Path) -> PortableF
     return PortableFiles(write_portable(folder, models, cells))
 
 
-def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResult:
+def run(resolved: Resolved[BenchmarkRecipe], invocation: RunOptions) -> RunResult:
     """Measure every model on every backend and report. Raises Interrupted: Ctrl-C; finished cells are in the report;
     KdcliError: see `kdcli.errors`; nothing was written if recipe, models or device cannot be used."""
     sources, cells = models_and_cells(resolved.recipe)
@@ -162,7 +162,7 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResul
 
 
 def compare(
-    resolved: Resolved[BenchmarkRecipe], invocation: Invocation, sources: Sequence[Path]
+    resolved: Resolved[BenchmarkRecipe], invocation: RunOptions, sources: Sequence[Path]
 ) -> RunResult:
     """Report measurements of several runs side by side; nothing is measured. Raises UsageError: a source that is
     neither a report nor a portable result."""
@@ -272,7 +272,7 @@ def _named(models: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def _card(model: str, invocation: Invocation) -> dict[str, Any]:
+def _card(model: str, invocation: RunOptions) -> dict[str, Any]:
     if is_shape(model):
         made = AutoModel.from_config(config_of(model), dtype=torch.float32).eval()
         return describe(made, model, None) | paper_params(model)
@@ -292,7 +292,7 @@ def _protocol(
     models: Sequence[str],
     device: torch.device,
     cells: list[tuple[int, int]],
-    invocation: Invocation,
+    invocation: RunOptions,
     labelled: Labelled | None,
 ) -> Protocol:
     """The worker's settings; texts and lengths come from the task or `--data`, without them texts from the demo."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import JUDGING, Pooling, Task, invocation_of, show, with_options
+from kdcli.cli.options import JUDGING, Pooling, Task, run_options, show, with_options
 
 GOAL = "Goal"
 
@@ -64,4 +64,4 @@ def compress(
     resolved = compress_recipe(recipe=shared["recipe"], sets=shared["sets"] or (), options=options)
     from kdcli.verbs.compress.run import run
 
-    return show(run(resolved, invocation_of(given)), as_json=shared["json"])
+    return show(run(resolved, run_options(given)), as_json=shared["json"])

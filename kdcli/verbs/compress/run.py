@@ -19,7 +19,7 @@ from kdcli.errors import GateError, UsageError
 from kdcli.models.heads import misfit_of
 from kdcli.models.load import load_config, location
 from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.charts.compression import png
 from kdcli.report.finish import RunResult, write_report
 from kdcli.report.schema import Compression
@@ -71,7 +71,7 @@ NOT_SHIPPED = (
 """What a run directory holds beside its model."""
 
 
-def run(resolved: Resolved[CompressRecipe], invocation: Invocation) -> RunResult:
+def run(resolved: Resolved[CompressRecipe], invocation: RunOptions) -> RunResult:
     """Compress a model and report. Raises GateError: nothing that was tried meets the goal; the report and the nearest
     candidate are there; KdcliError: see `kdcli.errors`; nothing was written if goal, model or data cannot be used."""
     recipe = resolved.recipe

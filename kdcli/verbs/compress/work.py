@@ -16,7 +16,7 @@ from kdcli.engine.processes import StopRequest
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import ChildFailed, GateError, Interrupted, Stopped, UsageError
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.verbs.compress.recipes import RERANK, set_options
 from kdcli.verbs.compress.settings import CompressRecipe
@@ -41,7 +41,7 @@ class Work:
     """
 
     recipe: CompressRecipe
-    invocation: Invocation
+    invocation: RunOptions
     folder: Path
     stop: StopRequest
     kind: str

@@ -9,7 +9,7 @@ from kdcli.cli.options import (
     TRAINING,
     EvalTask,
     Task,
-    invocation_of,
+    run_options,
     show,
     training_options,
     with_options,
@@ -82,7 +82,7 @@ def cotrain(
     own |= {"task": task} if on_task else on_text
     model: type[CotrainRecipe | CotrainTaskRecipe] = CotrainTaskRecipe if on_task else CotrainRecipe
     resolved = resolve(model, recipe=shared["recipe"], sets=shared["sets"] or (), options=own)
-    return show(run(resolved, invocation_of(given)), as_json=shared["json"])
+    return show(run(resolved, run_options(given)), as_json=shared["json"])
 
 
 def parse_weights(text: str | None) -> list[float] | None:

@@ -24,7 +24,7 @@ from kdcli.models.load import LoadedModel, location, save_model
 from kdcli.models.shape import is_shape
 from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult, measure, quality_of, write_report
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import StageJob, run_command
@@ -37,7 +37,7 @@ from kdcli.workloads.recipes import as_finetune
 from kdcli.workloads.task import order_and_schedule, prepare
 
 
-def run(resolved: Resolved[Any], invocation: Invocation) -> RunResult | Estimate | None:
+def run(resolved: Resolved[Any], invocation: RunOptions) -> RunResult | Estimate | None:
     """Co-train on text or, with a `CotrainTaskRecipe`, on a task; measure and report. Returns the report, or a dry
     run's estimate; None in a process that prints nothing. Raises KdcliError: see `kdcli.errors`; nothing was written if
     recipe, models or data cannot be used."""
@@ -139,7 +139,7 @@ class PairRun:
     """A checked co-training: the stage of the output directory, then the comparison run."""
 
     resolved: Resolved[Any]
-    invocation: Invocation
+    invocation: RunOptions
     folder: Path
     stages: list[PairStage]
     community: LoadedModel | None
@@ -196,7 +196,7 @@ class PairRun:
         main.write(measure(subjects, self.resolved.recipe.measure, session), beside)
 
 
-def _prepare(resolved: Resolved[Any], invocation: Invocation, session: Session) -> PairRun:
+def _prepare(resolved: Resolved[Any], invocation: RunOptions, session: Session) -> PairRun:
     """Check models and data, and tokenise; claims nothing."""
     recipe = resolved.recipe
     models = [
@@ -219,7 +219,7 @@ def _prepare(resolved: Resolved[Any], invocation: Invocation, session: Session) 
     return PairRun(resolved, invocation, folder, stages, pair.community)
 
 
-def _read_text(recipe: CotrainRecipe, invocation: Invocation) -> None:
+def _read_text(recipe: CotrainRecipe, invocation: RunOptions) -> None:
     """Train a tokenizer and tokenise the text, unless they are cached. Called before the processes join: it may take
     hours, and a group in which all wait for one ends after minutes."""
     check_machine(recipe.train.dtype, invocation)
@@ -251,7 +251,7 @@ def _on_task(recipe: CotrainTaskRecipe, session: Session) -> tuple[OnText | OnTa
 
 
 def _on_text(
-    recipe: CotrainRecipe, invocation: Invocation, session: Session
+    recipe: CotrainRecipe, invocation: RunOptions, session: Session
 ) -> tuple[OnText | OnTask, Pair]:
     data, batch = recipe.data, recipe.train.batch_size
     pair = load_text_pair(recipe, trust_remote_code=session.trust_remote_code)

@@ -16,7 +16,7 @@ from kdcli.cli.options import (
     Pooling,
     Task,
     TrimVocab,
-    invocation_of,
+    run_options,
     show,
     training_options,
     trim_options,
@@ -156,7 +156,7 @@ def distill(
     )
     from kdcli.verbs.distill import run as command
 
-    return show(command.run(resolved, invocation_of(given)), as_json=shared["json"])
+    return show(command.run(resolved, run_options(given)), as_json=shared["json"])
 
 
 def _demo_recipe(method: str | None, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -203,7 +203,7 @@ def _distill_reranker(given: Mapping[str, Any]) -> Any:
     resolved = resolve(
         RerankRecipe, recipe=given["recipe"], sets=given["sets"] or (), options=options
     )
-    return show(rerank.run(resolved, invocation_of(given)), as_json=given["json"])
+    return show(rerank.run(resolved, run_options(given)), as_json=given["json"])
 
 
 def _distill_on_task(given: Mapping[str, Any]) -> Any:
@@ -229,7 +229,7 @@ def _distill_on_task(given: Mapping[str, Any]) -> Any:
     }
     from kdcli.verbs.distill.recipes import ablations, task_recipe
 
-    resolved, invocation = task_recipe(**options), invocation_of(given)
+    resolved, invocation = task_recipe(**options), run_options(given)
     ablate = given["ablate"] if given["augment_only"] is None else None
     listed = ablations(ablate) if ablate is not None else {}
     variants = {name: task_recipe(**options, overrides=changes) for name, changes in listed.items()}

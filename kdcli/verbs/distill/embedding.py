@@ -30,7 +30,7 @@ from kdcli.models.reduce import components
 from kdcli.models.shape import InitializedStudent, build_student, shape_of
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import measure, quality_of, write_report
 from kdcli.report.front import EMBEDDER
 from kdcli.report.schema import TEACHER, UNDISTILLED
@@ -135,7 +135,7 @@ class EmbeddingRun:
     """A distillation of an embedding model, checked; its one stage."""
 
     resolved: Resolved[DistillRecipe]
-    invocation: Invocation
+    invocation: RunOptions
     folder: Path
     session: Session
     teacher: Embedder
@@ -396,7 +396,7 @@ def check_embedding(recipe: DistillRecipe) -> None:
 
 
 def prepare_embedding(
-    resolved: Resolved[DistillRecipe], invocation: Invocation, session: Session
+    resolved: Resolved[DistillRecipe], invocation: RunOptions, session: Session
 ) -> EmbeddingRun:
     """Check everything and read the texts; claims nothing. Raises KdcliError: recipe, model or texts cannot be used."""
     recipe = resolved.recipe

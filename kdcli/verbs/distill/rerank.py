@@ -15,7 +15,7 @@ from kdcli.models.card import describe_source, weights_hash
 from kdcli.models.load import location
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import TEACHER
 from kdcli.run.dry_run import Estimate
@@ -28,7 +28,7 @@ from kdcli.workloads.reranker import is_reranker, open_reranker, read_by
 from kdcli.workloads.settings import RerankRecipe
 
 
-def run(resolved: Resolved[RerankRecipe], invocation: Invocation) -> RunResult | Estimate | None:
+def run(resolved: Resolved[RerankRecipe], invocation: RunOptions) -> RunResult | Estimate | None:
     """Distil a reranker, judge it and report; returns and raises as `run_command`."""
     recipe = resolved.recipe
     if recipe.teacher is None and recipe.student.source is None:
@@ -59,7 +59,7 @@ def is_reranker_here(source: str | None) -> bool:
 
 
 def prepare(
-    resolved: Resolved[RerankRecipe], invocation: Invocation, session: Session
+    resolved: Resolved[RerankRecipe], invocation: RunOptions, session: Session
 ) -> RerankRun:
     """Check models and data; claims nothing. Raises KdcliError: they cannot be used."""
     recipe = resolved.recipe

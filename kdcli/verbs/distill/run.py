@@ -7,7 +7,7 @@ from kdcli.engine.launch import choose_output_dir, claim, launch, track
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.combine import Part, combine_reports
 from kdcli.report.finish import RunResult
 from kdcli.report.views import TEACHER
@@ -21,7 +21,7 @@ from kdcli.verbs.distill.text import prepare_text, read_text
 from kdcli.workloads.as_trained import as_trained
 
 
-def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> RunResult | Estimate | None:
+def run(resolved: Resolved[DistillRecipe], invocation: RunOptions) -> RunResult | Estimate | None:
     """Distil on text, measure and report; returns and raises as `run_command`."""
     resolved = with_method(resolved)
     if resolved.recipe.method == METHOD:
@@ -32,7 +32,7 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> RunResult 
 
 
 def run_on_task(
-    resolved: Resolved[TaskDistillRecipe], invocation: Invocation
+    resolved: Resolved[TaskDistillRecipe], invocation: RunOptions
 ) -> RunResult | Estimate | None:
     """Distil on a task, measure and report; returns and raises as `run_command`."""
     resolved = as_trained(resolved, resolved.recipe.teacher)
@@ -42,7 +42,7 @@ def run_on_task(
 
 
 def run_variants(
-    variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation: Invocation
+    variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation: RunOptions
 ) -> RunResult | None:
     """Distil on a task once for each variant, each in a directory of its own, and compare the students. Returns the
     report that compares them; None in a process that prints nothing."""

@@ -29,7 +29,7 @@ from kdcli.models.shape import build_student, set_dropout, shape_of
 from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.models.trim import cut_model
 from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import Invocation, KdSettings
+from kdcli.recipe.sections import KdSettings, RunOptions
 from kdcli.report.finish import RunResult, measure, write_report
 from kdcli.report.views import TEACHER, UNDISTILLED
 from kdcli.run.stages import Stage, StageJob
@@ -97,7 +97,7 @@ class TaskRun:
     """A distillation on a task, checked, and its stages."""
 
     resolved: Resolved[TaskDistillRecipe]
-    invocation: Invocation
+    invocation: RunOptions
     folder: Path
     task: PreparedTask  # without copies of its examples
     teachers: list[TaskModel]  # the method's objective reads the first; none where a file teaches

@@ -16,7 +16,7 @@ from kdcli.models.load import load_encoder, load_tokenizer, location
 from kdcli.models.shape import parse_shape, shape_of
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.targets.given import read_soft_labels
 from kdcli.targets.task_teacher import (
     ROW_KINDS,
@@ -124,7 +124,7 @@ def check_task(recipe: TaskDistillRecipe) -> None:
     undistilled_recipe(recipe, STUDENT)
 
 
-def read_general(recipe: TaskDistillRecipe, invocation: Invocation) -> None:
+def read_general(recipe: TaskDistillRecipe, invocation: RunOptions) -> None:
     """Tokenise the text of the stage on text, unless that is done: see `read_text`."""
     if recipe.general.use:
         inside = invocation.output_dir / GENERAL if invocation.output_dir else None
@@ -134,7 +134,7 @@ def read_general(recipe: TaskDistillRecipe, invocation: Invocation) -> None:
 
 
 def prepare_task(
-    resolved: Resolved[TaskDistillRecipe], invocation: Invocation, session: Session
+    resolved: Resolved[TaskDistillRecipe], invocation: RunOptions, session: Session
 ) -> TaskRun:
     """Check models and data against each other for all stages, and tokenise; claims nothing. Raises KdcliError: the
     recipe, models or data cannot be used."""
@@ -260,7 +260,7 @@ def _student_shape(
 def _prepare_general(
     resolved: Resolved[DistillRecipe],
     folder: Path,
-    invocation: Invocation,
+    invocation: RunOptions,
     session: Session,
     teacher: TaskModel,
 ) -> TextRun | None:
@@ -277,7 +277,7 @@ def _prepare_general(
 
 
 def write_copies(
-    resolved: Resolved[TaskDistillRecipe], invocation: Invocation, file: Path
+    resolved: Resolved[TaskDistillRecipe], invocation: RunOptions, file: Path
 ) -> Copies | None:
     """Write the copies that `--augment` would train on, as jsonl in the task's columns. Raises KdcliError: as
     `run_on_task`; or the file exists and is not to be overwritten."""

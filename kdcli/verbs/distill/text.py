@@ -39,7 +39,7 @@ from kdcli.models.masked_lm import load_masked_lm, student_with_head
 from kdcli.models.shape import InitializedStudent, build_student
 from kdcli.models.trim import Array, cut_tokenizer, named_in
 from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult, measure, quality_of, write_report
 from kdcli.report.schema import ASSISTANT, AT, TEACHER, UNDISTILLED
 from kdcli.run.stages import StageJob
@@ -87,7 +87,7 @@ class TextRun:
     """A distillation on text, checked and tokenised; its stages share these."""
 
     resolved: Resolved[DistillRecipe]
-    invocation: Invocation
+    invocation: RunOptions
     folder: Path
     session: Session
     teacher: LoadedModel
@@ -143,7 +143,7 @@ def check_text(recipe: DistillRecipe) -> None:
         )
 
 
-def read_text(recipe: DistillRecipe, invocation: Invocation) -> None:
+def read_text(recipe: DistillRecipe, invocation: RunOptions) -> None:
     """Check what needs no weights, then tokenise the text unless it is cached. Called before the processes join: it may
     take hours, and a group in which all wait for one ends after minutes. Raises KdcliError: as `prepare_text`."""
     check_text(recipe)
@@ -177,7 +177,7 @@ def _corpus(recipe: DistillRecipe, tokenizer: PreTrainedTokenizerBase) -> Corpus
 
 
 def prepare_text(
-    resolved: Resolved[DistillRecipe], invocation: Invocation, session: Session
+    resolved: Resolved[DistillRecipe], invocation: RunOptions, session: Session
 ) -> TextRun:
     """Check everything and open the text, which `read_text` has tokenised; claims nothing. Raises KdcliError: the
     recipe, models or data cannot be used."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import JUDGING, Metric, Pooling, Task, invocation_of, show, with_options
+from kdcli.cli.options import JUDGING, Metric, Pooling, Task, run_options, show, with_options
 
 
 @app.command()
@@ -56,7 +56,7 @@ def evaluate(
     from kdcli.verbs.evaluate.run import Extras, check_gates, run
 
     extras = Extras(predictions=predictions, submission=submission, gates=gates(min_metric or ()))
-    result = run(resolved, invocation_of(given), extras)
+    result = run(resolved, run_options(given), extras)
     show(result, as_json=shared["json"])
     if result is not None:
         check_gates(result, extras)

@@ -28,7 +28,7 @@ from kdcli.models.heads import TaskModel, tokenizer_for
 from kdcli.models.load import location
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult, measure, write_report
 from kdcli.report.views import short
 from kdcli.types import Task
@@ -77,7 +77,7 @@ class _Evaluated:
 
 
 def run(
-    resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extras
+    resolved: Resolved[EvaluateRecipe], invocation: RunOptions, extras: Extras
 ) -> RunResult | None:
     """Evaluate every model and compare the later ones with the first. Returns the report; None in a process that prints
     nothing. Raises KdcliError: see `kdcli.errors`; nothing was written if recipe, models or data cannot be used."""
@@ -229,7 +229,7 @@ def _predictions(of: _Evaluated, session: Session) -> list[Prediction]:
 
 
 def _ranking(
-    resolved: Resolved[EvaluateRecipe], invocation: Invocation, session: Session, folder: Path
+    resolved: Resolved[EvaluateRecipe], invocation: RunOptions, session: Session, folder: Path
 ) -> RunResult | None:
     """Rank for every query a corpus by the vectors of each model, or a list of candidates by its scores; or judge
     vectors by mteb."""

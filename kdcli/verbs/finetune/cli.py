@@ -11,7 +11,7 @@ from kdcli.cli.options import (
     Metric,
     Task,
     TrimVocab,
-    invocation_of,
+    run_options,
     show,
     training_options,
     trim_options,
@@ -56,7 +56,7 @@ def finetune(
     }
     options = own | trim_options(trim_vocab) | training_options(given)
     resolved = finetune_recipe(recipe=shared["recipe"], sets=shared["sets"] or (), options=options)
-    return show(run(resolved, invocation_of(given)), as_json=shared["json"])
+    return show(run(resolved, run_options(given)), as_json=shared["json"])
 
 
 def _finetune_reranker(given: Mapping[str, Any]) -> Any:
@@ -75,4 +75,4 @@ def _finetune_reranker(given: Mapping[str, Any]) -> Any:
         | training_options(given)
     )
     resolved = resolve(RerankRecipe, recipe=given["recipe"], sets=given["sets"] or (), options=own)
-    return show(run_rerank(resolved, invocation_of(given)), as_json=given["json"])
+    return show(run_rerank(resolved, run_options(given)), as_json=given["json"])

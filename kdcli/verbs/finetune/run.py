@@ -18,7 +18,7 @@ from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RECIPE, REPORT
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import Resolved, combinations
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.report.views import FINETUNED
 from kdcli.run.dry_run import Estimate
@@ -36,7 +36,7 @@ class _Grid:
     """All runs of an invocation, checked; `settings` is what the grid sets in each stage."""
 
     resolved: Resolved[FinetuneRecipe]
-    invocation: Invocation
+    invocation: RunOptions
     folder: Path
     stages: list[FinetuneStage]
     settings: list[dict[str, Any]]
@@ -87,7 +87,7 @@ class _Grid:
             drop_weights(stage.folder)
 
 
-def run(resolved: Resolved[FinetuneRecipe], invocation: Invocation) -> RunResult | Estimate | None:
+def run(resolved: Resolved[FinetuneRecipe], invocation: RunOptions) -> RunResult | Estimate | None:
     """Fine-tune, evaluate and report. Returns the report (of several runs the chosen one's), or a dry run's estimate;
     None in a process that prints nothing. Raises KdcliError: see `kdcli.errors`; nothing was written if recipe, model
     or data cannot be used."""
@@ -129,7 +129,7 @@ def check_grid(settings: list[dict[str, Any]]) -> None:
             )
 
 
-def _prepare(resolved: Resolved[FinetuneRecipe], invocation: Invocation, session: Session) -> _Grid:
+def _prepare(resolved: Resolved[FinetuneRecipe], invocation: RunOptions, session: Session) -> _Grid:
     recipe, first = resolved.recipe, resolved.recipe.train.seed
     folder = choose_output_dir(
         f"finetune-{Path(str(recipe.model)).name}-{recipe.task}", resolved, invocation, session
@@ -167,7 +167,7 @@ def _prepare(resolved: Resolved[FinetuneRecipe], invocation: Invocation, session
 
 
 def run_rerank(
-    resolved: Resolved[RerankRecipe], invocation: Invocation
+    resolved: Resolved[RerankRecipe], invocation: RunOptions
 ) -> RunResult | Estimate | None:
     """Fine-tune a reranker on lists of candidates; returns and raises as `run`."""
     recipe = resolved.recipe
@@ -181,7 +181,7 @@ def run_rerank(
 
 
 def _prepare_rerank(
-    resolved: Resolved[RerankRecipe], invocation: Invocation, session: Session
+    resolved: Resolved[RerankRecipe], invocation: RunOptions, session: Session
 ) -> RerankRun:
     recipe, source = resolved.recipe, str(resolved.recipe.student.source)
     folder = choose_output_dir(

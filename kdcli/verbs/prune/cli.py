@@ -11,7 +11,7 @@ from kdcli.cli.options import (
     Pooling,
     Task,
     TrimVocab,
-    invocation_of,
+    run_options,
     show,
     training_options,
     trim_options,
@@ -64,4 +64,4 @@ def prune(
         sets=shared["sets"] or (),
         options=own | training_options(given),
     )
-    return show(run(recipes, invocation_of(given)), as_json=shared["json"])
+    return show(run(recipes, run_options(given)), as_json=shared["json"])

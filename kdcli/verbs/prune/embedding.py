@@ -37,7 +37,7 @@ from kdcli.models.training_rows import training_rows
 from kdcli.pruners import Pruner, build_pruner
 from kdcli.pruners.selection import down_to_one
 from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import measure, quality_of, write_report
 from kdcli.run.stages import StageJob
 from kdcli.targets.vectors import Targets, anchors_of, order_of_texts, signals_of, stored_vectors
@@ -59,7 +59,7 @@ class EmbeddingPruning:
     """A pruning of an embedding model, checked; its one stage."""
 
     resolved: Resolved[PruneRecipe]
-    invocation: Invocation
+    invocation: RunOptions
     folder: Path
     session: Session
     dense: Embedder
@@ -242,7 +242,7 @@ class EmbeddingPruning:
 def prepare_embedding(
     recipes: Sequence[Resolved[PruneRecipe]],
     first: Resolved[PruneRecipe],
-    invocation: Invocation,
+    invocation: RunOptions,
     session: Session,
 ) -> EmbeddingPruning:
     """Check everything and read the texts; claims nothing. Raises KdcliError: recipe, model or texts cannot be used."""

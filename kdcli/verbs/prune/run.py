@@ -20,7 +20,7 @@ from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.models.trim import cut_model
 from kdcli.pruners import check_settings, defaults, smp
 from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.combine import Part, combine_reports
 from kdcli.report.finish import RunResult
 from kdcli.run.dry_run import Estimate
@@ -90,7 +90,7 @@ class PruneRun:
     """All stages of a command, checked."""
 
     resolved: Resolved[PruneRecipe]
-    invocation: Invocation
+    invocation: RunOptions
     folder: Path
     stages: list[PruneStage]
 
@@ -115,7 +115,7 @@ class PruneRun:
         combine_reports(self.folder, command="prune", recipe=recipe, parts=parts, notes=notes)
 
 
-def run(recipes: Recipes, invocation: Invocation) -> RunResult | Estimate | None:
+def run(recipes: Recipes, invocation: RunOptions) -> RunResult | Estimate | None:
     """Prune once for each method and sparsity and report; with several, compare them. `recipes`: one for each method,
     alike but for what belongs to the method. Raises KdcliError: see `run_command`."""
     made_by = recipes[0].recipe
@@ -147,7 +147,7 @@ def run(recipes: Recipes, invocation: Invocation) -> RunResult | Estimate | None
 
 
 def _prepare(
-    recipes: Recipes, first: Resolved[PruneRecipe], invocation: Invocation, session: Session
+    recipes: Recipes, first: Resolved[PruneRecipe], invocation: RunOptions, session: Session
 ) -> PruneRun:
     """Check models and data against each other and tokenise; claims nothing."""
     recipe = first.recipe

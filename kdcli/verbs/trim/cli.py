@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import MAKING, invocation_of, show, with_options
+from kdcli.cli.options import MAKING, run_options, show, with_options
 
 
 @app.command()
@@ -28,4 +28,4 @@ def trim(
     resolved = resolve(TrimRecipe, recipe=None, sets=shared["sets"] or (), options=options)
     from kdcli.verbs.trim.run import run
 
-    return show(run(resolved, invocation_of(given)), as_json=shared["json"])
+    return show(run(resolved, run_options(given)), as_json=shared["json"])

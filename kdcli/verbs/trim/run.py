@@ -15,7 +15,7 @@ from kdcli.models.heads import TaskModel
 from kdcli.models.load import load_tokenizer, location, save_model
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import Invocation
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult, measure, write_report
 from kdcli.report.front import EMBEDDER
 from kdcli.verbs.trim.settings import TrimRecipe
@@ -25,7 +25,7 @@ from kdcli.workloads.vocabulary import trimmed
 BEFORE, AFTER = "untrimmed", "trimmed"
 
 
-def run(resolved: Resolved[TrimRecipe], invocation: Invocation) -> RunResult | None:
+def run(resolved: Resolved[TrimRecipe], invocation: RunOptions) -> RunResult | None:
     """Trim a model and report; None in a process that prints nothing. Raises KdcliError: see `kdcli.errors`; nothing
     was written if model or data cannot be used, or every token is needed."""
     recipe = resolved.recipe
