@@ -280,8 +280,12 @@ def real_tokens(batch: Batch) -> float:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps, rates and intervals of a run. `batch_size` is global; `micro_batch_size` None lets the engine choose;
-    `stop_after` ends a dry run early without changing the learning rates."""
+    """Steps, rates and intervals of a run.
+
+    `batch_size` is global. If `micro_batch_size` is None, the engine chooses it. `stop_after` ends
+    the training after this many steps without changing the learning rates: in dry runs, and in runs
+    that are continued later with a higher value.
+    """
 
     steps: int
     batch_size: int
@@ -353,7 +357,11 @@ class Job:
 
 @dataclass
 class Outcome:
-    """Totals of a run, including the time before a resume; `best_step` is the step of the kept weights."""
+    """Totals of a run, including the time before a resume.
+
+    `best_step` is the step of the kept weights. `finished` is False if `Schedule.stop_after` ended
+    the training before its last step.
+    """
 
     steps: int = 0
     tokens: int = 0
@@ -366,3 +374,4 @@ class Outcome:
     best_step: int | None = None
     step_seconds: list[float] = field(default_factory=list)
     evaluation_seconds: float = 0.0
+    finished: bool = True

@@ -52,9 +52,15 @@ OUTCOME_SO_FAR = ("tokens", "seconds", "loss_first", "loss_last")
 
 
 def train(session: Session, job: Job, schedule: Schedule, run: RunDir | None) -> Outcome:
-    """Train the job to its end, from the run directory's newest whole checkpoint if there is one.
+    """Train the job from the run directory's newest intact checkpoint, or from the start.
 
-    Afterwards the modules hold the trained weights, in eval mode, on the session's device.
+    Training ends after `schedule.steps` steps, or after `schedule.stop_after` steps if that is
+    fewer. A run that ends at `stop_after` evaluates the held-out examples and writes a checkpoint
+    there. `Outcome.finished` is then False, and a later call with the same run directory and a
+    higher `stop_after` continues to the same weights as a run without the break.
+
+    Afterwards the modules hold the trained weights, in eval mode, on the session's device. If the
+    job selects its weights by a metric, these are the best weights so far.
 
     Raises:
         UsageError: the processes of the run differ in data or weights; more of them than rows in a batch.
@@ -149,22 +155,23 @@ class _Run:
                 stopping = self.session.any_rank(stop.requested)
                 if step % schedule.checkpoint_every == 0 or step == last or stopping:
                     self._checkpoint(step)
-                if stopping and step < last:
+                # A run that was asked to stop in the last step before `stop_after` is not finished.
+                if stopping and step < schedule.steps:
                     raise Stopped(
                         f"stopped after step {step} of {schedule.steps}",
                         "go on with the same command and --resume",
                     )
         self.modules.train(False)
-        return self._finish(last)
+        return self._finish(max(done, last))
 
-    def _finish(self, last: int) -> Outcome:
+    def _finish(self, steps: int) -> Outcome:
         outcome = self.outcome
         if self.best is not None and self.run is not None:
             outcome.best_step = self.best[1]
             best = self.run.load_best(outcome.best_step) if self.session.is_main else {}
             self._load_modules(self.session.from_main(best))
             self.after(outcome.best_step)
-        outcome.steps = last
+        outcome.steps, outcome.finished = steps, steps >= self.schedule.steps
         outcome.tokens_per_second = outcome.tokens / outcome.seconds if outcome.seconds else 0.0
         peaks = self.session.sum_over_ranks(
             torch.tensor([float(peak_so_far(self.device))], dtype=torch.float64)
@@ -394,7 +401,10 @@ class _Run:
         record: dict[str, Any] = {"held_out": found.losses}
         if self.job.compute_metrics is not None:
             record["metrics"] = dict(self.job.compute_metrics(found.outputs))
-            self._keep_best(step, record["metrics"])
+            # The evaluation at `stop_after` is an extra one. It must not decide which weights are
+            # kept, or a run in several parts would keep others than a run in one part.
+            if step % self.schedule.eval_every == 0 or step == self.schedule.steps:
+                self._keep_best(step, record["metrics"])
         self.outcome.evaluation_seconds = time.perf_counter() - began
         return record
 

@@ -285,6 +285,55 @@ def test_sigterm_leaves_a_checkpoint_to_resume_from(tmp_path):
     assert torch.equal(weights(whole), weights(again))
 
 
+@pytest.mark.parametrize("stops", [(3, 8, None), (4, 5, 12), (8, 3, None)])
+def test_a_run_in_parts_ends_with_the_bits_of_a_run_in_one_part(tmp_path, capfd, stops):
+    """Learning rates, dropout and the selected weights do not depend on where a part ends."""
+
+    def metrics(outputs):
+        # The weights after step 3 would be the best if the evaluation at `stop_after` counted.
+        score = {0: 0.0, 3: 9.0, 4: 0.1, 5: 0.2, 8: 9.0, 10: 0.4, 12: 0.3}[at["step"]]
+        return {"score": score}
+
+    def part(folder, stop):
+        net = Net(dropout=0.3)
+        job = dataclasses.replace(judged_job(net, metrics), on_step_end=count)
+        run_dir = RunDir.claim(tmp_path / folder, "x: 1\n", resume=True)
+        outcome = train(session_of(), job, make_schedule(stop_after=stop), run_dir)
+        return net, outcome, run_dir
+
+    def count(done):
+        at["step"] = done
+
+    at = {"step": 0}
+    whole, outcome, _ = part("whole", None)
+    assert (outcome.finished, outcome.best_step) == (True, 10)
+    done = 0
+    for stop in stops:
+        net, outcome, run_dir = part("parts", stop)
+        assert outcome.resumed_from_step == (done or None)
+        done = max(done, stop or 12)
+        assert (outcome.steps, outcome.finished) == (done, done == 12)
+        assert run_dir.load_checkpoint(print).step == done
+        assert "metrics" in next(r for r in run_dir.read_log() if r["step"] == done)
+    assert outcome.best_step == 10
+    assert torch.equal(weights(whole), weights(net))
+    output = capfd.readouterr()
+    assert "stopped" not in output.err
+    assert "--resume" not in output.err
+
+
+def test_sigterm_in_the_last_step_of_a_part_stops_the_run(tmp_path):
+    net = Net()
+
+    def terminate(batch):
+        if net.training:
+            signal.raise_signal(signal.SIGTERM)
+        return StepLoss({"net": Term(net(batch), "tokens")})
+
+    with pytest.raises(Stopped, match="stopped after step 1 of 12"):
+        run({"net": net}, tmp_path, terminate, stop_after=1)
+
+
 @pytest.mark.usefixtures("batches")
 def test_a_batch_that_cannot_be_built_ends_the_run_at_its_step(tmp_path):
     class Damaged(Rows):
