@@ -43,7 +43,7 @@ from transformers import (
 from transformers.masking_utils import eager_mask
 
 from kdcli.data.batches import BatchOrder, BucketOrder
-from kdcli.data.labelled.features import Encoded, encode
+from kdcli.data.labelled.features import TokenizedRows, encode
 from kdcli.data.labelled.task_data import open_labelled
 from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.engine.launch import Session, start
@@ -64,16 +64,16 @@ Way = Callable[[int], tuple[int, float]]
 """Steps → real tokens that were read, seconds."""
 
 
-def random_rows() -> Encoded:
+def random_rows() -> TokenizedRows:
     """Rows of random ids whose lengths fall off as those of SST-2 do: 13 tokens on average, few above 40."""
     rng = np.random.default_rng(0)
     lengths = np.clip(3 + rng.exponential(10, ROWS).astype(np.int64), 3, 64)
     ids_T = rng.integers(1000, 30000, lengths.sum(), dtype=np.int32)
     labels = rng.integers(0, 2, ROWS)
-    return Encoded(ids_T, None, np.cumsum(lengths), labels, np.arange(ROWS), 0, 0, "class")
+    return TokenizedRows(ids_T, None, np.cumsum(lengths), labels, np.arange(ROWS), 0, 0, "class")
 
 
-def teacher_and_rows(options: argparse.Namespace) -> tuple[PreTrainedModel, Encoded]:
+def teacher_and_rows(options: argparse.Namespace) -> tuple[PreTrainedModel, TokenizedRows]:
     if not options.data:
         torch.manual_seed(0)
         shape = {
@@ -216,7 +216,7 @@ class TextBrewer:
             inputs, {"output_hidden_states": True, "output_attentions": True}
         )[0]
 
-    def way(self, rows: Encoded) -> Way:
+    def way(self, rows: TokenizedRows) -> Way:
         def drawn() -> Iterator[Batch]:
             order = BatchOrder(len(rows), BATCH, 0)
             step = 0
@@ -241,7 +241,9 @@ class TextBrewer:
         return go
 
 
-def check_same_losses(peer: TextBrewer, ours: Student, listened: Capture, rows: Encoded) -> None:
+def check_same_losses(
+    peer: TextBrewer, ours: Student, listened: Capture, rows: TokenizedRows
+) -> None:
     """On rows of one length, without dropout and with matrices that do nothing, both sides must agree.
 
     Raises:
@@ -311,7 +313,7 @@ def main() -> None:
 def kdcli_ways(
     teacher: PreTrainedModel,
     fresh: PreTrainedModel,
-    rows: Encoded,
+    rows: TokenizedRows,
     where: tuple[torch.device, torch.dtype],
     groups: list[int],
     folder: Path,

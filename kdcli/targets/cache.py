@@ -25,7 +25,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
-from kdcli.data.labelled.features import Encoded
+from kdcli.data.labelled.features import TokenizedRows
 from kdcli.disk import atomic_dir, cache_key, disk_errors
 from kdcli.engine.memory import is_out_of_memory
 from kdcli.errors import MachineError
@@ -70,7 +70,9 @@ class RecordLayout:
         return np.float16 if self.pooled else np.float32
 
     @classmethod
-    def of(cls, teacher: nn.Module, rows: Encoded, needs: Needs, device: torch.device) -> Self:
+    def of(
+        cls, teacher: nn.Module, rows: TokenizedRows, needs: Needs, device: torch.device
+    ) -> Self:
         """Run the teacher on the shortest row to get the widths. Raises ValueError: masked logits, whose tokens change
         from epoch to epoch."""
         if needs.masked_logits:
@@ -94,17 +96,17 @@ class RecordLayout:
         per_token = signals.logits.dim() == 3
         return cls(tuple(columns), tuple(signals.logits.shape[2 if per_token else 1 :]), per_token)
 
-    def tokens_shape(self, rows: Encoded) -> tuple[int, int]:
+    def tokens_shape(self, rows: TokenizedRows) -> tuple[int, int]:
         return len(rows.ids_T), self.columns[-1].end if self.columns else 0
 
-    def logits_shape(self, rows: Encoded) -> tuple[int, ...]:
+    def logits_shape(self, rows: TokenizedRows) -> tuple[int, ...]:
         return (
             (0,)
             if self.logits is None
             else (len(rows.ids_T if self.logits_per_token else rows.ends), *self.logits)
         )
 
-    def size(self, rows: Encoded) -> int:
+    def size(self, rows: TokenizedRows) -> int:
         """Bytes of everything: two per value of a record, four per logit, two per component of a vector."""
         bytes_each = np.dtype(self.dtype).itemsize
         return 2 * math.prod(self.tokens_shape(rows)) + bytes_each * math.prod(
@@ -118,7 +120,7 @@ class SignalStore:
     tokens: Array
     logits: Array
 
-    def __init__(self, folder: Path, rows: Encoded, layout: RecordLayout) -> None:
+    def __init__(self, folder: Path, rows: TokenizedRows, layout: RecordLayout) -> None:
         self.folder, self.rows, self.layout = folder, rows, layout
         self.lengths = lengths = rows.lengths
         self.order = np.argsort(lengths, kind="stable")
@@ -130,7 +132,7 @@ class SignalStore:
     def open(
         cls,
         folder: Path,
-        rows: Encoded,
+        rows: TokenizedRows,
         teacher: nn.Module,
         *,
         needs: Needs,
@@ -283,7 +285,7 @@ class SignalStore:
                     log(f"{done:,} of {total:,} tokens, {left:.0f} s left")
 
 
-def _key(rows: Encoded, layout: RecordLayout, fingerprint: str) -> str:
+def _key(rows: TokenizedRows, layout: RecordLayout, fingerprint: str) -> str:
     """The name of a store, the same only for the same teacher, rows and signals."""
     arrays = [
         None
@@ -328,7 +330,7 @@ def _groups(lengths: Array, order: Array) -> Iterator[Array]:
 
 
 def _forward(
-    teacher: nn.Module, rows: Encoded, indices: Array, device: torch.device
+    teacher: nn.Module, rows: TokenizedRows, indices: Array, device: torch.device
 ) -> tuple[Signals, Tensor]:
     """The teacher's signals for rows, and which tokens of the batch are real, [B, L] bool."""
     teacher.eval()
@@ -339,7 +341,11 @@ def _forward(
 
 
 def _records(
-    teacher: nn.Module, rows: Encoded, indices: Array, layout: RecordLayout, device: torch.device
+    teacher: nn.Module,
+    rows: TokenizedRows,
+    indices: Array,
+    layout: RecordLayout,
+    device: torch.device,
 ) -> Iterator[tuple[Array, Array]]:
     """The records of a group of rows, in their order; out of memory halves the group. Returns bit patterns of bfloat16
     [tokens, width] int16, and logits [rows or tokens, ...] float32."""
@@ -362,7 +368,11 @@ def _records(
 
 
 def _compute(
-    teacher: nn.Module, rows: Encoded, indices: Array, layout: RecordLayout, device: torch.device
+    teacher: nn.Module,
+    rows: TokenizedRows,
+    indices: Array,
+    layout: RecordLayout,
+    device: torch.device,
 ) -> tuple[Array, Array]:
     signals, real_BL = _forward(teacher, rows, indices, device)
     columns = []

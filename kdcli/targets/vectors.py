@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kdcli.data.batches import BucketOrder
-from kdcli.data.labelled.features import Array, Encoded
+from kdcli.data.labelled.features import Array, TokenizedRows
 from kdcli.data.text.sentences import Texts
 from kdcli.disk import cache_dir
 from kdcli.engine.launch import Session, make_schedule
@@ -35,7 +35,7 @@ Vectors = Callable[[Array], Array]  # numbers of texts -> the teacher's vectors 
 class Targets:
     """Rows of tokens with the teacher's vectors; an `Examples`. `numbers`: the texts in it."""
 
-    rows: Encoded
+    rows: TokenizedRows
     vectors: Vectors
     texts: Texts
     numbers: Array
@@ -77,7 +77,12 @@ def anchors_of(vectors: Vectors, numbers: Array, count: int, seed: int) -> Tenso
 
 
 def stored_vectors(
-    teacher: Embedder, rows: Encoded, cache_gb: float, session: Session, *, dry_run: bool = False
+    teacher: Embedder,
+    rows: TokenizedRows,
+    cache_gb: float,
+    session: Session,
+    *,
+    dry_run: bool = False,
 ) -> Vectors:
     """The teacher's vectors of rows: computed, or read from the cache; random ones in a dry run. Its model is frozen,
     on the device and in the compute dtype afterwards. Raises UsageError: they take more than `cache_gb`."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kdcli.data.labelled.features import Array, Encoded, encode
+from kdcli.data.labelled.features import Array, TokenizedRows, encode
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.export import VECTORS
 from kdcli.deploy.exported import is_export, open_export
@@ -127,7 +127,7 @@ class Embedder:
 
     def rows(
         self, texts: Sequence[str], roles: Sequence[str], max_length: int | None = None
-    ) -> Encoded:
+    ) -> TokenizedRows:
         """Texts with their prompts, as rows of tokens."""
         prompts = {role: self.prompt(role) for role in set(roles)}
         examples = [

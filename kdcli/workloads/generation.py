@@ -6,7 +6,7 @@ import torch
 from transformers import GenerationConfig
 
 from kdcli.data.batches import BatchOrder, BucketOrder
-from kdcli.data.labelled.features import Encoded
+from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.text.masking import Masked, PassOrder, tokens_of
 from kdcli.errors import UsageError
 from kdcli.losses.vocabulary import labels_of, masked_ce
@@ -54,7 +54,7 @@ def set_decoding(model: Any, settings: GenerationSettings) -> None:
 def generation_job(
     evaluator: Evaluator,
     headed: TaskModel,
-    rows: Encoded,
+    rows: TokenizedRows,
     order: BatchOrder | BucketOrder,
     settings: GenerationSettings,
     *,

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import expit, log_softmax
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.labelled.features import Array, Encoded, encode
+from kdcli.data.labelled.features import Array, TokenizedRows, encode
 from kdcli.data.labelled.spans import Windows, decode, windows
 from kdcli.data.labelled.targets import encode_targets
 from kdcli.metrics import scorer
@@ -44,7 +44,7 @@ class Features:
 
     task: Task
     examples: list[Example]
-    rows: Encoded
+    rows: TokenizedRows
     windows: Windows | None
     tokenizer: PreTrainedTokenizerBase | None = None  # of `text`
 

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kdcli.data.batches import BucketOrder
-from kdcli.data.labelled.features import Array, Encoded
+from kdcli.data.labelled.features import Array, TokenizedRows
 from kdcli.data.labelled.lists import RERANK, Lists
 from kdcli.data.labelled.rows import hashes_of
 from kdcli.deploy.latency import Subject
@@ -61,7 +61,7 @@ class ListRows:
     """Lists with their rows of tokens, an `Examples` whose examples are whole lists. `labels` counts the lists."""
 
     lists: Lists
-    rows: Encoded
+    rows: TokenizedRows
     scores: Array | None  # of a teacher, [R]
 
     def __len__(self) -> int:
@@ -164,7 +164,7 @@ class RerankRun:
     split: str
     notes: list[str] = field(default_factory=list)
     student: TaskModel = field(init=False)
-    rows: Encoded = field(init=False)  # of the lists it is judged by
+    rows: TokenizedRows = field(init=False)  # of the lists it is judged by
     of_teacher: Array | None = field(init=False)  # scores of these
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from kdcli.data.batches import BatchOrder
-from kdcli.data.labelled.features import Array, Encoded, encode
+from kdcli.data.labelled.features import Array, TokenizedRows, encode
 from kdcli.data.labelled.lists import RERANK, Lists, read_lists
 from kdcli.data.labelled.rows import hashes_of
 from kdcli.deploy.environment import latency_threads
@@ -99,7 +99,7 @@ def judged_lists(settings: LabelledSettings, trained: Mapping[str, RowHashes]) -
     return lists.take(np.flatnonzero(~known_Q)), split
 
 
-def read_by(lists: Lists, model: TaskModel, max_length: int | None) -> Encoded:
+def read_by(lists: Lists, model: TaskModel, max_length: int | None) -> TokenizedRows:
     """Query and passage of each candidate as a model's tokens."""
     length = tokens_of_row(model, max_length)
     # As `CrossEncoder` reads a pair: with token types only if the tokenizer gives them unasked.
@@ -112,7 +112,7 @@ def tokens_of_row(model: TaskModel, max_length: int | None) -> int:
     return int(min(max_length or RERANK.max_length, positions_of(model.model.config) or 1 << 30))
 
 
-def scores_of(session: Session, model: PreTrainedModel | Export, rows: Encoded) -> Array:
+def scores_of(session: Session, model: PreTrainedModel | Export, rows: TokenizedRows) -> Array:
     """A cross-encoder's score of each row, before its activation, [R] float32. An export runs in its own runtime."""
     if isinstance(model, Export):
         made = model.runner(latency_threads())

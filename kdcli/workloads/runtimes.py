@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch.nn.functional import pad
 
-from kdcli.data.labelled.features import Array, Encoded
+from kdcli.data.labelled.features import Array, TokenizedRows
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.exported import Export, is_export, open_export
 from kdcli.deploy.runners import Runner
@@ -67,7 +67,7 @@ def runner_predictions(
     return evaluator.features.predictions(runner_outputs(made, evaluator.features.rows, positions))
 
 
-def runner_outputs(made: Runner, rows: Encoded, positions: int | None) -> list[Array]:
+def runner_outputs(made: Runner, rows: TokenizedRows, positions: int | None) -> list[Array]:
     """The logits of each row by a runner; `positions` as in `runner_predictions`."""
     logits: list[Array] = []
     for begin in range(0, len(rows), FORWARD_ROWS):

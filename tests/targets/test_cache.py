@@ -17,7 +17,7 @@ from torch import nn
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 from transformers import AutoModelForTokenClassification as ForTokens
 
-from kdcli.data.labelled.features import Encoded
+from kdcli.data.labelled.features import TokenizedRows
 from kdcli.errors import MachineError
 from kdcli.models.capture import capture, prepare_teacher
 from kdcli.targets import cache
@@ -52,7 +52,9 @@ def rows_of(lengths=LENGTHS, kind="class", seed=0, types=True):
         "pad_id": 0,
         "kind": kind,
     }
-    return Encoded(ids_T=ids, types_T=segments if types else None, ends=np.cumsum(lengths), **how)
+    return TokenizedRows(
+        ids_T=ids, types_T=segments if types else None, ends=np.cumsum(lengths), **how
+    )
 
 
 def headed(kind="class", model_type="bert", dtype=torch.float32):

@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Encoded:
+class TokenizedRows:
     """Rows of token ids with their labels; an `Examples` of `kdcli.types`. `labels` hold a row each, as in
     `kdcli.types.Kind`, of `tokens` one for each of `ids_T`; None when withheld."""
 
@@ -70,7 +70,7 @@ class Encoded:
             batch["labels"] = torch.from_numpy(self.labels[indices])
         return batch
 
-    def by_length(self) -> Encoded:
+    def by_length(self) -> TokenizedRows:
         """The same rows, shortest first, so that an evaluation pads little."""
         return self.take(np.argsort(self.lengths, kind="stable"))
 
@@ -81,7 +81,7 @@ class Encoded:
             np.arange(lengths.sum()) + np.repeat(self.ends[rows] - np.cumsum(lengths), lengths)
         )
 
-    def take(self, rows: Array) -> Encoded:
+    def take(self, rows: Array) -> TokenizedRows:
         """Some of the rows, in the order given."""
         at_T = self.places(rows)
         return replace(
@@ -105,7 +105,7 @@ def encode(
     *,
     max_length: int,
     token_types: bool,
-) -> Encoded:
+) -> TokenizedRows:
     """Tokenise the examples of any task but `span` and `text` ones, which have modules of their own. `max_length`:
     tokens of a row at most, special ones included; a pair loses from its longer text. `token_types`: the model tells
     the two texts of a pair apart by token types. Raises UsageError: the tokenizer has no padding token or, of `tokens`,
@@ -149,7 +149,7 @@ def encode(
         )
         hint = f"are the words blank? the first are {', '.join(map(repr, examples[0].texts[:3]))}"
         raise UsageError(f"{examples[0].where}: {message}", hint)
-    return Encoded(
+    return TokenizedRows(
         ids_T=np.concatenate(ids) if ids else np.empty(0, dtype=np.int32),
         types_T=np.concatenate(types) if types else None,
         ends=np.cumsum([len(row) for row in ids], dtype=np.int64),
@@ -189,7 +189,7 @@ def _first_pieces(words: Sequence[int | None]) -> Array:
 
 
 def _labels(task: Task, examples: Sequence[Example], words: Sequence[Array]) -> Array | None:
-    """The labels as `Encoded` holds them; None when they are withheld."""
+    """The labels as `TokenizedRows` holds them; None when they are withheld."""
     given: list[Any] = [e.label for e in examples]
     if not given or None in given:
         return None

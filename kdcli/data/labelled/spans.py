@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.labelled.features import EXAMPLES_PER_CALL, Array, Encoded, pad_id
+from kdcli.data.labelled.features import EXAMPLES_PER_CALL, Array, TokenizedRows, pad_id
 from kdcli.errors import UsageError
 from kdcli.types import Answer, Example
 
@@ -30,7 +30,7 @@ class Windows:
     characters of the context that a token stands for, int32, perhaps with the space before; -1 outside the context.
     """
 
-    rows: Encoded
+    rows: TokenizedRows
     cls: Array  # position of the classification token, [rows] int64; its logits are those of "no answer"
     char_begin_T: Array
     char_end_T: Array
@@ -111,7 +111,7 @@ def windows(
     ids, types, chars, example, cls, labels = zip(*rows, strict=True) if rows else ((),) * 6
     chars_T2 = np.concatenate([np.empty((0, 2), dtype=np.int32), *chars])
     return Windows(
-        rows=Encoded(
+        rows=TokenizedRows(
             ids_T=np.concatenate([np.empty(0, dtype=np.int32), *ids]),
             types_T=np.concatenate([np.empty(0, dtype=np.int8), *types]) if token_types else None,
             ends=np.cumsum([len(row) for row in ids], dtype=np.int64),

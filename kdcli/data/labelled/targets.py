@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.labelled.features import EXAMPLES_PER_CALL, Array, Encoded, pad_id, were_cut
+from kdcli.data.labelled.features import EXAMPLES_PER_CALL, Array, TokenizedRows, pad_id, were_cut
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Example
 
@@ -21,7 +21,7 @@ def encode_targets(
     target_length: int,
     end_id: int,
     token_types: bool,
-) -> Encoded:
+) -> TokenizedRows:
     """Tokenise sources and their targets. `max_length`: tokens of a row at most, of which `target_length` are the
     target's with `end_id`, the last one; of a source in two texts the longer is cut. `token_types`: 0 for the source, 1
     for the target. An example without a target is its source alone. Raises UsageError: no room for a source; no
@@ -55,7 +55,7 @@ def encode_targets(
     ids_T = np.concatenate(rows) if rows else np.empty(0, dtype=np.int32)
     at_T = np.arange(len(ids_T)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     of_target_T = at_T >= np.repeat(np.array(sources, dtype=np.int64), lengths)
-    return Encoded(
+    return TokenizedRows(
         ids_T=ids_T,
         types_T=of_target_T.astype(np.int8) if token_types else None,
         ends=np.cumsum(lengths),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kdcli.data.labelled.features import Array, Encoded
+from kdcli.data.labelled.features import Array, TokenizedRows
 from kdcli.data.text.sentences import Texts, held_out_count, read_texts
 from kdcli.deploy.latency import Subject
 from kdcli.engine.launch import Session, choose_output_dir
@@ -144,8 +144,8 @@ class EmbeddingRun:
     )
     shapes: Mapping[str, ModelShape]
     texts: Texts
-    rows: Encoded  # of the students
-    teacher_rows: Encoded
+    rows: TokenizedRows  # of the students
+    teacher_rows: TokenizedRows
     judged: list[Judged]
     trimming: list[str]
     given: Array | None  # vectors from a file

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from kdcli.data.labelled.features import Array, Encoded
+from kdcli.data.labelled.features import Array, TokenizedRows
 from kdcli.data.text.sentences import Texts, held_out_count, read_texts
 from kdcli.deploy.environment import versions
 from kdcli.deploy.latency import Subject
@@ -64,7 +64,7 @@ class EmbeddingPruning:
     session: Session
     dense: Embedder
     texts: Texts
-    rows: Encoded
+    rows: TokenizedRows
     judged: list[Judged]
     trimming: list[str]
     pruner: Pruner | None = None
