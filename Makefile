@@ -30,7 +30,7 @@ SLOW = tests/verbs tests/report tests/targets tests/test_project.py tests/test_g
 	$(addprefix tests/models/,test_load.py test_heads.py test_label_words.py) \
 	$(addprefix tests/engine/,test_processes.py test_peers.py test_fake_device.py) \
 	$(addprefix tests/deploy/,test_export.py test_quantise.py test_runners.py test_latency.py \
-	test_measure_encoders.py test_measure_encoders_device.py test_portable.py test_projection.py \
+	test_measure_encoders.py test_measure_encoders_device.py test_portable.py \
 	test_shapes.py test_compact.py) tests/metrics/test_bootstrap.py \
 	$(addprefix tests/data/,test_corpus.py test_demo.py test_shards.py test_remote.py)
 

@@ -173,7 +173,6 @@ def benchmark(
     seq_len: list[int] | None = None,
     padding: str | None = None,
     task: str | None = None,
-    project: str | None = None,
     compare: list[Path] | None = None,
     max_latency_ms: float | None = None,
     min_speedup: float | None = None,

@@ -147,7 +147,6 @@ def test_the_verbs_and_their_options_are_frozen():
         "--batch-size",
         "--seq-len",
         "--padding",
-        "--project",
     }
     measuring |= {
         "--task",

@@ -138,7 +138,6 @@ MEASURING = (
     "max_latency_ms",
     "min_speedup",
     "strict",
-    "project",
     "task",
     "baseline",
     "backend",

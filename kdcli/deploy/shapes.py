@@ -1,7 +1,7 @@
 """Shapes as untrained BERT models for `kdcli benchmark`, and the protocols of published latency tables."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from transformers import BertConfig
 
@@ -18,35 +18,17 @@ class Preset:
 
     shapes: tuple[str, ...]  # Baseline first; empty if the user names the models
     cells: tuple[tuple[int, int], ...]  # (batch size, tokens)
-    published: Mapping[str, float] = field(
-        default_factory=dict
-    )  # Shape -> published speed-up over the first shape
-    device: str | None = None  # The card of the publication, a name in devices.toml
-    source: str | None = None  # The publication
 
 
 PRESETS: Mapping[str, Preset] = {
     # Neither paper states its batch; both refer to the protocol of BERT-PKD, 128 sequences of 128 tokens.
-    "minilm": Preset(
+    "minilm": Preset(  # arXiv 2002.10957, table 4
         shapes=("12x768", "6x768", "12x384", "6x384", "4x384", "3x384"),
         cells=((128, 128),),
-        published={
-            "12x768": 1.0,
-            "6x768": 2.0,
-            "12x384": 2.7,
-            "6x384": 5.3,
-            "4x384": 7.8,
-            "3x384": 10.1,
-        },
-        device="p100",
-        source="arXiv 2002.10957, table 4",
     ),
-    "tinybert": Preset(
+    "tinybert": Preset(  # arXiv 1909.10351, table 1
         shapes=("12x768", "4x312:1200@12", "6x768"),
         cells=((128, 128),),
-        published={"12x768": 1.0, "4x312:1200@12": 9.4, "6x768": 2.0},
-        device="k80",
-        source="arXiv 1909.10351, table 1",
     ),
     # Of both papers, one sequence at a time: half a minute on two cores.
     "papers": Preset(

@@ -183,7 +183,7 @@ def _cpu_flags() -> frozenset[str]:
 
 @functools.cache
 def device_table() -> dict[str, Any]:
-    """devices.toml: `as_of`, the month it describes; `device`, what each GPU generation can do; `card`, its rates."""
+    """devices.toml: `as_of`, the month it describes; `device`, what each GPU generation can do."""
     return tomllib.loads(
         (importlib.resources.files("kdcli") / "engine" / "devices.toml").read_text("utf-8")
     )

@@ -111,7 +111,6 @@ def write_report(
     evaluations: Iterable[Mapping[str, Any]] = (),
     comparisons: Iterable[Mapping[str, Any]] = (),
     selection: Mapping[str, Any] | None = None,
-    projections: Iterable[Mapping[str, Any]] = (),
     pruning: Iterable[Mapping[str, Any]] = (),
     beside: Mapping[str, RunResult]
     | None = None,  # Runs whose curves the report shows too, by name
@@ -153,7 +152,6 @@ def write_report(
             "speedup": latency.speedups,
             "failures": latency.failures,
             "agreements": latency.agreements,
-            "projections": list(projections),
             "published": published_for(shapes.values(), command, recipe, shapes),
             "notes": [
                 *notes,

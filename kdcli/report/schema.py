@@ -120,20 +120,6 @@ class Agreement(_Part):
     metric: float | None = None
 
 
-class Projection(_Part):
-    """Calculated for a device that was not there, beside a paper's speed-up and the `error` relative to it."""
-
-    model: str
-    device: str
-    batch_size: int
-    seq_len: int
-    milliseconds: float
-    speedup: float
-    published: float | None = None
-    error: float | None = None
-    note: str = ""
-
-
 class PublishedRow(_Part):
     """A row of a paper, to read beside ours: a value a column; or of a metric of a task a value a set, in per cent, of
     the variant that our model `beside` it is."""
@@ -325,7 +311,6 @@ class Report(_Part):
     pruning: list[Pruning] = Field(default_factory=list)
     failures: list[Failure] = Field(default_factory=list)
     agreements: list[Agreement] = Field(default_factory=list)
-    projections: list[Projection] = Field(default_factory=list)
     compression: Compression | None = None
 
     def to_json(self) -> str:

@@ -414,8 +414,6 @@ def benchmark_values(
         "limit": 0.1,
         "wrong": False,
     }
-    projection = {"model": "6x384", "batch_size": 1, "seq_len": 128}
-    paper = {"published": 5.3, "error": -0.0377, "note": "projection, memory-bound"}
     large = {
         "model": "12x768",
         "backend": "torch",
@@ -449,10 +447,6 @@ def benchmark_values(
             agreement | {"model": "3x384", "relative": 0.02},
             agreement | {"model": "6x384", "relative": 0.31, "wrong": True},
         ],
-        "projections": [
-            projection | {"device": "p100", "milliseconds": 2.5, "speedup": 5.1} | paper,
-            projection | {"device": "k80", "milliseconds": 12.5, "speedup": 5.6},
-        ],
     }
 
 
@@ -483,7 +477,6 @@ def hostile_benchmark_values() -> dict[str, object]:
     row = latency_row(HOSTILE, 1, 6.0) | on
     strange = on | {"device": HOSTILE, "padding": HOSTILE}
     said = {"max_abs": 1.0, "relative": 1.0, "cosine": 0.0, "limit": 0.1, "metric": 0.5}
-    calculated = {"milliseconds": 1.0, "speedup": 2.0, "published": 3.0, "error": 0.1}
     return hostile_values() | {
         "command": "benchmark",
         "latency": [
@@ -501,7 +494,6 @@ def hostile_benchmark_values() -> dict[str, object]:
         ],
         "failures": [{"model": HOSTILE, "reason": HOSTILE} | on | cell],
         "agreements": [{"model": HOSTILE, "wrong": True} | on | said],
-        "projections": [{"model": HOSTILE, "device": HOSTILE, "note": HOSTILE} | calculated | cell],
     }
 
 

@@ -1,4 +1,4 @@
-"""Reports of benchmarks: what every view shows of latency, speed-ups, failures, agreement and projections."""
+"""Reports of benchmarks: what every view shows of latency, speed-ups, failures and agreement."""
 
 import csv
 import io
@@ -54,8 +54,8 @@ def test_titles(benchmark):
 
 
 @pytest.mark.parametrize("kind", ["benchmark", "runs"])
-def test_every_view_shows_speedups_failures_and_projections(request, kind):
-    parts = ("10.00x (9.00–12.00)", *FAILED, "Projected, not measured", section_of.NOISE, "noisy")
+def test_every_view_shows_speedups_and_failures(request, kind):
+    parts = ("10.00x (9.00–12.00)", *FAILED, section_of.NOISE, "noisy")
     assert [missing(text, *parts) for text in views(request.getfixturevalue(kind))] == [[]] * 3
 
 
@@ -226,25 +226,12 @@ def test_an_output_that_is_no_number_is_shown_and_read_back(benchmark):
     assert Agreement.model_validate(report.agreements[0].model_dump()) == report.agreements[0]
 
 
-def test_projections_stand_by_themselves(benchmark):
-    (section,) = section_of.projections(benchmark)
-    assert section.table.rows == [
-        ["6x384", "p100", "1 × 128", "2.50", "5.10x", "5.30x", "-4%"],
-        ["6x384", "k80", "1 × 128", "12.50", "5.60x", "", ""],
-    ]
-    assert not missing(section.table.note, "Calculated, not run", "p100: projection, memory-bound.")
-    cells = [cell for table in tables(benchmark).values() for row in table.rows for cell in row]
-    assert not [cell for cell in cells if "p100" in cell or "k80" in cell]
-    assert {row["device"] for row in csv_of(benchmark)} == {"cpu"}
-    assert section_of.projections(report_of(projections=[])) == []
-
-
 def test_published_speedups_beside_ours(benchmark, runs):
     (section,) = section_of.published_speedups(benchmark)
-    assert section.table.header == ["model", "published", "measured", "projected", "row", "source"]
-    minilm = ["6x384", "5.3x", "6.00x (5.40–7.20)", "5.10x (p100), 5.60x (k80)"]
-    assert [r[:4] for r in section.table.rows][:3] == [minilm] * 2 + [
-        ["3x384", "10.1x", "10.00x (9.00–12.00)", ""]
+    assert section.table.header == ["model", "published", "measured", "row", "source"]
+    minilm = ["6x384", "5.3x", "6.00x (5.40–7.20)"]
+    assert [r[:3] for r in section.table.rows][:3] == [minilm] * 2 + [
+        ["3x384", "10.1x", "10.00x (9.00–12.00)"]
     ]
     assert section.table.note.endswith(
         "Ours: over 12x768; measured with 1 × 128 tokens on torch fp32."
@@ -290,9 +277,7 @@ def test_comparable_rows_ran_where_most_models_ran():
 
 
 def test_nothing_measured_yet():
-    report = report_of(
-        latency=[], speedup={}, agreements=[], failures=[], projections=[], published=[]
-    )
+    report = report_of(latency=[], speedup={}, agreements=[], failures=[], published=[])
     assert (facts(report), latency_csv(report)) == ([("69.6 MB", "on disk; 12x768 438.0 MB")], "")
     for text in views(report):
         assert missing(text, "Latency", "6x384, 3x384 beside 12x768") == ["Latency"]

@@ -81,7 +81,7 @@ def test_round_trip(report):
             "comparisons",
             "selection",
         ),
-        *("beside", "pruning", "failures", "agreements", "projections", "compression"),
+        *("beside", "pruning", "failures", "agreements", "compression"),
     }
 
 

@@ -250,15 +250,6 @@ def test_lengths_of_real_data(requests, tmp_path, model_dir, text_file):
     assert len(protocol.texts) == 16
 
 
-def test_projections_stand_apart(requests, tmp_path):
-    succeeds("12x768", "6x384", "--project", "p100", "-o", tmp_path / "out", "--batch-size", "128")
-    report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
-    of = {p["model"]: p for p in report["projections"]}
-    assert of["6x384"]["published"] == 5.3
-    assert abs(of["6x384"]["error"]) < 0.15
-    assert all(r["device"] == "cpu" for r in report["latency"])
-
-
 def test_runs_side_by_side(requests, tmp_path):
     for name in ("one", "two"):
         succeeds(*SMALL, "-o", tmp_path / name)
@@ -291,7 +282,6 @@ def test_the_runner_for_old_machines(tmp_path):
         ([*SMALL, "--padding", "data"], "needs --data"),
         ([SMALL[0], SMALL[0]], "two models are called"),
         (["./nowhere"], "no model directory"),
-        ([*SMALL, "--project", "p1000"], "p100"),
         (["--compare", "nowhere.json"], "cannot be read"),
         (["./nowhere", "--portable", "old"], "is a model"),
     ],

@@ -10,7 +10,6 @@ from kdcli.report.sections.latency import (
     agreements,
     latency,
     not_measured,
-    projections,
     published,
     published_speedups,
 )
@@ -34,7 +33,6 @@ def sections(report: Report) -> list[Section]:
         *latency(report),
         *agreements(report),
         *published_speedups(report),
-        *projections(report),
         Section("Pictures", draw=partial(_pictures, report), least=View.HTML),
         *_pruned(report),
         *_training(report),

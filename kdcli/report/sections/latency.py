@@ -1,4 +1,4 @@
-"""Latency cell by cell, beside the papers, and what failed or was calculated."""
+"""Latency cell by cell, beside the papers, and what failed."""
 
 import csv
 import io
@@ -211,29 +211,6 @@ def _finite(value: float | None) -> str:
     return "not a number" if value is None else f"{value:.3g}"
 
 
-def projections(report: Report) -> list[Section]:
-    """What was calculated for devices that were not there."""
-    rows = [
-        {
-            "model": p.model,
-            "device": p.device,
-            "batch × tokens": f"{p.batch_size} × {p.seq_len}",
-            "projected ms": milliseconds(p.milliseconds),
-            "projected": f"{p.speedup:.2f}x",
-            "published": "" if p.published is None else f"{p.published:.2f}x",
-            "off by": "" if p.error is None else f"{p.error:+.0%}",
-        }
-        for p in report.projections
-    ]
-    notes = ["Calculated, not run: the device was not here."]
-    if any(p.error is not None for p in report.projections):
-        notes.append("“Off by” is the projected speed-up relative to the published one.")
-    notes += dict.fromkeys(
-        f"{p.device}: {p.note.rstrip('.')}." for p in report.projections if p.note
-    )
-    return [Section("Projected, not measured", filled(rows, note=" ".join(notes)))] if rows else []
-
-
 def published_speedups(report: Report) -> list[Section]:
     """The papers' speed-ups beside ours, for models of the shape that a row names.
 
@@ -247,20 +224,17 @@ def published_speedups(report: Report) -> list[Section]:
         named = re.search(r"\b\d+x\d+\b", row.row)
         if named is None or "speed-up" not in row.values:
             continue
-        for name in [n for n, c in others if f"{c.layers}x{c.hidden}" == named[0] != shape]:
-            first = {p.device: p for p in reversed(report.projections) if p.model == name}
-            projected = ", ".join(
-                f"{p.speedup:.2f}x ({p.device})" for p in reversed(first.values())
-            )
-            ratios = {
+        rows += [
+            {
+                "model": name,
                 "published": f"{row.values['speed-up']:g}x",
                 "measured": interval(measured.get(name)),
+                "row": row.row,
+                "source": row.source,
             }
-            rows.append(
-                {"model": name}
-                | ratios
-                | {"projected": projected, "row": row.row, "source": row.source}
-            )
+            for name, c in others
+            if f"{c.layers}x{c.hidden}" == named[0] != shape
+        ]
     if not rows or report.command != BENCHMARK:
         return []
     over = baseline if baseline == shape else f"{baseline}, {shape}"
@@ -268,7 +242,7 @@ def published_speedups(report: Report) -> list[Section]:
     if beside:
         cell = cell_name((beside[0].batch_size, beside[0].seq_len))
         note += f"; measured with {cell} on {beside[0].backend} {beside[0].dtype}"
-    return [Section("Published speed-ups", filled(rows, narrow=5, note=f"{note}.", style="papers"))]
+    return [Section("Published speed-ups", filled(rows, narrow=4, note=f"{note}.", style="papers"))]
 
 
 def published(report: Report) -> list[Section]:

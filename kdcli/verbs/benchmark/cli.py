@@ -37,9 +37,6 @@ def benchmark(
     task: Annotated[
         str | None, typer.Option(help="Evaluate every backend on this task too.")
     ] = None,
-    project: Annotated[
-        str | None, typer.Option(metavar="CARD,...", help="Estimate for cards, e.g. p100,k80.")
-    ] = None,
     portable: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a runner for old machines.")
     ] = None,
@@ -72,7 +69,6 @@ def benchmark(
         "seq_lens": seq_len,
         "data.source": shared["data"],
     }
-    options["project"] = project.split(",") if project else None
     resolved = resolve(
         BenchmarkRecipe, recipe=shared["recipe"], sets=shared["sets"] or (), options=options
     )

@@ -22,7 +22,6 @@ from kdcli.deploy.exported import is_export, open_export
 from kdcli.deploy.latency import CELLS, Latency, Protocol, Subject, measure_latency
 from kdcli.deploy.old_machines.measure_encoders import WARM_RUNS, WARM_SECONDS, timed
 from kdcli.deploy.old_machines.portable import write_portable
-from kdcli.deploy.old_machines.projection import table
 from kdcli.deploy.runners import check_backend
 from kdcli.deploy.shapes import PRESETS, config_of, paper_params
 from kdcli.deploy.sparse.load import has_own_encoder, is_compact, load
@@ -47,7 +46,6 @@ from kdcli.report.schema import Report
 from kdcli.report.sections.latency import speedup_of
 from kdcli.report.text import duration
 from kdcli.report.views import short
-from kdcli.types import ModelShape
 from kdcli.verbs.benchmark.scores import Scores, evaluate_backends, open_task
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
 from kdcli.workloads.as_trained import as_trained
@@ -113,10 +111,6 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: RunOptions) -> RunResul
         else None
     )
     protocol = _protocol(recipe, sources, device, cells, invocation, opened[0] if opened else None)
-    shapes = {
-        n: ModelShape(c["layers"], c["hidden"], c["ffn"], c["heads"]) for n, c in cards.items()
-    }
-    projections = table(shapes, recipe.project, cells)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
     if all(map(is_shape, models.values())):
         seconds = _estimate(models, cards, protocol) * len({name for name, _ in backends})
@@ -136,7 +130,6 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: RunOptions) -> RunResul
     contents: dict[str, Any] = {
         "cards": cards,
         "latency": latency,
-        "projections": projections,
         "notes": notes,
     }
     contents |= {"evaluations": scores.evaluations, "comparisons": scores.comparisons}

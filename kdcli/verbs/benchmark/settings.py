@@ -19,8 +19,8 @@ class BenchmarkRecipe(Section):
     """The recipe of `kdcli benchmark`. `models` are hub ids, directories or shapes; the baseline is `baseline`, else
     the first. `preset` supplies missing models and cells; with neither, it is `papers`. `backends` are named
     `BACKEND[-PRECISION]`, such as `onnx-int8`; `dtype` is the precision of the baseline and of those without one.
-    `project` names cards to estimate times for. With a `task` the models need its head; a backend fails if the task's
-    first metric drops by more than `max_drop` below torch in float32."""
+    With a `task` the models need its head; a backend fails if the task's first metric drops by more than `max_drop`
+    below torch in float32."""
 
     verb: Literal["benchmark"] = "benchmark"
     models: list[str] = Field(default_factory=list)
@@ -31,7 +31,6 @@ class BenchmarkRecipe(Section):
     batch_sizes: list[BatchSize] = Field(default_factory=list)
     seq_lens: list[Annotated[int, Field(gt=0, le=2**20)]] = Field(default_factory=list)
     padding: Literal["full", "random", "data"] = "full"
-    project: list[str] = Field(default_factory=list)
     task: str | None = None
     max_drop: float = Field(0.02, ge=0)
     data: BenchmarkDataSettings = BenchmarkDataSettings()
