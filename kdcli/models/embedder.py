@@ -21,7 +21,6 @@ from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.custom_class import custom_class
 from kdcli.models.files import file_beside
 from kdcli.models.load import (
-    LoadedModel,
     load_config,
     load_encoder,
     load_tokenizer,
@@ -29,7 +28,7 @@ from kdcli.models.load import (
     location,
     save_model,
 )
-from kdcli.models.shape import shape_of
+from kdcli.models.model import Model
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.types import RowHashes
 
@@ -212,7 +211,7 @@ def format_for(
 
 def load_embedder(
     source: str, *, trust_remote_code: bool = False, compacted: bool = False
-) -> LoadedModel:
+) -> Model:
     """An encoder whose directory may be one of sentence-transformers. `compacted` as in `load_config`. Raises
     UsageError: see `load_encoder`; or a cross-encoder."""
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=compacted)
@@ -227,7 +226,7 @@ def load_embedder(
     if (of_class := custom_class(config)) is None:
         return load_encoder(source, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
-    return LoadedModel(load_weights(source, of_class).eval(), tokenizer, shape_of(config), source)
+    return Model(load_weights(source, of_class).eval(), tokenizer, source)
 
 
 def save_embedder(

@@ -10,10 +10,11 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import UNILM, class_named, custom_class, empty_model, load_tensors
-from kdcli.models.heads import TaskModel, tuned_length
+from kdcli.models.heads import tuned_length
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_config, load_tokenizer, load_weights, location
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
+from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent
 from kdcli.models.training_rows import training_rows
 from kdcli.types import Task
@@ -21,7 +22,7 @@ from kdcli.types import Task
 
 def load_generator(
     source: str, task: Task, *, new_head: bool, seed: int = 0, trust_remote_code: bool = False
-) -> TaskModel:
+) -> Model:
     """Load a model that generates, or make one of a masked language model or, with a new head over the vocabulary tied
     to the embeddings, of an encoder. `new_head`: False takes only a model that generates already. Raises UsageError:
     see `kdcli.models.load`; an architecture whose attention takes no mask for each pair of tokens, or without a masked
@@ -32,7 +33,7 @@ def load_generator(
         tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
         length, rows = tuned_length(config, tokenizer, task), training_rows(location(source))
         model.config.finetuning_task = task.name
-        return TaskModel(model.eval(), tokenizer, source, "it generates already", length, rows)
+        return Model(model.eval(), tokenizer, source, "it generates already", length, rows)
     if not new_head:
         raise UsageError(
             f"{source} cannot do task {task.name}: it generates no text",
@@ -60,7 +61,7 @@ def load_generator(
         note = f"a new head over the vocabulary, {tied}: the checkpoint has none"
     made = as_generator(model, loaded.tokenizer, source)
     made.config.finetuning_task = task.name
-    return TaskModel(made, loaded.tokenizer, source, note, None, loaded.rows)
+    return Model(made, loaded.tokenizer, source, note, None, loaded.rows)
 
 
 def as_generator(

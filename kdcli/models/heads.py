@@ -6,7 +6,6 @@ the mapping that it needs.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -26,8 +25,9 @@ from kdcli.models.custom_class import (
 )
 from kdcli.models.files import CONFIG, config_errors
 from kdcli.models.load import load_config, load_tokenizer, load_weights, location
-from kdcli.models.training_rows import NO_ROWS, training_rows
-from kdcli.types import Kind, RowHashes, Task
+from kdcli.models.model import Model
+from kdcli.models.training_rows import training_rows
+from kdcli.types import Kind, Task
 
 AUTO_CLASS: dict[Kind, Any] = {
     **dict.fromkeys(("class", "multi", "score"), transformers.AutoModelForSequenceClassification),
@@ -41,25 +41,6 @@ PROBLEM: dict[Kind, str] = {
     "score": "regression",
 }
 GENERIC = re.compile(r"LABEL_\d+")  # transformers' name of an unnamed label
-
-
-@dataclass(frozen=True)
-class TaskModel:
-    """A model for a task."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    source: str
-    note: str  # where its head is from, for the log
-    max_length: int | None = None  # tokens of a row when it was fine-tuned on this very task
-    rows: RowHashes = field(
-        default_factory=NO_ROWS.copy
-    )  # that trained it or a model it was made of
-
-    @property
-    def token_types(self) -> bool:
-        """Whether token types distinguish the two texts of a pair."""
-        return int(getattr(self.model.config, "type_vocab_size", 0) or 0) > 1
 
 
 def modules_of_head(model: PreTrainedModel) -> list[nn.Module]:
@@ -94,7 +75,7 @@ def load_for_task(
     seed: int = 0,
     compacted: bool = False,
     trust_remote_code: bool = False,
-) -> TaskModel:
+) -> Model:
     """Load a model with the head of a task. `label_map`: the data's number of each of the checkpoint's labels, where
     their orders differ. `new_head`: allow a random head (to fine-tune), of `seed`; otherwise the checkpoint must have a
     fitting one. `own_head`: use a fitting head of the checkpoint; otherwise make a new one in any case. Raises
@@ -134,9 +115,7 @@ def load_for_task(
             encoder, config, task, seed, source=source, trust_remote_code=trust_remote_code
         )
         note = f"a new head: {misfit}"
-    return TaskModel(
-        model.eval(), tokenizer, source, note, max_length, training_rows(location(source))
-    )
+    return Model(model.eval(), tokenizer, source, note, max_length, training_rows(location(source)))
 
 
 def check_head(source: str, config: PreTrainedConfig, task: Task) -> None:

@@ -30,7 +30,6 @@ from kdcli.errors import UsageError
 from kdcli.models.custom_class import custom_class, empty_model, load_tensors
 from kdcli.models.heads import (
     AUTO_CLASS,
-    TaskModel,
     describe_task,
     load_for_task,
     modules_of_head,
@@ -38,6 +37,7 @@ from kdcli.models.heads import (
 )
 from kdcli.models.layout import layout_for, submodule
 from kdcli.models.masked_lm import load_masked_lm
+from kdcli.models.model import Model
 from kdcli.models.modeling_kdcli import vocabulary_of_head
 from kdcli.types import Task
 
@@ -109,7 +109,7 @@ def load_with_label_words(
     words: Sequence[str] | None = None,
     seed: int,
     trust_remote_code: bool = False,
-) -> TaskModel:
+) -> Model:
     """Load an encoder under a frozen head of label words (`requires_grad` is off) without dropout. `kind`: see the top
     of this file. `words`: in place of the task's own. `seed`: of weights that the checkpoint lacks and the head does
     not read. Raises UsageError: see `load_for_task` and `label_word_ids`; a type or checkpoint without such a head."""
@@ -144,7 +144,7 @@ def _impossible(model: PreTrainedModel) -> UsageError:
 
 
 @torch.no_grad()
-def _from_embeddings(headed: TaskModel, ids: list[int], *, texts: bool) -> None:
+def _from_embeddings(headed: Model, ids: list[int], *, texts: bool) -> None:
     """Write the embeddings of words into the classifier; `texts`: it reads one state per text."""
     model = headed.model
     linears = [m for m in modules_of_head(model) if isinstance(m, nn.Linear)]
@@ -211,7 +211,7 @@ def _identity_with_norm(source: str, model: PreTrainedModel) -> None:
 
 def _from_mlm(
     source: str, task: Task, words: Sequence[str] | None, trust: bool
-) -> tuple[TaskModel, list[int]]:
+) -> tuple[Model, list[int]]:
     """The checkpoint's masked language model with the label words as its vocabulary, and their ids."""
     hint = "use the words' embeddings: --set head.kind=embedding"
     loaded = load_masked_lm(source, otherwise=hint, trust_remote_code=trust)
@@ -231,7 +231,7 @@ def _from_mlm(
     model = load_tensors(empty_model(of_class, config), tensors, whole.base_model)
     for parameter in set(model.parameters()) - set(model.base_model.parameters()):
         parameter.requires_grad_(False)
-    return TaskModel(model, tokenizer, source, "", rows=loaded.rows), ids
+    return Model(model, tokenizer, source, "", rows=loaded.rows), ids
 
 
 def _set_bias(linear: nn.Linear, bias: Tensor) -> None:

@@ -9,7 +9,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +49,9 @@ from kdcli.models.files import (
     weight_files,
 )
 from kdcli.models.layout import LAYOUTS, layout_for, row_of
-from kdcli.models.shape import shape_of
+from kdcli.models.model import Model
 from kdcli.models.training_rows import NO_ROWS, training_rows, write_training_rows
-from kdcli.types import ModelShape, RowHashes
+from kdcli.types import RowHashes
 
 transformers_logging.disable_progress_bar()  # its bars would break ours
 
@@ -68,17 +67,6 @@ OPTIONAL = (
     "contact_head.",
     "embeddings.position_ids",
 )  # what a base model's checkpoint may lack
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """An encoder in float32 and eval mode, its tokenizer, its source and the labelled rows that trained it."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    shape: ModelShape
-    source: str
-    rows: RowHashes = field(default_factory=NO_ROWS.copy)
 
 
 def location(source: str) -> str:
@@ -114,15 +102,14 @@ def _snapshot(name: str, revision: str) -> str:
         ) from None
 
 
-def load_encoder(source: str, *, trust_remote_code: bool = False) -> LoadedModel:
+def load_encoder(source: str, *, trust_remote_code: bool = False) -> Model:
     """Load a base encoder and its tokenizer. Raises UsageError: not found, not an encoder, no tokenizer, pickled
     weights only, damaged or incomplete weights, or code of its own without `trust_remote_code`."""
     load_config(source, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code)
-    return LoadedModel(
-        model.eval(), tokenizer, shape_of(model.config), source, training_rows(location(source))
-    )
+    rows = training_rows(location(source))
+    return Model(model.eval(), tokenizer, source, rows=rows)
 
 
 def load_config(

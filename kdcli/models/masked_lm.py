@@ -6,21 +6,21 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import EMBEDDING_RANK
 from kdcli.models.load import (
-    LoadedModel,
     load_config,
     load_encoder,
     load_tokenizer,
     load_weights,
     location,
 )
+from kdcli.models.model import Model
 from kdcli.models.reduce import copy_head
-from kdcli.models.shape import InitializedStudent, shape_of
+from kdcli.models.shape import InitializedStudent
 from kdcli.models.training_rows import training_rows
 
 
 def load_masked_lm(
     source: str, *, otherwise: str, bare: bool = False, trust_remote_code: bool = False
-) -> LoadedModel:
+) -> Model:
     """Load a masked language model and its tokenizer; the encoder is its `base_model`. `bare`: load a checkpoint
     without such a head as an encoder. Raises UsageError: see `load_encoder`; or the type or checkpoint has no such
     head, with `otherwise` as hint."""
@@ -46,9 +46,8 @@ def load_masked_lm(
         model = load_weights(source, AutoModelForMaskedLM, trust_remote_code=trust_remote_code)
     except UsageError as error:
         raise error.of(f"{source} cannot be read as {expected}", otherwise) from None
-    return LoadedModel(
-        model.eval(), tokenizer, shape_of(model.config), source, training_rows(location(source))
-    )
+    rows = training_rows(location(source))
+    return Model(model.eval(), tokenizer, source, rows=rows)
 
 
 def student_with_head(

@@ -16,7 +16,8 @@ from kdcli.errors import UsageError
 from kdcli.losses.hard import counted
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.models.card import weights_hash
-from kdcli.models.heads import TaskModel, load_for_task
+from kdcli.models.heads import load_for_task
+from kdcli.models.model import Model
 from kdcli.recipe.sections import KdSettings
 from kdcli.targets.cache import SignalStore
 from kdcli.targets.teacher import Teacher
@@ -43,7 +44,7 @@ def load_teacher(
     label_map: Sequence[int] | None,
     *,
     own_tokens: bool = False,
-) -> TaskModel:
+) -> Model:
     """Load a teacher fine-tuned for the task; a `UsageError` if `tokenizer`, that of `student`, is another, unless it
     may read `own_tokens`."""
     trusted = task.session.trust_remote_code
@@ -61,7 +62,7 @@ def load_teacher(
     return teacher
 
 
-def check_vocabulary(teacher: TaskModel, tokenizer: PreTrainedTokenizerBase, student: str) -> None:
+def check_vocabulary(teacher: Model, tokenizer: PreTrainedTokenizerBase, student: str) -> None:
     """Raise a `UsageError` if teacher and student have different vocabularies."""
     if not same_tokens(teacher.tokenizer, tokenizer):
         raise UsageError(
@@ -84,7 +85,7 @@ class CachedSignals:
 
 
 def cached_signals(
-    teacher: TaskModel, task: PreparedTask, needs: Needs, passes: float, store: Store | None
+    teacher: Model, task: PreparedTask, needs: Needs, passes: float, store: Store | None
 ) -> CachedSignals:
     """A teacher's signals for a task's rows, cached in `store`, if any, where training makes several passes."""
     assert task.train is not None
@@ -135,7 +136,7 @@ class WithLogits:
 
 
 def logits_by_own_tokens(
-    teacher: TaskModel, task: PreparedTask, settings: LabelledSettings, store: Store | None
+    teacher: Model, task: PreparedTask, settings: LabelledSettings, store: Store | None
 ) -> GivenLogits:
     """The logits of a teacher that reads the task's examples with its own tokenizer, once, kept in `store`; None gives
     zeros, for a dry run. Raises UsageError: the store is too small."""

@@ -25,8 +25,8 @@ from kdcli.errors import MachineError, UsageError
 from kdcli.models.capture import Capture, capture
 from kdcli.models.card import weights_hash
 from kdcli.models.embedder import EmbeddingFormat, Pool, format_for, load_embedder
-from kdcli.models.heads import TaskModel
 from kdcli.models.load import load_tokenizer
+from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.types import Batch, Example, Needs, Task
 from kdcli.workloads.predictions import Evaluator, Prediction
@@ -218,10 +218,10 @@ def scores_pairs(task: Task) -> bool:
     return task.kind == "score" and len(task.texts) == 2
 
 
-def as_task_model(embedder: Embedder) -> TaskModel:
+def as_task_model(embedder: Embedder) -> Model:
     """The embedder where a report wants a model of a task."""
     note = f"cosine of its vectors; {embedder.note}"
-    return TaskModel(embedder.model, embedder.tokenizer, embedder.source, note)
+    return Model(embedder.model, embedder.tokenizer, embedder.source, note)
 
 
 def predict_pairs(embedder: Embedder, evaluator: Evaluator, session: Session) -> list[Prediction]:

@@ -11,7 +11,7 @@ from kdcli.data.text.masking import Masked, PassOrder, tokens_of
 from kdcli.errors import UsageError
 from kdcli.losses.vocabulary import labels_of, masked_ce
 from kdcli.models.capture import capture
-from kdcli.models.heads import TaskModel
+from kdcli.models.model import Model
 from kdcli.models.modeling_unilm import sequence_mask
 from kdcli.types import Batch, Job, Needs, StepLoss, Task, Term
 from kdcli.workloads.predictions import Evaluator
@@ -53,7 +53,7 @@ def set_decoding(model: Any, settings: GenerationSettings) -> None:
 
 def generation_job(
     evaluator: Evaluator,
-    headed: TaskModel,
+    headed: Model,
     rows: TokenizedRows,
     order: BatchOrder | BucketOrder,
     settings: GenerationSettings,

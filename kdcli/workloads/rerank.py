@@ -25,8 +25,9 @@ from kdcli.errors import UsageError
 from kdcli.losses.ranking import label_loss, padded, score_loss
 from kdcli.models.capture import capture
 from kdcli.models.card import describe
-from kdcli.models.heads import TaskModel, load_for_task, with_new_head
+from kdcli.models.heads import load_for_task, with_new_head
 from kdcli.models.load import location, save_model
+from kdcli.models.model import Model
 from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.models.training_rows import all_rows
 from kdcli.recipe.resolve import Resolved
@@ -99,7 +100,7 @@ def set_activation(model: PreTrainedModel, name: str) -> None:
 
 def student_of(
     recipe: RerankRecipe, source: str, session: Session, train: Lists
-) -> tuple[Callable[[], TaskModel], list[str]]:
+) -> tuple[Callable[[], Model], list[str]]:
     """Makes a model of a source's weights in the recipe's shape, with the source's head where it fits, else one drawn
     from the seed; and notes on a cut vocabulary. Raises UsageError: unusable model or shape."""
     seed, trusted = recipe.train.seed, session.trust_remote_code
@@ -114,7 +115,7 @@ def student_of(
     full, to = shape_of(origin.model.config), recipe.student.to
     shape = full if to is None else parse_shape(to, full)
 
-    def make() -> TaskModel:
+    def make() -> Model:
         if shape == full and recipe.student.init != "random":
             return replace(
                 origin, model=copy.deepcopy(origin.model), tokenizer=copy.deepcopy(origin.tokenizer)
@@ -157,13 +158,13 @@ class RerankRun:
     folder: Path
     session: Session
     command: str
-    make: Callable[[], TaskModel]  # the student, the same each time
+    make: Callable[[], Model]  # the student, the same each time
     teacher: RerankTeacher | None
     train: Lists
     held_out: Lists
     split: str
     notes: list[str] = field(default_factory=list)
-    student: TaskModel = field(init=False)
+    student: Model = field(init=False)
     rows: TokenizedRows = field(init=False)  # of the lists it is judged by
     of_teacher: Array | None = field(init=False)  # scores of these
 

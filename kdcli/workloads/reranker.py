@@ -21,8 +21,8 @@ from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import ranking_metrics
 from kdcli.models.capture import capture
 from kdcli.models.embedder import PROMPTS, beside_model
-from kdcli.models.heads import TaskModel
 from kdcli.models.load import load_config
+from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.types import Batch, Job, Needs, RowHashes, StepLoss, Term
@@ -42,7 +42,7 @@ class Reranker:
     model: Any  # of transformers, or an `Export`
     note: str
     scores: Callable[[Lists], Array]
-    cross_encoder: TaskModel | None = None
+    cross_encoder: Model | None = None
 
 
 def open_reranker(
@@ -99,7 +99,7 @@ def judged_lists(settings: LabelledSettings, trained: Mapping[str, RowHashes]) -
     return lists.take(np.flatnonzero(~known_Q)), split
 
 
-def read_by(lists: Lists, model: TaskModel, max_length: int | None) -> TokenizedRows:
+def read_by(lists: Lists, model: Model, max_length: int | None) -> TokenizedRows:
     """Query and passage of each candidate as a model's tokens."""
     length = tokens_of_row(model, max_length)
     # As `CrossEncoder` reads a pair: with token types only if the tokenizer gives them unasked.
@@ -107,7 +107,7 @@ def read_by(lists: Lists, model: TaskModel, max_length: int | None) -> Tokenized
     return encode(RERANK, lists.examples, model.tokenizer, max_length=length, token_types=types)
 
 
-def tokens_of_row(model: TaskModel, max_length: int | None) -> int:
+def tokens_of_row(model: Model, max_length: int | None) -> int:
     """Tokens of a row at most."""
     return int(min(max_length or RERANK.max_length, positions_of(model.model.config) or 1 << 30))
 
@@ -147,7 +147,7 @@ def per_query(lists: Lists, scores_R: Array) -> dict[str, Array]:
     return {name: np.array(of_query) for name, of_query in values.items()}
 
 
-def activation_of(model: TaskModel) -> str | None:
+def activation_of(model: Model) -> str | None:
     """What a cross-encoder's files say of its activation, in any of the keys that have been used."""
     config = model.model.config
     told = getattr(config, "sentence_transformers", None)

@@ -11,8 +11,9 @@ from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.models.card import describe
-from kdcli.models.heads import AUTO_CLASS, TaskModel
+from kdcli.models.heads import AUTO_CLASS
 from kdcli.models.load import save_model
+from kdcli.models.model import Model
 from kdcli.models.training_rows import FILE, all_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.report.finish import RunResult, measure, write_report
@@ -39,7 +40,7 @@ class FinetuneStage:
     task: PreparedTask
     resolved: Resolved[FinetuneRecipe]
     folder: Path
-    headed: TaskModel | None = None
+    headed: Model | None = None
     timed: bool = False
     repeats: int = 1
     source: str | None = None

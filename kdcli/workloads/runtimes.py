@@ -12,7 +12,13 @@ from kdcli.deploy.runners import Runner
 from kdcli.engine.launch import Session
 from kdcli.errors import UsageError
 from kdcli.models.generation import load_generator
-from kdcli.models.heads import TaskModel, check_head, load_for_task, tokenizer_for, tuned_length
+from kdcli.models.heads import (
+    check_head,
+    load_for_task,
+    tokenizer_for,
+    tuned_length,
+)
+from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import training_rows
 from kdcli.types import Batch, Task
@@ -29,7 +35,7 @@ def load_judged(
     *,
     label_map: Sequence[int] | None = None,
     trust_remote_code: bool = False,
-) -> TaskModel:
+) -> Model:
     """A fine-tuned model, or an export, whose `model` is then an `Export`. Raises UsageError: see `load_for_task` and
     `open_export`; a `label_map` for an export."""
     how = {"trust_remote_code": trust_remote_code}
@@ -48,10 +54,10 @@ def load_judged(
     tokenizer = tokenizer_for(source, of_words=task.kind == "tokens", **how)
     note = f"run by {export.format}, {export.precision}"
     length = tuned_length(export.config, tokenizer, task)
-    return TaskModel(export, tokenizer, source, note, length, training_rows(source))
+    return Model(export, tokenizer, source, note, length, training_rows(source))
 
 
-def judged(session: Session, evaluator: Evaluator, headed: TaskModel) -> list[Prediction]:
+def judged(session: Session, evaluator: Evaluator, headed: Model) -> list[Prediction]:
     """A model's predictions for all evaluated examples, an export's by its own runtime on the CPU."""
     if isinstance(headed.model, Export):
         return runner_predictions(

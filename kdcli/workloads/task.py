@@ -23,9 +23,10 @@ from kdcli.errors import UsageError
 from kdcli.losses.hard import counted, hard_loss
 from kdcli.models.capture import Capture, capture, params_without_grad
 from kdcli.models.generation import load_generator
-from kdcli.models.heads import GENERIC, TaskModel, load_for_task
+from kdcli.models.heads import GENERIC, load_for_task
 from kdcli.models.label_words import load_with_label_words
 from kdcli.models.load import load_config, location
+from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import training_rows
 from kdcli.models.trim import Array
@@ -85,7 +86,7 @@ class PreparedTask:
     max_length: int
     kept: Array | None = None
 
-    def load(self, recipe: TaskRecipe) -> TaskModel:
+    def load(self, recipe: TaskRecipe) -> Model:
         """The recipe's model, see `load_model`, its vocabulary cut if the recipe says so."""
         headed = load_model(
             recipe, self.data.task, trust_remote_code=self.session.trust_remote_code
@@ -97,7 +98,7 @@ class PreparedTask:
 class TrainedModel:
     """A fine-tuned model, what its training took, and its predictions for the evaluated examples."""
 
-    headed: TaskModel
+    headed: Model
     outcome: Outcome
     predictions: list[Prediction]
 
@@ -109,7 +110,7 @@ def prepare(
     new_head: bool = True,
     beside: Mapping[str, RowHashes] | None = None,
     generates: bool = False,
-) -> tuple[PreparedTask, TaskModel]:
+) -> tuple[PreparedTask, Model]:
     """Check a task's data and model and tokenise; return the task and the model. Arguments and errors as of
     `check_task_data`."""
     data, headed, notes = check_task_data(
@@ -144,7 +145,7 @@ def prepare(
     ), headed
 
 
-def read_by(task: PreparedTask, settings: LabelledSettings, headed: TaskModel) -> PreparedTask:
+def read_by(task: PreparedTask, settings: LabelledSettings, headed: Model) -> PreparedTask:
     """The same examples as another model reads them."""
     how = features_of(settings, task.data.task, headed)
     before = task.evaluator
@@ -167,7 +168,7 @@ def check_task_data(
     new_head: bool = True,
     beside: Mapping[str, RowHashes] | None = None,
     generates: bool = False,
-) -> tuple[Labelled, TaskModel, list[str]]:
+) -> tuple[Labelled, Model, list[str]]:
     """Load and check a task's data and model without tokenising; also return notes on them. `new_head`: create a head
     for the task if the model has none; False requires a fine-tuned model. `beside`: further models that the run judges
     or learns from -> the rows that trained them. `generates`: the verb takes tasks that generate text. Raises
@@ -216,7 +217,7 @@ def open_judged(
 
 
 def evaluator_of(
-    data: Labelled, settings: LabelledSettings, headed: TaskModel
+    data: Labelled, settings: LabelledSettings, headed: Model
 ) -> tuple[Evaluator, int]:
     """The evaluated sets as a fine-tuned model reads them, and its tokens a row; see `features_of`."""
     how = features_of(settings, data.task, headed, as_tuned=True)
@@ -225,7 +226,7 @@ def evaluator_of(
 
 def load_model(
     recipe: TaskRecipe, task: Task, *, new_head: bool = True, trust_remote_code: bool
-) -> TaskModel:
+) -> Model:
     """The recipe's model with its own head, one of label words, or a new one drawn from the seed. Raises as
     `kdcli.models.heads.load_for_task` and `kdcli.models.label_words.load_with_label_words`."""
     source, head = str(recipe.model), recipe.head
@@ -240,12 +241,12 @@ def load_model(
 
 
 def features_of(
-    settings: LabelledSettings, task: Task, headed: TaskModel, *, as_tuned: bool = False
+    settings: LabelledSettings, task: Task, headed: Model, *, as_tuned: bool = False
 ) -> dict[str, Any]:
     """Keyword arguments of `Features.of`, `max_length` clipped to the model's positions. `as_tuned`: if the settings
     give no length, use the one the model was fine-tuned with."""
     length = settings.max_length or task.max_length
-    tuned = headed.max_length if as_tuned else None
+    tuned = headed.tuned_length if as_tuned else None
     if tuned is not None and tuned != length:
         how = f"with {length}, as data.max_length says"
         if not settings.max_length:
@@ -299,7 +300,7 @@ def order_and_schedule(task: PreparedTask, recipe: TaskRecipe) -> tuple[BucketOr
     return order, replace(make_schedule(settings, order.steps_of_pass), micro_batch_size=group)
 
 
-def build_job(task: PreparedTask, recipe: TaskRecipe, headed: TaskModel) -> tuple[Job, Schedule]:
+def build_job(task: PreparedTask, recipe: TaskRecipe, headed: Model) -> tuple[Job, Schedule]:
     """The job that fine-tunes one model, and its schedule."""
     assert task.train is not None
     rows, (order, schedule) = task.train.rows, order_and_schedule(task, recipe)
@@ -325,7 +326,7 @@ def freeze_unused(model: Any, loss: Tensor) -> list[str]:
 
 
 def _job(
-    evaluator: Evaluator, headed: TaskModel, examples: Examples, order: Order, best: str | None
+    evaluator: Evaluator, headed: Model, examples: Examples, order: Order, best: str | None
 ) -> Job:
     kind, model = evaluator.task.kind, capture(headed.model, Needs(logits=True))
 
@@ -350,7 +351,7 @@ def task_loss(kind: Kind, model: Capture, batch: Batch) -> tuple[Tensor, Signals
     return loss, signals
 
 
-def trained_model(task: PreparedTask, headed: TaskModel, outcome: Outcome) -> TrainedModel:
+def trained_model(task: PreparedTask, headed: Model, outcome: Outcome) -> TrainedModel:
     """A model after its training, with its predictions; sets its tokenizer's row limit."""
     if outcome.best_step is not None:
         Progress.log(f"the best weights are those of step {outcome.best_step}")
@@ -359,7 +360,7 @@ def trained_model(task: PreparedTask, headed: TaskModel, outcome: Outcome) -> Tr
     return TrainedModel(headed, outcome, predict(task.session, task.evaluator, headed))
 
 
-def predict(session: Session, evaluator: Evaluator, headed: TaskModel) -> list[Prediction]:
+def predict(session: Session, evaluator: Evaluator, headed: Model) -> list[Prediction]:
     """A model's predictions for all evaluated examples."""
     rows = evaluator.features.rows
     order = BatchOrder(max(1, len(rows)), 1, 0)

@@ -19,8 +19,8 @@ from kdcli.engine.launch import Session, start
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.metrics.bootstrap import Scorer
-from kdcli.models.heads import TaskModel
 from kdcli.models.load import location
+from kdcli.models.model import Model
 from kdcli.models.shape import is_shape, positions_of
 from kdcli.models.training_rows import training_rows
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
@@ -31,7 +31,7 @@ from kdcli.workloads.predictions import Evaluator, Prediction, compared
 from kdcli.workloads.runtimes import load_judged, runner_predictions
 from kdcli.workloads.task import evaluator_of, open_judged
 
-Judged = TaskModel | Embedder
+Judged = Model | Embedder
 RESAMPLES = 1000
 PLAIN = ("torch", "fp32")
 

@@ -23,7 +23,7 @@ from kdcli.losses.hard import counted, hard_loss
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
 from kdcli.models.capture import Capture
-from kdcli.models.heads import TaskModel
+from kdcli.models.model import Model
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.report.finish import quality_of
 from kdcli.targets.teacher import Teacher
@@ -241,7 +241,7 @@ class OnTask:
 
     def build(self, recipe: CotrainTaskRecipe, pair: Pair) -> tuple[Job, Schedule, float]:
         task, kind, student = self.task, self.task.data.task.kind, pair.models[STUDENT]
-        assert isinstance(student, TaskModel)
+        assert isinstance(student, Model)
         models = pair.captured(recipe.dropout, Needs(logits=True))
         plain, schedule = build_job(task, as_finetune(recipe, student.source), student)
 
@@ -263,7 +263,7 @@ class OnTask:
     def evaluate(self, pair: Pair, folder: Path) -> tuple[list[dict[str, Any]], Quality]:
         task, evaluations = self.task, []
         for name, model in pair.models.items():
-            assert isinstance(model, TaskModel)
+            assert isinstance(model, Model)
             predictions = predict(task.session, task.evaluator, model)
             evaluations += task.evaluator.evaluations(name, task.data.split, predictions, WORST)
         return evaluations, quality_of(evaluations)

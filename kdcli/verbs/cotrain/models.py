@@ -15,10 +15,15 @@ from kdcli.losses.ctcd import STUDENT, TEACHER
 from kdcli.models import shape as forms
 from kdcli.models.capture import Capture, capture
 from kdcli.models.files import check_builds
-from kdcli.models.heads import TaskModel
 from kdcli.models.layout import check_packing
-from kdcli.models.load import LoadedModel, load_config, load_encoder, load_tokenizer, save_model
+from kdcli.models.load import (
+    load_config,
+    load_encoder,
+    load_tokenizer,
+    save_model,
+)
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
+from kdcli.models.model import Model
 from kdcli.models.training_rows import all_rows
 from kdcli.targets.task_teacher import check_vocabulary
 from kdcli.types import ModelShape, Needs, RowHashes
@@ -41,9 +46,9 @@ LEAST_POSITIONS = 512  # Positions of a model without a base, unless the text ne
 class Pair:
     """Both models by role and, on text, the frozen community teacher; `notes` say how each model starts."""
 
-    models: dict[str, LoadedModel | TaskModel]
+    models: dict[str, Model]
     notes: list[str]
-    community: LoadedModel | None = None
+    community: Model | None = None
 
     @property
     def rows(self) -> RowHashes:
@@ -62,7 +67,7 @@ def load_task_pair(recipe: CotrainTaskRecipe, task: PreparedTask) -> Pair:
     """Load both models with a head for the task; shapes are copied from `base`, or from the teacher without one."""
     trusted, models, notes = (
         task.session.trust_remote_code,
-        dict[str, LoadedModel | TaskModel](),
+        dict[str, Model](),
         [],
     )
     for number, role in enumerate(ROLES):
@@ -116,7 +121,7 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
     shapes = {
         r: _shape(s, forms.shape_of(config), heads) for r, s in sources.items() if r not in given
     }
-    models: dict[str, LoadedModel | TaskModel] = {}
+    models: dict[str, Model] = {}
     notes = []
     for number, role in enumerate(ROLES):
         if role in given:
@@ -131,7 +136,7 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
                 model, how = _remapped(recipe, community, number, shapes, seed)
             else:
                 model = _fresh(config, shapes[role], seed, trust_remote_code)
-            models[role] = LoadedModel(model, tokenizer, shapes[role], sources[role])
+            models[role] = Model(model, tokenizer, sources[role])
         own = models[role].model.config
         notes.append(f"{role}: {shapes.get(role) or forms.shape_of(own)}, {how}")
         _check_text(recipe, role, own)
@@ -140,7 +145,7 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
     return Pair(models, notes, community)
 
 
-def _load(source: str, what: str, trust_remote_code: bool) -> LoadedModel:
+def _load(source: str, what: str, trust_remote_code: bool) -> Model:
     otherwise = "co-training needs masked language models; a shape in place of a model starts from the beginning"
     try:
         return load_masked_lm(source, otherwise=otherwise, trust_remote_code=trust_remote_code)
@@ -149,7 +154,7 @@ def _load(source: str, what: str, trust_remote_code: bool) -> LoadedModel:
 
 
 def _origin(
-    recipe: CotrainRecipe, model: LoadedModel | None, trust_remote_code: bool
+    recipe: CotrainRecipe, model: Model | None, trust_remote_code: bool
 ) -> tuple[Any, PreTrainedTokenizerBase, int | None]:
     """Configuration, tokenizer and heads for shapes, heads None if they depend on the width. From the base, else the
     first given model, else a BERT with a tokenizer trained from the text."""
@@ -209,7 +214,7 @@ def _fresh(config: Any, shape: ModelShape, seed: int, trust_remote_code: bool) -
 
 def _remapped(
     recipe: CotrainRecipe,
-    community: LoadedModel,
+    community: Model,
     number: int,
     shapes: dict[str, ModelShape],
     seed: int,

@@ -20,7 +20,8 @@ from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT, TEACHER
 from kdcli.models.card import describe, describe_source
 from kdcli.models.heads import AUTO_CLASS
-from kdcli.models.load import LoadedModel, location, save_model
+from kdcli.models.load import location, save_model
+from kdcli.models.model import Model
 from kdcli.models.shape import is_shape
 from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.recipe.resolve import Resolved
@@ -142,7 +143,7 @@ class PairRun:
     invocation: RunOptions
     folder: Path
     stages: list[PairStage]
-    community: LoadedModel | None
+    community: Model | None
 
     def report(self) -> None:
         main, *others = self.stages

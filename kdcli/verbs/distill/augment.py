@@ -12,9 +12,8 @@ from kdcli.disk import cache_dir, cache_key
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.models.card import weights_hash
-from kdcli.models.heads import TaskModel
-from kdcli.models.load import LoadedModel
 from kdcli.models.masked_lm import load_masked_lm
+from kdcli.models.model import Model
 from kdcli.verbs.distill.settings import AugmentSettings
 from kdcli.workloads.task import PreparedTask
 
@@ -23,13 +22,13 @@ from kdcli.workloads.task import PreparedTask
 class WordSource:
     """Candidates for words; `fingerprint` is a hash of both sources and the vocabulary."""
 
-    language_model: LoadedModel | None
+    language_model: Model | None
     neighbours: Neighbours
     fingerprint: str
 
 
 def open_words(
-    settings: AugmentSettings, task: PreparedTask, teacher: TaskModel, *, trust_remote_code: bool
+    settings: AugmentSettings, task: PreparedTask, teacher: Model, *, trust_remote_code: bool
 ) -> WordSource:
     """Read and check the sources of words; a `UsageError` if the model has another vocabulary than the teacher."""
     model, hashed = None, [""]
@@ -64,7 +63,7 @@ def open_words(
 def augmented(
     settings: AugmentSettings,
     task: PreparedTask,
-    teacher: TaskModel,
+    teacher: Model,
     source: WordSource,
     *,
     seed: int,

@@ -23,8 +23,9 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.losses import build_objective, on_tasks
 from kdcli.models.capture import Capture
 from kdcli.models.card import describe, describe_source
-from kdcli.models.heads import AUTO_CLASS, TaskModel
+from kdcli.models.heads import AUTO_CLASS
 from kdcli.models.load import load_encoder, location, save_model
+from kdcli.models.model import Model
 from kdcli.models.shape import build_student, set_dropout, shape_of
 from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.models.trim import cut_model
@@ -100,16 +101,16 @@ class TaskRun:
     invocation: RunOptions
     folder: Path
     task: PreparedTask  # without copies of its examples
-    teachers: list[TaskModel]  # the method's objective reads the first; none where a file teaches
-    given: list[TaskModel]  # the first teacher with its whole vocabulary, for its card and scores
-    reader: TaskModel  # whose tokenizer the student has
+    teachers: list[Model]  # the method's objective reads the first; none where a file teaches
+    given: list[Model]  # the first teacher with its whole vocabulary, for its card and scores
+    reader: Model  # whose tokenizer the student has
     soft: GivenLogits | None  # of a file
     shape: ModelShape
     start: Path  # directory of the student before any stage of the task
     text: TextRun | None  # the stages on text that are still to be run
     words: WordSource | None  # None makes no copies
     student: Student = field(init=False)  # in training
-    headed: TaskModel = field(init=False)  # in training
+    headed: Model = field(init=False)  # in training
     trained: TrainedModel = field(init=False)  # of the prediction stage
 
     def __post_init__(self) -> None:
@@ -171,7 +172,7 @@ class TaskRun:
             rows += evaluator.evaluations(TEACHER, self.task.data.split, predictions, WORST)
         return rows
 
-    def taught_by(self, task: PreparedTask) -> list[TaskModel | GivenLogits]:
+    def taught_by(self, task: PreparedTask) -> list[Model | GivenLogits]:
         """The teachers of the prediction stage: those that read the student's tokens, and logits of the others."""
         if self.soft is not None:
             return [self.soft]
@@ -391,7 +392,7 @@ def intermediate_job(
     recipe: FinetuneRecipe,
     encoder: PreTrainedModel,
     objective: Objective,
-    teacher: TaskModel,
+    teacher: Model,
     store: Store | None,
 ) -> tuple[Student, Job, Schedule]:
     """The objective alone, on the task's rows, by the `train:` of `recipe`; labels are ignored."""
@@ -414,8 +415,8 @@ def prediction_job(
     task: PreparedTask,
     recipe: FinetuneRecipe,
     kd: KdSettings,
-    headed: TaskModel,
-    teachers: Sequence[TaskModel | GivenLogits],
+    headed: Model,
+    teachers: Sequence[Model | GivenLogits],
     objective: Objective | None,
     store: Store | None,
 ) -> tuple[Job, Schedule]:
@@ -432,7 +433,7 @@ def prediction_job(
         first_needs = first_needs | objective.teacher_needs
         if any(True for _ in objective.projections.parameters()):
             modules["projections"] = objective.projections
-            assert isinstance(teachers[0], TaskModel)
+            assert isinstance(teachers[0], Model)
             fit_projections(objective, teachers[0].model.cpu(), headed.model.cpu(), task.train.rows)
     if not kd.weight and objective is None:
         teachers = []  # Nothing is learned from them.
@@ -442,7 +443,7 @@ def prediction_job(
     examples, held_out = plain.examples, plain.held_out
     sources: list[Callable[[Batch], Signals | None]] = []
     for teacher, needed in zip(teachers, needs, strict=True):
-        if isinstance(teacher, TaskModel):
+        if isinstance(teacher, Model):
             cached = cached_signals(teacher, task, needed, passes, store)
             sources.append(cached.signals)
             examples = cached.examples

@@ -11,8 +11,8 @@ from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.losses import masks_text, on_tasks
-from kdcli.models.heads import TaskModel
 from kdcli.models.load import load_encoder, load_tokenizer, location
+from kdcli.models.model import Model
 from kdcli.models.shape import parse_shape, shape_of
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
@@ -205,7 +205,7 @@ def prepare_task(
     return run
 
 
-def load_task(recipe: TaskDistillRecipe, session: Session) -> tuple[PreparedTask, TaskModel]:
+def load_task(recipe: TaskDistillRecipe, session: Session) -> tuple[PreparedTask, Model]:
     """The task's rows, and the teacher with its own head; without a teacher, the student."""
     if recipe.teacher is None:
         return prepare(as_finetune(recipe, str(recipe.student.source)), session)
@@ -222,8 +222,8 @@ def load_task(recipe: TaskDistillRecipe, session: Session) -> tuple[PreparedTask
 
 
 def _student_shape(
-    recipe: TaskDistillRecipe, task: PreparedTask, teacher: TaskModel, session: Session
-) -> tuple[ModelShape, PreparedTask, TaskModel]:
+    recipe: TaskDistillRecipe, task: PreparedTask, teacher: Model, session: Session
+) -> tuple[ModelShape, PreparedTask, Model]:
     """The student's shape, and the task as the student reads it with the model whose tokenizer that is. Raises
     UsageError: a student with other tokens, where the method or the kind of task compares tokens."""
     shape = (
@@ -252,7 +252,7 @@ def _student_shape(
             f"method {recipe.method} compares token states, and {source} has other tokens than {teacher.source}",
             f"--method {SOFT_TARGETS} compares logits of whole rows; or --set stage=none leaves the states out",
         )
-    reader = TaskModel(student.model, student.tokenizer, source, "")
+    reader = Model(student.model, student.tokenizer, source, "")
     Progress.log(f"{source} and {teacher.source} read the rows each with its own tokenizer")
     return student.shape, read_by(task, recipe.data, reader), reader
 
@@ -262,7 +262,7 @@ def _prepare_general(
     folder: Path,
     invocation: RunOptions,
     session: Session,
-    teacher: TaskModel,
+    teacher: Model,
 ) -> TextRun | None:
     """The stages on text; None where they are done."""
     source = str(resolved.recipe.teacher)

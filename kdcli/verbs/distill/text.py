@@ -26,9 +26,7 @@ from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings, inputs, masks_text
 from kdcli.metrics.probe import probe_demo
 from kdcli.models.card import describe, describe_source
-from kdcli.models.heads import TaskModel
 from kdcli.models.load import (
-    LoadedModel,
     load_config,
     load_encoder,
     load_tokenizer,
@@ -36,6 +34,7 @@ from kdcli.models.load import (
     save_model,
 )
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
+from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent, build_student
 from kdcli.models.trim import Array, cut_tokenizer, named_in
 from kdcli.recipe.resolve import Resolved
@@ -90,7 +89,7 @@ class TextRun:
     invocation: RunOptions
     folder: Path
     session: Session
-    teacher: LoadedModel
+    teacher: Model
     vocabulary: TeachersVocabulary
     corpus: Corpus
     schedule: Schedule
@@ -100,7 +99,7 @@ class TextRun:
     def report(self) -> None:
         """The last stage wrote it."""
 
-    def untrained(self) -> LoadedModel:
+    def untrained(self) -> Model:
         """The encoder that students are copied from, loaded anew."""
         fresh = load_encoder(
             str(self.resolved.recipe.teacher), trust_remote_code=self.session.trust_remote_code
@@ -195,7 +194,7 @@ def prepare_text(
     if recipe.trim.use:
         teacher, kept, notes = trimmed(teacher, trim_of(recipe))
         Progress.log(*notes)
-        reader = TaskModel(teacher.model, teacher.tokenizer, teacher.source, "")
+        reader = Model(teacher.model, teacher.tokenizer, teacher.source, "")
         reads = {
             name: (read_by(task, how.recipe.data, reader), how)
             for name, (task, how) in tasks.items()
@@ -243,7 +242,7 @@ def _is_masked(recipe: DistillRecipe) -> bool:
     return masks_text(recipe.method, recipe.loss)
 
 
-def _load(recipe: DistillRecipe, source: str, session: Session) -> LoadedModel:
+def _load(recipe: DistillRecipe, source: str, session: Session) -> Model:
     """An encoder, with its masked-language-model head if the loss reads masked text."""
     if not _is_masked(recipe):
         return load_encoder(source, trust_remote_code=session.trust_remote_code)
@@ -266,7 +265,7 @@ class TextStage:
     resolved: Resolved[DistillRecipe]
     planned: Mapping[str, Planned]
     assistant: "TextStage | None" = None
-    teacher: LoadedModel | None = None
+    teacher: Model | None = None
     students: dict[str, Student] = field(default_factory=dict)
 
     def model_folder(self, name: str) -> Path:
@@ -332,7 +331,7 @@ class TextStage:
             self._report(outcome, scores, final)
         self.teacher, self.students = None, {}
 
-    def _load_teacher(self) -> LoadedModel:
+    def _load_teacher(self) -> Model:
         run, before = self.run, self.assistant
         if before is None:
             return run.teacher
@@ -342,11 +341,10 @@ class TextStage:
         (one,) = before.planned.values()
         run.teacher.model.cpu()
         assistant = before._initialized(run.teacher, one).model
-        return LoadedModel(
-            assistant, run.teacher.tokenizer, one.shape, str(before.folder), run.teacher.rows
-        )
+        source, rows = str(before.folder), run.teacher.rows
+        return Model(assistant, run.teacher.tokenizer, source, rows=rows)
 
-    def _initialized(self, teacher: LoadedModel, planned: Planned) -> InitializedStudent:
+    def _initialized(self, teacher: Model, planned: Planned) -> InitializedStudent:
         recipe = planned.recipe
         built = _build(recipe, teacher, planned.shape, self.run.corpus.train)
         if not _is_masked(recipe):
@@ -355,7 +353,7 @@ class TextStage:
             teacher.model, built, init=recipe.student.init, seed=recipe.train.seed
         )
 
-    def _build_students(self, teacher: LoadedModel) -> dict[str, Student]:
+    def _build_students(self, teacher: Model) -> dict[str, Student]:
         """Build every student and freeze the weights that its loss does not reach."""
         own, students = self.resolved.recipe, {}
         kernel = relation_kernel(
@@ -384,7 +382,7 @@ class TextStage:
         )
         return students
 
-    def _examples(self, blocks: Examples, teacher: LoadedModel) -> Examples:
+    def _examples(self, blocks: Examples, teacher: Model) -> Examples:
         """Blocks of text, masked if the method reads masked text."""
         recipe, mask = self.resolved.recipe, self.resolved.recipe.data.mask
         if not _is_masked(recipe):
@@ -492,7 +490,7 @@ class TextStage:
 
 
 def _build(
-    recipe: DistillRecipe, teacher: LoadedModel, shape: ModelShape, text: Examples
+    recipe: DistillRecipe, teacher: Model, shape: ModelShape, text: Examples
 ) -> InitializedStudent:
     how = recipe.student.model_dump(include={"init", "layers", "dropout", "embedding_rank"})
     return build_student(teacher.model.base_model, shape, **how, text=text, seed=recipe.train.seed)

@@ -24,8 +24,9 @@ from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, UsageError, did_you_mean
 from kdcli.models.card import describe_source
-from kdcli.models.heads import TaskModel, tokenizer_for
+from kdcli.models.heads import tokenizer_for
 from kdcli.models.load import location
+from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
@@ -69,7 +70,7 @@ class Extras:
 class _Evaluated:
     """A model, the examples as it reads them (at most `max_length` tokens a row) and its predictions."""
 
-    model: TaskModel
+    model: Model
     max_length: int
     evaluator: Evaluator
     predictions: list[Prediction] = field(default_factory=list)
@@ -290,9 +291,7 @@ def _ranking(
     )
 
 
-def _under_mask(
-    recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_code: bool
-) -> TaskModel:
+def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_code: bool) -> Model:
     """A base under a mask, with the head of the mask. Raises UsageError: see `kdcli.deploy.sparse.load.load`; a mask for
     another task or other labels."""
     base = recipe.models[0]
@@ -307,7 +306,7 @@ def _under_mask(
         tokenizer = tokenizer_for(
             base, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code
         )
-        return TaskModel(model.eval(), tokenizer, str(file), note, mask.info.max_length)
+        return Model(model.eval(), tokenizer, str(file), note, mask.info.max_length)
     info = open_mask(file).info
     if (info.task, info.labels) != (task.name, task.labels):
         raise UsageError(
@@ -319,7 +318,7 @@ def _under_mask(
     tokenizer = tokenizer_for(
         base, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code
     )
-    return TaskModel(
+    return Model(
         model,
         tokenizer,
         str(file),
@@ -400,9 +399,7 @@ def _write_predictions(file: Path, data: Labelled, evaluated: Mapping[str, _Eval
     Progress.log(f"{len(lines):,} predictions in {file}")
 
 
-def _predict_test(
-    recipe: EvaluateRecipe, model: TaskModel, session: Session
-) -> dict[str, list[Any]]:
+def _predict_test(recipe: EvaluateRecipe, model: Model, session: Session) -> dict[str, list[Any]]:
     """Set -> predicted value of each example of the test split."""
     task, source = str(recipe.task), recipe.data.source
     data = open_labelled(

@@ -17,8 +17,9 @@ from kdcli.deploy.exported import EMBEDDING
 from kdcli.deploy.runners import Runner, file_runner, runner
 from kdcli.deploy.sessions import Array
 from kdcli.engine.progress import Progress
-from kdcli.models.heads import TaskModel, check_head, tokenizer_for, tuned_length
+from kdcli.models.heads import check_head, tokenizer_for, tuned_length
 from kdcli.models.load import location
+from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import training_rows
 from kdcli.types import Batch, Kind
@@ -63,7 +64,7 @@ class TaskJudge:
         )
         length = tuned_length(model.config, tokenizer, opened.task)
         evaluator, _ = evaluator_of(
-            opened, settings, TaskModel(model, tokenizer, source, "", length, rows)
+            opened, settings, Model(model, tokenizer, source, "", length, rows)
         )
         positions = positions_of(model.config)
         Progress.log(f"{task}: {len(evaluator.features.examples):,} examples in torch")

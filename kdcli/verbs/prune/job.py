@@ -17,8 +17,8 @@ from kdcli.disk import disk_errors, write_atomic
 from kdcli.engine.run_dir import CHECKPOINTS
 from kdcli.models.capture import Capture, capture, prepare_teacher
 from kdcli.models.card import describe_source
-from kdcli.models.heads import TaskModel
 from kdcli.models.layout import layout_for
+from kdcli.models.model import Model
 from kdcli.pruners import Pruner, build_pruner, cap
 from kdcli.targets.task_teacher import CachedSignals, cached_signals, kd_terms, store_in
 from kdcli.targets.teacher import Teacher
@@ -36,7 +36,7 @@ class Pruning:
     """A model under masks and its job."""
 
     recipe: PruneRecipe
-    headed: TaskModel
+    headed: Model
     dense: dict[str, Any]  # card of the model as it was loaded
     pruner: Pruner
     job: Job
@@ -47,8 +47,8 @@ class Pruning:
 def build_pruning(
     task: PreparedTask,
     recipe: PruneRecipe,
-    headed: TaskModel,
-    teacher: TaskModel | None,
+    headed: Model,
+    teacher: Model | None,
     folder: Path | None,
 ) -> Pruning:
     """Put masks on a model and make its job. `teacher`: fine-tuned on the task; its logits, and its states for methods
@@ -98,9 +98,9 @@ def _encoder(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
 def _job(
     task: PreparedTask,
     recipe: PruneRecipe,
-    headed: TaskModel,
+    headed: Model,
     pruner: Pruner,
-    teacher: TaskModel | None,
+    teacher: Model | None,
     folder: Path | None,
 ) -> tuple[Job, Schedule]:
     plain, schedule = build_job(task, recipe, headed)

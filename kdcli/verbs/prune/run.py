@@ -14,8 +14,8 @@ from transformers import AutoModel
 from kdcli.engine.launch import Session, choose_output_dir
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
-from kdcli.models.heads import TaskModel
 from kdcli.models.load import load_weights, location
+from kdcli.models.model import Model
 from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.models.trim import cut_model
 from kdcli.pruners import check_settings, defaults, smp
@@ -48,9 +48,9 @@ class PruneStage:
     resolved: Resolved[PruneRecipe]
     folder: Path
     task: PreparedTask
-    teacher: TaskModel | None
+    teacher: Model | None
     dry_run: bool
-    headed: TaskModel | None = None  # loaded already, for `build` to use
+    headed: Model | None = None  # loaded already, for `build` to use
     built: Pruning | None = None
 
     def build(self) -> StageJob:

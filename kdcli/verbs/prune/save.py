@@ -20,10 +20,11 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.errors import MachineError
 from kdcli.models.card import describe
 from kdcli.models.custom_class import is_custom
-from kdcli.models.heads import AUTO_CLASS, TaskModel
+from kdcli.models.heads import AUTO_CLASS
 from kdcli.models.layout import PATHS, layout_for
 from kdcli.models.load import location, save_model
 from kdcli.models.matrices import matrices
+from kdcli.models.model import Model
 from kdcli.pruners.selection import down_to_one
 from kdcli.report.finish import measure, write_report
 from kdcli.report.text import bytes_of
@@ -141,7 +142,7 @@ def _mask_info(
 
 def _evaluate_compact(
     task: PreparedTask,
-    headed: TaskModel,
+    headed: Model,
     small: PreTrainedModel,
     evaluations: list[dict[str, Any]],
     dropped: int,

@@ -11,8 +11,8 @@ from kdcli.errors import UsageError
 from kdcli.models.card import describe, describe_source
 from kdcli.models.custom_class import HEADS
 from kdcli.models.embedder import read_format, save_embedder
-from kdcli.models.heads import TaskModel
 from kdcli.models.load import load_tokenizer, location, save_model
+from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
@@ -44,7 +44,7 @@ def run(resolved: Resolved[TrimRecipe], invocation: RunOptions) -> RunResult | N
         text=[recipe.data.source], size=recipe.vocab_size, column=recipe.data.column
     )
     prompts = fmt.prompts.values() if fmt else ()
-    smaller, _, notes = trimmed(TaskModel(model, tokenizer, source, ""), settings, prompts=prompts)
+    smaller, _, notes = trimmed(Model(model, tokenizer, source, ""), settings, prompts=prompts)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
     rows = training_rows(location(source))
     if fmt is not None:
