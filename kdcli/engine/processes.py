@@ -34,32 +34,71 @@ TWICE_SECONDS = 1.0
 
 
 class StopRequest:
-    """True in `requested` once the run was asked to stop."""
+    """Whether a run should stop: a signal asked for it, or its time is up.
 
-    requested = False
-    since = 0.0
+    Attributes:
+        signalled: SIGTERM or Ctrl-C arrived.
+        insisted: a second signal arrived, so nothing more may be saved.
+        deadline: the value of `time.monotonic()` at which the run should stop.
+        at_once: the first signal raises KeyboardInterrupt, because no training would see it.
+    """
 
-    def again(self, signum: int) -> bool:
-        """Take a signal; True when it says to end at once."""
-        if not self.requested:
-            self.requested, self.since = True, time.monotonic()
-            return False
-        return signum == signal.SIGINT or time.monotonic() - self.since > TWICE_SECONDS
+    def __init__(self, *, at_once: bool = False) -> None:
+        self.signalled = self.insisted = False
+        self.deadline, self.at_once = math.inf, at_once
+        self._since = 0.0
+
+    @property
+    def requested(self) -> bool:
+        """Whether a training should write a checkpoint and stop."""
+        return self.signalled or time.monotonic() >= self.deadline
+
+    def take(self, signum: int) -> bool:
+        """Record a signal; return True if it says to end at once."""
+        if not self.signalled:
+            self.signalled, self._since = True, time.monotonic()
+            return self.at_once
+        again = signum == signal.SIGINT or time.monotonic() - self._since > TWICE_SECONDS
+        self.insisted = self.insisted or again
+        return again
+
+
+_request: StopRequest | None = None
+"""The request of the `stop_requests` that is open in this process."""
 
 
 @contextlib.contextmanager
-def stop_requests() -> Iterator[StopRequest]:
-    """SIGTERM or Ctrl-C requests a stop after the current step; a second one interrupts at once, also where the main
-    thread waits in a library and runs no handler of Python's."""
-    request, seen, done = StopRequest(), StopRequest(), threading.Event()
+def stop_requests(*, at_once: bool = False) -> Iterator[StopRequest]:
+    """Turn SIGTERM and Ctrl-C into a request to stop.
+
+    A training looks at the request after every step. A second signal interrupts at once, even if
+    the main thread waits in a library and runs no handlers of Python's.
+
+    Inside another `stop_requests` this yields the outer one's request. A verb that runs other verbs
+    sees in it that one of them was stopped, and can stop a training by the deadline. With
+    `at_once`, the first signal already interrupts, except while an inner one is open.
+    """
+    global _request
+    if _request is not None:
+        outer, before = _request, _request.at_once
+        outer.at_once = at_once
+        try:
+            yield outer
+        finally:
+            outer.at_once = before
+        if outer.at_once and outer.signalled:
+            # The training was in its last step. Nothing after it looks at the request.
+            raise KeyboardInterrupt
+        return
+    request, seen, done = StopRequest(at_once=at_once), StopRequest(), threading.Event()
 
     def ask(signum: int, frame: FrameType | None) -> None:
-        if request.again(signum):
+        if request.take(signum):
             raise KeyboardInterrupt
 
     def watch() -> None:
         for signum in iter(lambda: receiver.recv(1), b""):
-            if seen.again(signum[0]) and not done.wait(TWICE_SECONDS):
+            if seen.take(signum[0]) and not done.wait(TWICE_SECONDS):
                 sys.stderr.write(f"{INTERRUPTED}\n")
                 sys.stderr.flush()
                 os._exit(Interrupted.exit_code)
@@ -67,14 +106,16 @@ def stop_requests() -> Iterator[StopRequest]:
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     written = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-    before = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGINT)}
+    _request = request
+    before_signals = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGINT)}
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
         yield request
     finally:
         done.set()
-        for number, handler in before.items():
+        _request = None
+        for number, handler in before_signals.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(written)
         sender.close()

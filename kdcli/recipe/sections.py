@@ -96,7 +96,11 @@ class KdSettings(Section):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where and how to run; nothing here changes what comes out."""
+    """Where and how to run; nothing here changes what comes out.
+
+    `stop_after` pauses the training in the run's own directory after this many optimiser steps. The
+    run then has a checkpoint and no report, and a later call with `resume` continues it.
+    """
 
     arguments: tuple[str, ...] = ()
     output_dir: Path | None = None
@@ -108,6 +112,7 @@ class RunOptions:
     report_to: str = "none"
     push_to_hub: str | None = None
     trust_remote_code: bool = False
+    stop_after: int | None = None
 
     def check_pushed(self, models: int) -> None:
         """Raise a UsageError if a run of several models is to be pushed: a repository holds one."""

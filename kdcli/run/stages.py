@@ -64,9 +64,12 @@ class Run(Protocol):
 def run_command(
     resolved: Any, invocation: RunOptions, prepare: Callable[[Any, RunOptions, Session], Run]
 ) -> RunResult | Estimate | None:
-    """Start the processes, prepare, then estimate or train every stage; returns None in a process that prints nothing.
+    """Start the processes, prepare, then estimate or train every stage.
+
     `prepare` checks and loads everything a later stage needs and writes nothing; nothing was claimed if it raised a
-    KdcliError."""
+    KdcliError. Returns None in a process that prints nothing, and for a run that
+    `RunOptions.stop_after` paused.
+    """
     # Not every verb has a teacher.
     shard = getattr(resolved.recipe, "shard_teacher", None)
     if shard and resolved.recipe.teacher is None:
@@ -79,38 +82,51 @@ def run_command(
     claim(session, run.folder, run.resolved, invocation)
     track(session, run.folder)
     try:
-        run_stages(session, run)
+        finished = run_stages(session, run)
     except UsageError:
         if session.is_main:
             RunDir(run.folder).give_up()
         raise
     session.wait()
     session.accelerator.end_training()
-    return RunResult.read(run.folder) if session.is_main else None
+    return RunResult.read(run.folder) if finished and session.is_main else None
 
 
-def run_stages(session: Session, run: Run) -> None:
-    """Train every stage that is not done, then report."""
+def run_stages(session: Session, run: Run) -> bool:
+    """Train every stage that is not done, then report. Return False if `stop_after` paused one."""
     if already_done(session, run.folder):
-        return
+        return True
     stages = list(run.stages)
     for stage in stages:
         # Only an empty directory can be claimed, so one that contains another stage's is claimed first.
         for outer in stages:
             if outer.folder in stage.folder.parents and outer.folder != run.folder:
                 claim_or_resume(session, outer.folder, outer.resolved)
-        run_stage(session, stage, claimed=stage.folder == run.folder)
+        own = stage.folder == run.folder
+        stop_after = run.invocation.stop_after if own else None
+        if not run_stage(session, stage, claimed=own, stop_after=stop_after):
+            return False
     run.report()
     session.wait()
+    return True
 
 
-def run_stage(session: Session, stage: Stage, *, claimed: bool = False) -> None:
-    """Train one stage unless it is done; `claimed` says that its directory is the run's own."""
+def run_stage(
+    session: Session, stage: Stage, *, claimed: bool = False, stop_after: int | None = None
+) -> bool:
+    """Train one stage unless it is done. Return False if `stop_after` paused it before its end.
+
+    `claimed` says that the stage's directory is the run's own.
+    """
     if not claimed and claim_or_resume(session, stage.folder, stage.resolved):
-        return
+        return True
     built = stage.build()
-    stage.finish(train(session, built.job, built.schedule, RunDir(stage.folder)))
+    schedule = replace(built.schedule, stop_after=stop_after)
+    outcome = train(session, built.job, schedule, RunDir(stage.folder))
+    if outcome.finished:
+        stage.finish(outcome)
     session.wait()
+    return outcome.finished
 
 
 def dry_run(session: Session, run: Run) -> Estimate:

@@ -1,5 +1,7 @@
 """The processes that kdcli starts itself: how they end, and what it makes of it."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kdcli.engine import processes
-from kdcli.errors import MachineError
+from kdcli.errors import MachineError, Stopped
 
 SLEEP, KILLED = "import time; time.sleep(60)", "import os; os.kill(os.getpid(), 9)"
 
@@ -51,3 +53,50 @@ def test_modules_in_the_working_directory_are_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     assert processes.fan_out(["--version"], 1, on_cpu=True) == 0
+
+
+def sigterm():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def trains_until_asked(outer):
+    with processes.stop_requests() as inner:
+        assert (inner, inner.requested) == (outer, False)
+        sigterm()
+        if inner.requested:
+            raise Stopped("stopped")
+
+
+def ends_when_asked():
+    with processes.stop_requests():
+        pass
+
+
+def test_a_request_inside_another_is_the_same_and_interrupts_nothing():
+    with processes.stop_requests(at_once=True) as outer:
+        with pytest.raises(Stopped):
+            trains_until_asked(outer)
+        assert (outer.requested, outer.insisted, outer.at_once) == (True, False, True)
+        with pytest.raises(KeyboardInterrupt):
+            ends_when_asked()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_outside_a_training_the_first_signal_interrupts():
+    with processes.stop_requests(at_once=True) as request:
+        with pytest.raises(KeyboardInterrupt):
+            sigterm()
+        sigterm()
+        assert (request.signalled, request.insisted) == (True, False)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert request.insisted
+    with processes.stop_requests() as next_one:
+        assert not next_one.requested
+
+
+def test_a_deadline_requests_a_stop():
+    with processes.stop_requests() as request:
+        request.deadline = 0.0
+        assert request.requested
+        assert not request.signalled

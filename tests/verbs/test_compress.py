@@ -383,7 +383,7 @@ def test_a_signal_that_came_before_the_verb_ends_it(tmp_path, monkeypatch):
 
     def starting(self, arguments, *, until=None):
         assert not until()
-        stop.requested = True
+        stop.signalled = True
         return (Stopped.exit_code if until() else 0), "", ""
 
     monkeypatch.setattr(Verbs, "run", starting)
@@ -592,6 +592,6 @@ def test_the_journal_gives_what_was_found_before(tmp_path):
     other.claim(RunDir.claim(tmp_path / "out", "verb: compress\n", resume=True))
     assert other.once("c", lambda: 3) == 3
     assert [record["key"] for record in RunDir(tmp_path / "out").read_log()] == ["a", "b", "c"]
-    other.stop.requested = True
+    other.stop.signalled = True
     with pytest.raises(Stopped):
         other.once("d", lambda: 4)

@@ -80,9 +80,9 @@ class Work:
         for record in self.records:
             if record["key"] == key:
                 return record["value"]  # type: ignore[no-any-return]
-        if self.stop.requested and self.run is None:
+        if self.stop.signalled and self.run is None:
             raise Interrupted("stopped before anything was written")
-        if self.stop.requested:
+        if self.stop.signalled:
             raise Stopped("stopped between two steps", "go on with the same command and --resume")
         began = time.monotonic()
         value = compute()
@@ -117,7 +117,7 @@ class Work:
 
         def ended() -> bool:
             # A signal that came before the verb was there has not reached it.
-            return self.stop.requested or reached() or late()
+            return self.stop.signalled or reached() or late()
 
         def go() -> str:
             why = made()
