@@ -59,13 +59,8 @@ def evaluate_batches(
     outputs: list[tuple[int, np.ndarray[Any, Any]]] = []
     out_of_memory = False
     try:
-        for begin in range(0, -(-len(examples) // accelerator.num_processes), micro):
+        for begin in range(0, len(share), micro):
             indices = share[begin : begin + micro]
-            if not len(indices):
-                # A sharded teacher is read by all ranks together, also by one that has no rows left.
-                with torch.no_grad(), nullcontext() if plain else accelerator.autocast():
-                    job.step(to_device(session.device, examples.batch(np.arange(1))))
-                continue
             batch = examples.batch(indices)
             with torch.no_grad(), nullcontext() if plain else accelerator.autocast():
                 loss = job.step(to_device(session.device, batch))

@@ -54,7 +54,6 @@ class Session:
     judging: bool = (
         False  # In a verb that only judges, scores are computed in its dtype; elsewhere in float32
     )
-    shard_teacher: bool | None = None  # Over the processes; None where it does not fit
 
     @property
     def is_main(self) -> bool:
@@ -186,7 +185,7 @@ def refuse_engines() -> None:
         if os.environ.get(name, "false").lower() in ("1", "true", "yes", "on"):
             raise UsageError(
                 f"{what} is asked for ({name}), but every process trains a whole student",
-                "leave it out of the accelerate configuration; --set teacher.shard=true shares out a large teacher",
+                "leave it out of the accelerate configuration",
             )
 
 
@@ -262,12 +261,10 @@ def check_machine(dtype: str, invocation: RunOptions) -> tuple[torch.device, tor
     return device, choose_dtype(dtype, device)
 
 
-def launch(
-    dtype: str, invocation: RunOptions, *, judging: bool = False, shard_teacher: bool | None = None
-) -> Session | None:
-    """This process's session; None when processes started here have done the work. `judging` and `shard_teacher` as in
-    `Session`. Raises UsageError, MachineError: no such device, dtype or tracker here, or one process to shard over;
-    ChildFailed: a process failed and has printed why."""
+def launch(dtype: str, invocation: RunOptions, *, judging: bool = False) -> Session | None:
+    """This process's session; None when processes started here have done the work. `judging` as in
+    `Session`. Raises UsageError, MachineError: no such device, dtype or tracker here; ChildFailed: a process failed and
+    has printed why."""
     device, chosen = check_machine(dtype, invocation)
     count = invocation.processes
     if count is None:
@@ -286,13 +283,8 @@ def launch(
             raise ChildFailed(code)
         return None
     accelerator = start(device, chosen, invocation.report_to)
-    if shard_teacher and accelerator.num_processes == 1 and not invocation.dry_run:
-        raise UsageError(
-            "teacher.shard: one process has nothing to share with",
-            "leave it out, or add --processes 2",
-        )
     here = accelerator.device if accelerator.num_processes > 1 else device
-    return Session(accelerator, here, invocation.trust_remote_code, judging, shard_teacher)
+    return Session(accelerator, here, invocation.trust_remote_code, judging)
 
 
 def make_schedule(settings: TrainSettings, steps_per_pass: float) -> Schedule:

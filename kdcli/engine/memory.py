@@ -50,11 +50,6 @@ def begin_peak(device: torch.device) -> None:
         counter.reset_peak_memory_stats(device)
 
 
-def free_memory(device: torch.device) -> int | None:
-    """Free bytes of a device that counts its memory."""
-    return None if (counter := _counter(device)) is None else int(counter.mem_get_info(device)[0])
-
-
 def free_cached(device: torch.device) -> None:
     """Give unused memory back to the device."""
     if device.type != "cpu":

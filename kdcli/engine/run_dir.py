@@ -43,7 +43,7 @@ RECIPE, LOG, CHECKPOINTS, REPORT = "recipe.yaml", "log.jsonl", "checkpoints", "r
 BEST = "best.safetensors"
 LOCK = ".lock"
 ABSENT = "not set"
-NOT_OF_TRAINING = ("measure.", "train.checkpoint_every", "teacher.shard")
+NOT_OF_TRAINING = ("measure.", "train.checkpoint_every")
 """Keys that cannot change what is trained: a resumed run may give them other values."""
 KEEP = 2
 """Checkpoints kept: the last, and the one before it in case the last is damaged."""

@@ -270,8 +270,8 @@ class _Run:
         return np.array_split(indices, self.processes)
 
     def _micros(self, step: int, micro: int) -> list[Batch]:
-        """This rank's near-equal micro-batches of a step, each padded to its own longest row. All ranks have as many: a
-        sharded teacher reads them together."""
+        """This rank's near-equal micro-batches of a step, each padded to its own longest row; all ranks have the same
+        number of them."""
         shares = self._shares(step)
         count = min(math.ceil(len(shares[0]) / micro), len(shares[-1]))
         return [self.job.examples.batch(part) for part in np.array_split(shares[self.rank], count)]

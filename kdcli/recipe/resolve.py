@@ -68,10 +68,7 @@ def resolve(
         _check_key(model, key, origin)
         _check_names(key, value, origin)
         target = values
-        # A name with a dot of its own, such as `teacher.shard` beside `teacher`, is no path.
-        *parents, last = (
-            [key] if key in {info.alias for info in model.model_fields.values()} else key.split(".")
-        )
+        *parents, last = key.split(".")
         for parent in parents:
             target = target.setdefault(parent, {})
             if not isinstance(target, dict):
@@ -281,7 +278,7 @@ def leaf_keys(model: type[BaseModel], prefix: str = "", *, mappings: bool = Fals
         if inner := _section(info.annotation):
             keys += leaf_keys(inner, f"{prefix}{name}.", mappings=mappings)
         elif not mappings or typing.get_origin(info.annotation) is dict:
-            keys.append(f"{prefix}{info.alias or name}")
+            keys.append(f"{prefix}{name}")
     return keys
 
 

@@ -13,8 +13,6 @@ BatchSize = Annotated[int, Field(gt=0, le=10**6)]
 Epochs = Annotated[float, Field(gt=0, le=10**6)]
 Length = Annotated[int, Field(ge=8, le=2**20)]
 """Tokens of a row."""
-ShardTeacher = Annotated[bool | None, Field(alias="teacher.shard")]
-"""Whether the processes share out the weights of the frozen teacher; null: where it does not fit on a device."""
 
 Init = Literal["teacher", "copied", "random"]
 """How a student starts: copied from its teacher and fitted to it, copied alone, or drawn."""
@@ -23,9 +21,7 @@ Init = Literal["teacher", "copied", "random"]
 class Section(BaseModel):
     """Base of every section of a recipe: unknown keys and values of another type are errors."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, serialize_by_alias=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @field_validator("*")
     @classmethod

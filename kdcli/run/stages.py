@@ -70,11 +70,7 @@ def run_command(
     KdcliError. Returns None in a process that prints nothing, and for a run that
     `RunOptions.stop_after` paused.
     """
-    # Not every verb has a teacher.
-    shard = getattr(resolved.recipe, "shard_teacher", None)
-    if shard and resolved.recipe.teacher is None:
-        raise UsageError("teacher.shard: the recipe names no teacher", "name one, or leave it out")
-    if (session := launch(resolved.recipe.train.dtype, invocation, shard_teacher=shard)) is None:
+    if (session := launch(resolved.recipe.train.dtype, invocation)) is None:
         return None
     run = prepare(resolved, invocation, session)
     if invocation.dry_run:

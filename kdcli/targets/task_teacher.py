@@ -89,12 +89,9 @@ def cached_signals(
 ) -> CachedSignals:
     """A teacher's signals for a task's rows, cached in `store`, if any, where training makes several passes."""
     assert task.train is not None
-    rows, live = (
-        task.train.rows,
-        Teacher.of_every_step(teacher.source, teacher.model, needs, task.session),
-    )
-    # One process computes what is stored, and no process alone can compute a sharded teacher.
-    if store is None or passes <= 1 or live.sharded:
+    rows = task.train.rows
+    live = Teacher.frozen(teacher.source, teacher.model, needs, task.session)
+    if store is None or passes <= 1:
         return CachedSignals(rows, live.signals)
     how: dict[str, Any] = {
         "fingerprint": weights_hash(teacher.model),
@@ -140,11 +137,6 @@ def logits_by_own_tokens(
 ) -> GivenLogits:
     """The logits of a teacher that reads the task's examples with its own tokenizer, once, kept in `store`; None gives
     zeros, for a dry run. Raises UsageError: the store is too small."""
-    if task.session.shard_teacher:
-        raise UsageError(
-            f"teacher.shard: {teacher.source} reads the rows with its own tokenizer, once, in one process",
-            "leave it out, or take a teacher with the student's tokenizer",
-        )
     own = read_by(task, settings, teacher)
     assert own.train is not None
     fingerprint, needs = weights_hash(teacher.model), Needs(logits=True)

@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 
 from kdcli.engine.launch import Session
 from kdcli.models.capture import Capture, capture, prepare_teacher
-from kdcli.targets.sharded import reshard, sharded, to_be_sharded
 from kdcli.types import Batch, Needs, Signals
 
 
@@ -19,7 +18,6 @@ class Teacher:
 
     source: str
     captured: Capture
-    sharded: bool = False
 
     @classmethod
     def frozen(
@@ -35,19 +33,6 @@ class Teacher:
         if pool is not None:
             pool.to(session.device).requires_grad_(False)
         return cls(source, capture(model, needs, pool))
-
-    @classmethod
-    def of_every_step(
-        cls, source: str, model: PreTrainedModel, needs: Needs, session: Session
-    ) -> Self:
-        """As `frozen`, of a teacher that all processes read in every step; sharded if asked for, or if it does not
-        fit."""
-        if not to_be_sharded(model, session):
-            return cls.frozen(source, model, needs, session)
-        captured = capture(sharded(prepare_teacher(model, session.compute_dtype), session), needs)
-        # It stops at the last signal needed, with the weights of that layer gathered.
-        captured.register_forward_hook(lambda *_: reshard(captured.model), always_call=True)
-        return cls(source, captured, sharded=True)
 
     def signals(self, batch: Batch) -> Signals:
         """The signals of one batch, without gradients."""

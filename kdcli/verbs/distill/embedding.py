@@ -381,10 +381,6 @@ def check_embedding(recipe: DistillRecipe) -> None:
             f"{missing} given", "kdcli distill TEACHER --to LxH --method embedding --data TEXT"
         )
     check_settings(METHOD, recipe.loss)
-    if recipe.shard_teacher:
-        raise UsageError(
-            f"teacher.shard: method {METHOD} reads its teacher once, in one process", "leave it out"
-        )
     if recipe.data.pack_isolated:
         raise UsageError(
             "data.pack_isolated is for methods that read blocks of text, not for embedding"

@@ -60,7 +60,7 @@ def run_variants(
         check_task(resolved.recipe)
         inside = invocation.output_dir / name if invocation.output_dir else None
         read_general(resolved.recipe, replace(invocation, output_dir=inside))
-    session = launch(first.recipe.train.dtype, invocation, shard_teacher=first.recipe.shard_teacher)
+    session = launch(first.recipe.train.dtype, invocation)
     if session is None:
         return None
     folder = choose_output_dir(f"ablate-{first.recipe.task}", first, invocation, session)

@@ -10,7 +10,6 @@ from kdcli.recipe.sections import (
     KdSettings,
     MeasureSettings,
     Section,
-    ShardTeacher,
     TrainSettings,
 )
 from kdcli.workloads.settings import (
@@ -64,7 +63,6 @@ class DistillRecipe(Section):
 
     verb: Literal["distill"] = "distill"
     teacher: str | None = None
-    shard_teacher: ShardTeacher = None
     method: str = "minilm"
     assistant: str = "auto"
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -123,7 +121,6 @@ class TaskDistillRecipe(OnTask):
 
     verb: Literal["distill-task"] = "distill-task"
     teacher: str | None = None
-    shard_teacher: ShardTeacher = None
     more_teachers: list[str] = Field(default_factory=list)
     soft_labels: str | None = None
     method: str = "tinybert"

@@ -35,7 +35,6 @@ from kdcli.report.finish import RunResult, measure, write_report
 from kdcli.report.views import TEACHER, UNDISTILLED
 from kdcli.run.stages import Stage, StageJob
 from kdcli.targets.cache import LOGITS_KEY
-from kdcli.targets.sharded import sharded, to_be_sharded
 from kdcli.targets.task_teacher import (
     GivenLogits,
     Store,
@@ -166,8 +165,6 @@ class TaskRun:
             evaluator = self.task.evaluator
             if not same_tokens(teacher.tokenizer, self.reader.tokenizer):
                 evaluator = read_by(self.task, self.recipe.data, teacher).evaluator
-            if to_be_sharded(teacher.model, self.session):
-                teacher = replace(teacher, model=sharded(teacher.model, self.session))
             predictions = predict(self.session, evaluator, teacher)
             rows += evaluator.evaluations(TEACHER, self.task.data.split, predictions, WORST)
         return rows

@@ -293,7 +293,7 @@ class TextStage:
                 for name, s in students.items()
             }
         blocks = BatchOrder(len(corpus.train), schedule.batch_size, schedule.seed)
-        signals = Teacher.of_every_step(
+        signals = Teacher.frozen(
             teacher.source, teacher.model, teacher_needs(students), run.session
         ).signals
         train, held_out = (

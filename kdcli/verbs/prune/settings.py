@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kdcli.recipe.sections import KdSettings, Section, ShardTeacher
+from kdcli.recipe.sections import KdSettings, Section
 from kdcli.workloads.settings import (
     DownstreamSettings,
     FinetuneTrainSettings,
@@ -36,7 +36,6 @@ class PruneRecipe(TaskRecipe):
         default_factory=lambda: [0.9], min_length=1
     )
     teacher: str | None = None
-    shard_teacher: ShardTeacher = None
     pruner: dict[str, Any] = Field(default_factory=dict)
     kd: KdSettings = KdSettings()
     drop_rows_below: int = Field(0, ge=0)
