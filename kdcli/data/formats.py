@@ -1,4 +1,4 @@
-"""Rows of a file, here or at a URL that fsspec reads: text, jsonl, csv or parquet, each also gzipped.
+"""Rows of a file, here or at a URL that fsspec reads: txt, jsonl, csv, tsv or parquet, each also gzipped.
 
 Everything streams; no file is held whole: a .parquet.gz is unpacked to a temporary file. Large files are read in
 pieces, which several processes can share.
@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple
 from kdcli.disk import user_path
 from kdcli.errors import UsageError, one_line
 
-FORMATS = ("txt", "jsonl", "csv", "parquet")
+FORMATS = ("txt", "jsonl", "csv", "tsv", "parquet")
 PARQUET_ROWS = 128
 UNPACK_BYTES = 1 << 20
 MOST_LINE = 1 << 25  # Bytes of a line; a gzip file of 100 kB may hold one of 100 MB
@@ -164,7 +164,8 @@ def _opened(file: File) -> Iterator[IO[bytes]]:
 def pieces_of(file: File, most_bytes: int) -> list[Piece]:
     """A file in pieces of about `most_bytes`, or whole if its format cannot be cut."""
     _, size, version = stat_of(file)
-    parts = -(-size // most_bytes)
+    # An empty file is one piece.
+    parts = max(1, -(-size // most_bytes))
     ends = [size * n // parts for n in range(parts + 1)]
     if parts > 1 and name_of(file).endswith(".parquet"):
         import pyarrow.parquet as pq
@@ -185,7 +186,7 @@ def pieces_of(file: File, most_bytes: int) -> list[Piece]:
 
 def rows_of(piece: Piece, bad: Bad = refuse, before: int = 0) -> Iterator[Row]:
     """The rows of a piece, whose first line is number `before` + 1."""
-    readers = {"txt": _txt, "jsonl": _jsonl, "csv": _csv, "parquet": _parquet}
+    readers = {"txt": _txt, "jsonl": _jsonl, "csv": _csv, "tsv": _csv, "parquet": _parquet}
     name = piece.name
     try:
         with _opened(as_file(name)) as file:
@@ -263,7 +264,9 @@ def _jsonl(piece: Piece, file: IO[bytes], bad: Bad, before: int) -> Iterator[Row
 
 def _csv(piece: Piece, file: IO[bytes], bad: Bad, before: int) -> Iterator[Row]:
     csv.field_size_limit(MOST_LINE)
-    reader = csv.DictReader(line for _, line in _lines(piece, file, bad, before))
+    delimiter = "\t" if format_of(name_of(piece.name)) == "tsv" else ","
+    lines = (line for _, line in _lines(piece, file, bad, before))
+    reader = csv.DictReader(lines, delimiter=delimiter)
     try:
         for row in reader:
             if None in row or None in row.values():
@@ -408,7 +411,7 @@ def _sample_of_lines(piece: Piece, column: str | None) -> tuple[list[str], int]:
         read -= len(unpacker.unused_data) + len(unpacker.unconsumed_tail)
     first = data.find(b"\n") + 1 if piece.begin else 0
     whole = data[first : data.rfind(b"\n") + 1] or data
-    readers = {"txt": _txt, "jsonl": _jsonl, "csv": _csv}
+    readers = {"txt": _txt, "jsonl": _jsonl, "csv": _csv, "tsv": _csv}
     rows = readers[str(format_of(name_of(piece.name)))](
         Piece(piece.name), io.BytesIO(whole), lambda bad: None, 0
     )

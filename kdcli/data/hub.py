@@ -95,6 +95,6 @@ def _errors(hub: HubId) -> Iterator[None]:
         raise NotFound(
             f"data '{named}' is neither a file nor a directory and cannot be had from the hub: "
             f"{first_line(error)}{beside(hub.name)}",
-            "offline, give --data a file or directory (.txt, .jsonl, .csv, .parquet), or try --data demo; for a gated "
+            "offline, give --data a file or directory (.txt, .jsonl, .csv, .tsv, .parquet), or try --data demo; for a gated "
             "or private data set, `hf auth login`",
         ) from None

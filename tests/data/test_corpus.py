@@ -268,30 +268,6 @@ def test_a_document_cut_in_portions_gives_the_tokens_of_the_whole(tmp_path, monk
     assert tokens(corpus(tmp_path / "c.txt")).tolist() == whole
 
 
-MEASURE = """
-import resource, sys
-from texts import corpus
-def peak(source):
-    corpus(source)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-small = peak(sys.argv[1])
-print(peak(sys.argv[2]) - small)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units elsewhere")
-def test_memory_stays_flat_while_tokenising(tmp_path):
-    """However much text there is and however long its documents; what the tokenizer itself holds counts."""
-    line = 300_000
-    for name, size in (("small", 1_500_000), ("large", 5_000_000)):
-        (tmp_path / f"{name}.txt").write_text(
-            ("w1 w22 w3 w4 " * (line // 13 + 1) + "\n") * (size // line), "utf-8"
-        )
-    done = python(MEASURE, tmp_path / "small.txt", tmp_path / "large.txt", cache=tmp_path / "cache")
-    assert float(done.stdout) < 60, done.stderr
-
-
 NAME = "someone/some-text"
 CARD = """---
 configs:

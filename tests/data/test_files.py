@@ -1,11 +1,10 @@
-"""Readers: every format gives the same documents; errors name file and line."""
+"""Sources: which files they read, by which names; test_contract.py has what is read."""
 
 import gzip
 import json
 import os
 import tempfile
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,8 +12,6 @@ from texts import DOCUMENTS, corpus, write
 
 from kdcli.data.files import open_source
 from kdcli.errors import UsageError
-
-BOM = b"\xef\xbb\xbf"
 
 
 def documents(source, split="train", column=None):
@@ -24,30 +21,6 @@ def documents(source, split="train", column=None):
 def put(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     return tmp_path / name
-
-
-@pytest.mark.parametrize(
-    "name", [f"c.{kind}{gz}" for kind in ("txt", "jsonl", "csv", "parquet") for gz in ("", ".gz")]
-)
-def test_every_format_gives_the_same_documents(tmp_path, name):
-    write(tmp_path / name, DOCUMENTS)
-    assert documents(tmp_path / name) == DOCUMENTS
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.txt", BOM + b"w1 w2\r\n\r\n  \nw3\n"),
-        ("a.jsonl", BOM + b'{"text": "w1 w2"}\n\n{"text": null}\n{"text": " "}\n{"text": "w3"}'),
-        (
-            "a.jsonl",
-            b'{"text": null, "id": "a"}\n{"text": "w1 w2", "id": "b"}\n{"text": "w3", "id": "c"}\n',
-        ),
-        ("a.csv", BOM + b"text,label\r\nw1 w2,1\r\n\r\n,2\r\nw3,1\r\n"),
-    ],
-)
-def test_byte_order_marks_and_what_is_blank_are_no_text(tmp_path, name, content):
-    assert documents(put(tmp_path, name, content)) == ["w1 w2", "w3"]
 
 
 def test_null_rows_of_parquet_are_skipped(tmp_path):
@@ -103,76 +76,6 @@ def test_a_directory_of_other_names_is_all_training_text(tmp_path):
     assert not open_source(str(tmp_path)).has("validation")
 
 
-def bad_parquet(damage):
-    """A parquet file with bytes changed: the length stays, so that only the damage counts."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"text": [f"w{i}" for i in range(300)]}), sink)
-    whole = bytearray(sink.getvalue().to_pybytes())
-    whole[damage] = b"\xff" * (damage.stop - damage.start)
-    return bytes(whole)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.txt", b"", r"a\.txt holds no text"),
-        ("a.txt.gz", b"", r"a\.txt\.gz holds no text"),
-        ("a.csv", b"text,label\n", r"a\.csv holds no text"),
-        ("a.txt", b"w1\nw2 \xff\n", r"a\.txt:2 is not UTF-8"),
-        ("a.csv", b"text,label\nw1,1\nw2 \xff,1\n", r"a\.csv:3 is not UTF-8"),
-        ("a.jsonl", b'{"text": "w1"}\n{"text": "w2\n', r"a\.jsonl:2 is not JSON"),
-        ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1 is not JSON"),
-        (
-            "a.jsonl",
-            b'{"text": "w1"}\n{"text": "\\ud83d w2"}\n',
-            r"a\.jsonl:2: half a surrogate pair",
-        ),
-        ("a.jsonl", b'{"text": 3}\n', r"a\.jsonl:1: column 'text' holds int"),
-        ("a.jsonl", b"[1]\n", r"a\.jsonl:1 must be a JSON object, got list"),
-        (
-            "a.jsonl",
-            b'{"a": "x", "b": "y"}\n',
-            r"a\.jsonl:1: which column is the text\? there are a, b",
-        ),
-        ("a.csv", b"text,label\nw1,1\nw2\n", r"a\.csv:3 does not have the 2 columns"),
-        ("a.csv", b"text,label\nw1,1,2\n", r"a\.csv:2 does not have the 2 columns"),
-        ("a.csv", b'text,label\n"x,1\n', "columns|not CSV"),
-        ("a.txt.gz", b"no gzip at all", r"a\.txt\.gz is not a whole gzip file"),
-        (
-            "a.txt.gz",
-            gzip.compress(b"w1 w2\n" * 5000)[:-20],
-            r"a\.txt\.gz is not a whole gzip file",
-        ),
-        ("a.parquet", b"PAR1 but not really", r"a\.parquet is not a whole parquet file"),
-        ("a.parquet", b"", r"a\.parquet is not a whole parquet file"),
-        (
-            "a.parquet",
-            bad_parquet(slice(8, 40)),
-            r"a\.parquet (cannot be read|is not a whole parquet file)",
-        ),
-        (
-            "a.parquet.gz",
-            gzip.compress(bad_parquet(slice(0, 0)))[:-9],
-            r"a\.parquet\.gz is not a whole gzip file",
-        ),
-        ("a.xlsx", b"x", "no known format"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_malformed_data_is_named_with_file_and_line(tmp_path, name, content, message):
-    with pytest.raises(UsageError, match=message) as caught:
-        documents(put(tmp_path, name, content))
-    assert "\n" not in caught.value.message
-
-
-def test_parquet_that_is_not_utf8_is_named_with_its_rows(tmp_path):
-    ends = pa.py_buffer(np.array([0, 2, 4], "int32").tobytes())
-    text = pa.Array.from_buffers(pa.string(), 2, [None, ends, pa.py_buffer(b"w1\xff\xfe")])
-    pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet")
-    with pytest.raises(UsageError, match=r"a\.parquet: one of the rows 1 to 128 is not UTF-8"):
-        documents(tmp_path / "a.parquet")
-
-
 @pytest.mark.parametrize("source", ["/nowhere/at/all.txt", "./missing", "a/b/c"])
 def test_missing_data_says_what_is_allowed(source):
     with pytest.raises(UsageError, match="no data at") as caught:
@@ -225,7 +128,7 @@ def test_identity_follows_the_files(tmp_path):
     )
 
 
-@pytest.mark.parametrize("ending", ["txt", "jsonl", "csv", "txt.gz", "jsonl.gz"])
+@pytest.mark.parametrize("ending", ["txt", "jsonl", "csv", "tsv", "txt.gz", "jsonl.gz"])
 def test_a_line_without_an_end_is_refused_with_its_number(ending, tmp_path, monkeypatch):
     monkeypatch.setattr("kdcli.data.formats.MOST_LINE", 1000)
     path = tmp_path / f"train.{ending}"

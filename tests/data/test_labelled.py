@@ -356,7 +356,7 @@ def test_the_row_that_is_wrong_is_named(tmp_path):
     assert refused("cola", tmp_path).message.startswith(f"{tmp_path / 'train.jsonl'}:6: 'label'")
 
 
-FORMATS = "(.jsonl, .csv, .parquet, each also .gz)"
+FORMATS = "(.jsonl, .csv, .tsv, .parquet, each also .gz)"
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ def write(path, documents) -> None:
         elif kind == "jsonl":
             file.write("\n".join(map(json.dumps, rows)))
         else:
-            writer = csv.DictWriter(file, ["text", "label"])
+            delimiter = "\t" if kind == "tsv" else ","
+            writer = csv.DictWriter(file, ["text", "label"], delimiter=delimiter)
             writer.writeheader()
             writer.writerows(rows)

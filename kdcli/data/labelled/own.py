@@ -247,7 +247,7 @@ class _Columns:
             hint = (
                 CONLL_HINT
                 if is_conll(Path(file), str(self.first["text"]))
-                else "give jsonl, csv or parquet with a column of labels"
+                else "give jsonl, csv, tsv or parquet with a column of labels"
             )
             raise UsageError(f"{file} is plain text: its lines hold no labels", hint)
         message = f"{self.where}: {why or f'which column holds the {role}?'} there are {', '.join(self.first)}"

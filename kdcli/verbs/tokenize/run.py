@@ -120,12 +120,19 @@ def _estimate(source: Source, tokenizer: Any, column: str | None, workers: int) 
     pieces = [(split, piece) for split in meta.splits for piece in source.pieces(split, SAMPLED_OF)]
     size = sum(piece.size for _, piece in pieces)
     began, read, tokens = time.monotonic(), 0, 0
-    for at in np.unique(np.linspace(0, len(pieces) - 1, SAMPLES).astype(int)):
+    places = np.unique(np.linspace(0, len(pieces) - 1, SAMPLES).astype(int))
+    for at in places:
         split, piece = pieces[at]
         texts, sampled = source.sample(split, piece, column)
         read += sampled
         tokens += sum(len(ids) + 1 for ids in work.ids(texts))
     seconds = time.monotonic() - began
+    if not tokens:
+        raise UsageError(
+            f"{source.name} holds no text in the {len(places)} places that were sampled"
+            if len(places) > 1
+            else f"{source.name} holds no text"
+        )
     if not read:
         return Estimate(source.name, size or None, len(meta.shards), None, None, None, workers)
     count = round(tokens * size / read)

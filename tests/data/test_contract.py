@@ -1,0 +1,424 @@
+"""What the readers and the tokenised corpora promise, whatever library does the work.
+
+The order of blocks has its own file, test_batches.py; only values that old runs depend on are fixed here.
+"""
+
+import csv
+import gzip
+import hashlib
+import io
+import itertools
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from encoders import tiny_tokenizer
+from forked import killed
+from texts import DOCUMENTS, corpus, tokens, write
+
+from kdcli.cli import main
+from kdcli.data.batches import BatchOrder
+from kdcli.data.files import open_source
+from kdcli.data.labelled.lists import read_lists
+from kdcli.data.labelled.task_data import open_labelled
+from kdcli.data.text import shards
+from kdcli.data.text.own_tokenizer import own_tokenizer
+from kdcli.data.text.sentences import read_texts
+from kdcli.data.text.shards import tokenise
+from kdcli.errors import UsageError
+
+KINDS = ("txt", "jsonl", "csv", "tsv", "parquet")
+ENDINGS = [kind + gz for kind in KINDS for gz in ("", ".gz")]
+BOM = b"\xef\xbb\xbf"
+
+
+def silent(line):
+    pass
+
+
+def documents(source, split="train", column=None):
+    return list(open_source(str(source)).documents(split, column))
+
+
+def rows(source, split):
+    tables = open_source(str(source)).tables(split)
+    return [row for _, table in tables for row in table]
+
+
+def tokenised(source, folder):
+    return tokenise(open_source(str(source)), tiny_tokenizer(), None, folder, log=silent)
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    """Shards of a few dozen documents."""
+    monkeypatch.setattr(shards, "SHARD_BYTES", 600)
+
+
+# Every format gives the same rows.
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_every_format_gives_the_same_rows(tmp_path, ending):
+    expected = {"train": DOCUMENTS, "validation": DOCUMENTS[50:90], "test": DOCUMENTS[:10]}
+    for split, texts in expected.items():
+        write(tmp_path / f"{split}.{ending}", texts)
+    # A line of text has no second column, and the cells of csv and tsv have no type.
+    kind = ending.removesuffix(".gz")
+    others = {} if kind == "txt" else {"label": "1" if kind in ("csv", "tsv") else 1}
+    # The first line of csv and tsv names the columns.
+    first = 2 if kind in ("csv", "tsv") else 1
+    for split, texts in expected.items():
+        assert documents(tmp_path, split) == texts
+        assert rows(tmp_path, split) == [
+            (f"{tmp_path / split}.{ending}:{number}", {"text": text} | others)
+            for number, text in enumerate(texts, first)
+        ]
+        assert documents(tmp_path / f"{split}.{ending}") == texts
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_every_format_gives_the_same_tokens(tmp_path, small_shards, ending):
+    write(tmp_path / "text" / f"train.{ending}", DOCUMENTS)
+    tokenizer = tiny_tokenizer()
+    expected = []
+    for document in DOCUMENTS:
+        expected += tokenizer(document, add_special_tokens=False)["input_ids"]
+        expected.append(tokenizer.sep_token_id)
+    tokenised(tmp_path / "text", tmp_path / "out")
+    assert tokens(corpus(tmp_path / "out")).tolist() == expected
+    assert tokens(corpus(tmp_path / "text")).tolist() == expected
+
+
+def test_a_tab_separates_columns_of_tsv_and_a_comma_does_not(tmp_path):
+    content = 'text\tlabel\nw1, w2\t1\n"w3\tw4"\t2\n'
+    (tmp_path / "a.tsv").write_text(content, "utf-8")
+    assert documents(tmp_path / "a.tsv") == ["w1, w2", "w3\tw4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", BOM + b"w1 w2\r\n\r\n  \nw3\n"),
+        ("a.jsonl", BOM + b'{"text": "w1 w2"}\n\n{"text": null}\n{"text": " "}\n{"text": "w3"}'),
+        (
+            "a.jsonl",
+            b'{"text": null, "id": "a"}\n{"text": "w1 w2", "id": "b"}\n{"text": "w3", "id": "c"}\n',
+        ),
+        ("a.csv", BOM + b"text,label\r\nw1 w2,1\r\n\r\n,2\r\nw3,1\r\n"),
+        ("a.tsv", BOM + b"text\tlabel\r\nw1 w2\t1\r\n\r\n\t2\r\nw3\t1\r\n"),
+    ],
+)
+def test_a_byte_order_mark_and_blank_rows_are_no_text(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    assert documents(tmp_path / name) == ["w1 w2", "w3"]
+
+
+# Words that libraries take for missing values, numbers or dates.
+WORDS = ("NA", "null", "None", "nan", "007", "1e5", "2024-01-01", "2024-01-01T00:00:00", "true")
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_text_stays_text(tmp_path, ending):
+    write(tmp_path / f"train.{ending}", WORDS)
+    assert documents(tmp_path) == list(WORDS)
+
+
+def test_values_of_json_keep_their_types_and_their_columns(tmp_path):
+    """Labels and ids may differ in type from row to row, and a column may be missing."""
+    given = [
+        {"text": "w1", "label": 1},
+        {"text": "w2", "label": "1"},
+        {"text": "w3", "label": 1.0, "more": {"a": [1, "b", None]}},
+        {"text": "w4"},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, given)), "utf-8")
+    found = [row for _, row in rows(tmp_path / "a.jsonl", "train")]
+    assert [json.dumps(row) for row in found] == [json.dumps(row) for row in given]
+
+
+# Files with little or no text.
+
+
+def table(rows, delimiter):
+    text = io.StringIO()
+    csv.writer(text, delimiter=delimiter).writerows(rows)
+    return text.getvalue().encode()
+
+
+def parquet(rows):
+    sink = io.BytesIO()
+    texts, labels = pa.array(rows, pa.string()), pa.array([1] * len(rows), pa.int64())
+    pq.write_table(pa.table({"text": texts, "label": labels}), sink)
+    return sink.getvalue()
+
+
+LINES = [b"", b"\n", b"  \n\t\n", BOM]
+NO_TEXT = {
+    "txt": LINES,
+    "jsonl": [*LINES, b"{}", b'{"text": " "}', b'{"text": null}', b"null"],
+    "csv": [*LINES, b"text,label", table([["text", "label"], [" ", 1]], ","), b",\n,\n"],
+    "tsv": [*LINES, b"text\tlabel", table([["text", "label"], [" ", 1]], "\t"), b"\t\n\t\n"],
+    "parquet": [b"", parquet([]), parquet([" "]), parquet([None])],
+}
+ONE_ROW = {
+    "txt": [b"w1 w2 w3", b"w1 w2 w3\n"],
+    "jsonl": [b'{"text": "w1 w2 w3"}', b'{"text": "w1 w2 w3", "label": 1}\n'],
+    "csv": [b"text\nw1 w2 w3", b"text,label\nw1 w2 w3,1\n"],
+    "tsv": [b"text\nw1 w2 w3", b"text\tlabel\nw1 w2 w3\t1\n"],
+    "parquet": [parquet(["w1 w2 w3"])],
+}
+READERS = {
+    "documents": documents,
+    "corpus": corpus,
+    "sentences": lambda source: read_texts(
+        source, column=None, unit="sentence", rows=None, log=silent
+    ),
+    "tokenizer": lambda source: own_tokenizer(source, None, 64, 64, log=silent),
+    "own task": lambda source: open_labelled("own", source=source, log=silent),
+    "benchmark task": lambda source: open_labelled("sst2", source=source, log=silent),
+    "lists": lambda source: read_lists(source, seed=0, log=silent),
+}
+
+
+def files_of(contents, ending):
+    for content in contents[ending.removesuffix(".gz")]:
+        yield gzip.compress(content) if ending.endswith(".gz") else content
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_file_without_text_is_refused_by_name(tmp_path, ending):
+    for number, content in enumerate(files_of(NO_TEXT, ending)):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        (folder / f"train.{ending}").write_bytes(content)
+        for reader in READERS.values():
+            with pytest.raises(UsageError, match=rf"{tmp_path}/{number}") as caught:
+                reader(str(folder))
+            assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_single_row_is_read_and_is_too_little_for_the_rest(tmp_path, ending):
+    for number, content in enumerate(files_of(ONE_ROW, ending)):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        (folder / f"train.{ending}").write_bytes(content)
+        assert documents(folder) == ["w1 w2 w3"]
+        with pytest.raises(UsageError, match="has 4 tokens, less than one block of 16"):
+            corpus(folder)
+        for name in ("sentences", "own task", "benchmark task", "lists"):
+            with pytest.raises(UsageError):
+                READERS[name](str(folder))
+
+
+@pytest.mark.parametrize("verb", ["distill", "tokenize"])
+def test_a_command_on_an_empty_file_exits_with_2(tmp_path, monkeypatch, capsys, verb):
+    (tmp_path / "train.txt").touch()
+    words = {
+        "distill": ["demo", "--to", "2x64", "--data", str(tmp_path), "-o", str(tmp_path / "out")],
+        "tokenize": [str(tmp_path), "--tokenizer", "demo", "--dry-run"],
+    }
+    monkeypatch.setattr(sys, "argv", ["kdcli", verb, *words[verb]])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "holds no text" in capsys.readouterr().err
+
+
+def test_an_empty_file_among_others_is_named(tmp_path):
+    write(tmp_path / "train-00000.txt", DOCUMENTS)
+    (tmp_path / "train-00001.txt").touch()
+    for reader in (documents, corpus):
+        with pytest.raises(UsageError, match=r"train-00001\.txt holds no text"):
+            reader(tmp_path)
+
+
+# Errors name the file and the row.
+
+
+def bad_parquet(damage):
+    """A parquet file with bytes changed: the length stays, so that only the damage counts."""
+    whole = bytearray(parquet([f"w{i}" for i in range(300)]))
+    whole[damage] = b"\xff" * (damage.stop - damage.start)
+    return bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"w1\nw2 \xff\n", r"a\.txt:2 is not UTF-8"),
+        ("a.csv", b"text,label\nw1,1\nw2 \xff,1\n", r"a\.csv:3 is not UTF-8"),
+        ("a.tsv", b"text\tlabel\nw1\t1\nw2 \xff\t1\n", r"a\.tsv:3 is not UTF-8"),
+        ("a.jsonl", b'{"text": "w1"}\n{"text": "w2\n', r"a\.jsonl:2 is not JSON"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1 is not JSON"),
+        (
+            "a.jsonl",
+            b'{"text": "w1"}\n{"text": "\\ud83d w2"}\n',
+            r"a\.jsonl:2: half a surrogate pair",
+        ),
+        ("a.jsonl", b'{"text": 3}\n', r"a\.jsonl:1: column 'text' holds int"),
+        ("a.jsonl", b"[1]\n", r"a\.jsonl:1 must be a JSON object, got list"),
+        (
+            "a.jsonl",
+            b'{"a": "x", "b": "y"}\n',
+            r"a\.jsonl:1: which column is the text\? there are a, b",
+        ),
+        ("a.csv", b"text,label\nw1,1\nw2\n", r"a\.csv:3 does not have the 2 columns"),
+        ("a.csv", b"text,label\nw1,1,2\n", r"a\.csv:2 does not have the 2 columns"),
+        ("a.tsv", b"text\tlabel\nw1\t1\nw2,1\n", r"a\.tsv:3 does not have the 2 columns"),
+        ("a.csv", b'text,label\n"x,1\n', "columns|not CSV"),
+        ("a.txt.gz", b"no gzip at all", r"a\.txt\.gz is not a whole gzip file"),
+        (
+            "a.txt.gz",
+            gzip.compress(b"w1 w2\n" * 5000)[:-20],
+            r"a\.txt\.gz is not a whole gzip file",
+        ),
+        ("a.parquet", b"PAR1 but not really", r"a\.parquet is not a whole parquet file"),
+        (
+            "a.parquet",
+            bad_parquet(slice(8, 40)),
+            r"a\.parquet (cannot be read|is not a whole parquet file)",
+        ),
+        (
+            "a.parquet.gz",
+            gzip.compress(bad_parquet(slice(0, 0)))[:-9],
+            r"a\.parquet\.gz is not a whole gzip file",
+        ),
+        ("a.xlsx", b"x", "no known format"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_malformed_data_is_named_with_file_and_row(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=message) as caught:
+        documents(tmp_path / name)
+    assert "\n" not in caught.value.message
+
+
+def test_parquet_that_is_not_utf8_is_named_with_its_rows(tmp_path):
+    ends = pa.py_buffer(np.array([0, 2, 4], "int32").tobytes())
+    text = pa.Array.from_buffers(pa.string(), 2, [None, ends, pa.py_buffer(b"w1\xff\xfe")])
+    pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match=r"a\.parquet: one of the rows 1 to 128 is not UTF-8"):
+        documents(tmp_path / "a.parquet")
+
+
+def test_a_wrong_row_deep_in_a_large_file_is_named(tmp_path, small_shards):
+    """The tokenised text is read in pieces that do not know how many lines came before them."""
+    lines = [json.dumps({"text": document}) for document in DOCUMENTS]
+    lines[300] = json.dumps({"text": 3})
+    (tmp_path / "train.jsonl").write_text("\n".join(lines), "utf-8")
+    for reader in (documents, corpus):
+        with pytest.raises(UsageError, match=r"train\.jsonl:301: column 'text' holds int"):
+            reader(tmp_path)
+
+
+# Tokenising survives a kill and holds little in memory.
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_tokenising_that_is_killed_anywhere_resumes_to_the_same_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "SHARD_BYTES", 2000)
+    write(tmp_path / "text" / "train.jsonl", DOCUMENTS)
+    write(tmp_path / "text" / "validation.txt", ["w50 w51 w52"] * 40)
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    tokenised(tmp_path / "text", whole)
+    assert len(contents(whole)) > 6
+    for kill_at in itertools.count(1):
+        shutil.rmtree(out, ignore_errors=True)
+        if not killed(kill_at, lambda: tokenised(tmp_path / "text", out)):
+            break
+        done = {path: path.stat().st_mtime_ns for path in out.glob("*.bin")}
+        if not (out / "meta.json").exists():
+            assert not done
+        elif len(done) < len(contents(whole)) - 1:
+            with pytest.raises(UsageError, match="not finished"):
+                corpus(out)
+        tokenised(tmp_path / "text", out)
+        assert contents(out) == contents(whole)
+        # A finished shard is not written again.
+        assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert kill_at > len(contents(whole))
+
+
+PEAK = """
+import resource, sys
+from texts import corpus
+def peak(source):
+    corpus(source)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+small = peak(sys.argv[1])
+print(peak(sys.argv[2]) - small)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units elsewhere")
+def test_memory_stays_flat_while_tokenising(tmp_path):
+    """However much text there is and however long its documents are."""
+    line = 300_000
+    for name, size in (("small", 1_500_000), ("large", 5_000_000)):
+        text = ("w1 w22 w3 w4 " * (line // 13 + 1) + "\n") * (size // line)
+        (tmp_path / f"{name}.txt").write_text(text, "utf-8")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "KDCLI_CACHE": str(tmp_path / "cache"),
+    }
+    command = [sys.executable, "-c", PEAK, tmp_path / "small.txt", tmp_path / "large.txt"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert float(done.stdout) < 60, done.stderr
+
+
+# The peak of the largest process of a command, in MB.
+PEAK_OF_COMMAND = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units elsewhere")
+def test_memory_does_not_grow_with_the_text(tmp_path, model_dir):
+    """A text of 300 MB takes the memory of one of 3 MB, in two workers."""
+    rng = np.random.default_rng(0)
+    peaks = []
+    for name, lines in (("small", 2000), ("large", 200_000)):
+        file, out = tmp_path / f"{name}.txt", tmp_path / f"{name}-tokens"
+        with file.open("w", encoding="utf-8") as opened:
+            for _ in range(lines):
+                opened.write("".join(f"w{word} " for word in rng.integers(0, 60, 400)) + "\n")
+        command = [sys.executable, "-P", "-m", "kdcli", "tokenize", file, "--tokenizer", model_dir]
+        command += ["-o", out, "--workers", "2"]
+        measure = [sys.executable, "-c", PEAK_OF_COMMAND, *map(str, command)]
+        done = subprocess.run(measure, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        peaks.append(float(done.stdout))
+    assert file.stat().st_size > 2.5e8
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = corpus(out)
+    found.train.batch(np.arange(64))
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert peaks[1] - peaks[0] < 60, peaks
+    assert grown < 60
+
+
+def test_blocks_and_their_order_are_those_of_earlier_versions(tmp_path):
+    """A run that is resumed by a later version reads the same tokens in the same order."""
+    write(tmp_path / "train.jsonl", DOCUMENTS)
+    found = corpus(tmp_path)
+    order = BatchOrder(len(found.train), 4, 3)
+    assert order.indices(1).tolist() == [104, 29, 17, 34]
+    ids = np.concatenate([found.train.batch(order.indices(step))["input_ids"] for step in (1, 60)])
+    assert hashlib.sha256(ids.tobytes()).hexdigest()[:16] == "c76987e4c77e11b4"
