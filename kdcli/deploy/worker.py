@@ -22,7 +22,7 @@ from kdcli.deploy.exported import is_export, open_export
 from kdcli.deploy.old_machines.measure_encoders import interleaved, speedup, summary, timed
 from kdcli.deploy.runners import LIMITS, Runner, agreement, runner
 from kdcli.deploy.shapes import config_of
-from kdcli.deploy.sparse.load import has_own_encoder, load
+from kdcli.deploy.sparse.load import is_compact, load
 from kdcli.engine.memory import is_out_of_memory, peak_of
 from kdcli.models.shape import is_shape
 from kdcli.types import Batch
@@ -114,7 +114,7 @@ def _load(
 
 def _model(source: str, trust_remote_code: bool) -> PreTrainedModel:
     model: PreTrainedModel
-    if has_own_encoder(source):
+    if is_compact(source):
         model = load(source).base_model
     elif is_shape(source):
         torch.manual_seed(0)

@@ -17,16 +17,9 @@ COMPACT = "compact_layers"
 LABEL_WORDS = "label_words"
 """Configuration key of a model that classifies with its masked-language-model head: `ids` of the words, in the order of
 the labels, and the `auto_class` whose output it gives."""
-EMBEDDING_RANK = "embedding_rank"
-"""Configuration key of a model with a factorised table of tokens."""
 UNILM = "unilm"
 """Configuration key of a model that generates, see `_UniLM` in `kdcli.models.modeling_unilm`."""
-FORGOTTEN = (
-    COMPACT,
-    LABEL_WORDS,
-    UNILM,
-)  # A factorised table stays one whatever class takes over the weights
-KEYS = (*FORGOTTEN, EMBEDDING_RANK)
+KEYS = (COMPACT, LABEL_WORDS, UNILM)
 HEADS = (
     "SequenceClassification",
     "TokenClassification",
@@ -55,14 +48,6 @@ def custom_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
             "is its config.json as it was written?",
         )
     return named
-
-
-def class_for(auto_class: Any, config: PreTrainedConfig) -> Any:
-    """`auto_class`, or where the table of tokens is factorised the class of that kind with such a table."""
-    stock = getattr(auto_class, "_model_mapping", {})
-    if not hasattr(config, EMBEDDING_RANK) or type(config) not in stock:
-        return auto_class
-    return class_named(f"Factorised{stock[type(config)].__name__}")
 
 
 def is_custom(model: PreTrainedModel) -> bool:
@@ -94,8 +79,8 @@ def load_tensors(
 
 def forget_custom_classes(config: PreTrainedConfig) -> None:
     """Remove a custom class's keys from a configuration, for another class that takes over its weights."""
-    if any(hasattr(config, key) for key in FORGOTTEN):
-        for name in (*FORGOTTEN, "auto_map"):
+    if any(hasattr(config, key) for key in KEYS):
+        for name in (*KEYS, "auto_map"):
             config.__dict__.pop(name, None)
 
 
@@ -108,14 +93,14 @@ def describe_code(model: PreTrainedModel) -> None:
     """Write `auto_map` into a custom model's configuration: the classes in the file beside its weights."""
     config: Any = model.config
     name, base = type(model).__name__, type(model.base_model).__name__
-    base = base.removeprefix("Compact").removeprefix("Factorised")
+    base = base.removeprefix("Compact")
     words = getattr(config, LABEL_WORDS, None)
     heads = (
         [words["auto_class"]]
         if words
         else [f"AutoModelFor{h}" for h in HEADS if name.endswith(f"For{h}")]
     )
-    bare = f"{'Compact' * hasattr(config, COMPACT)}{'Factorised' * hasattr(config, EMBEDDING_RANK)}{base}"
+    bare = f"Compact{base}" if hasattr(config, COMPACT) else base
     classes = ({"AutoModel": bare} if class_named(bare) is not None else {}) | dict.fromkeys(
         heads, name
     )

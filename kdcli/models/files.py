@@ -21,7 +21,7 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from kdcli.disk import read_json
 from kdcli.errors import UsageError, one_line, shortened
-from kdcli.models.custom_class import COMPACT, EMBEDDING_RANK, LABEL_WORDS, UNILM
+from kdcli.models.custom_class import COMPACT, LABEL_WORDS, UNILM
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -39,8 +39,9 @@ KINDS: dict[str, type] = {
     "id2label": dict,
     "label2id": dict,
     COMPACT: list,
+    LABEL_WORDS: dict,
+    UNILM: dict,
 }
-KINDS |= {LABEL_WORDS: dict, EMBEDDING_RANK: int, UNILM: dict}
 NAMED: dict[type, str] = {dict: "a JSON object", list: "a list", int: "a whole number"}
 FLAGS = (
     "output_hidden_states",

@@ -18,7 +18,6 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import (
     LABEL_WORDS,
-    class_for,
     class_named,
     custom_class,
     forget_custom_classes,
@@ -244,12 +243,7 @@ def with_new_head(
     auto = AUTO_CLASS[task.kind]
     model: PreTrainedModel
     with config_errors(f"the {CONFIG} of {source}"):
-        if (of_class := class_for(auto, config)) is auto:
-            model = auto.from_config(
-                config, dtype=torch.float32, trust_remote_code=trust_remote_code
-            )
-        else:
-            model = of_class(config)
+        model = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
     missing = model.base_model.load_state_dict(encoder.state_dict(), strict=False).missing_keys
     # Only one of the two classes may have a pooler; one that only the head's class has is drawn (Nomic's).
     lost = [name for name in missing if not name.startswith("pooler.")]

@@ -31,7 +31,6 @@ from kdcli.disk import fill_dir, read_json, user_path
 from kdcli.errors import UsageError, first_line
 from kdcli.models.custom_class import (
     COMPACT,
-    class_for,
     code_of,
     describe_code,
     forget_custom_classes,
@@ -281,7 +280,6 @@ def load_weights(
         location(source),
         load_config(source, trust_remote_code=trust_remote_code, compacted=True),
     )
-    auto_class = class_for(auto_class, config)
     # On the hub: what is checked is of the commit that is loaded.
     settings["revision"] = None if Path(where).is_dir() else commit_of(source)
     try:

@@ -4,7 +4,6 @@ import torch
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.models.custom_class import EMBEDDING_RANK
 from kdcli.models.load import (
     load_config,
     load_encoder,
@@ -25,10 +24,6 @@ def load_masked_lm(
     without such a head as an encoder. Raises UsageError: see `load_encoder`; or the type or checkpoint has no such
     head, with `otherwise` as hint."""
     config = load_config(source, trust_remote_code=trust_remote_code)
-    if hasattr(config, EMBEDDING_RANK):
-        raise UsageError(
-            f"{source} has a factorised table of tokens, to which no head is tied", otherwise
-        )
     if type(config) not in AutoModelForMaskedLM._model_mapping:
         raise UsageError(
             f"{config.model_type} has no masked-language-model head in transformers", otherwise

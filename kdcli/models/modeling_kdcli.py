@@ -2,8 +2,7 @@
 
 It needs torch and transformers only. `CompactBertModel` is transformers' `BertModel` with layers of the sizes in the
 configuration's `compact_layers`. `LabelWordsBertForMaskedLM` is `BertForMaskedLM` as a classifier: its vocabulary is
-the configuration's `label_words`. `CompactLabelWordsBertForMaskedLM` is both. `FactorisedBertModel` has a table of
-tokens of rank `embedding_rank`.
+the configuration's `label_words`. `CompactLabelWordsBertForMaskedLM` is both.
 
     AutoModel.from_pretrained(directory, trust_remote_code=True)
     AutoModelForSequenceClassification.from_pretrained(directory, trust_remote_code=True)
@@ -112,28 +111,6 @@ class _Compact:
                     layer.set_submodule(path, CompactLinear(sizes[letter]))
 
 
-class FactorisedEmbedding(nn.Embedding):
-    """A table of tokens of a low rank R: its weight is [V, R], its projection [D, R]."""
-
-    def __init__(self, whole: nn.Embedding, rank: int) -> None:
-        super().__init__(whole.num_embeddings, rank, whole.padding_idx)
-        self.projection = nn.Linear(rank, whole.embedding_dim, bias=False)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Look tokens up, [B, L] -> [B, L, D]."""
-        projected: Tensor = self.projection(super().forward(ids))
-        return projected
-
-
-class _Factorised:
-    """Mixed in before a class of transformers: its table of tokens has the rank `config.embedding_rank`."""
-
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        whole: Any = self.get_input_embeddings()  # type: ignore[attr-defined]
-        self.set_input_embeddings(FactorisedEmbedding(whole, config.embedding_rank))  # type: ignore[attr-defined]
-
-
 class _LabelWords:
     """Mixed in before a class with a masked-language-model head: keeps `config.label_words["ids"]` of its vocabulary.
     `config.label_words["auto_class"]` selects the output: a class per text, read at its first token; a class per
@@ -193,13 +170,8 @@ def _classifying(forward: Callable[..., Any]) -> Callable[..., outputs.ModelOutp
 
 
 def __getattr__(name: str) -> Any:
-    """Make `CompactX`, `LabelWordsX` or `FactorisedX` from X, a class of transformers or of this file, on first
-    access."""
-    for prefix, added in (
-        ("Compact", _Compact),
-        ("LabelWords", _LabelWords),
-        ("Factorised", _Factorised),
-    ):
+    """Make `CompactX` or `LabelWordsX` from X, a class of transformers or of this file, on first access."""
+    for prefix, added in (("Compact", _Compact), ("LabelWords", _LabelWords)):
         rest = name.removeprefix(prefix)
         if rest == name:
             continue

@@ -2,7 +2,7 @@
 
 import copy
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.models.factorise import factorise
 from kdcli.models.layout import layout_for
 from kdcli.models.reduce import copy_reduced, sample_of
 from kdcli.types import Examples, ModelShape
@@ -139,16 +138,15 @@ def build_student(
     init: str = "teacher",
     layers: list[int] | None = None,
     dropout: float | None = None,
-    embedding_rank: int | None = None,
     text: Examples | None = None,
     seed: int = 0,
 ) -> InitializedStudent:
     """Make a student of a shape from a base encoder. `init`: `teacher` copies weights and fits them to the
     teacher's outputs (`kdcli.models.reduce`), `copied` does not fit them, `random` draws them as the model type does,
     from `seed`. `layers`: teacher layers 1 ... N to copy, one per student layer; None for evenly spaced ones with the
-    last. `dropout`: rate of every dropout in memory; the saved configuration keeps the teacher's. `embedding_rank`: of
-    a factorised table of tokens. `text`: what to fit to; without it nothing is fitted. Raises UsageError: `layers` has
-    the wrong count or names a layer that the teacher lacks; see `student_config`."""
+    last. `dropout`: rate of every dropout in memory; the saved configuration keeps the teacher's. `text`: what to fit
+    to; without it nothing is fitted. Raises UsageError: `layers` has the wrong count or names a layer that the teacher
+    lacks; see `student_config`."""
     source = shape_of(teacher.config)
     chosen = layers or evenly_spaced_layers(source.layers, shape.layers)
     if len(chosen) != shape.layers or not all(1 <= n <= source.layers for n in chosen):
@@ -157,10 +155,10 @@ def build_student(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student = type(teacher)(student_config(teacher.config, shape, chosen)).float()
+    if dropout is not None:
+        set_dropout(student, dropout)
     if init == "random":
-        return _finished(
-            InitializedStudent(student, ["initialised at random"]), dropout, embedding_rank
-        )
+        return InitializedStudent(student, ["initialised at random"])
     # The layers of a shared one would each fit the same weights.
     fit = (
         init == "teacher"
@@ -180,18 +178,7 @@ def build_student(
         notes.append(
             f"{len(left)} tensors have no counterpart and start at random, for example {left[0]}"
         )
-    return _finished(InitializedStudent(student, notes, basis_DN), dropout, embedding_rank)
-
-
-def _finished(
-    built: InitializedStudent, dropout: float | None, embedding_rank: int | None
-) -> InitializedStudent:
-    if embedding_rank is not None:
-        model, note = factorise(built.model, embedding_rank)
-        built = replace(built, model=model, notes=[*built.notes, note])
-    if dropout is not None:
-        set_dropout(built.model, dropout)
-    return built
+    return InitializedStudent(student, notes, basis_DN)
 
 
 def evenly_spaced_layers(of_teacher: int, of_student: int) -> list[int]:

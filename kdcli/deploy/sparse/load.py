@@ -23,7 +23,6 @@ from kdcli.disk import read_json
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import (
     COMPACT,
-    EMBEDDING_RANK,
     class_named,
     custom_class,
     empty_model,
@@ -115,15 +114,10 @@ def head_of(info: MaskInfo) -> str:
     return f"task {info.task}, {info.architecture}, frozen label words {words}"
 
 
-def is_compact(source: str, *others: str) -> bool:
-    """Whether a directory holds a compacted model, or one with any of the `others` among its settings."""
+def is_compact(source: str) -> bool:
+    """Whether a directory holds a compacted model."""
     file = Path(source) / CONFIG
-    return file.is_file() and not read_json(file).keys().isdisjoint((COMPACT, *others))
-
-
-def has_own_encoder(source: str) -> bool:
-    """Whether a directory holds an encoder that no class of transformers can load: compacted or factorised."""
-    return is_compact(source, EMBEDDING_RANK)
+    return file.is_file() and COMPACT in read_json(file)
 
 
 def task_part(

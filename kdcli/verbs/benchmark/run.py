@@ -24,7 +24,7 @@ from kdcli.deploy.old_machines.measure_encoders import WARM_RUNS, WARM_SECONDS, 
 from kdcli.deploy.old_machines.portable import write_portable
 from kdcli.deploy.runners import check_backend
 from kdcli.deploy.shapes import PRESETS, config_of, paper_params
-from kdcli.deploy.sparse.load import has_own_encoder, is_compact, load
+from kdcli.deploy.sparse.load import is_compact, load
 from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir, numbered
@@ -274,7 +274,7 @@ def _card(model: str, invocation: RunOptions) -> dict[str, Any]:
     trusted = invocation.trust_remote_code
     encoder = (
         load(model).base_model
-        if has_own_encoder(model)
+        if is_compact(model)
         else load_encoder(model, trust_remote_code=trusted).model
     )
     return describe_source(encoder, model)

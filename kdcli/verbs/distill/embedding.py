@@ -303,9 +303,7 @@ class EmbeddingRun:
         return np.asarray(u @ v, dtype=np.float32)
 
     def _initialized(self, to: ModelShape) -> InitializedStudent:
-        how = self.resolved.recipe.student.model_dump(
-            include={"init", "layers", "dropout", "embedding_rank"}
-        )
+        how = self.resolved.recipe.student.model_dump(include={"init", "layers", "dropout"})
         held = held_out_count(self.texts.texts, self.resolved.recipe.data.held_out_blocks)
         text = self.rows.take(
             np.arange(held, len(self.rows))[:: max(1, (len(self.rows) - held) // 1000)]

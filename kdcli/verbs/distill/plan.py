@@ -136,9 +136,7 @@ def assistant_shape(
 def assistant_recipe(resolved: Resolved[DistillRecipe], short: str) -> Resolved[DistillRecipe]:
     """The recipe that alone repeats the assistant's stage; `short` is its shape."""
     recipe = resolved.recipe
-    student = recipe.student.model_copy(
-        update={"to": [short], "layers": None, "embedding_rank": None}
-    )
+    student = recipe.student.model_copy(update={"to": [short], "layers": None})
     origins = dict(resolved.origins) | {
         "student.to": "teacher assistant",
         "assistant": "teacher assistant",

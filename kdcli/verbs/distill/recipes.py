@@ -28,8 +28,7 @@ def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
     """The stage on text: `general`, with the task's teacher, student and seed."""
     general, student = recipe.general, recipe.student
     options: dict[str, Any] = {
-        f"student.{key}": getattr(student, key)
-        for key in ("to", "init", "layers", "embedding_rank")
+        f"student.{key}": getattr(student, key) for key in ("to", "init", "layers")
     }
     options |= {f"train.{key}": getattr(recipe.train, key) for key in ("seed", "dtype")}
     options["relation.kernel"] = recipe.relation.kernel

@@ -24,14 +24,12 @@ from kdcli.workloads.settings import (
 class StudentSettings(Section):
     """`student:` of `distill`. `layers` are the teacher layers to copy, null evenly spaced ones; `dropout` sets every
     dropout rate while training. `source` is an encoder to start from in the teacher's place (`method: embedding`, or on
-    a task), which `to` makes smaller. `embedding_rank` is the rank of a factorised table of
-    tokens, null keeps it whole."""
+    a task), which `to` makes smaller."""
 
     to: list[str] = Field(default_factory=list)
     init: Init = "teacher"
     layers: list[int] | None = None
     dropout: float | None = Field(None, ge=0, lt=1)
-    embedding_rank: int | None = Field(None, gt=0)
     source: str | None = None
 
 

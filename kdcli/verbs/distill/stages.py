@@ -352,7 +352,7 @@ class TaskRun:
             return
         teacher, how = (
             self.teachers[0],
-            self.recipe.student.model_dump(include={"init", "layers", "embedding_rank"}),
+            self.recipe.student.model_dump(include={"init", "layers"}),
         )
         model = load_encoder(teacher.source, trust_remote_code=self.session.trust_remote_code).model
         if self.task.kept is not None:

@@ -94,11 +94,6 @@ def check_task(recipe: TaskDistillRecipe) -> None:
         raise UsageError(
             "no student given", "add --to LxH, for example --to 6x384, or --student DIR"
         )
-    if recipe.student.embedding_rank is not None and recipe.student.source is not None:
-        raise UsageError(
-            "--student brings its table of tokens, so student.embedding_rank has no effect",
-            "leave it out",
-        )
     if recipe.trim.use and recipe.student.source is not None:
         raise UsageError(
             "--student brings a vocabulary of its own",

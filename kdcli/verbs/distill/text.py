@@ -130,11 +130,6 @@ def check_text(recipe: DistillRecipe) -> None:
     if not recipe.student.to:
         raise UsageError("no student shape given", "add --to LxH, for example --to 6x384")
     check_settings(recipe.method, recipe.loss)
-    if recipe.student.embedding_rank is not None and _is_masked(recipe):
-        raise UsageError(
-            "student.embedding_rank: a masked-language-model head is tied to the whole table of tokens",
-            "methods that need no such head: minilm, minilmv2, tinybert",
-        )
     if not inputs(recipe.method) & {"text", "masked"}:
         raise UsageError(
             f"method {recipe.method} learns from a task's examples, not from text",
@@ -492,7 +487,7 @@ class TextStage:
 def _build(
     recipe: DistillRecipe, teacher: Model, shape: ModelShape, text: Examples
 ) -> InitializedStudent:
-    how = recipe.student.model_dump(include={"init", "layers", "dropout", "embedding_rank"})
+    how = recipe.student.model_dump(include={"init", "layers", "dropout"})
     return build_student(teacher.model.base_model, shape, **how, text=text, seed=recipe.train.seed)
 
 
