@@ -12,35 +12,23 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
     XLMRobertaConfig,
     XLMRobertaModel,
     XLMRobertaTokenizer,
 )
 
+from kdcli.models.model import Model
 from kdcli.models.trim import Array, counted, named_in
-from kdcli.workloads.settings import TrimSettings
 from kdcli.workloads.vocabulary import cut, kept_tokens
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A model and its tokenizer."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    source: str
-
-
-def made(tokens: int, rng: np.random.Generator) -> Loaded:
+def made(tokens: int, rng: np.random.Generator) -> Model:
     """Pieces of 1 to 8 letters, the shorter ones likelier, half of them at the beginning of a word."""
     lengths = rng.integers(2, 9, 2 * tokens)
     words = ("".join(LETTERS[n] for n in rng.integers(0, 26, length)) for length in lengths)
@@ -60,10 +48,10 @@ def made(tokens: int, rng: np.random.Generator) -> Loaded:
         num_attention_heads=12,
         intermediate_size=1536,
     )
-    return Loaded(XLMRobertaModel(config).eval(), tokenizer, "made")
+    return Model(XLMRobertaModel(config).eval(), tokenizer, "made")
 
 
-def texts_of(loaded: Loaded, count: int, rng: np.random.Generator) -> list[str]:
+def texts_of(loaded: Model, count: int, rng: np.random.Generator) -> list[str]:
     """Sentences of 20 words; frequent words are much more frequent than others."""
     words = [
         t.removeprefix("▁")
@@ -74,7 +62,7 @@ def texts_of(loaded: Loaded, count: int, rng: np.random.Generator) -> list[str]:
     return [" ".join(words[n] for n in row) for row in places]
 
 
-def same_bits(loaded: Loaded, smaller: Loaded, texts: list[str], kept: Array) -> tuple[int, bool]:
+def same_bits(loaded: Model, smaller: Model, texts: list[str], kept: Array) -> tuple[int, bool]:
     """How many of the texts hold kept tokens alone, and whether the outputs on these are equal."""
     whole = [
         text for text in texts if set(loaded.tokenizer(text)["input_ids"]) <= set(kept.tolist())
@@ -101,16 +89,14 @@ def main() -> None:
     texts = texts_of(loaded, given.texts, rng)
     print(f"{len(loaded.tokenizer):,} tokens, {sum(map(len, texts)) / 1e6:.1f} MB of text")
     began = time.perf_counter()
-    counted(loaded.tokenizer, texts)
+    counts = {"the text": counted(loaded.tokenizer, texts)}
     reading = time.perf_counter() - began
     print(f"reading: {reading:.1f} s")
     for size in (None, given.size):
         began = time.perf_counter()
-        kept, notes = kept_tokens(
-            TrimSettings(size=size), loaded.tokenizer, "made", named_in(loaded.model.config), texts
-        )
+        kept, notes = kept_tokens(loaded.tokenizer, counts, named_in(loaded.model.config), size)
         smaller = cut(loaded, kept)
-        cutting = time.perf_counter() - began - reading
+        cutting = time.perf_counter() - began
         count, equal = same_bits(loaded, smaller, texts[:64], kept)
         print(
             f"size {size}: {notes[0]}; cutting beside reading {cutting:.1f} s; equal on {count} texts: {equal}"

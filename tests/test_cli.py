@@ -66,7 +66,6 @@ DISTILL = {
     *("--json", *SAYING),
 }
 OF_VECTORS = {"--pooling", "--teacher-vectors"}
-TRIMMING = {"--trim-vocab"}
 
 
 def command(*path):
@@ -94,14 +93,14 @@ def test_the_verbs_and_their_options_are_frozen():
     }
     assert set(command("recipes").commands) == {"ls", "show", "validate"}
     assert set(command("mask").commands) == {"info", "diff", "apply", "compact"}
-    assert options_of("distill") == DISTILL | ON_TASK | OF_VECTORS | TRIMMING
+    assert options_of("distill") == DISTILL | ON_TASK | OF_VECTORS
     tuning = {"--task", "--seeds", "--grid", "--metric"}
     assert (
         options_of("finetune")
-        == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} | tuning | TRIMMING
+        == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} | tuning
     )
     pruning = {"--method", "--sparsity", "--masking", "--task", "--teacher", "--pooling"}
-    assert options_of("prune") == DISTILL - {"--to", "--assistant"} | pruning | TRIMMING
+    assert options_of("prune") == DISTILL - {"--to", "--assistant"} | pruning
     pair = {
         "--mode",
         "--weights",

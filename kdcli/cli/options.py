@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -185,15 +185,6 @@ EvalTask = Annotated[
     typer.Option(metavar="TASK", help="Also compare all models on this task; may be repeated."),
 ]
 
-TrimVocab = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="SOURCE|N",
-        help="Keep only the tokens of this text, of those a YAML file lists, or the N most frequent; may be repeated.",
-        rich_help_panel=TRAIN,
-    ),
-]
-
 Metric = Annotated[
     list[str] | None,
     typer.Option(
@@ -202,17 +193,6 @@ Metric = Annotated[
         rich_help_panel=TRAIN,
     ),
 ]
-
-
-def trim_options(given: Sequence[str] | None) -> dict[str, Any]:
-    """The recipe keys of `--trim-vocab`: sources of text, and at most one number. Raises UsageError: two numbers."""
-    sizes = [value for value in given or () if value.isdecimal()]
-    if len(sizes) > 1:
-        raise UsageError(
-            f"--trim-vocab was given two sizes: {', '.join(sizes)}", "give one number, and any text"
-        )
-    text = [value for value in given or () if not value.isdecimal()]
-    return {"trim.text": text or None, "trim.size": int(sizes[0]) if sizes else None}
 
 
 def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

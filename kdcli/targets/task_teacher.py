@@ -24,7 +24,6 @@ from kdcli.targets.teacher import Teacher
 from kdcli.types import Batch, Examples, Kind, Needs, Signals, Term
 from kdcli.workloads.settings import LabelledSettings
 from kdcli.workloads.task import PreparedTask, read_by
-from kdcli.workloads.vocabulary import cut
 
 SIGNALS = "signals"  # Directory of a run for cached signals, while a stage reads them
 
@@ -51,11 +50,6 @@ def load_teacher(
     teacher = load_for_task(
         source, task.data.task, label_map=label_map, new_head=False, trust_remote_code=trusted
     )
-    if task.kept is not None and not own_tokens:
-        kept, ids = task.kept.tolist(), list(range(len(task.kept)))
-        # Its ids are those of the student before its vocabulary was cut.
-        if teacher.tokenizer.convert_ids_to_tokens(kept) == tokenizer.convert_ids_to_tokens(ids):
-            teacher = cut(teacher, task.kept)
     if not own_tokens:
         check_vocabulary(teacher, tokenizer, student)
     Progress.log(f"teacher {source}: {teacher.note}")

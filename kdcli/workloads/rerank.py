@@ -47,7 +47,6 @@ from kdcli.workloads.reranker import (
 )
 from kdcli.workloads.settings import RerankRecipe
 from kdcli.workloads.task import freeze_unused
-from kdcli.workloads.vocabulary import texts_of, trimmed
 
 STUDENT = "student"
 ROWS_AT_ONCE = 32  # candidates of a micro-batch, about
@@ -100,18 +99,15 @@ def set_activation(model: PreTrainedModel, name: str) -> None:
 
 def student_of(
     recipe: RerankRecipe, source: str, session: Session, train: Lists
-) -> tuple[Callable[[], Model], list[str]]:
+) -> Callable[[], Model]:
     """Makes a model of a source's weights in the recipe's shape, with the source's head where it fits, else one drawn
-    from the seed; and notes on a cut vocabulary. Raises UsageError: unusable model or shape."""
+    from the seed. Raises UsageError: unusable model or shape."""
     seed, trusted = recipe.train.seed, session.trust_remote_code
     origin = load_for_task(source, RERANK, new_head=True, seed=seed, trust_remote_code=trusted)
     activation = activation_of(origin)
     if activation is not None:
         set_activation(origin.model, activation)
-    notes: list[str] = []
-    if recipe.trim.use:
-        origin, _, notes = trimmed(origin, recipe.trim, texts_of(train.examples))
-    Progress.log(f"{source}: {origin.note}", *notes)
+    Progress.log(f"{source}: {origin.note}")
     full, to = shape_of(origin.model.config), recipe.student.to
     shape = full if to is None else parse_shape(to, full)
 
@@ -135,7 +131,7 @@ def student_of(
             model.load_state_dict(head, strict=False)
         return replace(origin, model=model.eval(), tokenizer=copy.deepcopy(origin.tokenizer))
 
-    return make, notes
+    return make
 
 
 @dataclass(frozen=True)

@@ -57,20 +57,6 @@ class FinetuneTrainSettings(TrainSettings):
     pool: int = Field(64, gt=0, le=10**4)
 
 
-class TrimSettings(Section):
-    """`trim:`, a vocabulary cut to the tokens that `text` needs: sources that count alike, however long; none are the
-    run's own training text. `size` keeps the most frequent ones only. `column` null reads every text of a row. Without
-    `text` and `size` nothing is cut."""
-
-    text: list[str] = Field(default_factory=list)
-    size: int | None = Field(None, gt=0)
-    column: str | None = None
-
-    @property
-    def use(self) -> bool:
-        return bool(self.text) or self.size is not None
-
-
 class GenerationSettings(Section):
     """`generation:`, of tasks whose targets are texts. In training `masked` is the share of a target's tokens that are
     masked and predicted; `label_smoothing` spreads that share of each over the vocabulary. Decoding: `beams` 1 is
@@ -104,7 +90,6 @@ class TaskRecipe(OnTask):
 
     verb: Literal["finetune", "prune"]
     model: str | None = None
-    trim: TrimSettings = TrimSettings()
 
 
 class FinetuneRecipe(TaskRecipe):
@@ -158,7 +143,6 @@ class RerankRecipe(Section):
     data: RerankData = RerankData()
     keep: Literal["last", "best"] = "last"
     train: FinetuneTrainSettings = FinetuneTrainSettings()
-    trim: TrimSettings = TrimSettings()
     measure: MeasureSettings = MeasureSettings()
     cache_gb: float = Field(8.0, gt=0)
 

@@ -29,7 +29,6 @@ from kdcli.models.load import load_config, location
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import training_rows
-from kdcli.models.trim import Array
 from kdcli.types import (
     Batch,
     Examples,
@@ -53,7 +52,6 @@ from kdcli.workloads.settings import (
     LabelledSettings,
     TaskRecipe,
 )
-from kdcli.workloads.vocabulary import cut, texts_of, trimmed
 
 GROUP, SHORT = (
     8,
@@ -75,8 +73,7 @@ MISPLACED_ALLOWED = (
 
 @dataclass(frozen=True)
 class PreparedTask:
-    """A task tokenised for models with one tokenizer; `max_length` is the row limit in tokens, `kept` the tokens that
-    stay of a cut vocabulary."""
+    """A task tokenised for models with one tokenizer; `max_length` is the row limit in tokens."""
 
     session: Session
     data: Labelled
@@ -84,14 +81,10 @@ class PreparedTask:
     evaluator: Evaluator
     notes: list[str]
     max_length: int
-    kept: Array | None = None
 
     def load(self, recipe: TaskRecipe) -> Model:
-        """The recipe's model, see `load_model`, its vocabulary cut if the recipe says so."""
-        headed = load_model(
-            recipe, self.data.task, trust_remote_code=self.session.trust_remote_code
-        )
-        return headed if self.kept is None or not recipe.trim.use else cut(headed, self.kept)
+        """The recipe's model, see `load_model`."""
+        return load_model(recipe, self.data.task, trust_remote_code=self.session.trust_remote_code)
 
 
 @dataclass(frozen=True)
@@ -116,15 +109,6 @@ def prepare(
     data, headed, notes = check_task_data(
         recipe, session, new_head=new_head, beside=beside, generates=generates
     )
-    kept = None
-    if recipe.trim.use:
-        others = {
-            f"{data.split} {name}".strip(): texts_of(examples)
-            for name, examples in data.sets.items()
-        }
-        headed, kept, said = trimmed(headed, recipe.trim, texts_of(data.train), others=others)
-        Progress.log(*said)
-        notes = [*notes, *said]
     how = features_of(recipe.data, data.task, headed)
     train = Features.of(data.task, data.train, headed.tokenizer, **how)
     evaluator = Evaluator.of(
@@ -141,7 +125,7 @@ def prepare(
         found.append(f"judged on {data.split}")
     Progress.log(*found)
     return PreparedTask(
-        session, data, train, evaluator, [*notes, *found], how["max_length"], kept
+        session, data, train, evaluator, [*notes, *found], how["max_length"]
     ), headed
 
 

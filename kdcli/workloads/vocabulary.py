@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from kdcli.data.files import Source, open_source
 from kdcli.data.text.shards import tokenizer_hash
 from kdcli.disk import cache_dir, cache_key, disk_errors, write_atomic
 from kdcli.errors import UsageError
+from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.models.trim import (
     Array,
@@ -32,11 +33,8 @@ from kdcli.models.trim import (
 )
 from kdcli.recipe.resolve import read_recipe
 from kdcli.report.text import bytes_of
-from kdcli.types import Example
-from kdcli.workloads.settings import TrimSettings
 
 TEXTS_AT_ONCE = 1000
-Loaded = TypeVar("Loaded", bound=Any)  # Holds `model`, `tokenizer` and `source`
 CHANGES_SHOWN = 5
 OTHER_TEXTS = 10_000  # Of a validation split, to see how other text changes
 COMPARED, COMPARED_TOKENS = (
@@ -46,20 +44,35 @@ COMPARED, COMPARED_TOKENS = (
 
 
 def trimmed(
-    loaded: Loaded,
-    settings: TrimSettings,
-    own: Iterable[str] = (),
+    loaded: Model,
+    text: str,
     *,
-    others: Mapping[str, Iterable[str]] | None = None,
+    size: int | None = None,
+    column: str | None = None,
     prompts: Iterable[str] = (),
-) -> tuple[Loaded, Array, list[str]]:
-    """A loaded model with its tokenizer cut, the ids kept, and notes on what that changes. Arguments and errors as of
-    `kept_tokens`; `others`: further text by name, to see how it changes; `prompts`: text that the model reads too."""
+) -> tuple[Model, list[str]]:
+    """Cut a model's tokenizer and tables of tokens to those that a text needs, and note what that changes.
+
+    Args:
+        text: a source of text, or a YAML file with one a language, which count alike however long they are.
+        size: keep the most frequent tokens only, at most so many.
+        column: of a table; None reads every text of a row.
+        prompts: further text that the model reads.
+
+    Raises:
+        UsageError: a tokenizer that cannot be cut, text that cannot be read, a size too small, or every token is
+            needed.
+    """
     tokenizer = loaded.tokenizer
     named = named_in(loaded.model.config) | {
         n for prompt in prompts for n in tokenizer(prompt)["input_ids"]
     }
-    kept, notes = kept_tokens(settings, tokenizer, loaded.source, named, own)
+    check_trimmable(tokenizer, loaded.source)
+    sources = _sources(text)
+    names = list(sources) if len(sources) > 1 else ["the text"]
+    read = zip(names, sources.values(), strict=True)
+    counts = {name: _counts(source, column, tokenizer) for name, source in read}
+    kept, notes = kept_tokens(tokenizer, counts, named, size)
     smaller = cut(loaded, kept)
     before, after = (
         sum(p.numel() * p.element_size() for p in each.model.parameters())
@@ -67,71 +80,56 @@ def trimmed(
     )
     name = Path(loaded.source).name
     notes.append(f"{name} takes {bytes_of(after)}, {bytes_of(before)} with its whole vocabulary")
-    held = {
-        f"{name} (validation split)": _validation(text, settings.column)
-        for name, text in _named(settings).items()
-    }
-    for name, text in (held | dict(others or {})).items():
-        shown = list(itertools.islice(text, OTHER_TEXTS))
-        notes += _changes(name, shown, tokenizer, smaller.tokenizer, kept)
+    for name, source in sources.items():
+        held = f"{name} (validation split)"
+        shown = list(itertools.islice(_validation(source, column), OTHER_TEXTS))
+        notes += _changes(held, shown, tokenizer, smaller.tokenizer, kept)
         if shown:
             cosines = _cosines(loaded, smaller, shown[:: -(-len(shown) // COMPARED)])
             near = f"cosine {cosines.mean():.4f}, the least {cosines.min():.4f}, on {len(cosines)} texts"
-            notes.append(f"{name}: mean state beside that with the whole vocabulary: {near}")
-    return smaller, kept, notes
+            notes.append(f"{held}: mean state beside that with the whole vocabulary: {near}")
+    return smaller, notes
 
 
-def cut(loaded: Loaded, kept: Array) -> Loaded:
+def cut(loaded: Model, kept: Array) -> Model:
     """A loaded model with the tokens `kept` alone."""
     model, tokenizer = cut_model(loaded.model, kept), cut_tokenizer(loaded.tokenizer, kept)
     return replace(loaded, model=model, tokenizer=tokenizer)
 
 
-def texts_of(examples: Iterable[Example]) -> Iterator[str]:
-    """Every text of labelled rows."""
-    return (text for example in examples for text in example.texts)
-
-
 def kept_tokens(
-    settings: TrimSettings,
     tokenizer: PreTrainedTokenizerBase,
-    source: str,
+    counts: Mapping[str, Array],
     named: set[int],
-    own: Iterable[str] = (),
+    size: int | None,
 ) -> tuple[Array, list[str]]:
-    """The ids to keep of the tokenizer of a model at `source`, and notes. `own`: what is counted where the settings
-    name no text. `named`: ids that stay in any case. Raises UsageError: a tokenizer that cannot be cut, text that
-    cannot be read, a size too small, or every token is needed."""
-    check_trimmable(tokenizer, source)
-    texts = _named(settings)
-    names = list(texts) if len(texts) > 1 else ["the text"] * len(texts)
-    read = zip(names, texts.values(), strict=True)
-    counts = {name: _counts(text, settings.column, tokenizer) for name, text in read}
-    counts = counts or {
-        "the text": sum(_counted(tokenizer, own), np.zeros(len(tokenizer), np.int64))
-    }
+    """Choose the ids to keep by how often each occurs in texts, and note how much of each text they cover.
+
+    `named`: ids that stay in any case. Raises UsageError: see `trimmed`.
+    """
     # Texts count alike, however long: a language with little text keeps its tokens.
     shares = sum(each / max(1, each.sum()) for each in counts.values())
-    kept = _kept(tokenizer, np.asarray(shares), named, settings.size)
+    kept = _kept(tokenizer, np.asarray(shares), named, size)
     covered = ", ".join(
         f"{each[kept].sum() / max(1, each.sum()):.3%} of {name}" for name, each in counts.items()
     )
     return kept, [f"{len(kept):,} of {len(tokenizer):,} tokens kept; they cover {covered}"]
 
 
-def _named(settings: TrimSettings) -> dict[str, str]:
-    """Name -> source of the texts that count alike: those given, and those that a YAML file lists by language. Raises
-    UsageError: a file that is no list of texts."""
-    found: dict[str, str] = {}
-    for text in settings.text:
-        listed = read_recipe(text, None) if text.endswith((".yaml", ".yml")) else {text: text}
-        if wrong := [name for name, source in listed.items() if not isinstance(source, str)]:
-            raise UsageError(
-                f"{text}: {wrong[0]} names no text",
-                "write a line a language, such as 'de: ./german.txt'",
-            )
-        found |= listed
-    return found
+def _sources(text: str) -> dict[str, str]:
+    """Return name -> source of the texts that count alike: the one given, or those that a YAML file lists by language.
+
+    Raises UsageError: a file that is no list of texts.
+    """
+    if not text.endswith((".yaml", ".yml")):
+        return {text: text}
+    listed, hint = read_recipe(text, None), "write a line a language, such as 'de: ./german.txt'"
+    if not listed:
+        raise UsageError(f"{text} lists no text", hint)
+    for name, source in listed.items():
+        if not isinstance(source, str):
+            raise UsageError(f"{text}: {name} names no text", hint)
+    return listed
 
 
 def _kept(

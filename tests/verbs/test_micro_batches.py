@@ -306,7 +306,7 @@ def test_rerankers_on_lists_of_different_lengths(folder, tmp_path, loss):
     lists, judged, split = read_lists(str(file), seed=0, log=lambda line: None)
 
     def make():
-        student, _ = student_of(resolved.recipe, str(folder / "encoder"), session(), lists)
+        student = student_of(resolved.recipe, str(folder / "encoder"), session(), lists)
         run = RerankRun(
             resolved,
             RunOptions(),

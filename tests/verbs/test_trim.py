@@ -72,6 +72,26 @@ def test_a_size_keeps_the_most_frequent_tokens(text, tmp_path):
     assert "7 of 64 tokens kept; they cover 53.333% of the text" in said_by(result)
 
 
+def test_a_file_lists_texts_that_count_alike_however_long(tmp_path):
+    base = own_files.encoder(tmp_path / "base")
+    (tmp_path / "long.txt").write_text("w0 w0 w1 w1 w2 w2\n" * 50)
+    (tmp_path / "short.txt").write_text("w9 w9 w9 w8\n")
+    listed = tmp_path / "languages.yaml"
+    listed.write_text(f"en: {tmp_path}/long.txt\nde: {tmp_path}/short.txt\n")
+    trim = ["trim", base, "--data", listed, "--vocab-size", "7"]
+    said = said_by(succeeds(*trim, "-o", tmp_path / "out"))
+    assert "they cover 33.333% of en, 75.000% of de" in said
+    # Shares: w9 3/4, w0, w1 and w2 1/3 each, w8 1/4.
+    tokens = AutoTokenizer.from_pretrained(tmp_path / "out").convert_ids_to_tokens(range(7))
+    assert tokens[5:] == ["w0", "w9"]
+    for text, message in (
+        ("de: [a.txt, b.txt]", "languages.yaml: de names no text"),
+        ("{}", "languages.yaml lists no text"),
+    ):
+        listed.write_text(text)
+        assert message in refused(tmp_path, *trim)
+
+
 def test_a_mask_learned_with_all_tokens_is_refused_for_the_trimmed_model(text, tmp_path):
     base = own_files.encoder(tmp_path / "model", num_hidden_layers=2)
     own = ["--task", "own", "--data", own_files.own(tmp_path / "data", "class")]

@@ -15,11 +15,9 @@ from kdcli.cli.options import (
     EvalTask,
     Pooling,
     Task,
-    TrimVocab,
     run_options,
     show,
     training_options,
-    trim_options,
     with_options,
 )
 from kdcli.errors import UsageError
@@ -104,7 +102,6 @@ def distill(
             metavar="FILE", help="The teacher's vectors of the texts, as .npy or .parquet."
         ),
     ] = None,
-    trim_vocab: TrimVocab = None,
     **shared: Any,
 ) -> Any:
     """Train a smaller student of an encoder: on unlabelled text (MiniLM, TinyBERT ...), or on a task with --task."""
@@ -138,9 +135,7 @@ def distill(
         "method": method,
     }
     own |= {"assistant": assistant, "eval.tasks": eval_task}
-    own |= {"embedding.pooling": pooling, "embedding.vectors": teacher_vectors} | trim_options(
-        trim_vocab
-    )
+    own |= {"embedding.pooling": pooling, "embedding.vectors": teacher_vectors}
     if ablate is not None:
         from kdcli.verbs.distill.recipes import ablations
 
@@ -199,7 +194,7 @@ def _distill_reranker(given: Mapping[str, Any]) -> Any:
 
     own = {"teacher": given["teacher"], "student.source": given["student"]}
     own["student.to"] = given["to"][0] if given["to"] else None
-    options = own | trim_options(given["trim_vocab"]) | training_options(given)
+    options = own | training_options(given)
     resolved = resolve(
         RerankRecipe, recipe=given["recipe"], sets=given["sets"] or (), options=options
     )
@@ -221,7 +216,6 @@ def _distill_on_task(given: Mapping[str, Any]) -> Any:
     own |= {"augment.model": given["augment_model"], "augment.glove": given["glove"]}
     own["general.use"] = True if given["general"] or given["corpus"] else None
     own["augment.use"] = given["augment"] if given["augment"] is not None else copies
-    own |= trim_options(given["trim_vocab"])
     options = {
         "recipe": given["recipe"],
         "sets": given["sets"] or (),

@@ -60,7 +60,6 @@ from kdcli.verbs.distill.student import (
 from kdcli.verbs.distill.text import HELD_OUT, held_out_losses
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embedding_scores import Judged, judged_sets, scored
-from kdcli.workloads.vocabulary import trimmed
 
 METHOD = "embedding"
 DEFAULTS: dict[str, Any] = {"train.lr": 5e-4, "train.batch_size": 64, "train.epochs": 1.0}
@@ -147,7 +146,6 @@ class EmbeddingRun:
     rows: TokenizedRows  # of the students
     teacher_rows: TokenizedRows
     judged: list[Judged]
-    trimming: list[str]
     given: Array | None  # vectors from a file
     students: dict[str, Student] = field(default_factory=dict)
     formats: dict[str, EmbeddingFormat] = field(default_factory=dict)
@@ -189,8 +187,7 @@ class EmbeddingRun:
             for note in built.notes:
                 Progress.log(f"{name}: {note}")
         needs = teacher_needs(self.students)
-        # It reads the rows of the students, hence with a cut vocabulary where they have one.
-        reader = (self.teacher if recipe.student.source else self.origin).model
+        reader = self.teacher.model
         live = (
             None
             if needs == Needs()
@@ -345,7 +342,6 @@ class EmbeddingRun:
         notes = [
             f"{teacher.source}: {teacher.note}",
             f"{len(self.texts):,} distinct texts",
-            *self.trimming,
         ]
         if recipe.student.source is not None:
             notes.append(
@@ -406,9 +402,7 @@ def prepare_embedding(
     invocation.check_pushed(len(shapes))
     for to in shapes.values():
         objective = build_objective(METHOD, recipe.loss, shape_of(teacher.model.config), to)
-        other = recipe.student.source and (
-            recipe.trim.use or not same_tokens(teacher.tokenizer, origin.tokenizer)
-        )
+        other = recipe.student.source and not same_tokens(teacher.tokenizer, origin.tokenizer)
         if objective.teacher_needs != Needs() and other:
             raise UsageError(
                 f"loss.relations_weight and loss.hidden_weight compare tokens, and {origin.source} has others than "
@@ -435,13 +429,6 @@ def prepare_embedding(
     )
     for to in shapes.values():
         check_dimensions(recipe.loss, min(to.hidden, wide))
-    notes: list[str] = []
-    if recipe.trim.use:
-        origin, _, notes = trimmed(
-            origin, recipe.trim, texts.texts, prompts=origin.format.prompts.values()
-        )
-        for note in notes:
-            Progress.log(note)
     rows = origin.rows(texts.texts, texts.roles, data.max_length)
     of_teacher = (
         rows if origin is teacher else teacher.rows(texts.texts, texts.roles, data.max_length)
@@ -459,7 +446,6 @@ def prepare_embedding(
         rows,
         of_teacher,
         judged,
-        notes,
         given,
     )
 

@@ -37,7 +37,6 @@ def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
         "data.source": general.source,
         "measure.latency": False,
     }
-    options |= {f"trim.{key}": value for key, value in recipe.trim.model_dump().items() if value}
     if general.recipe is None:
         # No assistant: it is worth its steps where the student on text is the result.
         loss = {f"loss.{key}": value for key, value in recipe.loss.items()}

@@ -75,7 +75,7 @@ def prepare(
             "name a teacher; or train on the labels alone: kdcli finetune MODEL --task rerank",
         )
     teacher = teacher_of(recipe, session, dry_run=invocation.dry_run) if recipe.teacher else None
-    make, notes = student_of(recipe, recipe.student.source or str(recipe.teacher), session, train)
+    make = student_of(recipe, recipe.student.source or str(recipe.teacher), session, train)
     said = (
         f"the teacher is {recipe.teacher}"
         if teacher
@@ -92,7 +92,7 @@ def prepare(
         train,
         held_out,
         split,
-        notes=[said, *notes],
+        notes=[said],
     )
 
 

@@ -16,7 +16,6 @@ from kdcli.workloads.settings import (
     DownstreamSettings,
     OnTask,
     RerankRecipe,
-    TrimSettings,
     VectorSettings,
 )
 
@@ -68,7 +67,6 @@ class DistillRecipe(Section):
     loss: dict[str, Any] = Field(default_factory=dict)
     relation: RelationSettings = RelationSettings()
     data: DataSettings = DataSettings()
-    trim: TrimSettings = TrimSettings()
     train: TrainSettings = TrainSettings()
     eval: OnTextDownstream = OnTextDownstream()
     measure: MeasureSettings = MeasureSettings()
@@ -127,7 +125,6 @@ class TaskDistillRecipe(OnTask):
     loss: dict[str, Any] = Field(default_factory=dict)
     relation: RelationSettings = RelationSettings()
     kd: KdSettings = KdSettings()
-    trim: TrimSettings = TrimSettings()
     general: GeneralSettings = GeneralSettings()
     augment: AugmentSettings = AugmentSettings()
     intermediate: dict[str, Any] = Field(default_factory=lambda: {"lr": 5e-5, "epochs": 20.0})

@@ -28,7 +28,6 @@ from kdcli.models.load import load_encoder, location, save_model
 from kdcli.models.model import Model
 from kdcli.models.shape import build_student, set_dropout, shape_of
 from kdcli.models.training_rows import all_rows, training_rows
-from kdcli.models.trim import cut_model
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import KdSettings, RunOptions
 from kdcli.report.finish import RunResult, measure, write_report
@@ -101,7 +100,6 @@ class TaskRun:
     folder: Path
     task: PreparedTask  # without copies of its examples
     teachers: list[Model]  # the method's objective reads the first; none where a file teaches
-    given: list[Model]  # the first teacher with its whole vocabulary, for its card and scores
     reader: Model  # whose tokenizer the student has
     soft: GivenLogits | None  # of a file
     shape: ModelShape
@@ -151,17 +149,16 @@ class TaskRun:
 
     @cached_property
     def teacher_cards(self) -> dict[str, Any]:
-        return (
-            {TEACHER: describe_source(self.given[0].model, self.given[0].source)}
-            if self.given
-            else {}
-        )
+        if not self.teachers:
+            return {}
+        teacher = self.teachers[0]
+        return {TEACHER: describe_source(teacher.model, teacher.source)}
 
     @cached_property
     def teacher_evaluations(self) -> list[dict[str, Any]]:
         """The teacher's scores, taken before its weights are cast to the compute dtype."""
         rows: list[dict[str, Any]] = []
-        for teacher in self.given:
+        for teacher in self.teachers[:1]:
             evaluator = self.task.evaluator
             if not same_tokens(teacher.tokenizer, self.reader.tokenizer):
                 evaluator = read_by(self.task, self.recipe.data, teacher).evaluator
@@ -294,9 +291,7 @@ class TaskRun:
             notes.append(
                 f"the student learnt the soft labels in {recipe.soft_labels}; no teacher was read"
             )
-        if self.given and self.given[0] is not self.reader and self.recipe.trim.use:
-            notes.append("the teacher's scores are with its whole vocabulary")
-        elif self.teachers and self.reader is not self.teachers[0]:
+        if self.teachers and self.reader is not self.teachers[0]:
             notes.append(
                 f"{self.reader.source} and its teacher read the rows each with its own tokenizer"
             )
@@ -355,8 +350,6 @@ class TaskRun:
             self.recipe.student.model_dump(include={"init", "layers"}),
         )
         model = load_encoder(teacher.source, trust_remote_code=self.session.trust_remote_code).model
-        if self.task.kept is not None:
-            model = cut_model(model, self.task.kept)
         text = self.task.train.rows if self.task.train else None
         built = build_student(model, self.shape, text=text, seed=self.recipe.train.seed, **how)
         for note in built.notes:

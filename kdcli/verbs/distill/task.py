@@ -94,16 +94,6 @@ def check_task(recipe: TaskDistillRecipe) -> None:
         raise UsageError(
             "no student given", "add --to LxH, for example --to 6x384, or --student DIR"
         )
-    if recipe.trim.use and recipe.student.source is not None:
-        raise UsageError(
-            "--student brings a vocabulary of its own",
-            f"kdcli trim {recipe.student.source} cuts it",
-        )
-    if recipe.trim.use and recipe.general.use and not recipe.trim.text:
-        hint = "name the text whose tokens stay: --trim-vocab SOURCE --trim-vocab N"
-        raise UsageError(
-            "the stage on text and the task would cut the vocabulary by texts of their own", hint
-        )
     if recipe.general.use and recipe.student.source is not None:
         raise UsageError(
             "--student brings a student, and the stage on text would make one",
@@ -144,14 +134,7 @@ def prepare_task(
     )
     folder = choose_output_dir(name, resolved, invocation, session)
     task, reader = load_task(recipe, session)
-    teachers, given, soft = [reader], reader, None
-    if recipe.trim.use:
-        whole = load_teacher(
-            str(recipe.teacher), task, reader.tokenizer, "", recipe.head.label_map, own_tokens=True
-        )
-        # Logits of whole rows are compared whatever the tokens; states need the student's.
-        by_row = recipe.method == SOFT_TARGETS and task.data.task.kind in ROW_KINDS
-        teachers, given = [whole if by_row else reader], whole
+    teacher, teachers, soft = reader, [reader], None
     if recipe.soft_labels is not None:
         labels_NC, how = read_soft_labels(Path(recipe.soft_labels), task.data.task, task.data.train)
         Progress.log(f"soft labels of {recipe.soft_labels}: {how}")
@@ -168,20 +151,18 @@ def prepare_task(
         # `--overwrite` deletes a run inside the output directory; one elsewhere may serve other tasks too.
         anew = invocation.overwrite and start.resolve().is_relative_to(folder.resolve())
         inside = replace(invocation, output_dir=start, resume=not anew, overwrite=anew)
-        text = _prepare_general(general_recipe(recipe), start, inside, session, given)
+        text = _prepare_general(general_recipe(recipe), start, inside, session, teacher)
     words = (
         open_words(recipe.augment, task, teachers[0], trust_remote_code=trusted)
         if recipe.augment.use
         else None
     )
-    judged = [given] if teachers else []
     run = TaskRun(
         resolved,
         invocation,
         folder,
         task,
         teachers,
-        judged,
         reader,
         soft,
         shape,
@@ -205,9 +186,7 @@ def load_task(recipe: TaskDistillRecipe, session: Session) -> tuple[PreparedTask
     if recipe.teacher is None:
         return prepare(as_finetune(recipe, str(recipe.student.source)), session)
     head = recipe.head.model_copy(update={"kind": None, "words": None})
-    teacher = as_finetune(recipe, str(recipe.teacher), head=head).model_copy(
-        update={"trim": recipe.trim}
-    )
+    teacher = as_finetune(recipe, str(recipe.teacher), head=head)
     others = [
         *recipe.more_teachers,
         *filter(None, [recipe.student.source, recipe.general.run, recipe.general.teacher]),

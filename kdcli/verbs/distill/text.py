@@ -36,7 +36,6 @@ from kdcli.models.load import (
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
 from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent, build_student
-from kdcli.models.trim import Array, cut_tokenizer, named_in
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult, measure, quality_of, write_report
@@ -63,22 +62,8 @@ from kdcli.verbs.distill.student import (
 )
 from kdcli.workloads.compare import DOWNSTREAM, Tasks, check_tasks, opened, scored
 from kdcli.workloads.rankings import Rows
-from kdcli.workloads.settings import TrimSettings
-from kdcli.workloads.task import read_by
-from kdcli.workloads.vocabulary import cut, kept_tokens, trimmed
 
 HELD_OUT = "held-out loss"  # Quality row of the distillation loss on held-out text
-
-
-@dataclass(frozen=True)
-class TeachersVocabulary:
-    """What a teacher has as it was given: its card, and the tasks as it reads them. `kept` are the tokens that stay
-    where the vocabulary is cut, with notes; the teacher then reads the ids that its students read."""
-
-    card: dict[str, Any]
-    kept: Array | None
-    notes: list[str]
-    tasks: Tasks
 
 
 @dataclass(frozen=True)
@@ -90,7 +75,7 @@ class TextRun:
     folder: Path
     session: Session
     teacher: Model
-    vocabulary: TeachersVocabulary
+    card: dict[str, Any]  # of the teacher, before its weights take the compute dtype
     corpus: Corpus
     schedule: Schedule
     downstream: Tasks
@@ -100,11 +85,9 @@ class TextRun:
         """The last stage wrote it."""
 
     def untrained(self) -> Model:
-        """The encoder that students are copied from, loaded anew."""
-        fresh = load_encoder(
-            str(self.resolved.recipe.teacher), trust_remote_code=self.session.trust_remote_code
-        )
-        return fresh if self.vocabulary.kept is None else cut(fresh, self.vocabulary.kept)
+        """The teacher's encoder, loaded anew."""
+        source, trusted = str(self.resolved.recipe.teacher), self.session.trust_remote_code
+        return load_encoder(source, trust_remote_code=trusted)
 
     def kept(self, name: str, step: int) -> Path:
         """Where a student is until it was scored as it is after a step."""
@@ -147,21 +130,10 @@ def read_text(recipe: DistillRecipe, invocation: RunOptions) -> None:
     invocation.check_pushed(len(plan(recipe, config)))
     check_tasks(recipe.eval, recipe.train.seed)
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
-    if recipe.trim.use:
-        kept, _ = kept_tokens(trim_of(recipe), tokenizer, source, named_in(config))
-        tokenizer = cut_tokenizer(tokenizer, kept)
     if _is_masked(recipe):
         check_share(recipe.data.mask.share)
         tokens_of(tokenizer, source)
     _corpus(recipe, tokenizer)
-
-
-def trim_of(recipe: DistillRecipe) -> TrimSettings:
-    """How the vocabulary is cut: by the text that is trained on where no other is named."""
-    if recipe.trim.text:
-        return recipe.trim
-    own = {"text": [recipe.data.source], "column": recipe.trim.column or recipe.data.column}
-    return recipe.trim.model_copy(update=own)
 
 
 def _corpus(recipe: DistillRecipe, tokenizer: PreTrainedTokenizerBase) -> Corpus:
@@ -184,16 +156,7 @@ def prepare_text(
     tasks: Tasks = {}
     if recipe.eval.tasks:
         tasks = opened(recipe.eval, str(recipe.teacher), recipe.train.seed, invocation, session)
-    card, kept, reads = describe_source(teacher.model, teacher.source), None, tasks
-    notes: list[str] = []
-    if recipe.trim.use:
-        teacher, kept, notes = trimmed(teacher, trim_of(recipe))
-        Progress.log(*notes)
-        reader = Model(teacher.model, teacher.tokenizer, teacher.source, "")
-        reads = {
-            name: (read_by(task, how.recipe.data, reader), how)
-            for name, (task, how) in tasks.items()
-        }
+    card = describe_source(teacher.model, teacher.source)
     corpus = _corpus(recipe, teacher.tokenizer)
     schedule = make_schedule(recipe.train, len(corpus.train) / recipe.train.batch_size)
     if late := [step for step in recipe.eval.at if step >= schedule.steps]:
@@ -202,10 +165,7 @@ def prepare_text(
         raise UsageError(
             "eval.at scores students on tasks, and none was given", "add --eval-task TASK"
         )
-    vocabulary = TeachersVocabulary(card, kept, notes, tasks)
-    run = TextRun(
-        resolved, invocation, folder, session, teacher, vocabulary, corpus, schedule, reads, []
-    )
+    run = TextRun(resolved, invocation, folder, session, teacher, card, corpus, schedule, tasks, [])
     for variant in recipe.variants:
         if not any(name == variant or name.startswith(f"{variant} ") for name in planned):
             Progress.log(f"variant {variant} changes nothing here and is left out")
@@ -282,7 +242,7 @@ class TextStage:
         self.students = students = self._build_students(teacher)
         cards = {}
         if run.invocation.dry_run:
-            cards = {TEACHER: run.vocabulary.card} if self.assistant is None else {}
+            cards = {TEACHER: run.card} if self.assistant is None else {}
             cards |= {
                 name: describe(s.encoder, str(self.model_folder(name)), None)
                 for name, s in students.items()
@@ -388,7 +348,7 @@ class TextStage:
     def _scores(self) -> dict[str, Rows]:
         """Evaluations of the fine-tuned teacher, students, and students copied from the teacher but not distilled."""
         run, recipe, folder = self.run, self.resolved.recipe, self.folder / DOWNSTREAM
-        sources: dict[str, str | Path] = {}
+        sources: dict[str, str | Path] = {TEACHER: str(recipe.teacher)}
         baselines = {}
         for name, (planned, where) in run.students().items():
             sources |= {f"{name}{AT}{step}": run.kept(name, step) for step in recipe.eval.at}
@@ -404,13 +364,10 @@ class TextStage:
                     fresh.rows,
                 )
         run.session.wait()
-        seeds, whole = recipe.eval.seeds, {TEACHER: str(recipe.teacher)}
-        teacher = scored(run.session, run.vocabulary.tasks, whole, folder, seeds=seeds)
+        seeds = recipe.eval.seeds
         found = scored(
             run.session, run.downstream, sources, folder, seeds=seeds, baselines=baselines
         )
-        rows, order = [*teacher["evaluations"], *found["evaluations"]], list(run.downstream)
-        found["evaluations"] = sorted(rows, key=lambda row: order.index(row["task"]))
         for name, step in (
             itertools.product(run.students(), recipe.eval.at) if run.session.is_main else ()
         ):
@@ -420,10 +377,9 @@ class TextStage:
     def _report(self, outcome: Outcome, scores: dict[str, Rows], final: bool) -> None:
         """Write the stage's report; the last one also shows the assistant, probes and measures latency."""
         run, recipe, teacher = self.run, self.resolved.recipe, self.run.teacher
-        cards = {TEACHER: run.vocabulary.card}
+        cards = {TEACHER: run.card}
         losses: dict[str, dict[str, float]] = {}
-        notes = [*run.vocabulary.notes]
-        notes += [
+        notes = [
             f"{name}: {note}"
             for name, (task, _) in run.downstream.items()
             for note in task.notes
@@ -470,8 +426,8 @@ class TextStage:
 
     def _demo_probes(self) -> dict[str, dict[str, dict[str, float]]]:
         """Linear probes of the demo tasks: the teacher, every student, and its copy of the teacher before training."""
-        whole, fresh = load_encoder(self.run.teacher.source), self.run.untrained()
-        probes = {TEACHER: probe_demo(whole.model, whole.tokenizer)}
+        fresh = self.run.untrained()
+        probes = {TEACHER: probe_demo(fresh.model, fresh.tokenizer)}
         for name, student in self.students.items():
             copied = _build(
                 self.resolved.recipe, fresh, self.planned[name].shape, self.run.corpus.train

@@ -10,11 +10,9 @@ from kdcli.cli.options import (
     TRAINING,
     Metric,
     Task,
-    TrimVocab,
     run_options,
     show,
     training_options,
-    trim_options,
     with_options,
 )
 from kdcli.errors import UsageError
@@ -35,7 +33,6 @@ def finetune(
         ),
     ] = None,
     metric: Metric = None,
-    trim_vocab: TrimVocab = None,
     **shared: Any,
 ) -> Any:
     """Fine-tune an encoder on a labelled task and report what it scores."""
@@ -54,7 +51,7 @@ def finetune(
         "metrics": metric,
         **grid_options(FinetuneRecipe, grid or ()),
     }
-    options = own | trim_options(trim_vocab) | training_options(given)
+    options = own | training_options(given)
     resolved = finetune_recipe(recipe=shared["recipe"], sets=shared["sets"] or (), options=options)
     return show(run(resolved, run_options(given)), as_json=shared["json"])
 
@@ -69,10 +66,6 @@ def _finetune_reranker(given: Mapping[str, Any]) -> Any:
     from kdcli.verbs.finetune.run import run_rerank
     from kdcli.workloads.settings import RerankRecipe
 
-    own = (
-        {"student.source": given["model"]}
-        | trim_options(given["trim_vocab"])
-        | training_options(given)
-    )
+    own = {"student.source": given["model"]} | training_options(given)
     resolved = resolve(RerankRecipe, recipe=given["recipe"], sets=given["sets"] or (), options=own)
     return show(run_rerank(resolved, run_options(given)), as_json=given["json"])

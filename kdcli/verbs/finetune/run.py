@@ -203,8 +203,7 @@ def _prepare_rerank(
             "take listwise",
         )
     how = "scores in the data" if scored else "labels alone"
-    make, notes = student_of(recipe, source, session, train)
-    said = [f"trained on {how}", *notes]
+    make = student_of(recipe, source, session, train)
     return RerankRun(
         resolved,
         invocation,
@@ -216,5 +215,5 @@ def _prepare_rerank(
         train,
         held_out,
         split,
-        notes=said,
+        notes=[f"trained on {how}"],
     )

@@ -10,11 +10,9 @@ from kdcli.cli.options import (
     EvalTask,
     Pooling,
     Task,
-    TrimVocab,
     run_options,
     show,
     training_options,
-    trim_options,
     with_options,
 )
 from kdcli.recipe.methods import method_names
@@ -42,7 +40,6 @@ def prune(
     ] = None,
     eval_task: EvalTask = None,
     pooling: Pooling = None,
-    trim_vocab: TrimVocab = None,
     **shared: Any,
 ) -> Any:
     """Remove weights of an encoder while it learns a task (SMP and its baselines)."""
@@ -57,7 +54,7 @@ def prune(
         "teacher": teacher,
         "pruner.masking": masking,
     }
-    own |= {"eval.tasks": eval_task, "embedding.pooling": pooling} | trim_options(trim_vocab)
+    own |= {"eval.tasks": eval_task, "embedding.pooling": pooling}
     recipes = prune_recipes(
         method or [],
         recipe=shared["recipe"],

@@ -47,7 +47,6 @@ from kdcli.verbs.prune.save import COMPACT, DENSE, LOSSLESS, MASK, MASKED, SCORE
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.embedding_scores import Judged, judged_sets, scored
-from kdcli.workloads.vocabulary import trimmed
 
 TASK = "embedding"
 HELD_OUT = 256  # Texts, or a tenth of few
@@ -66,7 +65,6 @@ class EmbeddingPruning:
     texts: Texts
     rows: TokenizedRows
     judged: list[Judged]
-    trimming: list[str]
     pruner: Pruner | None = None
     model: PreTrainedModel | None = None
     of_base: dict[str, Any] = field(default_factory=dict)
@@ -162,7 +160,6 @@ class EmbeddingPruning:
         notes = [
             f"{dense.source}: {dense.note}",
             f"{len(self.texts):,} distinct texts",
-            *self.trimming,
             *down_to_one(masks),
         ]
         notes += density_warnings(recipe, pruner, outcome.steps)
@@ -279,13 +276,6 @@ def prepare_embedding(
         "paired": recipe.loss.get("contrastive_weight", 0) > 0,
     }
     texts = read_texts(recipe.data.source, column=None, unit=settings.unit, log=Progress.log, **how)
-    notes: list[str] = []
-    if recipe.trim.use:
-        dense, _, notes = trimmed(
-            dense, recipe.trim, texts.texts, prompts=dense.format.prompts.values()
-        )
-        for note in notes:
-            Progress.log(note)
     rows = dense.rows(texts.texts, texts.roles, recipe.data.max_length)
     Progress.log(f"{len(rows):,} texts of {rows.lengths.mean():.0f} tokens")
-    return EmbeddingPruning(first, invocation, folder, session, dense, texts, rows, judged, notes)
+    return EmbeddingPruning(first, invocation, folder, session, dense, texts, rows, judged)

@@ -17,7 +17,6 @@ from kdcli.errors import UsageError
 from kdcli.models.load import load_weights, location
 from kdcli.models.model import Model
 from kdcli.models.training_rows import all_rows, training_rows
-from kdcli.models.trim import cut_model
 from kdcli.pruners import check_settings, defaults, smp
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
@@ -73,8 +72,6 @@ class PruneStage:
         recipe, trusted, base = built.recipe, self.task.session.trust_remote_code, None
         if not built.pruner.trains_weights:
             base = load_weights(str(recipe.model), AutoModel, trust_remote_code=trusted)
-            if self.task.kept is not None:
-                base = cut_model(base, self.task.kept)
             # Before the scores, which are those of the saved model.
             restore_precision(built.headed.model, base)
         trained = tasks.trained_model(self.task, built.headed, outcome)

@@ -19,7 +19,6 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult, measure, write_report
 from kdcli.report.front import EMBEDDER
 from kdcli.verbs.trim.settings import TrimRecipe
-from kdcli.workloads.settings import TrimSettings
 from kdcli.workloads.vocabulary import trimmed
 
 BEFORE, AFTER = "untrimmed", "trimmed"
@@ -40,11 +39,13 @@ def run(resolved: Resolved[TrimRecipe], invocation: RunOptions) -> RunResult | N
     folder = choose_output_dir(f"trim-{Path(source).name}", resolved, invocation, session)
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
     model, fmt = load(source, trust_remote_code=trusted), read_format(source)
-    settings = TrimSettings(
-        text=[recipe.data.source], size=recipe.vocab_size, column=recipe.data.column
+    smaller, notes = trimmed(
+        Model(model, tokenizer, source, ""),
+        recipe.data.source,
+        size=recipe.vocab_size,
+        column=recipe.data.column,
+        prompts=fmt.prompts.values() if fmt else (),
     )
-    prompts = fmt.prompts.values() if fmt else ()
-    smaller, _, notes = trimmed(Model(model, tokenizer, source, ""), settings, prompts=prompts)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
     rows = training_rows(location(source))
     if fmt is not None:
