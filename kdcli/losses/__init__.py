@@ -1,17 +1,20 @@
-"""Distillation losses, one file per paper; a file's name, with `-` for `_`, is the method's name in a recipe.
+"""Distillation losses, one file per paper.
 
-A method's file defines, and nothing else has to be registered:
+A method's name in a recipe is its file's name, with `-` for `_`. Its file defines the following
+names, and nothing has to be registered elsewhere:
 
-* `Settings`: keys of the recipe's `loss:` section; unknown keys are errors.
-* `objective(settings, teacher, student)`: the loss for two shapes, a `kdcli.types.Objective`. A ValueError says why the
-  two cannot be compared.
-* `OVER`: what each of its terms is a mean over, so that no term depends on the size of micro-batches.
-* `INPUTS`: what it learns from: `text`, `masked` (text with masked tokens, through masked language models), `task`
-  (labelled examples).
-* with `task`: `STAGE`, `separate` (before the prediction stage) or `joint` (added to its loss), and `KD`, the `kd:`
-  settings with which its authors ran that stage.
+* `Settings`: the keys of the recipe's `loss:` section. Unknown keys are errors.
+* `objective(settings, teacher, student)`: the loss for two shapes, as a `kdcli.types.Objective`. It
+  raises a ValueError that explains why two shapes cannot be compared.
+* `OVER`: what each term is a mean over, so that no term depends on the size of the micro-batches.
+* `INPUTS`: what the method learns from: `text`, `masked` (text with masked tokens, read by masked
+  language models), `task` (labelled examples) or `sentences` (texts for embedding models).
+* `STAGE`, for methods that learn from a `task`: `separate` runs before the prediction stage, and
+  `joint` is added to the prediction stage's loss.
+* `KD`, for the same methods: the `kd:` settings that the authors used for the prediction stage.
 
-In all of them no gradient reaches the teacher and padding counts nothing; tests/losses checks every file.
+In every method, no gradient reaches the teacher and padding does not contribute. tests/losses
+checks every file.
 """
 
 from collections.abc import Mapping
@@ -28,24 +31,27 @@ methods, check_settings = _METHODS.names, _METHODS.settings
 
 
 def inputs(method: str) -> frozenset[str]:
-    """What a method learns from; UsageError if there is no such method."""
+    """Return what a method learns from. Raises UsageError if the method does not exist."""
     kinds: frozenset[str] = _METHODS.module(method).INPUTS
     return kinds
 
 
 def masks_text(method: str, settings: Mapping[str, Any]) -> bool:
-    """Whether a method reads masked text: always, or because `masked_lm_weight` in its settings adds that loss. Raises
-    UsageError: see `check_settings`."""
+    """Return whether a method reads masked text.
+
+    It does if it always reads masked text, or if `masked_lm_weight` in its settings adds masked
+    language modelling. Raises UsageError if the settings are invalid."""
     checked: Any = check_settings(method, settings)
     return "masked" in inputs(method) or getattr(checked, "masked_lm_weight", 0.0) > 0
 
 
 def on_tasks(method: str) -> tuple[str, dict[str, float]]:
-    """`STAGE` and `KD` of a method; UsageError if there is no such method or it does not learn from tasks."""
+    """Return a method's `STAGE` and `KD`. Raises UsageError if it does not learn from tasks."""
     if "task" not in inputs(method):
         others = ", ".join(m for m in methods() if "task" in inputs(m))
         raise UsageError(
-            f"method {method} learns from text, not from a task's examples", f"on tasks: {others}"
+            f"method {method} learns from text, not from a task's examples",
+            f"methods for tasks: {others}",
         )
     module = _METHODS.module(method)
     return module.STAGE, module.KD
@@ -59,8 +65,10 @@ def build_objective(
     *,
     kernel: str = "torch",
 ) -> Objective:
-    """A method's objective, its relations by a `kdcli.losses.relation.KERNEL`. Raises UsageError: its settings are
-    wrong, or it cannot compare these two shapes."""
+    """Build a method's objective for two shapes.
+
+    `kernel` selects how relations are computed; see `kdcli.losses.relation.KERNEL`. Raises
+    UsageError if the settings are invalid or the method cannot compare the two shapes."""
     checked = check_settings(method, settings)
     try:
         objective: Objective = _METHODS.module(method).objective(checked, teacher, student)

@@ -1,13 +1,16 @@
-"""CTCD: two models trained together that learn from each other (Lee et al. 2023, https://arxiv.org/abs/2311.02849, §3).
+"""CTCD: train a teacher and a student together so that each learns from the other.
 
-    L = [α_h H(y, p_S) + α_s KL(sg(p_T) ‖ p_S)] + [β_h H(y, p_T) + β_s KL(sg(p_S) ‖ p_T)]        eq. 1-4
+Lee et al. 2023, https://arxiv.org/abs/2311.02849, §3:
 
-H is the loss against the labels of masked tokens or of examples. sg stops the gradient: each bracket trains one model.
-With a frozen pre-trained third model φ (Community KD, eq. 5) each bracket gains KL(p_φ ‖ p). Divergences are at
-temperature T and times T², as in `kdcli.losses.vocabulary.soft_kl`.
+    L = [α_h H(y, p_S) + α_s KL(sg(p_T) ‖ p_S)] + [β_h H(y, p_T) + β_s KL(sg(p_S) ‖ p_T)]    eq. 1-4
 
-Relations: take it when there is no teacher yet, or to improve a large model with a small one. With a finished teacher
-the losses of `kdcli distill` cost one backward pass less.
+H is the loss against the labels of masked tokens or of examples. sg stops the
+gradient, so each bracket trains one model. With a frozen pre-trained third model φ (Community KD,
+eq. 5), each bracket gains KL(p_φ ‖ p). Divergences use temperature T and are multiplied by T², as
+in `kdcli.losses.vocabulary.soft_kl`.
+
+When to use: there is no teacher yet, or a small model should improve a large one. Prefer the losses
+of `kdcli distill` if the teacher is finished, because they need one backward pass less.
 
     weights: [1, 1, 1, 4]
     mode: co-distillation
@@ -28,14 +31,13 @@ from torch.utils.checkpoint import checkpoint
 from kdcli.errors import UsageError
 from kdcli.losses.vocabulary import CHUNK_LOGITS
 
-TEACHER, STUDENT = (
-    "teacher",
-    "student",
-)  # the two models; they differ only in the weights of their terms
+# The two models. They differ only in the weights of their terms.
+TEACHER = "teacher"
+STUDENT = "student"
 
 Mode = Literal["standalone", "one-way", "reversed", "co-distillation"]
-# Mode -> the weights that it sets to 0.
-SILENCED: dict[str, tuple[int, ...]] = {
+# Mode -> positions of the weights that it sets to 0.
+ZEROED: dict[str, tuple[int, ...]] = {
     "standalone": (1, 3),
     "one-way": (3,),
     "reversed": (1,),
@@ -45,7 +47,15 @@ SILENCED: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Weights:
-    """α_h, α_s, β_h, β_s and the weight of the frozen third model in both brackets."""
+    """The weights of the terms.
+
+    Attributes:
+        student_hard: α_h.
+        student_soft: α_s.
+        teacher_hard: β_h.
+        teacher_soft: β_s.
+        community: weight of the frozen third model, in both brackets.
+    """
 
     student_hard: float
     student_soft: float
@@ -55,41 +65,42 @@ class Weights:
 
     @classmethod
     def of(cls, numbers: Sequence[float], mode: Mode, *, community: bool = False) -> Weights:
-        """The weights α_h:α_s:β_h:β_s, with those that the mode silences set to 0. Raises UsageError: not four finite
-        numbers from 0 on, or all of them are 0."""
-        shown = ":".join(f"{number:g}" for number in numbers)
+        """Make the weights from α_h:α_s:β_h:β_s, and set to 0 the ones that the mode does not use.
+
+        Raises UsageError if they are not four finite numbers of at least 0, or if all of them are
+        0.
+        """
+        text = ":".join(f"{number:g}" for number in numbers)
         if len(numbers) != 4 or not all(math.isfinite(n) and n >= 0 for n in numbers):
             raise UsageError(
-                f"weights must be four numbers from 0 on, got {shown or 'none'}",
-                "in the order student against labels : student from teacher : teacher against labels : teacher from "
-                "student, for example 1:1:1:4",
+                f"weights must be four numbers of at least 0, got {text or 'none'}",
+                "give them in the order student against labels : student from teacher : "
+                "teacher against labels : teacher from student, for example 1:1:1:4",
             )
-        kept = [
-            0.0 if place in SILENCED[mode] else float(number)
-            for place, number in enumerate(numbers)
-        ]
+        zeroed = ZEROED[mode]
+        kept = [0.0 if i in zeroed else float(number) for i, number in enumerate(numbers)]
         if not any(kept):
             raise UsageError(
-                f"of the weights {shown} nothing is left to learn from in mode {mode}",
-                "at least one of the four must be above 0, for example 1:1:1:4",
+                f"weights {text}: every weight that mode {mode} uses is 0",
+                "give at least one of them a value above 0, for example 1:1:1:4",
             )
         return cls(kept[0], kept[1], kept[2], kept[3], float(community))
 
     def hard(self, model: str) -> float:
-        """Weight of a model's loss against the labels."""
+        """Return the weight of a model's loss against the labels."""
         return self.student_hard if model == STUDENT else self.teacher_hard
 
     def soft(self, model: str) -> float:
-        """Weight of what a model learns from the other one."""
+        """Return the weight of a model's divergence from the other model."""
         return self.student_soft if model == STUDENT else self.teacher_soft
 
     def reaches(self, model: str) -> bool:
-        """Whether a model has a term at all."""
+        """Return whether any term trains a model."""
         return self.hard(model) + self.soft(model) + self.community > 0
 
     @property
     def mutual(self) -> bool:
-        """Whether one of the two learns from the other."""
+        """Whether either model learns from the other."""
         return self.student_soft + self.teacher_soft > 0
 
 
@@ -101,13 +112,23 @@ def ctcd(
     community: Tensor | None = None,
     community_kl: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> dict[str, tuple[float, Tensor]]:
-    """The terms of one forward pass of both models: name -> weight and value, a float32 scalar. The names are
-    `MODEL/hard`, `MODEL/soft` and `MODEL/community`; a term of weight 0 is neither computed nor returned. `hard`:
-    logits -> loss against the labels. `soft`: (logits to learn from, logits of the learner) -> divergence; no gradient
-    may reach the first. `logits`: of `teacher` and `student`. `community`: logits of the frozen model; needed if its
-    weight is not 0. `community_kl`: as `soft`, which is the default."""
+    """Compute the terms of one forward pass of both models.
+
+    Args:
+        hard: logits -> loss against the labels.
+        soft: (logits to learn from, logits of the learner) -> divergence. It must not send a
+            gradient to the first.
+        logits: the logits of `teacher` and `student`.
+        weights: the weights of the terms.
+        community: logits of the frozen third model; required if its weight is not 0.
+        community_kl: as `soft`, for the frozen model; `soft` by default.
+
+    Returns:
+        name -> (weight, value), where the value is a float32 scalar. The names are `MODEL/hard`,
+        `MODEL/soft` and `MODEL/community`. Terms of weight 0 are neither computed nor returned.
+    """
     if weights.community and community is None:
-        raise ValueError("the logits of the frozen model are needed for its term")
+        raise ValueError("weights.community is above 0: the frozen model's logits are required")
     terms: dict[str, tuple[float, Tensor]] = {}
     for model, other in ((TEACHER, STUDENT), (STUDENT, TEACHER)):
         if weight := weights.hard(model):
@@ -115,16 +136,17 @@ def ctcd(
         if weight := weights.soft(model):
             terms[f"{model}/soft"] = weight, soft(logits[other], logits[model])
         if community is not None and weights.community:
-            terms[f"{model}/community"] = (
-                weights.community,
-                (community_kl or soft)(community, logits[model]),
-            )
+            divergence = (community_kl or soft)(community, logits[model])
+            terms[f"{model}/community"] = weights.community, divergence
     return terms
 
 
 def reverse_kl(frozen_PV: Tensor, model_PV: Tensor, temperature: float) -> Tensor:
-    """T² · KL(softmax(model / T) ‖ softmax(frozen / T)), a mean over P positions: eq. 5 in its printed order. Logits
-    are in the compute dtype, T > 0; no gradient reaches the frozen model."""
+    """Compute T² · KL(softmax(model / T) ‖ softmax(frozen / T)), a mean over P positions.
+
+    This is eq. 5 in its printed order. The logits are in the compute dtype, and T > 0. No gradient
+    reaches the frozen model.
+    """
     rows, words = model_PV.shape
     at_once = max(1, CHUNK_LOGITS.get(model_PV.device.type, CHUNK_LOGITS["cuda"]) // words)
     frozen_PV = frozen_PV.detach()
@@ -135,11 +157,10 @@ def reverse_kl(frozen_PV: Tensor, model_PV: Tensor, temperature: float) -> Tenso
         return (log_p_CV.exp() * (log_p_CV - log_q_CV)).sum()
 
     total = torch.zeros((), device=model_PV.device)
-    # Not slices: the gradient of each slice would be as large as all rows together.
-    for frozen_CV, model_CV in zip(
-        torch.split(frozen_PV, at_once), torch.split(model_PV, at_once), strict=True
-    ):
-        # Recomputed in the backward pass, so that float32 copies of few rows exist at once.
+    # Split instead of slicing, because the gradient of each slice would be as large as all rows.
+    frozen_chunks, model_chunks = torch.split(frozen_PV, at_once), torch.split(model_PV, at_once)
+    for frozen_CV, model_CV in zip(frozen_chunks, model_chunks, strict=True):
+        # Recompute each chunk in the backward pass, so that float32 copies exist of few rows only.
         total = total + checkpoint(
             chunk_kl, frozen_CV, model_CV, use_reentrant=False, preserve_rng_state=False
         )

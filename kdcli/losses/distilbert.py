@@ -1,13 +1,16 @@
-"""DistilBERT: soft targets, masked language modelling and the direction of the last states (Sanh et al. 2019,
-https://arxiv.org/abs/1910.01108, §3).
+"""DistilBERT: soft targets, masked language modelling and the direction of the last states.
 
-    L = 5 · T² · KL(softmax(z_T / T) ‖ softmax(z_S / T)) + 2 · L_MLM + 1 · (1 - cos(h_T, h_S)),  T = 2
+Sanh et al. 2019, https://arxiv.org/abs/1910.01108, §3:
 
-The first two are means over the masked tokens, the third over all real ones. The paper gives no weights; these are from
-the authors' published command. Their code can take soft targets of all tokens; here they are always of the masked.
+    L = 5 · T² · KL(softmax(z_T / T) ‖ softmax(z_S / T)) + 2 · L_MLM + 1 · (1 - cos(h_T, h_S))
 
-Relations: take it for a student of its teacher's width with the usual half of the layers. `mlm-kd` is its first term
-alone and takes any width; `minilm` needs no vocabulary head and is the better default.
+with T = 2. The first two terms are means over the masked tokens, and the third is a mean over all
+real tokens. The paper gives no weights; these come from the authors' published command. Their code
+can use the soft targets of all tokens, but kdcli always uses the masked tokens.
+
+When to use: the student has its teacher's width and, as usual, half of its layers. Prefer `mlm-kd`,
+which is the first term alone, for a student of another width. `minilm` needs no vocabulary head and
+is the better default.
 
     method: distilbert
     loss: {temperature: 2.0, soft_weight: 5.0, mlm_weight: 2.0, hidden_weight: 1.0}
@@ -26,7 +29,7 @@ INPUTS = frozenset({"masked"})
 
 
 class Settings(Section):
-    """A term of weight 0 is not computed."""
+    """Settings of DistilBERT. Terms of weight 0 are not computed."""
 
     temperature: float = Field(2.0, gt=0)
     soft_weight: float = Field(5.0, ge=0)
@@ -35,16 +38,21 @@ class Settings(Section):
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Raises ValueError if all weights are 0, or if states of two widths are to be compared."""
+    """Build the loss.
+
+    Raises ValueError if all weights are 0, or if hidden states of different widths would be
+    compared.
+    """
     if not (settings.soft_weight or settings.mlm_weight or settings.hidden_weight):
         raise ValueError(
-            "loss.soft_weight, loss.mlm_weight and loss.hidden_weight are all 0: nothing is left to learn"
+            "loss.soft_weight, loss.mlm_weight and loss.hidden_weight are all 0: "
+            "give at least one a value above 0"
         )
     if settings.hidden_weight and teacher.hidden != student.hidden:
         raise ValueError(
-            f"DistilBERT compares the directions of last hidden states: the teacher is {teacher.hidden} wide, the "
-            f"student {student.hidden}. Give the student {student.layers}x{teacher.hidden}, or set "
-            "loss.hidden_weight=0"
+            "DistilBERT compares the directions of the last hidden states: the teacher has width "
+            f"{teacher.hidden}, but the student has {student.hidden}. "
+            f"Give the student {student.layers}x{teacher.hidden}, or set loss.hidden_weight=0"
         )
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
@@ -61,11 +69,12 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
             named["hidden"] = settings.hidden_weight * cosine
         return named
 
-    t_last, s_last = (
-        frozenset({net.layers} if settings.hidden_weight else ()) for net in (teacher, student)
-    )
-    t_needs = Needs(hidden=t_last, masked_logits=settings.soft_weight > 0)
-    s_needs = Needs(hidden=s_last, masked_logits=settings.soft_weight + settings.mlm_weight > 0)
+    def last_layer(model: ModelShape) -> frozenset[int]:
+        return frozenset({model.layers} if settings.hidden_weight else ())
+
+    t_needs = Needs(hidden=last_layer(teacher), masked_logits=settings.soft_weight > 0)
+    s_logits = settings.soft_weight + settings.mlm_weight > 0
+    s_needs = Needs(hidden=last_layer(student), masked_logits=s_logits)
     return Objective(
         teacher_needs=t_needs,
         student_needs=s_needs,

@@ -1,18 +1,23 @@
-"""Embedding distillation: the vector that a student gives a text against its teacher's, s and t in R^D.
+"""Embedding distillation: compare a student's vector of a text with its teacher's.
 
-    L_vec = 1/B Σ_i (1 - cos(s_i, t_i))   or   1/(B·D) Σ_i ‖s_i - t_i‖²                       `vectors`
-    L_sim = 1/B Σ_i KL(softmax_r(cos(t_i, a_r)/τ) ‖ softmax_r(cos(s_i, a_r)/τ))               `similarity`
-    L_con = -1/B Σ_i log(exp(cos(s_i, p_i)/τ) / (exp(cos(s_i, p_i)/τ) + Σ_n exp(cos(s_i, n)/τ)))  `contrastive`
+With the vectors s of the student and t of the teacher in R^D:
 
-The anchors a_r are the teacher's vectors of fixed texts of the corpus (CompRess, https://arxiv.org/abs/2010.14713). p_i
-is the teacher's vector of a text's positive, if it has one; the n are those of its negatives and the anchors (InfoNCE,
-https://arxiv.org/abs/1807.03748). So a text's loss depends on no other text of its batch: micro-batches and processes
-change nothing, and the teacher computes each vector once.
+    `vectors`      L_vec = 1/B Σ_i (1 - cos(s_i, t_i))   or   1/(B·D) Σ_i ‖s_i - t_i‖²
+    `similarity`   L_sim = 1/B Σ_i KL(softmax_r(cos(t_i, a_r)/τ) ‖ softmax_r(cos(s_i, a_r)/τ))
+    `contrastive`  L_con = -1/B Σ_i log(e(p_i) / (e(p_i) + Σ_n e(n))),  e(x) = exp(cos(s_i, x)/τ)
 
-Relations: for embedding models only; the other methods compare token states and leave the pooling aside. `relations`
-adds MiniLMv2's loss of the last layer and `hidden` the cosine distance of its token states; both need the
-teacher in every step, with the student's tokenizer. `dimensions` (Matryoshka, https://arxiv.org/abs/2205.13147) takes
-L_vec and L_sim of the first d components too, and their mean.
+The anchors a_r are the teacher's vectors of fixed texts of the corpus (CompRess,
+https://arxiv.org/abs/2010.14713). p_i is the teacher's vector of the text's positive, if the text
+has one. The n are the vectors of its negatives and the anchors (InfoNCE,
+https://arxiv.org/abs/1807.03748). A text's loss therefore depends on no other text of its batch:
+neither micro-batches nor processes change it, and the teacher computes each vector once.
+
+`relations` adds MiniLMv2's loss of the last layer, and `hidden` adds the cosine distance of its
+token states. Both run the teacher in every step, on the student's tokens. `dimensions` (Matryoshka,
+https://arxiv.org/abs/2205.13147) averages L_vec and L_sim over several prefixes of the vectors.
+
+When to use: the teacher is an embedding model. Prefer `minilm` or `tinybert` for other encoders:
+they compare token states and ignore the pooling.
 
     method: embedding
     loss: {similarity_weight: 1.0, dimensions: [384, 256, 128, 64]}
@@ -41,7 +46,11 @@ OVER: Mapping[str, Count] = {
 
 
 class Settings(Section):
-    """`dimensions` null is all of them; else in falling order, the first one the vector's width."""
+    """Settings of embedding distillation.
+
+    `dimensions` lists the lengths of the compared prefixes in decreasing order, the first one being
+    the width of the vectors. Null compares whole vectors only.
+    """
 
     vectors: Literal["cosine", "mse"] = "cosine"
     vectors_weight: float = Field(1.0, ge=0)
@@ -54,32 +63,37 @@ class Settings(Section):
 
 
 def check_dimensions(loss: Mapping[str, Any], width: int) -> None:
-    """Raises UsageError: `dimensions` that do not fall from the width of the vectors."""
+    """Raise a UsageError unless `dimensions` decreases from the width of the vectors."""
     cuts = loss.get("dimensions") or [width]
     if cuts[0] != width or cuts[-1] < 1 or any(low >= high for high, low in pairwise(cuts)):
         raise UsageError(
-            f"loss.dimensions {cuts} of vectors of width {width}",
-            f"they must fall from the whole width, such as [{width}, {width // 2}]",
+            f"loss.dimensions is {cuts}, but the vectors have width {width}",
+            f"give decreasing numbers that start with the width, such as [{width}, {width // 2}]",
         )
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Raises ValueError: no term has a weight, or MiniLMv2's relation heads do not divide both widths."""
+    """Build the loss.
+
+    Raises ValueError if every weight is 0, or if MiniLMv2's relation heads do not divide both
+    widths.
+    """
     weights = {
-        n.removesuffix("_weight"): w
-        for n, w in settings.model_dump().items()
-        if n.endswith("_weight")
+        "vectors": settings.vectors_weight,
+        "similarity": settings.similarity_weight,
+        "contrastive": settings.contrastive_weight,
+        "relations": settings.relations_weight,
+        "hidden": settings.hidden_weight,
     }
     if not any(weights.values()):
-        raise ValueError(
-            f"every term of the loss has weight 0: set one of {', '.join(f'loss.{n}_weight' for n in weights)}"
-        )
+        keys = ", ".join(f"loss.{name}_weight" for name in weights)
+        raise ValueError(f"every term of the loss has weight 0: set one of {keys}")
     projections = nn.ModuleDict()
     t_needs = s_needs = Needs()
-    inner = None
+    relations = None
     if settings.relations_weight:
-        inner = minilmv2.objective(minilmv2.Settings(), teacher, student)
-        t_needs, s_needs = inner.teacher_needs, inner.student_needs
+        relations = minilmv2.objective(minilmv2.Settings(), teacher, student)
+        t_needs, s_needs = relations.teacher_needs, relations.student_needs
     if settings.hidden_weight:
         t_needs |= Needs(hidden=frozenset({teacher.layers}))
         s_needs |= Needs(hidden=frozenset({student.layers}))
@@ -94,22 +108,22 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         cuts = settings.dimensions or [t_BD.shape[1]]
         named: dict[str, Tensor] = {}
         if weights["vectors"]:
-            compare = cosine_of if settings.vectors == "cosine" else F.mse_loss
+            compare = mean_cosine_distance if settings.vectors == "cosine" else F.mse_loss
             named["vectors"] = torch.stack([compare(s_BD[:, :d], t_BD[:, :d]) for d in cuts]).mean()
         if weights["similarity"]:
             assert t.anchors is not None
-            of_teacher = log_similarities(t_BD, t.anchors, settings.temperature)
-            parts = [
-                log_similarities(s_BD[:, :d], t.anchors[:, :d], settings.temperature) for d in cuts
-            ]
-            kls = [
-                F.kl_div(part, of_teacher, reduction="batchmean", log_target=True) for part in parts
-            ]
-            named["similarity"] = torch.stack(kls).mean()
+            log_t_BR = log_similarities(t_BD, t.anchors, settings.temperature)
+            divergences = []
+            for d in cuts:
+                log_s_BR = log_similarities(s_BD[:, :d], t.anchors[:, :d], settings.temperature)
+                divergences.append(
+                    F.kl_div(log_s_BR, log_t_BR, reduction="batchmean", log_target=True)
+                )
+            named["similarity"] = torch.stack(divergences).mean()
         if weights["contrastive"]:
             named["contrastive"] = info_nce(s_BD, t, settings.temperature)
-        if inner is not None:
-            named["relations"] = torch.stack(list(inner.terms(t, s).values())).sum()
+        if relations is not None:
+            named["relations"] = torch.stack(list(relations.terms(t, s).values())).sum()
         if weights["hidden"]:
             h_S = s.hidden[student.layers]
             h_S = projections["hidden"](h_S) if "hidden" in projections else h_S
@@ -126,29 +140,29 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
     )
 
 
-def cosine_of(s_BD: Tensor, t_BD: Tensor) -> Tensor:
-    """Mean of 1 - cos over the batch."""
+def mean_cosine_distance(s_BD: Tensor, t_BD: Tensor) -> Tensor:
+    """Return the mean of 1 - cos over the batch."""
     return (1 - F.cosine_similarity(s_BD, t_BD, dim=-1)).mean()
 
 
 def log_similarities(x_BD: Tensor, anchors_RD: Tensor, temperature: float) -> Tensor:
-    """Log of the distribution of a text's cosines over the anchors, [B, R]."""
+    """Return the log of each text's softmax distribution over the anchors, [B, R]."""
     cosines_BR = F.normalize(x_BD, dim=-1) @ F.normalize(anchors_RD.float(), dim=-1).T
     return (cosines_BR / temperature).log_softmax(-1)
 
 
 def info_nce(s_BD: Tensor, teacher: Signals, temperature: float) -> Tensor:
-    """InfoNCE, 0 of a row without a positive; the mean over all rows."""
+    """Compute InfoNCE, a mean over all rows; a row without a positive contributes 0."""
     assert teacher.positive is not None
     assert teacher.anchors is not None
     s_BD = F.normalize(s_BD, dim=-1)
-    has_B = teacher.positive.abs().sum(-1) > 0
-    right_B1 = (s_BD * F.normalize(teacher.positive.float(), dim=-1)).sum(-1, keepdim=True)
-    wrong = [s_BD @ F.normalize(teacher.anchors.float(), dim=-1).T]
+    has_positive_B = teacher.positive.abs().sum(-1) > 0
+    positive_B1 = (s_BD * F.normalize(teacher.positive.float(), dim=-1)).sum(-1, keepdim=True)
+    negatives = [s_BD @ F.normalize(teacher.anchors.float(), dim=-1).T]
     if teacher.negatives is not None:
         n_BMD = F.normalize(teacher.negatives.float(), dim=-1)
         cosines_BM = torch.einsum("bd,bmd->bm", s_BD, n_BMD)
-        wrong.append(cosines_BM.masked_fill(n_BMD.abs().sum(-1) == 0, -torch.inf))
-    logits = torch.cat([right_B1, *wrong], -1) / temperature
+        negatives.append(cosines_BM.masked_fill(n_BMD.abs().sum(-1) == 0, -torch.inf))
+    logits = torch.cat([positive_B1, *negatives], -1) / temperature
     losses_B = logits.logsumexp(-1) - logits[:, 0]
-    return (losses_B * has_B).mean()
+    return (losses_B * has_positive_B).mean()

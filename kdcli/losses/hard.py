@@ -1,4 +1,7 @@
-"""The loss against the labels of a task: what fine-tuning minimises and every distillation on a task adds."""
+"""The loss against a task's labels.
+
+Fine-tuning minimises it, and every distillation on a task adds it to the loss against the teacher.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -8,10 +11,19 @@ from kdcli.types import IGNORED, Count, Kind
 
 
 def hard_loss(kind: Kind, logits: Tensor, labels: Tensor, mask_BL: Tensor | None) -> Tensor:
-    """Mean over what `counted` names, a float32 scalar: cross-entropy; `multi`: binary cross-entropy, a mean over
-    classes; `score`: squared error; `span`: the mean of the cross-entropies of first and last token. `logits`: `class`
-    and `multi` [B, C]; `score` [B, 1]; `tokens` [B, L, C]; `span` [B, L, 2]. `labels`: see `kdcli.types.Kind`.
-    `mask_BL`: 1 = real token."""
+    """Compute the loss against labels, a float32 scalar and a mean over what `mean_over` names.
+
+    It is the cross-entropy, except for three kinds of tasks. `multi` uses the binary cross-entropy,
+    averaged over classes. `score` uses the squared error. `span` uses the mean of the
+    cross-entropies of the first and the last token.
+
+    Args:
+        kind: what the task predicts.
+        logits: [B, C] for `class` and `multi`; [B, 1] for `score`; [B, L, C] for `tokens`;
+            [B, L, 2] for `span`.
+        labels: as described at `kdcli.types.Kind`.
+        mask_BL: 1 for real tokens.
+    """
     logits = logits.float()
     if kind == "multi":
         return F.binary_cross_entropy_with_logits(logits, labels)
@@ -31,6 +43,6 @@ def hard_loss(kind: Kind, logits: Tensor, labels: Tensor, mask_BL: Tensor | None
     return F.cross_entropy(logits, labels)
 
 
-def counted(kind: Kind) -> Count:
-    """What losses against a task's labels are means over: labelled words for `tokens`, otherwise rows."""
+def mean_over(kind: Kind) -> Count:
+    """Return what losses against labels are means over: labels for `tokens`, otherwise rows."""
     return "labels" if kind == "tokens" else "rows"

@@ -1,7 +1,10 @@
-"""Masked language modelling (Devlin et al. 2018, https://arxiv.org/abs/1810.04805, §3.1), without a teacher.
+"""Masked language modelling, without a teacher.
 
-Relations: the first step of pre-trained distillation (Turc et al. 2019, https://arxiv.org/abs/1908.08962), before a
-task's soft targets; and the baseline that every distillation on masked text has to beat.
+Devlin et al. 2018, https://arxiv.org/abs/1810.04805, §3.1.
+
+When to use: as the first step of pre-trained distillation (Turc et al. 2019,
+https://arxiv.org/abs/1908.08962), before a task's soft targets, and as the baseline that every
+distillation on masked text has to beat. Prefer `mlm-kd` if a teacher is available.
 
     method: masked-lm
     loss: {}
@@ -18,14 +21,14 @@ INPUTS = frozenset({"masked"})
 
 
 class Settings(Section):
-    """It has no settings."""
+    """Masked language modelling has no settings."""
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Cross-entropy at the masked tokens; the teacher is not run."""
+    """Build the cross-entropy at the masked tokens. The teacher is not run."""
 
-    def terms(of_teacher: Signals, of_student: Signals) -> dict[str, Tensor]:
-        return masked_lm_term(1.0, of_student)
+    def terms(teacher: Signals, student: Signals) -> dict[str, Tensor]:
+        return masked_lm_term(1.0, student)
 
     needs = Needs(masked_logits=True)
     return Objective(
@@ -38,7 +41,7 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
 
 
 def masked_lm_term(weight: float, student: Signals) -> dict[str, Tensor]:
-    """The term `mlm` of a loss, a mean over masked tokens; nothing with weight 0."""
+    """Return the term `mlm` of a loss, a mean over the masked tokens. Empty if the weight is 0."""
     if not weight:
         return {}
     assert student.logits is not None

@@ -1,16 +1,18 @@
 """MiniLM: deep self-attention distillation (Wang et al. 2020, https://arxiv.org/abs/2002.10957).
 
-Only the last self-attention module of each network is compared (§3.1, §3.2):
+The loss compares the last self-attention module of each network (§3.1, §3.2):
 
-    L_AT = 1/(A·|x|) Σ_a Σ_t KL(A_T[a,t] ‖ A_S[a,t])        eq. 6    A  = softmax(QKᵀ/√K)   `attention`
-    L_VR = 1/(A·|x|) Σ_a Σ_t KL(VR_T[a,t] ‖ VR_S[a,t])      eq. 9    VR = softmax(VVᵀ/√K)   `value`
-    L    = L_AT + L_VR                                      eq. 10
+    L_AT = 1/(A·|x|) Σ_a Σ_t KL(A_T[a,t] ‖ A_S[a,t])      eq. 6,   A  = softmax(QKᵀ/√K)
+    L_VR = 1/(A·|x|) Σ_a Σ_t KL(VR_T[a,t] ‖ VR_S[a,t])    eq. 9,   VR = softmax(VVᵀ/√K)
+    L    = L_AT + L_VR                                    eq. 10
 
-What follows the last layer's q, k and v gets no gradient, and the teacher does not compute it. `Settings` adds the
-paper's ablations (§4.4) and a term of our own: `hidden: mse`, the last hidden states, for short budgets.
+The terms are called `attention` and `value`. The layers after q, k and v of the last layer get no
+gradient, and the teacher does not compute them. `Settings` has the paper's ablations (§4.4) and one
+term of our own: `hidden: mse` compares the last hidden states and helps in short runs.
 
-Relations: the default for text. Take `minilmv2` when the head counts differ or the teacher is large, `tinybert` to
-imitate every layer, and a masked method only if the student must keep its vocabulary head.
+When to use: by default, for text. Prefer `minilmv2` if the numbers of heads differ or the teacher
+is large, `tinybert` to imitate every layer, and a method for masked text only if the student must
+keep its vocabulary head.
 
     method: minilm
     loss: {hidden: mse, hidden_weight: 0.5}
@@ -41,9 +43,13 @@ KD = {"weight": 1.0, "temperature": 1.0}
 
 
 class Settings(Section):
-    """`value`, `layers: uniform` and `hidden: relation` are the paper's ablations. `masked_lm_weight` adds the loss of
-    `kdcli.losses.masked_lm`: both models then read masked text. It is 0, for the authors found that it slightly hurts;
-    take it for a student that must predict words too."""
+    """Settings of MiniLM.
+
+    `value`, `layers: uniform` and `hidden: relation` are the paper's ablations. `masked_lm_weight`
+    adds the loss of `kdcli.losses.masked_lm`; both models then read masked text. It is 0 by default
+    because the authors found that it hurts slightly. Set it for a student that must also predict
+    words.
+    """
 
     value: Literal["relation", "mse", "none"] = "relation"
     layers: Literal["last", "uniform"] = "last"
@@ -55,18 +61,18 @@ class Settings(Section):
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Raises ValueError if the head counts differ: eq. 6 compares head by head."""
+    """Build the loss. Raises ValueError if the numbers of heads differ, as eq. 6 compares heads."""
     if teacher.heads != student.heads:
         raise ValueError(
-            f"MiniLM compares attention head by head: the teacher has {teacher.heads} heads, the student "
-            f"{student.heads}. Give the student '@{teacher.heads}', or use --method minilmv2 (heads may differ)"
+            f"MiniLM compares attention head by head, but the teacher has {teacher.heads} heads "
+            f"and the student {student.heads}. Add '@{teacher.heads}' to the student's shape, or "
+            "use --method minilmv2, which allows the numbers to differ"
         )
     layer_map = {student.layers: teacher.layers}
     if settings.layers == "uniform":
         # The embedding has no relations.
-        layer_map = {
-            m: n for m, n in strategy_map("uniform", teacher.layers, student.layers).items() if m
-        }
+        uniform = strategy_map("uniform", teacher.layers, student.layers)
+        layer_map = {m: n for m, n in uniform.items() if m}
     projections = nn.ModuleDict()
     if settings.value == "mse":
         projections["value"] = nn.Linear(student.hidden, teacher.hidden, bias=False)
@@ -75,12 +81,8 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
 
     def needs(layers: frozenset[int]) -> Needs:
         values = layers if settings.value != "none" else frozenset()
-        return Needs(
-            q=layers,
-            k=layers,
-            v=values,
-            hidden=layers if settings.hidden != "none" else frozenset(),
-        )
+        hidden = layers if settings.hidden != "none" else frozenset()
+        return Needs(q=layers, k=layers, v=values, hidden=hidden)
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         named: dict[str, list[Tensor]] = {}
@@ -99,9 +101,9 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
                 hidden = relation_kl(h_T, h_T, h_S, h_S, s.mask)
                 named.setdefault("hidden", []).append(settings.hidden_weight * hidden)
             elif settings.hidden == "mse":
-                h_S_BLD = (
-                    projections["hidden"](s.hidden[m]) if "hidden" in projections else s.hidden[m]
-                )
+                h_S_BLD = s.hidden[m]
+                if "hidden" in projections:
+                    h_S_BLD = projections["hidden"](h_S_BLD)
                 hidden = masked_mse(t.hidden[n], h_S_BLD, s.mask)
                 named.setdefault("hidden", []).append(settings.hidden_weight * hidden)
         means = {name: torch.stack(values).mean() for name, values in named.items()}

@@ -1,12 +1,17 @@
-"""MiniLMv2: multi-head self-attention relation distillation (Wang et al. 2020, https://arxiv.org/abs/2012.15828).
+"""MiniLMv2: multi-head self-attention relation distillation.
 
-Queries, keys and values of one teacher layer are concatenated over heads and split again into A_r relation heads, so
-that teacher and student may have different head counts. Three relations, each softmax(XXᵀ/√d_r), are matched (eq. 5-6):
+Wang et al. 2020, https://arxiv.org/abs/2012.15828. The queries, keys and values of one teacher
+layer are concatenated over the heads and split again into A_r relation heads, so that teacher and
+student may have different numbers of attention heads. Three relations softmax(XXᵀ/√d_r) are
+compared (eq. 5-6):
 
-    L = Σ_{X ∈ {Q, K, V}} w_X · 1/(A_r·|x|) Σ_a Σ_t KL(R_T,X[a,t] ‖ R_S,X[a,t])      `query`, `key`, `value`
+    L = Σ_{X ∈ {Q, K, V}} w_X · 1/(A_r·|x|) Σ_a Σ_t KL(R_T,X[a,t] ‖ R_S,X[a,t])
 
-Relations: take it in place of `minilm` when the head counts differ, or with a large teacher, from whose upper-middle
-layer it learns. It costs a third relation, of more and narrower heads.
+The terms are called `query`, `key` and `value`.
+
+When to use: the numbers of heads differ, or the teacher is large; the student of a large teacher
+learns from one of its upper middle layers. Prefer `minilm` otherwise, because it has two relations
+instead of three, with fewer and wider heads.
 
     method: minilmv2
     loss: {relation_heads: 48, teacher_layer: 21}
@@ -27,8 +32,12 @@ KD = {"weight": 1.0, "temperature": 1.0}
 
 
 class Settings(Section):
-    """`relation_heads: null` is heads of the teacher's width / 16 (48 for base, 64 for large); `teacher_layer: null` is
-    the last one, or 21 of 24; below 0 counts from the last. `masked_lm_weight` is that of `kdcli.losses.minilm`."""
+    """Settings of MiniLMv2.
+
+    `relation_heads: null` uses the teacher's width / 16 heads, which is 48 for base and 64 for
+    large models. `teacher_layer: null` uses the last layer, or layer 21 of 24; negative numbers
+    count from the last layer. `masked_lm_weight` means the same as in `kdcli.losses.minilm`.
+    """
 
     relation_heads: int | None = Field(None, gt=0)
     teacher_layer: int | None = None
@@ -39,29 +48,21 @@ class Settings(Section):
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Raises ValueError if the relation heads do not divide both widths, or the teacher lacks the layer."""
+    """Build the loss.
+
+    Raises ValueError if the relation heads do not divide both widths, or if the teacher does not
+    have the layer.
+    """
     heads = settings.relation_heads or max(1, teacher.hidden // 16)
     for name, width in (("teacher", teacher.hidden), ("student", student.hidden)):
         if width % heads:
-            common = [
-                h
-                for h in range(1, heads + 1)
-                if teacher.hidden % h == 0 and student.hidden % h == 0
-            ]
+            divisors = (h for h in range(1, heads + 1) if teacher.hidden % h == 0)
+            common = [h for h in divisors if student.hidden % h == 0]
             raise ValueError(
-                f"{heads} relation heads do not divide the {name}'s width {width}; set loss.relation_heads to one of "
-                f"{', '.join(map(str, common[-4:]))}"
+                f"{heads} relation heads do not divide the {name}'s width {width}; "
+                f"set loss.relation_heads to one of {', '.join(map(str, common[-4:]))}"
             )
-    asked, m = settings.teacher_layer, student.layers
-    n = (
-        (21 if teacher.layers == 24 else teacher.layers)
-        if asked is None
-        else asked + teacher.layers * (asked < 0)
-    )
-    if not 0 < n <= teacher.layers:
-        raise ValueError(
-            f"loss.teacher_layer is {asked}, but the teacher has layers 1 to {teacher.layers}"
-        )
+    m, n = student.layers, teacher_layer(settings, teacher)
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         named = {}
@@ -83,3 +84,16 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         terms=terms,
         over=OVER,
     )
+
+
+def teacher_layer(settings: Settings, teacher: ModelShape) -> int:
+    """Return the teacher layer that is compared. Raises ValueError if it does not exist."""
+    layer = settings.teacher_layer
+    if layer is None:
+        return 21 if teacher.layers == 24 else teacher.layers
+    from_first = layer + teacher.layers if layer < 0 else layer
+    if not 0 < from_first <= teacher.layers:
+        raise ValueError(
+            f"loss.teacher_layer is {layer}, but the teacher has layers 1 to {teacher.layers}"
+        )
+    return from_first

@@ -1,10 +1,11 @@
-"""MLM-KD: the soft targets of a teacher's masked-language-model head, the baseline of MiniLM (Wang et al. 2020,
-https://arxiv.org/abs/2002.10957, §4.1).
+"""MLM-KD: the soft targets of a teacher's masked-language-model head, MiniLM's baseline.
+
+Wang et al. 2020, https://arxiv.org/abs/2002.10957, §4.1:
 
     L = T² · KL(softmax(z_T / T) ‖ softmax(z_S / T)), a mean over the masked tokens
 
-Relations: take it when only the teacher's predictions are comparable, for the shapes may differ in every size. With
-equal widths `distilbert` adds labels and hidden states.
+When to use: only the models' predictions can be compared; their shapes may differ in every size.
+Prefer `distilbert` if the widths are equal, because it adds labels and hidden states.
 
     method: mlm-kd
     loss: {temperature: 2.0}
@@ -22,13 +23,13 @@ INPUTS = frozenset({"masked"})
 
 
 class Settings(Section):
-    """`temperature` is T."""
+    """Settings of MLM-KD. `temperature` is T."""
 
     temperature: float = Field(1.0, gt=0)
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """The loss for any two shapes; both models need a head over the same vocabulary."""
+    """Build the loss for two arbitrary shapes. Both models need a head over the same vocabulary."""
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         assert t.logits is not None

@@ -1,11 +1,18 @@
-"""Losses of rerankers over lists of candidates; each is a mean over lists. s: the student's scores, t: the teacher's.
+"""Losses of rerankers over lists of candidates. Each is a mean over lists.
 
-    margin-mse   mean over pairs (i, j) of a list of ((s_i - s_j) - (t_i - t_j))^2   (https://arxiv.org/abs/2010.02666)
-    listwise     T^2 KL(softmax(t / T) || softmax(s / T))                            (ListNet, Cao et al. 2007)
-    pointwise    mean over a list of (s_i - t_i)^2
+With the student's scores s and the teacher's scores t:
 
-The pairs are those of a relevant and a less relevant passage, or all pairs of a list without such labels. Against
-labels alone: the cross-entropy of each passage's sigmoid (`pointwise`), or of the softmax of the list (`listwise`).
+    margin-mse   mean over pairs (i, j) of a list of ((s_i - s_j) - (t_i - t_j))²
+    listwise     T² KL(softmax(t / T) ‖ softmax(s / T))
+    pointwise    mean over a list of (s_i - t_i)²
+
+`margin-mse` is from https://arxiv.org/abs/2010.02666 and `listwise` is ListNet (Cao et al. 2007).
+The pairs of `margin-mse` consist of a more and a less relevant passage. Lists without such pairs
+use all of their pairs. Against labels alone, `pointwise` is the cross-entropy of each passage's
+sigmoid, and `listwise` is the cross-entropy of the list's softmax.
+
+When to use: `margin-mse` if only the differences of the teacher's scores matter. Prefer `listwise`
+to match the order at the top of long lists, and `pointwise` if the scores themselves must be kept.
 """
 
 from typing import Literal
@@ -18,7 +25,10 @@ Ranking = Literal["margin-mse", "listwise", "pointwise"]
 
 
 def padded(values_R: Tensor, places_QM: Tensor) -> Tensor:
-    """Values list by list, [Q, M], 0 behind each. `places_QM`: which value stands where, -1 behind a list."""
+    """Arrange values by list, [Q, M], padded with 0.
+
+    `places_QM` holds the index into `values_R` of each candidate, and -1 for padding.
+    """
     return torch.where(places_QM < 0, values_R.new_zeros(()), values_R[places_QM.clamp(min=0)])
 
 
@@ -30,7 +40,7 @@ def score_loss(
     real_QM: Tensor,
     temperature: float,
 ) -> Tensor:
-    """Against a teacher's scores; labels are NaN where there are none. A float32 scalar."""
+    """Compute the loss against a teacher's scores, a float32 scalar. Unknown labels are NaN."""
     s_QM, t_QM = s_QM.float(), t_QM.detach().float()
     if kind == "pointwise":
         return _mean_of_lists((s_QM - t_QM).square(), real_QM)
@@ -40,23 +50,24 @@ def score_loss(
     both_QMM = real_QM[:, :, None] & real_QM[:, None, :]
     above_QMM = (labels_QM[:, :, None] > labels_QM[:, None, :]) & both_QMM
     all_QMM = both_QMM & torch.ones_like(both_QMM[0]).triu(1)
-    pairs_QMM = torch.where(
-        above_QMM.any(-1, keepdim=True).any(-2, keepdim=True), above_QMM, all_QMM
-    )
-    off_QM = s_QM - t_QM
-    return _mean_of_lists(
-        (off_QM[:, :, None] - off_QM[:, None, :]).square().flatten(1), pairs_QMM.flatten(1)
-    )
+    has_labels_Q11 = above_QMM.any(-1, keepdim=True).any(-2, keepdim=True)
+    pairs_QMM = torch.where(has_labels_Q11, above_QMM, all_QMM)
+    error_QM = s_QM - t_QM
+    margins_QMM = (error_QM[:, :, None] - error_QM[:, None, :]).square()
+    return _mean_of_lists(margins_QMM.flatten(1), pairs_QMM.flatten(1))
 
 
 def label_loss(kind: Ranking, s_QM: Tensor, labels_QM: Tensor, real_QM: Tensor) -> Tensor:
-    """Against relevance; a list without a label, or of `listwise` without a relevant passage, counts 0."""
+    """Compute the loss against relevance labels.
+
+    The loss of a list without labels is 0. With `listwise`, so is the loss of a list without a
+    relevant passage.
+    """
     s_QM, known_QM = s_QM.float(), real_QM & ~labels_QM.isnan()
     labels_QM = labels_QM.nan_to_num(0.0)
     if kind == "pointwise":
-        losses_QM = F.binary_cross_entropy_with_logits(
-            s_QM, (labels_QM > 0).float(), reduction="none"
-        )
+        relevant_QM = (labels_QM > 0).float()
+        losses_QM = F.binary_cross_entropy_with_logits(s_QM, relevant_QM, reduction="none")
         return _mean_of_lists(losses_QM, known_QM)
     share_QM = labels_QM * known_QM
     share_QM = share_QM / share_QM.sum(1, keepdim=True).clamp(min=1e-9)
@@ -64,9 +75,10 @@ def label_loss(kind: Ranking, s_QM: Tensor, labels_QM: Tensor, real_QM: Tensor) 
 
 
 def _log_softmax(x_QM: Tensor, real_QM: Tensor) -> Tensor:
-    """Over each list; 0 behind it."""
+    """Return the log-softmax over each list, and 0 for padding."""
     return x_QM.masked_fill(~real_QM, -torch.inf).log_softmax(1).masked_fill(~real_QM, 0.0)
 
 
-def _mean_of_lists(x_QM: Tensor, counted_QM: Tensor) -> Tensor:
-    return ((x_QM * counted_QM).sum(1) / counted_QM.sum(1).clamp(min=1)).mean()
+def _mean_of_lists(x_QM: Tensor, chosen_QM: Tensor) -> Tensor:
+    """Return the mean over lists of each list's mean over its chosen elements."""
+    return ((x_QM * chosen_QM).sum(1) / chosen_QM.sum(1).clamp(min=1)).mean()

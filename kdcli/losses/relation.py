@@ -1,12 +1,14 @@
-"""Self-attention relations, their divergence and the squared error of their scores, in blocks.
+"""Self-attention relations: their divergence and the squared error of their scores, in blocks.
 
-A relation is `softmax(X Yᵀ/√K + mask)` of per-head vectors: attention for (Q, K), the value relation for (V, V), and
-MiniLMv2's Q-Q, K-K, V-V. MiniLM (arXiv 2002.10957, eq. 6 and 9) and MiniLMv2 (arXiv 2012.15828, eq. 5) are sums of
-`relation_kl`. TinyBERT (arXiv 1909.10351, eq. 7) compares the scores before the softmax: `score_mse`.
+A relation is `softmax(X Yᵀ/√K + mask)` of per-head vectors. It is the attention for (Q, K), the
+value relation for (V, V), and MiniLMv2's Q-Q, K-K and V-V. MiniLM (arXiv 2002.10957, eq. 6 and 9)
+and MiniLMv2 (arXiv 2012.15828, eq. 5) are sums of `relation_kl`. TinyBERT (arXiv 1909.10351, eq. 7)
+compares the scores before the softmax with `score_mse`.
 
-The plain formulas keep half a dozen [B, A, L, L] tensors for autograd. Here a block of a few heads is reduced to its
-share of the loss *and* to the gradient of its inputs [B, A, L, K] before the next block starts. On a GPU the kernels of
-`relation_triton.py` may do the same without a block of scores in memory.
+The plain formulas keep half a dozen [B, A, L, L] tensors for autograd. Here, a block of a few heads
+is reduced to its share of the loss *and* to the gradient of its inputs [B, A, L, K] before the next
+block starts. On a GPU, the kernels of `relation_triton.py` can do the same without a block of
+scores in memory.
 """
 
 import functools
@@ -23,27 +25,29 @@ from torch import Tensor
 from kdcli.errors import UsageError, first_line
 
 Pair = tuple[Tensor, Tensor]
-# `torch`; `triton` on CUDA devices; or `auto`: triton where its blocks hold the heads.
+# `torch`, `triton` (on CUDA devices) or `auto`, which uses triton if its blocks can hold the heads.
 KERNEL: ContextVar[str] = ContextVar("KERNEL", default="torch")
-# Score of a masked position: far below any real one, yet finite, so that 0 · (log p - log q) is 0 and not NaN.
+# Score of a masked position. It is far below any real score, yet finite, so that 0 · (log p - log
+# q) is 0 and not NaN.
 MASKED = -1e30
-# Scores of a block: 2 MB of float32 per buffer stay in a CPU core's cache; a GPU needs enough work per launch.
+# Number of scores per block. 2 MB of float32 per buffer stay in a CPU core's cache, while a GPU
+# needs enough work per launch.
 BLOCK_SCORES = {"cpu": 1 << 19, "cuda": 1 << 25}
 
 
 def regroup(x_BALK: Tensor, heads: int) -> Tensor:
-    """Concatenate the heads of a signal and split them into H = `heads`: [B, A, L, K] -> [B, H, L, AK/H]. Raises
-    ValueError: `heads` does not divide the width A·K."""
+    """Concatenate the heads of a signal and split them into H = `heads` heads.
+
+    Maps [B, A, L, K] to [B, H, L, AK/H]. Raises ValueError if `heads` does not divide the width
+    A·K.
+    """
     batch, own_heads, length, width = x_BALK.shape
     if own_heads == heads:
         return x_BALK
     if own_heads * width % heads:
         raise ValueError(f"{heads} relation heads do not divide a width of {own_heads * width}")
-    return (
-        x_BALK.transpose(1, 2)
-        .reshape(batch, length, heads, own_heads * width // heads)
-        .transpose(1, 2)
-    )
+    x_BLHK = x_BALK.transpose(1, 2).reshape(batch, length, heads, own_heads * width // heads)
+    return x_BLHK.transpose(1, 2)
 
 
 def relation_kl(
@@ -53,14 +57,20 @@ def relation_kl(
     student_y_BALJ: Tensor,
     mask: Tensor | None,
 ) -> Tensor:
-    """KL(teacher ‖ student) between two relations, averaged over heads and real query positions: a float32 scalar. No
-    gradient reaches the teacher; J may differ from K, and each side is scaled by its own 1/√width. `mask`: [B, L],
-    non-zero at real tokens (padded keys are masked, padded queries not counted); or [B, 1, L, L], True where a query
-    may attend; or None. Without any real row the loss is 0. Raises ValueError: the two sides differ in batch, heads or
-    length."""
-    return _compared(
-        _RelationKL, teacher_x_BALK, teacher_y_BALK, student_x_BALJ, student_y_BALJ, mask
-    )
+    """Return KL(teacher ‖ student) between two relations, averaged over heads and real queries.
+
+    The result is a float32 scalar, which is 0 if there is no real query. No gradient reaches the
+    teacher. J may differ from K, and each side is scaled by its own 1/√width. Raises ValueError if
+    the two sides differ in batch, heads or length.
+
+    Args:
+        teacher_x_BALK, teacher_y_BALK: the teacher's vectors.
+        student_x_BALJ, student_y_BALJ: the student's vectors.
+        mask: [B, L], non-zero at real tokens (padded keys are masked, and padded queries are left
+            out of the mean); or [B, 1, L, L], True where a query may attend; or None.
+    """
+    teacher, student = (teacher_x_BALK, teacher_y_BALK), (student_x_BALJ, student_y_BALJ)
+    return _compare(_RelationKL, teacher, student, mask)
 
 
 def score_mse(
@@ -70,27 +80,32 @@ def score_mse(
     student_y_BALJ: Tensor,
     mask: Tensor | None,
 ) -> Tensor:
-    """Squared error between the scores X Yᵀ/√K of two relations, before any softmax; arguments as in `relation_kl`. A
-    float32 scalar: the mean over the keys that a query may attend to, averaged over heads and real queries. So
-    sequences weigh by their tokens, and the losses of micro-batches, weighted by tokens, add up to the batch's."""
-    return _compared(
-        _ScoreMSE, teacher_x_BALK, teacher_y_BALK, student_x_BALJ, student_y_BALJ, mask
-    )
+    """Return the squared error between the scores X Yᵀ/√K of two relations, before any softmax.
+
+    It takes the same arguments as `relation_kl`. The result is a float32 scalar: the mean over the
+    keys that a query may attend to, averaged over heads and real queries. Sequences are therefore
+    weighted by their tokens, and the losses of micro-batches, weighted by tokens, add up to the
+    loss of the batch.
+    """
+    teacher, student = (teacher_x_BALK, teacher_y_BALK), (student_x_BALJ, student_y_BALJ)
+    return _compare(_ScoreMSE, teacher, student, mask)
 
 
-def _compared(
-    by: Any, t_x_BALK: Tensor, t_y_BALK: Tensor, s_x_BALJ: Tensor, s_y_BALJ: Tensor, mask: Any
+def _compare(
+    function: type[torch.autograd.Function], teacher: Pair, student: Pair, mask: Tensor | None
 ) -> Tensor:
-    if t_x_BALK.shape[:3] != s_x_BALJ.shape[:3]:
+    t_shape, s_shape = list(teacher[0].shape[:3]), list(student[0].shape[:3])
+    if t_shape != s_shape:
         raise ValueError(
-            f"relations of [batch, heads, tokens] {list(t_x_BALK.shape[:3])} and {list(s_x_BALJ.shape[:3])} "
-            "cannot be compared: regroup the heads of one side first"
+            f"cannot compare relations of shapes {t_shape} and {s_shape} [batch, heads, tokens]: "
+            "regroup the heads of one side first"
         )
-    loss: Tensor = by.apply(s_x_BALJ, s_y_BALJ, t_x_BALK.detach(), t_y_BALK.detach(), mask)
+    inputs = *student, *(x.detach() for x in teacher), mask
+    loss: Tensor = function.apply(*inputs)  # type: ignore[no-untyped-call]
     return loss
 
 
-class _MadeForward(torch.autograd.Function):
+class _GradientFromForward(torch.autograd.Function):
     """A scalar whose `forward` saves the gradients of the student's x and y."""
 
     @staticmethod
@@ -99,8 +114,11 @@ class _MadeForward(torch.autograd.Function):
         return grad_x * grad, grad_y * grad, None, None, None
 
 
-class _RelationKL(_MadeForward):
-    """x, y -> scalar; ∂/∂scores = w (p_S - p_T), w = 1/(A · rows) for real rows and 0 for others."""
+class _RelationKL(_GradientFromForward):
+    """x, y -> scalar, with ∂/∂scores = w (p_S - p_T).
+
+    w is 1/(A · rows) for real rows and 0 for padding.
+    """
 
     @staticmethod
     def forward(
@@ -115,7 +133,7 @@ class _RelationKL(_MadeForward):
             return _in_triton(ctx, (student_x, student_y), (teacher_x, teacher_y), mask, kl=True)
         (batch, heads, length, _), device = student_x.shape, student_x.device
         bias, real_BL = _bias_and_rows(mask)
-        # The number of rows stays on the device: reading it would wait for everything that the device still computes.
+        # Keep the number of rows on the device: reading it would wait for all queued work.
         weight_BL = None if real_BL is None else real_BL / (heads * real_BL.sum().clamp(min=1))
         scale = 1.0 / max(1, heads * batch * length) if weight_BL is None else 1.0
         s_scale, t_scale = student_x.shape[-1] ** -0.5, teacher_x.shape[-1] ** -0.5
@@ -139,7 +157,8 @@ class _RelationKL(_MadeForward):
                     t_scores += bias[sequences]
                 torch.softmax(s_scores, -1, out=p_s)
                 torch.softmax(t_scores, -1, out=p_t)
-                # log p = score - log Z and Σ p_T = 1: each log Z enters once per row, as max score - log max p.
+                # log p = score - log Z and Σ p_T = 1, so each log Z enters once per row. It equals
+                # max score - log max p.
                 row_kl = (s_scores.amax(-1) - p_s.amax(-1).log()) - (
                     t_scores.amax(-1) - p_t.amax(-1).log()
                 )
@@ -160,8 +179,11 @@ class _RelationKL(_MadeForward):
         return (total * scale).float()
 
 
-class _ScoreMSE(_MadeForward):
-    """x, y -> scalar: Σ e² with e = √w (x_S y_Sᵀ/√J - x_T y_Tᵀ/√K), w a row's share of the mean; ∂/∂scores = 2√w e."""
+class _ScoreMSE(_GradientFromForward):
+    """x, y -> scalar Σ e² with e = √w (x_S y_Sᵀ/√J - x_T y_Tᵀ/√K) and ∂/∂scores = 2√w e.
+
+    w is a row's share of the mean.
+    """
 
     @staticmethod
     def forward(
@@ -186,7 +208,8 @@ class _ScoreMSE(_MadeForward):
         with torch.autocast(device.type, enabled=False):
             for block in blocks:
                 sequences, _ = block
-                # Apply weights and mask to the small tensors: a row of x is a row of scores, a row of y a column.
+                # Apply weights and mask to the small tensors, because a row of x is a row of
+                # scores, and a row of y is a column of scores.
                 root = root_BALK if len(root_BALK) == 1 else root_BALK[sequences]
                 s_x, t_x = (x[block].float() * root for x in (student_x, teacher_x))
                 s_y, t_y = (y[block].float() for y in (student_y, teacher_y))
@@ -209,7 +232,7 @@ class _ScoreMSE(_MadeForward):
 
 @contextmanager
 def computed_by(kernel: str) -> Iterator[None]:
-    """Inside, relations are computed by this `KERNEL`."""
+    """Compute relations with a `KERNEL` inside the context."""
     token = KERNEL.set(kernel)
     try:
         yield
@@ -218,24 +241,28 @@ def computed_by(kernel: str) -> Iterator[None]:
 
 
 def _by_triton(student_x: Tensor, teacher_x: Tensor) -> bool:
-    """Whether the Triton kernels take these; raises UsageError if they were asked for and the heads are too wide."""
+    """Return whether to use the Triton kernels.
+
+    Raises UsageError if the user asked for them and the heads are too wide.
+    """
     if KERNEL.get() == "torch" or not student_x.is_cuda:
         return False
-    from kdcli.losses.relation_triton import most_width
+    from kdcli.losses.relation_triton import max_width
 
-    width, most = max(student_x.shape[-1], teacher_x.shape[-1]), most_width(student_x.device)
-    if width > most and KERNEL.get() == "triton":
+    width, limit = max(student_x.shape[-1], teacher_x.shape[-1]), max_width(student_x.device)
+    if width > limit and KERNEL.get() == "triton":
         raise UsageError(
-            f"relation.kernel=triton: heads of {width} dims; on this card it takes at most {most}",
+            f"relation.kernel=triton supports heads of width {limit} at most on this card, "
+            f"but the width is {width}",
             "set relation.kernel=auto or torch",
         )
-    return width <= most
+    return width <= limit
 
 
 def _in_triton(ctx: Any, student: Pair, teacher: Pair, mask: Tensor | None, *, kl: bool) -> Tensor:
-    from kdcli.losses.relation_triton import compared
+    from kdcli.losses.relation_triton import compare
 
-    loss, gradients = compared(student, teacher, mask, kl=kl, grad=any(ctx.needs_input_grad[:2]))
+    loss, gradients = compare(student, teacher, mask, kl=kl, grad=any(ctx.needs_input_grad[:2]))
     if gradients is not None:
         ctx.save_for_backward(*gradients)
     return loss
@@ -243,32 +270,35 @@ def _in_triton(ctx: Any, student: Pair, teacher: Pair, mask: Tensor | None, *, k
 
 @functools.cache
 def why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why the Triton kernels cannot run here, None if they can: then they have just given the loss of PyTorch."""
+    """Return why the Triton kernels cannot run here, or None if they can.
+
+    They can run if they reproduce PyTorch's loss and gradients on a small input.
+    """
     if device.type != "cuda":
-        return f"it needs a CUDA device, this is {device}"
+        return f"it needs a CUDA device, but the device is {device}"
     if find_spec("triton") is None:
         return "triton is not installed: pip install 'kdcli[triton]'"
     major, minor = torch.cuda.get_device_capability(device)
+    name = torch.cuda.get_device_name(device)
     if major < 6:
-        return f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}; it needs 6.0"
+        return f"it needs compute capability 6.0, but {name} has {major}.{minor}"
     from triton.errors import TritonError
 
-    x_BALK = (
-        torch.linspace(-2, 2, 2 * 2 * 40 * 24, device=device).sin().view(2, 2, 40, 24).to(dtype)
-    )
+    wave = torch.linspace(-2, 2, 2 * 2 * 40 * 24, device=device).sin()
+    x_BALK = wave.view(2, 2, 40, 24).to(dtype)
     inputs = x_BALK, x_BALK, x_BALK.flip(-1), x_BALK.flip(-2)
     mask = torch.arange(40, device=device) < torch.tensor([[40], [23]], device=device)
     try:
-        found = [_value_and_gradients(kernel, *inputs, mask) for kernel in ("torch", "triton")]
+        expected = _value_and_gradients("torch", *inputs, mask)
+        values = _value_and_gradients("triton", *inputs, mask)
     except (TritonError, RuntimeError, OSError, subprocess.SubprocessError) as error:
-        return f"it fails on {torch.cuda.get_device_name(device)}: {first_line(error)}"
-    worst = max(float((a - b).norm() / a.norm()) for a, b in zip(*found, strict=True))
-    near = 1e-3 if dtype == torch.float32 else 0.05
-    return (
-        None
-        if worst < near
-        else f"it differs by {worst:.1e} from PyTorch on {torch.cuda.get_device_name(device)}"
-    )
+        return f"it fails on {name}: {first_line(error)}"
+    pairs = zip(expected, values, strict=True)
+    largest_error = max(float((a - b).norm() / a.norm()) for a, b in pairs)
+    tolerance = 1e-3 if dtype == torch.float32 else 0.05
+    if largest_error < tolerance:
+        return None
+    return f"it differs by {largest_error:.1e} from PyTorch on {name}"
 
 
 def _value_and_gradients(
@@ -283,8 +313,13 @@ def _value_and_gradients(
 def _row_weights(
     mask: Tensor | None, heads: int, length: int, batch: int, device: torch.device
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """√w of each query [B or 1, 1, L or 1, 1] with w = 1/(heads · rows · keys), 0 for padding; from a mask [B, L] the
-    real keys [B, 1, L, 1], from [B, 1, L, L] the pairs that may attend."""
+    """Return what weighs and masks the scores.
+
+    Returns:
+        √w of each query, [B or 1, 1, L or 1, 1], with w = 1/(heads · rows · keys), 0 for padding.
+        The real keys [B, 1, L, 1], for a mask [B, L].
+        The pairs that may attend, for a mask [B, 1, L, L].
+    """
     if mask is None:
         share = 1 / max(1, heads * batch * length * length)
         return torch.full((1, 1, 1, 1), share**0.5, device=device), None, None
@@ -300,7 +335,7 @@ def _row_weights(
 
 
 def _empty_gradients(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Buffers for the float32 gradients of the student's x and y; None if neither needs one."""
+    """Allocate the float32 gradients of the student's x and y, or None if neither needs one."""
     if not any(ctx.needs_input_grad[:2]):
         return None
     return torch.empty(x.shape, device=x.device), torch.empty(y.shape, device=y.device)
@@ -309,15 +344,15 @@ def _empty_gradients(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | 
 def _product(
     x_BAIK: Tensor, y_BAKJ: Tensor, scale: float, *, out: Tensor, onto: bool = False
 ) -> None:
-    """Write, or add, `scale` · x y to the contiguous block `out` without allocating."""
+    """Write `scale` · x y to the contiguous block `out`, without allocating. `onto` adds
+    instead."""
     flat = out.view(-1, *out.shape[2:])
-    torch.baddbmm(
-        flat, x_BAIK.flatten(0, 1), y_BAKJ.flatten(0, 1), beta=float(onto), alpha=scale, out=flat
-    )
+    x, y = x_BAIK.flatten(0, 1), y_BAKJ.flatten(0, 1)
+    torch.baddbmm(flat, x, y, beta=float(onto), alpha=scale, out=flat)
 
 
 def _bias_and_rows(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Additive key mask, broadcastable to [B, A, L, L], and float row weights [B, L]."""
+    """Return an additive mask, broadcastable to [B, A, L, L], and float row weights [B, L]."""
     if mask is None:
         return None, None
     allowed = mask.bool()
@@ -328,7 +363,10 @@ def _bias_and_rows(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _blocks(batch: int, heads: int, length: int, device: str) -> list[tuple[slice, slice]]:
-    """Split [B, A] into blocks of at most `BLOCK_SCORES` scores: heads of one sequence, or whole sequences."""
+    """Split [B, A] into blocks of at most `BLOCK_SCORES` scores.
+
+    A block consists of heads of one sequence, or of whole sequences.
+    """
     at_once = max(1, BLOCK_SCORES.get(device, BLOCK_SCORES["cuda"]) // (length * length))
     if at_once >= heads:
         step = at_once // heads

@@ -1,16 +1,18 @@
-"""TinyBERT: embeddings, hidden states and attention scores of many layers (Jiao et al. 2019,
-https://arxiv.org/abs/1909.10351, §3.1).
+"""TinyBERT: compare embeddings, hidden states and attention scores of many layers.
 
-    L_embd = MSE(E_S W_0, E_T)                                    eq. 9    `embedding`
-    L_hidn = MSE(H_S W_m, H_T)                                    eq. 8    `hidden`
-    L_attn = 1/A Σ_a MSE(Q_S K_Sᵀ/√K, Q_T K_Tᵀ/√K)                eq. 7    `attention`, before the softmax
-    L      = Σ_m λ_m L_layer(student layer m, teacher layer g(m)) eq. 6    m = 0 ... M, g(0) = 0
+Jiao et al. 2019, https://arxiv.org/abs/1909.10351, §3.1:
 
-The learned W, one per layer, belong to the run, not to the student. Means are over real tokens. The prediction loss of
-eq. 10 is `soft-targets`, in a stage of its own.
+    L_embd = MSE(E_S W_0, E_T)                      eq. 9    `embedding`
+    L_hidn = MSE(H_S W_m, H_T)                      eq. 8    `hidden`
+    L_attn = 1/A Σ_a MSE(Q_S K_Sᵀ/√K, Q_T K_Tᵀ/√K)  eq. 7    `attention`, before the softmax
+    L      = Σ_m λ_m L_layer(m, g(m))               eq. 6    m = 0 ... M, g(0) = 0
 
-Relations: take it to imitate every layer, on text and again on a task with augmented data; it needs more of the teacher
-than `minilm`, which compares one layer, and a stage more than `pkd`.
+Student layer m learns from teacher layer g(m). The learned matrices W, one per layer, belong to the
+run and not to the student. Means are over real tokens. The prediction loss of eq. 10 is
+`soft-targets`, in a stage of its own.
+
+When to use: to imitate every layer, first on text and then on a task with augmented data. Prefer
+`minilm`, which compares a single layer, to run less of the teacher, and `pkd` to save a stage.
 
     method: tinybert
     loss: {layers: uniform, share_projection: false}
@@ -33,11 +35,15 @@ INPUTS = frozenset({"text", "task"})
 STAGE = "separate"
 KD = {"weight": 1.0, "temperature": 1.0}
 
-SHARED = "shared"  # name of the one matrix of all layers
+SHARED = "shared"  # name of the matrix that all layers share
 
 
 class Settings(Section):
-    """`layers` is a map of `kdcli.losses.layer_map`; `layer_weights` are λ_0 ... λ_M, null for all 1."""
+    """Settings of TinyBERT.
+
+    `layers` is a map of `kdcli.losses.layer_map`. `layer_weights` are λ_0 ... λ_M; null makes all
+    of them 1.
+    """
 
     layers: str = "uniform"
     embedding_weight: float = Field(1.0, ge=0)
@@ -48,30 +54,29 @@ class Settings(Section):
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Raises ValueError if these shapes do not have such a map or number of λ, or if nothing is left to compare."""
-    weights = (
-        [1.0] * (student.layers + 1) if settings.layer_weights is None else settings.layer_weights
-    )
+    """Build the loss.
+
+    Raises ValueError if the map or the number of λ does not fit the two shapes, or if every weight
+    is 0.
+    """
+    weights = settings.layer_weights
+    if weights is None:
+        weights = [1.0] * (student.layers + 1)
     if len(weights) != student.layers + 1:
         raise ValueError(
-            f"loss.layer_weights holds {len(weights)} numbers, but the student has an embedding and {student.layers} "
-            f"layers: give {student.layers + 1}, that of the embedding first"
+            f"loss.layer_weights has {len(weights)} numbers, but the student has an embedding and "
+            f"{student.layers} layers: give {student.layers + 1} numbers, the embedding's first"
         )
-    pairs = {
-        m: n
-        for m, n in layer_map(settings.layers, teacher.layers, student.layers).items()
-        if weights[m]
-    }
-    states = {
-        m: n
-        for m, n in pairs.items()
-        if (settings.hidden_weight if m else settings.embedding_weight)
-    }
+    whole = layer_map(settings.layers, teacher.layers, student.layers)
+    pairs = {m: n for m, n in whole.items() if weights[m]}
+    state_weights = {m: settings.hidden_weight if m else settings.embedding_weight for m in pairs}
+    states = {m: n for m, n in pairs.items() if state_weights[m]}
     scores = {m: n for m, n in pairs.items() if m and settings.attention_weight}
     if not states and not scores:
         raise ValueError(
-            "nothing is left to compare: give loss.embedding_weight, loss.hidden_weight or loss.attention_weight, and "
-            "the loss.layer_weights of a layer in loss.layers, a value above 0"
+            "every weight is 0: give loss.embedding_weight, loss.hidden_weight or "
+            "loss.attention_weight, and the loss.layer_weights of a layer in loss.layers, a value "
+            "above 0"
         )
     keys = {m: SHARED if settings.share_projection else str(m) for m in states}
     projections = nn.ModuleDict()
@@ -84,35 +89,35 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         named: dict[str, list[Tensor]] = {}
         for m, n in states.items():
             error = masked_mse(t.hidden[n], projections[keys[m]](s.hidden[m]), s.mask)
-            weight = settings.hidden_weight if m else settings.embedding_weight
-            named.setdefault("hidden" if m else "embedding", []).append(weight * weights[m] * error)
+            value = state_weights[m] * weights[m] * error
+            named.setdefault("hidden" if m else "embedding", []).append(value)
         for m, n in scores.items():
             q_T, k_T, q_S, k_S = (regroup(x, heads) for x in (t.q[n], t.k[n], s.q[m], s.k[m]))
             error = score_mse(q_T, k_T, q_S, k_S, s.mask)
             named.setdefault("attention", []).append(settings.attention_weight * weights[m] * error)
         return {name: torch.stack(values).sum() for name, values in named.items()}
 
-    counts = f"the teacher has {teacher.heads} attention heads and the student {student.heads}"
-    t_scores, s_scores, regrouped = (
-        frozenset(scores.values()),
-        frozenset(scores),
-        teacher.heads != student.heads,
-    )
+    t_scores, s_scores = frozenset(scores.values()), frozenset(scores)
+    notes: tuple[str, ...] = ()
+    if scores and teacher.heads != student.heads:
+        notes = (
+            f"the teacher has {teacher.heads} attention heads and the student {student.heads}: "
+            f"both are regrouped into {heads} heads before they are compared",
+        )
     return Objective(
         teacher_needs=Needs(q=t_scores, k=t_scores, hidden=frozenset(states.values())),
         student_needs=Needs(q=s_scores, k=s_scores, hidden=frozenset(states)),
         projections=projections,
         terms=terms,
         over=OVER,
-        notes=(f"{counts}: both are compared regrouped into {heads}",)
-        if scores and regrouped
-        else (),
+        notes=notes,
     )
 
 
 def common_heads(teacher: ModelShape, student: ModelShape) -> int:
-    """The heads of both, or the largest number below that divides both widths."""
+    """Return the number of heads of both models, or the largest smaller divisor of both widths."""
     if teacher.heads == student.heads:
         return teacher.heads
-    most = min(teacher.heads, student.heads)
-    return max(h for h in range(1, most + 1) if teacher.hidden % h == 0 and student.hidden % h == 0)
+    fewer = min(teacher.heads, student.heads)
+    divisors = [h for h in range(1, fewer + 1) if teacher.hidden % h == 0]
+    return max(h for h in divisors if student.hidden % h == 0)

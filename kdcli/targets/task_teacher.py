@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
-from kdcli.losses.hard import counted
+from kdcli.losses.hard import mean_over
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.models.card import weights_hash
 from kdcli.models.heads import load_for_task
@@ -172,13 +172,13 @@ def kd_terms(
     the teachers. Its gradient is that of the loss against their mean distribution. `hard`: the loss against the labels,
     the only term if there are no teachers or labels. `student`, `teachers`: with logits."""
     if not teachers or student.labels is None:
-        return {"task": Term(hard, counted(kind))}
+        return {"task": Term(hard, mean_over(kind))}
     logits, how = _logits(student), (student.labels, student.mask, kd.temperature)
     zero = logits.new_zeros((), dtype=hard.dtype)
     soft = sum((soft_loss(kind, _logits(t), logits, *how) for t in teachers), zero)
     terms = {"task": (1 - kd.weight, hard), "kd": (kd.weight, soft / len(teachers))}
     return {
-        name: Term(weight * value, counted(kind))
+        name: Term(weight * value, mean_over(kind))
         for name, (weight, value) in terms.items()
         if weight
     }

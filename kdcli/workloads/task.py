@@ -20,7 +20,7 @@ from kdcli.engine.evaluation import evaluate
 from kdcli.engine.launch import Session, make_schedule
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
-from kdcli.losses.hard import counted, hard_loss
+from kdcli.losses.hard import hard_loss, mean_over
 from kdcli.models.capture import Capture, capture, params_without_grad
 from kdcli.models.generation import load_generator
 from kdcli.models.heads import GENERIC, load_for_task
@@ -316,7 +316,7 @@ def _job(
 
     def step(batch: Batch) -> StepLoss:
         loss, signals = task_loss(kind, model, batch)
-        return StepLoss({"loss": Term(loss, counted(kind))}, signals.logits)
+        return StepLoss({"loss": Term(loss, mean_over(kind))}, signals.logits)
 
     rows, metrics = evaluator.features.rows, evaluator.metrics
     return Job({"model": model}, step, examples, order, rows, compute_metrics=metrics, best=best)

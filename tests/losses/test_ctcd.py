@@ -152,9 +152,9 @@ def test_the_frozen_models_logits_are_required(logits, labels):
             ([1, bad, 1, 1], "co-distillation", "four numbers")
             for bad in (-1, float("nan"), float("inf"))
         ),
-        ([0, 0, 0, 0], "co-distillation", "nothing is left to learn from in mode co-distillation"),
-        ([0, 1, 0, 1], "standalone", "nothing is left to learn from in mode standalone"),
-        ([0, 0, 0, 1], "one-way", "nothing is left to learn from in mode one-way"),
+        ([0, 0, 0, 0], "co-distillation", "every weight that mode co-distillation uses is 0"),
+        ([0, 1, 0, 1], "standalone", "every weight that mode standalone uses is 0"),
+        ([0, 0, 0, 1], "one-way", "every weight that mode one-way uses is 0"),
     ],
 )
 def test_weights_that_cannot_be_are_refused(numbers, mode, message):

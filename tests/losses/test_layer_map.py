@@ -41,7 +41,7 @@ def test_every_strategy_maps_every_layer_in_order_into_the_teacher(text, m):
     [
         (
             "middle",
-            r"'middle' is neither uniform, top, bottom nor pairs student:teacher such as 0:0,1:2",
+            r"'middle' is neither uniform, top, bottom nor a list of student:teacher pairs such as 0:0,1:2",
         ),
         ("", r"'' is neither"),
         ("1:3,", r"is neither"),

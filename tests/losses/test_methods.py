@@ -90,10 +90,11 @@ def test_every_loss_file_is_under_contract():
 
 
 @pytest.mark.parametrize("method", methods())
-def test_the_docstring_names_paper_and_relations_and_its_example_is_a_recipe(method):
+def test_the_docstring_names_the_paper_and_when_to_use_it_and_its_example_is_a_recipe(method):
     text = str(importlib.import_module(f"kdcli.losses.{method.replace('-', '_')}").__doc__)
     assert "https://arxiv.org/abs/" in text
-    assert "\nRelations: " in text
+    assert "\nWhen to use: " in text
+    assert "Prefer" in text.split()
     example = yaml.safe_load(
         "\n".join(re.findall(r"^    ((?:method|loss): .*)$", text, re.MULTILINE))
     )
@@ -286,13 +287,13 @@ def test_distilbert_without_hidden_states_takes_another_width():
             "distilbert",
             {},
             STUDENT,
-            r"32 wide, the student 16\. Give the student 2x32.*loss\.hidden_weight=0",
+            r"width 32, but the student has 16\. Give the student 2x32.*loss\.hidden_weight=0",
         ),
         (
             "distilbert",
             dict.fromkeys(("soft_weight", "mlm_weight", "hidden_weight"), 0.0),
             AS_WIDE,
-            "nothing is left",
+            "are all 0: give at least one",
         ),
         (
             "distilbert",

@@ -59,8 +59,8 @@ def test_value_and_gradient_are_those_of_the_formula(width):
 @pytest.mark.parametrize(
     ("layers", "student", "message"),
     [
-        ("skip", 1, "a student of one layer has none; write a map out, such as 1:12"),
-        ("uniform", 6, "neither skip, last nor pairs"),
+        ("skip", 1, "the student has a single layer; give a list of pairs, such as 1:12"),
+        ("uniform", 6, "neither skip, last nor a list of student:teacher pairs"),
         ("1:13", 6, "layer 13 of the teacher"),
     ],
 )

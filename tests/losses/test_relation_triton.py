@@ -102,7 +102,7 @@ def test_both_kernels_compile_for_a_card_and_fit_its_shared_memory(
     kernels = [Recorded(module._rows), Recorded(module._columns)]
     monkeypatch.setattr(module, "_rows", kernels[0])
     monkeypatch.setattr(module, "_columns", kernels[1])
-    widest = module.most_width(torch.device("cuda"))
+    widest = module.max_width(torch.device("cuda"))
     one = torch.ones(1, 1)
     cases = (
         (True, 16, None),
@@ -119,7 +119,7 @@ def test_both_kernels_compile_for_a_card_and_fit_its_shared_memory(
         for grad in (True, False):
             for kernel in kernels:
                 kernel.launched = None
-            module.compared((sx, sy), (tx, ty), mask, kl=kl, grad=grad)
+            module.compare((sx, sy), (tx, ty), mask, kl=kl, grad=grad)
             launched = [kernel for kernel in kernels if kernel.launched]
             assert launched == kernels[: 2 if grad else 1]
             for kernel in launched:
@@ -171,7 +171,7 @@ def test_what_computes_relations(monkeypatch, wanted, capability, reason, kernel
 
 def test_heads_too_wide_for_the_kernels_are_refused_or_left_to_torch(monkeypatch):
     module = ModuleType("relation_triton")
-    module.most_width = lambda device: 256
+    module.max_width = lambda device: 256
     monkeypatch.setitem(sys.modules, "kdcli.losses.relation_triton", module)
     wide, narrow = (
         SimpleNamespace(is_cuda=True, shape=(1, 1, 4, w), device=None) for w in (768, 64)

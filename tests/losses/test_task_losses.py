@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from references import kl_of_row, normal
 
-from kdcli.losses.hard import counted, hard_loss
+from kdcli.losses.hard import hard_loss, mean_over
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.types import IGNORED, counts_of
 
@@ -143,7 +143,7 @@ def test_padding_and_ignored_tokens_do_not_matter(kind, seed, more, value):
 
 def held(kind, labels):
     """How much of what its loss is a mean over a batch holds."""
-    return counts_of({"input_ids": torch.zeros(len(labels), 4), "labels": labels})[counted(kind)]
+    return counts_of({"input_ids": torch.zeros(len(labels), 4), "labels": labels})[mean_over(kind)]
 
 
 def test_padding_gets_no_gradient_from_answers():

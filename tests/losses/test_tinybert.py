@@ -121,8 +121,8 @@ def test_a_term_of_weight_0_is_neither_computed_nor_needed(keys, terms, needs):
 def test_other_heads_are_regrouped_with_a_note(teacher, student, heads):
     made = objective(Settings(), teacher, student)
     assert made.notes == (
-        f"the teacher has {teacher.heads} attention heads and the student {student.heads}: both are compared regrouped "
-        f"into {heads}",
+        f"the teacher has {teacher.heads} attention heads and the student {student.heads}: "
+        f"both are regrouped into {heads} heads before they are compared",
     )
     t, s = pair(made, teacher, student)
     layers = [(t.q[2 * m], t.k[2 * m], s.q[m], s.k[m]) for m in (1, 2, 3)]
@@ -152,12 +152,12 @@ def test_matrices_are_shared_on_request_and_start_as_the_identity_between_equal_
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"layer_weights": [1, 1, 1]}, "holds 3 numbers.*give 4"),
+        ({"layer_weights": [1, 1, 1]}, "has 3 numbers.*give 4"),
         (
             {"embedding_weight": 0.0, "hidden_weight": 0.0, "attention_weight": 0.0},
-            "nothing is left to compare",
+            "every weight is 0",
         ),
-        ({"layers": "0:0", "embedding_weight": 0.0}, "nothing is left to compare"),
+        ({"layers": "0:0", "embedding_weight": 0.0}, "every weight is 0"),
         ({"layers": "1:7"}, "layer 7 of the teacher"),
     ],
 )

@@ -280,7 +280,7 @@ def test_resuming_repeats_no_finished_run(given, on_task, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--weights", "1:1:1"], "weights must be four numbers from 0 on, got 1:1:1"),
+        (["--weights", "1:1:1"], "weights must be four numbers of at least 0, got 1:1:1"),
         (["--temperature", "0"], "'temperature' must be greater than 0"),
         (["--mode", "both"], "'mode' must be"),
         (["--set", "data.mask.share=1.0"], "'data.mask.share' must be less than 1"),
@@ -306,7 +306,7 @@ def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, argume
         (CotrainRecipe(teacher="3x32"), "no student given"),
         (
             CotrainRecipe(teacher="3x32", student="2x16", weights=[0, 0, 0, 0]),
-            "nothing is left to learn from",
+            "every weight that mode co-distillation uses is 0",
         ),
         (CotrainTaskRecipe(teacher="a/b", student="2x16"), "no task given"),
         (

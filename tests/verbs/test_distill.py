@@ -215,7 +215,7 @@ def test_without_an_output_directory_a_free_one_is_numbered(given, tmp_path, mon
         (["--to", "3x16", "--assistant", "2x16"], "larger than its teacher assistant 2x16:64@4"),
         (
             ["--to", "2x16", "--method", "tinybert", "--set", "loss.layer_weights=[1, 1, 1]"],
-            "the teacher assistant 4x16:64@4: loss.layer_weights holds 3 numbers",
+            "the teacher assistant 4x16:64@4: loss.layer_weights has 3 numbers",
         ),
         (["--to", "2x32", "--method", "minlm"], "did you mean 'minilm'"),
         (["--to", "2x32@2"], "minilmv2"),

@@ -435,10 +435,13 @@ def test_unusable_retrieval_data_are_refused(teacher, beir, tmp_path, name, line
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--set", "loss.dimensions=[64]"], "loss.dimensions [64] of vectors of width 32"),
+        (
+            ["--set", "loss.dimensions=[64]"],
+            "loss.dimensions is [64], but the vectors have width 32",
+        ),
         (["--set", "loss.dimensions=[16]"], "such as [32, 16]"),
-        (["--set", "loss.dimensions=[32,32]"], "they must fall"),
-        (["--set", "loss.dimensions=[32,0]"], "they must fall"),
+        (["--set", "loss.dimensions=[32,32]"], "give decreasing numbers"),
+        (["--set", "loss.dimensions=[32,0]"], "give decreasing numbers"),
         (["--set", "loss.contrastive_weight=1.0"], "has a positive among the 80 taken"),
         (["--pooling", "mean"], "pools by cls, not by mean"),
         (["--set", "loss.vectors_weight=0.0"], "weight 0"),

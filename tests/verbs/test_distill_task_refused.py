@@ -50,11 +50,11 @@ def refused(data, teacher, tmp_path):
     [
         (
             ["--method", "distilbert"],
-            "method distilbert learns from text, not from a task's examples on tasks: ",
+            "method distilbert learns from text, not from a task's examples methods for tasks: ",
         ),
         (["--set", "kd.temperature=0"], "'kd.temperature' must be greater than 0, got 0"),
         (["--set", "loss.layers='0:0,1:9'"], "9"),
-        (["--set", "loss.layer_weights=[1.0]"], "loss.layer_weights holds 1 numbers"),
+        (["--set", "loss.layer_weights=[1.0]"], "loss.layer_weights has 1 numbers"),
         (
             ["--set", "loss.layrs=top"],
             "unknown key 'loss.layrs' of method tinybert; did you mean 'layers'?",

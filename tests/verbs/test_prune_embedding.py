@@ -157,7 +157,10 @@ def test_a_dry_run_writes_nothing(given, tmp_path):
         (["--set", "keep=best"], "the last masks are kept"),
         (["--set", "loss.hidden_weight=1.0"], "are for kdcli distill"),
         (["--set", "loss.contrastive_weight=1.0"], "has a positive among the"),
-        (["--set", "loss.dimensions=[64]"], "loss.dimensions [64] of vectors of width 8"),
+        (
+            ["--set", "loss.dimensions=[64]"],
+            "loss.dimensions is [64], but the vectors have width 8",
+        ),
         (["--pooling", "mean"], "pools by cls, not by mean"),
         (["--eval-task", "sst2"], "not judged by vectors"),
         (

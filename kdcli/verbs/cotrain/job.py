@@ -19,7 +19,7 @@ from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.losses.ctcd import STUDENT, TEACHER, Weights, ctcd, reverse_kl
-from kdcli.losses.hard import counted, hard_loss
+from kdcli.losses.hard import hard_loss, mean_over
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
 from kdcli.models.capture import Capture
@@ -249,7 +249,7 @@ class OnTask:
             labels, mask_BL = signals.labels, batch["attention_mask"]
             assert labels is not None
             return Losses(
-                counted(kind),
+                mean_over(kind),
                 lambda logits: hard_loss(kind, logits, labels, mask_BL),
                 lambda of, to: soft_loss(kind, of, to, labels, mask_BL, recipe.temperature),
             )
