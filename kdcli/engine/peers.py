@@ -37,6 +37,16 @@ SAY_SECONDS = 10.0
 FAILED, SAID, ALL, OVER = "failed", "said", "all", "over"
 
 
+class Silent(MachineError):
+    """Another process of the run does not respond. A parent may not see that: its child still runs."""
+
+    def __init__(self, which: str) -> None:
+        super().__init__(
+            f"{which} does not respond, and the others cannot continue without it",
+            "continue with the same command and --resume",
+        )
+
+
 class Lost(MachineError):
     """Another process of the run is gone."""
 
@@ -140,6 +150,8 @@ class Peers:
         self._failure: dict[str, Any] | None = None  # the first of the run
         self._ending, self._left = threading.Event(), threading.Event()
         self._voice = threading.Lock()  # of the thread that says why this process ends
+        works = (self._exchange, self._watch)
+        self._threads = [threading.Thread(target=work, daemon=True) for work in works]
 
     def begin(self) -> None:
         """Wait until all are here, then watch. Raises MachineError: one does not come."""
@@ -161,8 +173,8 @@ class Peers:
                 ]
                 raise _absent(f"process {', '.join(missing)} of {self._size}")
             time.sleep(0.02)
-        for work in (self._exchange, self._watch):
-            threading.Thread(target=work, daemon=True).start()
+        for thread in self._threads:
+            thread.start()
 
     def failed(self) -> int | None:
         """The exit code of another process that failed, if one did; its word may take a moment. This process is left to
@@ -186,7 +198,8 @@ class Peers:
             return self._settled(error)
         except RuntimeError:
             # The main process is gone, and the store with it.
-            return error if self._speaks_alone() else ChildFailed(error.exit_code)
+            speaks = not parent_watches() and self._speaks_for_machine()
+            return error if speaks else ChildFailed(error.exit_code)
 
     def _settled(self, error: KdcliError) -> KdcliError:
         own = not isinstance(error, Lost | ChildFailed)
@@ -207,7 +220,11 @@ class Peers:
 
     def _tell(self, error: KdcliError) -> None:
         """Put a failure into the store, unless there is one already."""
-        of = "" if isinstance(error, Lost) else f"process {self._rank} ({socket.gethostname()}): "
+        of = (
+            ""
+            if isinstance(error, Lost | Silent)
+            else f"process {self._rank} ({socket.gethostname()}): "
+        )
         what = {
             "rank": self._rank,
             "code": error.exit_code,
@@ -263,9 +280,12 @@ class Peers:
         os._exit(self._failure["code"])
 
     def _look(self) -> None:
-        if self._exchanges is None or self._silent(None, self._exchanges):
-            speaks = self._rank if self._speaks_alone() else None
-            lost, self._exchanges = Lost("the main process"), None
+        gone = self._exchanges is None
+        if gone or self._silent(None, self._exchanges):
+            watched = gone and parent_watches()
+            speaks = self._rank if not watched and self._speaks_for_machine() else None
+            lost: MachineError = Lost("the main process") if gone else Silent("the main process")
+            self._exchanges = None
             self._failure = {
                 "rank": speaks,
                 "code": lost.exit_code,
@@ -275,21 +295,26 @@ class Peers:
             return
         for rank, beat in zip(self._watched, self._beats, strict=False):
             if self._silent(rank, beat) and not self._store.check([f"left/{rank}"]):
-                self._tell(Lost(f"process {rank} ({self._store.get(f'host/{rank}').decode()})"))
+                host = self._store.get(f"host/{rank}").decode()
+                self._tell(Silent(f"process {rank} ({host})"))
 
     def _silent(self, whose: int | None, word: object) -> bool:
         before, beats = self._unchanged.get(whose, (None, 0))
         self._unchanged[whose] = word, beats + 1 if word == before else 0
         return self._unchanged[whose][1] >= SILENT_BEATS
 
-    def _speaks_alone(self) -> bool:
-        """True in one process a machine, of those that have lost the main one and with it all others."""
-        return not parent_watches() and (self._rank == 1 or os.environ["LOCAL_RANK"] == "0")
+    def _speaks_for_machine(self) -> bool:
+        """True in one process of each machine if the main process is gone."""
+        return self._rank == 1 or os.environ["LOCAL_RANK"] == "0"
 
     def _leave(self) -> None:
         """Say that this process has ended; the main one keeps the store until all have."""
         self._ending.set()
         self._left.set()
+        # A thread that is inside the store when the interpreter ends would abort the process.
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(2 * GRACE_SECONDS)
         if self._exchanges is None:
             return
         try:

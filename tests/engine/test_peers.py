@@ -7,11 +7,10 @@ import time
 
 import pytest
 import torch
-import typer
 from forked import Forked, free_port, in_ranks
+from ranks import breaks, dies_in_step, ends, fails, forever, freezes, perform, sums, works
 from test_engine import CPU, Net, job_of, make_schedule
 
-from kdcli.cli.app import Verbs
 from kdcli.data.batches import BatchOrder
 from kdcli.engine import peers
 from kdcli.engine.launch import Session, refuse_engines, start
@@ -21,73 +20,21 @@ from kdcli.engine.train import train
 from kdcli.errors import Stopped, UsageError
 from kdcli.types import StepLoss, Term
 
-QUICK = {"BEAT_SECONDS": 0.05, "SILENT_BEATS": 20, "GRACE_SECONDS": 0.5, "SAY_SECONDS": 5.0}
-
-
-def forever(rank):
-    """Work that hears of nothing, such as a library's."""
-    time.sleep(600)
-
-
-def fails(rank):
-    raise UsageError("the data are gone", "look for them")
-
-
-def breaks(rank):
-    raise ZeroDivisionError("a bug")
-
-
-def dies(rank):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def stops(rank):
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def ends(rank):
-    time.sleep(0.2 * rank)
-
-
-def works(rank):
-    """Work of one process for much longer than the others would wait for its word."""
-    time.sleep(3.0 if rank == 0 else 0.0)
-    peers.join().check()
-
-
-def sums(rank):
-    """A collective that waits for the others."""
-    session = Session(start(CPU, torch.float32), CPU)
-    session.wait()
-    session.any_rank(False)
-
-
-def _live(does):
-    for name, value in QUICK.items():
-        setattr(peers, name, value)
-    verbs = typer.Typer(cls=Verbs)
-    verbs.callback()(lambda: None)
-
-    @verbs.command()
-    def verb():
-        peers.join()
-        does(int(os.environ["RANK"]))
-
-    verbs(["verb"])
-
 
 def lives(*does, patience="20", **environment):
     """Exit codes of processes that join a run and do this, and all that they say; None never starts."""
     place = {"WORLD_SIZE": str(len(does)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     place |= {"ACCELERATE_USE_CPU": "true", peers.JOIN_SECONDS: patience} | environment
     started = [
-        Forked(_live, do, **place | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        Forked(perform, do, **place | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank, do in enumerate(does)
         if do is not None
     ]
     try:
         ended = [
-            one for one, do in zip(started, (d for d in does if d), strict=True) if do is not stops
+            one
+            for one, do in zip(started, (d for d in does if d), strict=True)
+            if do is not freezes
         ]
         said = [one.communicate(60)[1] for one in ended]
     finally:
@@ -114,18 +61,15 @@ def test_a_bug_in_one_process_ends_the_others():
     assert "Traceback" in said[1]
 
 
-@pytest.mark.parametrize(("other", "gone"), [(sums, dies), (forever, stops)])
+@pytest.mark.parametrize(("other", "gone"), [(sums, dies_in_step), (forever, freezes)])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_process_that_is_killed_or_falls_silent_ends_the_others(rank, other, gone):
     does = [other, other]
     does[rank] = gone
     codes, said = lives(*does)
     assert set(codes) <= {3, -9}
-    assert (
-        "".join(said).count("error:")
-        == "".join(said).count("has ended, and the others cannot")
-        == 1
-    ), said
+    message = "does not respond" if gone is freezes else "has ended, and the others cannot"
+    assert "".join(said).count("error:") == "".join(said).count(message) == 1, said
     assert "Traceback" not in "".join(said)
 
 
@@ -147,7 +91,7 @@ def test_processes_that_end_at_different_times_are_not_missed(does):
 
 
 def test_a_child_of_kdcli_leaves_it_to_its_parent_to_say_which_was_killed():
-    codes, said = lives(sums, dies, KDCLI_PARENT="1")
+    codes, said = lives(sums, dies_in_step, KDCLI_PARENT="1")
     assert codes == [3, -9]
     assert said == ["", ""]
 
@@ -330,7 +274,7 @@ def waits(rank):
 
 def test_a_second_sigterm_ends_at_once_whatever_the_main_thread_waits_for():
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    both = [Forked(_live, waits, **place | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
+    both = [Forked(perform, waits, **place | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
     both[0].first_line()
     for _ in range(2):
         time.sleep(1.2)
