@@ -44,6 +44,44 @@ COUNTS: tuple[Count, ...] = get_args(Count)
 
 
 @dataclass(frozen=True)
+class Card:
+    """The size of a model in numbers, as reports show it.
+
+    Attributes:
+        id: the hub id, directory or shape that the model was given as.
+        revision: commit of the hub that it was loaded from.
+        params_total: with the head.
+        params_embedding: parameters of the embedding layer.
+        params_transformer: all the others.
+        params_nonzero: parameters that are not zero.
+        multiply_adds: of one sequence of 128 tokens, without the head.
+        bytes: size of the weights on disk; in float32 if the model was never saved.
+        held_in: number format of the weights on disk.
+        sha256: hash of the weights on disk; None if the model was never saved.
+        paper_params_embedding: the embedding's parameters as papers count them.
+        paper_params_transformer: the layers' parameters as papers count them.
+    """
+
+    id: str
+    model_type: str
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    params_total: int
+    params_embedding: int
+    params_transformer: int
+    params_nonzero: int
+    multiply_adds: int
+    bytes: int
+    sha256: str | None
+    revision: str | None = None
+    held_in: str = "fp32"
+    paper_params_embedding: int | None = None
+    paper_params_transformer: int | None = None
+
+
+@dataclass(frozen=True)
 class Task:
     """A labelled task: columns, labels, metrics, where its data are.
 

@@ -8,14 +8,16 @@ from typing import Any
 
 from kdcli.deploy.old_machines.portable import read_portable
 from kdcli.disk import MOST_REPORT, read_json
+from kdcli.types import Card
 
 
 @dataclass
 class Gathered:
     """Parts of a report, each model under the name of its run; `shapes` maps names without a card to their shape."""
 
-    cards: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cards: dict[str, Card] = field(default_factory=dict)
     shapes: dict[str, str] = field(default_factory=dict)
+    runs: dict[str, str] = field(default_factory=dict)  # model -> the run that measured it
     rows: list[dict[str, Any]] = field(default_factory=list)
     speedups: dict[str, dict[str, Any]] = field(default_factory=dict)
     quality: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
@@ -55,7 +57,8 @@ def gather(sources: Sequence[Path], check: Callable[[dict[str, Any], Path], obje
 
 def _add_report(gathered: Gathered, run: str, raw: dict[str, Any]) -> None:
     names = {name: run if len(raw["models"]) == 1 else f"{run}: {name}" for name in raw["models"]}
-    gathered.cards |= {names[name]: card for name, card in raw["models"].items()}
+    gathered.runs |= dict.fromkeys(names.values(), run)
+    gathered.cards |= {names[name]: Card(**card) for name, card in raw["models"].items()}
     gathered.rows += [
         row | {"model": names.get(row["model"], row["model"])} for row in raw["latency"]
     ]
@@ -97,6 +100,7 @@ def _renamed(key: str, names: Mapping[str, str]) -> str:
 def _add_portable(gathered: Gathered, file: Path) -> None:
     result = read_portable(file)
     gathered.rows += [row | {"model": f"{file.stem}: {row['model']}"} for row in result["rows"]]
+    gathered.runs |= {f"{file.stem}: {row['model']}": file.stem for row in result["rows"]}
     gathered.shapes |= {f"{file.stem}: {row['model']}": row["model"] for row in result["rows"]}
     gathered.speedups |= {
         f"{file.stem}: {key}": speedup for key, speedup in result["speedup"].items()

@@ -14,6 +14,7 @@ from kdcli.deploy.runners import Runner, file_runner
 from kdcli.deploy.sessions import library
 from kdcli.errors import UsageError, first_line
 from kdcli.models.load import load_config
+from kdcli.types import Card
 
 FACTS = "export.json"
 EMBEDDING = "embedding"
@@ -50,8 +51,8 @@ class Export:
         return list(self.facts["outputs"])
 
     @property
-    def card(self) -> dict[str, Any]:
-        return dict(self.facts["card"])
+    def card(self) -> Card:
+        return Card(**self.facts["card"])
 
     def runner(self, threads: int) -> Runner:
         """The file, loaded; outputs in the order of `kdcli.deploy.export.OUTPUTS`. Raises MachineError: the runtime

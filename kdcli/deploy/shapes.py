@@ -60,12 +60,12 @@ def config_of(text: str, vocab_size: int = VOCABULARY) -> BertConfig:
     return BertConfig(vocab_size=vocab_size, hidden_size=sizes.hidden, **layers)
 
 
-def paper_params(text: str, vocab_size: int = VOCABULARY) -> dict[str, int]:
-    """Parameters of a BERT shape as MiniLM's table 4 counts them: word embeddings, and the encoder layers. All twelve
-    numbers of that table are reproduced as printed. Errors as in `shape`."""
+def paper_params(text: str, vocab_size: int = VOCABULARY) -> tuple[int, int]:
+    """Count the parameters of a BERT shape as MiniLM's table 4 does.
+
+    Returns the parameters of the word embeddings and of the encoder layers. All twelve numbers of
+    that table are reproduced as printed. Raises UsageError if `text` is not a shape.
+    """
     sizes = shape(text)
     layer = 4 * sizes.hidden**2 + 2 * sizes.hidden * sizes.ffn + 9 * sizes.hidden + sizes.ffn
-    return {
-        "paper_params_embedding": vocab_size * sizes.hidden,
-        "paper_params_transformer": sizes.layers * layer,
-    }
+    return vocab_size * sizes.hidden, sizes.layers * layer

@@ -29,14 +29,3 @@ def paired_bootstrap(
         row[:] = np.subtract(list(model(indices).values()), list(baseline(indices).values()))
     bounds = np.percentile(differences, [2.5, 97.5], axis=0).T.tolist()
     return {name: (ours[name] - theirs[name], *b) for name, b in zip(ours, bounds, strict=True)}
-
-
-def differences(
-    names: dict[str, str], model: Scorer, baseline: Scorer, n: int, resamples: int
-) -> list[dict[str, Any]]:
-    """Each metric's row of a report: `names`, and what `paired_bootstrap` finds."""
-    found = paired_bootstrap(model, baseline, n, resamples=resamples)
-    return [
-        names | {"metric": m, "difference": d, "low": low, "high": high}
-        for m, (d, low, high) in found.items()
-    ]

@@ -1,11 +1,10 @@
-"""The size of a model in numbers: a CARD of report.json."""
+"""Describe a model by its size: the card that reports show."""
 
 import hashlib
 import math
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -17,6 +16,7 @@ from transformers import PreTrainedModel
 from kdcli.models.layout import layout_for
 from kdcli.models.load import commit_of, location
 from kdcli.models.shape import positions_of, shape_of
+from kdcli.types import Card
 
 _DTYPES = {
     "F32": "fp32",
@@ -26,17 +26,18 @@ _DTYPES = {
 TOKENS = 128  # length of the sequence that `multiply_adds` counts
 
 
-def describe_source(model: PreTrainedModel, source: str) -> dict[str, Any]:
-    """The CARD of an encoder as it was loaded; without its files where the source is no directory."""
+def describe_source(model: PreTrainedModel, source: str) -> Card:
+    """Describe a model that was loaded from a hub id or a directory.
+
+    The card has the size and hash of the files only if `source` is a directory.
+    """
     folder = Path(location(source))
-    return describe(model, source, folder if folder.is_dir() else None) | {
-        "revision": commit_of(source)
-    }
+    card = describe(model, source, folder if folder.is_dir() else None)
+    return replace(card, revision=commit_of(source))
 
 
-def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str, Any]:
-    """The CARD of an encoder; keys as in docs/artefacts.md. Parameters include the head, multiply-adds do not. `folder`
-    holds its safetensors files; None if it was never saved: `bytes` is then the size in float32."""
+def describe(model: PreTrainedModel, name: str, folder: Path | None) -> Card:
+    """Describe a model whose safetensors files are in `folder`; None if it was never saved."""
     prefixes = layout_for(model.config).embeddings
     embedding = sum(
         p.numel() for name, p in model.base_model.named_parameters() if name.startswith(prefixes)
@@ -50,19 +51,19 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str
         with safe_open(file, "pt") as tensors:
             for tensor in (tensors.get_slice(key) for key in tensors.keys()):  # noqa: SIM118  # not a mapping
                 dtypes[tensor.get_dtype()] += math.prod(tensor.get_shape())
-    return {
-        "id": name,
-        "model_type": str(model.config.model_type),
+    return Card(
+        id=name,
+        model_type=str(model.config.model_type),
         **asdict(shape_of(model.config)),
-        "params_total": total,
-        "params_embedding": embedding,
-        "params_transformer": total - embedding,
-        "params_nonzero": sum(int(p.count_nonzero()) for p in model.parameters() if not p.is_meta),
-        "multiply_adds": multiply_adds(model.base_model),
-        "bytes": sum(f.stat().st_size for f in weights) if weights else 4 * total,
-        "held_in": _DTYPES.get(most := dtypes.most_common(1)[0][0], most) if dtypes else "fp32",
-        "sha256": digest.hexdigest() if weights else None,
-    }
+        params_total=total,
+        params_embedding=embedding,
+        params_transformer=total - embedding,
+        params_nonzero=sum(int(p.count_nonzero()) for p in model.parameters() if not p.is_meta),
+        multiply_adds=multiply_adds(model.base_model),
+        bytes=sum(f.stat().st_size for f in weights) if weights else 4 * total,
+        held_in=_DTYPES.get(most := dtypes.most_common(1)[0][0], most) if dtypes else "fp32",
+        sha256=digest.hexdigest() if weights else None,
+    )
 
 
 def weights_hash(model: PreTrainedModel) -> str:

@@ -1,64 +1,72 @@
-"""One report over several finished runs."""
+"""Combine the reports of several finished runs."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from kdcli.engine.run_dir import RunDir
-from kdcli.report.finish import RunResult, write_report
+from kdcli.recipe.sections import Section
+from kdcli.report.finish import ReportContents, ReportedModel, RunResult, write_report
+from kdcli.report.schema import Evaluation, Quality, Role
 
 
 @dataclass(frozen=True)
 class Part:
-    """A finished run and what a combined report shows of it: `name` is that of its pruning; `models` maps names in the
-    run's report to names in the combined one, others are left out."""
+    """A finished run, and the models that the combined report takes from it.
+
+    `name` names the run's pruning. `models` maps a model's name in the run's report to its name in
+    the combined report; other models are skipped.
+    """
 
     name: str
     result: RunResult
     models: Mapping[str, str]
+    roles: Mapping[str, Role] = field(default_factory=dict)
 
 
 def combine_reports(
     folder: Path,
     *,
     command: str,
+    recipe: Section,
     parts: Sequence[Part],
-    recipe: Mapping[str, Any] | None = None,
-    notes: Iterable[str] = (),
+    notes: Sequence[str] = (),
 ) -> RunResult:
-    """Write the report of `folder` over the models, scores and prunings of several runs. Each name is shown once, as in
-    the first part that has it. Without `recipe` the first part's is shown; other arguments are as in `write_report`."""
-    cards: dict[str, dict[str, Any]] = {}
-    scores: list[dict[str, Any]] = []
-    quality: dict[str, dict[str, dict[str, float]]] = {}
+    """Write the report of `folder` over the models, scores and prunings of several runs.
+
+    A model that occurs in several runs is taken from the first one.
+    """
+    models: dict[str, ReportedModel] = {}
+    evaluations: list[Evaluation] = []
+    quality: Quality = {}
     for part in parts:
         report = part.result.report
-        scored = {e["model"] for e in scores}
+        scored = {e.model for e in evaluations}
         names = {model: name for model, name in part.models.items() if name not in scored}
-        scores += [
-            e.model_dump() | {"model": names[e.model]}
+        evaluations += [
+            e.model_copy(update={"model": names[e.model]})
             for e in report.evaluations
             if e.model in names
         ]
         for model, name in part.models.items():
-            if model in report.models:
-                cards.setdefault(name, report.models[model].model_dump())
+            if model in report.cards:
+                card, role = report.cards[model], part.roles.get(model, "candidate")
+                models.setdefault(name, ReportedModel(name, role, card))
         for task, by_model in report.quality.items():
             for model, values in by_model.items():
                 if model in part.models:
                     quality.setdefault(task, {}).setdefault(part.models[model], values)
-    return write_report(
-        RunDir(folder),
-        command=command,
-        recipe=recipe if recipe is not None else parts[0].result.report.recipe,
-        cards=cards,
+    contents = ReportContents(
+        command,
+        recipe,
+        list(models.values()),
         quality=quality,
-        notes=notes,
-        evaluations=scores,
+        notes=list(notes),
+        evaluations=evaluations,
         pruning=[
-            p.model_dump() | {"model": part.name}
+            p.model_copy(update={"model": part.name})
             for part in parts
             for p in part.result.report.pruning
         ],
     )
+    return write_report(RunDir(folder), contents)

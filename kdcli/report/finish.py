@@ -1,8 +1,8 @@
-"""What every training verb does at its end: describe the models, measure them, write the report, tidy up."""
+"""Finish a run: measure latency, write the report and the model cards."""
 
 import datetime
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,23 @@ from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import REPORT, RunDir
 from kdcli.errors import UsageError
-from kdcli.recipe.sections import MeasureSettings
+from kdcli.recipe.sections import MeasureSettings, Section
 from kdcli.report.frame import frame
 from kdcli.report.published import published_for
-from kdcli.report.schema import Report, Training
+from kdcli.report.schema import (
+    Comparison,
+    Compression,
+    Evaluation,
+    Pruning,
+    Quality,
+    Report,
+    Role,
+    Selection,
+    Training,
+)
 from kdcli.report.sections.evaluations import set_name
 from kdcli.report.views import html, model_card, short, terminal, write_views
-from kdcli.types import Outcome
+from kdcli.types import Card, Outcome
 
 
 @dataclass(frozen=True)
@@ -82,93 +92,124 @@ def measure(subjects: Iterable[Subject], settings: MeasureSettings, session: Ses
     return measure_latency(list(subjects), protocol)
 
 
-def quality_of(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Evaluations as `quality` of a report: task and set -> model -> metric -> value."""
-    quality: dict[str, dict[str, dict[str, float]]] = {}
+def quality_of(evaluations: Iterable[Evaluation]) -> Quality:
+    """Arrange the metrics of evaluations by task and set, then by model."""
+    quality: Quality = {}
     for e in evaluations:
-        quality.setdefault(set_name(e["task"], e["set"]), {})[e["model"]] = dict(e["metrics"])
+        quality.setdefault(set_name(e.task, e.set), {})[e.model] = dict(e.metrics)
     return quality
 
 
-def _named(source: str, run: Path) -> str:
-    """A model that lies in the directory of a run by its name, since the run may move; others as they were given."""
-    return short(source) if Path(source).is_relative_to(run) else source
+@dataclass(frozen=True)
+class ReportedModel:
+    """A model of a report.
+
+    `baseline` names the model that it is compared with. `folder` is set for a model that this run
+    made, which then gets a model card. `run` names the run that measured the model, in a comparison
+    of runs.
+    """
+
+    name: str
+    role: Role
+    card: Card
+    baseline: str | None = None
+    folder: Path | None = None
+    run: str | None = None
 
 
-def write_report(
-    run: RunDir,
-    *,
-    command: str,
-    recipe: Mapping[str, Any],
-    cards: Mapping[str, Mapping[str, Any]],  # By name of the model, teacher first
-    folders: Mapping[str, Path] | None = None,  # Of each model that this run made
-    latency: Latency | None = None,
-    outcome: Outcome | None = None,  # Of the training, where something was trained
-    quality: Mapping[str, Mapping[str, Mapping[str, float]]]
-    | None = None,  # None takes the evaluations'
-    notes: Iterable[str] = (),
-    auto_class: str = "AutoModel",  # Loads the models in `folders`
-    evaluations: Iterable[Mapping[str, Any]] = (),
-    comparisons: Iterable[Mapping[str, Any]] = (),
-    selection: Mapping[str, Any] | None = None,
-    pruning: Iterable[Mapping[str, Any]] = (),
-    beside: Mapping[str, RunResult]
-    | None = None,  # Runs whose curves the report shows too, by name
-    compression: Mapping[str, Any] | None = None,
-) -> RunResult:
-    """Write the report and the model cards, drop the checkpoints; the log of `run` gives the curve. What has no comment
-    is as in `kdcli.report.schema`."""
-    latency, evaluations = latency or Latency(), list(evaluations)
-    quality = quality_of(evaluations) if quality is None else quality
-    cards = {
-        name: dict(card) | {"id": _named(card["id"], run.path)} for name, card in cards.items()
-    }
+@dataclass
+class ReportContents:
+    """What a verb reports.
+
+    Attributes:
+        recipe: the recipe that repeats the run.
+        models: in the order of the tables.
+        outcome: of the training; None if nothing was trained.
+        quality: metrics by task and model; None takes them from the evaluations.
+        auto_class: the class that loads the models that this run made.
+        compared_runs: runs whose curves are drawn next to this one's, by name.
+    """
+
+    command: str
+    recipe: Section
+    models: list[ReportedModel]
+    outcome: Outcome | None = None
+    latency: Latency = field(default_factory=Latency)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    quality: Quality | None = None
+    notes: list[str] = field(default_factory=list)
+    auto_class: str = "AutoModel"
+    selection: Selection | None = None
+    pruning: list[Pruning] = field(default_factory=list)
+    compared_runs: Mapping[str, RunResult] = field(default_factory=dict)
+    compression: Compression | None = None
+
+
+def _portable_card(card: Card, run: Path) -> Card:
+    """Identify a model inside the run's directory by its name alone, since the run may move."""
+    return replace(card, id=short(card.id)) if Path(card.id).is_relative_to(run) else card
+
+
+def write_report(run: RunDir, contents: ReportContents) -> RunResult:
+    """Write the report and the model cards of a finished run, and delete its checkpoints.
+
+    The training curve is read from the run's log.
+    """
+    latency, evaluations, outcome = contents.latency, contents.evaluations, contents.outcome
+    quality = quality_of(evaluations) if contents.quality is None else contents.quality
+    recipe = contents.recipe.model_dump()
     shapes = {
-        name: f"{card['layers']}x{card['hidden']}"
-        for name, card in cards.items()
-        if name != "teacher"
+        model.name: f"{model.card.layers}x{model.card.hidden}"
+        for model in contents.models
+        if model.role != "teacher"
     }
     report = Report.model_validate(
         {
             "schema": 1,
-            "command": command,
+            "command": contents.command,
             "status": "done",
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "versions": versions(),
             "environment": environment(),
-            "recipe": dict(recipe),
-            "models": cards,
+            "recipe": recipe,
+            "models": {m.name: asdict(_portable_card(m.card, run.path)) for m in contents.models},
+            "runs": {m.name: m.run for m in contents.models if m.run is not None},
             "training": outcome
             and {name: getattr(outcome, name) for name in Training.model_fields},
             "curve": [
                 {k: r.get(k) for k in ("step", "loss", "held_out", "metrics")}
                 for r in run.read_log()
             ],
-            "beside": {name: run.report.curve for name, run in (beside or {}).items()},
-            "quality": {
-                task: {m: dict(v) for m, v in models.items()} for task, models in quality.items()
-            },
+            "beside": {name: other.report.curve for name, other in contents.compared_runs.items()},
+            "quality": quality,
             "latency": latency.rows,
             "speedup": latency.speedups,
             "failures": latency.failures,
             "agreements": latency.agreements,
-            "published": published_for(shapes.values(), command, recipe, shapes),
+            "published": published_for(shapes.values(), contents.command, recipe, shapes),
             "notes": [
-                *notes,
+                *contents.notes,
                 *(f"data {source}: commit {commit}" for source, commit in COMMITS.items()),
             ],
             "evaluations": evaluations,
-            "comparisons": list(comparisons),
-            "selection": selection,
-            "pruning": list(pruning),
-            "compression": compression,
+            "comparisons": contents.comparisons,
+            "selection": contents.selection,
+            "pruning": contents.pruning,
+            "compression": contents.compression,
         }
     )
-    for name, folder in (folders or {}).items():
-        of_folder = {"own_code": any(folder.glob("modeling_*.py"))}
-        of_folder["generates"] = (folder / "generation_config.json").is_file()
-        card = model_card(report, name, auto_class, **of_folder)
-        write_atomic(folder / "README.md", card)
+    for model in contents.models:
+        if model.folder is None:
+            continue
+        card = model_card(
+            report,
+            model.name,
+            contents.auto_class,
+            own_code=any(model.folder.glob("modeling_*.py")),
+            generates=(model.folder / "generation_config.json").is_file(),
+        )
+        write_atomic(model.folder / "README.md", card)
     write_views(run.path, report)
     run.drop_checkpoints()
     return RunResult(report, run.path)

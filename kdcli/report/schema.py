@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from kdcli.types import Card
+
 # Names of models: what `distill` compares with, the one between teacher and student, the one model of `finetune`.
 TEACHER, ASSISTANT, FINETUNED = "teacher", "assistant", "finetuned"
 UNDISTILLED = (
@@ -12,37 +14,46 @@ UNDISTILLED = (
 )
 AT = " at step "  # Between the name of a student and a step after which it was scored too
 
+Role = Literal[
+    "teacher",  # the model that others learn from
+    "assistant",  # taught by the teacher, teaches the student
+    "student",
+    "peer",  # one of two models that are trained together
+    "finetuned",
+    "pruned",
+    "trimmed",
+    "candidate",  # evaluated or measured as it is, next to a baseline
+    "baseline",  # what the others are compared with
+    "undistilled",  # a student before distillation, or trained without a teacher
+    "checkpoint",  # a model after an earlier step of its training
+    "form",  # the weights of another model on another backend
+]
+"""What a model is in its report."""
+
+Quality = dict[str, dict[str, dict[str, float]]]
+"""Task and set, or another measure -> model -> metric -> value."""
+
 # JSON cannot hold the outputs of a broken backend, which are not numbers.
 FiniteOrNone = Annotated[
     float | None, BeforeValidator(lambda v: v if v is None or math.isfinite(v) else None)
 ]
 
 
+def _read_card(value: Any) -> Any:
+    """Make a card from its JSON object; pydantic checks the types of its fields afterwards."""
+    if not isinstance(value, dict):
+        return value
+    try:
+        return Card(**value)
+    except TypeError as error:
+        raise ValueError(str(error).removeprefix("Card.__init__() ")) from None
+
+
+CheckedCard = Annotated[Card, BeforeValidator(_read_card)]
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Card(_Part):
-    """A model: `revision` is the commit of the hub that it was loaded from; `bytes` of its weights on disk, of type
-    `held_in`; `multiply_adds` of one sequence of 128 tokens; the `paper_` counts as papers take them."""
-
-    id: str
-    revision: str | None = None
-    model_type: str
-    layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    params_total: int
-    params_embedding: int
-    params_transformer: int
-    params_nonzero: int
-    multiply_adds: int
-    bytes: int
-    held_in: str = "fp32"
-    sha256: str | None
-    paper_params_embedding: int | None = None
-    paper_params_transformer: int | None = None
 
 
 class Training(_Part):
@@ -168,9 +179,13 @@ class Mistake(_Part):
 
 
 class Evaluation(_Part):
-    """Scores of one model on one set of a task; `set` is empty when the task has only one. `rows_sha256` is of the
-    examples, whatever their order; None in reports of earlier versions. Of several fine-tunings `metrics` are means
-    over the `seeds` and `deviations` their sample standard deviations."""
+    """The scores of one model on one set of a task.
+
+    `set` is empty if the task has only one set. `reference` is what the outputs are compared with:
+    the labels of the rows, or the teacher's outputs. `rows_sha256` is a hash of the examples that
+    does not depend on their order. If a model was fine-tuned with several seeds, `metrics` are
+    means over the seeds, and `deviations` are the sample standard deviations.
+    """
 
     model: str
     task: str
@@ -178,17 +193,22 @@ class Evaluation(_Part):
     split: str
     n: int
     metrics: dict[str, float]
-    confusion: Confusion | None
-    per_class: dict[str, ClassScore]
-    worst: list[Mistake]
+    reference: Literal["labels", "teacher"] = "labels"
+    confusion: Confusion | None = None
+    per_class: dict[str, ClassScore] = Field(default_factory=dict)
+    worst: list[Mistake] = Field(default_factory=list)
     rows_sha256: str | None = None
     seeds: int = 1
     deviations: dict[str, float] = Field(default_factory=dict)
 
 
 class Comparison(_Part):
-    """A metric of a model minus that of the baseline on the same examples; `low` and `high` are the 2.5 and 97.5
-    percentiles of paired bootstrap resamples of the examples."""
+    """A model's metric minus the baseline's on the same examples.
+
+    `low` and `high` are the 2.5 and 97.5 percentiles over paired bootstrap resamples of the
+    examples. `chosen_on_these_rows`: the same examples also chose the model, among steps, settings
+    or candidates, so that the difference is optimistic.
+    """
 
     model: str
     baseline: str
@@ -198,6 +218,7 @@ class Comparison(_Part):
     difference: float
     low: float
     high: float
+    chosen_on_these_rows: bool = False
 
 
 class RunRow(_Part):
@@ -289,6 +310,9 @@ class Compression(_Part):
 class Report(_Part):
     """report.json. `beside` has the curves of runs that this one is compared with, by name."""
 
+    # Revalidation checks the types of the cards' fields.
+    model_config = ConfigDict(revalidate_instances="always")
+
     schema_version: Literal[1] = Field(1, alias="schema")
     command: str
     status: Literal["done"]
@@ -296,11 +320,12 @@ class Report(_Part):
     versions: dict[str, str]
     environment: dict[str, Any]
     recipe: dict[str, Any]
-    models: dict[str, Card]
+    models: dict[str, CheckedCard]
+    runs: dict[str, str] = Field(default_factory=dict)
     training: Training | None
     curve: list[CurvePoint]
     beside: dict[str, list[CurvePoint]] = Field(default_factory=dict)
-    quality: dict[str, dict[str, dict[str, float]]]
+    quality: Quality
     latency: list[LatencyRow]
     speedup: dict[str, Speedup]
     published: list[PublishedRow]
@@ -312,6 +337,11 @@ class Report(_Part):
     failures: list[Failure] = Field(default_factory=list)
     agreements: list[Agreement] = Field(default_factory=list)
     compression: Compression | None = None
+
+    @property
+    def cards(self) -> dict[str, Card]:
+        """The models that have a card, by name, in the order of the report."""
+        return self.models
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=2, by_alias=True) + "\n"

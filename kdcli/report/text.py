@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kdcli.report.schema import Card
+from kdcli.types import Card
 
 
 class View(enum.IntEnum):

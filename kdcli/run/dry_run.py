@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from kdcli.engine.launch import Session
 from kdcli.engine.train import train
 from kdcli.report.text import bytes_of, count, duration
-from kdcli.types import Job, Schedule
+from kdcli.types import Card, Job, Schedule
 
 PROBE_STEPS = 4  # Steps of a dry run: one to warm up, three to time
 # Where these take less, as many as fill the seconds: three short steps say little on a machine that others use.
@@ -38,21 +38,20 @@ class StageEstimate:
 class Estimate:
     """The result of a dry run."""
 
-    cards: Mapping[str, Mapping[str, Any]]
+    cards: Mapping[str, Card]
     stages: list[StageEstimate]
 
     def to_json(self) -> str:
-        return json.dumps(
-            {"models": dict(self.cards), "legs": [asdict(stage) for stage in self.stages]}, indent=2
-        )
+        cards = {name: asdict(card) for name, card in self.cards.items()}
+        legs = [asdict(stage) for stage in self.stages]
+        return json.dumps({"models": cards, "legs": legs}, indent=2)
 
     def renderables(self) -> Iterable[Any]:
         models = Table("model", "shape", "parameters", "weights", "multiply-adds")
         for name, card in self.cards.items():
-            shape, size = f"{card['layers']}x{card['hidden']}", bytes_of(card["bytes"])
-            models.add_row(
-                name, shape, count(card["params_total"]), size, count(card["multiply_adds"])
-            )
+            shape, parameters = f"{card.layers}x{card.hidden}", count(card.params_total)
+            size, operations = bytes_of(card.bytes), count(card.multiply_adds)
+            models.add_row(name, shape, parameters, size, operations)
         yield models
         # Stages of one run differ in the end of their paths.
         stages = Table(

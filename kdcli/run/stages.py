@@ -13,7 +13,7 @@ from kdcli.errors import UsageError
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.run.dry_run import Estimate, StageEstimate, estimate_stage
-from kdcli.types import Job, Outcome, Schedule
+from kdcli.types import Card, Job, Outcome, Schedule
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class StageJob:
     job: Job
     schedule: Schedule
     steps_per_pass: float  # Optimiser steps of one pass over the data
-    cards: Mapping[str, Mapping[str, Any]] = field(
+    cards: Mapping[str, Card] = field(
         default_factory=dict
     )  # The models, for the table of a dry run
     repeats: int = (
@@ -127,7 +127,7 @@ def run_stage(
 
 def dry_run(session: Session, run: Run) -> Estimate:
     """Train every stage for a few steps and leave nothing behind."""
-    cards: dict[str, Mapping[str, Any]] = {}
+    cards: dict[str, Card] = {}
     estimates: list[StageEstimate] = []
     for stage in run.stages:
         # The copy holds the loaded model, and is gone before the next stage.

@@ -4,9 +4,8 @@ import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from kdcli.data.tasks import OWN, task_of
 from kdcli.engine.launch import Session, make_schedule
@@ -14,9 +13,8 @@ from kdcli.engine.progress import Progress
 from kdcli.metrics.bootstrap import Array, Scorer
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.schema import Evaluation
+from kdcli.report.schema import Comparison, Evaluation
 from kdcli.workloads.predictions import Features, compared
-from kdcli.workloads.rankings import Rows
 from kdcli.workloads.recipes import downstream_recipe
 from kdcli.workloads.run import drop_weights, run_inside, scorers_of
 from kdcli.workloads.settings import DownstreamSettings, FinetuneRecipe
@@ -33,6 +31,14 @@ RESAMPLES = 1000
 Tasks = dict[
     str, tuple[PreparedTask, Resolved[FinetuneRecipe]]
 ]  # name of a task -> its data, and how to fine-tune
+
+
+@dataclass(frozen=True)
+class DownstreamScores:
+    """Mean scores over the seeds; `comparisons` are empty except in the main process."""
+
+    evaluations: list[Evaluation] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
 
 
 def check_tasks(settings: DownstreamSettings, seed: int) -> None:
@@ -80,13 +86,12 @@ def scored(
     *,
     seeds: int = 1,
     baselines: Mapping[str, str] | None = None,
-) -> dict[str, Rows]:
+) -> DownstreamScores:
     """Fine-tune every model on every task; runs that are done are read back. `sources`: name in the report -> where the
     model is, a `Path` for one that this run made. `folder`: of all these runs; their reports stay, their weights are
-    deleted. `baselines`: name of a model -> of the one that it is compared with. Returns `evaluations`, means over the
-    seeds, and in the main process `comparisons`, as `kdcli.report.finish.write_report` takes them."""
-    evaluations: Rows = []
-    comparisons: Rows = []
+    deleted. `baselines`: name of a model -> of the one that it is compared with."""
+    evaluations: list[Evaluation] = []
+    comparisons: list[Comparison] = []
     for task_name, (task, resolved) in tasks.items():
         runs: dict[str, list[Path]] = {}
         for name, source in sources.items():
@@ -95,12 +100,12 @@ def scored(
             found = [
                 _fine_tuned(task, resolved, source, where, n) for n, where in enumerate(runs[name])
             ]
-            evaluations += [_mean(each) | {"model": name} for each in zip(*found, strict=True)]
+            evaluations += [_mean(each, name) for each in zip(*found, strict=True)]
         for name, baseline in (baselines or {}).items() if session.is_main else ():
             Progress.log(f"{RESAMPLES:,} resamples of {task_name}: {name} beside {baseline}")
             pair = [(each, _mean_scorers(task, runs[each])) for each in (name, baseline)]
             comparisons += compared(task.evaluator, pair[0], pair[1], RESAMPLES)
-    return {"evaluations": evaluations, "comparisons": comparisons}
+    return DownstreamScores(evaluations, comparisons)
 
 
 def _fine_tuned(
@@ -121,17 +126,21 @@ def _fine_tuned(
     return result.report.evaluations
 
 
-def _mean(runs: Sequence[Evaluation]) -> dict[str, Any]:
-    """The evaluations of one set, of runs that differ in their seed, as one; its mistakes would be of one run."""
+def _mean(runs: Sequence[Evaluation], model: str) -> Evaluation:
+    """Average the evaluations of one set over runs that differ in their seed.
+
+    Mistakes, classes and confusion are dropped, since they belong to one run.
+    """
+    first = runs[0].model_copy(update={"model": model})
     if len(runs) == 1:
-        return runs[0].model_dump()
-    values = {metric: [run.metrics[metric] for run in runs] for metric in runs[0].metrics}
-    row = runs[0].model_dump() | {"confusion": None, "per_class": {}, "worst": []}
-    row |= {
+        return first
+    values = {metric: [run.metrics[metric] for run in runs] for metric in first.metrics}
+    mean = {
         "metrics": {metric: statistics.fmean(v) for metric, v in values.items()},
+        "deviations": {metric: statistics.stdev(v) for metric, v in values.items()},
         "seeds": len(runs),
     }
-    return row | {"deviations": {metric: statistics.stdev(v) for metric, v in values.items()}}
+    return first.model_copy(update=mean | {"confusion": None, "per_class": {}, "worst": []})
 
 
 def _mean_scorers(task: PreparedTask, runs: Sequence[Path]) -> dict[str, Scorer]:

@@ -22,10 +22,11 @@ from kdcli.errors import UsageError
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.retrieval import ranking_metrics
 from kdcli.models.embedder import read_format
+from kdcli.report.schema import Comparison, Evaluation
 from kdcli.types import RowHashes
 from kdcli.workloads.embedder import Embedder, as_task_model, predict_pairs, scores_pairs
 from kdcli.workloads.predictions import compared
-from kdcli.workloads.rankings import Rows, ranked
+from kdcli.workloads.rankings import ranked
 from kdcli.workloads.recipes import downstream_recipe
 from kdcli.workloads.settings import DownstreamSettings, LabelledSettings
 from kdcli.workloads.task import DATA_KEYS, evaluator_of
@@ -100,28 +101,28 @@ def scored(
     models: Mapping[str, Embedder],
     session: Session,
     resamples: int = 1000,
-) -> tuple[Rows, Rows]:
-    """Evaluations and comparisons as a report takes them; the first model is the baseline of the others."""
-    evaluations: Rows = []
-    comparisons: Rows = []
+) -> tuple[list[Evaluation], list[Comparison]]:
+    """Evaluate every model, and compare the others with the first one."""
+    evaluations: list[Evaluation] = []
+    comparisons: list[Comparison] = []
     for one in judged:
         if one.retrieval is not None:
             values = {
                 name: retrieval_scores(one.retrieval, embedder, session)
                 for name, embedder in models.items()
             }
-            rows, beside = ranked(one.name, "test", values, resamples)
+            rows, differences = ranked(one.name, "test", values, resamples)
         else:
-            rows, beside = _scored_pairs(one, models, session, resamples)
-        evaluations, comparisons = evaluations + rows, comparisons + beside
+            rows, differences = _scored_pairs(one, models, session, resamples)
+        evaluations, comparisons = evaluations + rows, comparisons + differences
     return evaluations, comparisons
 
 
 def _scored_pairs(
     one: Judged, models: Mapping[str, Embedder], session: Session, resamples: int
-) -> tuple[Rows, Rows]:
+) -> tuple[list[Evaluation], list[Comparison]]:
     assert one.pairs is not None
-    evaluations: Rows = []
+    evaluations: list[Evaluation] = []
     scorers: dict[str, Mapping[str, Scorer]] = {}
     for name, embedder in models.items():
         evaluator, _ = evaluator_of(one.pairs, one.settings, as_task_model(embedder))

@@ -13,8 +13,8 @@ from kdcli.deploy.sessions import library
 from kdcli.engine.launch import Session
 from kdcli.errors import UsageError
 from kdcli.models.files import HUB_ERRORS
+from kdcli.report.schema import Evaluation
 from kdcli.workloads.embedder import Embedder
-from kdcli.workloads.rankings import Rows
 
 PREFIX = "mteb:"
 ROLES = {"query": "query", "document": "document"}  # Of mteb's prompt types
@@ -77,9 +77,9 @@ def open_task(name: str) -> Any:
     return task
 
 
-def task_scores(task: Any, models: Mapping[str, Embedder], session: Session) -> Rows:
-    """Evaluations as a report takes them, one for each subset and split: the task's main score, n: the texts read."""
-    mteb, rows = library("mteb", "embed"), []
+def task_scores(task: Any, models: Mapping[str, Embedder], session: Session) -> list[Evaluation]:
+    """Evaluate models by a task's main score, for each subset and split; `n` counts the texts."""
+    mteb, rows = library("mteb", "embed"), list[Evaluation]()
     for name, embedder in models.items():
         encoder = Encoder(
             embedder, session, library("mteb.models", "embed").ModelMeta.create_empty()
@@ -89,14 +89,18 @@ def task_scores(task: Any, models: Mapping[str, Embedder], session: Session) -> 
             result = mteb.evaluate(
                 encoder, task, cache=None, co2_tracker=False, show_progress_bar=False
             )
-        of_task = {"task": f"{PREFIX}{task.metadata.name}", "n": encoder.texts}
-        rest: dict[str, Any] = {"confusion": None, "per_class": {}, "worst": []}
         for split, subsets in result.task_results[0].scores.items():
             for scores in subsets:
                 subset = "" if scores["hf_subset"] == "default" else scores["hf_subset"]
                 metrics = {task.metadata.main_score: float(scores["main_score"])}
                 rows.append(
-                    {"model": name, **of_task, "set": subset, "split": split, "metrics": metrics}
-                    | rest
+                    Evaluation(
+                        model=name,
+                        task=f"{PREFIX}{task.metadata.name}",
+                        set=subset,
+                        split=split,
+                        n=encoder.texts,
+                        metrics=metrics,
+                    )
                 )
     return rows

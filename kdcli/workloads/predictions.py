@@ -16,10 +16,12 @@ from kdcli.data.labelled.features import Array, TokenizedRows, encode
 from kdcli.data.labelled.spans import Windows, decode, windows
 from kdcli.data.labelled.targets import encode_targets
 from kdcli.metrics import scorer
-from kdcli.metrics.bootstrap import Scorer, differences
+from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.classification import confusion, per_class
 from kdcli.metrics.spans import score_answer
+from kdcli.report.schema import ClassScore, Comparison, Confusion, Evaluation, Mistake
 from kdcli.types import Example, Task
+from kdcli.workloads.paired import paired_comparisons
 
 if TYPE_CHECKING:
     from kdcli.metrics.library import LibraryMetric
@@ -212,21 +214,13 @@ class Evaluator:
 
     def evaluations(
         self, model: str, split: str, predictions: Sequence[Prediction], worst: int
-    ) -> list[dict[str, Any]]:
-        """One `kdcli.report.schema.Evaluation` per set, with the `worst` examples of each."""
+    ) -> list[Evaluation]:
+        """Evaluate a model on each set, and keep the `worst` examples of each."""
         metrics, rows = self.by_set(predictions), []
         for name, (begin, end) in self.bounds.items():
             pairs = list(
                 zip(self.features.examples[begin:end], predictions[begin:end], strict=True)
             )
-            row = {
-                "model": model,
-                "task": self.task.name,
-                "set": name,
-                "split": split,
-                "n": end - begin,
-            }
-            row["rows_sha256"] = _sha256([example for example, _ in pairs])
             truth, predicted = (
                 [reference(self.task, e) for e, _ in pairs],
                 [p.value for _, p in pairs],
@@ -239,11 +233,22 @@ class Evaluator:
             counts = None
             if self.task.kind == "class":
                 cells = confusion(predicted, truth, len(self.task.labels)).astype(int).tolist()
-                counts = {"labels": list(self.task.labels), "counts": cells}
-            row |= {"metrics": metrics[name] | extra, "confusion": counts}
+                counts = Confusion(labels=list(self.task.labels), counts=cells)
             mistakes = _worst_examples(self.task, pairs, self.language(name))[:worst]
+            classes = per_class(self.task, predicted, truth)
             rows.append(
-                row | {"per_class": per_class(self.task, predicted, truth), "worst": mistakes}
+                Evaluation(
+                    model=model,
+                    task=self.task.name,
+                    set=name,
+                    split=split,
+                    n=end - begin,
+                    metrics=metrics[name] | extra,
+                    confusion=counts,
+                    per_class={k: ClassScore.model_validate(v) for k, v in classes.items()},
+                    worst=mistakes,
+                    rows_sha256=_sha256([example for example, _ in pairs]),
+                )
             )
         return rows
 
@@ -259,9 +264,9 @@ def _sha256(examples: Sequence[Example]) -> str:
 
 def _worst_examples(
     task: Task, pairs: Sequence[tuple[Example, Prediction]], language: str
-) -> list[dict[str, Any]]:
-    """All wrong predictions as `kdcli.report.schema` takes them, the largest error first."""
-    wrong: list[dict[str, Any]] = []
+) -> list[Mistake]:
+    """List all wrong predictions, the largest error first."""
+    wrong: list[Mistake] = []
     for example, prediction in pairs:
         error, label, shown = prediction.error, shown_label(task, example), prediction.shown
         if task.kind == "span" and label is not None:
@@ -276,16 +281,17 @@ def _worst_examples(
             task.kind in ("class", "multi") and prediction.value == reference(task, example)
         ):
             continue
-        row = {
-            "id": example.id,
-            "texts": list(example.texts) if task.kind != "tokens" else [" ".join(example.texts)],
-        }
-        row |= {
-            "label": readable(task, example, label, shown),
-            "predicted": readable(task, example, shown, label),
-        }
-        wrong.append(row | {"badness": error})
-    return sorted(wrong, key=lambda row: -row["badness"])
+        texts = [" ".join(example.texts)] if task.kind == "tokens" else list(example.texts)
+        wrong.append(
+            Mistake(
+                id=example.id,
+                texts=texts,
+                label=readable(task, example, label, shown),
+                predicted=readable(task, example, shown, label),
+                badness=error,
+            )
+        )
+    return sorted(wrong, key=lambda mistake: -mistake.badness)
 
 
 def summed_up(by_set: Mapping[str, Mapping[str, float]], choose_on: str | None) -> dict[str, float]:
@@ -341,12 +347,14 @@ def compared(
     of_model: tuple[str, Mapping[str, Scorer]],
     of_baseline: tuple[str, Mapping[str, Scorer]],
     resamples: int,
-) -> list[dict[str, Any]]:
-    """Paired bootstrap of a model against a baseline per set, as `kdcli.report.schema.Comparison` takes it. `of_model`,
-    `of_baseline`: name and scorers of each, over the same examples in the same order."""
+) -> list[Comparison]:
+    """Compare a model with a baseline on each set by paired bootstrap.
+
+    `of_model`, `of_baseline`: name and scorers of each, over the same examples in the same order.
+    """
     (model, scorers), (baseline, others) = of_model, of_baseline
-    rows: list[dict[str, Any]] = []
+    rows: list[Comparison] = []
     for name, (begin, end) in evaluator.bounds.items():
-        names = {"model": model, "baseline": baseline, "task": evaluator.task.name, "set": name}
-        rows += differences(names, scorers[name], others[name], end - begin, resamples)
+        pair, data = (scorers[name], others[name]), (evaluator.task.name, name)
+        rows += paired_comparisons((model, baseline), pair, data, end - begin, resamples)
     return rows

@@ -1,40 +1,30 @@
-"""Rankings in a report: the values of a metric for each query -> means, and paired differences between models."""
+"""Report rankings: mean metrics over the queries, and paired differences between models."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from kdcli.data.labelled.features import Array
-from kdcli.metrics.bootstrap import Scorer, differences
-
-Rows = list[dict[str, Any]]
+from kdcli.metrics.bootstrap import Scorer
+from kdcli.report.schema import Comparison, Evaluation
+from kdcli.workloads.paired import paired_comparisons
 
 
 def ranked(
     task: str, split: str, values: Mapping[str, Mapping[str, Array]], resamples: int = 1000
-) -> tuple[Rows, Rows]:
-    """Evaluations and comparisons as a report takes them. `values`: model -> metric -> its value for each query, [Q];
-    the first model is the baseline of the others."""
+) -> tuple[list[Evaluation], list[Comparison]]:
+    """Return the evaluation of every model, and its comparison with the first one.
+
+    `values`: model -> metric -> its value for each query, [Q].
+    """
     baseline, *others = values
     count = len(next(iter(values[baseline].values())))
-    rest: dict[str, Any] = {"confusion": None, "per_class": {}, "worst": []}
     evaluations = [
-        {
-            "model": name,
-            "task": task,
-            "set": "",
-            "split": split,
-            "n": count,
-            "metrics": _means(of_model),
-            **rest,
-        }
-        for name, of_model in values.items()
+        Evaluation(model=name, task=task, set="", split=split, n=count, metrics=_means(of_queries))
+        for name, of_queries in values.items()
     ]
     comparisons = []
     for name in others:
-        names = {"model": name, "baseline": baseline, "task": task, "set": ""}
-        comparisons += differences(
-            names, _scorer(values[name]), _scorer(values[baseline]), count, resamples
-        )
+        scorers = _scorer(values[name]), _scorer(values[baseline])
+        comparisons += paired_comparisons((name, baseline), scorers, (task, ""), count, resamples)
     return evaluations, comparisons
 
 

@@ -4,7 +4,7 @@ Data flow: lists -> rows of tokens -> batches of whole lists -> scores -> loss o
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,10 @@ from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.models.training_rows import all_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.finish import measure, write_report
+from kdcli.report.finish import ReportContents, ReportedModel, measure, write_report
 from kdcli.report.schema import TEACHER, UNDISTILLED
 from kdcli.run.stages import StageJob
-from kdcli.types import Batch, Job, Needs, Outcome, RowHashes, StepLoss, Term
+from kdcli.types import Batch, Card, Job, Needs, Outcome, RowHashes, StepLoss, Term
 from kdcli.workloads.rankings import ranked
 from kdcli.workloads.reranker import (
     METRICS,
@@ -141,7 +141,7 @@ class RerankTeacher:
 
     source: str
     scores: Callable[[Lists, bool], Array]
-    cards: Mapping[str, Any]
+    card: Card
     rows: RowHashes
 
 
@@ -253,23 +253,26 @@ class RerankRun:
             *([self.teacher.rows] if self.teacher else []),
         )
         save_model(student.model, student.tokenizer, self.folder, rows)
-        cards = dict(self.teacher.cards) if self.teacher else {}
-        subjects = [Subject(TEACHER, location(self.teacher.source))] if self.teacher else []
-        write_report(
-            RunDir(self.folder),
-            command=self.command,
-            recipe=recipe.model_dump(),
-            cards=cards | {STUDENT: describe(student.model, str(self.folder), self.folder)},
-            folders={STUDENT: self.folder},
-            latency=measure(
-                [*subjects, Subject(STUDENT, str(self.folder))], recipe.measure, session
-            ),
+        models, subjects = [], []
+        if self.teacher is not None:
+            models.append(ReportedModel(TEACHER, "teacher", self.teacher.card))
+            subjects.append(Subject(TEACHER, location(self.teacher.source)))
+        card = describe(student.model, str(self.folder), self.folder)
+        baseline = TEACHER if self.teacher is not None else None
+        models.append(ReportedModel(STUDENT, "student", card, baseline, self.folder))
+        subjects.append(Subject(STUDENT, str(self.folder)))
+        contents = ReportContents(
+            self.command,
+            recipe,
+            models,
             outcome=outcome,
-            notes=self.notes,
-            auto_class="AutoModelForSequenceClassification",
+            latency=measure(subjects, recipe.measure, session),
             evaluations=evaluations,
             comparisons=comparisons,
+            notes=self.notes,
+            auto_class="AutoModelForSequenceClassification",
         )
+        write_report(RunDir(self.folder), contents)
 
     def report(self) -> None:
         """The stage wrote it."""

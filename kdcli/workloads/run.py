@@ -3,7 +3,6 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kdcli.deploy.latency import Latency, Subject
 from kdcli.disk import write_atomic
@@ -16,10 +15,16 @@ from kdcli.models.load import save_model
 from kdcli.models.model import Model
 from kdcli.models.training_rows import FILE, all_rows
 from kdcli.recipe.resolve import Resolved
-from kdcli.report.finish import RunResult, measure, write_report
-from kdcli.report.views import FINETUNED
+from kdcli.report.finish import (
+    ReportContents,
+    ReportedModel,
+    RunResult,
+    measure,
+    write_report,
+)
+from kdcli.report.schema import FINETUNED, Evaluation, Selection
 from kdcli.run.stages import StageJob, run_stage
-from kdcli.types import Outcome
+from kdcli.types import Card, Outcome
 from kdcli.workloads import task as downstream
 from kdcli.workloads.predictions import Prediction
 from kdcli.workloads.settings import FinetuneRecipe, TaskRecipe
@@ -84,8 +89,9 @@ def finish_claimed(
         )
     card = describe(headed.model, str(folder), folder)
     evaluations = task.evaluator.evaluations(FINETUNED, task.data.split, trained.predictions, WORST)
-    contents = {"outcome": trained.outcome, "notes": notes, "evaluations": evaluations}
-    write_finetune_report(task, folder, recipe, card, timed=timed, **contents)
+    write_finetune_report(
+        task, folder, recipe, card, trained.outcome, notes, evaluations, timed=timed
+    )
 
 
 def run_inside(
@@ -114,24 +120,30 @@ def write_finetune_report(
     task: PreparedTask,
     folder: Path,
     recipe: FinetuneRecipe,
-    card: dict[str, Any],
+    card: Card,
+    outcome: Outcome,
+    notes: list[str],
+    evaluations: list[Evaluation],
+    selection: Selection | None = None,
     *,
     timed: bool,
-    **contents: Any,
 ) -> None:
-    """Report a fine-tuned model; `contents` with `evaluations` go to `kdcli.report.finish.write_report`."""
-    write_report(
-        RunDir(folder),
-        command="finetune",
-        recipe=recipe.model_dump(),
-        cards={FINETUNED: card},
-        folders={FINETUNED: folder},
-        latency=measure([Subject(FINETUNED, str(folder))], recipe.measure, task.session)
-        if timed
-        else Latency(),
+    """Write the report of a fine-tuned model; `timed` also measures its latency."""
+    subject, latency = Subject(FINETUNED, str(folder)), Latency()
+    if timed:
+        latency = measure([subject], recipe.measure, task.session)
+    contents = ReportContents(
+        "finetune",
+        recipe,
+        [ReportedModel(FINETUNED, "finetuned", card, folder=folder)],
+        outcome=outcome,
+        latency=latency,
+        evaluations=evaluations,
+        notes=notes,
+        selection=selection,
         auto_class=AUTO_CLASS[task.data.task.kind].__name__,
-        **contents,
     )
+    write_report(RunDir(folder), contents)
 
 
 def chosen_on(task: PreparedTask, recipe: TaskRecipe) -> str:

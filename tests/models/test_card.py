@@ -19,13 +19,13 @@ def test_parameters_of_a_bert_by_hand():
     layer = 4 * (WIDTH * WIDTH + WIDTH) + 2 * WIDTH * FFN + FFN + WIDTH + 2 * 2 * WIDTH
     embedding = (WORDS + 160 + 2) * WIDTH + 2 * WIDTH
     pooler = WIDTH * WIDTH + WIDTH
-    assert (card["params_embedding"], card["params_transformer"]) == (embedding, 2 * layer + pooler)
-    assert (card["params_total"], card["bytes"]) == (
+    assert (card.params_embedding, card.params_transformer) == (embedding, 2 * layer + pooler)
+    assert (card.params_total, card.bytes) == (
         embedding + 2 * layer + pooler,
-        4 * card["params_total"],
+        4 * card.params_total,
     )
-    assert card["sha256"] is None
-    assert (card["layers"], card["hidden"], card["ffn"], card["heads"]) == (2, WIDTH, FFN, 4)
+    assert card.sha256 is None
+    assert (card.layers, card.hidden, card.ffn, card.heads) == (2, WIDTH, FFN, 4)
 
 
 @pytest.mark.parametrize(("positions", "length"), [(160, LENGTH), (24, 24)])
@@ -45,22 +45,22 @@ def test_every_type_is_described_and_left_as_it_was(kind):
     model = tiny_encoder(kind).train()
     attention = model.config._attn_implementation
     card = describe(model, kind, None)
-    assert card["model_type"] == kind
-    assert 0 < card["params_embedding"] < card["params_total"]
-    assert card["multiply_adds"] > 2 * LENGTH * 3 * WIDTH * WIDTH
+    assert card.model_type == kind
+    assert 0 < card.params_embedding < card.params_total
+    assert card.multiply_adds > 2 * LENGTH * 3 * WIDTH * WIDTH
     assert model.training
     assert model.config._attn_implementation == attention
 
 
 def test_zeros_are_not_counted():
     model = tiny_encoder("bert")
-    before = describe(model, "tiny", None)["params_nonzero"]
+    before = describe(model, "tiny", None).params_nonzero
     with torch.no_grad():
         weight = model.encoder.layer[0].output.dense.weight
         gone = int(weight[:8].count_nonzero())
         weight[:8] = 0
     assert gone
-    assert describe(model, "tiny", None)["params_nonzero"] == before - gone
+    assert describe(model, "tiny", None).params_nonzero == before - gone
 
 
 def test_bytes_and_hash_are_those_of_the_file(tmp_path):
@@ -68,7 +68,7 @@ def test_bytes_and_hash_are_those_of_the_file(tmp_path):
     save_model(model, tiny_tokenizer(), tmp_path)
     content = (tmp_path / "model.safetensors").read_bytes()
     card = describe(model, "tiny", tmp_path)
-    assert (card["bytes"], card["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+    assert (card.bytes, card.sha256) == (len(content), hashlib.sha256(content).hexdigest())
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,5 @@ def test_bytes_and_hash_are_those_of_the_file(tmp_path):
 def test_the_dtype_of_the_file_is_recorded(tmp_path, dtype, name):
     tiny_encoder("bert").to(getattr(torch, dtype)).save_pretrained(tmp_path)
     card = describe(tiny_encoder("bert"), "tiny", tmp_path)
-    assert card["held_in"] == name
-    assert card["bytes"] == pytest.approx(
-        getattr(torch, dtype).itemsize * card["params_total"], rel=0.1
-    )
+    assert card.held_in == name
+    assert card.bytes == pytest.approx(getattr(torch, dtype).itemsize * card.params_total, rel=0.1)

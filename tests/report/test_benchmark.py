@@ -411,7 +411,7 @@ def test_runs_side_by_side_have_no_ratio_between_them(tmp_path):
         models=gathered.cards,
         latency=gathered.rows,
         speedup=gathered.speedups,
-        recipe={"compare": ["one", "two"]},
+        runs=gathered.runs,
     )
     row = next(r for r in report.latency if r.model == "two: 6x384" and r.backend == "torch")
     assert section_of.compared_with(report, row) == "two: 12x768"

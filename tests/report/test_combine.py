@@ -4,8 +4,17 @@ import pytest
 from reports import card, evaluation, made, prune_values, report_values
 
 from kdcli.engine.run_dir import RunDir
+from kdcli.recipe.sections import Section
 from kdcli.report.combine import Part, combine_reports
 from kdcli.report.finish import RunResult
+
+
+class MethodRecipe(Section):
+    method: str
+
+
+class TaskRecipe(Section):
+    task: str
 
 
 @pytest.fixture
@@ -41,7 +50,13 @@ def test_variants_of_a_distillation_share_the_teacher(folder):
         parts.append(
             Part(name, run, {"teacher": "teacher", "student": name, "student undistilled": "alone"})
         )
-    report = combine_reports(folder, command="distill", parts=parts, notes=["full: where"]).report
+    report = combine_reports(
+        folder,
+        command="distill",
+        recipe=MethodRecipe(method="full"),
+        parts=parts,
+        notes=["full: where"],
+    ).report
     assert list(report.models) == ["teacher", "full", "map-top"]
     assert [e.model for e in report.evaluations] == ["teacher", "full", "alone", "map-top"], (
         "a name is shown once"
@@ -57,7 +72,9 @@ def test_variants_of_a_distillation_share_the_teacher(folder):
 def test_pruned_runs_take_the_names_of_their_parts(folder):
     runs = {name: result(folder / name, prune_values()) for name in ("a", "b")}
     parts = [Part(name, run, {"dense": "dense", "compact": name}) for name, run in runs.items()]
-    report = combine_reports(folder, command="prune", recipe={"task": "own"}, parts=parts).report
+    report = combine_reports(
+        folder, command="prune", recipe=TaskRecipe(task="own"), parts=parts
+    ).report
     assert (list(report.models), report.models["a"].bytes) == (["dense", "a", "b"], 71_000_000)
     assert [e.model for e in report.evaluations] == ["a", "b"]
     assert [p.model for p in report.pruning] == ["a", "b"], "whichever form its run pruned"

@@ -16,7 +16,7 @@ from kdcli.report.schema import Card, LatencyRow, PublishedRow, Report
 from kdcli.verbs.distill.recipes import ablations
 
 CARD = (
-    *("id", "revision", "model_type", "layers", "hidden", "ffn", "heads"),
+    *("id", "model_type", "layers", "hidden", "ffn", "heads"),
     *(
         "params_total",
         "params_embedding",
@@ -24,9 +24,11 @@ CARD = (
         "params_nonzero",
         "multiply_adds",
         "bytes",
+        "sha256",
+        "revision",
         "held_in",
     ),
-    *("sha256", "paper_params_embedding", "paper_params_transformer"),
+    *("paper_params_embedding", "paper_params_transformer"),
 )
 LATENCY = (
     *(
@@ -81,12 +83,12 @@ def test_round_trip(report):
             "comparisons",
             "selection",
         ),
-        *("beside", "pruning", "failures", "agreements", "compression"),
+        *("beside", "pruning", "failures", "agreements", "compression", "runs"),
     }
 
 
 def test_rows_have_the_promised_keys():
-    assert (tuple(Card.model_fields), tuple(LatencyRow.model_fields)) == (CARD, LATENCY)
+    assert (tuple(Card.__dataclass_fields__), tuple(LatencyRow.model_fields)) == (CARD, LATENCY)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_several_precisions_lie_side_by_side(saved, tmp_path):
     assert rows["relative"]["fp32"] < rows["relative"]["fp16"] < rows["relative"]["int8"]
     # Other verbs take the float32 file.
     opened = open_export(str(tmp_path / "out"))
-    assert (opened.precision, opened.card["bytes"]) == ("fp32", rows["bytes"]["fp32"])
+    assert (opened.precision, opened.card.bytes) == ("fp32", rows["bytes"]["fp32"])
     readme = (tmp_path / "out" / "README.md").read_text("utf-8")
     assert all(place in readme for place in places.values())
     assert snippet(tmp_path / "out")

@@ -285,7 +285,7 @@ def test_answers_come_from_the_windows():
     assert [p.shown for p in found] == ["rivers", "cat", "Wien"]
     assert evaluator.metrics(outputs) == {"f1": 1.0, "exact": 1.0}
     (right,) = evaluator.evaluations("student", "validation", found, 5)
-    assert right["worst"] == []
+    assert right.worst == []
     # The second gets the first word of its context, a wrong answer.
     wrong = [np.zeros_like(o) if windows.rows.example[i] == 1 else o for i, o in enumerate(outputs)]
     row = windows.rows.example.tolist().index(1)
@@ -298,14 +298,14 @@ def test_answers_come_from_the_windows():
     (report,) = evaluator.evaluations(
         "student", "validation", evaluator.features.predictions(wrong), 5
     )
-    (mistake,) = Evaluation.model_validate(report).worst
+    (mistake,) = report.worst
     assert (mistake.id, mistake.label, mistake.predicted, mistake.badness) == (
         "short",
         "cat",
         "the",
         1.0,
     )
-    assert report["metrics"]["exact"] < right["metrics"]["exact"]
+    assert report.metrics["exact"] < right.metrics["exact"]
 
 
 def test_no_answer_is_shown_if_it_is_likelier():

@@ -67,7 +67,7 @@ def compared_with(report: Report, row: LatencyRow) -> str:
 
 def of_runs(report: Report) -> bool:
     """Whether a report lays several runs side by side, each measured apart from the others."""
-    return "compare" in report.recipe
+    return bool(report.runs)
 
 
 def _ratio_of(report: Report, row: LatencyRow) -> tuple[Speedup | None, str]:

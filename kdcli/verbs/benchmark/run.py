@@ -7,7 +7,7 @@ agreement with torch in float32 -> report.
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,18 @@ from kdcli.models.load import load_encoder, load_tokenizer, location
 from kdcli.models.shape import is_shape
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.finish import RunResult, checked_report, write_report
+from kdcli.report.finish import (
+    ReportContents,
+    ReportedModel,
+    RunResult,
+    checked_report,
+    write_report,
+)
 from kdcli.report.schema import Report
 from kdcli.report.sections.latency import speedup_of
 from kdcli.report.text import duration
 from kdcli.report.views import short
+from kdcli.types import Card
 from kdcli.verbs.benchmark.scores import Scores, evaluate_backends, open_task
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
 from kdcli.workloads.as_trained import as_trained
@@ -127,15 +134,16 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: RunOptions) -> RunResul
         ["interrupted: only the cells measured until then are here"] if latency.interrupted else []
     )
     notes += opened[0].notes if opened else []
-    contents: dict[str, Any] = {
-        "cards": cards,
-        "latency": latency,
-        "notes": notes,
-    }
-    contents |= {"evaluations": scores.evaluations, "comparisons": scores.comparisons}
-    result = write_report(
-        RunDir(folder), command="benchmark", recipe=recipe.model_dump(), **contents
+    contents = ReportContents(
+        "benchmark",
+        recipe,
+        _reported(cards),
+        latency=latency,
+        evaluations=scores.evaluations,
+        comparisons=scores.comparisons,
+        notes=notes,
     )
+    result = write_report(RunDir(folder), contents)
     if latency.interrupted:
         raise Interrupted("interrupted", f"finished cells are in {folder}")
     if scores.worse:
@@ -165,12 +173,36 @@ def compare(
     }
     folder = invocation.output_dir or numbered("benchmark-compare", taken=invocation.overwrite)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
-    recipe = resolved.recipe.model_dump() | {"compare": [str(s) for s in sources]}
-    contents: dict[str, Any] = {"cards": cards, "quality": gathered.quality}
     Progress.log(*(differing := gathered.differing()))
-    contents["notes"] = [*differing, *gathered.notes]
-    contents["latency"] = Latency(rows=gathered.rows, speedups=gathered.speedups)
-    return write_report(RunDir(folder), command="benchmark", recipe=recipe, **contents)
+    contents = ReportContents(
+        "benchmark",
+        resolved.recipe,
+        _reported(cards, gathered.runs),
+        latency=Latency(rows=gathered.rows, speedups=gathered.speedups),
+        quality=gathered.quality,
+        notes=[
+            f"compared: {', '.join(map(str, sources))}",
+            *differing,
+            *gathered.notes,
+        ],
+    )
+    return write_report(RunDir(folder), contents)
+
+
+def _reported(
+    cards: Mapping[str, Card], runs: Mapping[str, str] | None = None
+) -> list[ReportedModel]:
+    """Report models that are compared with the first one, or with the first one of their run."""
+    models: list[ReportedModel] = []
+    baselines: dict[str, str] = {}
+    for name, card in cards.items():
+        run = runs[name] if runs is not None else None
+        baseline = baselines.setdefault(run or "", name)
+        if name == baseline:
+            models.append(ReportedModel(name, "baseline", card, run=run))
+        else:
+            models.append(ReportedModel(name, "candidate", card, baseline, run=run))
+    return models
 
 
 def check_gates(report: Report, folder: Path, gates: Gates) -> None:
@@ -265,10 +297,15 @@ def _named(models: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def _card(model: str, invocation: RunOptions) -> dict[str, Any]:
+def _card(model: str, invocation: RunOptions) -> Card:
     if is_shape(model):
-        made = AutoModel.from_config(config_of(model), dtype=torch.float32).eval()
-        return describe(made, model, None) | paper_params(model)
+        untrained = AutoModel.from_config(config_of(model), dtype=torch.float32).eval()
+        embedding, transformer = paper_params(model)
+        return replace(
+            describe(untrained, model, None),
+            paper_params_embedding=embedding,
+            paper_params_transformer=transformer,
+        )
     if is_export(model):
         return open_export(model, choose_device(invocation.device)).card
     trusted = invocation.trust_remote_code
@@ -320,11 +357,9 @@ def _subject(name: str, model: str, backend: str, precision: str) -> Subject:
     return Subject(name, location(model), backend, precision)
 
 
-def _estimate(
-    models: Mapping[str, str], cards: Mapping[str, Mapping[str, Any]], protocol: Protocol
-) -> float:
+def _estimate(models: Mapping[str, str], cards: Mapping[str, Card], protocol: Protocol) -> float:
     """About how many seconds a worker takes for shapes, from one pass of the smallest and the multiply-adds of all."""
-    smallest = min(models, key=lambda name: int(cards[name]["multiply_adds"]))
+    smallest = min(models, key=lambda name: cards[name].multiply_adds)
     model = (
         AutoModel.from_config(config_of(models[smallest]), dtype=torch.float32)
         .eval()
@@ -335,12 +370,10 @@ def _estimate(
         first, second = (
             timed(partial(model, input_ids=ids_BL), torch.device(protocol.device)) for _ in range(2)
         )
-    per_token = min(first, second) / cards[smallest]["multiply_adds"] / TOKENS
+    per_token = min(first, second) / cards[smallest].multiply_adds / TOKENS
     total = STARTED_SECONDS * (1 + len(models))
     for batch_size, seq_len in protocol.cells:
-        passes = [
-            per_token * card["multiply_adds"] * batch_size * seq_len for card in cards.values()
-        ]
+        passes = [per_token * card.multiply_adds * batch_size * seq_len for card in cards.values()]
         total += max(protocol.min_seconds, protocol.min_runs * sum(passes))
         total += sum(max(WARM_SECONDS, WARM_RUNS * one) for one in passes)
     return total

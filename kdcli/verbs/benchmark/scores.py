@@ -23,6 +23,7 @@ from kdcli.models.load import location
 from kdcli.models.model import Model
 from kdcli.models.shape import is_shape, positions_of
 from kdcli.models.training_rows import training_rows
+from kdcli.report.schema import Comparison, Evaluation
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
 from kdcli.workloads.embedder import Embedder, as_task_model, predict_pairs
 from kdcli.workloads.embedding_scores import RETRIEVAL, by_vectors, open_pairs
@@ -41,8 +42,8 @@ class Scores:
     """Evaluations and comparisons as in `kdcli.report.schema`, and a sentence for each drop beyond `max_drop`. A model
     on a backend other than torch in float32 is named `MODEL on onnx int8`."""
 
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    comparisons: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
     worse: list[str] = field(default_factory=list)
 
 
@@ -112,12 +113,12 @@ def evaluate_backends(
                 lost = [
                     row
                     for row in rows
-                    if row["metric"] == first and not row["difference"] >= -recipe.max_drop
+                    if row.metric == first and not row.difference >= -recipe.max_drop
                 ]
                 # A smaller model may lose more than that; a backend of the same weights may not.
                 for row in lost if other is plain else ():
                     scores.worse.append(
-                        f"{label} {row['set']}".rstrip() + f": {first} {row['difference']:+.4f}"
+                        f"{label} {row.set}".rstrip() + f": {first} {row.difference:+.4f}"
                     )
     return scores
 

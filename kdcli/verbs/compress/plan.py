@@ -202,7 +202,7 @@ def measure_untrained(search: Search, model: str) -> dict[str, Any]:
             built = build_student(loaded.model, shape, init="random", seed=work.recipe.seed).model
             save_model(built, loaded.tokenizer, Path(aside) / name, NO_ROWS)
             subjects.append(subject(name, str(Path(aside) / name), fastest))
-            students[name] = {"layers_mb": describe(built, name, None)["params_transformer"] / 1e6}
+            students[name] = {"layers_mb": describe(built, name, None).params_transformer / 1e6}
         times = measured(subjects)
         students = {name: times.get(name, {}) | of for name, of in students.items()}
     backends = {name: found[name] for name in search.backends if name in found}

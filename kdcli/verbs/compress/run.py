@@ -20,9 +20,10 @@ from kdcli.models.heads import misfit_of
 from kdcli.models.load import load_config, location
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
+from kdcli.report import schema
 from kdcli.report.charts.compression import png
-from kdcli.report.finish import RunResult, write_report
-from kdcli.report.schema import Compression
+from kdcli.report.finish import ReportContents, ReportedModel, RunResult, write_report
+from kdcli.report.schema import Compression, Role
 from kdcli.report.sections.latency import speedup_of
 from kdcli.report.text import duration
 from kdcli.verbs.compress.judge import (
@@ -224,23 +225,23 @@ def finish(search: Search, judged: Judged) -> RunResult:
         row_of(one, judged.teacher, goal, chosen) for one in (judged.teacher, *judged.candidates)
     ]
     rows += [
-        {"name": c.name, "outcome": c.left_out} for c in search.candidates.values() if c.left_out
+        schema.Candidate(name=c.name, outcome=c.left_out)
+        for c in search.candidates.values()
+        if c.left_out
     ]
     dropped = seconds_dropped(search, chosen)
     limits = goal.model_dump(exclude={"strict"}, exclude_none=True)
-    compression = {
-        "task": str(work.recipe.task),
-        "metric": judged.metric,
-        "rows": judged.rows,
-        "goal": limits,
-    }
-    compression |= {
-        "strict": goal.strict,
-        "met": not missed,
-        "chosen": chosen.name,
-        "candidates": rows,
-    }
-    compression |= {"sentence": sentence(judged, chosen, missed, goal)}
+    compression = Compression(
+        task=str(work.recipe.task),
+        metric=judged.metric,
+        rows=judged.rows,
+        goal=limits,
+        strict=goal.strict,
+        met=not missed,
+        chosen=chosen.name,
+        sentence=sentence(judged, chosen, missed, goal),
+        candidates=rows,
+    )
     notes = [f"{BEST}/ is what to ship, and its README.md says how to run it", *search.notes]
     notes += [
         f"it took {duration(work.seconds)}, {duration(dropped)} of it for what is not in {BEST}/"
@@ -259,19 +260,23 @@ def finish(search: Search, judged: Judged) -> RunResult:
 
 def row_of(
     one: Measured, teacher: Measured, goal: GoalSettings, chosen: Measured
-) -> dict[str, Any]:
-    """A candidate as report.json has it."""
-    row = {
-        key: getattr(one, key) for key in ("name", "score", "low", "high", "ms", "speedup", "mb")
-    }
-    if one is teacher:
-        return row | {"outcome": ""}
-    outcome = (
-        "chosen"
-        if one is chosen
-        else "; ".join(misses(goal, teacher, one).values()) or "meets the goal"
+) -> schema.Candidate:
+    """Report what became of a candidate."""
+    outcome = ""
+    if one is chosen:
+        outcome = "chosen"
+    elif one is not teacher:
+        outcome = "; ".join(misses(goal, teacher, one).values()) or "meets the goal"
+    return schema.Candidate(
+        name=one.name,
+        score=one.score,
+        low=one.low,
+        high=one.high,
+        ms=one.ms,
+        speedup=one.speedup,
+        mb=one.mb,
+        outcome=outcome,
     )
-    return row | {"outcome": outcome}
 
 
 def in_float(one: Measured) -> str:
@@ -305,7 +310,7 @@ def seconds_dropped(search: Search, chosen: Measured) -> float:
 
 
 def _write(
-    work: Work, judged: Judged, chosen: Measured, compression: dict[str, Any], notes: list[str]
+    work: Work, judged: Judged, chosen: Measured, compression: Compression, notes: list[str]
 ) -> RunResult:
     """The report: teacher and chosen model in full, all candidates in one table. The evaluation has the rest."""
     source, names = judged.report, list(judged.report.models)
@@ -334,14 +339,19 @@ def _write(
         task: {pair[m]: v for m, v in of.items() if m in pair}
         for task, of in source.quality.items()
     }
-    write_atomic(work.folder / PICTURE, png(Compression.model_validate(compression)))
-    return write_report(
-        RunDir(work.folder),
-        command="compress",
-        recipe=work.recipe.model_dump(),
-        cards={pair[n]: source.models[n].model_dump() for n in names if n in pair},
+    write_atomic(work.folder / PICTURE, png(compression))
+    models = []
+    for name, shown in pair.items():
+        role: Role = "teacher" if shown == TEACHER else "candidate"
+        baseline = None if role == "teacher" else TEACHER
+        models.append(ReportedModel(shown, role, source.cards[name], baseline))
+    contents = ReportContents(
+        "compress",
+        work.recipe,
+        models,
         latency=latency,
         quality=quality,
         notes=notes,
         compression=compression,
     )
+    return write_report(RunDir(work.folder), contents)

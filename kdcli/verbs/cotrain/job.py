@@ -6,7 +6,6 @@ Text and task differ in their two loss functions, in their examples and in how t
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from kdcli.models.capture import Capture
 from kdcli.models.model import Model
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.report.finish import quality_of
+from kdcli.report.schema import Evaluation, Quality
 from kdcli.targets.teacher import Teacher
 from kdcli.types import (
     Batch,
@@ -54,7 +54,6 @@ STANDALONE = "standalone"  # Directory of the comparison run, and suffix of its 
 HELD_OUT = "held-out MLM loss"  # Quality row with the loss on masked tokens of held-out text
 
 Recipe = CotrainRecipe | CotrainTaskRecipe
-Quality = dict[str, dict[str, dict[str, float]]]
 
 
 def names_of(recipe: Recipe) -> dict[str, str]:
@@ -191,7 +190,7 @@ class OnText:
         job = Job(step.modules, step, train, order, held_out, param_group=step.param_group)
         return job, schedule, len(train) / schedule.batch_size
 
-    def evaluate(self, pair: Pair, folder: Path) -> tuple[list[dict[str, Any]], Quality]:
+    def evaluate(self, pair: Pair, folder: Path) -> tuple[list[Evaluation], Quality]:
         """Evaluations (none) and held-out losses of a finished run."""
         return [], {
             HELD_OUT: {name: {"loss": after} for name, (_, after) in self.held_out(folder).items()}
@@ -260,8 +259,8 @@ class OnTask:
         assert isinstance(job.order, BucketOrder)
         return job, schedule, job.order.steps_of_pass
 
-    def evaluate(self, pair: Pair, folder: Path) -> tuple[list[dict[str, Any]], Quality]:
-        task, evaluations = self.task, []
+    def evaluate(self, pair: Pair, folder: Path) -> tuple[list[Evaluation], Quality]:
+        task, evaluations = self.task, list[Evaluation]()
         for name, model in pair.models.items():
             assert isinstance(model, Model)
             predictions = predict(task.session, task.evaluator, model)

@@ -4,7 +4,7 @@ Data flow: masked blocks or rows of a task -> one forward pass of each model -> 
 """
 
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.text.corpus import Corpus, open_corpus
 from kdcli.data.text.masking import check_share, tokens_of
-from kdcli.deploy.latency import Latency, Subject
+from kdcli.deploy.latency import Subject
 from kdcli.engine.launch import Session, check_machine, choose_output_dir, make_schedule
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
@@ -26,7 +26,14 @@ from kdcli.models.shape import is_shape
 from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.finish import RunResult, measure, quality_of, write_report
+from kdcli.report.finish import (
+    ReportContents,
+    ReportedModel,
+    RunResult,
+    measure,
+    quality_of,
+    write_report,
+)
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import StageJob, run_command
 from kdcli.types import Outcome
@@ -74,7 +81,7 @@ def check(recipe: Recipe) -> None:
 @dataclass
 class PairStage:
     """One training of both models; see `kdcli.run.stages.Stage`. Only the comparison run reports itself. `pair` None
-    is loaded in `build`; `contents` is what `finish` found for the report."""
+    is loaded in `build`; `contents` is the report that `finish` begins."""
 
     data: OnText | OnTask
     session: Session
@@ -83,7 +90,7 @@ class PairStage:
     notes: list[str]
     alone: bool = False
     pair: Pair | None = None
-    contents: dict[str, Any] = field(default_factory=dict)
+    contents: ReportContents = field(init=False)
 
     @property
     def folders(self) -> dict[str, Path]:
@@ -101,7 +108,7 @@ class PairStage:
     def finish(self, outcome: Outcome) -> None:
         assert self.pair is not None
         # Each learns from the other.
-        cards, rows = {}, all_rows(self.pair.rows, self.data.rows)
+        models, rows = list[ReportedModel](), all_rows(self.pair.rows, self.data.rows)
         for (name, folder), loaded in zip(
             self.folders.items(), self.pair.models.values(), strict=True
         ):
@@ -110,29 +117,26 @@ class PairStage:
                 loaded.tokenizer.model_max_length = self.data.task.max_length
             if self.session.is_main:
                 save_model(loaded.model, loaded.tokenizer, folder, rows)
-                cards[name] = describe(loaded.model, str(folder), folder)
+                card = describe(loaded.model, str(folder), folder)
+                models.append(ReportedModel(name, "peer", card, folder=folder))
         evaluations, quality = self.data.evaluate(self.pair, self.folder)
         self.pair = None
-        self.contents = {
-            "cards": cards,
-            "evaluations": evaluations,
-            "quality": quality,
-            "outcome": outcome,
-        }
+        self.contents = ReportContents(
+            "cotrain",
+            self.resolved.recipe,
+            models,
+            outcome=outcome,
+            evaluations=evaluations,
+            quality=quality,
+            notes=self.notes,
+            auto_class=self.data.auto_class,
+        )
         if self.alone and self.session.is_main:
             self.write()
 
-    def write(
-        self, latency: Latency | None = None, beside: dict[str, RunResult] | None = None
-    ) -> None:
-        found = self.contents | {
-            "folders": self.folders,
-            "latency": latency,
-            "notes": self.notes,
-            "beside": beside,
-        }
-        how = {"recipe": self.resolved.recipe.model_dump(), "auto_class": self.data.auto_class}
-        write_report(RunDir(self.folder), command="cotrain", **found, **how)
+    def write(self) -> None:
+        """Write the report of this training."""
+        write_report(RunDir(self.folder), self.contents)
 
 
 @dataclass(frozen=True)
@@ -165,36 +169,42 @@ class PairRun:
         )
         if not session.is_main:
             return
-        cards = (
-            {TEACHER: describe_source(community.model, community.source)}
-            if community is not None
-            else {}
-        )
+        models, quality = [], contents.quality or {}
+        if community is not None:
+            card = describe_source(community.model, community.source)
+            models.append(ReportedModel(TEACHER, "teacher", card))
         # The last model, which the report's first numbers are about, is the student.
-        first, last = contents["cards"]
-        cards[first] = contents["cards"][first]
-        beside = {stage.folder.name: RunResult.read(stage.folder) for stage in others}
-        for report in (result.report for result in beside.values()):
-            cards |= {
-                f"{name} {STANDALONE}": card.model_dump() for name, card in report.models.items()
-            }
-            contents["evaluations"] += [
-                e.model_dump() | {"model": f"{e.model} {STANDALONE}"} for e in report.evaluations
+        first, last = (
+            replace(model, baseline=baselines.get(model.name)) for model in contents.models
+        )
+        models.append(first)
+        contents.compared_runs = {
+            stage.folder.name: RunResult.read(stage.folder) for stage in others
+        }
+        for report in (result.report for result in contents.compared_runs.values()):
+            models += [
+                ReportedModel(f"{name} {STANDALONE}", "baseline", card)
+                for name, card in report.cards.items()
+            ]
+            contents.evaluations += [
+                e.model_copy(update={"model": f"{e.model} {STANDALONE}"})
+                for e in report.evaluations
             ]
             for row, values in report.quality.items():
-                contents["quality"][row] |= {
+                quality[row] |= {
                     f"{name} {STANDALONE}": metrics for name, metrics in values.items()
                 }
-        contents["cards"] = cards | {last: contents["cards"][last]}
+        contents.models = [*models, last]
         if isinstance(data, OnText):
-            main.notes += data.gains(self.folder, contents["quality"])
-            main.notes += [
+            contents.notes += data.gains(self.folder, quality)
+            contents.notes += [
                 f"{name}: {note}" for name, (task, _) in tasks.items() for note in task.notes
             ]
-            contents |= scores | {
-                "quality": quality_of(scores["evaluations"]) | contents["quality"]
-            }
-        main.write(measure(subjects, self.resolved.recipe.measure, session), beside)
+            contents.evaluations, contents.comparisons = scores.evaluations, scores.comparisons
+            quality = quality_of(scores.evaluations) | quality
+        contents.quality = quality
+        contents.latency = measure(subjects, self.resolved.recipe.measure, session)
+        main.write()
 
 
 def _prepare(resolved: Resolved[Any], invocation: RunOptions, session: Session) -> PairRun:

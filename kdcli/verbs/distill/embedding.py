@@ -31,7 +31,13 @@ from kdcli.models.shape import InitializedStudent, build_student, shape_of
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.finish import measure, quality_of, write_report
+from kdcli.report.finish import (
+    ReportContents,
+    ReportedModel,
+    measure,
+    quality_of,
+    write_report,
+)
 from kdcli.report.front import EMBEDDER
 from kdcli.report.schema import TEACHER, UNDISTILLED
 from kdcli.run.stages import StageJob
@@ -328,10 +334,11 @@ class EmbeddingRun:
             )
         evaluations, comparisons = scored(self.judged, models, session)
         folders = {name: self.model_folder(name) for name in self.shapes}
-        cards = {TEACHER: describe_source(teacher.model, teacher.source)}
-        cards |= {
-            name: describe(self.students[name].encoder, str(f), f) for name, f in folders.items()
-        }
+        card = describe_source(teacher.model, teacher.source)
+        reported = [ReportedModel(TEACHER, "teacher", card)]
+        for name, folder in folders.items():
+            card = describe(self.students[name].encoder, str(folder), folder)
+            reported.append(ReportedModel(name, "student", card, TEACHER, folder))
         subjects = [
             Subject(TEACHER, location(teacher.source)),
             *(Subject(n, str(f)) for n, f in folders.items()),
@@ -351,20 +358,19 @@ class EmbeddingRun:
             notes.append(
                 f"the student learnt the vectors in {recipe.embedding.vectors}, not the teacher's own"
             )
-        write_report(
-            RunDir(self.folder),
-            command="distill",
-            recipe=recipe.model_dump(),
-            cards=cards,
-            folders=folders,
-            latency=measure(subjects, recipe.measure, session),
+        contents = ReportContents(
+            "distill",
+            recipe,
+            reported,
             outcome=outcome,
+            latency=measure(subjects, recipe.measure, session),
+            evaluations=evaluations,
+            comparisons=comparisons,
             quality=quality,
             notes=notes,
             auto_class=EMBEDDER,
-            evaluations=evaluations,
-            comparisons=comparisons,
         )
+        write_report(RunDir(self.folder), contents)
 
 
 def check_embedding(recipe: DistillRecipe) -> None:

@@ -17,7 +17,6 @@ from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
-from kdcli.report.schema import TEACHER
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import run_command
 from kdcli.targets.cache import SignalStore
@@ -102,7 +101,7 @@ def teacher_of(recipe: RerankRecipe, session: Session, *, dry_run: bool) -> Rera
     source = str(recipe.teacher)
     opened = open_reranker(source, session, max_length=recipe.data.max_length)
     Progress.log(f"teacher {source}: {opened.note}")
-    cards, loaded = {TEACHER: describe_source(opened.model, source)}, opened.cross_encoder
+    card, loaded = describe_source(opened.model, source), opened.cross_encoder
 
     def scores(lists: Lists, judged: bool) -> Array:
         if dry_run:
@@ -121,4 +120,4 @@ def teacher_of(recipe: RerankRecipe, session: Session, *, dry_run: bool) -> Rera
             )
         return store.vectors(np.arange(len(encoded)))[:, 0]
 
-    return RerankTeacher(source, scores, cards, training_rows(location(source)))
+    return RerankTeacher(source, scores, card, training_rows(location(source)))

@@ -10,7 +10,7 @@ from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.combine import Part, combine_reports
 from kdcli.report.finish import RunResult
-from kdcli.report.views import TEACHER
+from kdcli.report.schema import TEACHER, Role
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import run_command, run_stages
 from kdcli.verbs.distill.embedding import METHOD, check_embedding, prepare_embedding, with_method
@@ -85,7 +85,14 @@ def run_variants(
         return None
     # All variants share the teacher; the undistilled student too, up to its start.
     models = {name: {TEACHER: TEACHER, STUDENT: name, WITHOUT: WITHOUT} for name in variants}
-    parts = [Part(name, RunResult.read(folder / name), shown) for name, shown in models.items()]
+    roles: dict[str, Role] = {TEACHER: "teacher", STUDENT: "student", WITHOUT: "undistilled"}
+    parts = [
+        Part(name, RunResult.read(folder / name), shown, roles) for name, shown in models.items()
+    ]
     return combine_reports(
-        folder, command="distill", parts=parts, notes=[f"{n}: {n}/" for n in variants]
+        folder,
+        command="distill",
+        recipe=first.recipe,
+        parts=parts,
+        notes=[f"{n}: {n}/" for n in variants],
     )

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kdcli.data.batches import BucketOrder
-from kdcli.deploy.latency import Subject
+from kdcli.deploy.latency import Latency, Subject
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.losses import build_objective, on_tasks
@@ -30,8 +30,14 @@ from kdcli.models.shape import build_student, set_dropout, shape_of
 from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import KdSettings, RunOptions
-from kdcli.report.finish import RunResult, measure, write_report
-from kdcli.report.views import TEACHER, UNDISTILLED
+from kdcli.report.finish import (
+    ReportContents,
+    ReportedModel,
+    RunResult,
+    measure,
+    write_report,
+)
+from kdcli.report.schema import TEACHER, UNDISTILLED, Evaluation, Quality
 from kdcli.run.stages import Stage, StageJob
 from kdcli.targets.cache import LOGITS_KEY
 from kdcli.targets.task_teacher import (
@@ -47,6 +53,7 @@ from kdcli.targets.task_teacher import (
 )
 from kdcli.types import (
     Batch,
+    Card,
     Job,
     ModelShape,
     Needs,
@@ -148,16 +155,16 @@ class TaskRun:
         return Path(os.path.relpath(self.start, folder)).as_posix() if made else str(self.start)
 
     @cached_property
-    def teacher_cards(self) -> dict[str, Any]:
+    def teacher_cards(self) -> dict[str, Card]:
         if not self.teachers:
             return {}
         teacher = self.teachers[0]
         return {TEACHER: describe_source(teacher.model, teacher.source)}
 
     @cached_property
-    def teacher_evaluations(self) -> list[dict[str, Any]]:
+    def teacher_evaluations(self) -> list[Evaluation]:
         """The teacher's scores, taken before its weights are cast to the compute dtype."""
-        rows: list[dict[str, Any]] = []
+        rows: list[Evaluation] = []
         for teacher in self.teachers[:1]:
             evaluator = self.task.evaluator
             if not same_tokens(teacher.tokenizer, self.reader.tokenizer):
@@ -231,7 +238,7 @@ class TaskRun:
         rows = all_rows(self.rows, training_rows(location(str(self.start))))
         save_model(encoder, self.reader.tokenizer, folder, rows)
         quality = {HELD_OUT: held_out_losses(RunDir(folder), [STUDENT])}
-        self._write(folder, encoder, outcome=outcome, quality=quality, notes=notes)
+        self._write(folder, encoder, outcome, list(notes), quality=quality)
         delete_signals(self.folder)
 
     def build_prediction(self) -> StageJob:
@@ -299,7 +306,7 @@ class TaskRun:
             notes.append(f"the student before the task: {self._named_start(folder)}")
         if recipe.undistilled.use:
             alone = RunResult.read(folder / ALONE).report.evaluations
-            evaluations += [e.model_dump() | {"model": WITHOUT} for e in alone]
+            evaluations += [e.model_copy(update={"model": WITHOUT}) for e in alone]
             # Only its scores are wanted.
             drop_weights(folder / ALONE)
             notes.append(
@@ -308,19 +315,17 @@ class TaskRun:
         subjects = [Subject(TEACHER, location(t.source)) for t in self.teachers[:1]] + [
             Subject(STUDENT, str(folder))
         ]
-        contents = {
-            "latency": measure(subjects, recipe.measure, self.session),
-            "outcome": self.trained.outcome,
-        }
-        contents |= {"notes": notes, "evaluations": evaluations}
         self._write(
             folder,
             headed.model,
+            self.trained.outcome,
+            notes,
+            latency=measure(subjects, recipe.measure, self.session),
+            evaluations=evaluations,
             auto_class=AUTO_CLASS[self.task.data.task.kind].__name__,
-            **contents,
         )
 
-    def _begin(self, stage: str) -> dict[str, Any]:
+    def _begin(self, stage: str) -> dict[str, Card]:
         """Log the stage and score the teacher; in a dry run, the teacher's card."""
         if self.invocation.dry_run:
             return dict(self.teacher_cards)
@@ -357,7 +362,7 @@ class TaskRun:
         save_model(built.model, self.reader.tokenizer, folder, teacher.rows)
 
     def _stage_job(
-        self, job: Job, schedule: Schedule, cards: dict[str, Any], *, per_copy: bool
+        self, job: Job, schedule: Schedule, cards: dict[str, Card], *, per_copy: bool
     ) -> StageJob:
         """A stage's job; a dry run makes no copies but counts their steps if `per_copy`."""
         assert isinstance(job.order, BucketOrder)
@@ -371,10 +376,33 @@ class TaskRun:
             cards,
         )
 
-    def _write(self, folder: Path, student: PreTrainedModel, **contents: Any) -> None:
-        contents["cards"] = self.teacher_cards | {STUDENT: describe(student, str(folder), folder)}
-        contents |= {"recipe": self.recipe.model_dump(), "folders": {STUDENT: folder}}
-        write_report(RunDir(folder), command="distill", **contents)
+    def _write(
+        self,
+        folder: Path,
+        student: PreTrainedModel,
+        outcome: Outcome,
+        notes: list[str],
+        *,
+        latency: Latency | None = None,
+        evaluations: Sequence[Evaluation] = (),
+        quality: Quality | None = None,
+        auto_class: str = "AutoModel",
+    ) -> None:
+        models = [ReportedModel(n, "teacher", card) for n, card in self.teacher_cards.items()]
+        card, baseline = describe(student, str(folder), folder), models[0].name if models else None
+        models.append(ReportedModel(STUDENT, "student", card, baseline, folder))
+        contents = ReportContents(
+            "distill",
+            self.recipe,
+            models,
+            outcome=outcome,
+            latency=latency or Latency(),
+            evaluations=list(evaluations),
+            quality=quality,
+            notes=notes,
+            auto_class=auto_class,
+        )
+        write_report(RunDir(folder), contents)
 
 
 def intermediate_job(

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from kdcli.data.batches import BatchOrder
 from kdcli.data.text.corpus import Corpus, open_corpus
 from kdcli.data.text.masking import Masked, PassOrder, check_share, tokens_of
-from kdcli.deploy.latency import Subject
+from kdcli.deploy.latency import Latency, Subject
 from kdcli.engine.launch import Session, check_machine, choose_output_dir, make_schedule
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
@@ -38,11 +37,18 @@ from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent, build_student
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.finish import RunResult, measure, quality_of, write_report
-from kdcli.report.schema import ASSISTANT, AT, TEACHER, UNDISTILLED
+from kdcli.report.finish import (
+    ReportContents,
+    ReportedModel,
+    RunResult,
+    measure,
+    quality_of,
+    write_report,
+)
+from kdcli.report.schema import ASSISTANT, AT, TEACHER, UNDISTILLED, Role
 from kdcli.run.stages import StageJob
 from kdcli.targets.teacher import Teacher
-from kdcli.types import Examples, ModelShape, Outcome, Schedule
+from kdcli.types import Card, Examples, ModelShape, Outcome, Schedule
 from kdcli.verbs.distill.plan import (
     Planned,
     as_directory,
@@ -60,8 +66,14 @@ from kdcli.verbs.distill.student import (
     relation_kernel,
     teacher_needs,
 )
-from kdcli.workloads.compare import DOWNSTREAM, Tasks, check_tasks, opened, scored
-from kdcli.workloads.rankings import Rows
+from kdcli.workloads.compare import (
+    DOWNSTREAM,
+    DownstreamScores,
+    Tasks,
+    check_tasks,
+    opened,
+    scored,
+)
 
 HELD_OUT = "held-out loss"  # Quality row of the distillation loss on held-out text
 
@@ -75,7 +87,7 @@ class TextRun:
     folder: Path
     session: Session
     teacher: Model
-    card: dict[str, Any]  # of the teacher, before its weights take the compute dtype
+    card: Card  # of the teacher, before its weights take the compute dtype
     corpus: Corpus
     schedule: Schedule
     downstream: Tasks
@@ -281,7 +293,7 @@ class TextStage:
             save_model(student.encoder, teacher.tokenizer, self.model_folder(name), teacher.rows)
         run.session.wait()
         final = self is run.stages[-1]
-        scores = self._scores() if final and run.downstream else {}
+        scores = self._scores() if final and run.downstream else DownstreamScores()
         if run.session.is_main:
             self._report(outcome, scores, final)
         self.teacher, self.students = None, {}
@@ -345,7 +357,7 @@ class TextStage:
         tokens = tokens_of(teacher.tokenizer, teacher.source)
         return Masked(blocks, tokens, mask.share, mask.whole_words, mask.static, recipe.train.seed)
 
-    def _scores(self) -> dict[str, Rows]:
+    def _scores(self) -> DownstreamScores:
         """Evaluations of the fine-tuned teacher, students, and students copied from the teacher but not distilled."""
         run, recipe, folder = self.run, self.resolved.recipe, self.folder / DOWNSTREAM
         sources: dict[str, str | Path] = {TEACHER: str(recipe.teacher)}
@@ -374,21 +386,20 @@ class TextStage:
             shutil.rmtree(run.kept(name, step), ignore_errors=True)
         return found
 
-    def _report(self, outcome: Outcome, scores: dict[str, Rows], final: bool) -> None:
+    def _report(self, outcome: Outcome, scores: DownstreamScores, final: bool) -> None:
         """Write the stage's report; the last one also shows the assistant, probes and measures latency."""
         run, recipe, teacher = self.run, self.resolved.recipe, self.run.teacher
-        cards = {TEACHER: run.card}
+        models = [ReportedModel(TEACHER, "teacher", run.card)]
         losses: dict[str, dict[str, float]] = {}
         notes = [
             f"{name}: {note}"
             for name, (task, _) in run.downstream.items()
             for note in task.notes
-            if scores
+            if scores.evaluations
         ]
         if self.assistant is not None:
-            cards[ASSISTANT] = (
-                RunResult.read(self.assistant.folder).report.models[ASSISTANT].model_dump()
-            )
+            card = RunResult.read(self.assistant.folder).report.cards[ASSISTANT]
+            models.append(ReportedModel(ASSISTANT, "assistant", card, TEACHER))
             notes.append(
                 "the held-out losses are against the assistant, from which the student also started; everything else "
                 "compares with a student copied from the teacher itself"
@@ -400,29 +411,35 @@ class TextStage:
             if final and stage is not self and ASSISTANT not in stage.planned
         ]:
             report = RunResult.read(stage.folder).report
-            cards |= {name: report.models[name].model_dump() for name in stage.planned}
+            models += [
+                ReportedModel(name, "student", report.cards[name], TEACHER)
+                for name in stage.planned
+            ]
             losses |= report.quality[HELD_OUT]
         folders = {name: self.model_folder(name) for name in self.planned}
-        cards |= {
-            name: describe(self.students[name].encoder, str(f), f) for name, f in folders.items()
-        }
+        for name, folder in folders.items():
+            card = describe(self.students[name].encoder, str(folder), folder)
+            role: Role = "assistant" if name == ASSISTANT else "student"
+            models.append(ReportedModel(name, role, card, TEACHER, folder))
         sources = {TEACHER: location(teacher.source)} | {
             name: str(folder) for name, folder in folders.items()
         }
         subjects = list(map(Subject, sources, sources.values()))
-        contents: dict[str, Any] = {
-            "cards": cards,
-            "folders": folders,
-            "outcome": outcome,
-            "notes": notes,
-        }
-        contents["latency"] = measure(subjects, recipe.measure, run.session) if final else None
         probes = self._demo_probes() if final and recipe.data.source == "demo" else {}
         losses |= held_out_losses(RunDir(self.folder), list(self.planned))
-        quality = quality_of(scores.get("evaluations", ())) | probes | {HELD_OUT: losses}
-        contents |= scores | {"quality": quality}
-        contents["auto_class"] = "AutoModelForMaskedLM" if _is_masked(recipe) else "AutoModel"
-        write_report(RunDir(self.folder), command="distill", recipe=recipe.model_dump(), **contents)
+        contents = ReportContents(
+            "distill",
+            recipe,
+            models,
+            outcome=outcome,
+            latency=measure(subjects, recipe.measure, run.session) if final else Latency(),
+            evaluations=scores.evaluations,
+            comparisons=scores.comparisons,
+            quality=quality_of(scores.evaluations) | probes | {HELD_OUT: losses},
+            notes=notes,
+            auto_class="AutoModelForMaskedLM" if _is_masked(recipe) else "AutoModel",
+        )
+        write_report(RunDir(self.folder), contents)
 
     def _demo_probes(self) -> dict[str, dict[str, dict[str, float]]]:
         """Linear probes of the demo tasks: the teacher, every student, and its copy of the teacher before training."""

@@ -30,9 +30,16 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.finish import RunResult, measure, write_report
+from kdcli.report.finish import (
+    ReportContents,
+    ReportedModel,
+    RunResult,
+    measure,
+    write_report,
+)
+from kdcli.report.schema import Comparison, Evaluation
 from kdcli.report.views import short
-from kdcli.types import Task
+from kdcli.types import Card, Task
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.embedder import Embedder, as_task_model, predict_pairs
@@ -273,22 +280,17 @@ def _ranking(
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
     notes = [*(f"{name}: {one.note}" for name, one in models.items()), size]
     cards = {name: _card(one.model, one.source) for name, one in models.items()}
-    latency = measure(
-        [_subject(n, one.model, one.source) for n, one in models.items()], recipe.measure, session
-    )
-    contents: dict[str, Any] = {
-        "evaluations": evaluations,
-        "comparisons": comparisons,
-        "latency": latency,
-    }
-    return write_report(
-        RunDir(folder),
-        command="evaluate",
-        recipe=recipe.model_dump(),
-        cards=cards,
+    subjects = [_subject(n, one.model, one.source) for n, one in models.items()]
+    contents = ReportContents(
+        "evaluate",
+        recipe,
+        with_baseline(cards),
+        latency=measure(subjects, recipe.measure, session),
+        evaluations=evaluations,
+        comparisons=comparisons,
         notes=notes,
-        **contents,
     )
+    return write_report(RunDir(folder), contents)
 
 
 def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_code: bool) -> Model:
@@ -327,7 +329,16 @@ def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_cod
     )
 
 
-def _card(model: Any, source: str) -> dict[str, Any]:
+def with_baseline(cards: Mapping[str, Card]) -> list[ReportedModel]:
+    """Report models that are compared with the first of them."""
+    first, *others = cards
+    return [
+        ReportedModel(first, "baseline", cards[first]),
+        *(ReportedModel(name, "candidate", cards[name], first) for name in others),
+    ]
+
+
+def _card(model: Any, source: str) -> Card:
     return model.card if isinstance(model, Export) else describe_source(model, source)
 
 
@@ -343,7 +354,8 @@ def _report(
     data: Labelled,
     evaluated: Mapping[str, _Evaluated],
 ) -> RunResult:
-    evaluations, cards, notes, subjects = [], {}, list(data.notes), []
+    evaluations: list[Evaluation] = []
+    cards, notes, subjects = {}, list(data.notes), []
     for name, of in evaluated.items():
         # A cosine and a score differ in scale, so that no pair is the worst.
         worst = recipe.worst if of.embedder is None else 0
@@ -356,23 +368,26 @@ def _report(
         notes.append(
             f"{name}: {of.model.note}; {cut:.1%} of the examples {verb} {of.max_length} tokens"
         )
-    latency, rows = measure(subjects, recipe.measure, session), []
+    latency = measure(subjects, recipe.measure, session)
+    comparisons: list[Comparison] = []
     # All models have the same examples in the same order.
     baseline, *others = [
         (name, of.evaluator.scorers(of.predictions)) for name, of in evaluated.items()
     ]
     for model in others:
         Progress.log(f"{recipe.resamples:,} resamples: {model[0]} beside {baseline[0]}")
-        rows += compared(evaluated[model[0]].evaluator, model, baseline, recipe.resamples)
-    contents: dict[str, Any] = {
-        "notes": notes,
-        "evaluations": evaluations,
-        "comparisons": rows,
-        "latency": latency,
-    }
-    return write_report(
-        RunDir(folder), command="evaluate", recipe=recipe.model_dump(), cards=cards, **contents
+        evaluator = evaluated[model[0]].evaluator
+        comparisons += compared(evaluator, model, baseline, recipe.resamples)
+    contents = ReportContents(
+        "evaluate",
+        recipe,
+        with_baseline(cards),
+        latency=latency,
+        evaluations=evaluations,
+        comparisons=comparisons,
+        notes=notes,
     )
+    return write_report(RunDir(folder), contents)
 
 
 def _write_predictions(file: Path, data: Labelled, evaluated: Mapping[str, _Evaluated]) -> None:

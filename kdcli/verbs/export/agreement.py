@@ -22,6 +22,7 @@ from kdcli.models.load import location
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import training_rows
+from kdcli.report.schema import Comparison
 from kdcli.types import Batch, Kind
 from kdcli.verbs.export.gate import Found
 from kdcli.workloads.predictions import Evaluator, Prediction, compared
@@ -79,7 +80,7 @@ class TaskJudge:
             )
         return cls(opened, evaluator, by_torch, positions)
 
-    def scores(self, made: Runner) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def scores(self, made: Runner) -> tuple[list[dict[str, Any]], list[Comparison]]:
         """A row of scores for each set, of torch and of the file, and the paired comparisons."""
         both = {
             "torch": self.by_torch,
@@ -90,8 +91,8 @@ class TaskJudge:
             for name, rows in both.items()
         }
         scores = [
-            {key: a[key] for key in ("task", "set", "split", "n")}
-            | {"torch": a["metrics"], "file": b["metrics"]}
+            a.model_dump(include={"task", "set", "split", "n"})
+            | {"torch": a.metrics, "file": b.metrics}
             for a, b in zip(found["torch"], found["file"], strict=True)
         ]
         torch_side, file_side = (
@@ -134,9 +135,9 @@ class HeadJudge:
         return self.task.calibration()
 
 
-def dropped(comparisons: Sequence[dict[str, Any]], metric: str) -> float:
+def dropped(comparisons: Sequence[Comparison], metric: str) -> float:
     """Points (hundredths) that the file lost of a metric, in its worst set."""
-    return max(-100 * float(row["difference"]) for row in comparisons if row["metric"] == metric)
+    return max(-100 * row.difference for row in comparisons if row.metric == metric)
 
 
 def agreement(

@@ -8,6 +8,7 @@ from kdcli.deploy.export import ModelFile, Recorded
 from kdcli.deploy.quantise import fewest, keys_of, linears, product_errors
 from kdcli.engine.progress import Progress
 from kdcli.errors import GateError, MachineError
+from kdcli.report.schema import Comparison
 from kdcli.types import Batch
 
 ROUNDED = ("int8", "q4")  # Precisions that round product by product
@@ -20,7 +21,7 @@ class Found:
 
     agreement: dict[str, float]
     scores: list[dict[str, Any]] = field(default_factory=list)
-    comparisons: list[dict[str, Any]] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
     drop: float | None = None
 
 

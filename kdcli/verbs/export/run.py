@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -163,11 +163,13 @@ def run(
         facts |= {"kind": kind, "inputs": list(file.inputs), "outputs": list(file.outputs)}
         parts = sorted(part for parts in written.values() for part in parts)
         facts["files"] = {f.relative_to(aside).as_posix(): f.stat().st_size for f in parts}
-        card = describe(model, short(source), None) | {
-            "bytes": main["bytes"],
-            "held_in": precisions[0],
-        }
-        facts["card"] = card | {"sha256": _sha256(written[file.path])}
+        card = replace(
+            describe(model, short(source), None),
+            bytes=main["bytes"],
+            held_in=precisions[0],
+            sha256=_sha256(written[file.path]),
+        )
+        facts["card"] = asdict(card)
         facts |= main | {"notes": [*part.notes, *main["notes"]], "also": [of for _, of in also]}
         facts |= {"task": task, "data": data.source} if task is not None else {}
         facts["versions"] = versions() | {
@@ -200,7 +202,8 @@ def _facts_of(
         "relative": LIMITS[precision],
     }
     if found.scores:
-        facts |= {"scores": found.scores, "comparisons": found.comparisons}
+        rows = [row.model_dump() for row in found.comparisons]
+        facts |= {"scores": found.scores, "comparisons": rows}
     return facts | gate | {"notes": _notes(gate, found)}
 
 
@@ -300,11 +303,9 @@ def _notes(gate: dict[str, Any], found: Found) -> list[str]:
     """What was bounded, and which products stay in float32."""
     notes = []
     for row in found.comparisons:
-        name = f"{row['task']} {row['set']}".strip()
-        between = f"95 % between {row['low']:+.4f} and {row['high']:+.4f}"
-        notes.append(
-            f"{name}: {row['metric']} differs from torch by {row['difference']:+.4f}, {between}"
-        )
+        name = f"{row.task} {row.set}".strip()
+        between = f"95 % between {row.low:+.4f} and {row.high:+.4f}"
+        notes.append(f"{name}: {row.metric} differs from torch by {row.difference:+.4f}, {between}")
     kept = [each for each in gate.get("products", ()) if each["float"]]
     if kept:
         names = ", ".join(f"{each['name']} ({each['error']:.2g})" for each in kept)

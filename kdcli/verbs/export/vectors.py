@@ -63,9 +63,9 @@ class VectorsJudge:
         evaluations, comparisons = scored(
             [self.judged], {"torch": self.embedder, "file": by_file}, self.session
         )
-        metrics = {row["model"]: row["metrics"] for row in evaluations}
-        first = next(iter(evaluations[0]["metrics"]))
-        scores = [{key: evaluations[0][key] for key in ("task", "set", "split", "n")} | metrics]
+        metrics = {row.model: row.metrics for row in evaluations}
+        first = next(iter(evaluations[0].metrics))
+        scores = [evaluations[0].model_dump(include={"task", "set", "split", "n"}) | metrics]
         return Found(alike, scores, comparisons, dropped(comparisons, first))
 
     def too_far(self, found: Found) -> str | None:

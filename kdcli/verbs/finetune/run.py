@@ -5,7 +5,7 @@ The setting with the best mean over its seeds wins; the result is the model of i
 
 import shutil
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from kdcli.errors import UsageError
 from kdcli.recipe.resolve import Resolved, combinations
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
-from kdcli.report.views import FINETUNED
+from kdcli.report.schema import FINETUNED, RunRow, Selection
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import run_command
 from kdcli.types import Outcome
@@ -59,8 +59,7 @@ class _Grid:
         seeds = [stage.resolved.recipe.train.seed for stage in stages]
         found = zip(self.settings, seeds, scores, strict=True)
         runs = [
-            {"settings": values, "seed": seed, "metrics": metrics}
-            for values, seed, metrics in found
+            RunRow(settings=values, seed=seed, metrics=metrics) for values, seed, metrics in found
         ]
         # Model, tokenizer and log.jsonl.
         for file in stages[chosen].folder.iterdir():
@@ -69,20 +68,24 @@ class _Grid:
                     shutil.copy2(file, self.folder / file.name)
         report = reports[chosen]
         assert report.training is not None
-        selection = {
-            "metric": metric,
-            "on": chosen_on(task, recipe),
-            "settings": runs[chosen]["settings"],
-        }
-        selection |= {"seed": runs[chosen]["seed"], "runs": runs}
-        contents = {
-            "outcome": Outcome(**report.training.model_dump()),
-            "notes": report.notes,
-            "selection": selection,
-        }
-        contents["evaluations"] = [e.model_dump() for e in report.evaluations]
-        card = report.models[FINETUNED].model_dump() | {"id": str(self.folder)}
-        write_finetune_report(task, self.folder, recipe, card, timed=True, **contents)
+        selection = Selection(
+            metric=metric,
+            on=chosen_on(task, recipe),
+            settings=runs[chosen].settings,
+            seed=runs[chosen].seed,
+            runs=runs,
+        )
+        write_finetune_report(
+            task,
+            self.folder,
+            recipe,
+            replace(report.cards[FINETUNED], id=str(self.folder)),
+            Outcome(**report.training.model_dump()),
+            report.notes,
+            report.evaluations,
+            selection,
+            timed=True,
+        )
         for stage in stages:
             drop_weights(stage.folder)
 

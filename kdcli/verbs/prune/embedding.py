@@ -38,7 +38,13 @@ from kdcli.pruners import Pruner, build_pruner
 from kdcli.pruners.selection import down_to_one
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.finish import measure, quality_of, write_report
+from kdcli.report.finish import (
+    ReportContents,
+    ReportedModel,
+    measure,
+    quality_of,
+    write_report,
+)
 from kdcli.run.stages import StageJob
 from kdcli.targets.vectors import Targets, anchors_of, order_of_texts, signals_of, stored_vectors
 from kdcli.types import Batch, Job, Needs, Outcome, StepLoss, Term
@@ -166,14 +172,18 @@ class EmbeddingPruning:
         save_embedder(model, dense.tokenizer, dense.format, folder, rows)
         models = {DENSE: Embedder.open(dense.source, pooling=recipe.embedding.pooling)}
         models[MASKED] = Embedder.open(str(folder))
-        cards = {DENSE: describe_source(models[DENSE].model, dense.source)}
-        cards[MASKED] = describe(model, str(folder), folder)
+        card = describe(model, str(folder), folder)
+        reported = [
+            ReportedModel(DENSE, "baseline", describe_source(models[DENSE].model, dense.source)),
+            ReportedModel(MASKED, "pruned", card, DENSE, folder),
+        ]
         subjects = [Subject(DENSE, location(dense.source)), Subject(MASKED, str(folder))]
         if model.config.model_type in PATHS:
             small = compact(model, drop_rows_below=recipe.drop_rows_below)
             save_embedder(small, dense.tokenizer, dense.format, folder / COMPACT, rows)
             models[COMPACT] = Embedder.open(str(folder / COMPACT), compacted=True)
-            cards[COMPACT] = describe(small, str(folder / COMPACT), folder / COMPACT)
+            card = describe(small, str(folder / COMPACT), folder / COMPACT)
+            reported.append(ReportedModel(COMPACT, "pruned", card, DENSE))
             subjects.append(Subject(COMPACT, str(folder / COMPACT)))
         if self.session.device.type == "cpu":
             subjects.append(Subject("sparse", str(folder), "sparse"))
@@ -189,10 +199,7 @@ class EmbeddingPruning:
             )
         else:
             metrics = {
-                n: v
-                for row in evaluations
-                if row["model"] == MASKED
-                for n, v in row["metrics"].items()
+                n: v for row in evaluations if row.model == MASKED for n, v in row.metrics.items()
             }
             facts = self.of_base | {
                 "versions": versions(),
@@ -204,22 +211,20 @@ class EmbeddingPruning:
             write_mask(folder / MASK, info, masks, rows=rows)
             if scores:
                 write_mask(folder / SCORES, info, masks, scores=scores, rows=rows)
-        write_report(
-            RunDir(folder),
-            command="prune",
-            recipe=recipe.model_dump(),
-            cards=cards,
-            folders={MASKED: folder},
-            latency=measure(subjects, recipe.measure, self.session),
+        trace = json.loads((folder / TRACE).read_text("utf-8"))
+        contents = ReportContents(
+            "prune",
+            recipe,
+            reported,
             outcome=outcome,
-            quality=quality_of(evaluations) | {KEPT: kept},
-            notes=notes,
+            latency=measure(subjects, recipe.measure, self.session),
             evaluations=evaluations,
             comparisons=comparisons,
-            pruning=[
-                pruning_facts(recipe, model, masks, json.loads((folder / TRACE).read_text("utf-8")))
-            ],
+            quality=quality_of(evaluations) | {KEPT: kept},
+            notes=notes,
+            pruning=[pruning_facts(recipe, model, masks, trace)],
         )
+        write_report(RunDir(folder), contents)
 
     def _kept(self, models: dict[str, Embedder]) -> tuple[dict[str, dict[str, float]], float]:
         """How near the vectors of held-out texts are to the dense model's, and how far the compact model's are from the

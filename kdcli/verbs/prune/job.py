@@ -22,7 +22,7 @@ from kdcli.models.model import Model
 from kdcli.pruners import Pruner, build_pruner, cap
 from kdcli.targets.task_teacher import CachedSignals, cached_signals, kd_terms, store_in
 from kdcli.targets.teacher import Teacher
-from kdcli.types import Batch, Job, Needs, Schedule, Signals, StepLoss, Term
+from kdcli.types import Batch, Card, Job, Needs, Schedule, Signals, StepLoss, Term
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads.task import PreparedTask, build_job, order_and_schedule, task_loss
 
@@ -37,7 +37,7 @@ class Pruning:
 
     recipe: PruneRecipe
     headed: Model
-    dense: dict[str, Any]  # card of the model as it was loaded
+    dense: Card  # card of the model as it was loaded
     pruner: Pruner
     job: Job
     schedule: Schedule

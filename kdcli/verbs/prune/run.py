@@ -22,6 +22,7 @@ from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.combine import Part, combine_reports
 from kdcli.report.finish import RunResult
+from kdcli.report.schema import Role
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import StageJob, run_command
 from kdcli.targets.task_teacher import delete_signals, load_teacher
@@ -37,6 +38,7 @@ from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.task import PreparedTask, order_and_schedule
 
 Recipes = Sequence[Resolved[PruneRecipe]]
+PRUNED_ROLES: dict[str, Role] = {DENSE: "baseline", MASKED: "pruned", COMPACT: "pruned"}
 
 
 @dataclass
@@ -100,7 +102,8 @@ class PruneRun:
             result = RunResult.read(stage.folder)
             # The compact form shows the gain: with zeros every model is as big as the dense one.
             form = COMPACT if COMPACT in result.report.models else MASKED
-            parts.append(Part(stage.name, result, {DENSE: DENSE, form: stage.name}))
+            names, roles = {DENSE: DENSE, form: stage.name}, PRUNED_ROLES
+            parts.append(Part(stage.name, result, names, roles))
         method, *others = dict.fromkeys(stage.resolved.recipe.method for stage in self.stages)
         notes = [
             *first.task.notes,
@@ -108,7 +111,7 @@ class PruneRun:
         ]
         notes += [f"recipe.yaml here is that of {method}; each run has its own"] if others else []
         # Latencies stay in each stage's own report.
-        recipe = self.resolved.recipe.model_dump()
+        recipe = self.resolved.recipe
         combine_reports(self.folder, command="prune", recipe=recipe, parts=parts, notes=notes)
 
 

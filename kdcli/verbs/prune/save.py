@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +25,9 @@ from kdcli.models.load import location, save_model
 from kdcli.models.matrices import matrices
 from kdcli.models.model import Model
 from kdcli.pruners.selection import down_to_one
-from kdcli.report.finish import measure, write_report
+from kdcli.report import schema
+from kdcli.report.finish import ReportContents, ReportedModel, measure, write_report
+from kdcli.report.schema import Evaluation, PrunedMatrix
 from kdcli.report.text import bytes_of
 from kdcli.types import Outcome, RowHashes
 from kdcli.verbs.prune.job import TRACE, Pruning
@@ -76,21 +77,25 @@ def save_and_report(
             f"no mask file: {recipe.method} trains the weights too, so a mask alone would not make the model"
         )
     else:
-        metrics = summed_up({e["set"]: e["metrics"] for e in evaluations}, None)
+        metrics = summed_up({e.set: e.metrics for e in evaluations}, None)
         head, info = _mask_info(task, recipe, model, base, metrics)
         write_mask(folder / MASK, info, masks, head=head, rows=rows)
         if scores:
             write_mask(folder / SCORES, info, masks, head=head, scores=scores, rows=rows)
         notes.append(f"mask: {bytes_of((folder / MASK).stat().st_size)} beside the base ({MASK})")
     save_model(model, headed.tokenizer, folder, rows)
-    cards = {DENSE: built.dense, MASKED: describe(model, str(folder), folder)}
+    models = [
+        ReportedModel(DENSE, "baseline", built.dense),
+        ReportedModel(MASKED, "pruned", describe(model, str(folder), folder), DENSE, folder),
+    ]
     subjects = [Subject(MASKED, str(folder))]
     if task.session.device.type == "cpu":
         subjects.append(Subject(SPARSE, str(folder), "sparse"))
     if model.config.model_type in PATHS:
         small = compact(model, drop_rows_below=recipe.drop_rows_below)
         save_model(small, headed.tokenizer, folder / COMPACT, rows)
-        cards[COMPACT] = describe(small, str(folder / COMPACT), folder / COMPACT)
+        card = describe(small, str(folder / COMPACT), folder / COMPACT)
+        models.append(ReportedModel(COMPACT, "pruned", card, DENSE))
         subjects.insert(1, Subject(COMPACT, str(folder / COMPACT)))
         further, note = _evaluate_compact(task, headed, small, evaluations, recipe.drop_rows_below)
         evaluations += further
@@ -102,21 +107,19 @@ def save_and_report(
     latency = measure(
         [Subject(DENSE, location(str(recipe.model))), *subjects], recipe.measure, task.session
     )
-    contents: dict[str, Any] = {
-        "cards": cards,
-        "folders": {MASKED: folder},
-        "latency": latency,
-        "outcome": outcome,
-    }
-    contents |= {
-        "notes": notes,
-        "evaluations": evaluations,
-        "auto_class": AUTO_CLASS[task.data.task.kind].__name__,
-    }
-    contents["pruning"] = [
-        pruning_facts(recipe, model, masks, json.loads((folder / TRACE).read_text("utf-8")))
-    ]
-    write_report(RunDir(folder), command="prune", recipe=recipe.model_dump(), **contents)
+    trace = json.loads((folder / TRACE).read_text("utf-8"))
+    contents = ReportContents(
+        "prune",
+        recipe,
+        models,
+        outcome=outcome,
+        latency=latency,
+        evaluations=evaluations,
+        notes=notes,
+        auto_class=AUTO_CLASS[task.data.task.kind].__name__,
+        pruning=[pruning_facts(recipe, model, masks, trace)],
+    )
+    write_report(RunDir(folder), contents)
 
 
 def _mask_info(
@@ -144,9 +147,9 @@ def _evaluate_compact(
     task: PreparedTask,
     headed: Model,
     small: PreTrainedModel,
-    evaluations: list[dict[str, Any]],
+    evaluations: list[Evaluation],
     dropped: int,
-) -> tuple[list[dict[str, Any]], str]:
+) -> tuple[list[Evaluation], str]:
     """Evaluations of the compact model and a note: those of the masked one, after a check, unless rows were dropped."""
     if dropped > 1:
         session = replace(task.session, device=torch.device("cpu"))
@@ -168,39 +171,44 @@ def _evaluate_compact(
             f"the compacted model differs from the masked one by {difference:.1e}, which is a bug"
         )
     note = f"compact: nothing but what was empty is gone; logits differ by at most {difference:.0e}"
-    return [e | {"model": COMPACT} for e in evaluations], note
+    return [e.model_copy(update={"model": COMPACT}) for e in evaluations], note
 
 
 def pruning_facts(
     recipe: PruneRecipe,
     model: PreTrainedModel,
     masks: Mapping[str, Tensor],
-    trace: Mapping[str, Any],
-) -> dict[str, Any]:
-    """What is kept where: a `kdcli.report.schema.Pruning`."""
-    rows: list[dict[str, Any]] = [
-        {
-            "name": m.name,
-            "layer": m.layer,
-            "kind": m.kind,
-            "weights": m.numel,
-            "kept": int(masks[m.name].sum()),
-        }
+    trace: Mapping[str, object],
+) -> schema.Pruning:
+    """Report which share of the weights is kept in each matrix and attention head.
+
+    `trace` has the curve of densities and the histograms of scores.
+    """
+    rows = [
+        PrunedMatrix(
+            name=m.name,
+            layer=m.layer,
+            kind=m.kind,
+            weights=m.numel,
+            kept=int(masks[m.name].sum()),
+        )
         for m in matrices(model)
     ]
     layout = layout_for(model.config)
-    layers, numbers = layout.modules(model.base_model), dict.fromkeys(row["layer"] for row in rows)
-    density = sum(row["kept"] for row in rows) / sum(row["weights"] for row in rows)
-    facts = {
-        "model": MASKED,
-        "method": recipe.method,
-        "masking": recipe.pruner.get("masking"),
-        "matrices": rows,
-    }
-    facts["heads"] = [
-        _kept_by_head(masks, number, layout.heads(layers[number - 1])) for number in numbers
-    ]
-    return {**facts, "sparsity": recipe.sparsity[0], "density": density, **trace}
+    layers, numbers = layout.modules(model.base_model), dict.fromkeys(row.layer for row in rows)
+    heads = [_kept_by_head(masks, number, layout.heads(layers[number - 1])) for number in numbers]
+    return schema.Pruning.model_validate(
+        {
+            "model": MASKED,
+            "method": recipe.method,
+            "masking": recipe.pruner.get("masking"),
+            "sparsity": recipe.sparsity[0],
+            "density": sum(row.kept for row in rows) / sum(row.weights for row in rows),
+            "matrices": rows,
+            "heads": heads,
+            **trace,
+        }
+    )
 
 
 def _kept_by_head(masks: Mapping[str, Tensor], layer: int, heads: int) -> list[float]:

@@ -16,7 +16,13 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.finish import RunResult, measure, write_report
+from kdcli.report.finish import (
+    ReportContents,
+    ReportedModel,
+    RunResult,
+    measure,
+    write_report,
+)
 from kdcli.report.front import EMBEDDER
 from kdcli.verbs.trim.settings import TrimRecipe
 from kdcli.workloads.vocabulary import trimmed
@@ -56,16 +62,16 @@ def run(resolved: Resolved[TrimRecipe], invocation: RunOptions) -> RunResult | N
     for note in notes:
         Progress.log(note)
     subjects = [Subject(BEFORE, location(source)), Subject(AFTER, str(folder))]
-    return write_report(
-        RunDir(folder),
-        command="trim",
-        recipe=recipe.model_dump(),
-        cards={
-            BEFORE: describe_source(model, source),
-            AFTER: describe(smaller.model, str(folder), folder),
-        },
-        folders={AFTER: folder},
+    after = describe(smaller.model, str(folder), folder)
+    contents = ReportContents(
+        "trim",
+        recipe,
+        [
+            ReportedModel(BEFORE, "baseline", describe_source(model, source)),
+            ReportedModel(AFTER, "trimmed", after, BEFORE, folder),
+        ],
         latency=measure(subjects, recipe.measure, session),
         notes=notes,
         auto_class=EMBEDDER if fmt else f"AutoModelFor{head}" if head else "AutoModel",
     )
+    return write_report(RunDir(folder), contents)
