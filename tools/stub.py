@@ -14,10 +14,10 @@ HEAD = '''"""Written by `python -m tools.stub`."""
 
 from pathlib import Path
 
-from kdcli.verbs.export.run import Exported
+from kdcli.deploy.sparse.load import load as load
 from kdcli.report.finish import RunResult
 from kdcli.report.publish import Published
-from kdcli.deploy.sparse.load import load as load
+from kdcli.verbs.export.run import Exported
 
 __version__: str
 VERBS: tuple[str, ...]

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Callable
+from numbers import Number
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -46,6 +47,37 @@ def _converted(value: Any, kind: Any) -> Any:
     return str(value) if isinstance(value, Path) and Path not in kinds else value
 
 
+def _check_value(verb: str, name: str, value: Any) -> None:
+    """Refuse an object where an option is expected, and say how to hand it over as a file."""
+    values = value if isinstance(value, list | tuple) else [value]
+    wrong = next((one for one in values if not isinstance(one, _VALUES)), None)
+    if wrong is None:
+        return
+    kind = type(wrong).__name__
+    if name in ("data", "source"):
+        allowed = "a file, a directory, a hub id or a URL"
+    elif hasattr(wrong, "save_pretrained"):
+        allowed = "a directory or a hub id"
+    else:
+        allowed = "a string, a number, True, False, a path, or a list of these"
+    message = f"kdcli.{verb}: {name} takes {allowed}, not an object of type {kind}"
+    raise UsageError(message, next((hint for part, hint in _HINTS if hasattr(wrong, part)), None))
+
+
+_VALUES = (str, Number, Path, type(None))
+# A method that tells a kind of object, and how an object of this kind becomes a file.
+_HINTS = (
+    (
+        "save_pretrained",
+        "save it and its tokenizer with .save_pretrained(DIR), and give the directory",
+    ),
+    ("to_csv", 'write it with .to_csv("train.csv", index=False), and give the path of the file'),
+    ("write_csv", 'write it with .write_csv("train.csv"), and give the path of the file'),
+    ("save_to_disk", "write each split with .to_json(FILE.jsonl), and give the directory"),
+    ("keys", "write its rows to a .jsonl file, one JSON object a line, and give the path"),
+)
+
+
 def function(verb: str) -> Callable[..., Any]:
     """A verb as a function."""
     run, known = command(verb), signature(verb)
@@ -64,6 +96,8 @@ def function(verb: str) -> Callable[..., Any]:
                 f"kdcli.{verb}: {error}", f"help(kdcli.{verb}) lists the arguments"
             ) from None
         bound.apply_defaults()
+        for name, value in bound.arguments.items():
+            _check_value(verb, name, value)
         given = {
             name: _converted(value, known.parameters[name].annotation)
             for name, value in bound.arguments.items()

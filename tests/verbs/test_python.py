@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import own_files
+import pandas as pd
 import pytest
+from datasets import Dataset, DatasetDict
+from encoders import tiny_encoder
 
 import kdcli
 from kdcli.errors import GateError, UsageError
@@ -64,6 +67,24 @@ def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(
         )
     with pytest.raises(UsageError, match="contradict"):
         kdcli.finetune(base, **how, max_steps=3, epochs=1.0)
+
+
+def test_an_object_in_place_of_a_file_is_refused_with_the_way_to_write_it():
+    rows = {"text": ["w1", "w2"], "label": [0, 1]}
+    for data, hint in (
+        (pd.DataFrame(rows), "to_csv"),
+        (Dataset.from_dict(rows), "to_csv"),
+        (DatasetDict(train=Dataset.from_dict(rows)), "to_json"),
+        (rows, r"\.jsonl"),
+        ([rows], r"\.jsonl"),
+    ):
+        with pytest.raises(UsageError, match=r"finetune: data takes a file, a directory") as caught:
+            kdcli.finetune("demo", task="own", data=data)
+        assert re.search(hint, caught.value.hint)
+    with pytest.raises(UsageError, match=r"model takes a directory or a hub id, not .* BertModel"):
+        kdcli.finetune(tiny_encoder("bert"), task="own", data="rows.csv")
+    with pytest.raises(UsageError, match="sets takes a string"):
+        kdcli.finetune("demo", sets={"data.max_length": 8})
 
 
 def test_the_page_runs(tmp_path):
