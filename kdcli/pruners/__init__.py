@@ -1,7 +1,10 @@
-"""Pruning methods: one file a method, named as in a recipe with `_` for `-`: `Settings`, `DEFAULTS` and `pruner`.
+"""Pruning methods, one file per method.
 
-Which one: `smp` keeps the weights and saves a mask of a few bits a weight, so many tasks share one model. The others
-train the weights too, and save one whole model a task.
+A method's name in a recipe is its file's name, with `-` for `_`. Its file defines `Settings`,
+`DEFAULTS` and `pruner`.
+
+When to use: `smp` keeps the weights and saves a mask of a few bits per weight, so that many tasks
+share one model. Prefer another method to train the weights too, and save a whole model per task.
 """
 
 from collections.abc import Mapping
@@ -20,7 +23,10 @@ methods, check_settings = _METHODS.names, _METHODS.settings
 
 
 def defaults(method: str) -> Defaults:
-    """What a method's authors ran it with; an unknown method is a UsageError."""
+    """Return the values that a method's authors used.
+
+    Raises UsageError if the method does not exist.
+    """
     values: Defaults = _METHODS.module(method).DEFAULTS
     return values
 
@@ -34,17 +40,26 @@ def build_pruner(
     steps: int,
     lr: float,
 ) -> Pruner:
-    """Put a method's masks on a model, and freeze what it does not train: all but scores where it trains no weights.
-    `density`: share of the weights that is kept in the end, above 0 and at most 1. `steps`, `lr`: of the schedule.
-    Raises UsageError: see `Methods.settings`; an unknown model type; a density or settings that do not fit."""
+    """Put a method's masks on a model, and freeze the parameters that the method does not train.
+
+    Args:
+        method: the method's name.
+        settings: the recipe's `pruner:` section.
+        model: changed in place.
+        density: share of the weights that the final masks keep, above 0 and at most 1.
+        steps: number of steps of the run.
+        lr: the schedule's learning rate.
+
+    Raises UsageError if the settings are invalid, the model type is unknown, the density is not
+    possible, or the settings do not fit the model.
+    """
     checked = check_settings(method, settings)
     if not 0 < density <= 1:
-        hint = "at least 0 and less than 1: 0.9 removes 90 %"
+        hint = "give at least 0 and less than 1: 0.9 removes 90 %"
         raise UsageError(f"a sparsity of {1 - density:g} is not possible", hint)
+    build = _METHODS.module(method).pruner
     try:
-        built: Pruner = _METHODS.module(method).pruner(
-            checked, model, density=density, steps=steps, lr=lr
-        )
+        pruner: Pruner = build(checked, model, density=density, steps=steps, lr=lr)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return built
+    return pruner

@@ -1,16 +1,20 @@
-"""CAP, contrastive pruning (Xu et al. 2022, https://arxiv.org/abs/2112.07198): movement pruning under two teachers.
+"""CAP, contrastive pruning: movement pruning under two teachers.
+
+Xu et al. 2022, https://arxiv.org/abs/2112.07198:
 
     L = 0.1 L_CE + 0.9 L_KD + 0.1 L_unsupervised + 10 L_supervised
 
-    L_unsupervised = − mean_i log softmax_j(cos(z_i, p_j) / τ)[i]                          p: the pre-trained model
-    L_supervised   = − mean_i mean_{j: y_j = y_i} log softmax_j(cos(z_i, f_j) / τ)[j]      f: the fine-tuned one
+    L_unsupervised = − mean_i log softmax_j(cos(z_i, p_j) / τ)[i]
+    L_supervised   = − mean_i mean_{j: y_j = y_i} log softmax_j(cos(z_i, f_j) / τ)[j]
 
-over the last layer's first states ([CLS]) of one batch, z those of the pruned model. `DEFAULTS.teacher` weighs CE, KD.
-Left out: snapshots of earlier densities and the queue of negatives. Without a fine-tuned model or without classes, the
-term that needs them is absent.
+z, p and f are the last layer's states of the first token ([CLS]) of one batch, in the pruned, the
+pre-trained and the fine-tuned model. `DEFAULTS.teacher` sets the weights of CE and KD. Not
+implemented: snapshots of earlier densities and the queue of negatives. A term whose model or
+classes are missing is left out.
 
-Relations: `movement` plus a contrastive loss. Take it with a fine-tuned `teacher` and a wide batch: its rows are the
-negatives, whatever the micro-batch. Each step costs a further forward pass of the pre-trained and the fine-tuned model.
+When to use: there is a fine-tuned `teacher` and the batch is large; all of its rows serve as
+negatives, whatever the size of the micro-batches. Prefer `movement` if time matters: CAP needs an
+additional forward pass of the pre-trained and of the fine-tuned model in each step.
 
     method: cap
     teacher: runs/finetuned
@@ -29,11 +33,10 @@ from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner
 
 DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
 
-PRETRAINED, FINETUNED, CLASSES = (
-    "pretrained",
-    "finetuned",
-    "classes",
-)  # Keys of what `contrast` compares with
+# Keys of the tensors that `contrast` compares with.
+PRETRAINED = "pretrained"
+FINETUNED = "finetuned"
+CLASSES = "classes"
 
 
 class Settings(movement.Settings):
@@ -47,15 +50,20 @@ class Settings(movement.Settings):
 def pruner(
     settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float
 ) -> Pruner:
-    """Put masks on a model; arguments as in `kdcli.pruners.movement`. The command calls `contrast`."""
-    built, tau = (
-        movement.pruner(settings, model, density=density, steps=steps, lr=lr),
-        settings.contrast_temperature,
-    )
+    """Put masks on a model, and provide `contrast`. The arguments are the same as for
+    `build_pruner`."""
+    masked = movement.pruner(settings, model, density=density, steps=steps, lr=lr)
+    tau = settings.contrast_temperature
 
     def contrast(cls_BD: Tensor, own_B: Tensor, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Weighted terms of some rows, from their first states; `own_B` are their places in `whole`: first states
-        [E, D] of the others, and int64 classes [E] if there are any, of all E rows of the batch."""
+        """Compute the weighted contrastive terms of some rows of a batch of E rows.
+
+        Args:
+            cls_BD: the pruned model's states of the first token.
+            own_B: indices of the rows in the batch.
+            whole: of all rows, the other models' states of the first token [E, D] and, if there are
+                classes, their int64 classes [E].
+        """
         terms = {}
         if PRETRAINED in whole and settings.unsupervised:
             itself_BE = own_B[:, None] == torch.arange(len(whole[PRETRAINED]), device=own_B.device)
@@ -63,19 +71,22 @@ def pruner(
                 cls_BD, whole[PRETRAINED], itself_BE, tau
             )
         if FINETUNED in whole and CLASSES in whole and settings.supervised:
-            alike_BE = whole[CLASSES][own_B][:, None] == whole[CLASSES]
+            same_class_BE = whole[CLASSES][own_B][:, None] == whole[CLASSES]
             terms["supervised"] = settings.supervised * contrastive(
-                cls_BD, whole[FINETUNED], alike_BE, tau
+                cls_BD, whole[FINETUNED], same_class_BE, tau
             )
         return terms
 
-    built.contrast = contrast
-    return built
+    masked.contrast = contrast
+    return masked
 
 
-def contrastive(z_BD: Tensor, other_ED: Tensor, alike_BE: Tensor, temperature: float) -> Tensor:
-    """InfoNCE from one model's states to E states of another, which get no gradient; a mean over B rows, in float32.
-    `alike_BE`: bool, which states of the other are positives of a row: at least its own."""
+def contrastive(z_BD: Tensor, other_ED: Tensor, positive_BE: Tensor, temperature: float) -> Tensor:
+    """Compute InfoNCE from one model's states to another model's, a mean over B rows, in float32.
+
+    No gradient reaches the other model's E states. `positive_BE` is True for a row's positives,
+    which include at least its own state in the other model.
+    """
     other_ED = F.normalize(other_ED.detach().float(), dim=-1)
     log_p_BE = (F.normalize(z_BD.float(), dim=-1) @ other_ED.T / temperature).log_softmax(-1)
-    return -(log_p_BE * alike_BE).sum(-1).div(alike_BE.sum(-1)).mean()
+    return -(log_p_BE * positive_BE).sum(-1).div(positive_BE.sum(-1)).mean()

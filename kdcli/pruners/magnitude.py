@@ -1,9 +1,11 @@
-"""Magnitude pruning (Zhu & Gupta 2017, https://arxiv.org/abs/1710.01878): fine-tunes and removes the smallest weights.
+"""Magnitude pruning: fine-tune, and remove the smallest weights.
+
+Zhu & Gupta 2017, https://arxiv.org/abs/1710.01878:
 
     W' = W ⊙ Top_v(|W|)        v falls along the cubic of `kdcli.pruners.movement`
 
-Relations: the baseline of `smp` and `movement`, without scores: hardly slower than fine-tuning. At a density of
-10 % or less `smp` scored higher (docs/results.md).
+When to use: as the baseline of `smp` and `movement`. It has no scores and is hardly slower than
+fine-tuning. Prefer `smp` at a density of 10 % or less, where it scored higher (docs/results.md).
 
     method: magnitude
     pruner: {masking: global}
@@ -32,13 +34,13 @@ class Settings(Ramp):
 def pruner(
     settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float
 ) -> Pruner:
-    """Put masks on a model; arguments as in `kdcli.pruners.smp`, but `lr` is the weights'."""
+    """Put masks on a model. The arguments are the same as for `build_pruner`."""
     masks = attach(model, start=None, embeddings=settings.embeddings)
     density_at = partial(settings.density, steps=steps, final=density)
 
     def choose(done: int) -> dict[str, Tensor]:
-        # A removed weight keeps its value and momentum, and comes back when others fall below it.
-        sizes = {name: weight.abs() for name, weight in masks.weights().items()}
-        return select(settings.masking, sizes, masks.kinds, density_at(done))
+        # A removed weight keeps its value and momentum, and returns when others fall below it.
+        magnitudes = {name: weight.abs() for name, weight in masks.weights().items()}
+        return select(settings.masking, magnitudes, masks.kinds, density_at(done))
 
     return Pruner(masks, trains_weights=True, choose=choose, density=density_at)

@@ -1,10 +1,11 @@
-"""Masks inside a model: a parametrization of each linear whose matrices are pruned.
+"""Masks inside a model: a parametrization of each linear layer whose matrices are pruned.
 
-    W' = W ⊙ M            forward, in W's dtype
-    ∂L/∂S = W ⊙ ∂L/∂W'    straight through the masking function: of kept and of removed weights
-    ∂L/∂W = M ⊙ ∂L/∂W'    where W is trained
+    W' = W ⊙ M            forward pass, in W's dtype
+    ∂L/∂S = W ⊙ ∂L/∂W'    straight through the masking function, for kept and removed weights
+    ∂L/∂W = M ⊙ ∂L/∂W'    if W is trained
 
-M is a function of what is trained, so a checkpoint holds only weights and scores: choosing again restores the masks.
+M is a function of the trained tensors. A checkpoint therefore holds only weights and scores, and
+choosing again restores the masks.
 """
 
 from collections.abc import Mapping
@@ -20,30 +21,37 @@ from kdcli.models.matrices import Matrix, matrices
 
 
 class MaskedWeight(nn.Module):
-    """A linear's weight [out, in] under a mask, with float32 scores that begin at `start`, or None."""
+    """A linear layer's weight [out, in] under a mask.
 
-    mask: Tensor  # [out, in] bool, True is kept; all at first
-    share: Tensor  # [out, 1] float32, what an element of the row counts in the mean over matrices of a matrix's mean
+    The scores are float32 and start at `start`. There are none if `start` is None.
+
+    Attributes:
+        mask: [out, in] bool, True for kept weights. At first, all weights are kept.
+        share: [out, 1] float32, the weight of each element of a row in the mean over matrices of
+            the mean over elements.
+    """
+
+    mask: Tensor
+    share: Tensor
 
     def __init__(self, weight: Tensor, start: float | None = 0.0) -> None:
         super().__init__()
-        self.score = (
-            None
-            if start is None
-            else nn.Parameter(torch.full_like(weight, start, dtype=torch.float32))
-        )
-        self.register_buffer("mask", torch.ones_like(weight, dtype=torch.bool), persistent=False)
-        self.register_buffer(
-            "share", weight.new_zeros(len(weight), 1, dtype=torch.float32), persistent=False
-        )
+        self.score: nn.Parameter | None = None
+        if start is not None:
+            self.score = nn.Parameter(torch.full_like(weight, start, dtype=torch.float32))
+        mask = torch.ones_like(weight, dtype=torch.bool)
+        share = weight.new_zeros(len(weight), 1, dtype=torch.float32)
+        self.register_buffer("mask", mask, persistent=False)
+        self.register_buffer("share", share, persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
-        masked: Tensor = _StraightThrough.apply(weight, self.score, self.mask)  # type: ignore[no-untyped-call]
+        apply: Any = _StraightThrough.apply
+        masked: Tensor = apply(weight, self.score, self.mask)
         return masked
 
 
 class _StraightThrough(torch.autograd.Function):
-    """W ⊙ M with a gradient to the scores; saves no tensor but W and M."""
+    """W ⊙ M with a gradient to the scores. It saves only W and M for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, score: Tensor | None, mask: Tensor) -> Tensor:
@@ -54,18 +62,18 @@ class _StraightThrough(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         weight, mask = ctx.saved_tensors
         to_score = None
-        if ctx.needs_input_grad[1]:
-            # Float32 before the product: half precision would round it, and small values to zero.
-            to_score = (
-                gradient * weight
-                if gradient.dtype == torch.float32
-                else gradient.float().mul_(weight)
-            )
-        return gradient * mask if ctx.needs_input_grad[0] else None, to_score, None
+        if ctx.needs_input_grad[1] and gradient.dtype == torch.float32:
+            to_score = gradient * weight
+        elif ctx.needs_input_grad[1]:
+            # Convert before multiplying: half precision would round small products to zero.
+            to_score = gradient.float().mul_(weight)
+        to_weight = gradient * mask if ctx.needs_input_grad[0] else None
+        return to_weight, to_score, None
 
 
 class _MeanSigmoid(torch.autograd.Function):
-    """Σ share · σ(S − shift); saves no tensor but S, as its sigmoid is cheaper to recompute than to store."""
+    """Σ share · σ(S − shift). It saves only S, whose sigmoid is cheaper to recompute than to
+    store."""
 
     @staticmethod
     def forward(ctx: Any, score: Tensor, share: Tensor, shift: float) -> Tensor:
@@ -81,70 +89,82 @@ class _MeanSigmoid(torch.autograd.Function):
 
 
 class Masks:
-    """The masked matrices of a model, by name (`3.Q`), fused linears taken apart."""
+    """The masked matrices of a model, by name (`3.Q`). Fused linear layers are split into matrices.
+
+    Attributes:
+        matrices: the matrices, in the model's order.
+        kinds: matrix name -> kind.
+        held: path of a linear layer -> its masked weight.
+    """
 
     def __init__(self, masked: list[Matrix]) -> None:
         self.matrices = masked
         self.kinds = {m.name: m.kind for m in masked}
-        self._linears: dict[str, Any] = {
-            m.path: m.linear for m in masked
-        }  # by path, as their parametrizations:
+        self._linears: dict[str, Any] = {m.path: m.linear for m in masked}
         self.held: dict[str, MaskedWeight] = {
-            p: li.parametrizations.weight[0] for p, li in self._linears.items()
+            path: linear.parametrizations.weight[0] for path, linear in self._linears.items()
         }
 
     def scores(self) -> dict[str, Tensor]:
-        """Name -> scores [rows, in], float32, detached; empty where a method learns none."""
-        scores: dict[str, Any] = {path: held.score for path, held in self.held.items()}
-        return (
-            {}
-            if None in scores.values()
-            else {m.name: m.of(scores[m.path].detach()) for m in self.matrices}
-        )
+        """Return name -> scores [rows, in], float32 and detached. Empty if there are no scores."""
+        scores: dict[str, Tensor] = {}
+        for matrix in self.matrices:
+            score = self.held[matrix.path].score
+            if score is None:
+                return {}
+            scores[matrix.name] = matrix.of(score.detach())
+        return scores
 
     def weights(self) -> dict[str, Tensor]:
-        """Name -> weights before masking [rows, in], detached."""
-        return {
-            m.name: m.of(self._linears[m.path].parametrizations.weight.original.detach())
-            for m in self.matrices
-        }
+        """Return name -> weights before masking [rows, in], detached."""
+        weights: dict[str, Tensor] = {}
+        for matrix in self.matrices:
+            original = self._linears[matrix.path].parametrizations.weight.original
+            weights[matrix.name] = matrix.of(original.detach())
+        return weights
 
     def masks(self) -> dict[str, Tensor]:
-        """Name -> what is kept [rows, in], bool."""
+        """Return name -> mask [rows, in], bool, True for kept weights."""
         return {m.name: m.of(self.held[m.path].mask) for m in self.matrices}
 
     def set(self, masks: Mapping[str, Tensor]) -> None:
-        """Set masks by name, from the next forward pass on; the other matrices stay as they are."""
+        """Set masks by name, from the next forward pass on. Other matrices keep their masks."""
         for matrix in self.matrices:
             if matrix.name in masks:
                 mask = self.held[matrix.path].mask
                 mask[matrix.rows_on(mask.device)] = masks[matrix.name].to(mask.device)
 
     def kept(self) -> dict[str, int]:
-        """Name -> number of weights that are kept."""
+        """Return name -> number of kept weights."""
         return {name: int(mask.count_nonzero()) for name, mask in self.masks().items()}
 
     def density(self) -> float:
-        """Share of all weights that is kept."""
+        """Return the share of all weights that is kept."""
         return sum(self.kept().values()) / sum(m.numel for m in self.matrices)
 
     def mean_sigmoid(self, shift: float = 0.0) -> Tensor:
-        """R(S): mean over the matrices of mean σ(S − shift), a scalar with a gradient to the scores."""
-        parts = [_MeanSigmoid.apply(h.score, h.share, shift) for h in self.held.values()]  # type: ignore[no-untyped-call]
+        """Return R(S), the mean over matrices of mean σ(S − shift), with a gradient to the
+        scores."""
+        apply: Any = _MeanSigmoid.apply
+        parts = [apply(held.score, held.share, shift) for held in self.held.values()]
         return torch.stack(parts).sum()
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Write the masked weights into the linears and remove masks and scores: the model is a stock one again."""
+        """Write the masked weights into the linear layers, and remove masks and scores.
+
+        Afterwards, the model is a stock model again.
+        """
         for path, linear in self._linears.items():
             self.held[path].eval()
             masked = linear.weight.clone()
             original = linear.parametrizations.weight.original
-            # Torch's own removal deletes the property from a class that copies of the model share.
+            # Do not use torch's removal: it deletes the property from a class that copies of the
+            # model share.
             linear.__class__ = parametrize.type_before_parametrizations(linear)
             del linear.parametrizations
             linear.register_parameter("weight", original)
-            # Under a mask a removed negative weight is -0.0.
+            # A mask turns a negative weight into -0.0.
             original.copy_(masked.masked_fill_(masked == 0, 0.0))
 
 
@@ -156,29 +176,35 @@ def attach(
     embeddings: str = "trained",
     kind: type[MaskedWeight] = MaskedWeight,
 ) -> Masks:
-    """Put a mask that keeps everything on each matrix of `kdcli.models.matrices`. `start`: initial value of the scores;
-    None for none. `frozen`: only the scores are trained. `embeddings`: `frozen`, as in the code of movement pruning's
-    authors, or `trained`. `kind`: computes the masked weight. Raises UsageError: an unknown model type. Raises
-    ValueError: the model has masks already."""
-    found = matrices(model)
+    """Put a mask that keeps everything on each matrix of `kdcli.models.matrices`.
+
+    Args:
+        model: changed in place.
+        start: initial value of the scores, or None for no scores.
+        frozen: whether to freeze all weights, so that only the scores are trained.
+        embeddings: `frozen`, as in the code of movement pruning's authors, or `trained`.
+        kind: the class that computes the masked weight.
+
+    Raises UsageError if the model type is unknown, and ValueError if the model already has masks.
+    """
+    pruned = matrices(model)
     if frozen:
         model.requires_grad_(False)
     if embeddings == "frozen":
         for name, parameter in model.base_model.named_parameters():
             if name.startswith(layout_for(model.config).embeddings):
                 parameter.requires_grad_(False)
-    for linear in {id(m.linear): m.linear for m in found}.values():
+    for linear in {id(m.linear): m.linear for m in pruned}.values():
         if parametrize.is_parametrized(linear):
-            raise ValueError("the model has masks already")
+            raise ValueError("the model already has masks")
         parametrize.register_parametrization(linear, "weight", kind(linear.weight, start))
-    masks = Masks(found)
-    for matrix in found:
-        masks.held[matrix.path].share[matrix.rows_on(model.device)] = 1 / (
-            matrix.numel * len(found)
-        )
+    masks = Masks(pruned)
+    for matrix in pruned:
+        share = masks.held[matrix.path].share
+        share[matrix.rows_on(model.device)] = 1 / (matrix.numel * len(pruned))
     return masks
 
 
 def is_score(name: str) -> bool:
-    """Whether a parameter's name is that of scores."""
+    """Return whether a parameter holds scores, given its name."""
     return name.endswith(".parametrizations.weight.0.score")

@@ -1,14 +1,18 @@
-"""Movement pruning (Sanh et al. 2020, https://arxiv.org/abs/2005.07683): keeps weights that move away from zero.
+"""Movement pruning: keep the weights that move away from zero.
+
+Sanh et al. 2020, https://arxiv.org/abs/2005.07683:
 
     W' = W ⊙ Top_v(S)                                   §4
-    ∂L/∂S = W ⊙ ∂L/∂W',  so that S ← −α Σ ∂L/∂W' · W    eq. 4, 5; S = 0 at first, AdamW at its own rate
+    ∂L/∂S = W ⊙ ∂L/∂W',  so that S ← −α Σ ∂L/∂W' · W    eq. 4, 5
     ∂L/∂W = M ⊙ ∂L/∂W'                                  the weights are fine-tuned too
 
-Density falls along a cubic: 1 for the first `initial_fraction` of the steps, final for the last `final_fraction` (§5).
-The schedule's learning rate is that of the weights.
+S starts at 0, and AdamW trains it at a learning rate of its own. The density falls along a cubic:
+it is 1 during the first `initial_fraction` of the steps, and has its final value during the last
+`final_fraction` (§5). The schedule's learning rate applies to the weights.
 
-Relations: trains the weights, unlike `smp`, and needs more steps: runs of 1,000 fell to chance at a density of 10 %
-(docs/results.md). `soft-movement` lets each matrix find its density; `cap` adds contrast with two teachers.
+When to use: the weights may change and there is time for many steps; runs of 1,000 steps fell to
+chance at a density of 10 % (docs/results.md). Prefer `smp` to keep the weights, `soft-movement` to
+let each matrix find its own density, and `cap` to add a contrastive loss under two teachers.
 
     method: movement
     pruner: {masking: local, final_fraction: 0.2}
@@ -32,7 +36,7 @@ DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
 
 
 class Ramp(Section):
-    """Settings of every method that trains the weights too and prunes along a ramp."""
+    """Settings of methods that train the weights and lower the density along a ramp."""
 
     schedule: Shape = "cubic"
     initial_fraction: float = Field(0.1, ge=0, le=1)
@@ -42,15 +46,15 @@ class Ramp(Section):
     @model_validator(mode="after")
     def _leaves_a_ramp(self) -> Ramp:
         if self.initial_fraction + self.final_fraction > 1:
-            raise ValueError("initial_fraction and final_fraction must not be more than 1 together")
+            raise ValueError("the sum of initial_fraction and final_fraction must not exceed 1")
         return self
 
     def passed(self, done: int, steps: int) -> float:
-        """Share of the ramp that is past."""
+        """Return the share of the ramp that has passed after `done` steps."""
         return ramp(done, steps, first=self.initial_fraction, last=self.final_fraction)
 
     def density(self, done: int, steps: int, final: float) -> float:
-        """Share of the weights that is kept."""
+        """Return the share of the weights that is kept after `done` steps."""
         return kept_share(self.passed(done, steps), final, self.schedule)
 
 
@@ -65,7 +69,7 @@ class Settings(Ramp):
 def pruner(
     settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float
 ) -> Pruner:
-    """Put masks on a model; arguments as in `kdcli.pruners.smp`, but `lr` is the weights'."""
+    """Put masks on a model. The arguments are the same as for `build_pruner`."""
     masks = attach(model, embeddings=settings.embeddings)
     density_at = partial(settings.density, steps=steps, final=density)
 

@@ -1,17 +1,22 @@
-"""Static model pruning (Jiang et al. 2023, https://arxiv.org/abs/2210.06210): only the mask is learned.
+"""Static model pruning: train only the mask (Jiang et al. 2023, https://arxiv.org/abs/2210.06210).
 
-    W' = W ⊙ M,  M = mask(S),  S = 0 at first         §3.2; W, embeddings, norms, biases and head stay as they are
-    ∂L/∂S = W ⊙ ∂L/∂W'                                straight through the mask, for removed weights too
-    L = L_task + λ_R · progress · R(S)                §3.4
+    W' = W ⊙ M,  M = mask(S),  S = 0 at first    §3.2; all else is frozen
+    ∂L/∂S = W ⊙ ∂L/∂W'                           straight through the mask, for removed weights too
+    L = L_task + λ_R · progress · R(S)           §3.4
 
-`masking: proportional` is the paper's (eq. 5, `kdcli.pruners.selection`). R is the mean over matrices of mean σ(S), as
-in the authors' code: with the sum that the paper prints, λ_R = 400 would drown the task. `progress` is
-1 − (1 − t/T)³ (`regularizer_schedule: steps`, their code), T being `regularizer_fraction` of all steps, then 1; or it
-follows the density, which is reached after N steps (`density`, the paper). N is `warmup_steps`, else `warmup_fraction`
-of all steps.
+The weights, the embeddings, the norms, the biases and the head stay as they are. `masking:
+proportional` is the paper's (eq. 5, `kdcli.pruners.selection`). R is the mean over matrices of mean
+σ(S), as in the authors' code. With the sum that the paper prints, λ_R = 400 would outweigh the
+task. There are two schedules:
 
-Relations: a task costs a mask file beside one shared base; every other method saves a whole model. Take `movement` or
-`magnitude` when the weights may change.
+* `regularizer_schedule: steps`, as in the authors' code: `progress` is 1 − (1 − t/T)³, where T is
+  `regularizer_fraction` of all steps, and 1 after T steps.
+* `regularizer_schedule: density`, as in the paper: `progress` follows the density, which reaches
+  its final value after N steps. N is `warmup_steps` if set, otherwise `warmup_fraction` of all
+  steps.
+
+When to use: several tasks share one model, because a task costs only a mask file. Prefer `movement`
+or `magnitude` if the weights may change.
 
     method: smp
     pruner: {masking: proportional, regularizer: 400}
@@ -48,13 +53,14 @@ class Settings(Section):
     weight_lr: float = Field(WEIGHT_LR, gt=0)
 
     def rising(self, steps: int) -> float:
-        """N of a run of so many steps. Raises UsageError: the run is shorter."""
+        """Return N for a run of `steps` steps. Raises UsageError if the run is shorter than N."""
         if self.warmup_steps is None:
             return self.warmup_fraction * steps
         if self.warmup_steps > steps:
             raise UsageError(
-                f"'pruner.warmup_steps' {self.warmup_steps} is more than the {steps} steps of the run",
-                "train longer, or --set pruner.warmup_steps=null for 'pruner.warmup_fraction' of them",
+                f"'pruner.warmup_steps' is {self.warmup_steps}, but the run has only {steps} steps",
+                "train longer, or use --set pruner.warmup_steps=null to set N by "
+                "'pruner.warmup_fraction'",
             )
         return self.warmup_steps
 
@@ -62,39 +68,41 @@ class Settings(Section):
 def pruner(
     settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float
 ) -> Pruner:
-    """Put masks on a model and freeze it. `density`: share of the weights that is kept in the end, above 0 and at most
-    1. `steps`: of the run. `lr`: the schedule's learning rate, which is that of the scores; `weight_lr` is that of a
-    trained head. Raises UsageError: the density would not be reached within the run."""
-    masks, passed = (
-        attach(model, frozen=True),
-        partial(ramp, steps=steps, last=1 - settings.rising(steps) / steps),
-    )
+    """Put masks on a model and freeze it. The arguments are the same as for `build_pruner`.
+
+    The schedule's learning rate `lr` applies to the scores, and `weight_lr` to a trained head.
+    Raises UsageError if the density would not be reached within the run.
+    """
+    masks = attach(model, frozen=True)
+    passed = partial(ramp, steps=steps, last=1 - settings.rising(steps) / steps)
 
     def density_at(done: int) -> float:
         return kept_share(passed(done), density, settings.schedule)
 
+    def density_progress(done: int) -> float:
+        return progress(passed(done), settings.schedule)
+
     def choose(done: int) -> dict[str, Tensor]:
         if settings.masking == "threshold":
-            return threshold(
-                masks.scores(), settings.threshold * progress(passed(done), settings.schedule)
-            )
+            return threshold(masks.scores(), settings.threshold * density_progress(done))
         return select(
             settings.masking, masks.scores(), masks.kinds, density_at(done), settings.temperature
         )
 
-    def regularise(done: int) -> dict[str, Tensor]:
-        by_steps = settings.regularizer_schedule == "steps"
-        past = min(1.0, done / (settings.regularizer_fraction * steps))
-        risen = progress(past, "cubic") if by_steps else progress(passed(done), settings.schedule)
-        return {"regularizer": settings.regularizer * risen * masks.mean_sigmoid()}
+    def regularizer_progress(done: int) -> float:
+        if settings.regularizer_schedule == "density":
+            return density_progress(done)
+        return progress(min(1.0, done / (settings.regularizer_fraction * steps)), "cubic")
 
-    exact = None if settings.masking == "threshold" else density_at
-    weight_lr, term = settings.weight_lr / lr, regularise if settings.regularizer else None
+    def regularise(done: int) -> dict[str, Tensor]:
+        weight = settings.regularizer * regularizer_progress(done)
+        return {"regularizer": weight * masks.mean_sigmoid()}
+
     return Pruner(
         masks,
         trains_weights=False,
         choose=choose,
-        density=exact,
-        weight_lr=weight_lr,
-        regularise=term,
+        density=None if settings.masking == "threshold" else density_at,
+        weight_lr=settings.weight_lr / lr,
+        regularise=regularise if settings.regularizer else None,
     )

@@ -1,13 +1,16 @@
-"""Soft movement pruning (Sanh et al. 2020, https://arxiv.org/abs/2005.07683, §4): a threshold instead of a top-v.
+"""Soft movement pruning: a threshold instead of the top v scores.
+
+Sanh et al. 2020, https://arxiv.org/abs/2005.07683, §4:
 
     W' = W ⊙ (σ(S) > τ)
     L = L_task + λ · R(S),    R = mean over matrices of mean σ(S)
 
-τ and λ rise together along the cubic of movement pruning. λ decides how much is left, matrix by matrix, so the density
-cannot be chosen. That of the defaults, the authors' for SQuAD, leaves a few per cent.
+τ and λ rise together along the cubic of movement pruning. λ decides how many weights are left in
+each matrix, so the density cannot be chosen. The defaults, which the authors used for SQuAD, leave
+a few per cent.
 
-Relations: take `movement` when the density must be exact, this when the matrices should share it out themselves. `l0`
-does the same with random gates. λ belongs to a number of steps: tune it for short runs.
+When to use: the matrices should find their own densities. Prefer `movement` if the density must be
+exact, and `l0` for random gates. λ depends on the number of steps: tune it for short runs.
 
     method: soft-movement
     pruner: {threshold: 0.1, regularizer: 400}
@@ -36,19 +39,26 @@ class Settings(Ramp):
 def pruner(
     settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float
 ) -> Pruner:
-    """Put masks on a model; arguments as in `kdcli.pruners.movement`, of which `density` is not used."""
+    """Put masks on a model. The arguments are the same as for `build_pruner`.
+
+    `density` is not used.
+    """
     masks = attach(model, embeddings=settings.embeddings)
 
-    def risen(done: int) -> float:
+    def ramp_progress(done: int) -> float:
         return progress(settings.passed(done, steps), settings.schedule)
 
     def choose(done: int) -> dict[str, Tensor]:
-        return threshold(masks.scores(), settings.threshold * risen(done))
+        return threshold(masks.scores(), settings.threshold * ramp_progress(done))
 
     def regularise(done: int) -> dict[str, Tensor]:
-        return {"regularizer": settings.regularizer * risen(done) * masks.mean_sigmoid()}
+        return {"regularizer": settings.regularizer * ramp_progress(done) * masks.mean_sigmoid()}
 
-    score_lr, term = settings.score_lr / lr, regularise if settings.regularizer else None
     return Pruner(
-        masks, trains_weights=True, choose=choose, density=None, score_lr=score_lr, regularise=term
+        masks,
+        trains_weights=True,
+        choose=choose,
+        density=None,
+        score_lr=settings.score_lr / lr,
+        regularise=regularise if settings.regularizer else None,
     )

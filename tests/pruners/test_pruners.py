@@ -279,7 +279,7 @@ def test_contrast_is_the_formula():
         (
             "movement",
             {"initial_fraction": 0.7, "final_fraction": 0.6},
-            "must not be more than 1 together",
+            "must not exceed 1",
         ),
     ],
 )
@@ -289,7 +289,7 @@ def test_wrong_settings_are_refused(method, settings, message):
 
 
 def test_settings_that_do_not_fit_the_run_are_refused():
-    with pytest.raises(UsageError, match="more than the 100 steps"):
+    with pytest.raises(UsageError, match="101, but the run has only 100 steps"):
         bound("smp", warmup_steps=101)
     for density in (0.0, 1.1):
         with pytest.raises(UsageError, match="sparsity of"):

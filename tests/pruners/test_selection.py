@@ -70,7 +70,7 @@ def test_large_matrices_are_selected_exactly_through_a_sample(keep, kind):
         scores[scores < 2] = 0
     elif kind == "rising":
         scores = torch.arange(300_000.0).view(300, 1000)
-    assert scores.numel() > 4 * selection.SAMPLE
+    assert scores.numel() > 4 * selection.MIN_SAMPLE
     assert torch.equal(keep_top(scores, keep), by_sorting(scores, keep))
 
 
@@ -208,7 +208,7 @@ def test_threshold_compares_the_sigmoid_and_leaves_no_matrix_empty():
         [[False, False, True]],
     )
     assert down_to_one(chosen) == [
-        "1 of 2 matrices keep a single weight, the least a mask leaves them: 2.Q"
+        "1 of 2 matrices keep a single weight, the minimum that a mask leaves: 2.Q"
     ]
     assert all(mask.all() for mask in threshold(scores, 0.0).values())
     assert down_to_one(threshold(scores, 0.0)) == []

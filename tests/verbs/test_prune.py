@@ -514,7 +514,7 @@ def test_wrong_recipes_are_refused_before_anything_is_loaded(methods, options, m
     [
         (
             ["--set", "pruner.warmup_steps=31"],
-            "'pruner.warmup_steps' 31 is more than the 30 steps of the run",
+            "'pruner.warmup_steps' is 31, but the run has only 30 steps",
         ),
         (
             ["--set", "pruner.regulariser=1"],
