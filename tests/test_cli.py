@@ -332,7 +332,7 @@ def test_every_error_has_the_exit_code_it_promises(monkeypatch):
         def fail(*_, error=error, **__):
             raise error
 
-        monkeypatch.setattr("kdcli.verbs.distill.run.run", fail)
+        monkeypatch.setattr("kdcli.verbs.distill.run.distill", fail)
         result = run("distill", "demo")
         assert result.exit_code == getattr(error, "exit_code", 130)
         assert "Traceback" not in result.stderr
@@ -413,7 +413,7 @@ def test_a_fault_of_the_file_system_is_one_line(fault, code, monkeypatch):
     def fail(*_, **__):
         raise OSError(getattr(errno, fault), "the reason", "/the/file")
 
-    monkeypatch.setattr("kdcli.verbs.distill.run.run", fail)
+    monkeypatch.setattr("kdcli.verbs.distill.run.distill", fail)
     done = run("distill", "demo")
     assert (done.exit_code, done.stderr) == (code, "error: /the/file cannot be used: the reason\n")
 
@@ -422,7 +422,7 @@ def test_a_missing_file_that_nobody_named_stays_a_bug(monkeypatch):
     def fail(*_, **__):
         raise FileNotFoundError(errno.ENOENT, "gone", "x")
 
-    monkeypatch.setattr("kdcli.verbs.distill.run.run", fail)
+    monkeypatch.setattr("kdcli.verbs.distill.run.distill", fail)
     assert run("distill", "demo").exit_code == 1
 
 

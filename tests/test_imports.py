@@ -14,15 +14,15 @@ ROOT = Path(kdcli.__file__).parent
 FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
 
 # Package -> the packages that it may import. All may import errors, types and disk.
-TOP = "cli targets workloads run report deploy engine losses pruners models data metrics recipe"
+TOP = "cli workloads targets run report deploy engine losses pruners models data metrics recipe"
 BELOW: dict[str, set[str]] = {
     "verbs": set(TOP.split()),
-    "targets": {"workloads", "engine", "data", "losses", "models", "recipe"},
+    "targets": {"engine", "data", "losses", "models", "recipe"},
     "workloads": {
-        *("run", "deploy", "report", "engine"),
+        *("targets", "run", "deploy", "report", "engine"),
         *("data", "metrics", "losses", "models", "recipe"),
     },
-    "run": {"report", "engine", "recipe"},
+    "run": {"deploy", "report", "engine", "recipe"},
     "report": {"deploy", "engine", "data", "recipe"},
     "deploy": {"engine", "models", "kdcli"},
     "engine": {"recipe"},

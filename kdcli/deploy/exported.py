@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedConfig
@@ -19,6 +19,27 @@ from kdcli.types import Card
 FACTS = "export.json"
 EMBEDDING = "embedding"
 """Kind of an export with vectors of texts."""
+
+
+class RuntimeNetwork(Protocol):
+    """A network that its own runtime computes, not torch."""
+
+    @property
+    def config(self) -> PreTrainedConfig: ...
+
+    def runner(self, threads: int) -> Runner: ...
+
+
+@dataclass(frozen=True)
+class RunnerNetwork:
+    """A network that is ready to run on some backend."""
+
+    ready: Runner
+    config: PreTrainedConfig
+
+    def runner(self, threads: int) -> Runner:
+        """The runner, which has its threads already."""
+        return self.ready
 
 
 @dataclass(frozen=True)
@@ -111,3 +132,8 @@ def open_export(source: str, device: torch.device | None = None) -> Export:
             problem = "is missing" if found is None else f"has {found:,} bytes, not {size:,}"
             raise UsageError(f"{file} {problem}", again)
     return Export(folder, facts, load_config(source, weights=False, compacted=True))
+
+
+def in_own_runtime(network: Any) -> RuntimeNetwork | None:
+    """The network, if its own runtime computes it; None for a network of torch."""
+    return network if isinstance(network, Export | RunnerNetwork) else None

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,7 @@ from kdcli.losses.vocabulary import CHUNK_LOGITS
 TEACHER = "teacher"
 STUDENT = "student"
 
+OutputsT = TypeVar("OutputsT")
 Mode = Literal["standalone", "one-way", "reversed", "co-distillation"]
 # Mode -> positions of the weights that it sets to 0.
 ZEROED: dict[str, tuple[int, ...]] = {
@@ -105,38 +106,38 @@ class Weights:
 
 
 def ctcd(
-    hard: Callable[[Tensor], Tensor],
-    soft: Callable[[Tensor, Tensor], Tensor],
-    logits: Mapping[str, Tensor],
+    hard: Callable[[OutputsT], Tensor],
+    soft: Callable[[OutputsT, OutputsT], Tensor],
+    outputs: Mapping[str, OutputsT],
     weights: Weights,
-    community: Tensor | None = None,
-    community_kl: Callable[[Tensor, Tensor], Tensor] | None = None,
+    community: OutputsT | None = None,
+    community_kl: Callable[[OutputsT, OutputsT], Tensor] | None = None,
 ) -> dict[str, tuple[float, Tensor]]:
-    """Compute the terms of one forward pass of both models.
+    """Compute the weighted terms of one forward pass of both models.
 
     Args:
-        hard: logits -> loss against the labels.
-        soft: (logits to learn from, logits of the learner) -> divergence. It must not send a
-            gradient to the first.
-        logits: the logits of `teacher` and `student`.
+        hard: a model's outputs -> its loss against the labels, a float32 scalar.
+        soft: (outputs to learn from, the learner's outputs) -> their divergence. No gradient may
+            reach the first.
+        outputs: outputs of `teacher` and `student`.
         weights: the weights of the terms.
-        community: logits of the frozen third model; required if its weight is not 0.
-        community_kl: as `soft`, for the frozen model; `soft` by default.
+        community: outputs of the frozen third model; needed if its weight is not 0.
+        community_kl: the divergence from the frozen model; `soft` by default.
 
     Returns:
-        name -> (weight, value), where the value is a float32 scalar. The names are `MODEL/hard`,
-        `MODEL/soft` and `MODEL/community`. Terms of weight 0 are neither computed nor returned.
+        Name -> weight and value. The names are `MODEL/hard`, `MODEL/soft` and `MODEL/community`.
+        A term of weight 0 is neither computed nor returned.
     """
     if weights.community and community is None:
         raise ValueError("weights.community is above 0: the frozen model's logits are required")
     terms: dict[str, tuple[float, Tensor]] = {}
     for model, other in ((TEACHER, STUDENT), (STUDENT, TEACHER)):
         if weight := weights.hard(model):
-            terms[f"{model}/hard"] = weight, hard(logits[model])
+            terms[f"{model}/hard"] = weight, hard(outputs[model])
         if weight := weights.soft(model):
-            terms[f"{model}/soft"] = weight, soft(logits[other], logits[model])
+            terms[f"{model}/soft"] = weight, soft(outputs[other], outputs[model])
         if community is not None and weights.community:
-            divergence = (community_kl or soft)(community, logits[model])
+            divergence = (community_kl or soft)(community, outputs[model])
             terms[f"{model}/community"] = weights.community, divergence
     return terms
 

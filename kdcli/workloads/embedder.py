@@ -5,12 +5,11 @@ Pairs with a score: correlation of the cosine with it. Retrieval: the ranking of
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.data.labelled.features import Array, TokenizedRows, encode
 from kdcli.deploy.environment import latency_threads
@@ -29,8 +28,7 @@ from kdcli.models.load import load_tokenizer
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.types import Batch, Example, Needs, Task
-from kdcli.workloads.predictions import Evaluator, Prediction
-from kdcli.workloads.runtimes import FORWARD_ROWS, padded
+from kdcli.workloads.labelled import FORWARD_ROWS, padded
 
 TEXTS = Task("texts", "score", ("text",), ())
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # padding included, in one forward pass
@@ -39,16 +37,17 @@ ROLES = {"query": ("query",), "document": ("document", "passage", "corpus"), "":
 
 
 @dataclass(frozen=True)
-class Embedder:
-    """An encoder in float32, or an export, with its tokenizer and what makes vectors of its states; `note` says where
-    that is from. `runner` computes in place of torch; `outputs` are the names of what it gives. `dimensions` cuts its
-    vectors to their first so many components."""
+class Embedder(Model):
+    """An encoder in float32, or an export, that gives vectors of texts.
 
-    source: str
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    format: EmbeddingFormat
-    note: str
+    Attributes:
+        format: how a vector is made of the encoder's states.
+        runner: computes in place of torch.
+        outputs: names of the runner's outputs.
+        dimensions: cuts vectors to their first components.
+    """
+
+    format: EmbeddingFormat = field(default_factory=EmbeddingFormat)
     runner: Runner | None = None
     outputs: Sequence[str] = ("last_hidden_state",)
     dimensions: int | None = None
@@ -65,10 +64,10 @@ class Embedder:
         """Load one. Raises UsageError: see `kdcli.models.embedder`."""
         loaded = load_embedder(source, trust_remote_code=trust_remote_code, compacted=compacted)
         fmt, note = format_for(source, loaded.model.config, pooling)
-        return cls(source, loaded.model, loaded.tokenizer, fmt, note)
+        return cls(loaded.model, loaded.tokenizer, source, note, rows=loaded.rows, format=fmt)
 
     @classmethod
-    def open_judged(
+    def open_scored(
         cls, source: str, *, pooling: str | None = None, trust_remote_code: bool = False
     ) -> Self:
         """One that is judged, not trained: an export or a compacted model too. Raises UsageError: see `open` and
@@ -84,8 +83,10 @@ class Embedder:
         fmt, note = format_for(source, export.config, pooling)
         tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
         note = f"run by {export.format}, {export.precision}; {note}"
+        network: Any = export
+        runner = export.runner(latency_threads())
         return cls(
-            source, export, tokenizer, fmt, note, export.runner(latency_threads()), export.outputs
+            network, tokenizer, source, note, format=fmt, runner=runner, outputs=export.outputs
         )
 
     @property
@@ -125,7 +126,7 @@ class Embedder:
             )
         return prompt
 
-    def rows(
+    def tokenize(
         self, texts: Sequence[str], roles: Sequence[str], max_length: int | None = None
     ) -> TokenizedRows:
         """Texts with their prompts, as rows of tokens."""
@@ -141,7 +142,7 @@ class Embedder:
     def vectors(self, texts: Sequence[str], role: str, session: Session) -> Array:
         """The vector of each text, float32 [N, E]; in float32, the longest texts first. Raises MachineError: out of
         memory with one text at a time."""
-        rows = self.rows(texts, [role] * len(texts))
+        rows = self.tokenize(texts, [role] * len(texts))
         lengths = rows.lengths
         found = np.empty((len(rows), self.format.width(self.model.config.hidden_size)), np.float32)
         if self.runner is not None:
@@ -211,25 +212,3 @@ def cosines(x_ND: Array, y_ND: Array) -> Array:
     x, y = x_ND.astype(np.float64), y_ND.astype(np.float64)
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     return np.asarray((x * y).sum(1) / np.where(norms == 0, 1, norms))
-
-
-def scores_pairs(task: Task) -> bool:
-    """Whether vectors can be judged on a task: two texts and a number."""
-    return task.kind == "score" and len(task.texts) == 2
-
-
-def as_task_model(embedder: Embedder) -> Model:
-    """The embedder where a report wants a model of a task."""
-    note = f"cosine of its vectors; {embedder.note}"
-    return Model(embedder.model, embedder.tokenizer, embedder.source, note)
-
-
-def predict_pairs(embedder: Embedder, evaluator: Evaluator, session: Session) -> list[Prediction]:
-    """The cosine of each judged pair, as predictions of the task."""
-    examples = evaluator.features.examples
-    first, second = (
-        embedder.vectors([e.texts[side] for e in examples], "", session) for side in (0, 1)
-    )
-    by_example = cosines(first, second)
-    outputs = [by_example[[int(example)]] for example in evaluator.features.rows.example]
-    return evaluator.features.predictions(outputs)

@@ -1,45 +1,156 @@
-"""Training and judging of models that generate: masked targets in training, as in UniLM, and decoding in judging."""
+"""Tasks whose targets are texts: masked targets in training, as in UniLM, and decoding in scoring."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import GenerationConfig
 
-from kdcli.data.batches import BatchOrder, BucketOrder
+from kdcli.data.batches import BatchOrder
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.text.masking import Masked, PassOrder, tokens_of
 from kdcli.errors import UsageError
-from kdcli.losses.vocabulary import labels_of, masked_ce
-from kdcli.models.capture import capture
+from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
+from kdcli.models.capture import Capture
+from kdcli.models.generation import load_generator
 from kdcli.models.model import Model
 from kdcli.models.modeling_unilm import sequence_mask
-from kdcli.types import Batch, Job, Needs, StepLoss, Task, Term
+from kdcli.recipe.sections import TrainSettings
+from kdcli.types import Batch, Count, Job, Needs, Schedule, Signals, StepLoss, Task, Term
+from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.predictions import Evaluator
-from kdcli.workloads.settings import GenerationSettings
+from kdcli.workloads.settings import GenerationSettings, TaskHeadSettings
+from kdcli.workloads.workload import Keep, first_rows, freeze_unused
+
+MASKED_LOGITS = Needs(masked_logits=True)
 
 
-def check_no_text(task: Task, taken: bool) -> None:
-    """Raise a `UsageError` for a task of generation where it is not `taken`."""
-    if task.kind == "text" and not taken:
-        raise UsageError(
-            f"task {task.name} generates text, which this verb cannot do",
-            "kdcli finetune, evaluate and the --eval-task of distill take such a task",
-        )
+@dataclass
+class GenerationWorkload(LabelledWorkload):
+    """A task whose targets are texts. The loss is that of the masked tokens of each target.
+
+    Attributes:
+        generation: how targets are masked and decoded.
+    """
+
+    generation: GenerationSettings = field(default_factory=GenerationSettings)
+    needs: Needs = MASKED_LOGITS
+
+    def masked(self, rows: TokenizedRows, *, static: bool, seed: int) -> Masked:
+        """Rows with a share of their targets masked."""
+        vocabulary = tokens_of(self.tokenizer, self.name)
+        return Masked(rows, vocabulary, self.generation.masked, False, static, seed)
+
+    def load(
+        self, source: str, *, head: TaskHeadSettings, seed: int = 0, new_head: bool = True
+    ) -> Model:
+        trusted, task = self.session.trust_remote_code, self.data.task
+        if not new_head:
+            return load_generator(source, task, new_head=False, trust_remote_code=trusted)
+        settings = self.generation.model_dump()
+        return load_generation(source, task, settings, seed=seed, trust_remote_code=trusted)
+
+    @property
+    def over(self) -> Count:  # type: ignore[override]
+        return "labels"
+
+    def job(self, model: Model, settings: TrainSettings, keep: Keep) -> tuple[Job, Schedule]:
+        plan = self.plan(settings)
+        decodes = keep == "best"
+        job = self._job(model, self.train_rows, plan.order, settings.seed, decodes=decodes)
+        freeze_unused(job.modules["model"], job.step(first_rows(self.train_rows)).total)
+        return replace(job, best=self.metric if decodes else None), plan.schedule
+
+    def evaluation_job(self, model: Model, evaluator: Evaluator) -> Job:
+        rows = evaluator.features.rows
+        order = BatchOrder(max(1, len(rows)), 1, 0)
+        reader = replace(self, evaluator=evaluator, tokenizer=model.tokenizer)
+        return reader._job(model, rows, order, 0, decodes=True)
+
+    def _job(
+        self,
+        model: Model,
+        rows: TokenizedRows,
+        order: Any,
+        seed: int,
+        *,
+        decodes: bool,
+    ) -> Job:
+        """Train with new masks in each pass and score by the loss at fixed masks; `decodes` also
+        scores decoded targets."""
+        assert self.evaluator is not None
+        generator: Any = model.model
+        captured = self.capture(model)
+
+        def step(batch: Batch) -> StepLoss:
+            outputs = None
+            if decodes and not torch.is_grad_enabled():
+                outputs = decoded(generator, batch)
+            signals = self.forward(captured, batch)
+            loss = self.total(self.hard(signals, batch), signals)
+            return StepLoss({"loss": Term(loss, self.over)}, outputs)
+
+        held_out = self.masked(self.evaluator.features.rows, static=True, seed=seed)
+        examples = self.masked(rows, static=False, seed=seed)
+        metrics = self.evaluator.metrics if decodes else None
+        modules = {"model": captured}
+        return Job(modules, step, examples, PassOrder(order), held_out, compute_metrics=metrics)
+
+    def forward(self, captured: Capture, batch: Batch) -> Signals:
+        mask = sequence_mask(batch["sources"], batch["attention_mask"])
+        signals: Signals = captured(batch | {"attention_mask": mask})
+        return signals
+
+    def hard(self, signals: Signals, batch: Batch) -> Mapping[str, Tensor]:
+        smoothing = self.generation.label_smoothing
+        assert signals.logits is not None
+        return {"task": masked_ce(signals.logits, labels_of(signals), smoothing)}
+
+    def soft(
+        self, teacher: Signals, student: Signals, batch: Batch, temperature: float
+    ) -> Mapping[str, Tensor]:
+        assert teacher.logits is not None
+        assert student.logits is not None
+        return {"kd": soft_kl(teacher.logits, student.logits, temperature)}
+
+
+def load_generation(
+    source: str, task: Task, settings: Mapping[str, Any], *, seed: int, trust_remote_code: bool
+) -> Model:
+    """Load a masked language model to train as a generator.
+
+    Args:
+        settings: the recipe's `generation` section.
+
+    Raises:
+        UsageError: see `kdcli.models.generation.load_generator` and `set_decoding`.
+    """
+    model = load_generator(
+        source, task, new_head=True, seed=seed, trust_remote_code=trust_remote_code
+    )
+    set_decoding(model.model, GenerationSettings.model_validate(dict(settings)))
+    return model
 
 
 def set_decoding(model: Any, settings: GenerationSettings) -> None:
-    """Write how to decode into a model's `generation_config`, which is saved with it. Raises UsageError: the least
-    tokens leave none for the end token."""
+    """Write how to decode into a model's `generation_config`.
+
+    Raises:
+        UsageError: the minimum number of tokens leaves none for the end token.
+    """
     if settings.min_tokens >= settings.max_tokens:
         raise UsageError(
-            f"generation.min_tokens {settings.min_tokens} is not below max_tokens {settings.max_tokens}"
+            f"generation.min_tokens {settings.min_tokens} is not below max_tokens "
+            f"{settings.max_tokens}"
         )
     before = model.generation_config
-    of_beams: dict[str, Any] = (
-        {"length_penalty": settings.length_penalty, "early_stopping": False}
-        if settings.beams > 1
-        else {}
-    )
+    of_beams: dict[str, Any] = {}
+    if settings.beams > 1:
+        of_beams = {"length_penalty": settings.length_penalty, "early_stopping": False}
     model.generation_config = GenerationConfig(
         eos_token_id=before.eos_token_id,
         pad_token_id=before.pad_token_id,
@@ -51,60 +162,12 @@ def set_decoding(model: Any, settings: GenerationSettings) -> None:
     )
 
 
-def generation_job(
-    evaluator: Evaluator,
-    headed: Model,
-    rows: TokenizedRows,
-    order: BatchOrder | BucketOrder,
-    settings: GenerationSettings,
-    *,
-    seed: int = 0,
-    best: str | None = None,
-    decodes: bool = False,
-) -> Job:
-    """The job that trains on `rows` with new masks in each pass, and judges by the loss at fixed masks and, where it
-    selects by a metric or `decodes`, by decoded targets."""
-    vocabulary = tokens_of(headed.tokenizer, headed.source)
-    masked: dict[str, Any] = {
-        "vocabulary": vocabulary,
-        "share": settings.masked,
-        "whole_words": False,
-        "seed": seed,
-    }
-    generator: Any
-    model, generator = capture(headed.model, Needs(masked_logits=True)), headed.model
-    decodes = decodes or best is not None
-
-    def step(batch: Batch) -> StepLoss:
-        outputs = None
-        if decodes and not torch.is_grad_enabled():
-            outputs = decoded(generator, batch)
-        mask = sequence_mask(batch["sources"], batch["attention_mask"])
-        signals = model(batch | {"attention_mask": mask})
-        loss = masked_ce(signals.logits, labels_of(signals), settings.label_smoothing)
-        return StepLoss({"loss": Term(loss, "labels")}, outputs)
-
-    held_out = Masked(evaluator.features.rows, static=True, **masked)
-    metrics = evaluator.metrics if decodes else None
-    examples = Masked(rows, static=False, **masked)
-    return Job(
-        {"model": model},
-        step,
-        examples,
-        PassOrder(order),
-        held_out,
-        compute_metrics=metrics,
-        best=best,
-    )
-
-
-def decoded(generator: Any, batch: Batch) -> torch.Tensor:
-    """The ids of the targets that a model decodes for the sources of a batch, [B, T]."""
+def decoded(generator: Any, batch: Batch) -> Tensor:
+    """Decode the targets for the sources of a batch; returns their token ids, [B, T]."""
     sources = batch["sources"]
     at_S = torch.arange(int(sources.max()), device=sources.device)
     real = (at_S < sources[:, None]).long()
-    ids = torch.where(
-        real.bool(), batch["input_ids"][:, : len(at_S)], generator.generation_config.pad_token_id
-    )
-    targets: torch.Tensor = generator.generate(ids, real)
+    pad_id = generator.generation_config.pad_token_id
+    ids = torch.where(real.bool(), batch["input_ids"][:, : len(at_S)], pad_id)
+    targets: Tensor = generator.generate(ids, real)
     return targets

@@ -3,6 +3,8 @@
 import logging
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -13,8 +15,12 @@ from kdcli.deploy.sessions import library
 from kdcli.engine.launch import Session
 from kdcli.errors import UsageError
 from kdcli.models.files import HUB_ERRORS
+from kdcli.models.model import Model
 from kdcli.report.schema import Evaluation
 from kdcli.workloads.embedder import Embedder
+from kdcli.workloads.embedding import EmbeddingWorkload
+from kdcli.workloads.settings import VectorSettings
+from kdcli.workloads.workload import EvaluationRequest, ModelScores
 
 PREFIX = "mteb:"
 ROLES = {"query": "query", "document": "document"}  # Of mteb's prompt types
@@ -77,30 +83,62 @@ def open_task(name: str) -> Any:
     return task
 
 
-def task_scores(task: Any, models: Mapping[str, Embedder], session: Session) -> list[Evaluation]:
-    """Evaluate models by a task's main score, for each subset and split; `n` counts the texts."""
-    mteb, rows = library("mteb", "embed"), list[Evaluation]()
-    for name, embedder in models.items():
-        encoder = Encoder(
-            embedder, session, library("mteb.models", "embed").ModelMeta.create_empty()
-        )
+@dataclass(frozen=True)
+class MtebEvaluation:
+    """A task of mteb as a set that embedding models are scored on; it gives no intervals.
+
+    Attributes:
+        task: the task with its data.
+        session: where vectors are computed.
+        name: the task's name with `PREFIX`.
+    """
+
+    task: Any
+    session: Session
+    name: str
+
+    @property
+    def row_count(self) -> int:
+        """Unknown: mteb reads the rows."""
+        return 0
+
+    def score(self, model: Model) -> ModelScores:
+        """Score a model by the task's main score, for each subset and split. The number of rows is
+        the number of texts that mteb reads."""
+        assert isinstance(model, Embedder)
+        mteb, rows = library("mteb", "embed"), list[Evaluation]()
+        meta = library("mteb.models", "embed").ModelMeta.create_empty()
+        encoder = Encoder(model, self.session, meta)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = mteb.evaluate(
-                encoder, task, cache=None, co2_tracker=False, show_progress_bar=False
+                encoder, self.task, cache=None, co2_tracker=False, show_progress_bar=False
             )
         for split, subsets in result.task_results[0].scores.items():
             for scores in subsets:
                 subset = "" if scores["hf_subset"] == "default" else scores["hf_subset"]
-                metrics = {task.metadata.main_score: float(scores["main_score"])}
-                rows.append(
-                    Evaluation(
-                        model=name,
-                        task=f"{PREFIX}{task.metadata.name}",
-                        set=subset,
-                        split=split,
-                        n=encoder.texts,
-                        metrics=metrics,
-                    )
+                metrics = {self.task.metadata.main_score: float(scores["main_score"])}
+                row = Evaluation(
+                    model="",
+                    task=self.name,
+                    set=subset,
+                    split=split,
+                    n=encoder.texts,
+                    metrics=metrics,
                 )
-    return rows
+                rows.append(row)
+        return ModelScores(rows, {}, {}, notes=[model.note])
+
+
+def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWorkload:
+    """Open a task of mteb.
+
+    Raises:
+        UsageError, MachineError: see `open_task`.
+    """
+    task = open_task(request.task)
+    name = f"{PREFIX}{task.metadata.name}"
+    notes = [f"data and measure of mteb {version('mteb')}, which gives no intervals"]
+    settings = VectorSettings(pooling=request.pooling)
+    eval_set = MtebEvaluation(task, session, name)
+    return EmbeddingWorkload(session, None, None, [eval_set], settings, notes=notes, name=name)

@@ -19,9 +19,8 @@ from kdcli.metrics import scorer
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.classification import confusion, per_class
 from kdcli.metrics.spans import score_answer
-from kdcli.report.schema import ClassScore, Comparison, Confusion, Evaluation, Mistake
-from kdcli.types import Example, Task
-from kdcli.workloads.paired import paired_comparisons
+from kdcli.report.schema import ClassScore, Confusion, Evaluation, Mistake
+from kdcli.types import Answer, Example, Task
 
 if TYPE_CHECKING:
     from kdcli.metrics.library import LibraryMetric
@@ -294,6 +293,22 @@ def _worst_examples(
     return sorted(wrong, key=lambda mistake: -mistake.badness)
 
 
+def as_label(task: Task, example: Example, prediction: Prediction) -> Example:
+    """The example with a model's prediction as its label."""
+    value: Any = prediction.value
+    if task.kind == "multi":
+        label: Any = tuple(int(n) for n in np.flatnonzero(value))
+    elif task.kind == "tokens":
+        label = tuple(task.labels.index(name) for name in value)
+    elif task.kind == "span":
+        text = str(prediction.shown)
+        start = example.texts[1].find(text) if text else -1
+        label = (Answer(text, start),) if start >= 0 else ()
+    else:
+        label = value
+    return replace(example, label=label)
+
+
 def summed_up(by_set: Mapping[str, Mapping[str, float]], choose_on: str | None) -> dict[str, float]:
     """The metrics of set `choose_on`, else means over sets; with several sets also each, as `SET/METRIC`."""
     if choose_on is not None:
@@ -340,21 +355,3 @@ def readable(task: Task, example: Example, value: Any, other: Any) -> str:
     if isinstance(value, list):
         return ", ".join(dict.fromkeys(map(str, value))) or "(none)"
     return f"{value:.3g}" if isinstance(value, float) else str(value) or "(none)"
-
-
-def compared(
-    evaluator: Evaluator,
-    of_model: tuple[str, Mapping[str, Scorer]],
-    of_baseline: tuple[str, Mapping[str, Scorer]],
-    resamples: int,
-) -> list[Comparison]:
-    """Compare a model with a baseline on each set by paired bootstrap.
-
-    `of_model`, `of_baseline`: name and scorers of each, over the same examples in the same order.
-    """
-    (model, scorers), (baseline, others) = of_model, of_baseline
-    rows: list[Comparison] = []
-    for name, (begin, end) in evaluator.bounds.items():
-        pair, data = (scorers[name], others[name]), (evaluator.task.name, name)
-        rows += paired_comparisons((model, baseline), pair, data, end - begin, resamples)
-    return rows

@@ -1,31 +1,25 @@
-"""Report rankings: mean metrics over the queries, and paired differences between models."""
+"""Rankings in a report: a metric's value for each query -> means, and paired differences."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from kdcli.data.labelled.features import Array
 from kdcli.metrics.bootstrap import Scorer
-from kdcli.report.schema import Comparison, Evaluation
-from kdcli.workloads.paired import paired_comparisons
+from kdcli.report.schema import Evaluation
+from kdcli.workloads.workload import Array, ModelScores
 
 
-def ranked(
-    task: str, split: str, values: Mapping[str, Mapping[str, Array]], resamples: int = 1000
-) -> tuple[list[Evaluation], list[Comparison]]:
-    """Return the evaluation of every model, and its comparison with the first one.
+def ranking_scores(
+    task: str, split: str, values: Mapping[str, Array], notes: Sequence[str] = ()
+) -> ModelScores:
+    """The scores of a model that ranks.
 
-    `values`: model -> metric -> its value for each query, [Q].
+    Args:
+        values: metric -> its value for each query, [Q].
     """
-    baseline, *others = values
-    count = len(next(iter(values[baseline].values())))
-    evaluations = [
-        Evaluation(model=name, task=task, set="", split=split, n=count, metrics=_means(of_queries))
-        for name, of_queries in values.items()
-    ]
-    comparisons = []
-    for name in others:
-        scorers = _scorer(values[name]), _scorer(values[baseline])
-        comparisons += paired_comparisons((name, baseline), scorers, (task, ""), count, resamples)
-    return evaluations, comparisons
+    count = len(next(iter(values.values())))
+    evaluation = Evaluation(
+        model="", task=task, set="", split=split, n=count, metrics=_means(values)
+    )
+    return ModelScores([evaluation], {"": _scorer(values)}, {"": count}, notes=notes)
 
 
 def _means(values: Mapping[str, Array]) -> dict[str, float]:

@@ -6,7 +6,14 @@ from typing import Any
 
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import Resolved, flatten, resolve, shipped
-from kdcli.workloads.settings import DownstreamSettings, FinetuneRecipe, OnTask, TaskHeadSettings
+from kdcli.workloads.settings import (
+    DownstreamSettings,
+    FinetuneRecipe,
+    LabelledSettings,
+    OnTask,
+    RerankRecipe,
+    TaskHeadSettings,
+)
 
 
 def finetune_recipe(
@@ -52,3 +59,21 @@ def downstream_recipe(
         flatten(settings.overrides)
     )
     return finetune_recipe(options=options)
+
+
+def rerank_finetuning(recipe: RerankRecipe) -> FinetuneRecipe:
+    """The part of a reranker's recipe that fine-tunes one model."""
+    data = LabelledSettings(
+        source=recipe.data.source,
+        max_length=recipe.data.max_length,
+        split_seed=recipe.data.split_seed,
+    )
+    return FinetuneRecipe(
+        model=recipe.student.source or recipe.teacher,
+        task=recipe.task,
+        keep=recipe.keep,
+        data=data,
+        train=recipe.train,
+        measure=recipe.measure,
+        workload=recipe.ranking.model_dump(),
+    )

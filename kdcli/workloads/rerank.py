@@ -1,68 +1,99 @@
-"""Training rerankers: cross-encoders with one output, which score a query with each of its passages.
+"""Rerankers: models with one output that score a query with each of its candidate passages.
 
-Data flow: lists -> rows of tokens -> batches of whole lists -> scores -> loss over each list -> engine -> rankings.
+Data flow: lists of candidates -> rows of tokens -> batches of whole lists -> scores -> loss over
+each list -> engine -> rankings.
 """
 
+from __future__ import annotations
+
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from kdcli.data.batches import BucketOrder
-from kdcli.data.labelled.features import Array, TokenizedRows
-from kdcli.data.labelled.lists import RERANK, Lists
+from kdcli.data.batches import BatchOrder
+from kdcli.data.labelled.features import TokenizedRows, encode
+from kdcli.data.labelled.lists import RERANK, Lists, read_lists
 from kdcli.data.labelled.rows import hashes_of
-from kdcli.deploy.latency import Subject
-from kdcli.engine.launch import Session, make_schedule
+from kdcli.deploy.environment import latency_threads
+from kdcli.deploy.exported import in_own_runtime
+from kdcli.disk import cache_dir
+from kdcli.engine.evaluation import evaluate
+from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.losses.ranking import label_loss, padded, score_loss
-from kdcli.models.capture import capture
-from kdcli.models.card import describe
+from kdcli.metrics.retrieval import ranking_metrics
+from kdcli.models.card import weights_hash
+from kdcli.models.embedder import PROMPTS, beside_model
 from kdcli.models.heads import load_for_task, with_new_head
-from kdcli.models.load import location, save_model
+from kdcli.models.load import load_config, save_model
 from kdcli.models.model import Model
-from kdcli.models.shape import build_student, parse_shape, shape_of
-from kdcli.models.training_rows import all_rows
-from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import RunOptions
-from kdcli.report.finish import ReportContents, ReportedModel, measure, write_report
-from kdcli.report.schema import TEACHER, UNDISTILLED
-from kdcli.run.stages import StageJob
-from kdcli.types import Batch, Card, Job, Needs, Outcome, RowHashes, StepLoss, Term
-from kdcli.workloads.rankings import ranked
-from kdcli.workloads.reranker import (
-    METRICS,
-    activation_of,
-    per_query,
-    read_by,
-    scores_of,
-    tokens_of_row,
+from kdcli.models.shape import build_student, positions_of
+from kdcli.models.training_rows import NO_ROWS
+from kdcli.recipe.sections import KdSettings, TrainSettings
+from kdcli.targets.targets import StorePlace, stored_signals
+from kdcli.targets.teacher import Teacher
+from kdcli.types import (
+    Batch,
+    Count,
+    Examples,
+    Job,
+    ModelShape,
+    Needs,
+    RowHashes,
+    Schedule,
+    Signals,
+    StepLoss,
+    Term,
 )
-from kdcli.workloads.settings import RerankRecipe
-from kdcli.workloads.task import freeze_unused
+from kdcli.workloads.embedder import Embedder, cosines
+from kdcli.workloads.labelled import load_scored, runner_outputs
+from kdcli.workloads.rankings import ranking_scores
+from kdcli.workloads.settings import RankingSettings, TaskHeadSettings
+from kdcli.workloads.workload import (
+    LOGITS,
+    Array,
+    EvaluationRequest,
+    Keep,
+    ModelScores,
+    Plan,
+    Workload,
+    WorkloadRequest,
+    bucketed,
+    freeze_unused,
+)
 
-STUDENT = "student"
-ROWS_AT_ONCE = 32  # candidates of a micro-batch, about
+TASKS = (RERANK.name,)
+METRICS = RERANK.metrics
+ROWS_AT_ONCE = 32
+"""Number of candidates in a micro-batch, about."""
 ACTIVATIONS = {
     "Sigmoid": "torch.nn.modules.activation.Sigmoid",
     "Identity": "torch.nn.modules.linear.Identity",
 }
+SCORES_KEY = "scores"
 
 
 @dataclass(frozen=True)
 class ListRows:
-    """Lists with their rows of tokens, an `Examples` whose examples are whole lists. `labels` counts the lists."""
+    """Lists with their rows of tokens; each example is a whole list.
+
+    Attributes:
+        lists: the queries and candidates.
+        rows: query and passage of each candidate.
+        scores: a teacher's score of each candidate, [R]; None without a teacher.
+    """
 
     lists: Lists
     rows: TokenizedRows
-    scores: Array | None  # of a teacher, [R]
+    scores: Array | None = None
 
     def __len__(self) -> int:
         return len(self.lists)
@@ -73,206 +104,511 @@ class ListRows:
         return np.maximum.reduceat(self.rows.lengths, self.lists.ends - self.lists.sizes)
 
     def batch(self, indices: Array) -> Batch:
-        """The rows of some lists, `places` [Q, M] of each list's rows (-1 behind them), `labels` [Q] that count the
-        lists once each, `relevance` [R] and perhaps `scores` [R]."""
+        """Collate the rows of some lists.
+
+        Returns:
+            The rows' tokens; `places` [Q, M], the row of each candidate and -1 behind a list;
+            `labels` [Q], which counts each list once; `relevance` [R]; and `scores` [R] if there
+            are any.
+        """
         at = self.lists.rows_of(indices)
         batch = self.rows.batch(at)
         sizes = self.lists.sizes[indices]
         within = np.arange(sizes.max())
-        places = np.where(within < sizes[:, None], (np.cumsum(sizes) - sizes)[:, None] + within, -1)
-        batch |= {
-            "places": torch.from_numpy(places),
-            "labels": torch.zeros(len(indices), dtype=torch.int64),
-        }
+        begins = np.cumsum(sizes) - sizes
+        places = np.where(within < sizes[:, None], begins[:, None] + within, -1)
+        batch["places"] = torch.from_numpy(places)
+        batch["labels"] = torch.zeros(len(indices), dtype=torch.int64)
         batch["relevance"] = torch.from_numpy(self.lists.labels[at].astype(np.float32))
         if self.scores is not None:
-            batch["scores"] = torch.from_numpy(self.scores[at].astype(np.float32))
+            batch[SCORES_KEY] = torch.from_numpy(self.scores[at].astype(np.float32))
         return batch
 
 
+@dataclass(frozen=True)
+class ScoreTargets:
+    """A teacher's score of every candidate.
+
+    Attributes:
+        train_R, held_out_R: of the lists to train on and to score, [R] each.
+    """
+
+    train_R: Array
+    held_out_R: Array
+
+    def attach(self, examples: Examples, held_out: Examples) -> tuple[Examples, Examples]:
+        """Put the scores into the batches of both."""
+        assert isinstance(examples, ListRows)
+        assert isinstance(held_out, ListRows)
+        train = replace(examples, scores=_known(self.train_R))
+        return train, replace(held_out, scores=_known(self.held_out_R))
+
+    def signals(self, batch: Batch) -> Signals | None:
+        """Take the scores out of a batch."""
+        scores_R = batch.pop(SCORES_KEY, None)
+        if scores_R is None:
+            return None
+        return Signals(mask=batch["attention_mask"], logits=scores_R[:, None])
+
+
+@dataclass
+class RerankWorkload(Workload):
+    """Queries with their candidates, tokenised for cross-encoders that share a tokenizer.
+
+    Attributes:
+        train, judged: lists to train on and lists to score; `train` is None if the workload only
+            evaluates.
+        settings: the recipe's `ranking` section.
+        row_length: maximum number of tokens in a row; None for the task's own.
+        reader: the model whose tokenizer reads the rows.
+        pooling: makes plain encoders embedding models.
+        labels: whose relevance of a passage counts: the data's, or the teacher's score.
+        scored: the training lists come with a teacher's scores.
+    """
+
+    session: Session
+    train: Lists | None
+    judged: Lists
+    split: str
+    settings: RankingSettings
+    row_length: int | None
+    reader: Model | None
+    pooling: str | None = None
+    notes: list[str] = field(default_factory=list)
+    labels: Literal["data", "teacher"] = "data"
+    name: str = RERANK.name
+    metric: str = METRICS[0]
+    over: Count = "labels"
+    auto_class: str = "AutoModelForSequenceClassification"
+    _rows: tuple[ListRows, ListRows] | None = None
+
+    @property
+    def rows(self) -> RowHashes:  # type: ignore[override]
+        return hashes_of(self._train.examples)
+
+    @property
+    def scored(self) -> bool:
+        """Whether every training passage comes with a teacher's score."""
+        return not np.isnan(self._train.scores).any()
+
+    @property
+    def has_labels(self) -> bool:  # type: ignore[override]
+        return self.labels == "data" and not np.isnan(self._train.labels).all()
+
+    @property
+    def held_out_size(self) -> float:  # type: ignore[override]
+        return max(1.0, float(self.judged.sizes.max() / self._train.sizes.mean()))
+
+    @property
+    def _train(self) -> Lists:
+        assert self.train is not None, "this workload only evaluates"
+        return self.train
+
+    # -- examples ---------------------------------------------------------------------------
+
+    @property
+    def list_rows(self) -> tuple[ListRows, ListRows]:
+        """The lists to train on and to score, as the reader's tokens, with the scores in the
+        data."""
+        if self._rows is None:
+            assert self.reader is not None
+            parts = [
+                ListRows(lists, tokenize_lists(lists, self.reader, self.row_length))
+                for lists in (self._train, self.judged)
+            ]
+            if self.scored:
+                parts = [replace(part, scores=_known(part.lists.scores)) for part in parts]
+            self._rows = parts[0], parts[1]
+        return self._rows
+
+    @property
+    def examples(self) -> Examples:
+        return self.list_rows[0]
+
+    @property
+    def held_out(self) -> Examples:
+        return self.list_rows[1]
+
+    def with_scores(self, targets: ScoreTargets) -> RerankWorkload:
+        """The same lists with a teacher's score of each candidate."""
+        train, judged = targets.attach(*self.list_rows)
+        assert isinstance(train, ListRows)
+        assert isinstance(judged, ListRows)
+        return replace(self, _rows=(train, judged))
+
+    def with_reference(self, teacher: Model) -> RerankWorkload:
+        scores_R = self.candidate_scores(teacher, self.judged).astype(np.float64)
+        begins = self.judged.ends - self.judged.sizes
+        # A gain is not negative; the least relevant passage of a list gains nothing.
+        lowest_Q = np.minimum.reduceat(scores_R, begins)
+        gains_R = scores_R - np.repeat(lowest_Q, self.judged.sizes)
+        judged = replace(self.judged, labels=gains_R)
+        note = f"gains are the scores of {teacher.source}: no labels were read"
+        rows = None
+        if self._rows is not None:
+            rows = self._rows[0], replace(self._rows[1], lists=judged)
+        return replace(self, judged=judged, notes=[*self.notes, note], labels="teacher", _rows=rows)
+
+    def plan(self, settings: TrainSettings) -> Plan:
+        group = settings.micro_batch_size
+        if group is None:
+            group = max(1, int(ROWS_AT_ONCE // self._train.sizes.mean()))
+        return bucketed(self.list_rows[0].lengths, settings, group)
+
+    # -- models -----------------------------------------------------------------------------
+
+    def load(
+        self, source: str, *, head: TaskHeadSettings, seed: int = 0, new_head: bool = True
+    ) -> Model:
+        if not new_head:
+            trusted = self.session.trust_remote_code
+            return open_reranker(source, trust_remote_code=trusted, pooling=self.pooling)
+        return load_cross_encoder(
+            source, seed=seed, trust_remote_code=self.session.trust_remote_code
+        )
+
+    def student(
+        self,
+        origin: Model,
+        shape: ModelShape,
+        *,
+        init: str = "teacher",
+        layers: list[int] | None = None,
+        seed: int = 0,
+    ) -> Model:
+        """Make a cross-encoder of a shape. Its head is the origin's where the width is the same,
+        else one drawn from the seed."""
+        full = origin.shape
+        if shape == full and init != "random":
+            network = copy.deepcopy(origin.model)
+            return replace(origin, model=network, tokenizer=copy.deepcopy(origin.tokenizer))
+        few = self._train.take(np.arange(min(len(self._train), 100)))
+        text = tokenize_lists(few, origin, self.row_length)
+        built = build_student(
+            origin.model.base_model, shape, init=init, layers=layers, text=text, seed=seed
+        )
+        trusted = self.session.trust_remote_code
+        config = copy.deepcopy(built.model.config)
+        model = with_new_head(
+            built.model, config, RERANK, seed, source=origin.source, trust_remote_code=trusted
+        )
+        if init != "random" and shape.hidden == full.hidden:
+            inside = f"{model.base_model_prefix}."
+            weights = origin.model.state_dict().items()
+            head = {name: x for name, x in weights if not name.startswith(inside)}
+            model.load_state_dict(head, strict=False)
+        return replace(origin, model=model.eval(), tokenizer=copy.deepcopy(origin.tokenizer))
+
+    def targets(
+        self,
+        teacher: Model,
+        needs: Needs,
+        *,
+        passes: float = 1.0,
+        place: StorePlace | None = None,
+        dry_run: bool = False,
+    ) -> ScoreTargets:
+        """A teacher's scores of every candidate, computed once.
+
+        Scores of the held-out candidates are computed in float32; those of the training candidates
+        in the compute dtype and, for a cross-encoder, kept in the cache.
+
+        Raises:
+            UsageError: the scores do not fit on the disk.
+        """
+        train = self._train
+        if dry_run:
+            zeros = [np.zeros(len(lists.passages), np.float32) for lists in (train, self.judged)]
+            return ScoreTargets(*zeros)
+        judged_R = self.candidate_scores(teacher, self.judged)
+        if isinstance(teacher, Embedder) or in_own_runtime(teacher.model) is not None:
+            return ScoreTargets(self.candidate_scores(teacher, train), judged_R)
+        rows = tokenize_lists(train, teacher, self.row_length)
+        fingerprint = f"{weights_hash(teacher.model)}-{self.session.compute_dtype}"
+        live = Teacher.frozen(teacher.source, teacher.model, LOGITS, self.session).captured
+        where = StorePlace(cache_dir() / "scores", place.limit_bytes if place else 1 << 62)
+        store = stored_signals(live, rows, LOGITS, fingerprint, where, self.session)
+        if store is None:
+            raise UsageError(
+                "the teacher's scores do not fit on the disk", "raise cache_gb, or free disk space"
+            )
+        return ScoreTargets(store.vectors(np.arange(len(rows)))[:, 0], judged_R)
+
+    def job(self, model: Model, settings: TrainSettings, keep: Keep) -> tuple[Job, Schedule]:
+        """The job that trains a model against labels and, if the lists have any, scores."""
+        learns = self.list_rows[0].scores is not None
+        weight = self.settings.weight if learns else 0.0
+        if weight < 1 and not self.has_labels:
+            raise UsageError(
+                "the data have no labels, so ranking.weight must be 1", "omit ranking.weight"
+            )
+        kd = KdSettings(weight=weight, temperature=self.settings.temperature)
+        captured, plan = self.capture(model), self.plan(settings)
+
+        def step(batch: Batch) -> StepLoss:
+            scores_R = batch.get(SCORES_KEY)
+            teachers = []
+            if scores_R is not None and weight:
+                teachers = [Signals(mask=batch["attention_mask"], logits=scores_R[:, None])]
+            signals = self.forward(captured, batch)
+            terms = self.mixed_terms(signals, teachers, batch, kd)
+            return StepLoss(terms, self.outputs(signals, batch))
+
+        job = self.training_job({"model": captured}, step, plan.order, keep)
+        freeze_unused(captured, step(self.examples.batch(np.arange(1))).total)
+        return job, plan.schedule
+
+    def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
+        # Scores that were learnt from labels alone are logits of a relevance.
+        learnt_scores = self.list_rows[0].scores is not None
+        default = ACTIVATIONS["Identity" if learnt_scores else "Sigmoid"]
+        set_activation(model.model, activation_of(model) or default)
+        model.tokenizer.model_max_length = tokens_in_row(model, self.row_length)
+        save_model(model.model, model.tokenizer, folder, rows)
+
+    # -- losses -----------------------------------------------------------------------------
+
+    def hard(self, signals: Signals, batch: Batch) -> Mapping[str, Tensor]:
+        if not self.has_labels:
+            return {}
+        s_QM, labels_QM, real_QM = self._lists(signals, batch)
+        return {"labels": label_loss(self.settings.loss or "listwise", s_QM, labels_QM, real_QM)}
+
+    def soft(
+        self, teacher: Signals, student: Signals, batch: Batch, temperature: float
+    ) -> Mapping[str, Tensor]:
+        s_QM, labels_QM, real_QM = self._lists(student, batch)
+        assert teacher.logits is not None
+        t_QM = padded(teacher.logits[:, 0], batch["places"])
+        kind = self.settings.loss or "margin-mse"
+        return {"scores": score_loss(kind, s_QM, t_QM, labels_QM, real_QM, temperature)}
+
+    @staticmethod
+    def _lists(signals: Signals, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores, relevance and which candidates are real, each [Q, M]."""
+        assert signals.logits is not None
+        places_QM = batch["places"]
+        s_QM = padded(signals.logits[:, 0], places_QM)
+        return s_QM, padded(batch["relevance"], places_QM), places_QM >= 0
+
+    def outputs(self, signals: Signals, batch: Batch) -> Tensor | None:
+        return self._lists(signals, batch)[0]
+
+    def metrics(self, outputs: Sequence[Array]) -> dict[str, float]:
+        parts = [output[:size] for output, size in zip(outputs, self.judged.sizes, strict=True)]
+        values = metrics_by_query(self.judged, np.concatenate(parts))
+        return {name: float(of_query.mean()) for name, of_query in values.items()}
+
+    # -- scores -----------------------------------------------------------------------------
+
+    @property
+    def row_count(self) -> int:
+        return len(self.judged)
+
+    def texts_of_rows(self) -> list[str]:
+        return self.judged.passages
+
+    def rows_for(self, model: Model) -> TokenizedRows:
+        return tokenize_lists(self.judged, model, self.row_length)
+
+    def score(self, model: Model, *, worst: int = 0) -> ModelScores:
+        return self.score_values(self.candidate_scores(model, self.judged), [model.note])
+
+    def score_values(self, scores_R: Array, notes: Sequence[str] = ()) -> ModelScores:
+        """Score the rankings that some candidate scores make."""
+        values = metrics_by_query(self.judged, scores_R)
+        if self.labels == "data":
+            return ranking_scores(self.name, self.split, values, notes)
+        # Every passage but one has a gain, so only a metric of graded relevance says something.
+        values = {self.metric: values[self.metric]}
+        return ranking_scores(self.name, self.split, values, notes).against_teacher()
+
+    def candidate_scores(self, model: Model, lists: Lists) -> Array:
+        """A model's score of each candidate, before its activation, [R] float32.
+
+        A cross-encoder reads query and passage together; an embedding model scores them by the
+        cosine of their vectors.
+        """
+        if isinstance(model, Embedder):
+            passages, places = np.unique(
+                np.array(lists.passages, dtype=object), return_inverse=True
+            )
+            queries_QE = model.vectors(lists.queries, "query", self.session)
+            passages_PE = model.vectors(passages.tolist(), "document", self.session)
+            owners = np.repeat(np.arange(len(lists)), lists.sizes)
+            return cosines(queries_QE[owners], passages_PE[places]).astype(np.float32)
+        return self._cross_scores(model, tokenize_lists(lists, model, self.row_length))
+
+    def _cross_scores(self, model: Model, rows: TokenizedRows) -> Array:
+        network = in_own_runtime(model.model)
+        if network is not None:
+            outputs = runner_outputs(
+                network.runner(latency_threads()), rows, positions_of(network.config)
+            )
+            return np.stack(outputs)[:, 0].astype(np.float32)
+        captured, by_length = self.capture(model), rows.by_length()
+
+        def step(batch: Batch) -> StepLoss:
+            logits = captured(batch).logits
+            return StepLoss({"loss": Term(logits.new_zeros(()), "rows")}, logits)
+
+        order = BatchOrder(len(rows), 1, 0)
+        modules = {"model": captured}
+        job = Job(modules, step, by_length, order, by_length, compute_metrics=lambda outputs: {})
+        scores_R = np.empty(len(rows), np.float32)
+        scores_R[by_length.example] = np.stack(evaluate(self.session, job).outputs)[:, 0]
+        return scores_R
+
+
+def open_workload(request: WorkloadRequest, session: Session) -> tuple[RerankWorkload, Model]:
+    """Read the lists and load the model that starts the training.
+
+    Raises:
+        UsageError: no data, rows of another form, or a model without a place for a score.
+    """
+    source = list_source(request.data.source)
+    seed = request.data.split_seed
+    train, judged, split = read_lists(
+        source, seed=seed, labelled=request.data.labels == "data", log=Progress.log
+    )
+    trusted = session.trust_remote_code
+    model = load_cross_encoder(request.model, seed=request.seed, trust_remote_code=trusted)
+    Progress.log(f"{request.model}: {model.note}")
+    settings = RankingSettings.model_validate(dict(request.settings))
+    workload = RerankWorkload(
+        session, train, judged, split, settings, request.data.max_length, model
+    )
+    workload.labels = request.data.labels
+    return workload, model
+
+
+def open_evaluation(request: EvaluationRequest, session: Session) -> RerankWorkload:
+    """Open the lists that rerankers are scored on, without queries that trained one of them.
+
+    Raises:
+        UsageError: see `read_lists`; every query trained one of the models.
+    """
+    source, seed = list_source(request.data.source), request.data.split_seed
+    _, lists, split = read_lists(
+        source, seed=seed, labelled=request.data.labels == "data", log=Progress.log
+    )
+    trained = np.concatenate([NO_ROWS, *request.trained.values()])
+    known_R = np.isin(hashes_of(lists.examples), trained)
+    known_Q = np.logical_or.reduceat(known_R, lists.ends - lists.sizes)
+    count, keep = int(known_Q.sum()), request.data.judge_trained_rows
+    if known_Q.all() and not keep:
+        raise UsageError(
+            f"all {len(lists):,} queries of the {split} split trained one of the models",
+            "give --data with others, or keep them with --set data.judge_trained_rows=true",
+        )
+    if count and keep:
+        split = f"{split}, {count:,} of {len(lists):,} trained a model"
+    elif count:
+        Progress.log(
+            f"dropped {count:,} of {len(lists):,} queries, which trained one of the models"
+        )
+        lists = lists.take(np.flatnonzero(~known_Q))
+    notes = [f"{len(lists):,} queries, {len(lists.passages):,} candidates"]
+    length, pooling = request.data.max_length, request.pooling
+    return RerankWorkload(
+        session, None, lists, split, RankingSettings(), length, None, pooling, notes
+    )
+
+
+def list_source(source: str | None) -> str:
+    """The source of the lists. Raises UsageError: none is given."""
+    if source is None:
+        raise UsageError(
+            "task rerank needs --data", "a file or directory of queries with their passages"
+        )
+    return source
+
+
+def load_cross_encoder(source: str, *, seed: int, trust_remote_code: bool) -> Model:
+    """Load a model with one output, new if it has none, and write its activation down.
+
+    Raises:
+        UsageError: see `kdcli.models.heads.load_for_task`.
+    """
+    model = load_for_task(
+        source, RERANK, new_head=True, seed=seed, trust_remote_code=trust_remote_code
+    )
+    activation = activation_of(model)
+    if activation is not None:
+        set_activation(model.model, activation)
+    return model
+
+
+def open_reranker(source: str, *, trust_remote_code: bool, pooling: str | None = None) -> Model:
+    """Load a cross-encoder or an embedding model, or an export of either, to score candidates.
+
+    Raises:
+        UsageError: a model that is neither; see `load_scored` and `Embedder`.
+    """
+    if pooling is None and is_reranker(source, trust_remote_code=trust_remote_code):
+        return load_scored(source, RERANK, trust_remote_code=trust_remote_code)
+    embedder = Embedder.open_scored(source, pooling=pooling, trust_remote_code=trust_remote_code)
+    return replace(embedder, note=f"cosines of its vectors; {embedder.note}")
+
+
+def is_reranker(source: str, *, trust_remote_code: bool = False) -> bool:
+    """Whether a model is a cross-encoder with one output.
+
+    Raises:
+        UsageError: see `kdcli.models.load`.
+    """
+    config = load_config(source, trust_remote_code=trust_remote_code, weights=False, compacted=True)
+    names = config.architectures or ()
+    return config.num_labels == 1 and any("ForSequenceClassification" in n for n in names)
+
+
+def tokenize_lists(lists: Lists, model: Model, max_length: int | None) -> TokenizedRows:
+    """Query and passage of each candidate as a model's tokens."""
+    length = tokens_in_row(model, max_length)
+    # As `CrossEncoder` reads a pair: with token types only if the tokenizer gives them unasked.
+    types = model.token_types and "token_type_ids" in model.tokenizer.model_input_names
+    return encode(RERANK, lists.examples, model.tokenizer, max_length=length, token_types=types)
+
+
+def tokens_in_row(model: Model, max_length: int | None) -> int:
+    """Maximum number of tokens in a row."""
+    return int(min(max_length or RERANK.max_length, positions_of(model.model.config) or 1 << 30))
+
+
+def metrics_by_query(lists: Lists, scores_R: Array) -> dict[str, Array]:
+    """Metric -> its value for each query, [Q].
+
+    Among equal scores the less relevant passage comes first, so that a model that cannot tell them
+    apart gains nothing.
+    """
+    values: dict[str, list[float]] = {name: [] for name in METRICS}
+    for begin, end in zip(lists.ends - lists.sizes, lists.ends, strict=True):
+        order = np.lexsort((lists.labels[begin:end], -scores_R[begin:end]))
+        relevance = {str(n): float(label) for n, label in enumerate(lists.labels[begin:end])}
+        of_query = ranking_metrics([str(n) for n in order], relevance)
+        for name in METRICS:
+            values[name].append(of_query[name])
+    return {name: np.array(of_query) for name, of_query in values.items()}
+
+
+def activation_of(model: Model) -> str | None:
+    """What a cross-encoder's files say about its activation, in any key that has been in use."""
+    config = model.model.config
+    section = getattr(config, "sentence_transformers", None)
+    name = section.get("activation_fn") if isinstance(section, dict) else None
+    name = name or getattr(config, "sbert_ce_default_activation_function", None)
+    name = name or (beside_model(model.source, PROMPTS) or {}).get("activation_fn")
+    return name if isinstance(name, str) else None
+
+
 def set_activation(model: PreTrainedModel, name: str) -> None:
-    """Write what `CrossEncoder` applies to the score into a model's configuration."""
+    """Write the activation that `CrossEncoder` applies to the score into a model's
+    configuration."""
     if hasattr(model.config, "sbert_ce_default_activation_function"):
         del model.config.sbert_ce_default_activation_function
     model.config.sentence_transformers = {"activation_fn": name}
 
 
-def student_of(
-    recipe: RerankRecipe, source: str, session: Session, train: Lists
-) -> Callable[[], Model]:
-    """Makes a model of a source's weights in the recipe's shape, with the source's head where it fits, else one drawn
-    from the seed. Raises UsageError: unusable model or shape."""
-    seed, trusted = recipe.train.seed, session.trust_remote_code
-    origin = load_for_task(source, RERANK, new_head=True, seed=seed, trust_remote_code=trusted)
-    activation = activation_of(origin)
-    if activation is not None:
-        set_activation(origin.model, activation)
-    Progress.log(f"{source}: {origin.note}")
-    full, to = shape_of(origin.model.config), recipe.student.to
-    shape = full if to is None else parse_shape(to, full)
-
-    def make() -> Model:
-        if shape == full and recipe.student.init != "random":
-            return replace(
-                origin, model=copy.deepcopy(origin.model), tokenizer=copy.deepcopy(origin.tokenizer)
-            )
-        kept = recipe.student.model_dump(include={"init", "layers"})
-        few = read_by(train.take(np.arange(min(len(train), 100))), origin, recipe.data.max_length)
-        built = build_student(origin.model.base_model, shape, text=few, seed=seed, **kept)
-        config, how = copy.deepcopy(built.model.config), {"trust_remote_code": trusted}
-        model = with_new_head(built.model, config, RERANK, seed, source=source, **how)
-        if recipe.student.init != "random" and shape.hidden == full.hidden:
-            inside = f"{model.base_model_prefix}."
-            head = {
-                name: x
-                for name, x in origin.model.state_dict().items()
-                if not name.startswith(inside)
-            }
-            model.load_state_dict(head, strict=False)
-        return replace(origin, model=model.eval(), tokenizer=copy.deepcopy(origin.tokenizer))
-
-    return make
-
-
-@dataclass(frozen=True)
-class RerankTeacher:
-    """What gives each candidate a score. `scores`: lists and whether they are judged by -> [R] float32; those judged
-    by are asked for first."""
-
-    source: str
-    scores: Callable[[Lists, bool], Array]
-    card: Card
-    rows: RowHashes
-
-
-@dataclass
-class RerankRun:
-    """The training of a reranker, checked; its one stage."""
-
-    resolved: Resolved[RerankRecipe]
-    invocation: RunOptions
-    folder: Path
-    session: Session
-    command: str
-    make: Callable[[], Model]  # the student, the same each time
-    teacher: RerankTeacher | None
-    train: Lists
-    held_out: Lists
-    split: str
-    notes: list[str] = field(default_factory=list)
-    student: Model = field(init=False)
-    rows: TokenizedRows = field(init=False)  # of the lists it is judged by
-    of_teacher: Array | None = field(init=False)  # scores of these
-
-    @property
-    def stages(self) -> "list[RerankRun]":
-        return [self]
-
-    def build(self) -> StageJob:
-        recipe, settings = self.resolved.recipe, self.resolved.recipe.ranking
-        self.student = student = self.make()
-        # Those judged by first: the training lists are read in the compute dtype.
-        self.of_teacher = self.teacher.scores(self.held_out, True) if self.teacher else None
-        judged_scores = self.held_out.scores if self.of_teacher is None else self.of_teacher
-        scores = self.teacher.scores(self.train, False) if self.teacher else self.train.scores
-        learns = not np.isnan(scores).any()
-        rows = read_by(self.train, student, recipe.data.max_length)
-        train = ListRows(self.train, rows, scores if learns else None)
-        known = learns and not np.isnan(judged_scores).any()
-        self.rows = read_by(self.held_out, student, recipe.data.max_length)
-        held_out = ListRows(self.held_out, self.rows, judged_scores if known else None)
-        kind = settings.loss or ("margin-mse" if learns else "listwise")
-        weight = settings.weight if learns else 0.0
-        labelled = not np.isnan(self.train.labels).all()
-        if weight < 1 and not labelled:
-            raise UsageError("the data have no labels, so ranking.weight must be 1", "leave it out")
-        captured = capture(student.model, Needs(logits=True))
-
-        def step(batch: Batch) -> StepLoss:
-            places_QM = batch["places"]
-            real_QM = places_QM >= 0
-            s_QM = padded(captured(batch).logits[:, 0], places_QM)
-            labels_QM = padded(batch["relevance"], places_QM)
-            terms: dict[str, Term] = {}
-            if "scores" in batch and weight:
-                t_QM = padded(batch["scores"], places_QM)
-                loss = score_loss(kind, s_QM, t_QM, labels_QM, real_QM, settings.temperature)
-                terms["scores"] = Term(loss, "labels", weight)
-            if weight < 1 or not terms:
-                terms["labels"] = Term(
-                    label_loss(kind, s_QM, labels_QM, real_QM), "labels", 1 - weight or 1.0
-                )
-            return StepLoss(terms, s_QM)
-
-        def metrics(outputs: Sequence[Array]) -> dict[str, float]:
-            parts = [
-                output[:size] for output, size in zip(outputs, self.held_out.sizes, strict=True)
-            ]
-            return {
-                name: float(v.mean())
-                for name, v in per_query(self.held_out, np.concatenate(parts)).items()
-            }
-
-        group = recipe.train.micro_batch_size or max(
-            1, int(ROWS_AT_ONCE // self.train.sizes.mean())
-        )
-        order = BucketOrder(
-            train.lengths, recipe.train.batch_size, group, recipe.train.seed, recipe.train.pool
-        )
-        schedule = replace(make_schedule(recipe.train, order.steps_of_pass), micro_batch_size=group)
-        best = METRICS[0] if recipe.keep == "best" else None
-        size = max(1.0, float(self.held_out.sizes.max() / self.train.sizes.mean()))
-        judging: dict[str, Any] = {"compute_metrics": metrics, "best": best, "held_out_size": size}
-        job = Job({"model": captured}, step, train, order, held_out, **judging)
-        freeze_unused(captured, step(train.batch(np.arange(1))).total)
-        cards = (
-            {STUDENT: describe(student.model, str(self.folder), None)}
-            if self.invocation.dry_run
-            else {}
-        )
-        return StageJob(job, schedule, order.steps_of_pass, cards)
-
-    def finish(self, outcome: Outcome) -> None:
-        """Judge, save and report."""
-        recipe, session, student = self.resolved.recipe, self.session, self.student
-        scores = {} if self.of_teacher is None else {TEACHER: self.of_teacher}
-        scores[STUDENT] = scores_of(session, student.model, self.rows)
-        scores[STUDENT + UNDISTILLED] = scores_of(session, self.make().model, self.rows)
-        if not session.is_main:
-            return
-        per_model = {name: per_query(self.held_out, of_model) for name, of_model in scores.items()}
-        evaluations, comparisons = ranked(RERANK.name, self.split, per_model)
-        # Scores learnt from labels alone are logits of a relevance.
-        learnt_scores = self.teacher is not None or not np.isnan(self.train.scores).any()
-        own = "Identity" if learnt_scores else "Sigmoid"
-        set_activation(student.model, activation_of(student) or ACTIVATIONS[own])
-        student.tokenizer.model_max_length = tokens_of_row(student, recipe.data.max_length)
-        rows = all_rows(
-            hashes_of(self.train.examples),
-            student.rows,
-            *([self.teacher.rows] if self.teacher else []),
-        )
-        save_model(student.model, student.tokenizer, self.folder, rows)
-        models, subjects = [], []
-        if self.teacher is not None:
-            models.append(ReportedModel(TEACHER, "teacher", self.teacher.card))
-            subjects.append(Subject(TEACHER, location(self.teacher.source)))
-        card = describe(student.model, str(self.folder), self.folder)
-        baseline = TEACHER if self.teacher is not None else None
-        models.append(ReportedModel(STUDENT, "student", card, baseline, self.folder))
-        subjects.append(Subject(STUDENT, str(self.folder)))
-        contents = ReportContents(
-            self.command,
-            recipe,
-            models,
-            outcome=outcome,
-            latency=measure(subjects, recipe.measure, session),
-            evaluations=evaluations,
-            comparisons=comparisons,
-            notes=self.notes,
-            auto_class="AutoModelForSequenceClassification",
-        )
-        write_report(RunDir(self.folder), contents)
-
-    def report(self) -> None:
-        """The stage wrote it."""
+def _known(scores_R: Array) -> Array | None:
+    """The scores, if every candidate has one."""
+    return None if np.isnan(scores_R).any() else scores_R

@@ -14,7 +14,8 @@ class LabelledSettings(Section):
     `columns` names the columns of an own task; `max_length` null is the task's own; `stride` is the overlap of the
     windows of a long context. `train_rows` and `judged_rows` cut the data to a fixed choice. `split_seed` chooses the
     rows that are held back where there is no validation split. `skip_bad` leaves out rows that cannot be used.
-    `judge_trained_rows` judges also by rows that trained a judged model.
+    `judge_trained_rows` judges also by rows that trained a judged model. `labels: teacher` ignores the labels, if the
+    rows have any: only the teacher is learned, and scores are the agreement with it.
     """
 
     source: str | None = None
@@ -28,6 +29,7 @@ class LabelledSettings(Section):
     judged_rows: int | None = Field(None, gt=0)
     skip_bad: bool = False
     judge_trained_rows: bool = False
+    labels: Literal["data", "teacher"] = "data"
 
 
 class HeadSettings(Section):
@@ -74,11 +76,12 @@ class GenerationSettings(Section):
 
 class OnTask(Section):
     """The sections of every verb that trains on a task. `keep` selects the last weights or those of the best
-    evaluation. `choose_on` names the set that decides among evaluations and runs; null is the mean over all sets."""
+    evaluation. `workload` holds settings of the task's own kind, where its kind has any. `choose_on` names the set that decides among evaluations and runs; null is the mean over all sets."""
 
     task: str | None = None
     keep: Literal["last", "best"] = "last"
     choose_on: str | None = None
+    workload: dict[str, Any] = Field(default_factory=dict)
     head: TaskHeadSettings = TaskHeadSettings()
     data: LabelledSettings = LabelledSettings()
     train: FinetuneTrainSettings = FinetuneTrainSettings()

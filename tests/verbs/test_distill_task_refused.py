@@ -5,12 +5,12 @@ import errno
 import own_files
 import pytest
 from encoders import foreign_tokenizer, tiny_config
+from kdcli.verbs.distill.task import check_task
 from own_files import NAMES, kdcli, said_by, succeeds, write
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from kdcli.errors import UsageError
 from kdcli.verbs.distill.settings import TaskDistillRecipe
-from kdcli.verbs.distill.task import check_task
 
 LABELS = tuple(sorted(NAMES))
 QUICK = [

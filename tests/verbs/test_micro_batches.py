@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from encoders import on_disk, tiny_config, tiny_encoder
 from forked import in_ranks
+from kdcli.workloads.task import build_job, prepare
 from transformers import AutoModelForMaskedLM
 
 from kdcli.data.labelled.lists import read_lists
@@ -33,7 +34,6 @@ from kdcli.verbs.prune.job import build_pruning
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads.rerank import RerankRun, student_of
 from kdcli.workloads.settings import FinetuneRecipe, RerankRecipe
-from kdcli.workloads.task import build_job, prepare
 
 CALM = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.3}
 BATCH, SCHEDULE = 7, Schedule(steps=4, batch_size=7, lr=0.1, warmup_steps=0, eval_every=100)

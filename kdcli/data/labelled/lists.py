@@ -85,7 +85,9 @@ class Lists:
         )
 
 
-def read_lists(source: str, *, seed: int, log: Log) -> tuple[Lists, Lists, str]:
+def read_lists(
+    source: str, *, seed: int, log: Log, labelled: bool = True
+) -> tuple[Lists, Lists, str]:
     """Lists to train on, lists to judge by, and the name of the judged split: `validation`, else whole queries held
     back from `train` by their hashes. A judged query is in no training list. Raises UsageError: rows of another form;
     no query has both relevant and other candidates to judge by."""
@@ -115,6 +117,8 @@ def read_lists(source: str, *, seed: int, log: Log) -> tuple[Lists, Lists, str]:
         judged, train = train.take(np.flatnonzero(held)), train.take(np.flatnonzero(~held))
     if not len(train):
         raise UsageError(f"{source} holds no query to train on")
+    if not labelled:
+        return train, judged, split
     able = judged.judgeable
     if not able.any():
         raise UsageError(

@@ -105,7 +105,11 @@ def open_labelled(
             opened, train_set = _training(
                 task, source, train_source if training else None, needed=training
             )
-            train = _read(task, opened, "train", bad) if training or opened.has("train") else []
+            train = (
+                _read(task, opened, "train", bad, withheld=withheld)
+                if training or opened.has("train")
+                else []
+            )
         sets = {n: _read(task, o, s, bad, withheld=withheld) for n, (o, s) in places.items()}
         usable = sum(map(len, [train, *sets.values()]))
         for note in (notes := bad.settle(usable, skip=skip_bad)):

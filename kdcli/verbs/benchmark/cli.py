@@ -80,7 +80,7 @@ def benchmark(
         return show(command.write_runner(resolved, portable), as_json=shared["json"])
     if compare:
         return show(command.compare(resolved, invocation, compare), as_json=shared["json"])
-    result = show(command.run(resolved, invocation), as_json=shared["json"])
+    result = show(command.benchmark(resolved, invocation), as_json=shared["json"])
     command.check_gates(
         result.report, result.folder, command.Gates(max_latency_ms, min_speedup, strict)
     )

@@ -16,7 +16,6 @@ import torch
 from transformers import AutoModel
 
 from kdcli.data.files import open_source
-from kdcli.data.labelled.task_data import Labelled
 from kdcli.deploy.compare import gather
 from kdcli.deploy.exported import is_export, open_export
 from kdcli.deploy.latency import CELLS, Latency, Protocol, Subject, measure_latency
@@ -56,6 +55,7 @@ from kdcli.types import Card
 from kdcli.verbs.benchmark.scores import Scores, evaluate_backends, open_task
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
 from kdcli.workloads.as_trained import as_trained
+from kdcli.workloads.workload import Workload
 
 COMPARED_TEXTS = 16  # Real texts on which backends are compared with torch in float32
 STARTED_SECONDS = 3.0  # Of a worker to start, and about of a model to load
@@ -98,7 +98,7 @@ def write_runner(resolved: Resolved[BenchmarkRecipe], folder: Path) -> PortableF
     return PortableFiles(write_portable(folder, models, cells))
 
 
-def run(resolved: Resolved[BenchmarkRecipe], invocation: RunOptions) -> RunResult:
+def benchmark(resolved: Resolved[BenchmarkRecipe], invocation: RunOptions) -> RunResult:
     """Measure every model on every backend and report. Raises Interrupted: Ctrl-C; finished cells are in the report;
     KdcliError: see `kdcli.errors`; nothing was written if recipe, models or device cannot be used."""
     sources, cells = models_and_cells(resolved.recipe)
@@ -112,12 +112,10 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: RunOptions) -> RunResul
     )
     RunDir(folder).check(resolved.to_yaml(), resume=False, overwrite=invocation.overwrite)
     cards = {name: _card(model, invocation) for name, model in models.items()}
-    opened = (
-        open_task(recipe, models, trust_remote_code=invocation.trust_remote_code)
-        if recipe.task
-        else None
-    )
-    protocol = _protocol(recipe, sources, device, cells, invocation, opened[0] if opened else None)
+    trusted = invocation.trust_remote_code
+    task = open_task(recipe, models, device, trust_remote_code=trusted) if recipe.task else None
+    rows = task.workload if task else None
+    protocol = _protocol(recipe, sources, device, cells, invocation, rows)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
     if all(map(is_shape, models.values())):
         seconds = _estimate(models, cards, protocol) * len({name for name, _ in backends})
@@ -125,15 +123,13 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: RunOptions) -> RunResul
             f"{len(models)} untrained models, {len(cells)} cells: about {duration(seconds)}"
         )
     latency = _measure(models, backends, recipe.dtype, protocol)
-    scores = (
-        evaluate_backends(recipe, *opened, backends, device)
-        if opened and not latency.interrupted
-        else Scores()
-    )
+    scores = Scores()
+    if task is not None and not latency.interrupted:
+        scores = evaluate_backends(recipe, task, backends, device)
     notes = (
         ["interrupted: only the cells measured until then are here"] if latency.interrupted else []
     )
-    notes += opened[0].notes if opened else []
+    notes += task.workload.notes if task else []
     contents = ReportContents(
         "benchmark",
         recipe,
@@ -323,19 +319,18 @@ def _protocol(
     device: torch.device,
     cells: list[tuple[int, int]],
     invocation: RunOptions,
-    labelled: Labelled | None,
+    workload: Workload | None,
 ) -> Protocol:
     """The worker's settings; texts and lengths come from the task or `--data`, without them texts from the demo."""
     source, trusted = recipe.data.source, invocation.trust_remote_code
-    if labelled is not None:
-        examples = [example for rows in labelled.sets.values() for example in rows]
-        texts = [" ".join(example.texts) for example in examples[:LENGTH_TEXTS]]
+    if workload is not None:
+        texts = workload.texts_of_rows()[:LENGTH_TEXTS]
     else:
         documents = open_source(source or "demo").documents("train", recipe.data.column)
         texts = list(itertools.islice(documents, LENGTH_TEXTS if source else COMPARED_TEXTS))
     lengths: list[int] = []
     if recipe.padding == "data":
-        if source is None and labelled is None:
+        if source is None and workload is None:
             raise UsageError(
                 "padding 'data' needs --data", "give a file, a directory or a hub id with text"
             )

@@ -1,147 +1,163 @@
-"""Evaluates models on a task on every backend: a backend that is fast and less accurate is no speed-up.
+"""Score models on a task on every backend: a backend that is fast but less accurate is no speed-up.
 
-Each backend is compared with torch in float32, and everything with the first model, by paired bootstrap.
+Each backend is compared with torch in float32, and everything with the first model, by paired
+bootstrap.
 """
+
+from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from kdcli.data.labelled.task_data import Labelled
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.exported import Export
-from kdcli.deploy.runners import Runner, runner
+from kdcli.deploy.runners import runner
 from kdcli.engine.launch import Session, start
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
-from kdcli.metrics.bootstrap import Scorer
 from kdcli.models.load import location
 from kdcli.models.model import Model
-from kdcli.models.shape import is_shape, positions_of
+from kdcli.models.shape import is_shape
 from kdcli.models.training_rows import training_rows
 from kdcli.report.schema import Comparison, Evaluation
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
-from kdcli.workloads.embedder import Embedder, as_task_model, predict_pairs
-from kdcli.workloads.embedding_scores import RETRIEVAL, by_vectors, open_pairs
-from kdcli.workloads.generation import check_no_text
-from kdcli.workloads.predictions import Evaluator, Prediction, compared
-from kdcli.workloads.runtimes import load_judged, runner_predictions
-from kdcli.workloads.task import evaluator_of, open_judged
+from kdcli.workloads import open_evaluation
+from kdcli.workloads.embedder import Embedder
+from kdcli.workloads.labelled import LabelledWorkload
+from kdcli.workloads.retrieval import RETRIEVAL
+from kdcli.workloads.settings import TaskHeadSettings
+from kdcli.workloads.workload import EvaluationRequest, ModelScores, Workload
 
-Judged = Model | Embedder
-RESAMPLES = 1000
 PLAIN = ("torch", "fp32")
 
 
 @dataclass
 class Scores:
-    """Evaluations and comparisons as in `kdcli.report.schema`, and a sentence for each drop beyond `max_drop`. A model
-    on a backend other than torch in float32 is named `MODEL on onnx int8`."""
+    """Scores of models on backends.
+
+    A model on a backend other than torch in float32 is named `MODEL on onnx int8`.
+
+    Attributes:
+        worse: a sentence for each drop beyond `max_drop`.
+    """
 
     evaluations: list[Evaluation] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     worse: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class ScoredTask:
+    """The rows of a task and the models that are scored on it."""
+
+    workload: Workload
+    models: Mapping[str, Model]
+
+
 def open_task(
-    recipe: BenchmarkRecipe, models: Mapping[str, str], *, trust_remote_code: bool
-) -> tuple[Labelled, dict[str, Judged]]:
-    """The evaluated examples of the recipe's task, and the models (name -> source) with their heads, or as embedding
-    models. Raises UsageError: a shape, a model without a head for the task, retrieval, or see
-    `kdcli.data.labelled.task_data`."""
-    if recipe.task == RETRIEVAL:
+    recipe: BenchmarkRecipe,
+    models: Mapping[str, str],
+    device: torch.device,
+    *,
+    trust_remote_code: bool,
+) -> ScoredTask:
+    """Open the recipe's task and load the models.
+
+    Args:
+        models: name -> source.
+
+    Raises:
+        UsageError: a shape, a model without a head for the task, retrieval, or unusable data.
+    """
+    task = str(recipe.task)
+    if task == RETRIEVAL:
         raise UsageError(
             "--task retrieval is for kdcli evaluate and kdcli export", "here: stsb, or own pairs"
         )
     for model in models.values():
         if is_shape(model):
             raise UsageError(
-                f"--task {recipe.task} needs trained models, {model} is a shape", "leave --task out"
+                f"--task {task} needs trained models, {model} is a shape", "omit --task"
             )
-    first = next(iter(models.values()))
-    trained, trusted = (
-        {name: training_rows(location(model)) for name, model in models.items()},
-        trust_remote_code,
-    )
-    if by_vectors(str(recipe.task), first):
-        data = open_pairs(str(recipe.task), recipe.data, trained)
-        return data, {
-            n: Embedder.open_judged(m, trust_remote_code=trusted) for n, m in models.items()
-        }
-    data = open_judged(str(recipe.task), recipe.data, first, trained, trust_remote_code=trusted)
-    check_no_text(data.task, taken=False)
-    return data, {
-        n: load_judged(m, data.task, trust_remote_code=trusted) for n, m in models.items()
-    }
+    trained = {name: training_rows(location(model)) for name, model in models.items()}
+    session = Session(start(device, torch.float32), device, trust_remote_code)
+    request = EvaluationRequest(task, list(models.values()), recipe.data, trained)
+    workload = open_evaluation(request, session)
+    if isinstance(workload, LabelledWorkload) and workload.kind == "text":
+        raise UsageError(
+            f"task {task} generates text, which this verb cannot do", "use kdcli evaluate"
+        )
+    head = TaskHeadSettings()
+    loaded = {n: workload.load(source, head=head, new_head=False) for n, source in models.items()}
+    return ScoredTask(workload, loaded)
 
 
 def evaluate_backends(
     recipe: BenchmarkRecipe,
-    data: Labelled,
-    models: Mapping[str, Judged],
+    task: ScoredTask,
     backends: Sequence[tuple[str, str]],
     device: torch.device,
 ) -> Scores:
-    """Evaluate every model on torch in float32 and on every backend, an export by its own runtime; compare all with the
-    first model and each backend with torch. Raises UsageError, MachineError: see `kdcli.deploy.runners.runner`."""
-    scores, first = Scores(), data.task.metrics[0]
-    original: tuple[str, Mapping[str, Scorer]] | None = None
-    for name, model in models.items():
-        evaluator, _ = evaluator_of(
-            data, recipe.data, as_task_model(model) if isinstance(model, Embedder) else model
-        )
-        plain: tuple[str, Mapping[str, Scorer]] | None = None
-        for pair in (
-            [PLAIN] if isinstance(model.model, Export) else dict.fromkeys([PLAIN, *backends])
-        ):
+    """Score every model on torch in float32 and on every backend, and compare.
+
+    An export runs in its own runtime. Everything is compared with the first model, and each
+    backend with torch.
+
+    Raises:
+        UsageError, MachineError: see `kdcli.deploy.runners.runner`.
+    """
+    workload, found = task.workload, Scores()
+    scores: dict[str, ModelScores] = {}
+    for name, model in task.models.items():
+        pairs = dict.fromkeys([PLAIN, *backends])
+        if isinstance(model.model, Export):
+            pairs = dict.fromkeys([PLAIN])
+        for pair in pairs:
             label = name if pair == PLAIN else f"{name} on {' '.join(pair)}"
-            Progress.log(
-                f"{label}: {len(evaluator.features.examples):,} examples of {data.task.name}"
-            )
-            predictions = _predict(model, evaluator, pair, device)
-            scores.evaluations += evaluator.evaluations(label, data.split, predictions, worst=0)
-            own = label, evaluator.scorers(predictions)
-            original, plain = original or own, plain or own
-            for other in {original[0]: original, plain[0]: plain}.values():
-                if other is own:
-                    continue
-                scores.comparisons += (rows := compared(evaluator, own, other, RESAMPLES))
-                lost = [
-                    row
-                    for row in rows
-                    if row.metric == first and not row.difference >= -recipe.max_drop
-                ]
-                # A smaller model may lose more than that; a backend of the same weights may not.
-                for row in lost if other is plain else ():
-                    scores.worse.append(
-                        f"{label} {row.set}".rstrip() + f": {first} {row.difference:+.4f}"
-                    )
-    return scores
+            Progress.log(f"scoring {label} on {workload.name}")
+            scores[label] = _score(workload, model, pair, device)
+            found.evaluations += scores[label].rows(label)
+            first = next(iter(scores))
+            for other in dict.fromkeys([first, name]):
+                if other != label:
+                    _compare(recipe, workload, scores, label, other, found, same=other == name)
+    return found
 
 
-def _predict(
-    model: Judged, evaluator: Evaluator, backend: tuple[str, str], device: torch.device
-) -> list[Prediction]:
+def _compare(
+    recipe: BenchmarkRecipe,
+    workload: Workload,
+    scores: Mapping[str, ModelScores],
+    label: str,
+    other: str,
+    found: Scores,
+    *,
+    same: bool,
+) -> None:
+    """Compare two sets of scores; `same` says that both are of the same weights."""
+    pair = {each: scores[each] for each in (other, label)}
+    rows = workload.compare(pair, {label: other}).comparisons
+    found.comparisons += rows
+    first = next(iter(scores[label].evaluations[0].metrics))
+    lost = [r for r in rows if r.metric == first and not r.difference >= -recipe.max_drop]
+    # A smaller model may lose more than that; a backend of the same weights may not.
+    for row in lost if same else ():
+        found.worse.append(f"{label} {row.set}".rstrip() + f": {first} {row.difference:+.4f}")
+
+
+def _score(
+    workload: Workload, model: Model, backend: tuple[str, str], device: torch.device
+) -> ModelScores:
     if isinstance(model.model, Export):
-        return _by_runner(model, model.model.runner(latency_threads()), evaluator, device)
+        return workload.score(model)
+    if isinstance(model, Embedder) and model.runner is not None:
+        return workload.score(model)
     with tempfile.TemporaryDirectory() as aside:
-        how: dict[str, Any] = {
-            "device": device,
-            "threads": latency_threads(),
-            "folder": Path(aside),
-        }
-        return _by_runner(model, runner(model.model.to(device), *backend, **how), evaluator, device)
-
-
-def _by_runner(
-    model: Judged, made: Runner, evaluator: Evaluator, device: torch.device
-) -> list[Prediction]:
-    if not isinstance(model, Embedder):
-        return runner_predictions(made, evaluator, positions_of(model.model.config))
-    return predict_pairs(
-        replace(model, runner=made), evaluator, Session(start(device, torch.float32), device)
-    )
+        network = model.model.to(device)
+        threads = latency_threads()
+        ready = runner(network, *backend, device=device, threads=threads, folder=Path(aside))
+        return workload.score(workload.run_by(model, ready))

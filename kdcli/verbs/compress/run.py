@@ -26,6 +26,7 @@ from kdcli.report.finish import ReportContents, ReportedModel, RunResult, write_
 from kdcli.report.schema import Compression, Role
 from kdcli.report.sections.latency import speedup_of
 from kdcli.report.text import duration
+from kdcli.run.context import cpu_session
 from kdcli.verbs.compress.judge import (
     Judged,
     Measured,
@@ -54,9 +55,10 @@ from kdcli.verbs.compress.recipes import set_options
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
 from kdcli.verbs.compress.verbs import Verbs
 from kdcli.verbs.compress.work import Work, kind_of, product
-from kdcli.workloads.embedding_scores import RETRIEVAL, open_pairs, read_retrieval
-from kdcli.workloads.reranker import is_reranker, judged_lists
-from kdcli.workloads.task import open_judged
+from kdcli.workloads import open_evaluation
+from kdcli.workloads.labelled import LabelledWorkload
+from kdcli.workloads.rerank import is_reranker
+from kdcli.workloads.workload import EvaluationRequest
 
 BEST, PICTURE, BACKENDS = "best", "pareto.png", "judged-backends"
 NOT_SHIPPED = (
@@ -124,15 +126,15 @@ def check_model(recipe: CompressRecipe, kind: str, *, trusted: bool) -> tuple[in
     """The number of held-out rows, and whether the model can do the task as it is. Raises UsageError: unusable data or
     model, no labelled rows."""
     model, task = str(recipe.model), str(recipe.task)
+    request = EvaluationRequest(task, [model], recipe.data, pooling=recipe.pooling)
+    workload = open_evaluation(request, cpu_session(trust_remote_code=trusted))
+    rows = workload.row_count
     if kind == "rerank":
-        return len(judged_lists(recipe.data, {})[0]), is_reranker(model, trust_remote_code=trusted)
-    if task == RETRIEVAL:
-        return len(read_retrieval(recipe.data.source or "").queries), True
-    if kind == "embedding":
-        return sum(map(len, open_pairs(task, recipe.data, {}).sets.values())), True
-    data = open_judged(task, recipe.data, model, {}, trust_remote_code=trusted)
-    config = load_config(model, trust_remote_code=trusted)
-    return sum(map(len, data.sets.values())), misfit_of(model, config, data.task, None) is None
+        return rows, is_reranker(model, trust_remote_code=trusted)
+    if isinstance(workload, LabelledWorkload):
+        config = load_config(model, trust_remote_code=trusted)
+        return rows, misfit_of(model, config, workload.data.task, None) is None
+    return rows, True
 
 
 def check_reachable(search: Search, untrained: dict[str, Any]) -> None:

@@ -21,7 +21,8 @@ from kdcli.report.finish import RunResult
 from kdcli.verbs.compress.recipes import RERANK, set_options
 from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.verbs import Verbs
-from kdcli.workloads.embedding_scores import RETRIEVAL, by_vectors
+from kdcli.workloads.embedding import by_vectors
+from kdcli.workloads.retrieval import RETRIEVAL
 
 T = TypeVar("T")
 ENDS = (Stopped.exit_code, Interrupted.exit_code, 1)

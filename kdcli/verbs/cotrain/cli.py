@@ -71,7 +71,7 @@ def cotrain(
             raise UsageError(
                 f"--{name.replace('_', '-')} belongs to co-training on text, not on a task"
             )
-    from kdcli.verbs.cotrain.run import run
+    from kdcli.verbs.cotrain.run import cotrain as train
 
     own = {
         name: given[name]
@@ -82,7 +82,7 @@ def cotrain(
     own |= {"task": task} if on_task else on_text
     model: type[CotrainRecipe | CotrainTaskRecipe] = CotrainTaskRecipe if on_task else CotrainRecipe
     resolved = resolve(model, recipe=shared["recipe"], sets=shared["sets"] or (), options=own)
-    return show(run(resolved, run_options(given)), as_json=shared["json"])
+    return show(train(resolved, run_options(given)), as_json=shared["json"])
 
 
 def parse_weights(text: str | None) -> list[float] | None:

@@ -25,11 +25,10 @@ from kdcli.models.load import (
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
 from kdcli.models.model import Model
 from kdcli.models.training_rows import all_rows
-from kdcli.targets.task_teacher import check_vocabulary
 from kdcli.types import ModelShape, Needs, RowHashes
 from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
-from kdcli.workloads.recipes import as_finetune
-from kdcli.workloads.task import PreparedTask
+from kdcli.workloads.labelled import check_vocabulary
+from kdcli.workloads.workload import Workload
 
 ROLES = (TEACHER, STUDENT)
 
@@ -63,33 +62,29 @@ class Pair:
         return {role: capture(loaded.model, needs) for role, loaded in self.models.items()}
 
 
-def load_task_pair(recipe: CotrainTaskRecipe, task: PreparedTask) -> Pair:
-    """Load both models with a head for the task; shapes are copied from `base`, or from the teacher without one."""
-    trusted, models, notes = (
-        task.session.trust_remote_code,
-        dict[str, Model](),
-        [],
-    )
+def load_task_pair(recipe: CotrainTaskRecipe, workload: Workload) -> Pair:
+    """Load both models for a task. Shapes are copied from `base`, or from the teacher without
+    one."""
+    trusted, seed = workload.session.trust_remote_code, recipe.train.seed
+    models: dict[str, Model] = {}
+    notes: list[str] = []
+    without_map = recipe.head.model_copy(update={"label_map": None})
     for number, role in enumerate(ROLES):
         source = str(getattr(recipe, role))
         if not forms.is_shape(source):
-            model = task.load(
-                as_finetune(recipe, source, head=recipe.head if role == TEACHER else None)
-            )
+            head = recipe.head if role == TEACHER else without_map
+            model = workload.load(source, head=head, seed=seed)
         else:
             base = load_encoder(recipe.base or str(recipe.teacher), trust_remote_code=trusted)
-            shape, seed = forms.parse_shape(source, base.shape), 2 * recipe.train.seed + number
-            built = forms.build_student(
-                base.model, shape, text=task.train.rows if task.train else None, seed=seed
-            )
+            shape = forms.parse_shape(source, base.shape)
+            built = workload.make_student(base, shape, seed=2 * seed + number)
             notes += [f"{role}: {note}" for note in built.notes]
             with tempfile.TemporaryDirectory() as aside:
                 save_model(built.model, base.tokenizer, Path(aside), base.rows)
-                model = replace(task.load(as_finetune(recipe, aside)), source=source)
-        if role == TEACHER:
-            teacher = model
-        else:
-            check_vocabulary(teacher, model.tokenizer, source)
+                model = workload.load(aside, head=without_map, seed=seed)
+            model = replace(model, source=source)
+        if role == STUDENT:
+            check_vocabulary(models[TEACHER], model.tokenizer, source)
         models[role] = model
     return Pair(models, notes)
 

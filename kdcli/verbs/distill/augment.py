@@ -15,7 +15,7 @@ from kdcli.models.card import weights_hash
 from kdcli.models.masked_lm import load_masked_lm
 from kdcli.models.model import Model
 from kdcli.verbs.distill.settings import AugmentSettings
-from kdcli.workloads.task import PreparedTask
+from kdcli.workloads.labelled import LabelledWorkload
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class WordSource:
 
 
 def open_words(
-    settings: AugmentSettings, task: PreparedTask, teacher: Model, *, trust_remote_code: bool
+    settings: AugmentSettings, task: LabelledWorkload, teacher: Model, *, trust_remote_code: bool
 ) -> WordSource:
     """Read and check the sources of words; a `UsageError` if the model has another vocabulary than the teacher."""
     model, hashed = None, [""]
@@ -62,7 +62,7 @@ def open_words(
 
 def augmented(
     settings: AugmentSettings,
-    task: PreparedTask,
+    task: LabelledWorkload,
     teacher: Model,
     source: WordSource,
     *,

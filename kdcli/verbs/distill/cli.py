@@ -115,7 +115,7 @@ def distill(
         shared["recipe"] is not None and verb_of(shared["recipe"]) == "distill-task"
     ):
         return _distill_on_task(given)
-    from kdcli.verbs.distill.rerank import is_reranker_here
+    from kdcli.verbs.distill.outputs import is_reranker_here
 
     if method is None and shared["recipe"] is None and is_reranker_here(teacher):
         from kdcli.engine.progress import Progress
@@ -149,9 +149,9 @@ def distill(
         sets=shared["sets"] or (),
         options=own | training_options(given),
     )
-    from kdcli.verbs.distill import run as command
+    from kdcli.verbs.distill.run import distill as train
 
-    return show(command.run(resolved, run_options(given)), as_json=shared["json"])
+    return show(train(resolved, run_options(given)), as_json=shared["json"])
 
 
 def _demo_recipe(method: str | None, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -189,7 +189,7 @@ def _distill_reranker(given: Mapping[str, Any]) -> Any:
             f"one reranker is distilled at a time, {len(given['to'])} shapes were given"
         )
     from kdcli.recipe.resolve import resolve
-    from kdcli.verbs.distill import rerank
+    from kdcli.verbs.distill.outputs import distill_reranker
     from kdcli.workloads.settings import RerankRecipe
 
     own = {"teacher": given["teacher"], "student.source": given["student"]}
@@ -198,7 +198,7 @@ def _distill_reranker(given: Mapping[str, Any]) -> Any:
     resolved = resolve(
         RerankRecipe, recipe=given["recipe"], sets=given["sets"] or (), options=options
     )
-    return show(rerank.run(resolved, run_options(given)), as_json=given["json"])
+    return show(distill_reranker(resolved, run_options(given)), as_json=given["json"])
 
 
 def _distill_on_task(given: Mapping[str, Any]) -> Any:
@@ -227,15 +227,15 @@ def _distill_on_task(given: Mapping[str, Any]) -> Any:
     ablate = given["ablate"] if given["augment_only"] is None else None
     listed = ablations(ablate) if ablate is not None else {}
     variants = {name: task_recipe(**options, overrides=changes) for name, changes in listed.items()}
-    from kdcli.verbs.distill import run, task
+    from kdcli.verbs.distill import labelled, run
 
     result: Any
     if given["augment_only"] is not None:
-        result = task.write_copies(resolved, invocation, given["augment_only"])
+        result = labelled.write_copies(resolved, invocation, given["augment_only"])
     else:
         result = (
-            run.run_variants(variants, invocation)
+            run.distill_variants(variants, invocation)
             if variants
-            else run.run_on_task(resolved, invocation)
+            else run.distill_on_task(resolved, invocation)
         )
     return show(result, as_json=given["json"])

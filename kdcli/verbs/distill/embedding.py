@@ -1,11 +1,14 @@
-"""Distilling an embedding model: texts -> the teacher's vectors, once -> students of one pass -> reports.
+"""Distilling an embedding model: texts -> the teacher's vectors, once -> students -> reports.
 
-A student's target is the teacher's vector; where its own vectors are narrower, or the loss cuts them (Matryoshka), the
-vector in the principal components of the teacher's space, so that its first components say most.
+A student's target is the teacher's vector. If the student's own vectors are narrower, or the loss
+cuts them (Matryoshka), the target is the vector in the principal components of the teacher's space,
+so that its first components carry most of it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kdcli.data.labelled.features import Array, TokenizedRows
-from kdcli.data.text.sentences import Texts, held_out_count, read_texts
+from kdcli.data.text.sentences import read_texts
 from kdcli.deploy.latency import Subject
-from kdcli.engine.launch import Session, choose_output_dir
+from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
@@ -27,33 +29,19 @@ from kdcli.models.card import describe, describe_source
 from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_embedder
 from kdcli.models.load import location
 from kdcli.models.reduce import components
-from kdcli.models.shape import InitializedStudent, build_student, shape_of
+from kdcli.models.shape import InitializedStudent
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
-from kdcli.recipe.sections import RunOptions
-from kdcli.report.finish import (
-    ReportContents,
-    ReportedModel,
-    measure,
-    quality_of,
-    write_report,
-)
+from kdcli.report.finish import ReportContents, ReportedModel, quality_of, write_report
 from kdcli.report.front import EMBEDDER
 from kdcli.report.schema import TEACHER, UNDISTILLED
-from kdcli.run.stages import StageJob
-from kdcli.targets.given import read_vectors
-from kdcli.targets.task_teacher import same_tokens
+from kdcli.run.context import RunContext
+from kdcli.run.stages import Run, Stage, StageJob
+from kdcli.targets.precomputed import read_vectors
+from kdcli.targets.targets import Vectors, VectorTargets, anchors_of
 from kdcli.targets.teacher import Teacher
-from kdcli.targets.vectors import (
-    Targets,
-    Vectors,
-    anchors_of,
-    order_of_texts,
-    signals_of,
-    stored_vectors,
-)
-from kdcli.types import Batch, ModelShape, Needs, Objective, Outcome, Signals
-from kdcli.verbs.distill.plan import as_directory, short_name, student_shapes
+from kdcli.types import ModelShape, Needs, Objective, Outcome, Signals
+from kdcli.verbs.distill.plan import as_directory, student_shapes
 from kdcli.verbs.distill.settings import DistillRecipe, EmbeddingSettings
 from kdcli.verbs.distill.student import (
     Student,
@@ -65,30 +53,33 @@ from kdcli.verbs.distill.student import (
 )
 from kdcli.verbs.distill.text import HELD_OUT, held_out_losses
 from kdcli.workloads.embedder import Embedder
-from kdcli.workloads.embedding_scores import Judged, judged_sets, scored
+from kdcli.workloads.embedding import METHOD, EmbeddingWorkload, open_eval_sets
+from kdcli.workloads.labelled import same_tokens
+from kdcli.workloads.workload import Array, first_rows
 
-METHOD = "embedding"
 DEFAULTS: dict[str, Any] = {"train.lr": 5e-4, "train.batch_size": 64, "train.epochs": 1.0}
-"""Of recipe keys that nobody set."""
-BASIS_ROWS = 50_000  # Vectors that give the principal components
-TURNED_ROWS = 1000  # Vectors of a student before training, to which these are turned
+"""Defaults for keys the user did not set."""
+BASIS_ROWS = 50_000
+"""Number of vectors that give the principal components."""
+TURNED_ROWS = 1000
+"""Number of a student's vectors before training that the components are rotated to."""
 
 
 def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
-    """The recipe with the method that its teacher wants where none was named, and the defaults of that method."""
+    """Choose the method that the teacher needs if none was named, and set that method's
+    defaults."""
     recipe = resolved.recipe
-    if (
-        "method" not in resolved.origins
-        and recipe.teacher is not None
-        and read_format(recipe.teacher) is not None
-    ):
+    is_embedder = recipe.teacher is not None and read_format(recipe.teacher) is not None
+    if "method" not in resolved.origins and is_embedder:
         resolved = defaulted(resolved, {"method": METHOD}, "the teacher is an embedding model")
     if resolved.recipe.method == METHOD:
         return defaulted(resolved, DEFAULTS, f"default of {METHOD}")
     if recipe.student.source is not None:
         raise UsageError(
-            f"--student: method {recipe.method} compares token states, so its student starts from the teacher",
-            f"another encoder learns by --method {METHOD}, or on a task by --task T --method soft-targets",
+            f"--student: method {recipe.method} compares token states, so its student starts from "
+            "the teacher",
+            f"another encoder learns by --method {METHOD}, or on a task by --task T "
+            "--method soft-targets",
         )
     if recipe.embedding != EmbeddingSettings():
         raise UsageError(
@@ -98,7 +89,8 @@ def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
 
 
 class Basis(nn.Module):
-    """The teacher's principal components that a student learns, [E, D]; no parameter, but checkpointed."""
+    """The teacher's principal components that a student learns, [E, D]. They are no parameter, but
+    are part of a checkpoint."""
 
     basis_ED: Tensor
 
@@ -118,259 +110,257 @@ def projected(objective: Objective, basis_ED: Array | None) -> Objective:
     basis = Basis(torch.from_numpy(basis_ED), objective.projections)
 
     def terms(t: Signals, s: Signals) -> Mapping[str, Tensor]:
-        others = {
-            "anchors": basis(t.anchors),
-            "positive": basis(t.positive),
-            "negatives": basis(t.negatives),
-        }
-        return objective.terms(replace(t, pooled=basis(t.pooled), **others), s)
+        in_basis = replace(
+            t,
+            pooled=basis(t.pooled),
+            anchors=basis(t.anchors),
+            positive=basis(t.positive),
+            negatives=basis(t.negatives),
+        )
+        return objective.terms(in_basis, s)
 
     return replace(objective, projections=basis, terms=terms)
 
 
 def principal_basis(vectors_NE: Array, width: int) -> Array:
-    """The `width` directions of most energy, [E, width] float32, orthonormal; of second moments, because cosines are
-    about the origin and not about the mean."""
+    """The `width` directions with the most energy, [E, width] float32, orthonormal.
+
+    They are those of second moments, because cosines are about the origin and not about the mean.
+    """
     x_NE = torch.from_numpy(vectors_NE.astype(np.float64))
     return np.ascontiguousarray(components(x_NE.T @ x_NE, width).float().numpy())
 
 
-@dataclass
-class EmbeddingRun:
-    """A distillation of an embedding model, checked; its one stage."""
+@dataclass(frozen=True)
+class EmbeddingDistillation:
+    """A distillation of an embedding model, checked.
 
-    resolved: Resolved[DistillRecipe]
-    invocation: RunOptions
-    folder: Path
-    session: Session
+    Attributes:
+        context: the run.
+        teacher: the model whose vectors are learned.
+        workload: the texts, read by the model that the students start from.
+        shapes: the students' shapes by name.
+        given_NE: the teacher's vectors from a file; None computes them.
+    """
+
+    context: RunContext[DistillRecipe]
     teacher: Embedder
-    origin: (
-        Embedder  # that students start from, with their tokenizer: the teacher, or another encoder
-    )
+    workload: EmbeddingWorkload
     shapes: Mapping[str, ModelShape]
-    texts: Texts
-    rows: TokenizedRows  # of the students
-    teacher_rows: TokenizedRows
-    judged: list[Judged]
-    given: Array | None  # vectors from a file
-    students: dict[str, Student] = field(default_factory=dict)
-    formats: dict[str, EmbeddingFormat] = field(default_factory=dict)
+    given_NE: Array | None
 
     @property
-    def stages(self) -> "list[EmbeddingRun]":
-        return [self]
+    def origin(self) -> Embedder:
+        """The encoder that students start from, with their tokenizer."""
+        assert self.workload.reader is not None
+        return self.workload.reader
 
     def model_folder(self, name: str) -> Path:
-        """Where a student is saved: the run directory, or with several students one directory each."""
-        return self.folder if len(self.shapes) == 1 else self.folder / as_directory(name)
+        """Where a student is saved: the run directory, or of several students one each."""
+        folder = self.context.folder
+        return folder if len(self.shapes) == 1 else folder / as_directory(name)
 
     def build(self) -> StageJob:
-        recipe, session, shape = (
-            self.resolved.recipe,
-            self.session,
-            shape_of(self.teacher.model.config),
-        )
-        held, settings = (
-            held_out_count(self.texts.texts, recipe.data.held_out_blocks),
-            recipe.embedding,
-        )
-        everything = np.arange(len(self.texts))
+        """Compute the teacher's vectors, make the students, and the job that trains them."""
+        recipe, session, workload = self.context.recipe, self.context.session, self.workload
         vectors = self._vectors()
-        anchors_RE = anchors_of(vectors, everything[held:], settings.anchors, recipe.train.seed)
+        train = workload.train_numbers
+        anchors_RE = anchors_of(vectors, train, recipe.embedding.anchors, recipe.train.seed)
         kernel = relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
-        self.students = {}
+        students: dict[str, Student] = {}
+        formats: dict[str, EmbeddingFormat] = {}
         for name, to in self.shapes.items():
             built = self._initialized(to)
             torch.manual_seed(recipe.train.seed)
-            fmt, basis_ED = self._format(to, built.model, vectors, everything[held:])
-            objective = projected(
-                build_objective(METHOD, recipe.loss, shape, to, kernel=kernel), basis_ED
-            )
-            self.students[name], self.formats[name] = (
-                Student(built.model, objective, Pool(fmt)),
-                fmt,
-            )
+            fmt, basis_ED = self._format(to, built.model, vectors)
+            objective = build_objective(METHOD, recipe.loss, self.teacher.shape, to, kernel=kernel)
+            students[name] = Student(built.model, projected(objective, basis_ED), Pool(fmt))
+            formats[name] = fmt
             for note in built.notes:
                 Progress.log(f"{name}: {note}")
-        needs = teacher_needs(self.students)
-        reader = self.teacher.model
-        live = (
-            None
-            if needs == Needs()
-            else Teacher.frozen(self.teacher.source, reader, needs, session)
-        )
-
-        def signals(batch: Batch) -> Signals:
-            return signals_of(batch, anchors_RE, live)
-
-        train = Targets(self.rows, vectors, self.texts, everything[held:])
-        held_out = Targets(self.rows, vectors, self.texts, everything[:held])
-        # The students are on the CPU still.
+        needs = teacher_needs(students)
+        # It reads the rows of the students.
+        reader = (self.teacher if recipe.student.source else self.origin).model
+        live = None
+        if needs != Needs():
+            live = Teacher.frozen(self.teacher.source, reader, needs, session)
+        targets = VectorTargets(vectors, workload.all_texts, anchors_RE, live)
+        # The students are still on the CPU.
         reader.cpu()
-        batch = train.batch(np.arange(min(2, len(train))))
-        of_teacher = signals(batch)
-        for made in self.students.values():
-            fit_projections(made.objective, reader, made.encoder, train)
-        freeze_unused(self.students, batch, of_teacher)
+        examples, _ = targets.attach(workload.examples, workload.held_out)
+        batch = first_rows(examples)
+        of_teacher = targets.signals(batch)
+        assert of_teacher is not None
+        for student in students.values():
+            fit_projections(student.objective, reader, student.encoder, workload.examples)
+        freeze_unused(students, batch, of_teacher)
         reader.to(session.device)
-        anchors_RE = anchors_RE.to(session.device)
-        order, schedule = order_of_texts(recipe.train, self.rows.lengths[train.numbers])
-        job = distill_job(self.students, signals, train, order, held_out)
+        targets = replace(targets, anchors_RE=anchors_RE.to(session.device))
+        plan = workload.plan(recipe.train)
+        job = distill_job(students, targets, workload, plan.order)
         cards = {}
-        if self.invocation.dry_run:
-            cards = {TEACHER: describe(self.teacher.model, self.teacher.source, None)}
-            cards |= {
-                n: describe(s.encoder, str(self.model_folder(n)), None)
-                for n, s in self.students.items()
-            }
-        return StageJob(job, schedule, order.steps_of_pass, cards)
+        if self.context.dry_run:
+            cards[TEACHER] = describe(self.teacher.model, self.teacher.source, None)
+            for name, student in students.items():
+                cards[name] = describe(student.encoder, str(self.model_folder(name)), None)
 
-    def finish(self, outcome: Outcome) -> None:
-        if self.session.is_main:
-            for name, student in self.students.items():
+        def finish(outcome: Outcome) -> None:
+            self._finish(students, formats, outcome)
+
+        return StageJob(job, plan.schedule, plan.steps_per_pass, finish, cards)
+
+    def _finish(
+        self,
+        students: Mapping[str, Student],
+        formats: dict[str, EmbeddingFormat],
+        outcome: Outcome,
+    ) -> None:
+        context = self.context
+        if context.is_main:
+            for name, student in students.items():
                 pool = student.captured.pool
                 assert isinstance(pool, Pool)
-                self.formats[name] = replace(self.formats[name], dense=pool.format_of_dense)
-                save_embedder(
-                    student.encoder,
-                    self.origin.tokenizer,
-                    self.formats[name],
-                    self.model_folder(name),
-                )
-        self.session.wait()
-        if self.session.is_main:
-            self._report(outcome)
-
-    def report(self) -> None:
-        """The stage wrote it."""
+                formats[name] = replace(formats[name], dense=pool.format_of_dense)
+                folder = self.model_folder(name)
+                save_embedder(student.encoder, self.origin.tokenizer, formats[name], folder)
+        context.session.wait()
+        if context.is_main:
+            self._report(students, formats, outcome)
 
     @property
     def teacher_width(self) -> int:
-        """Components of the teacher's vectors."""
-        if self.given is not None:
-            return int(self.given.shape[1])
-        return self.teacher.format.width(self.teacher.model.config.hidden_size)
+        """Number of components of the teacher's vectors."""
+        if self.given_NE is not None:
+            return int(self.given_NE.shape[1])
+        return self.teacher.format.width(self.teacher.shape.hidden)
 
     def _vectors(self) -> Vectors:
-        if (given := self.given) is not None:
-            return lambda at: np.take(given, at, axis=0)
-        how = self.resolved.recipe.embedding.cache_gb, self.session
-        return stored_vectors(
-            self.teacher, self.teacher_rows, *how, dry_run=self.invocation.dry_run
-        )
+        given_NE, workload = self.given_NE, self.workload
+        if given_NE is not None:
+            return lambda at: np.take(given_NE, at, axis=0)
+        tokens, texts = workload.tokens, workload.all_texts
+        if self.teacher is not self.origin:
+            max_length = self.context.recipe.data.max_length
+            tokens = self.teacher.tokenize(texts.texts, texts.roles, max_length)
+        return workload.vectors_of(self.teacher, tokens, dry_run=self.context.dry_run)
 
     def _format(
-        self, to: ModelShape, model: PreTrainedModel, vectors: Vectors, texts: Array
+        self, to: ModelShape, model: PreTrainedModel, vectors: Vectors
     ) -> tuple[EmbeddingFormat, Array | None]:
-        """How a student of a shape, initialised as `model`, makes vectors, and the basis of its targets."""
-        recipe, fmt = self.resolved.recipe, self.origin.format
+        """How a student of a shape, initialised as `model`, makes vectors; and the basis of its
+        targets."""
+        recipe, fmt = self.context.recipe, self.origin.format
         wide, dimensions = self.teacher_width, recipe.loss.get("dimensions")
-        foreign = self.given is not None or recipe.student.source is not None
-        if to.hidden != self.origin.model.config.hidden_size or foreign or dimensions:
+        foreign = self.given_NE is not None or recipe.student.source is not None
+        if to.hidden != self.origin.shape.hidden or foreign or dimensions:
             fmt = replace(fmt, dense=None)
         width, basis_ED = fmt.width(to.hidden), None
         if width == wide and not (foreign or dimensions):
             return fmt, None
         if dimensions or (width < wide and not recipe.embedding.dense):
-            sample = np.sort(
-                np.random.default_rng(recipe.train.seed).permutation(texts)[:BASIS_ROWS]
-            )
-            basis_ED = principal_basis(vectors(sample), min(width, wide))
-            x = vectors(sample).astype(np.float64)
-            share = np.square(x @ basis_ED).sum() / np.square(x).sum()
-            Progress.log(
-                f"targets: {basis_ED.shape[1]} principal components of the teacher's {wide}, {share:.1%} of the energy"
-            )
-        turn_ED = self._turn(
-            basis_ED, Embedder("", model.eval(), self.origin.tokenizer, fmt, ""), vectors
-        )
+            basis_ED = self._basis(vectors, min(width, wide))
+        student = Embedder(model.eval(), self.origin.tokenizer, "", format=fmt)
+        turn_ED = self._turn(basis_ED, student, vectors)
         if basis_ED is not None and not dimensions:
             return fmt, basis_ED @ turn_ED
-        # Components that are to be cut, and the space of another model, stay: a dense layer turns the student to them.
+        # Components that are to be cut, and the space of another model, stay as they are: a dense
+        # layer turns the student to them.
         return replace(fmt, dense=(torch.from_numpy(turn_ED), None, False)), basis_ED
 
+    def _basis(self, vectors: Vectors, width: int) -> Array:
+        generator = np.random.default_rng(self.context.recipe.train.seed)
+        drawn = generator.permutation(self.workload.train_numbers)[:BASIS_ROWS]
+        sample = np.sort(drawn)
+        basis_ED = principal_basis(vectors(sample), width)
+        x = vectors(sample).astype(np.float64)
+        share = np.square(x @ basis_ED).sum() / np.square(x).sum()
+        Progress.log(
+            f"targets: {basis_ED.shape[1]} principal components of the teacher's "
+            f"{self.teacher_width}, which hold {share:.1%} of the energy"
+        )
+        return basis_ED
+
     def _turn(self, basis_ED: Array | None, student: Embedder, vectors: Vectors) -> Array:
-        """The rotation [E, D] from targets, the teacher's vectors in a basis, to where the student's vectors are before
-        training (orthogonal Procrustes). Every rotation keeps all cosines, so the nearest one leaves least to learn."""
-        at = np.sort(
-            np.random.default_rng(self.resolved.recipe.train.seed).permutation(len(self.texts))[
-                :TURNED_ROWS
-            ]
-        )
-        own_ND = student.vectors(
-            [self.texts.texts[n] for n in at], "", replace(self.session, device=torch.device("cpu"))
-        )
+        """The rotation [E, D] from targets, the teacher's vectors in a basis, to where the
+        student's vectors are before training (orthogonal Procrustes).
+
+        Every rotation keeps all cosines, so the nearest one leaves least to learn.
+        """
+        texts = self.workload.all_texts.texts
+        generator = np.random.default_rng(self.context.recipe.train.seed)
+        at = np.sort(generator.permutation(len(texts))[:TURNED_ROWS])
+        on_cpu = replace(self.context.session, device=torch.device("cpu"))
+        own_ND = student.vectors([texts[n] for n in at], "", on_cpu)
         targets_NE = vectors(at).astype(np.float64)
-        targets_NE = targets_NE if basis_ED is None else targets_NE @ basis_ED
+        if basis_ED is not None:
+            targets_NE = targets_NE @ basis_ED
         u, _, v = np.linalg.svd(targets_NE.T @ own_ND, full_matrices=False)
         return np.asarray(u @ v, dtype=np.float32)
 
     def _initialized(self, to: ModelShape) -> InitializedStudent:
-        how = self.resolved.recipe.student.model_dump(include={"init", "layers", "dropout"})
-        held = held_out_count(self.texts.texts, self.resolved.recipe.data.held_out_blocks)
-        text = self.rows.take(
-            np.arange(held, len(self.rows))[:: max(1, (len(self.rows) - held) // 1000)]
-        )
-        return build_student(
-            self.origin.model.base_model, to, **how, text=text, seed=self.resolved.recipe.train.seed
+        recipe = self.context.recipe
+        student = recipe.student
+        return self.workload.make_student(
+            self.origin,
+            to,
+            init=student.init,
+            layers=student.layers,
+            dropout=student.dropout,
+            seed=recipe.train.seed,
         )
 
-    def _report(self, outcome: Outcome) -> None:
-        recipe, teacher, origin, session = (
-            self.resolved.recipe,
-            self.teacher,
-            self.origin,
-            self.session,
-        )
-        models = {TEACHER: teacher}
-        for name, to in self.shapes.items():
-            models[name] = Embedder.open(str(self.model_folder(name)))
-            # In memory: the same shape, copied and not trained.
-            copied = self._initialized(to).model.eval()
-            same = to.hidden == origin.model.config.hidden_size
-            fmt = replace(self.formats[name], dense=origin.format.dense if same else None)
-            models[name + UNDISTILLED] = Embedder(
-                name, copied, origin.tokenizer, fmt, "copied, not distilled"
+    def _report(
+        self,
+        students: Mapping[str, Student],
+        formats: Mapping[str, EmbeddingFormat],
+        outcome: Outcome,
+    ) -> None:
+        context, teacher, origin = self.context, self.teacher, self.origin
+        recipe, names = context.recipe, list(self.shapes)
+        scored: dict[str, Embedder] = {TEACHER: teacher}
+        if self.workload.eval_sets:
+            # The vectors were computed in the compute dtype, scores are in float32.
+            trusted, pooling = context.trust_remote_code, recipe.embedding.pooling
+            scored[TEACHER] = Embedder.open(
+                str(recipe.teacher), pooling=pooling, trust_remote_code=trusted
             )
-        evaluations, comparisons = scored(self.judged, models, session)
-        folders = {name: self.model_folder(name) for name in self.shapes}
-        card = describe_source(teacher.model, teacher.source)
-        reported = [ReportedModel(TEACHER, "teacher", card)]
-        for name, folder in folders.items():
-            card = describe(self.students[name].encoder, str(folder), folder)
-            reported.append(ReportedModel(name, "student", card, TEACHER, folder))
-        subjects = [
-            Subject(TEACHER, location(teacher.source)),
-            *(Subject(n, str(f)) for n, f in folders.items()),
-        ]
-        quality = quality_of(evaluations) | {
-            HELD_OUT: held_out_losses(RunDir(self.folder), list(self.shapes))
-        }
+            for name, to in self.shapes.items():
+                scored[name] = Embedder.open(str(self.model_folder(name)))
+                copied = self._initialized(to).model.eval()
+                untrained = Embedder(copied, origin.tokenizer, "", format=origin.format)
+                if to.hidden != origin.shape.hidden:
+                    fmt = replace(origin.format, dense=None)
+                    untrained = replace(untrained, format=fmt)
+                scored[name + UNDISTILLED] = untrained
+        result = self.workload.evaluate(scored)
+        models = [ReportedModel(TEACHER, "teacher", describe_source(teacher.model, teacher.source))]
+        subjects = [Subject(TEACHER, location(teacher.source))]
+        for name in names:
+            folder = self.model_folder(name)
+            card = describe(students[name].encoder, str(folder), folder)
+            models.append(ReportedModel(name, "student", card, TEACHER, folder))
+            subjects.append(Subject(name, str(folder)))
         notes = [
             f"{teacher.source}: {teacher.note}",
-            f"{len(self.texts):,} distinct texts",
+            f"{len(self.workload.all_texts):,} distinct texts",
         ]
         if recipe.student.source is not None:
             notes.append(
-                f"the student starts from {origin.source} and reads with its tokenizer: {origin.note}"
+                f"the student starts from {origin.source} and reads with its tokenizer: "
+                f"{origin.note}"
             )
         if recipe.embedding.vectors:
             notes.append(
-                f"the student learnt the vectors in {recipe.embedding.vectors}, not the teacher's own"
+                f"the student learned the vectors in {recipe.embedding.vectors}, not the teacher's "
+                "own"
             )
-        contents = ReportContents(
-            "distill",
-            recipe,
-            reported,
-            outcome=outcome,
-            latency=measure(subjects, recipe.measure, session),
-            evaluations=evaluations,
-            comparisons=comparisons,
-            quality=quality,
-            notes=notes,
-            auto_class=EMBEDDER,
-        )
-        write_report(RunDir(self.folder), contents)
+        contents = ReportContents("distill", recipe, models, outcome=outcome, notes=notes)
+        losses = held_out_losses(RunDir(context.folder), names)
+        contents.quality = quality_of(result.evaluations) | {HELD_OUT: losses}
+        contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
+        contents.latency = context.measure(subjects, recipe.measure)
+        contents.auto_class = EMBEDDER
+        write_report(RunDir(context.folder), contents)
 
 
 def check_embedding(recipe: DistillRecipe) -> None:
@@ -391,77 +381,79 @@ def check_embedding(recipe: DistillRecipe) -> None:
         )
 
 
-def prepare_embedding(
-    resolved: Resolved[DistillRecipe], invocation: RunOptions, session: Session
-) -> EmbeddingRun:
-    """Check everything and read the texts; claims nothing. Raises KdcliError: recipe, model or texts cannot be used."""
-    recipe = resolved.recipe
-    trusted = session.trust_remote_code
+def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
+    """Check everything and read the texts; claims nothing.
+
+    Raises:
+        KdcliError: recipe, model or texts cannot be used.
+    """
+    recipe, session = context.recipe, context.session
     relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
     teacher = Embedder.open(
-        str(recipe.teacher), pooling=recipe.embedding.pooling, trust_remote_code=trusted
+        str(recipe.teacher),
+        pooling=recipe.embedding.pooling,
+        trust_remote_code=context.trust_remote_code,
     )
     Progress.log(f"{teacher.source}: {teacher.note}")
     origin = _origin(recipe, teacher, session) if recipe.student.source else teacher
-    shape = shape_of(origin.model.config)
-    shapes = student_shapes(recipe, shape) if recipe.student.to else {"student": shape}
-    invocation.check_pushed(len(shapes))
+    shapes = student_shapes(recipe, origin.shape) if recipe.student.to else {}
+    shapes = shapes or {"student": origin.shape}
+    context.options.check_pushed(len(shapes))
+    _check_signals(recipe, teacher, origin, shapes)
+    sources = [one.source for one in (teacher, origin)]
+    trained = {source: training_rows(location(source)) for source in sources}
+    eval_sets = open_eval_sets(recipe.eval, trained, session)
+    settings, data = recipe.embedding, recipe.data
+    texts = read_texts(
+        data.source,
+        column=data.column,
+        # A file has a vector for each text as it stands.
+        unit="document" if settings.vectors else settings.unit,
+        rows=settings.rows,
+        paired=recipe.loss.get("contrastive_weight", 0) > 0,
+        log=Progress.log,
+    )
+    given_NE = read_vectors(Path(settings.vectors), texts) if settings.vectors else None
+    workload = EmbeddingWorkload(
+        session,
+        origin,
+        texts,
+        eval_sets,
+        settings,
+        recipe.loss,
+        data.max_length,
+        data.held_out_blocks,
+        recipe.train.seed,
+    )
+    whole = EmbeddingDistillation(context, teacher, workload, shapes, given_NE)
     for to in shapes.values():
-        objective = build_objective(METHOD, recipe.loss, shape_of(teacher.model.config), to)
-        other = recipe.student.source and not same_tokens(teacher.tokenizer, origin.tokenizer)
-        if objective.teacher_needs != Needs() and other:
+        check_dimensions(recipe.loss, min(to.hidden, whole.teacher_width))
+    assert workload.tokens is not None
+    return Run([Stage(context.folder, context.resolved, whole.build)])
+
+
+def _check_signals(
+    recipe: DistillRecipe, teacher: Embedder, origin: Embedder, shapes: Mapping[str, ModelShape]
+) -> None:
+    """Raise a `UsageError` if the loss compares tokens and the student has others."""
+    if not recipe.student.source or same_tokens(teacher.tokenizer, origin.tokenizer):
+        return
+    for to in shapes.values():
+        objective = build_objective(METHOD, recipe.loss, teacher.shape, to)
+        if objective.teacher_needs != Needs():
             raise UsageError(
-                f"loss.relations_weight and loss.hidden_weight compare tokens, and {origin.source} has others than "
-                f"{teacher.source}",
+                "loss.relations_weight and loss.hidden_weight compare tokens, and "
+                f"{origin.source} has others than {teacher.source}",
                 "leave them at 0: vectors, similarity and contrastive compare whole texts",
             )
-    name = f"{Path(teacher.source).name}-{'+'.join(short_name(s, shape) for s in shapes.values())}"
-    folder = choose_output_dir(as_directory(f"distill-{name}"), resolved, invocation, session)
-    sources = [one.source for one in (teacher, origin)]
-    judged = judged_sets(
-        recipe.eval, {source: training_rows(location(source)) for source in sources}
-    )
-    settings, data = recipe.embedding, recipe.data
-    # A file has a vector for each text as it stands.
-    unit = "document" if settings.vectors else settings.unit
-    how: dict[str, Any] = {
-        "rows": settings.rows,
-        "paired": recipe.loss.get("contrastive_weight", 0) > 0,
-    }
-    texts = read_texts(data.source, column=data.column, unit=unit, log=Progress.log, **how)
-    given = read_vectors(Path(settings.vectors), texts) if settings.vectors else None
-    wide = (
-        teacher.format.width(teacher.model.config.hidden_size) if given is None else given.shape[1]
-    )
-    for to in shapes.values():
-        check_dimensions(recipe.loss, min(to.hidden, wide))
-    rows = origin.rows(texts.texts, texts.roles, data.max_length)
-    of_teacher = (
-        rows if origin is teacher else teacher.rows(texts.texts, texts.roles, data.max_length)
-    )
-    Progress.log(f"{len(rows):,} texts of {rows.lengths.mean():.0f} tokens")
-    return EmbeddingRun(
-        resolved,
-        invocation,
-        folder,
-        session,
-        teacher,
-        origin,
-        shapes,
-        texts,
-        rows,
-        of_teacher,
-        judged,
-        given,
-    )
 
 
 def _origin(recipe: DistillRecipe, teacher: Embedder, session: Session) -> Embedder:
-    """The encoder of `student.source`. One without modules of its own makes vectors as the teacher does."""
+    """The encoder of `student.source`. An encoder without modules of its own makes vectors as the
+    teacher does."""
     source = str(recipe.student.source)
-    own = read_format(source) is not None
     origin = Embedder.open(source, trust_remote_code=session.trust_remote_code)
-    if not own:
+    if read_format(source) is None:
         longest = teacher.format.max_length
         if longest is not None:
             longest = min(longest, origin.max_length)

@@ -1,98 +1,151 @@
-"""`kdcli distill`: students of a teacher, on text or, with `--task`, on a task; `--ablate` compares variants of it."""
+"""`kdcli distill`: students of a teacher, on text or, with `--task`, on a task. `--ablate` compares
+variants of it."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
-from kdcli.engine.launch import choose_output_dir, claim, launch, track
+from kdcli.engine.launch import claim, track
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
-from kdcli.recipe.resolve import Resolved
+from kdcli.losses import on_tasks
+from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.combine import Part, combine_reports
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import TEACHER, Role
+from kdcli.run.context import RunContext, open_run
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import run_command, run_stages
-from kdcli.verbs.distill.embedding import METHOD, check_embedding, prepare_embedding, with_method
+from kdcli.verbs.distill.embedding import check_embedding, prepare_embedding, with_method
+from kdcli.verbs.distill.labelled import (
+    check_task,
+    open_distillation,
+    prepare_task,
+    read_general,
+)
+from kdcli.verbs.distill.outputs import prepare_outputs
+from kdcli.verbs.distill.plan import as_directory
 from kdcli.verbs.distill.settings import DistillRecipe, TaskDistillRecipe
-from kdcli.verbs.distill.stages import STUDENT, WITHOUT, TaskRun
-from kdcli.verbs.distill.task import check_task, prepare_task, read_general
+from kdcli.verbs.distill.stages import STUDENT, WITHOUT, TaskDistillation
 from kdcli.verbs.distill.text import prepare_text, read_text
+from kdcli.workloads import modules_by_task
 from kdcli.workloads.as_trained import as_trained
+from kdcli.workloads.embedding import METHOD
+
+ROLES: dict[str, Role] = {TEACHER: "teacher", STUDENT: "student", WITHOUT: "undistilled"}
 
 
-def run(resolved: Resolved[DistillRecipe], invocation: RunOptions) -> RunResult | Estimate | None:
+def distill(resolved: Resolved[DistillRecipe], options: RunOptions) -> RunResult | Estimate | None:
     """Distil on text, measure and report; returns and raises as `run_command`."""
     resolved = with_method(resolved)
-    if resolved.recipe.method == METHOD:
-        check_embedding(resolved.recipe)
-        return run_command(resolved, invocation, prepare_embedding)
-    read_text(resolved.recipe, invocation)
-    return run_command(resolved, invocation, prepare_text)
+    recipe = resolved.recipe
+    shapes = "+".join(recipe.student.to) or "student"
+    name = as_directory(f"distill-{Path(str(recipe.teacher)).name}-{shapes}")
+    if recipe.method == METHOD:
+        check_embedding(recipe)
+        return run_command(resolved, options, name, prepare_embedding)
+    read_text(recipe, options)
+    return run_command(resolved, options, name, prepare_text)
 
 
-def run_on_task(
-    resolved: Resolved[TaskDistillRecipe], invocation: RunOptions
+def distill_on_task(
+    resolved: Resolved[TaskDistillRecipe], options: RunOptions
 ) -> RunResult | Estimate | None:
     """Distil on a task, measure and report; returns and raises as `run_command`."""
+    resolved = _complete(resolved)
+    recipe = resolved.recipe
+    check_task(recipe)
+    if recipe.task in modules_by_task():
+        return run_command(resolved, options, _name(recipe), prepare_outputs)
+    read_general(recipe, options)
+    return run_command(resolved, options, _name(recipe), prepare_task)
+
+
+def _complete(resolved: Resolved[TaskDistillRecipe]) -> Resolved[TaskDistillRecipe]:
+    """The recipe with what the teacher's run and the method's authors chose, for keys the user did
+    not set."""
     resolved = as_trained(resolved, resolved.recipe.teacher)
-    check_task(resolved.recipe)
-    read_general(resolved.recipe, invocation)
-    return run_command(resolved, invocation, prepare_task)
+    method = resolved.recipe.method
+    kd = {f"kd.{key}": value for key, value in on_tasks(method)[1].items()}
+    return defaulted(resolved, kd, f"method {method}")
 
 
-def run_variants(
-    variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation: RunOptions
+def _name(recipe: TaskDistillRecipe) -> str:
+    teacher = Path(str(recipe.teacher or recipe.soft_labels)).name
+    shapes = recipe.student.to or [Path(str(recipe.student.source)).name]
+    return f"distill-{teacher}-{recipe.task}-{shapes[0]}"
+
+
+def distill_variants(
+    variants: Mapping[str, Resolved[TaskDistillRecipe]], options: RunOptions
 ) -> RunResult | None:
-    """Distil on a task once for each variant, each in a directory of its own, and compare the students. Returns the
-    report that compares them; None in a process that prints nothing."""
-    variants = {
-        name: as_trained(resolved, resolved.recipe.teacher) for name, resolved in variants.items()
-    }
+    """Distil on a task once for each variant, each in a directory of its own, and compare the
+    students.
+
+    Returns:
+        The report that compares them; None in a process that prints nothing.
+    """
+    for resolved in variants.values():
+        # Before the defaults of a method, which need a known method.
+        check_task(as_trained(resolved, resolved.recipe.teacher).recipe)
+    variants = {name: _complete(resolved) for name, resolved in variants.items()}
     first = next(iter(variants.values()))
-    invocation.check_pushed(len(variants))
-    if invocation.dry_run:
+    options.check_pushed(len(variants))
+    if options.dry_run:
         raise UsageError(
-            "--ablate and --dry-run do not go together",
-            "estimate the recipe itself: leave --ablate out",
+            "--ablate and --dry-run do not go together", "estimate the recipe itself: omit --ablate"
         )
     for name, resolved in variants.items():
-        check_task(resolved.recipe)
-        inside = invocation.output_dir / name if invocation.output_dir else None
-        read_general(resolved.recipe, replace(invocation, output_dir=inside))
-    session = launch(first.recipe.train.dtype, invocation)
-    if session is None:
+        inside = options.output_dir / name if options.output_dir else None
+        read_general(resolved.recipe, replace(options, output_dir=inside))
+    name, dtype = f"ablate-{first.recipe.task}", first.recipe.train.dtype
+    context = open_run(first, options, name, dtype=dtype)
+    if context is None:
         return None
-    folder = choose_output_dir(f"ablate-{first.recipe.task}", first, invocation, session)
+    return _run_variants(context, variants)
 
-    def prepared(name: str) -> TaskRun:
-        inside = replace(invocation, output_dir=folder / name, resume=not invocation.overwrite)
-        return prepare_task(variants[name], inside, session)
 
-    run = prepared(next(iter(variants)))
-    # Errors of later variants are found before the first one trains.
-    for resolved in variants.values():
-        replace(run, resolved=resolved).objective()
-    claim(session, folder, first, invocation)
+def _run_variants(
+    context: RunContext[TaskDistillRecipe], variants: Mapping[str, Resolved[TaskDistillRecipe]]
+) -> RunResult | None:
+    session, folder, options = context.session, context.folder, context.options
+
+    def opened(name: str) -> TaskDistillation:
+        inside = folder / name
+        return open_distillation(
+            context.inside(inside, variants[name], overwrite=options.overwrite)
+        )
+
+    first, *others = variants
+    current = opened(first)
+    # Errors of later variants are found before the first variant trains.
+    for name in others:
+        replace(current, context=replace(context, resolved=variants[name])).objective()
+    claim(session, folder, context.resolved, options)
     track(session, folder)
-    for number, name in enumerate(variants):
+    for name in variants:
         Progress.log(f"variant {name}")
-        run = prepared(name) if number else run
-        claim(session, run.folder, run.resolved, run.invocation)
-        run_stages(session, run)
+        if name != first:
+            current = opened(name)
+        own = current.context
+        claim(session, own.folder, own.resolved, own.options)
+        run_stages(own, current.run)
     session.accelerator.end_training()
     if not session.is_main:
         return None
     # All variants share the teacher; the undistilled student too, up to its start.
-    models = {name: {TEACHER: TEACHER, STUDENT: name, WITHOUT: WITHOUT} for name in variants}
-    roles: dict[str, Role] = {TEACHER: "teacher", STUDENT: "student", WITHOUT: "undistilled"}
     parts = [
-        Part(name, RunResult.read(folder / name), shown, roles) for name, shown in models.items()
+        Part(
+            name,
+            RunResult.read(folder / name),
+            {TEACHER: TEACHER, STUDENT: name, WITHOUT: WITHOUT},
+            ROLES,
+        )
+        for name in variants
     ]
-    return combine_reports(
-        folder,
-        command="distill",
-        recipe=first.recipe,
-        parts=parts,
-        notes=[f"{n}: {n}/" for n in variants],
-    )
+    notes = [f"{name}: {name}/" for name in variants]
+    recipe = context.recipe
+    return combine_reports(folder, command="distill", recipe=recipe, parts=parts, notes=notes)

@@ -15,7 +15,9 @@ from kdcli.losses.states import StateProjection
 from kdcli.models.capture import capture, params_without_grad
 from kdcli.models.reduce import fit_linear, real_tokens, sample_of
 from kdcli.models.shape import positions_of
+from kdcli.targets.targets import Targets
 from kdcli.types import Batch, Examples, Job, Needs, Objective, Order, Signals, StepLoss, Term
+from kdcli.workloads.workload import Workload
 
 
 @cache
@@ -73,7 +75,7 @@ def teacher_needs(students: Mapping[str, Student]) -> Needs:
 
 @torch.no_grad()
 def fit_projections(
-    objective: Objective, teacher: PreTrainedModel, student: PreTrainedModel, text: Examples
+    objective: Objective, teacher: PreTrainedModel, student: PreTrainedModel, text: Examples | None
 ) -> None:
     """Fit the projections of narrower states to the teacher's by least squares over a sample of `text`; both models on
     the CPU. Random ones would first pull the student's states away from where they start."""
@@ -82,7 +84,7 @@ def fit_projections(
         for p in objective.projections.modules()
         if isinstance(p, StateProjection) and p.in_features < p.out_features
     ]
-    if not fitted:
+    if not fitted or text is None:
         return
     sample = sample_of(text, student.config, positions_of(student.config))
 
@@ -132,19 +134,22 @@ def freeze_unused(students: Mapping[str, Student], batch: Batch, signals: Signal
 
 def distill_job(
     students: Mapping[str, Student],
-    signals: Callable[[Batch], Signals],
-    examples: Examples,
+    targets: Targets,
+    workload: Workload,
     order: Order,
-    held_out: Examples,
+    *,
+    on_step_end: Callable[[int], None] | None = None,
 ) -> Job:
-    """The job of several students of one teacher; `signals` gives the teacher's for a batch."""
+    """The job that trains several students of one teacher on a workload's examples."""
+    examples, held_out = targets.attach(workload.examples, workload.held_out)
 
     def step(batch: Batch) -> StepLoss:
-        teacher = signals(batch)
+        teacher = targets.signals(batch)
+        assert teacher is not None
         terms: dict[str, Term] = {}
         for name, student in students.items():
             prefix = f"{name}/" if len(students) > 1 else ""
             terms |= {f"{prefix}{name}": term for name, term in student(batch, teacher).items()}
         return StepLoss(terms)
 
-    return Job(students, step, examples, order, held_out)
+    return Job(students, step, examples, order, held_out, on_step_end=on_step_end)

@@ -1,54 +1,47 @@
-"""Distilling on text: teacher -> [assistant ->] students, each stage a run of its own.
+"""Distilling on text: teacher -> [assistant ->] students, each training a stage of its own.
 
-A batch of token ids -> the teacher's signals, once -> the loss of every student -> engine -> saved students -> report.
+A batch of token ids -> the teacher's signals, once -> the loss of every student -> engine -> saved
+students -> report.
 """
+
+from __future__ import annotations
 
 import copy
 import itertools
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.batches import BatchOrder
-from kdcli.data.text.corpus import Corpus, open_corpus
-from kdcli.data.text.masking import Masked, PassOrder, check_share, tokens_of
-from kdcli.deploy.latency import Latency, Subject
-from kdcli.engine.launch import Session, check_machine, choose_output_dir, make_schedule
+from kdcli.deploy.latency import Subject
+from kdcli.engine.launch import check_machine
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings, inputs, masks_text
 from kdcli.metrics.probe import probe_demo
 from kdcli.models.card import describe, describe_source
-from kdcli.models.load import (
-    load_config,
-    load_encoder,
-    load_tokenizer,
-    location,
-    save_model,
-)
-from kdcli.models.masked_lm import load_masked_lm, student_with_head
+from kdcli.models.load import load_config, load_encoder, load_tokenizer, location, save_model
+from kdcli.models.masked_lm import student_with_head
 from kdcli.models.model import Model
-from kdcli.models.shape import InitializedStudent, build_student
+from kdcli.models.shape import InitializedStudent
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import (
     ReportContents,
     ReportedModel,
     RunResult,
-    measure,
     quality_of,
     write_report,
 )
 from kdcli.report.schema import ASSISTANT, AT, TEACHER, UNDISTILLED, Role
-from kdcli.run.stages import StageJob
-from kdcli.targets.teacher import Teacher
-from kdcli.types import Card, Examples, ModelShape, Outcome, Schedule
+from kdcli.run.context import RunContext
+from kdcli.run.stages import Run, Stage, StageJob
+from kdcli.targets.targets import LiveTargets, targets_of
+from kdcli.types import Card, ModelShape, Outcome
 from kdcli.verbs.distill.plan import (
     Planned,
     as_directory,
@@ -66,53 +59,18 @@ from kdcli.verbs.distill.student import (
     relation_kernel,
     teacher_needs,
 )
-from kdcli.workloads.compare import (
+from kdcli.workloads.finetuning import (
     DOWNSTREAM,
-    DownstreamScores,
-    Tasks,
-    check_tasks,
-    opened,
-    scored,
+    Downstream,
+    check_downstream,
+    compare_downstream,
+    open_downstream,
 )
+from kdcli.workloads.text import TextWorkload, check_masking, load_text_model, read_corpus
+from kdcli.workloads.workload import EvaluationResult
 
-HELD_OUT = "held-out loss"  # Quality row of the distillation loss on held-out text
-
-
-@dataclass(frozen=True)
-class TextRun:
-    """A distillation on text, checked and tokenised; its stages share these."""
-
-    resolved: Resolved[DistillRecipe]
-    invocation: RunOptions
-    folder: Path
-    session: Session
-    teacher: Model
-    card: Card  # of the teacher, before its weights take the compute dtype
-    corpus: Corpus
-    schedule: Schedule
-    downstream: Tasks
-    stages: "list[TextStage]"
-
-    def report(self) -> None:
-        """The last stage wrote it."""
-
-    def untrained(self) -> Model:
-        """The teacher's encoder, loaded anew."""
-        source, trusted = str(self.resolved.recipe.teacher), self.session.trust_remote_code
-        return load_encoder(source, trust_remote_code=trusted)
-
-    def kept(self, name: str, step: int) -> Path:
-        """Where a student is until it was scored as it is after a step."""
-        return self.folder / DOWNSTREAM / as_directory(f"{name}{AT}{step}").replace(" ", "-")
-
-    def students(self) -> dict[str, tuple[Planned, Path]]:
-        """All students, assistants left out, and where each is saved."""
-        stages = [stage for stage in reversed(self.stages) if ASSISTANT not in stage.planned]
-        return {
-            name: (p, stage.model_folder(name))
-            for stage in stages
-            for name, p in stage.planned.items()
-        }
+HELD_OUT = "held-out loss"
+"""Quality row of the distillation loss on held-out text."""
 
 
 def check_text(recipe: DistillRecipe) -> None:
@@ -132,205 +90,282 @@ def check_text(recipe: DistillRecipe) -> None:
         )
 
 
-def read_text(recipe: DistillRecipe, invocation: RunOptions) -> None:
-    """Check what needs no weights, then tokenise the text unless it is cached. Called before the processes join: it may
-    take hours, and a group in which all wait for one ends after minutes. Raises KdcliError: as `prepare_text`."""
+def read_text(recipe: DistillRecipe, options: RunOptions) -> None:
+    """Check what needs no weights, then tokenise the text unless it is cached.
+
+    It is called before the processes join: tokenising may take hours, and a group in which all
+    processes wait for one ends after minutes.
+
+    Raises:
+        KdcliError: as `prepare_text`.
+    """
     check_text(recipe)
-    relation_kernel(recipe.relation.kernel, *check_machine(recipe.train.dtype, invocation))
-    source, trusted = str(recipe.teacher), invocation.trust_remote_code
+    relation_kernel(recipe.relation.kernel, *check_machine(recipe.train.dtype, options))
+    source, trusted = str(recipe.teacher), options.trust_remote_code
     config = load_config(source, trust_remote_code=trusted)
-    invocation.check_pushed(len(plan(recipe, config)))
-    check_tasks(recipe.eval, recipe.train.seed)
+    options.check_pushed(len(plan(recipe, config)))
+    check_downstream(recipe.eval, recipe.train.seed)
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
     if _is_masked(recipe):
-        check_share(recipe.data.mask.share)
-        tokens_of(tokenizer, source)
-    _corpus(recipe, tokenizer)
-
-
-def _corpus(recipe: DistillRecipe, tokenizer: PreTrainedTokenizerBase) -> Corpus:
-    how = recipe.data.model_dump(include={"max_length", "column", "held_out_blocks"})
-    isolated = recipe.data.pack_isolated
-    return open_corpus(recipe.data.source, tokenizer, isolated=isolated, log=Progress.log, **how)
-
-
-def prepare_text(
-    resolved: Resolved[DistillRecipe], invocation: RunOptions, session: Session
-) -> TextRun:
-    """Check everything and open the text, which `read_text` has tokenised; claims nothing. Raises KdcliError: the
-    recipe, models or data cannot be used."""
-    recipe = resolved.recipe
-    teacher = _load(recipe, str(recipe.teacher), session)
-    planned = plan(recipe, teacher.model.config)
-    shapes = dict.fromkeys(short_name(p.shape, teacher.shape) for p in planned.values())
-    name = f"distill-{Path(teacher.source).name}-{'+'.join(shapes)}"
-    folder = choose_output_dir(as_directory(name), resolved, invocation, session)
-    tasks: Tasks = {}
-    if recipe.eval.tasks:
-        tasks = opened(recipe.eval, str(recipe.teacher), recipe.train.seed, invocation, session)
-    card = describe_source(teacher.model, teacher.source)
-    corpus = _corpus(recipe, teacher.tokenizer)
-    schedule = make_schedule(recipe.train, len(corpus.train) / recipe.train.batch_size)
-    if late := [step for step in recipe.eval.at if step >= schedule.steps]:
-        raise UsageError(f"eval.at: step {late[0]} is not before the last one, {schedule.steps}")
-    if recipe.eval.at and not tasks and not invocation.dry_run:
-        raise UsageError(
-            "eval.at scores students on tasks, and none was given", "add --eval-task TASK"
-        )
-    run = TextRun(resolved, invocation, folder, session, teacher, card, corpus, schedule, tasks, [])
-    for variant in recipe.variants:
-        if not any(name == variant or name.startswith(f"{variant} ") for name in planned):
-            Progress.log(f"variant {variant} changes nothing here and is left out")
-    # Students of one teacher share a stage; that of the first is the last, and reports on all.
-    first = next(iter(planned.values())).assistant
-    for assistant in sorted(
-        {p.assistant for p in planned.values()}, key=lambda a: (a == first, str(a))
-    ):
-        before, own = None, {name: p for name, p in planned.items() if p.assistant == assistant}
-        short = (
-            "no-assistant"
-            if assistant is None
-            else f"assistant-{short_name(assistant, teacher.shape)}"
-        )
-        if assistant is not None:
-            alone = assistant_recipe(resolved, short.removeprefix("assistant-"))
-            taught = {ASSISTANT: Planned(ASSISTANT, assistant, alone.recipe, None)}
-            before = TextStage(run, folder / as_directory(short), alone, taught)
-            run.stages.append(before)
-        if assistant == first:
-            run.stages.append(TextStage(run, folder, resolved, own, before))
-        else:
-            inside = folder / as_directory(f"students-{short}")
-            run.stages.append(TextStage(run, inside, variants_recipe(resolved, own), own, before))
-    return run
+        check_masking(recipe.data, tokenizer, source)
+    read_corpus(recipe.data, tokenizer)
 
 
 def _is_masked(recipe: DistillRecipe) -> bool:
     return masks_text(recipe.method, recipe.loss)
 
 
-def _load(recipe: DistillRecipe, source: str, session: Session) -> Model:
+def _load(recipe: DistillRecipe, source: str, *, trust_remote_code: bool) -> Model:
     """An encoder, with its masked-language-model head if the loss reads masked text."""
-    if not _is_masked(recipe):
-        return load_encoder(source, trust_remote_code=session.trust_remote_code)
     # A teacher whose predictions are not learned needs no head.
     bare = "masked" not in inputs(recipe.method)
     otherwise = "methods that need no masked-language-model head: minilm, minilmv2, tinybert"
-    otherwise = "set loss.masked_lm_weight=0" if bare else otherwise
-    return load_masked_lm(
-        source, otherwise=otherwise, bare=bare, trust_remote_code=session.trust_remote_code
+    if bare:
+        otherwise = "set loss.masked_lm_weight=0"
+    return load_text_model(
+        source,
+        masked=_is_masked(recipe),
+        otherwise=otherwise,
+        bare=bare,
+        trust_remote_code=trust_remote_code,
     )
 
 
-@dataclass(eq=False)
-class TextStage:
-    """The training of all students, or of their assistant, against one teacher. `assistant` is the stage before, whose
-    student is this one's teacher. `teacher` and `students` are set by `build`."""
+@dataclass(frozen=True)
+class TextDistillation:
+    """A distillation on text, checked and tokenised.
 
-    run: TextRun
+    Attributes:
+        context: the run.
+        teacher: the teacher of the first stage.
+        card: description of the teacher as it was loaded.
+        workload: the text.
+        downstream: tasks that the students are compared on.
+        groups: students that are trained together, in the order of their training.
+    """
+
+    context: RunContext[DistillRecipe]
+    teacher: Model
+    card: Card
+    workload: TextWorkload
+    downstream: Downstream
+    groups: list[StudentGroup] = field(default_factory=list)
+
+    def untrained(self) -> Model:
+        """The encoder that students are copied from, loaded anew."""
+        source, trusted = str(self.context.recipe.teacher), self.context.trust_remote_code
+        return load_encoder(source, trust_remote_code=trusted)
+
+    def kept(self, name: str, step: int) -> Path:
+        """Where a student is until it was scored as it is after a step."""
+        directory = as_directory(f"{name}{AT}{step}").replace(" ", "-")
+        return self.context.folder / DOWNSTREAM / directory
+
+    def students(self) -> dict[str, tuple[Planned, Path]]:
+        """All students, without assistants, and where each is saved."""
+        groups = [group for group in reversed(self.groups) if not group.is_assistant]
+        return {n: (p, group.model_folder(n)) for group in groups for n, p in group.planned.items()}
+
+    @property
+    def run(self) -> Run:
+        """The stages; the last one writes the report."""
+        return Run([Stage(group.folder, group.resolved, group.build) for group in self.groups])
+
+
+def prepare_text(context: RunContext[DistillRecipe]) -> Run:
+    """Check everything and open the text, which `read_text` has tokenised; claims nothing.
+
+    Raises:
+        KdcliError: the recipe, models or data cannot be used.
+    """
+    return open_text(context).run
+
+
+def open_text(context: RunContext[DistillRecipe]) -> TextDistillation:
+    """Check everything and open the text; see `prepare_text`."""
+    recipe, session = context.recipe, context.session
+    source, trusted = str(recipe.teacher), context.trust_remote_code
+    teacher = _load(recipe, source, trust_remote_code=trusted)
+    planned = plan(recipe, teacher.model.config)
+    tasks: Downstream = {}
+    if recipe.eval.tasks:
+        tasks = open_downstream(recipe.eval, source, recipe.train.seed, context)
+    card = describe_source(teacher.model, teacher.source)
+    workload = TextWorkload(
+        session,
+        read_corpus(recipe.data, teacher.tokenizer),
+        recipe.data,
+        teacher.tokenizer,
+        teacher.source,
+        seed=recipe.train.seed,
+        masked=_is_masked(recipe),
+    )
+    steps = workload.plan(recipe.train).schedule.steps
+    if late := [step for step in recipe.eval.at if step >= steps]:
+        raise UsageError(f"eval.at: step {late[0]} is not before the last step, {steps}")
+    if recipe.eval.at and not tasks and not context.dry_run:
+        raise UsageError(
+            "eval.at scores students on tasks, and none was given", "add --eval-task TASK"
+        )
+    for variant in recipe.variants:
+        if not any(name == variant or name.startswith(f"{variant} ") for name in planned):
+            Progress.log(f"variant {variant} changes nothing here and is skipped")
+    whole = TextDistillation(context, teacher, card, workload, tasks)
+    _add_groups(whole, planned)
+    return whole
+
+
+def _add_groups(whole: TextDistillation, planned: Mapping[str, Planned]) -> None:
+    """Group the students by their assistants. The group of the first student is the last, and
+    reports on all."""
+    context, shape = whole.context, whole.teacher.shape
+    folder, resolved = context.folder, context.resolved
+    first = next(iter(planned.values())).assistant
+    assistants = {p.assistant for p in planned.values()}
+    for assistant in sorted(assistants, key=lambda a: (a == first, str(a))):
+        before, own = None, {n: p for n, p in planned.items() if p.assistant == assistant}
+        short = "no-assistant"
+        if assistant is not None:
+            short = f"assistant-{short_name(assistant, shape)}"
+            alone = assistant_recipe(resolved, short.removeprefix("assistant-"))
+            taught = {ASSISTANT: Planned(ASSISTANT, assistant, alone.recipe, None)}
+            before = StudentGroup(whole, folder / as_directory(short), alone, taught)
+            whole.groups.append(before)
+        if assistant == first:
+            whole.groups.append(StudentGroup(whole, folder, resolved, own, before))
+        else:
+            inside = folder / as_directory(f"students-{short}")
+            recipe = variants_recipe(resolved, own)
+            whole.groups.append(StudentGroup(whole, inside, recipe, own, before))
+
+
+@dataclass(frozen=True, eq=False)
+class StudentGroup:
+    """Students, or one assistant, that are trained together against one teacher.
+
+    Attributes:
+        whole: the distillation that the group belongs to.
+        folder, resolved: of the group's stage.
+        planned: the students by name.
+        assistant: the group whose student is this group's teacher.
+    """
+
+    whole: TextDistillation
     folder: Path
     resolved: Resolved[DistillRecipe]
     planned: Mapping[str, Planned]
-    assistant: "TextStage | None" = None
-    teacher: Model | None = None
-    students: dict[str, Student] = field(default_factory=dict)
+    assistant: StudentGroup | None = None
+
+    @property
+    def is_assistant(self) -> bool:
+        """Whether the group is an assistant, which teaches the next group."""
+        return ASSISTANT in self.planned
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the group reports on all students."""
+        return self is self.whole.groups[-1]
 
     def model_folder(self, name: str) -> Path:
-        """Where a student is saved: the run directory, or with several students one directory each."""
-        return (
-            self.folder
-            if len(self.planned) == 1
-            else self.folder / as_directory(name).replace(" ", "-")
-        )
+        """Where a student is saved: the stage's directory, or of several students one each."""
+        if len(self.planned) == 1:
+            return self.folder
+        return self.folder / as_directory(name).replace(" ", "-")
 
     def build(self) -> StageJob:
-        run, corpus, schedule, masked = (
-            self.run,
-            self.run.corpus,
-            self.run.schedule,
-            _is_masked(self.resolved.recipe),
-        )
-        self.teacher = teacher = self._load_teacher()
-        self.students = students = self._build_students(teacher)
+        """Load the teacher, make the students, and the job that trains them."""
+        context, workload, recipe = self.whole.context, self.whole.workload, self.resolved.recipe
+        teacher = self._load_teacher()
+        students = self._build_students(teacher)
         cards = {}
-        if run.invocation.dry_run:
-            cards = {TEACHER: run.card} if self.assistant is None else {}
-            cards |= {
-                name: describe(s.encoder, str(self.model_folder(name)), None)
-                for name, s in students.items()
-            }
-        blocks = BatchOrder(len(corpus.train), schedule.batch_size, schedule.seed)
-        signals = Teacher.frozen(
-            teacher.source, teacher.model, teacher_needs(students), run.session
-        ).signals
-        train, held_out = (
-            self._examples(part, teacher) for part in (corpus.train, corpus.held_out)
-        )
-        job = distill_job(
-            students, signals, train, PassOrder(blocks) if masked else blocks, held_out
-        )
-        if run.downstream and ASSISTANT not in students:
-            job = replace(job, on_step_end=self._keep)
-        return StageJob(job, schedule, len(corpus.train) / schedule.batch_size, cards)
+        if context.dry_run:
+            if self.assistant is None:
+                cards[TEACHER] = self.whole.card
+            for name, student in students.items():
+                cards[name] = describe(student.encoder, str(self.model_folder(name)), None)
+        needs = teacher_needs(students)
+        targets = targets_of(teacher, workload.examples, needs, context.session)
+        assert isinstance(targets, LiveTargets)
+        steps = workload.plan(recipe.train)
+        at_step = None
+        if self.whole.downstream and not self.is_assistant:
 
-    def _keep(self, done: int) -> None:
-        """Save the students where they are to be scored before the end."""
-        if done not in self.run.resolved.recipe.eval.at or not self.run.session.is_main:
+            def at_step(done: int) -> None:
+                self._keep(students, teacher, done)
+
+        job = distill_job(students, targets, workload, steps.order, on_step_end=at_step)
+
+        def finish(outcome: Outcome) -> None:
+            self._finish(students, teacher, outcome)
+
+        return StageJob(job, steps.schedule, steps.steps_per_pass, finish, cards)
+
+    def _keep(self, students: Mapping[str, Student], teacher: Model, done: int) -> None:
+        """Save the students that are to be scored before the end."""
+        context = self.whole.context
+        if done not in context.recipe.eval.at or not context.is_main:
             return
-        assert self.teacher is not None
-        for name, student in self.students.items():
-            save_model(
-                student.encoder,
-                self.teacher.tokenizer,
-                self.run.kept(name, done),
-                self.teacher.rows,
-            )
+        for name, student in students.items():
+            folder = self.whole.kept(name, done)
+            save_model(student.encoder, teacher.tokenizer, folder, teacher.rows)
 
-    def finish(self, outcome: Outcome) -> None:
-        run, teacher = self.run, self.teacher
-        assert teacher is not None
-        for name, student in self.students.items() if run.session.is_main else ():
-            save_model(student.encoder, teacher.tokenizer, self.model_folder(name), teacher.rows)
-        run.session.wait()
-        final = self is run.stages[-1]
-        scores = self._scores() if final and run.downstream else DownstreamScores()
-        if run.session.is_main:
-            self._report(outcome, scores, final)
-        self.teacher, self.students = None, {}
+    def _finish(self, students: Mapping[str, Student], teacher: Model, outcome: Outcome) -> None:
+        context = self.whole.context
+        for name, student in students.items() if context.is_main else ():
+            folder = self.model_folder(name)
+            save_model(student.encoder, teacher.tokenizer, folder, teacher.rows)
+        context.session.wait()
+        scores = EvaluationResult()
+        if self.is_last and self.whole.downstream:
+            scores = self._scores()
+        if context.is_main:
+            self._report(students, outcome, scores)
 
     def _load_teacher(self) -> Model:
-        run, before = self.run, self.assistant
+        whole, before = self.whole, self.assistant
         if before is None:
-            return run.teacher
-        if not run.invocation.dry_run:
-            return _load(self.resolved.recipe, str(before.folder), run.session)
-        # A dry run saves no assistant: an untrained one stands in. Its estimate has moved the teacher to the device.
+            return whole.teacher
+        if not whole.context.dry_run:
+            trusted = whole.context.trust_remote_code
+            return _load(self.resolved.recipe, str(before.folder), trust_remote_code=trusted)
+        # A dry run saves no assistant: an untrained one stands in. Its estimate has moved the
+        # teacher to the device.
         (one,) = before.planned.values()
-        run.teacher.model.cpu()
-        assistant = before._initialized(run.teacher, one).model
-        source, rows = str(before.folder), run.teacher.rows
-        return Model(assistant, run.teacher.tokenizer, source, rows=rows)
+        whole.teacher.model.cpu()
+        assistant = before._initialized(whole.teacher, one).model
+        rows = whole.teacher.rows
+        return Model(assistant, whole.teacher.tokenizer, str(before.folder), rows=rows)
 
     def _initialized(self, teacher: Model, planned: Planned) -> InitializedStudent:
         recipe = planned.recipe
-        built = _build(recipe, teacher, planned.shape, self.run.corpus.train)
+        built = self._copied(recipe, teacher, planned.shape)
         if not _is_masked(recipe):
             return built
-        return student_with_head(
-            teacher.model, built, init=recipe.student.init, seed=recipe.train.seed
+        init, seed = recipe.student.init, recipe.train.seed
+        return student_with_head(teacher.model, built, init=init, seed=seed)
+
+    def _copied(
+        self, recipe: DistillRecipe, teacher: Model, shape: ModelShape
+    ) -> InitializedStudent:
+        student = recipe.student
+        return self.whole.workload.make_student(
+            teacher,
+            shape,
+            init=student.init,
+            layers=student.layers,
+            dropout=student.dropout,
+            seed=recipe.train.seed,
         )
 
     def _build_students(self, teacher: Model) -> dict[str, Student]:
         """Build every student and freeze the weights that its loss does not reach."""
-        own, students = self.resolved.recipe, {}
-        kernel = relation_kernel(
-            own.relation.kernel, self.run.session.device, self.run.session.compute_dtype
-        )
-        # Variants of one shape start alike: it is fitted once.
-        starts = {
-            p.shape: self._initialized(teacher, p)
-            for p in {p.shape: p for p in self.planned.values()}.values()
-        }
+        session, workload = self.whole.context.session, self.whole.workload
+        wanted = self.resolved.recipe.relation.kernel
+        kernel = relation_kernel(wanted, session.device, session.compute_dtype)
+        students: dict[str, Student] = {}
+        # Variants of one shape start alike, so it is fitted once.
+        first_of_shape = {p.shape: p for p in self.planned.values()}
+        starts = {p.shape: self._initialized(teacher, p) for p in first_of_shape.values()}
         for name, planned in self.planned.items():
             built, recipe = copy.deepcopy(starts[planned.shape]), planned.recipe
             # Random projections are a pure function of the seed too.
@@ -338,117 +373,100 @@ class TextStage:
             objective = build_objective(
                 recipe.method, recipe.loss, teacher.shape, planned.shape, kernel=kernel
             )
-            fit_projections(objective, teacher.model, built.model, self.run.corpus.train)
+            fit_projections(objective, teacher.model, built.model, workload.sample)
             students[name] = Student(built.model, objective)
             for note in (*built.notes, *students[name].objective.notes):
                 Progress.log(f"{name}: {note}")
-        freeze_unreached(
-            students,
-            teacher.model,
-            self._examples(self.run.corpus.train, teacher).batch(np.arange(1)),
-        )
+        freeze_unreached(students, teacher.model, workload.examples.batch(np.arange(1)))
         return students
 
-    def _examples(self, blocks: Examples, teacher: Model) -> Examples:
-        """Blocks of text, masked if the method reads masked text."""
-        recipe, mask = self.resolved.recipe, self.resolved.recipe.data.mask
-        if not _is_masked(recipe):
-            return blocks
-        tokens = tokens_of(teacher.tokenizer, teacher.source)
-        return Masked(blocks, tokens, mask.share, mask.whole_words, mask.static, recipe.train.seed)
-
-    def _scores(self) -> DownstreamScores:
-        """Evaluations of the fine-tuned teacher, students, and students copied from the teacher but not distilled."""
-        run, recipe, folder = self.run, self.resolved.recipe, self.folder / DOWNSTREAM
+    def _scores(self) -> EvaluationResult:
+        """Scores of the fine-tuned teacher, students, and students that were copied from the
+        teacher but not distilled."""
+        whole, recipe = self.whole, self.resolved.recipe
+        context, folder = whole.context, self.folder / DOWNSTREAM
         sources: dict[str, str | Path] = {TEACHER: str(recipe.teacher)}
         baselines = {}
-        for name, (planned, where) in run.students().items():
-            sources |= {f"{name}{AT}{step}": run.kept(name, step) for step in recipe.eval.at}
+        for name, (planned, where) in whole.students().items():
+            sources |= {f"{name}{AT}{step}": whole.kept(name, step) for step in recipe.eval.at}
             sources[name], baselines[name] = where, planned.like + UNDISTILLED
             copied = folder / as_directory(baselines[name]).replace(" ", "-")
             sources[baselines[name]] = copied
-            if run.session.is_main and not copied.exists():
-                fresh = run.untrained()
-                save_model(
-                    _build(recipe, fresh, planned.shape, run.corpus.train).model,
-                    fresh.tokenizer,
-                    copied,
-                    fresh.rows,
-                )
-        run.session.wait()
+            if context.is_main and not copied.exists():
+                fresh = whole.untrained()
+                built = self._copied(recipe, fresh, planned.shape)
+                save_model(built.model, fresh.tokenizer, copied, fresh.rows)
+        context.session.wait()
         seeds = recipe.eval.seeds
-        found = scored(
-            run.session, run.downstream, sources, folder, seeds=seeds, baselines=baselines
+        result = compare_downstream(
+            context, whole.downstream, sources, folder, seeds=seeds, baselines=baselines
         )
-        for name, step in (
-            itertools.product(run.students(), recipe.eval.at) if run.session.is_main else ()
-        ):
-            shutil.rmtree(run.kept(name, step), ignore_errors=True)
-        return found
+        kept = itertools.product(whole.students(), recipe.eval.at)
+        for name, step in kept if context.is_main else ():
+            shutil.rmtree(whole.kept(name, step), ignore_errors=True)
+        return result
 
-    def _report(self, outcome: Outcome, scores: DownstreamScores, final: bool) -> None:
-        """Write the stage's report; the last one also shows the assistant, probes and measures latency."""
-        run, recipe, teacher = self.run, self.resolved.recipe, self.run.teacher
-        models = [ReportedModel(TEACHER, "teacher", run.card)]
+    def _report(
+        self, students: Mapping[str, Student], outcome: Outcome, scores: EvaluationResult
+    ) -> None:
+        """Write the stage's report. The last one also shows the assistant, probes and measures
+        latency."""
+        whole, recipe = self.whole, self.resolved.recipe
+        models = [ReportedModel(TEACHER, "teacher", whole.card)]
         losses: dict[str, dict[str, float]] = {}
-        notes = [
-            f"{name}: {note}"
-            for name, (task, _) in run.downstream.items()
-            for note in task.notes
-            if scores.evaluations
-        ]
+        notes: list[str] = []
+        if scores.evaluations:
+            notes += [
+                f"{name}: {note}"
+                for name, task in whole.downstream.items()
+                for note in task.workload.notes
+            ]
         if self.assistant is not None:
             card = RunResult.read(self.assistant.folder).report.cards[ASSISTANT]
             models.append(ReportedModel(ASSISTANT, "assistant", card, TEACHER))
             notes.append(
-                "the held-out losses are against the assistant, from which the student also started; everything else "
-                "compares with a student copied from the teacher itself"
+                "the held-out losses are measured against the assistant, from which the student "
+                "also started; everything else is compared with a student copied from the teacher "
+                "itself"
             )
         # Stages before this one have saved their students.
-        for stage in [
-            stage
-            for stage in run.stages
-            if final and stage is not self and ASSISTANT not in stage.planned
-        ]:
-            report = RunResult.read(stage.folder).report
+        earlier = [g for g in whole.groups if self.is_last and g is not self and not g.is_assistant]
+        for group in earlier:
+            report = RunResult.read(group.folder).report
             models += [
                 ReportedModel(name, "student", report.cards[name], TEACHER)
-                for name in stage.planned
+                for name in group.planned
             ]
             losses |= report.quality[HELD_OUT]
-        folders = {name: self.model_folder(name) for name in self.planned}
-        for name, folder in folders.items():
-            card = describe(self.students[name].encoder, str(folder), folder)
+        subjects = [Subject(TEACHER, location(whole.teacher.source))]
+        for name in self.planned:
+            folder = self.model_folder(name)
+            card = describe(students[name].encoder, str(folder), folder)
             role: Role = "assistant" if name == ASSISTANT else "student"
             models.append(ReportedModel(name, role, card, TEACHER, folder))
-        sources = {TEACHER: location(teacher.source)} | {
-            name: str(folder) for name, folder in folders.items()
-        }
-        subjects = list(map(Subject, sources, sources.values()))
-        probes = self._demo_probes() if final and recipe.data.source == "demo" else {}
+            subjects.append(Subject(name, str(folder)))
         losses |= held_out_losses(RunDir(self.folder), list(self.planned))
-        contents = ReportContents(
-            "distill",
-            recipe,
-            models,
-            outcome=outcome,
-            latency=measure(subjects, recipe.measure, run.session) if final else Latency(),
-            evaluations=scores.evaluations,
-            comparisons=scores.comparisons,
-            quality=quality_of(scores.evaluations) | probes | {HELD_OUT: losses},
-            notes=notes,
-            auto_class="AutoModelForMaskedLM" if _is_masked(recipe) else "AutoModel",
-        )
+        contents = ReportContents("distill", recipe, models, outcome=outcome, notes=notes)
+        contents.quality = quality_of(scores.evaluations)
+        if self.is_last:
+            contents.latency = whole.context.measure(subjects, recipe.measure)
+            if recipe.data.source == "demo":
+                contents.quality |= self._demo_probes(students)
+        contents.quality |= {HELD_OUT: losses}
+        contents.evaluations, contents.comparisons = scores.evaluations, scores.comparisons
+        contents.auto_class = whole.workload.auto_class
         write_report(RunDir(self.folder), contents)
 
-    def _demo_probes(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Linear probes of the demo tasks: the teacher, every student, and its copy of the teacher before training."""
-        fresh = self.run.untrained()
-        probes = {TEACHER: probe_demo(fresh.model, fresh.tokenizer)}
-        for name, student in self.students.items():
-            copied = _build(
-                self.resolved.recipe, fresh, self.planned[name].shape, self.run.corpus.train
-            ).model
+    def _demo_probes(
+        self, students: Mapping[str, Student]
+    ) -> dict[str, dict[str, dict[str, float]]]:
+        """Linear probes of the demo tasks: the teacher, every student, and its copy of the teacher
+        before training."""
+        whole, fresh = load_encoder(self.whole.teacher.source), self.whole.untrained()
+        probes = {TEACHER: probe_demo(whole.model, whole.tokenizer)}
+        recipe = self.resolved.recipe
+        for name, student in students.items():
+            copied = self._copied(recipe, fresh, self.planned[name].shape).model
             probes[name] = probe_demo(student.encoder.base_model, fresh.tokenizer)
             probes[name + UNDISTILLED] = probe_demo(copied, fresh.tokenizer)
         return {
@@ -457,15 +475,9 @@ class TextStage:
         }
 
 
-def _build(
-    recipe: DistillRecipe, teacher: Model, shape: ModelShape, text: Examples
-) -> InitializedStudent:
-    how = recipe.student.model_dump(include={"init", "layers", "dropout"})
-    return build_student(teacher.model.base_model, shape, **how, text=text, seed=recipe.train.seed)
-
-
 def held_out_losses(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, float]]:
-    """Held-out loss and terms of each student, before training (undistilled) and after, from the run's log."""
+    """Held-out loss and terms of each student, before training (undistilled) and after, from the
+    run's log."""
     records = [r["held_out"] for r in run_dir.read_log() if "held_out" in r]
     quality: dict[str, dict[str, float]] = {}
     for name in names:

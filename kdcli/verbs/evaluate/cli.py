@@ -53,10 +53,11 @@ def evaluate(
         EvaluateRecipe, recipe=shared["recipe"], sets=shared["sets"] or (), options=options
     )
     # After the recipe is checked, because this import takes seconds.
-    from kdcli.verbs.evaluate.run import Extras, check_gates, run
+    from kdcli.verbs.evaluate.run import Extras, check_gates
+    from kdcli.verbs.evaluate.run import evaluate as score
 
     extras = Extras(predictions=predictions, submission=submission, gates=gates(min_metric or ()))
-    result = run(resolved, run_options(given), extras)
+    result = score(resolved, run_options(given), extras)
     show(result, as_json=shared["json"])
     if result is not None:
         check_gates(result, extras)

@@ -1,142 +1,117 @@
-"""How often an exported file predicts what torch predicts, on real text: what its error means for a user."""
+"""What an exported file's error means for a user: agreement with torch on texts, and scores."""
 
-import tempfile
+from __future__ import annotations
+
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kdcli.data.labelled.task_data import Labelled
-from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.export import OUTPUTS, ModelFile
 from kdcli.deploy.exported import EMBEDDING
-from kdcli.deploy.runners import Runner, file_runner, runner
+from kdcli.deploy.runners import Runner, file_runner
 from kdcli.deploy.sessions import Array
 from kdcli.engine.progress import Progress
-from kdcli.models.heads import check_head, tokenizer_for, tuned_length
-from kdcli.models.load import location
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
-from kdcli.models.training_rows import training_rows
 from kdcli.report.schema import Comparison
+from kdcli.run.context import cpu_session
 from kdcli.types import Batch, Kind
-from kdcli.verbs.export.gate import Found
-from kdcli.workloads.predictions import Evaluator, Prediction, compared
-from kdcli.workloads.runtimes import runner_predictions
-from kdcli.workloads.settings import LabelledSettings
-from kdcli.workloads.task import evaluator_of, open_judged
+from kdcli.verbs.export.gate import Found, Scores
+from kdcli.workloads.embedder import Embedder, cosines
+from kdcli.workloads.workload import ModelScores, Workload
 
 ROWS, TOKENS = 8, 128
-"""Texts of a batch, and tokens of a text at most."""
-CALIBRATED = 32  # Rows on which the error of each product is measured
-RESAMPLES = 1000
+"""Texts in a batch, and maximum number of tokens in a text."""
+CALIBRATED = 32
+"""Rows on which the error of each product is measured."""
+SAME = 0.99
+"""Minimum mean cosine to torch's vectors."""
 
 
 @dataclass(frozen=True)
-class TaskJudge:
-    """A labelled task on which a file is judged: its rows as the model reads them, and torch's predictions."""
+class ExportCheck:
+    """Compares a model's file with torch: on texts, and on the rows of a workload if there is one.
 
-    data: Labelled
-    evaluator: Evaluator
-    by_torch: list[Prediction]
-    positions: int | None
+    Attributes:
+        model: the model in torch.
+        kind: the kind of its head; None for an encoder without one.
+        texts: texts that outputs are compared on.
+        workload: rows that both are scored on.
+    """
 
-    @classmethod
-    def open(
-        cls,
-        task: str,
-        settings: LabelledSettings,
-        source: str,
-        model: PreTrainedModel,
-        *,
-        trust_remote_code: bool,
-    ) -> "TaskJudge":
-        """Read a task's rows and predict them in torch. Raises UsageError: unusable data; a head for another task."""
-        rows = training_rows(location(source))
-        trusted = trust_remote_code
-        opened = open_judged(task, settings, source, {source: rows}, trust_remote_code=trusted)
-        check_head(source, model.config, opened.task)
-        tokenizer = tokenizer_for(
-            source, of_words=opened.task.kind == "tokens", trust_remote_code=trusted
-        )
-        length = tuned_length(model.config, tokenizer, opened.task)
-        evaluator, _ = evaluator_of(
-            opened, settings, Model(model, tokenizer, source, "", length, rows)
-        )
-        positions = positions_of(model.config)
-        Progress.log(f"{task}: {len(evaluator.features.examples):,} examples in torch")
-        with tempfile.TemporaryDirectory() as aside:
-            how: dict[str, Any] = {
-                "device": model.device,
-                "threads": latency_threads(),
-                "folder": Path(aside),
-            }
-            by_torch = runner_predictions(
-                runner(model, "torch", "fp32", **how), evaluator, positions
-            )
-        return cls(opened, evaluator, by_torch, positions)
+    model: Model
+    kind: Kind | None
+    texts: Sequence[str]
+    workload: Workload | None
 
-    def scores(self, made: Runner) -> tuple[list[dict[str, Any]], list[Comparison]]:
-        """A row of scores for each set, of torch and of the file, and the paired comparisons."""
-        both = {
-            "torch": self.by_torch,
-            "file": runner_predictions(made, self.evaluator, self.positions),
-        }
-        found = {
-            name: self.evaluator.evaluations(name, self.data.split, rows, worst=0)
-            for name, rows in both.items()
-        }
-        scores = [
-            a.model_dump(include={"task", "set", "split", "n"})
-            | {"torch": a.metrics, "file": b.metrics}
-            for a, b in zip(found["torch"], found["file"], strict=True)
-        ]
-        torch_side, file_side = (
-            (name, self.evaluator.scorers(rows)) for name, rows in both.items()
-        )
-        return scores, compared(self.evaluator, file_side, torch_side, RESAMPLES)
+    @functools.cached_property
+    def vectors_of_torch(self) -> Array:
+        """An embedding model's vectors of the texts."""
+        assert isinstance(self.model, Embedder)
+        return self.model.vectors(self.texts, "", cpu_session())
+
+    @functools.cached_property
+    def scores_of_torch(self) -> ModelScores:
+        """The model's scores in torch."""
+        assert self.workload is not None
+        Progress.log(f"{self.workload.name}: scoring the model in torch")
+        return self.workload.score(self.model)
+
+    def judge(self, file: ModelFile) -> Found:
+        """Compare a file with torch."""
+        agreement = self._agreement(file)
+        workload = self.workload
+        if workload is None:
+            return Found(agreement)
+        runner = file_runner(file.path, threads=0)
+        of_file = workload.score(workload.run_by(self.model, runner, file.outputs))
+        scores = {"torch": self.scores_of_torch, "file": of_file}
+        result = workload.compare(scores, {"file": "torch"})
+        rows = zip(self.scores_of_torch.evaluations, of_file.evaluations, strict=True)
+        both = [Scores(a.task, a.set, a.split, a.n, a.metrics, b.metrics) for a, b in rows]
+        metric = next(iter(self.scores_of_torch.evaluations[0].metrics))
+        return Found(agreement, both, result.comparisons, dropped(result.comparisons, metric))
+
+    def _agreement(self, file: ModelFile) -> dict[str, float]:
+        runner = file_runner(file.path, threads=0)
+        if not isinstance(self.model, Embedder):
+            network, tokenizer = self.model.model, self.model.tokenizer
+            return agreement(network, tokenizer, runner, self.kind, self.texts)
+        in_file = replace(self.model, runner=runner, outputs=file.outputs)
+        values = cosines(self.vectors_of_torch, in_file.vectors(self.texts, "", cpu_session()))
+        facts = {"cosine": float(values.mean()), "least": float(values.min())}
+        return {"texts": len(self.texts), **facts}
+
+    def too_far(self, found: Found) -> str | None:
+        """Why a file may not be used, whatever it scores; None if it may."""
+        if not isinstance(self.model, Embedder):
+            return None
+        # Not `<`: a NaN must fail too.
+        cosine = found.agreement["cosine"]
+        if cosine >= SAME:
+            return None
+        return f"the mean cosine of its vectors to torch's is {cosine:.3f}"
 
     def calibration(self) -> list[Batch]:
-        """Rows of the task, evenly spaced."""
-        rows = self.evaluator.features.rows
-        chosen = np.unique(np.linspace(0, len(rows) - 1, CALIBRATED).astype(int))
+        """Rows on which the error of each product is measured."""
+        if isinstance(self.model, Embedder):
+            texts = self.texts[:CALIBRATED]
+            rows = self.model.tokenize(texts, [""] * len(texts))
+            chosen = np.arange(len(rows))
+        else:
+            assert self.workload is not None, "without a task nothing is bounded"
+            rows = self.workload.rows_for(self.model)
+            chosen = np.unique(np.linspace(0, len(rows) - 1, CALIBRATED).astype(int))
         return [rows.batch(chosen[begin : begin + ROWS]) for begin in range(0, len(chosen), ROWS)]
 
 
-@dataclass(frozen=True)
-class HeadJudge:
-    """Judges the file of an encoder, or of one with a head."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    kind: Kind | None
-    texts: Sequence[str]
-    task: TaskJudge | None
-
-    def judge(self, file: ModelFile) -> Found:
-        made = file_runner(file.path, threads=0)
-        alike = agreement(self.model, self.tokenizer, made, self.kind, self.texts)
-        if self.task is None:
-            return Found(alike)
-        scores, comparisons = self.task.scores(made)
-        return Found(
-            alike, scores, comparisons, dropped(comparisons, self.task.data.task.metrics[0])
-        )
-
-    def too_far(self, found: Found) -> str | None:
-        return None
-
-    def calibration(self) -> list[Batch]:
-        assert self.task is not None, "without a task nothing is bounded"
-        return self.task.calibration()
-
-
 def dropped(comparisons: Sequence[Comparison], metric: str) -> float:
-    """Points (hundredths) that the file lost of a metric, in its worst set."""
+    """Points (hundredths) of a metric that the file lost, in its worst set."""
     return max(-100 * row.difference for row in comparisons if row.metric == metric)
 
 

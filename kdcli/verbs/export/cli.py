@@ -38,7 +38,8 @@ def export(
     """Write a model as ONNX or OpenVINO, compared with torch before it is kept. Several of --int8, --fp16 and --q4
     write their files beside the float32 one."""
     from kdcli.recipe.resolve import resolve
-    from kdcli.verbs.export.run import ExportRecipe, run
+    from kdcli.verbs.export.run import ExportRecipe
+    from kdcli.verbs.export.run import export as write
 
     options = {"data.source": shared["data"]}
     data = resolve(
@@ -50,4 +51,4 @@ def export(
     given |= {"pooling": pooling, "task": task, "max_drop": max_drop, "weights": weights}
     smaller = [name for name, wanted in (("int8", int8), ("fp16", fp16), ("q4", q4)) if wanted]
     given["precisions"] = smaller if len(smaller) == 1 else ["fp32", *smaller]
-    return show(run(model, format=file_format, **given), as_json=shared["json"])
+    return show(write(model, format=file_format, **given), as_json=shared["json"])

@@ -15,12 +15,30 @@ ROUNDED = ("int8", "q4")  # Precisions that round product by product
 
 
 @dataclass(frozen=True)
+class Scores:
+    """The scores of torch and of a file on one set of rows."""
+
+    task: str
+    set: str
+    split: str
+    n: int
+    torch: dict[str, float]
+    file: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Found:
-    """What a file is beside torch: `agreement` of predictions or vectors on texts; with a task, `scores` of both and
-    their paired `comparisons`, and how many points (hundredths) the first metric lost, in its worst set."""
+    """How a file compares with torch.
+
+    Attributes:
+        agreement: of predictions or vectors on texts.
+        scores: of both on each set of a workload.
+        comparisons: paired differences of these scores.
+        drop: points (hundredths) of the first metric that the file lost, in its worst set.
+    """
 
     agreement: dict[str, float]
-    scores: list[dict[str, Any]] = field(default_factory=list)
+    scores: list[Scores] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     drop: float | None = None
 

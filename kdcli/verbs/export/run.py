@@ -17,6 +17,7 @@ from rich.table import Table
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.data.files import open_source
+from kdcli.data.text.sentences import sentences
 from kdcli.deploy.environment import versions
 from kdcli.deploy.export import EXACT, FILES, LIMITS, RUNTIMES, ModelFile, recorded
 from kdcli.deploy.exported import EMBEDDING, FACTS
@@ -28,21 +29,32 @@ from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.card import describe
 from kdcli.models.custom_class import custom_class
 from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_format
-from kdcli.models.heads import AUTO_CLASS, PROBLEM, kind_of_head
+from kdcli.models.heads import (
+    AUTO_CLASS,
+    PROBLEM,
+    check_head,
+    kind_of_head,
+    tokenizer_for,
+    tuned_length,
+)
 from kdcli.models.load import load_config, load_tokenizer, load_weights, location, save_tokenizer
+from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.recipe.sections import Section
 from kdcli.report.text import bytes_of
 from kdcli.report.views import short
+from kdcli.run.context import cpu_session
 from kdcli.types import Kind
-from kdcli.verbs.export.agreement import HeadJudge, TaskJudge
+from kdcli.verbs.export.agreement import ExportCheck
 from kdcli.verbs.export.gate import Found, Judge, write_gated
 from kdcli.verbs.export.readme import error_of, readme
-from kdcli.verbs.export.vectors import VectorsJudge, judged_on, judged_texts
+from kdcli.workloads import open_evaluation
 from kdcli.workloads.embedder import Embedder
+from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.settings import LabelledSettings
+from kdcli.workloads.workload import EvaluationRequest, Workload
 
-TEXTS_COMPARED = 64
+TEXTS_COMPARED, VECTORS_COMPARED = 64, 256
 TEXT = LabelledSettings()  # That of the demo
 
 
@@ -110,7 +122,7 @@ class Exported:
         yield f"model in {self.folder} (README.md shows how to run it)"
 
 
-def run(
+def export(
     source: str,
     *,
     format: str,
@@ -203,7 +215,7 @@ def _facts_of(
     }
     if found.scores:
         rows = [row.model_dump() for row in found.comparisons]
-        facts |= {"scores": found.scores, "comparisons": rows}
+        facts |= {"scores": [asdict(row) for row in found.scores], "comparisons": rows}
     return facts | gate | {"notes": _notes(gate, found)}
 
 
@@ -260,15 +272,21 @@ def _load_vectors(
     source: str, data: LabelledSettings, pooling: str | None, task: str | None, trusted: bool
 ) -> _Part:
     embedder = Embedder.open(source, pooling=pooling, compacted=True, trust_remote_code=trusted)
-    judged = judged_on(task, data, source)
+    workload = _open_workload(task, data, source, pooling or embedder.format.pooling)
+    if workload is None:
+        documents = open_source(data.source or "demo").documents("train", None)
+        texts = (text for document in documents for text in sentences(document))
+        compared = list(itertools.islice(texts, VECTORS_COMPARED))
+    else:
+        compared = workload.texts_of_rows()[:VECTORS_COMPARED]
     embedder.tokenizer.model_max_length = longest = embedder.max_length
-    judge = VectorsJudge(embedder, judged_texts(judged, data.source), judged)
+    check = ExportCheck(embedder, None, compared, workload)
     return _Part(
         embedder.model,
         embedder.tokenizer,
         EMBEDDING,
         [embedder.note],
-        judge,
+        check,
         embedder.format,
         longest,
     )
@@ -277,26 +295,51 @@ def _load_vectors(
 def _load_head(
     source: str, data: LabelledSettings, _: str | None, task: str | None, trusted: bool
 ) -> _Part:
+    texts: list[str] = []
     if task is None:
-        texts = list(
-            itertools.islice(
-                open_source(data.source or "demo").documents("train", None), TEXTS_COMPARED
-            )
-        )
-    model, tokenizer, kind, notes = _load(source, trusted)
-    of_task = None
+        documents = open_source(data.source or "demo").documents("train", None)
+        texts = list(itertools.islice(documents, TEXTS_COMPARED))
+    network, tokenizer, kind, notes = _load(source, trusted)
+    model, workload = Model(network, tokenizer, source), None
     if task is not None:
         if kind is None:
             raise UsageError(
                 f"{source} has no head for task {task}",
                 "--pooling makes an encoder an embedding model",
             )
-        of_task = TaskJudge.open(task, data, source, model, trust_remote_code=trusted)
-        texts = [
-            " ".join(example.texts)
-            for example in of_task.evaluator.features.examples[:TEXTS_COMPARED]
-        ]
-    return _Part(model, tokenizer, kind, notes, HeadJudge(model, tokenizer, kind, texts, of_task))
+        workload = _open_workload(task, data, source, None)
+        assert workload is not None
+        if isinstance(workload, LabelledWorkload):
+            model = _model_of_task(model, workload, trusted)
+        texts = workload.texts_of_rows()[:TEXTS_COMPARED]
+    return _Part(network, tokenizer, kind, notes, ExportCheck(model, kind, texts, workload))
+
+
+def _open_workload(
+    task: str | None, data: LabelledSettings, source: str, pooling: str | None
+) -> Workload | None:
+    """The rows that a file is scored on, without rows that trained the model."""
+    if task is None:
+        return None
+    trained = {source: training_rows(location(source))}
+    by_head = pooling is None
+    request = EvaluationRequest(task, [source], data, trained, pooling=pooling, by_head=by_head)
+    return open_evaluation(request, cpu_session())
+
+
+def _model_of_task(model: Model, workload: LabelledWorkload, trusted: bool) -> Model:
+    """The model with the tokenizer and the row length that its task uses.
+
+    Raises:
+        UsageError: a head for another task.
+    """
+    task = workload.data.task
+    check_head(model.source, model.model.config, task)
+    of_words = task.kind == "tokens"
+    tokenizer = tokenizer_for(model.source, of_words=of_words, trust_remote_code=trusted)
+    length = tuned_length(model.model.config, tokenizer, task)
+    rows = training_rows(location(model.source))
+    return Model(model.model, tokenizer, model.source, "", length, rows)
 
 
 def _notes(gate: dict[str, Any], found: Found) -> list[str]:

@@ -38,7 +38,7 @@ def finetune(
     """Fine-tune an encoder on a labelled task and report what it scores."""
     given = locals() | shared
     from kdcli.recipe.resolve import grid_options, verb_of
-    from kdcli.verbs.finetune.run import run
+    from kdcli.verbs.finetune.run import finetune as train
     from kdcli.workloads.recipes import finetune_recipe
     from kdcli.workloads.settings import FinetuneRecipe
 
@@ -53,7 +53,7 @@ def finetune(
     }
     options = own | training_options(given)
     resolved = finetune_recipe(recipe=shared["recipe"], sets=shared["sets"] or (), options=options)
-    return show(run(resolved, run_options(given)), as_json=shared["json"])
+    return show(train(resolved, run_options(given)), as_json=shared["json"])
 
 
 def _finetune_reranker(given: Mapping[str, Any]) -> Any:
@@ -63,9 +63,9 @@ def _finetune_reranker(given: Mapping[str, Any]) -> Any:
                 f"--{name} does not go with --task rerank", "start one run for each setting"
             )
     from kdcli.recipe.resolve import resolve
-    from kdcli.verbs.finetune.run import run_rerank
+    from kdcli.verbs.finetune.run import finetune_reranker
     from kdcli.workloads.settings import RerankRecipe
 
     own = {"student.source": given["model"]} | training_options(given)
     resolved = resolve(RerankRecipe, recipe=given["recipe"], sets=given["sets"] or (), options=own)
-    return show(run_rerank(resolved, run_options(given)), as_json=given["json"])
+    return show(finetune_reranker(resolved, run_options(given)), as_json=given["json"])

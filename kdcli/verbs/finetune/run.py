@@ -1,99 +1,57 @@
-"""`kdcli finetune`: an encoder and a labelled task -> a fine-tuned model, for every setting of a grid and every seed.
+"""`kdcli finetune`: an encoder and labelled data -> a fine-tuned model, for every setting of a grid
+and every seed.
 
 The setting with the best mean over its seeds wins; the result is the model of its best seed.
 """
 
 import shutil
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from kdcli.data.labelled.lists import read_lists
 from kdcli.disk import disk_errors
-from kdcli.engine.launch import Session, choose_output_dir
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RECIPE, REPORT
 from kdcli.errors import UsageError
+from kdcli.models.model import Model
+from kdcli.models.shape import parse_shape
 from kdcli.recipe.resolve import Resolved, combinations
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
-from kdcli.report.schema import FINETUNED, RunRow, Selection
+from kdcli.report.schema import RunRow, Selection
+from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
-from kdcli.run.stages import run_command
-from kdcli.types import Outcome
+from kdcli.run.stages import Run, Stage, run_command
+from kdcli.workloads import open_workload
+from kdcli.workloads.finetuning import drop_weights, finetune_stage, request_of, selected_report
 from kdcli.workloads.predictions import summed_up
-from kdcli.workloads.rerank import RerankRun, student_of
-from kdcli.workloads.run import FinetuneStage, chosen_on, drop_weights, write_finetune_report
+from kdcli.workloads.recipes import rerank_finetuning
+from kdcli.workloads.rerank import RerankWorkload
 from kdcli.workloads.settings import FinetuneRecipe, RerankRecipe
-from kdcli.workloads.task import PreparedTask, order_and_schedule, prepare
+from kdcli.workloads.workload import Workload
 
 
 @dataclass(frozen=True)
-class _Grid:
-    """All runs of an invocation, checked; `settings` is what the grid sets in each stage."""
+class GridRun:
+    """One run of the grid: its settings, and the stage that trains it."""
 
+    settings: dict[str, Any]
     resolved: Resolved[FinetuneRecipe]
-    invocation: RunOptions
-    folder: Path
-    stages: list[FinetuneStage]
-    settings: list[dict[str, Any]]
-    task: PreparedTask
-
-    def report(self) -> None:
-        if len(self.stages) == 1 or not self.task.session.is_main:
-            return
-        task, recipe, stages = self.task, self.resolved.recipe, self.stages
-        metric = task.data.task.metrics[0]
-        reports = [RunResult.read(stage.folder).report for stage in stages]
-        scores = [
-            summed_up({e.set: e.metrics for e in r.evaluations}, recipe.choose_on) for r in reports
-        ]
-        alike = [
-            range(first, first + recipe.seeds) for first in range(0, len(stages), recipe.seeds)
-        ]
-        best = max(alike, key=lambda numbers: statistics.fmean(scores[n][metric] for n in numbers))
-        chosen = max(best, key=lambda n: scores[n][metric])
-        seeds = [stage.resolved.recipe.train.seed for stage in stages]
-        found = zip(self.settings, seeds, scores, strict=True)
-        runs = [
-            RunRow(settings=values, seed=seed, metrics=metrics) for values, seed, metrics in found
-        ]
-        # Model, tokenizer and log.jsonl.
-        for file in stages[chosen].folder.iterdir():
-            if file.is_file() and file.name not in (RECIPE, REPORT):
-                with disk_errors(self.folder / file.name):
-                    shutil.copy2(file, self.folder / file.name)
-        report = reports[chosen]
-        assert report.training is not None
-        selection = Selection(
-            metric=metric,
-            on=chosen_on(task, recipe),
-            settings=runs[chosen].settings,
-            seed=runs[chosen].seed,
-            runs=runs,
-        )
-        write_finetune_report(
-            task,
-            self.folder,
-            recipe,
-            replace(report.cards[FINETUNED], id=str(self.folder)),
-            Outcome(**report.training.model_dump()),
-            report.notes,
-            report.evaluations,
-            selection,
-            timed=True,
-        )
-        for stage in stages:
-            drop_weights(stage.folder)
+    stage: Stage
 
 
-def run(resolved: Resolved[FinetuneRecipe], invocation: RunOptions) -> RunResult | Estimate | None:
-    """Fine-tune, evaluate and report. Returns the report (of several runs the chosen one's), or a dry run's estimate;
-    None in a process that prints nothing. Raises KdcliError: see `kdcli.errors`; nothing was written if recipe, model
-    or data cannot be used."""
+def finetune(
+    resolved: Resolved[FinetuneRecipe], options: RunOptions
+) -> RunResult | Estimate | None:
+    """Fine-tune, evaluate and report.
+
+    Returns:
+        The report, of several runs the chosen one's, or the estimate of a dry run; None in a
+        process that prints nothing.
+
+    Raises:
+        KdcliError: see `kdcli.errors`. Nothing was written if recipe, model or data cannot be used.
+    """
     recipe = resolved.recipe
     if recipe.model is None:
         raise UsageError(
@@ -105,16 +63,18 @@ def run(resolved: Resolved[FinetuneRecipe], invocation: RunOptions) -> RunResult
             "no task given", "add --task, for example --task sst2, or --task own for your own files"
         )
     check_grid([values for values, _ in combinations(resolved)])
-    return run_command(resolved, invocation, _prepare)
+    name = f"finetune-{Path(recipe.model).name}-{recipe.task}"
+    return run_command(resolved, options, name, _prepare)
 
 
 def check_grid(settings: list[dict[str, Any]]) -> None:
-    """Raise a `UsageError` for keys that all runs share, for lists as values, and for settings given twice."""
+    """Raise a `UsageError` for keys that all runs share, for lists as values, and for settings
+    given twice."""
     for number, values in enumerate(settings):
         for key, value in values.items():
             if key == "train.seed":
                 raise UsageError(
-                    "grid.train.seed: seeds are no settings",
+                    "grid.train.seed: a seed is not a setting",
                     "--seeds N runs every setting with N seeds",
                 )
             if (key != "keep" and not key.startswith("train.")) or key == "train.dtype":
@@ -132,47 +92,97 @@ def check_grid(settings: list[dict[str, Any]]) -> None:
             )
 
 
-def _prepare(resolved: Resolved[FinetuneRecipe], invocation: RunOptions, session: Session) -> _Grid:
-    recipe, first = resolved.recipe, resolved.recipe.train.seed
-    folder = choose_output_dir(
-        f"finetune-{Path(str(recipe.model)).name}-{recipe.task}", resolved, invocation, session
+def _prepare(context: RunContext[FinetuneRecipe]) -> Run:
+    recipe = context.recipe
+    workload, model = open_workload(
+        request_of(recipe, str(recipe.model), generates=True), context.session
     )
-    task, headed = prepare(recipe, session, generates=True)
-    stages, settings = [], []
+    several = len(combinations(context.resolved)) * recipe.seeds > 1
+    if not several:
+        ((_, own),) = combinations(context.resolved)
+        stage = finetune_stage(context, workload, own, context.folder, model=model, measured=True)
+        return Run([stage])
+    runs = _grid_runs(context, workload)
+    del model  # Every run loads its own.
+    return Run([run.stage for run in runs], lambda: _report_grid(context, workload, runs))
+
+
+def _grid_runs(context: RunContext[FinetuneRecipe], workload: Workload) -> list[GridRun]:
+    """Every setting of the grid with every seed.
+
+    Raises:
+        UsageError: two settings train the same.
+    """
+    recipe, first_seed = context.recipe, context.recipe.train.seed
+    runs: list[GridRun] = []
     schedules: dict[str, str] = {}
-    for values, setting in combinations(resolved):
-        _, schedule = order_and_schedule(task, setting.recipe)
-        others = setting.recipe.train.model_dump(
-            exclude={"epochs", "max_steps", "warmup_steps", "warmup_fraction"}
-        )
-        # What differs in epochs alone may still be as many steps.
+    for values, setting in combinations(context.resolved):
+        schedule = workload.plan(setting.recipe.train).schedule
+        counted = {"epochs", "max_steps", "warmup_steps", "warmup_fraction"}
+        others = setting.recipe.train.model_dump(exclude=counted)
+        # Settings that differ in epochs alone may still make the same number of steps.
         named = ", ".join(f"{key}={value}" for key, value in values.items())
-        alike = schedules.setdefault(repr((schedule, setting.recipe.keep, others)), named)
-        if alike != named:
+        same = schedules.setdefault(repr((schedule, setting.recipe.keep, others)), named)
+        if same != named:
             raise UsageError(
-                f"the grid's {alike} and {named} train the same: {schedule.steps} steps, {schedule.warmup_steps} of "
-                "warm-up",
-                "leave one of them out",
+                f"the grid's {same} and {named} train the same: {schedule.steps} steps, "
+                f"{schedule.warmup_steps} of warm-up",
+                "omit one of them",
             )
         # A dry run takes the first seed of a setting for all of them.
-        for seed in range(first, first + (1 if invocation.dry_run else recipe.seeds)):
+        seeds = 1 if context.dry_run else recipe.seeds
+        for seed in range(first_seed, first_seed + seeds):
             train = setting.recipe.train.model_copy(update={"seed": seed})
             own = Resolved(setting.recipe.model_copy(update={"train": train}), setting.origins)
             parts = [f"{key.rpartition('.')[2]}={value}" for key, value in values.items()]
-            inside = folder / "runs" / ",".join([*parts, f"seed={seed}"]).replace("/", "_")
-            stages.append(
-                FinetuneStage(task, own, inside, repeats=recipe.seeds if invocation.dry_run else 1)
-            )
-            settings.append(values)
-    if len(combinations(resolved)) * recipe.seeds == 1:
-        stages = [FinetuneStage(task, stages[0].resolved, folder, headed, timed=True)]
-    return _Grid(resolved, invocation, folder, stages, settings, task)
+            name = ",".join([*parts, f"seed={seed}"]).replace("/", "_")
+            repeats = recipe.seeds if context.dry_run else 1
+            folder = context.folder / "runs" / name
+            stage = finetune_stage(context, workload, own, folder, repeats=repeats)
+            runs.append(GridRun(values, own, stage))
+    return runs
 
 
-def run_rerank(
-    resolved: Resolved[RerankRecipe], invocation: RunOptions
+def _report_grid(
+    context: RunContext[FinetuneRecipe], workload: Workload, runs: list[GridRun]
+) -> None:
+    """Choose a run, copy its model and report."""
+    if not context.is_main:
+        return
+    recipe, metric = context.recipe, workload.metric
+    results = [RunResult.read(run.stage.folder) for run in runs]
+    scores = [
+        summed_up({e.set: e.metrics for e in result.report.evaluations}, recipe.choose_on)
+        for result in results
+    ]
+    settings = [range(first, first + recipe.seeds) for first in range(0, len(runs), recipe.seeds)]
+    best = max(settings, key=lambda rows: statistics.fmean(scores[n][metric] for n in rows))
+    chosen = max(best, key=lambda n: scores[n][metric])
+    rows = [
+        RunRow(settings=run.settings, seed=run.resolved.recipe.train.seed, metrics=metrics)
+        for run, metrics in zip(runs, scores, strict=True)
+    ]
+    # Model, tokenizer and log.jsonl.
+    for file in runs[chosen].stage.folder.iterdir():
+        if file.is_file() and file.name not in (RECIPE, REPORT):
+            with disk_errors(context.folder / file.name):
+                shutil.copy2(file, context.folder / file.name)
+    selection = Selection(
+        metric=metric,
+        on=workload.evaluated_on,
+        settings=rows[chosen].settings,
+        seed=rows[chosen].seed,
+        runs=rows,
+    )
+    selected_report(context, workload, results[chosen], selection)
+    for run in runs:
+        drop_weights(run.stage.folder)
+
+
+def finetune_reranker(
+    resolved: Resolved[RerankRecipe], options: RunOptions
 ) -> RunResult | Estimate | None:
-    """Fine-tune a reranker on lists of candidates; returns and raises as `run`."""
+    """Fine-tune a reranker on lists of candidates; returns and raises as `finetune`."""
     recipe = resolved.recipe
     if recipe.student.source is None:
         raise UsageError("no model given", "kdcli finetune MODEL --task rerank --data DIR")
@@ -180,43 +190,36 @@ def run_rerank(
         raise UsageError(
             "task rerank needs --data", "a file or directory of queries with their passages"
         )
-    return run_command(resolved, invocation, _prepare_rerank)
+    name = f"finetune-{Path(recipe.student.source).name}-rerank"
+    return run_command(resolved, options, name, _prepare_reranker)
 
 
-def _prepare_rerank(
-    resolved: Resolved[RerankRecipe], invocation: RunOptions, session: Session
-) -> RerankRun:
-    recipe, source = resolved.recipe, str(resolved.recipe.student.source)
-    folder = choose_output_dir(
-        f"finetune-{Path(source).name}-rerank", resolved, invocation, session
-    )
-    train, held_out, split = read_lists(
-        str(recipe.data.source), seed=recipe.data.split_seed, log=Progress.log
-    )
-    scored = not np.isnan(train.scores).any()
-    loss = recipe.ranking.loss
-    if not scored and np.isnan(train.labels).all():
+def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
+    recipe, generic = context.recipe, rerank_finetuning(context.recipe)
+    workload, model = open_workload(request_of(generic, str(generic.model)), context.session)
+    assert isinstance(workload, RerankWorkload)
+    scored = workload.scored
+    if not scored and not workload.has_labels:
         raise UsageError(
             "the training passages have neither labels nor scores",
             "one of the two teaches the ranking",
         )
-    if not scored and loss == "margin-mse":
+    if not scored and recipe.ranking.loss == "margin-mse":
         raise UsageError(
             "ranking.loss margin-mse learns a score of each passage, and some have none",
-            "take listwise",
+            "choose listwise",
         )
-    how = "scores in the data" if scored else "labels alone"
-    make = student_of(recipe, source, session, train)
-    return RerankRun(
-        resolved,
-        invocation,
-        folder,
-        session,
-        "finetune",
-        make,
-        None,
-        train,
-        held_out,
-        split,
-        notes=[f"trained on {how}"],
+    start = reranker_student(workload, model, recipe)
+    workload.notes = [f"trained on {'scores in the data' if scored else 'labels alone'}"]
+    own = Resolved(generic, context.resolved.origins)
+    stage = finetune_stage(context, workload, own, context.folder, model=start, measured=True)
+    return Run([stage])
+
+
+def reranker_student(workload: RerankWorkload, origin: Model, recipe: RerankRecipe) -> Model:
+    """The model that the training starts from, in the recipe's shape."""
+    student, full = recipe.student, origin.shape
+    shape = full if student.to is None else parse_shape(student.to, full)
+    return workload.student(
+        origin, shape, init=student.init, layers=student.layers, seed=recipe.train.seed
     )

@@ -45,7 +45,7 @@ def prune(
     """Remove weights of an encoder while it learns a task (SMP and its baselines)."""
     given = locals() | shared
     from kdcli.verbs.prune.recipes import prune_recipes
-    from kdcli.verbs.prune.run import run
+    from kdcli.verbs.prune.run import prune as train
 
     own: dict[str, Any] = {
         "model": model,
@@ -61,4 +61,4 @@ def prune(
         sets=shared["sets"] or (),
         options=own | training_options(given),
     )
-    return show(run(recipes, run_options(given)), as_json=shared["json"])
+    return show(train(recipes, run_options(given)), as_json=shared["json"])

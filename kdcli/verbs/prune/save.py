@@ -1,9 +1,12 @@
-"""Saves a pruned model in every form (masked, compact, mask file), measures the forms and writes the report."""
+"""Save a pruned model in every form (masked, compact, mask file), measure the forms and report."""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,159 +22,171 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.errors import MachineError
 from kdcli.models.card import describe
 from kdcli.models.custom_class import is_custom
-from kdcli.models.heads import AUTO_CLASS
 from kdcli.models.layout import PATHS, layout_for
-from kdcli.models.load import location, save_model
+from kdcli.models.load import location
 from kdcli.models.matrices import matrices
 from kdcli.models.model import Model
+from kdcli.models.training_rows import all_rows
 from kdcli.pruners.selection import down_to_one
 from kdcli.report import schema
-from kdcli.report.finish import ReportContents, ReportedModel, measure, write_report
-from kdcli.report.schema import Evaluation, PrunedMatrix
+from kdcli.report.finish import ReportContents, ReportedModel, quality_of, write_report
+from kdcli.report.schema import PrunedMatrix
 from kdcli.report.text import bytes_of
-from kdcli.types import Outcome, RowHashes
+from kdcli.run.context import RunContext
+from kdcli.types import Outcome
 from kdcli.verbs.prune.job import TRACE, Pruning
 from kdcli.verbs.prune.settings import PruneRecipe
-from kdcli.workloads.predictions import Prediction, summed_up
-from kdcli.workloads.run import chosen_on
-from kdcli.workloads.task import PreparedTask, predict
+from kdcli.workloads.labelled import WORST
+from kdcli.workloads.predictions import summed_up
+from kdcli.workloads.workload import ModelScores, Workload
 
 DENSE, MASKED, COMPACT, SPARSE = "dense", "masked", "compact", "sparse"
 """Models of a report: as loaded, with zeros, without its empty rows, with sparse linears."""
 MASK, SCORES = "mask/mask.safetensors", "mask/scores.safetensors"
-"""In a folder of their own: the safetensors beside a model's config.json are its weights."""
-WORST = 20  # Mistakes of a model that its report shows
+"""In a folder of their own, because the safetensors next to a model's config.json are its
+weights."""
 LOSSLESS = 1e-4
-"""Largest difference between the logits of the masked and the compact model, relative to the largest logit."""
+"""Largest difference between the outputs of the masked and the compact model, relative to the
+largest output."""
 
 
 def save_and_report(
-    task: PreparedTask,
+    context: RunContext[Any],
+    workload: Workload,
     built: Pruning,
-    base: PreTrainedModel | None,
+    recipe: PruneRecipe,
     folder: Path,
     outcome: Outcome,
-    predictions: list[Prediction],
-    rows: RowHashes,
+    scores: ModelScores | None,
+    base: PreTrainedModel | None,
+    teacher: Model | None,
 ) -> None:
-    """Save every form of the model that `rows` trained, measure them beside the dense one, report. `base`: the encoder
-    it was loaded from, unless its weights were trained."""
-    recipe, headed, pruner = built.recipe, built.headed, built.pruner
-    model, masks, scores = headed.model.cpu(), pruner.masks.masks(), pruner.masks.scores()
-    evaluations = task.evaluator.evaluations(MASKED, task.data.split, predictions, WORST)
-    loads = (
-        "anywhere with trust_remote_code, for its class lies beside it"
-        if is_custom(model)
-        else "anywhere"
-    )
-    notes = [*built.warnings, *down_to_one(masks), *task.notes]
+    """Save every form of a pruned model, measure them next to the dense model, and report.
+
+    Args:
+        scores: of the masked model; None if the workload has no sets to score it on.
+        base: the encoder that the model was loaded from, unless its weights were trained.
+    """
+    model, pruner = built.model, built.pruner
+    network = model.model.cpu().eval()
+    masks, importance = pruner.masks.masks(), pruner.masks.scores()
+    rows = all_rows(model.rows, workload.rows, *([teacher.rows] if teacher else []))
+    notes = [*built.warnings, *down_to_one(masks), *workload.notes]
     if outcome.best_step is not None:
-        on, metric = chosen_on(task, recipe), task.data.task.metrics[0]
-        chosen = f"by {metric} on {on}, on which the scores are also reported"
-        first = f"of the evaluations from step {built.job.best_from} on, which have the density asked for"
-        notes.append(f"the weights of step {outcome.best_step} were kept, {first}, {chosen}")
+        notes.append(
+            f"the weights of step {outcome.best_step} were kept, chosen by {workload.metric} on "
+            f"{workload.evaluated_on}, on which the scores are also reported, among the evaluations "
+            f"from step {built.job.best_from} on, which have the requested density"
+        )
+    loads = "anywhere"
+    if is_custom(network):
+        loads += " with trust_remote_code, because its class lies next to it"
     notes.append(f"masked: zeros in a model that is not faster and loads {loads}")
     pruner.masks.fold()
+    evaluations = scores.rows(MASKED) if scores else []
     if base is None:
         notes.append(
-            f"no mask file: {recipe.method} trains the weights too, so a mask alone would not make the model"
+            f"no mask file: {recipe.method} trains the weights too, so a mask alone would not make "
+            "the model"
         )
     else:
-        metrics = summed_up({e.set: e.metrics for e in evaluations}, None)
-        head, info = _mask_info(task, recipe, model, base, metrics)
+        metrics = summed_up({e.set: e.metrics for e in evaluations}, None) if evaluations else {}
+        head, info = _mask_info(workload, recipe, network, base, metrics)
         write_mask(folder / MASK, info, masks, head=head, rows=rows)
-        if scores:
-            write_mask(folder / SCORES, info, masks, head=head, scores=scores, rows=rows)
-        notes.append(f"mask: {bytes_of((folder / MASK).stat().st_size)} beside the base ({MASK})")
-    save_model(model, headed.tokenizer, folder, rows)
+        if importance:
+            write_mask(folder / SCORES, info, masks, head=head, scores=importance, rows=rows)
+        size = bytes_of((folder / MASK).stat().st_size)
+        notes.append(f"mask: {size} in addition to the base ({MASK})")
+    workload.save(model, folder, rows)
+    card = describe(network, str(folder), folder)
     models = [
         ReportedModel(DENSE, "baseline", built.dense),
-        ReportedModel(MASKED, "pruned", describe(model, str(folder), folder), DENSE, folder),
+        ReportedModel(MASKED, "pruned", card, DENSE, folder),
     ]
-    subjects = [Subject(MASKED, str(folder))]
-    if task.session.device.type == "cpu":
-        subjects.append(Subject(SPARSE, str(folder), "sparse"))
-    if model.config.model_type in PATHS:
-        small = compact(model, drop_rows_below=recipe.drop_rows_below)
-        save_model(small, headed.tokenizer, folder / COMPACT, rows)
-        card = describe(small, str(folder / COMPACT), folder / COMPACT)
-        models.append(ReportedModel(COMPACT, "pruned", card, DENSE))
-        subjects.insert(1, Subject(COMPACT, str(folder / COMPACT)))
-        further, note = _evaluate_compact(task, headed, small, evaluations, recipe.drop_rows_below)
-        evaluations += further
-        notes.append(note)
-    else:
-        notes.append(
-            f"no compact form: {model.config.model_type} has none ({', '.join(sorted(PATHS))} have)"
+    forms = {MASKED: model}
+    subjects = [Subject(DENSE, location(str(recipe.model))), Subject(MASKED, str(folder))]
+    scored = {MASKED: scores} if scores else {}
+    if network.config.model_type in PATHS:
+        small = replace(model, model=compact(network, drop_rows_below=recipe.drop_rows_below))
+        place = folder / COMPACT
+        workload.save(small, place, rows)
+        models.append(
+            ReportedModel(COMPACT, "pruned", describe(small.model, str(place), place), DENSE)
         )
-    latency = measure(
-        [Subject(DENSE, location(str(recipe.model))), *subjects], recipe.measure, task.session
-    )
+        subjects.append(Subject(COMPACT, str(place)))
+        forms[COMPACT] = small
+        if scores:
+            scored[COMPACT] = scores
+        notes.append(_check_compact(workload, model, small, recipe.drop_rows_below))
+        if recipe.drop_rows_below > 1 and scores:
+            on_cpu = replace(context.session, device=torch.device("cpu"))
+            scored[COMPACT] = replace(workload, session=on_cpu).score(small, worst=WORST)  # type: ignore[type-var]
+    else:
+        known = ", ".join(sorted(PATHS))
+        notes.append(f"no compact form: {network.config.model_type} has none ({known} have)")
+    if context.session.device.type == "cpu":
+        subjects.append(Subject(SPARSE, str(folder), "sparse"))
+    contents = ReportContents("prune", recipe, models, outcome=outcome, notes=notes)
+    contents.evaluations = [row for name, each in scored.items() for row in each.rows(name)]
+    if not workload.has_labels:
+        # The dense model is a model of the workload too, and the others learned from it.
+        dense = workload.load(str(recipe.model), head=recipe.head, new_head=False)
+        forms = {DENSE: dense, **forms}
+        result = workload.evaluate(forms)
+        contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
+        contents.quality = quality_of(result.evaluations) | workload.resemblance(forms, DENSE)
+    contents.auto_class = workload.auto_class
+    contents.latency = context.measure(subjects, recipe.measure)
     trace = json.loads((folder / TRACE).read_text("utf-8"))
-    contents = ReportContents(
-        "prune",
-        recipe,
-        models,
-        outcome=outcome,
-        latency=latency,
-        evaluations=evaluations,
-        notes=notes,
-        auto_class=AUTO_CLASS[task.data.task.kind].__name__,
-        pruning=[pruning_facts(recipe, model, masks, trace)],
-    )
+    contents.pruning = [pruning_facts(recipe, network, masks, trace)]
     write_report(RunDir(folder), contents)
 
 
 def _mask_info(
-    task: PreparedTask,
+    workload: Workload,
     recipe: PruneRecipe,
     model: PreTrainedModel,
     base: PreTrainedModel,
-    metrics: dict[str, float],
+    metrics: Mapping[str, float],
 ) -> tuple[dict[str, Tensor], MaskInfo]:
     """Head and header of a mask file, from the pruned model and the encoder as it was loaded."""
-    (head, config), about = task_part(model, base), task.data.task
-    words = tuple(recipe.head.words or about.words) if recipe.head.kind != "scratch" else ()
-    facts = facts_of(base, str(recipe.model)) | {"versions": versions()}
-    facts |= {"architecture": type(model).__name__, "config": config}
-    facts |= {
-        "method": recipe.method,
-        "density": 1 - recipe.sparsity[0],
-        "metrics": metrics,
-        "label_words": words,
-    }
-    return head, MaskInfo(task=about.name, labels=about.labels, max_length=task.max_length, **facts)
-
-
-def _evaluate_compact(
-    task: PreparedTask,
-    headed: Model,
-    small: PreTrainedModel,
-    evaluations: list[Evaluation],
-    dropped: int,
-) -> tuple[list[Evaluation], str]:
-    """Evaluations of the compact model and a note: those of the masked one, after a check, unless rows were dropped."""
-    if dropped > 1:
-        session = replace(task.session, device=torch.device("cpu"))
-        predictions = predict(session, task.evaluator, replace(headed, model=small))
-        found = task.evaluator.evaluations(COMPACT, task.data.split, predictions, WORST)
-        return found, f"compact: rows with fewer than {dropped} weights are gone too"
-    rows = task.evaluator.features.rows
-    batch = {k: v for k, v in rows.batch(np.arange(min(8, len(rows)))).items() if k != "labels"}
-    with torch.no_grad():
-        masked, compacted = headed.model(**batch), small(**batch)
-    names = [name for name in ("logits", "start_logits", "end_logits") if name in masked]
-    largest = max(float(masked[name].abs().max()) for name in names)
-    difference = max(float((masked[name] - compacted[name]).abs().max()) for name in names) / max(
-        1.0, largest
+    facts: dict[str, Any] = facts_of(base, str(recipe.model)) | workload.mask_facts(recipe.head)
+    head: dict[str, Tensor] = {}
+    if model.base_model is not model:
+        head, config = task_part(model, base)
+        facts |= {"architecture": type(model).__name__, "config": config}
+    info = MaskInfo(
+        **facts,
+        versions=versions(),
+        method=recipe.method,
+        density=1 - recipe.sparsity[0],
+        metrics=dict(metrics),
     )
+    return head, info
+
+
+def _check_compact(workload: Workload, masked: Model, small: Model, dropped: int) -> str:
+    """Check that the compact model computes what the masked model does; returns a note.
+
+    Raises:
+        MachineError: it does not, although no weight was dropped.
+    """
+    if dropped > 1:
+        return f"compact: rows with fewer than {dropped} weights are gone too"
+    held_out = workload.held_out
+    batch = held_out.batch(np.arange(min(8, len(held_out))))
+    pairs = list(zip(workload.encode(masked, batch), workload.encode(small, batch), strict=True))
+    largest = max(float(ours.abs().max()) for ours, _ in pairs)
+    difference = max(float((ours - other).abs().max()) for ours, other in pairs)
+    difference /= max(1.0, largest)
     # Not `>`: a NaN must fail too.
     if not difference <= LOSSLESS:
         raise MachineError(
             f"the compacted model differs from the masked one by {difference:.1e}, which is a bug"
         )
-    note = f"compact: nothing but what was empty is gone; logits differ by at most {difference:.0e}"
-    return [e.model_copy(update={"model": COMPACT}) for e in evaluations], note
+    return (
+        f"compact: nothing but what was empty is gone; outputs differ by at most {difference:.0e}"
+    )
 
 
 def pruning_facts(
@@ -182,7 +197,8 @@ def pruning_facts(
 ) -> schema.Pruning:
     """Report which share of the weights is kept in each matrix and attention head.
 
-    `trace` has the curve of densities and the histograms of scores.
+    Args:
+        trace: the curve of densities and the histograms of scores.
     """
     rows = [
         PrunedMatrix(
@@ -212,7 +228,8 @@ def pruning_facts(
 
 
 def _kept_by_head(masks: Mapping[str, Tensor], layer: int, heads: int) -> list[float]:
-    """Share of the weights of Q, K, V (rows) and O (columns) that each head keeps; grouped K and V count for each."""
+    """Share of the weights of Q, K, V (rows) and O (columns) that each head keeps. Grouped K and V
+    count for each head."""
     width = len(masks[f"{layer}.Q"]) // heads
     shares = []
     for kind in "QKVO":

@@ -1,0 +1,109 @@
+"""What every step of a run needs to know, gathered once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from kdcli.deploy.latency import Latency, Subject
+from kdcli.engine.launch import Session, choose_output_dir, launch, start
+from kdcli.recipe.resolve import Resolved
+from kdcli.recipe.sections import MeasureSettings, RunOptions, Section
+from kdcli.report.finish import measure
+
+RecipeT = TypeVar("RecipeT", bound=Section)
+
+
+@dataclass(frozen=True)
+class RunContext(Generic[RecipeT]):
+    """A run: what was asked for, and where it computes and writes.
+
+    Attributes:
+        resolved: the recipe, with the origin of every value.
+        options: where and how to run. Nothing in it changes the result.
+        session: device, precision and processes.
+        folder: the run directory.
+    """
+
+    resolved: Resolved[RecipeT]
+    options: RunOptions
+    session: Session
+    folder: Path
+
+    @property
+    def recipe(self) -> RecipeT:
+        """The validated recipe."""
+        return self.resolved.recipe
+
+    @property
+    def dry_run(self) -> bool:
+        """Whether the run only estimates its cost and writes nothing."""
+        return self.options.dry_run
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes and prints."""
+        return self.session.is_main
+
+    @property
+    def trust_remote_code(self) -> bool:
+        """Whether code that comes with a model may run."""
+        return self.session.trust_remote_code
+
+    def inside(
+        self, folder: Path, resolved: Resolved[Any], *, overwrite: bool = False
+    ) -> RunContext[Any]:
+        """Open a run of its own inside this one, which continues unless it is overwritten.
+
+        Raises:
+            UsageError: the directory holds a run with another recipe.
+        """
+        options = replace(
+            self.options, output_dir=folder, resume=not overwrite, overwrite=overwrite
+        )
+        chosen = choose_output_dir("", resolved, options, self.session)
+        return RunContext(resolved, options, self.session, chosen)
+
+    def measure(self, subjects: Sequence[Subject], settings: MeasureSettings) -> Latency:
+        """Measure latency as a recipe's `measure` section says; the first subject is the
+        baseline."""
+        return measure(subjects, settings, self.session)
+
+
+def cpu_session(*, trust_remote_code: bool = False) -> Session:
+    """A session that computes in float32 on the CPU, outside any run."""
+    cpu = torch.device("cpu")
+    return Session(start(cpu, torch.float32), cpu, trust_remote_code)
+
+
+def open_run(
+    resolved: Resolved[RecipeT],
+    options: RunOptions,
+    name: str,
+    *,
+    dtype: str,
+    evaluates: bool = False,
+) -> RunContext[RecipeT] | None:
+    """Start the processes of a run and choose its directory, which stays untouched.
+
+    Args:
+        name: of the directory below `runs/`, unless the options give another.
+        dtype: the compute dtype.
+        evaluates: the run only evaluates, so that scores are computed in `dtype`; verbs that train
+            compute them in float32.
+
+    Returns:
+        None in the process that only started the others.
+
+    Raises:
+        UsageError: another run's directory; see `kdcli.engine.launch.launch`.
+    """
+    session = launch(dtype, options, judging=evaluates)
+    if session is None:
+        return None
+    folder = choose_output_dir(name.replace(":", "_"), resolved, options, session)
+    return RunContext(resolved, options, session, folder)

@@ -1,0 +1,279 @@
+"""Distilling on a task: checks of recipe, models and data before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kdcli.data.augment.copies import rows
+from kdcli.disk import check_writable, write_atomic
+from kdcli.engine.launch import launch
+from kdcli.engine.progress import Progress
+from kdcli.engine.run_dir import RunDir
+from kdcli.errors import UsageError
+from kdcli.losses import masks_text, on_tasks
+from kdcli.models.load import load_encoder, load_tokenizer
+from kdcli.models.model import Model
+from kdcli.models.shape import parse_shape
+from kdcli.recipe.resolve import Resolved
+from kdcli.recipe.sections import RunOptions
+from kdcli.run.context import RunContext
+from kdcli.run.stages import Run
+from kdcli.targets.precomputed import read_soft_labels
+from kdcli.types import ModelShape
+from kdcli.verbs.distill.augment import Copies, augmented, open_words
+from kdcli.verbs.distill.recipes import (
+    SOFT_TARGETS,
+    general_recipe,
+    stage_settings,
+    undistilled_recipe,
+)
+from kdcli.verbs.distill.settings import DistillRecipe, TaskDistillRecipe
+from kdcli.verbs.distill.stages import START, STUDENT, TaskDistillation
+from kdcli.verbs.distill.student import relation_kernel
+from kdcli.verbs.distill.text import TextDistillation, open_text, read_text
+from kdcli.workloads.as_trained import as_trained
+from kdcli.workloads.finetuning import request_of
+from kdcli.workloads.labelled import (
+    ROW_KINDS,
+    LabelledWorkload,
+    check_vocabulary,
+    open_workload,
+    same_tokens,
+)
+from kdcli.workloads.recipes import as_finetune
+
+GENERAL = "general"
+"""Directory of the stage on text, inside the run."""
+
+
+def check_teacher(recipe: TaskDistillRecipe) -> None:
+    """Raise a `UsageError` without a teacher or a task."""
+    if recipe.soft_labels is not None:
+        _check_soft_labels(recipe)
+    elif recipe.teacher is None:
+        raise UsageError(
+            "no teacher given",
+            "kdcli distill TEACHER --task TASK --to LxH; TEACHER is fine-tuned on it",
+        )
+    if recipe.task is None:
+        raise UsageError(
+            "no task given", "add --task, for example --task sst2, or --task own for your own files"
+        )
+
+
+def _check_soft_labels(recipe: TaskDistillRecipe) -> None:
+    if recipe.teacher is not None or recipe.more_teachers:
+        given = recipe.teacher or recipe.more_teachers[0]
+        raise UsageError(
+            f"--soft-labels and teacher {given} contradict each other",
+            "the file takes the teacher's place: give one of them",
+        )
+    if recipe.student.source is None:
+        raise UsageError(
+            "--soft-labels needs --student", "there is no teacher to copy: name an encoder to train"
+        )
+    if recipe.method != SOFT_TARGETS:
+        raise UsageError(
+            f"method {recipe.method} reads a teacher's states, and --soft-labels has none",
+            f"omit --method, or choose {SOFT_TARGETS}",
+        )
+    if recipe.augment.use:
+        raise UsageError(
+            "--soft-labels has no labels of the copies that --augment makes",
+            "omit one of them",
+        )
+
+
+def check_task(recipe: TaskDistillRecipe) -> None:
+    """Raise a `UsageError` for a mistake in the recipe alone, before models and data are read."""
+    check_teacher(recipe)
+    if len(recipe.student.to) > 1:
+        raise UsageError(
+            "on a task one student is distilled at a time, "
+            f"{len(recipe.student.to)} shapes were given",
+            "run the command once for each --to",
+        )
+    if not recipe.student.to and recipe.student.source is None:
+        raise UsageError(
+            "no student given", "add --to LxH, for example --to 6x384, or --student DIR"
+        )
+    if recipe.general.use and recipe.student.source is not None:
+        raise UsageError(
+            "--student brings a student, and the stage on text would make one",
+            "omit one of them",
+        )
+    on_tasks(recipe.method)
+    if masks_text(recipe.method, recipe.loss):
+        raise UsageError(
+            "loss.masked_lm_weight: the examples of a task are not masked",
+            "omit it; for the stage on text set general.overrides.loss.masked_lm_weight",
+        )
+    stage_settings(recipe)
+    undistilled_recipe(recipe, STUDENT)
+
+
+def read_general(recipe: TaskDistillRecipe, options: RunOptions) -> None:
+    """Tokenise the text of the stage on text, unless the stage is done; see `read_text`."""
+    if recipe.general.use:
+        inside = options.output_dir / GENERAL if options.output_dir else None
+        start = Path(recipe.general.run) if recipe.general.run else inside
+        if start is None or options.overwrite or not RunDir(start).done:
+            read_text(general_recipe(recipe).recipe, options)
+
+
+def prepare_task(context: RunContext[TaskDistillRecipe]) -> Run:
+    """Check models and data against each other for all stages, and tokenise; claims nothing.
+
+    Raises:
+        KdcliError: the recipe, models or data cannot be used.
+    """
+    return open_distillation(context).run
+
+
+def open_distillation(context: RunContext[TaskDistillRecipe]) -> TaskDistillation:
+    """Check models and data against each other for all stages; see `prepare_task`."""
+    recipe, session = context.recipe, context.session
+    relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
+    workload, reader = load_task(context)
+    if not workload.has_labels and recipe.teacher is not None:
+        workload = workload.with_reference(reader)
+    teacher, teachers, soft_NC = reader, [reader], None
+    if recipe.soft_labels is not None:
+        data = workload.data
+        soft_NC, match = read_soft_labels(Path(recipe.soft_labels), data.task, data.train)
+        Progress.log(f"soft labels of {recipe.soft_labels}: {match}")
+        teachers = []
+    shape, workload, reader = _student_shape(context, workload, reader)
+    own_tokens = workload.kind in ROW_KINDS
+    teachers += [
+        workload.load_teacher(source, reader, own_tokens=own_tokens)
+        for source in recipe.more_teachers
+    ]
+    start, text = Path(recipe.student.source or context.folder / START), None
+    if recipe.general.use:
+        start = Path(recipe.general.run or context.folder / GENERAL)
+        text = _open_general(context, start, teacher)
+    words = None
+    if recipe.augment.use:
+        trusted = context.trust_remote_code
+        words = open_words(recipe.augment, workload, teachers[0], trust_remote_code=trusted)
+    whole = TaskDistillation(
+        context, workload, teachers, reader, soft_NC, shape, start, text, words
+    )
+    Progress.log(*whole.objective().notes)
+    # The warm-up must leave steps in every stage. Copies, whose number is not known yet, only add
+    # steps.
+    workload.plan(recipe.train)
+    if whole.stage == "separate" and not recipe.augment.use:
+        workload.plan(stage_settings(recipe))
+    if whole.has_undistilled:
+        workload.plan(undistilled_recipe(recipe, STUDENT).recipe.train)
+    return whole
+
+
+def load_task(context: RunContext[TaskDistillRecipe]) -> tuple[LabelledWorkload, Model]:
+    """The task's rows, and the teacher with its own head; without a teacher, the student."""
+    recipe = context.recipe
+    if recipe.teacher is None:
+        student = as_finetune(recipe, str(recipe.student.source))
+        return open_workload(request_of(student, str(student.model)), context.session)
+    head = recipe.head.model_copy(update={"kind": None, "words": None})
+    teacher = as_finetune(recipe, recipe.teacher, head=head)
+    given = [recipe.student.source, recipe.general.run, recipe.general.teacher]
+    others = [*recipe.more_teachers, *(source for source in given if source)]
+    request = request_of(teacher, recipe.teacher, new_head=False, other_models=others)
+    return open_workload(request, context.session)
+
+
+def _student_shape(
+    context: RunContext[TaskDistillRecipe], workload: LabelledWorkload, teacher: Model
+) -> tuple[ModelShape, LabelledWorkload, Model]:
+    """The student's shape, and the task as the student reads it with the model whose tokenizer
+    that is.
+
+    Raises:
+        UsageError: a student with other tokens, if the method or the kind of task compares tokens.
+    """
+    recipe = context.recipe
+    shape = parse_shape(recipe.student.to[0], teacher.shape) if recipe.student.to else None
+    source = recipe.student.source
+    if source is None:
+        assert shape is not None
+        return shape, workload, teacher
+    student = load_encoder(source, trust_remote_code=context.trust_remote_code)
+    if shape not in (None, student.shape):
+        raise UsageError(f"{source} is {student.shape}, not {recipe.student.to[0]}", "omit --to")
+    if same_tokens(teacher.tokenizer, student.tokenizer):
+        return student.shape, workload, teacher
+    if workload.kind not in ROW_KINDS:
+        raise UsageError(
+            f"task {workload.name} labels tokens, and {source} has others than {teacher.source}",
+            "choose a student with the teacher's tokenizer (--to), or fine-tune this one: "
+            "kdcli finetune",
+        )
+    if recipe.method != SOFT_TARGETS and recipe.stage != "none":
+        raise UsageError(
+            f"method {recipe.method} compares token states, and {source} has other tokens than "
+            f"{teacher.source}",
+            f"--method {SOFT_TARGETS} compares logits of whole rows; or --set stage=none trains "
+            "without the states",
+        )
+    reader = replace(student, note="")
+    Progress.log(f"{source} and {teacher.source} each read the rows with their own tokenizer")
+    return student.shape, workload.read_by(reader), reader
+
+
+def _open_general(
+    context: RunContext[TaskDistillRecipe], folder: Path, teacher: Model
+) -> TextDistillation | None:
+    """The stages on text; None if they are done."""
+    resolved = general_recipe(context.recipe)
+    source, trusted = str(resolved.recipe.teacher), context.trust_remote_code
+    check_vocabulary(teacher, load_tokenizer(source, trust_remote_code=trusted), source)
+    # `--overwrite` deletes a run inside the output directory; a run elsewhere may serve other tasks.
+    inside = folder.resolve().is_relative_to(context.folder.resolve())
+    overwrite = context.options.overwrite and inside
+    if not RunDir(folder).done or overwrite:
+        text: RunContext[DistillRecipe] = context.inside(folder, resolved, overwrite=overwrite)
+        return open_text(text)
+    RunDir(folder).check(resolved.to_yaml(), resume=True, overwrite=False)
+    Progress.log(f"{folder} is done already")
+    return None
+
+
+def write_copies(
+    resolved: Resolved[TaskDistillRecipe], options: RunOptions, file: Path
+) -> Copies | None:
+    """Write the copies that `--augment` would train on, as jsonl in the task's columns.
+
+    Raises:
+        KdcliError: as `distill_on_task`; or the file exists and is not to be overwritten.
+    """
+    resolved = as_trained(resolved, resolved.recipe.teacher)
+    recipe = resolved.recipe
+    check_teacher(recipe)
+    check_writable(file, directory=False)
+    if not file.parent.is_dir():
+        raise UsageError(f"--augment-only {file}: its directory does not exist")
+    if file.exists() and not options.overwrite:
+        raise UsageError(
+            f"--augment-only {file}: the file already exists",
+            "--overwrite replaces it; or name another",
+        )
+    # A dry run starts no further processes.
+    dry = replace(options, dry_run=True)
+    session = launch(recipe.train.dtype, dry)
+    if session is None:
+        return None
+    context: RunContext[Any] = RunContext(resolved, dry, session, file.parent)
+    workload, teacher = load_task(context)
+    trusted = session.trust_remote_code
+    words = open_words(recipe.augment, workload, teacher, trust_remote_code=trusted)
+    made = augmented(recipe.augment, workload, teacher, words, seed=recipe.train.seed)
+    copies = made.examples[len(workload.data.train) :]
+    lines = [f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows(workload.data.task, copies)]
+    write_atomic(file, "".join(lines))
+    return Copies(file, len(copies), made.notes)

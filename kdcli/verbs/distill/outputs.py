@@ -1,0 +1,265 @@
+"""Distilling a model's outputs: a teacher's outputs, once -> a smaller model -> report.
+
+It serves every workload without a way of its own, rerankers among them: the student is a whole
+model, learns the teacher's outputs and the labels, and is compared with its teacher and with its
+own start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kdcli.deploy.latency import Subject
+from kdcli.engine.progress import Progress
+from kdcli.engine.run_dir import RunDir
+from kdcli.errors import UsageError
+from kdcli.models.card import describe, describe_source
+from kdcli.models.load import location
+from kdcli.models.model import Model
+from kdcli.models.shape import parse_shape
+from kdcli.models.training_rows import all_rows
+from kdcli.recipe.resolve import Resolved
+from kdcli.recipe.sections import KdSettings, MeasureSettings, RunOptions, Section
+from kdcli.report.finish import ReportContents, ReportedModel, RunResult, write_report
+from kdcli.report.schema import TEACHER, UNDISTILLED
+from kdcli.run.context import RunContext
+from kdcli.run.dry_run import Estimate
+from kdcli.run.stages import Run, Stage, StageJob, run_command
+from kdcli.targets.targets import StorePlace
+from kdcli.types import Batch, Needs, Outcome, StepLoss
+from kdcli.verbs.distill.settings import TaskDistillRecipe
+from kdcli.workloads import open_workload
+from kdcli.workloads.finetuning import request_of, scores_after_training
+from kdcli.workloads.recipes import as_finetune, rerank_finetuning
+from kdcli.workloads.rerank import RerankWorkload, is_reranker
+from kdcli.workloads.settings import FinetuneTrainSettings, RerankRecipe, TaskHeadSettings
+from kdcli.workloads.workload import Keep, ModelScores, Workload, compare, log_padding
+
+STUDENT = "student"
+
+
+@dataclass(frozen=True)
+class OutputDistillation:
+    """A distillation of outputs, checked.
+
+    Attributes:
+        context: the run.
+        workload: the data.
+        teacher: None if the data hold the teacher's scores.
+        make: makes the student, the same each time.
+        recipe: for the report.
+        train, keep, kd, measure: how it is trained and measured.
+        place: where the teacher's signals may be stored.
+    """
+
+    context: RunContext[Any]
+    workload: Workload
+    teacher: Model | None
+    make: Callable[[], Model]
+    recipe: Section
+    train: FinetuneTrainSettings
+    keep: Keep
+    kd: KdSettings
+    measure: MeasureSettings
+    place: StorePlace
+
+    @property
+    def run(self) -> Run:
+        """The one stage."""
+        return Run([Stage(self.context.folder, self.context.resolved, self.build)])
+
+    def build(self) -> StageJob:
+        """Compute the teacher's outputs, make the student, and the job that trains it."""
+        workload, context = self.workload, self.context
+        student = self.make()
+        # Scores are those of the teacher in float32, before it takes the compute dtype.
+        scores: dict[str, ModelScores] = {}
+        if self.teacher is not None and not context.dry_run:
+            if not workload.has_labels:
+                workload = workload.with_reference(self.teacher)
+            scores[TEACHER] = workload.score(self.teacher)
+        card = None
+        if self.teacher is not None:
+            card = describe_source(self.teacher.model, self.teacher.source)
+        job, schedule = self._job(workload, student)
+        plan = workload.plan(self.train)
+        log_padding(plan.order)
+
+        def finish(outcome: Outcome) -> None:
+            scores[STUDENT] = scores_after_training(workload, student, outcome)
+            scores[STUDENT + UNDISTILLED] = workload.score(self.make())
+            if not context.is_main:
+                return
+            folder = context.folder
+            taught = [self.teacher.rows] if self.teacher else []
+            workload.save(student, folder, all_rows(workload.rows, student.rows, *taught))
+            models, subjects = [], []
+            if card is not None and self.teacher is not None:
+                models.append(ReportedModel(TEACHER, "teacher", card))
+                subjects.append(Subject(TEACHER, location(self.teacher.source)))
+            baseline = TEACHER if models else None
+            own = describe(student.model, str(folder), folder)
+            models.append(ReportedModel(STUDENT, "student", own, baseline, folder))
+            subjects.append(Subject(STUDENT, str(folder)))
+            result = compare(workload.name, scores)
+            contents = ReportContents("distill", self.recipe, models, outcome=outcome)
+            contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
+            contents.notes = workload.notes
+            contents.auto_class = workload.auto_class
+            contents.latency = context.measure(subjects, self.measure)
+            write_report(RunDir(folder), contents)
+
+        cards = {}
+        if context.dry_run:
+            cards[STUDENT] = describe(student.model, str(context.folder), None)
+            if card is not None:
+                cards = {TEACHER: card, **cards}
+        return StageJob(job, schedule, plan.steps_per_pass, finish, cards)
+
+    def _job(self, workload: Workload, student: Model) -> Any:
+        if self.teacher is None:
+            return workload.job(student, self.train, self.keep)
+        plan = workload.plan(self.train)
+        passes = plan.schedule.steps / plan.steps_per_pass
+        targets = workload.targets(
+            self.teacher,
+            Needs(),
+            passes=passes,
+            place=self.place,
+            dry_run=self.context.dry_run,
+        )
+        if isinstance(workload, RerankWorkload):
+            # Scores of candidates lie in the batches, as scores in the data do.
+            return workload.with_scores(targets).job(student, self.train, self.keep)  # type: ignore[arg-type]
+        job, schedule = workload.job(student, self.train, self.keep)
+        captured: Any = job.modules["model"]
+        examples, held_out = targets.attach(workload.examples, workload.held_out)
+
+        def step(batch: Batch) -> StepLoss:
+            # First, because it takes tensors out of the batch that no model reads.
+            taught = targets.signals(batch)
+            own = workload.forward(captured, batch)
+            terms = workload.mixed_terms(own, [taught] if taught else [], batch, self.kd)
+            return StepLoss(terms, workload.outputs(own, batch))
+
+        return replace(job, step=step, examples=examples, held_out=held_out), schedule
+
+
+def distill_reranker(
+    resolved: Resolved[RerankRecipe], options: RunOptions
+) -> RunResult | Estimate | None:
+    """Distil a reranker, score it and report; returns and raises as `run_command`."""
+    recipe = resolved.recipe
+    if recipe.teacher is None and recipe.student.source is None:
+        raise UsageError(
+            "no teacher given",
+            "kdcli distill TEACHER --task rerank --to LxH --data DIR; or --student, with scores in "
+            "the data",
+        )
+    if recipe.student.to is None and recipe.student.source is None:
+        raise UsageError(
+            "no student given", "add --to LxH, for example --to 3x384, or --student DIR"
+        )
+    if recipe.data.source is None:
+        raise UsageError(
+            "task rerank needs --data", "a file or directory of queries with their passages"
+        )
+    name = Path(str(recipe.teacher or recipe.student.source)).name
+    named = f"distill-{name}-rerank-{recipe.student.to or 'student'}"
+    return run_command(resolved, options, named, _prepare_reranker)
+
+
+def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
+    """Check models and data; claims nothing."""
+    recipe = context.recipe
+    generic = rerank_finetuning(recipe)
+    workload, origin = open_workload(request_of(generic, str(generic.model)), context.session)
+    assert isinstance(workload, RerankWorkload)
+    lists = workload.train
+    assert lists is not None
+    if recipe.teacher is None and not workload.scored:
+        missing = int(np.isnan(lists.scores).sum())
+        raise UsageError(
+            f"{missing:,} of {len(lists.passages):,} training passages have no score",
+            "name a teacher; or train on the labels alone: kdcli finetune MODEL --task rerank",
+        )
+    teacher = None
+    if recipe.teacher is not None:
+        teacher = workload.load(recipe.teacher, head=TaskHeadSettings(), new_head=False)
+        Progress.log(f"teacher {recipe.teacher}: {teacher.note}")
+        workload.notes = [f"the teacher is {recipe.teacher}"]
+    else:
+        workload.notes = [f"the student learned the scores in {recipe.data.source}"]
+    student, full = recipe.student, origin.shape
+    shape = full if student.to is None else parse_shape(student.to, full)
+
+    def make() -> Model:
+        return workload.student(
+            origin, shape, init=student.init, layers=student.layers, seed=recipe.train.seed
+        )
+
+    place = StorePlace(context.folder, int(recipe.cache_gb * 1e9))
+    kd = KdSettings(weight=recipe.ranking.weight, temperature=recipe.ranking.temperature)
+    return OutputDistillation(
+        context,
+        workload,
+        teacher,
+        make,
+        recipe,
+        recipe.train,
+        recipe.keep,
+        kd,
+        recipe.measure,
+        place,
+    ).run
+
+
+def prepare_outputs(context: RunContext[TaskDistillRecipe]) -> Run:
+    """Check models and data of a workload that is not labelled; claims nothing.
+
+    Raises:
+        KdcliError: the recipe, models or data cannot be used.
+    """
+    recipe = context.recipe
+    source = str(recipe.student.source or recipe.teacher)
+    request = request_of(as_finetune(recipe, source), source, other_models=[str(recipe.teacher)])
+    workload, origin = open_workload(request, context.session)
+    teacher = workload.load(str(recipe.teacher), head=TaskHeadSettings(), new_head=False)
+    Progress.log(f"teacher {recipe.teacher}: {teacher.note}")
+    student = recipe.student
+    shape = parse_shape(student.to[0], origin.shape) if student.to else origin.shape
+
+    def make() -> Model:
+        return workload.student(
+            origin, shape, init=student.init, layers=student.layers, seed=recipe.train.seed
+        )
+
+    place = StorePlace(context.folder / "signals", int(recipe.cache_gb * 1e9))
+    return OutputDistillation(
+        context,
+        workload,
+        teacher,
+        make,
+        recipe,
+        recipe.train,
+        recipe.keep,
+        recipe.kd,
+        recipe.measure,
+        place,
+    ).run
+
+
+def is_reranker_here(source: str | None) -> bool:
+    """Whether a teacher, which may not exist at all, is a reranker."""
+    if source is None:
+        return False
+    try:
+        return is_reranker(source)
+    except UsageError:
+        # The command that loads it says so.
+        return False

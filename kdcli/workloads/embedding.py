@@ -1,0 +1,631 @@
+"""Embedding models: texts and the vectors that a model gives them.
+
+Training reads texts, cut from documents or taken from pairs. Evaluation needs no fine-tuning: pairs
+with a score (correlation of the cosine with it), and retrieval (the ranking of a corpus).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor
+
+from kdcli.data.labelled.features import TokenizedRows
+from kdcli.data.labelled.task_data import Labelled, open_labelled
+from kdcli.data.tasks import OWN, task_of, tasks
+from kdcli.data.text.sentences import Texts, held_out_count, read_texts
+from kdcli.deploy.runners import Runner
+from kdcli.disk import cache_dir
+from kdcli.engine.launch import Session
+from kdcli.engine.progress import Progress
+from kdcli.errors import UsageError
+from kdcli.losses import build_objective
+from kdcli.losses.embedding import check_dimensions
+from kdcli.models.capture import Capture, capture
+from kdcli.models.embedder import Pool, read_format, save_embedder
+from kdcli.models.model import Model
+from kdcli.models.training_rows import NO_ROWS
+from kdcli.recipe.sections import TrainSettings
+from kdcli.report.schema import Evaluation, Quality
+from kdcli.targets.targets import (
+    StorePlace,
+    Vectors,
+    VectorTargets,
+    anchors_of,
+    stored_signals,
+)
+from kdcli.targets.teacher import Teacher
+from kdcli.types import (
+    Batch,
+    Examples,
+    Needs,
+    Objective,
+    RowHashes,
+    Signals,
+    Task,
+)
+from kdcli.workloads.embedder import Embedder, cosines
+from kdcli.workloads.labelled import DATA_KEYS, LabelledWorkload, scores_of
+from kdcli.workloads.predictions import Prediction
+from kdcli.workloads.recipes import downstream_recipe
+from kdcli.workloads.retrieval import RETRIEVAL, Retrieval, read_retrieval
+from kdcli.workloads.settings import (
+    DownstreamSettings,
+    LabelledSettings,
+    TaskHeadSettings,
+    VectorSettings,
+)
+from kdcli.workloads.workload import (
+    MODEL_INPUTS,
+    RESAMPLES,
+    Array,
+    EvaluationRequest,
+    EvaluationResult,
+    ModelScores,
+    Plan,
+    Workload,
+    WorkloadRequest,
+    bucketed,
+    compare,
+)
+
+TASKS = ("embedding", RETRIEVAL)
+METHOD = "embedding"
+GROUP = 16
+"""Rows in a micro-batch."""
+HELD_OUT = 256
+"""Texts that are held out, or a tenth if there are few."""
+POOLED = Needs(pooled=True)
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """Some of the texts as rows of tokens.
+
+    Attributes:
+        rows: all texts.
+        numbers: the texts in these rows, by number.
+    """
+
+    rows: TokenizedRows
+    numbers: Array
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def lengths(self) -> Array:
+        """Tokens of each text."""
+        return self.rows.lengths[self.numbers]
+
+    def batch(self, indices: Array) -> Batch:
+        """Collate some of the texts."""
+        return self.rows.batch(self.numbers[indices])
+
+
+@dataclass
+class PairEvaluation(LabelledWorkload):
+    """Pairs of texts with a score, which a model's cosine is correlated with."""
+
+    def score(self, model: Model, *, worst: int = 0) -> ModelScores:
+        assert isinstance(model, Embedder)
+        evaluator, max_length = self.evaluator_for(model)
+        examples = evaluator.features.examples
+        first, second = (
+            model.vectors([e.texts[side] for e in examples], "", self.session) for side in (0, 1)
+        )
+        by_example = cosines(first, second)
+        outputs = [by_example[[int(example)]] for example in evaluator.features.rows.example]
+        predictions: list[Prediction] = evaluator.features.predictions(outputs)
+        cut = evaluator.features.rows.truncated / max(1, sum(map(len, self.data.sets.values())))
+        note = (
+            f"cosine of its vectors; {model.note}; {cut:.1%} of the examples were cut at "
+            f"{max_length} tokens"
+        )
+        # A cosine and a score differ in scale, so no pair is a mistake.
+        return scores_of(evaluator, self.split, predictions, 0, [note])
+
+
+@dataclass(frozen=True)
+class RetrievalEvaluation:
+    """Retrieval as a set that embedding models are scored on."""
+
+    data: Retrieval
+    session: Session
+    name: str = RETRIEVAL
+
+    @property
+    def row_count(self) -> int:
+        """Number of queries."""
+        return len(self.data.queries)
+
+    def score(self, model: Model) -> ModelScores:
+        """Rank the corpus for each query."""
+        assert isinstance(model, Embedder)
+        return self.data.score(model, self.session)
+
+
+PAIRS, NEIGHBOURS = 10_000, 10
+"""Pairs of held-out texts whose cosines are compared with a teacher's, and nearest neighbours."""
+
+
+@dataclass(frozen=True)
+class TeacherAgreement:
+    """Agreement with a teacher's vectors of held-out texts.
+
+    `spearman` correlates the cosines of pairs drawn by the seed; `neighbours@10` is the share of the
+    teacher's ten nearest neighbours of a text that are among the model's.
+
+    Attributes:
+        texts: the held-out texts.
+        vectors_NE: the teacher's vectors of them.
+        session: where vectors are computed.
+        seed: draws the pairs.
+    """
+
+    texts: Sequence[str]
+    vectors_NE: Array
+    session: Session
+    seed: int
+    name: str = "agreement with the teacher"
+
+    @property
+    def row_count(self) -> int:
+        """Number of texts."""
+        return len(self.texts)
+
+    def score(self, model: Model) -> ModelScores:
+        """Compare a model's vectors with the teacher's."""
+        assert isinstance(model, Embedder)
+        own_ND = model.vectors(self.texts, "", self.session)
+        count = len(self.texts)
+        generator = np.random.default_rng(self.seed)
+        left_P, right_P = generator.integers(count, size=(2, PAIRS))
+        shared_N = _shared_neighbours(own_ND, self.vectors_NE, min(NEIGHBOURS, count - 1))
+        own_P = cosines(own_ND[left_P], own_ND[right_P])
+        teacher_P = cosines(self.vectors_NE[left_P], self.vectors_NE[right_P])
+
+        def score(rows: Array) -> dict[str, float]:
+            # Each text brings its own share of the pairs.
+            pairs = np.concatenate([np.arange(n, PAIRS, count) for n in rows])
+            correlation = float(spearmanr(own_P[pairs], teacher_P[pairs]).statistic)
+            return {"spearman": correlation, "neighbours@10": float(shared_N[rows].mean())}
+
+        evaluation = Evaluation(
+            model="",
+            task=self.name,
+            set="",
+            split="held-out texts",
+            n=count,
+            metrics=score(np.arange(count)),
+            reference="teacher",
+        )
+        return ModelScores([evaluation], {"": score}, {"": count}, notes=[model.note])
+
+
+def _shared_neighbours(x_ND: Array, y_NE: Array, count: int) -> Array:
+    """The share of the `count` nearest neighbours by y that are also nearest by x, [N]."""
+    nearest = []
+    for vectors in (x_ND, y_NE):
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+        unit = vectors / np.maximum(norms, 1e-12)
+        similarity_NN = unit @ unit.T
+        np.fill_diagonal(similarity_NN, -np.inf)
+        nearest.append(np.argsort(-similarity_NN, axis=1, kind="stable")[:, :count])
+    pairs = zip(*nearest, strict=True)
+    return np.array([len(np.intersect1d(a, b)) / count for a, b in pairs])
+
+
+class EvalSet(Protocol):
+    """Rows that embedding models are scored on as they are."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def row_count(self) -> int: ...
+
+    def score(self, model: Model) -> ModelScores: ...
+
+
+@dataclass
+class EmbeddingWorkload(Workload):
+    """Texts of an embedding model, and the sets that its vectors are scored on.
+
+    Attributes:
+        reader: the model whose tokenizer reads the texts.
+        texts: distinct texts; None if the workload only evaluates.
+        eval_sets: what models are scored on.
+        settings: the recipe's `embedding` section.
+        loss: the recipe's `loss` section, settings of the embedding loss.
+        max_length: maximum number of tokens in a text; None for the reader's own.
+        held_out_texts: number of texts that are held out.
+        seed: draws the anchors.
+    """
+
+    session: Session
+    reader: Embedder | None
+    texts: Texts | None
+    eval_sets: Sequence[EvalSet]
+    settings: VectorSettings = field(default_factory=VectorSettings)
+    loss: Mapping[str, Any] = field(default_factory=dict)
+    max_length: int | None = None
+    held_out_texts: int = HELD_OUT
+    seed: int = 0
+    notes: list[str] = field(default_factory=list)
+    name: str = METHOD
+    split: str = "held-out texts"
+    metric: str = "spearman"
+    needs: Needs = POOLED
+    has_labels: bool = False
+    has_metrics: bool = False
+    rows: RowHashes = field(default_factory=NO_ROWS.copy)
+    _tokens: TokenizedRows | None = None
+    _objective: Objective | None = None
+
+    # -- examples ---------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> TokenizedRows:
+        """All texts as the reader's tokens."""
+        if self._tokens is None:
+            assert self.reader is not None
+            texts = self.all_texts
+            self._tokens = self.reader.tokenize(texts.texts, texts.roles, self.max_length)
+            Progress.log(
+                f"{len(self._tokens):,} texts of {self._tokens.lengths.mean():.0f} tokens on average"
+            )
+        return self._tokens
+
+    @property
+    def all_texts(self) -> Texts:
+        """The texts, held-out texts first."""
+        assert self.texts is not None, "this workload only evaluates"
+        return self.texts
+
+    @property
+    def held(self) -> int:
+        """Number of held-out texts, which come first."""
+        return held_out_count(self.all_texts.texts, self.held_out_texts)
+
+    @property
+    def train_numbers(self) -> Array:
+        """Numbers of the training texts."""
+        return np.arange(self.held, len(self.all_texts))
+
+    @property
+    def examples(self) -> Examples:
+        return TextRows(self.tokens, self.train_numbers)
+
+    @property
+    def held_out(self) -> Examples:
+        return TextRows(self.tokens, np.arange(self.held))
+
+    @property
+    def sample(self) -> Examples:
+        """About a thousand training texts."""
+        step = max(1, (len(self.tokens) - self.held) // 1000)
+        return self.tokens.take(np.arange(self.held, len(self.tokens))[::step])
+
+    def with_reference(self, teacher: Model) -> EmbeddingWorkload:
+        assert isinstance(teacher, Embedder)
+        texts = self.all_texts.texts[: self.held]
+        vectors_NE = teacher.vectors(texts, "", self.session)
+        agreement = TeacherAgreement(texts, vectors_NE, self.session, self.seed)
+        return replace(self, eval_sets=[*self.eval_sets, agreement])
+
+    def plan(self, settings: TrainSettings) -> Plan:
+        group = settings.micro_batch_size or GROUP
+        return bucketed(self.tokens.lengths[self.train_numbers], settings, group)
+
+    # -- models -----------------------------------------------------------------------------
+
+    def load(
+        self, source: str, *, head: TaskHeadSettings, seed: int = 0, new_head: bool = True
+    ) -> Model:
+        trusted, pooling = self.session.trust_remote_code, self.settings.pooling
+        if new_head:
+            return Embedder.open(source, pooling=pooling, trust_remote_code=trusted)
+        return Embedder.open_scored(source, pooling=pooling, trust_remote_code=trusted)
+
+    def capture(self, model: Model, needs: Needs | None = None) -> Capture:
+        assert isinstance(model, Embedder)
+        pool = Pool(model.format).requires_grad_(False)
+        return capture(model.model, self.needs | (needs or Needs()), pool)
+
+    def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
+        assert isinstance(model, Embedder)
+        save_embedder(model.model, model.tokenizer, model.format, folder, rows)
+
+    def trains_head(self, head: TaskHeadSettings) -> bool:
+        # No vector depends on a pooler.
+        return False
+
+    def mask_facts(self, head: TaskHeadSettings) -> dict[str, Any]:
+        assert self.reader is not None
+        own = read_format(self.reader.source) is not None
+        pooling = None if own else self.reader.format.pooling
+        return {"pooling": pooling, "max_length": self.reader.max_length}
+
+    def encode(self, model: Model, batch: Batch) -> list[Tensor]:
+        assert isinstance(model, Embedder)
+        inputs = {name: x for name, x in batch.items() if name in MODEL_INPUTS}
+        with torch.no_grad():
+            states_BLD = model.model(**inputs).last_hidden_state
+            return [Pool(model.format)(states_BLD, batch["attention_mask"])]
+
+    def targets(
+        self,
+        teacher: Model,
+        needs: Needs,
+        *,
+        passes: float = 1.0,
+        place: StorePlace | None = None,
+        dry_run: bool = False,
+    ) -> VectorTargets:
+        assert isinstance(teacher, Embedder)
+        assert self.reader is not None
+        own, of_teacher = (e.format.width(e.shape.hidden) for e in (self.reader, teacher))
+        if own != of_teacher:
+            raise UsageError(
+                f"{teacher.source} has vectors of {of_teacher} numbers, {self.reader.source} of {own}",
+                "choose a teacher of the same width",
+            )
+        tokens, texts = self.tokens, self.all_texts
+        if teacher.source != self.reader.source:
+            tokens = teacher.tokenize(texts.texts, texts.roles, self.max_length)
+        vectors = self.vectors_of(teacher, tokens, dry_run=dry_run)
+        count = self.settings.anchors
+        anchors_RE = anchors_of(vectors, self.train_numbers, count, self.seed)
+        # Its vectors are stored, so nothing else of it is read.
+        teacher.model.cpu()
+        return VectorTargets(vectors, texts, anchors_RE.to(self.session.device))
+
+    # -- losses -----------------------------------------------------------------------------
+
+    @property
+    def objective(self) -> Objective:
+        """The embedding loss between two models of the reader's shape.
+
+        Raises:
+            UsageError: settings that compare tokens, which need a teacher in every step.
+        """
+        if self._objective is None:
+            assert self.reader is not None
+            shape = self.reader.shape
+            objective = build_objective(METHOD, self.loss, shape, shape)
+            if objective.teacher_needs != Needs():
+                raise UsageError(
+                    "loss.relations_weight and loss.hidden_weight are for kdcli distill, not for prune"
+                )
+            check_dimensions(self.loss, self.reader.format.width(shape.hidden))
+            self._objective = objective
+        return self._objective
+
+    def hard(self, signals: Signals, batch: Batch) -> Mapping[str, Tensor]:
+        return {}
+
+    def soft(
+        self, teacher: Signals, student: Signals, batch: Batch, temperature: float
+    ) -> Mapping[str, Tensor]:
+        return self.objective.terms(teacher, student)
+
+    def outputs(self, signals: Signals, batch: Batch) -> Tensor | None:
+        return None
+
+    def vectors_of(self, teacher: Embedder, tokens: TokenizedRows, *, dry_run: bool) -> Vectors:
+        """A teacher's vectors of texts: computed, or read from the cache; random in a dry run.
+
+        The teacher is frozen, on the device and in the compute dtype afterwards.
+
+        Raises:
+            UsageError: the vectors take more than `embedding.cache_gb`.
+        """
+        if dry_run:
+            width = teacher.format.width(teacher.model.config.hidden_size)
+            return lambda at: np.random.default_rng(0).standard_normal(
+                (len(at), width), dtype=np.float32
+            )
+        session, pool = self.session, Pool(teacher.format)
+        frozen = Teacher.frozen(teacher.source, teacher.model, POOLED, session, pool)
+        fingerprint = f"{teacher.fingerprint}-{session.compute_dtype}"
+        place = StorePlace(cache_dir() / "vectors", int(self.settings.cache_gb * 1e9))
+        store = stored_signals(frozen.captured, tokens, POOLED, fingerprint, place, session)
+        if store is None:
+            raise UsageError(
+                "the teacher's vectors do not fit on the disk",
+                "raise embedding.cache_gb, or lower embedding.rows",
+            )
+        return store.vectors
+
+    # -- scores -----------------------------------------------------------------------------
+
+    @property
+    def row_count(self) -> int:
+        return sum(one.row_count for one in self.eval_sets)
+
+    def texts_of_rows(self) -> list[str]:
+        texts: list[str] = []
+        for one in self.eval_sets:
+            if isinstance(one, RetrievalEvaluation):
+                texts += [*one.data.queries.values(), *one.data.documents.values()]
+            elif isinstance(one, PairEvaluation):
+                rows = [e for examples in one.data.sets.values() for e in examples]
+                texts += [text for example in rows for text in example.texts]
+        return texts
+
+    def rows_for(self, model: Model) -> TokenizedRows:
+        assert isinstance(model, Embedder)
+        texts = self.texts_of_rows()
+        return model.tokenize(texts, [""] * len(texts))
+
+    def score(self, model: Model, *, worst: int = 0) -> ModelScores:
+        (one,) = self.eval_sets
+        return one.score(model)
+
+    def run_by(self, model: Model, runner: Runner, outputs: Sequence[str] | None = None) -> Model:
+        assert isinstance(model, Embedder)
+        return replace(model, runner=runner, outputs=outputs or model.outputs)
+
+    def evaluate(
+        self,
+        models: Mapping[str, Model],
+        baselines: Mapping[str, str] | None = None,
+        *,
+        worst: int = 0,
+        resamples: int = RESAMPLES,
+    ) -> EvaluationResult:
+        result = EvaluationResult()
+        for one in self.eval_sets:
+            scores = {name: one.score(model) for name, model in models.items()}
+            found = compare(one.name, scores, baselines, resamples=resamples)
+            result.evaluations.extend(found.evaluations)
+            result.comparisons.extend(found.comparisons)
+        return result
+
+    def resemblance(self, models: Mapping[str, Model], reference: str) -> Quality:
+        texts = self.all_texts.texts[: self.held]
+        vectors = {}
+        for name, model in models.items():
+            assert isinstance(model, Embedder)
+            vectors[name] = model.vectors(texts, "", self.session)
+        quality: dict[str, dict[str, float]] = {}
+        for name, own in vectors.items():
+            if name != reference:
+                near = cosines(own, vectors[reference])
+                quality[name] = {"mean": float(near.mean()), "least": float(near.min())}
+        return {f"cosine to the {reference} model's vectors, held-out texts": quality}
+
+
+def open_workload(request: WorkloadRequest, session: Session) -> tuple[EmbeddingWorkload, Embedder]:
+    """Read the texts and load the embedding model that starts the training.
+
+    Raises:
+        UsageError: no text, or a model without a way to pool its states.
+    """
+    settings = VectorSettings.model_validate(dict(request.settings.get("embedding", {})))
+    loss = dict(request.settings.get("loss", {}))
+    evaluation = request.settings.get("eval") or DownstreamSettings()
+    trusted = session.trust_remote_code
+    model = Embedder.open(request.model, pooling=settings.pooling, trust_remote_code=trusted)
+    Progress.log(f"{model.source}: {model.note}")
+    if request.data.source is None:
+        raise UsageError(
+            "no text given", "give --data TEXT, a file or directory whose texts are encoded"
+        )
+    texts = read_texts(
+        request.data.source,
+        column=None,
+        unit=settings.unit,
+        rows=settings.rows,
+        log=Progress.log,
+        paired=loss.get("contrastive_weight", 0) > 0,
+    )
+    eval_sets = open_eval_sets(evaluation, {model.source: model.rows}, session)
+    workload = EmbeddingWorkload(
+        session,
+        model,
+        texts,
+        eval_sets,
+        settings,
+        loss,
+        request.data.max_length,
+        seed=request.seed,
+    )
+    workload.notes = [f"{model.source}: {model.note}", f"{len(texts):,} distinct texts"]
+    return workload, model
+
+
+def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWorkload:
+    """Open pairs or retrieval to score embedding models on.
+
+    Raises:
+        UsageError: a task that vectors cannot be scored on; unusable data.
+    """
+    eval_set: EvalSet
+    if request.task == RETRIEVAL:
+        data = read_retrieval(request.data.source or "")
+        eval_set = RetrievalEvaluation(data, session)
+        notes = [f"{len(data.queries):,} queries, {len(data.documents):,} documents"]
+    else:
+        eval_set = open_pairs(request.task, request.data, request.trained, session)
+        notes = list(eval_set.notes)
+    settings = VectorSettings(pooling=request.pooling)
+    return EmbeddingWorkload(
+        session, None, None, [eval_set], settings, notes=notes, name=eval_set.name
+    )
+
+
+def open_eval_sets(
+    settings: DownstreamSettings, trained: Mapping[str, RowHashes], session: Session
+) -> list[EvalSet]:
+    """Read the tasks of the recipe's `eval` section.
+
+    Args:
+        trained: model -> hashes of the rows that trained it.
+
+    Raises:
+        UsageError: a task that vectors cannot be scored on; unusable data.
+    """
+    sets: list[EvalSet] = []
+    for name in settings.tasks:
+        if name == RETRIEVAL:
+            sets.append(RetrievalEvaluation(read_retrieval(settings.source or ""), session))
+            continue
+        recipe = downstream_recipe(settings, name, 0).recipe
+        sets.append(open_pairs(name, recipe.data, trained, session))
+    return sets
+
+
+def open_pairs(
+    name: str, settings: LabelledSettings, trained: Mapping[str, RowHashes], session: Session
+) -> PairEvaluation:
+    """Read pairs with a score, without rows that trained one of the models.
+
+    Args:
+        trained: model -> hashes of the rows that trained it.
+
+    Raises:
+        UsageError: another task; unusable data.
+    """
+    if name != OWN and not scores_pairs(task_of(name)):
+        raise UsageError(
+            f"task {name} is not scored by vectors: they are scored on pairs with a number",
+            f"known: stsb, own (two texts and a number), {RETRIEVAL}; other tasks need a "
+            "fine-tuned model",
+        )
+    data: Labelled = open_labelled(
+        name,
+        training=False,
+        trained=trained,
+        log=Progress.log,
+        **settings.model_dump(include=DATA_KEYS),
+    )
+    if not scores_pairs(data.task):
+        raise UsageError(
+            f"the rows of task {name} are of kind {data.task.kind}; vectors are scored on pairs "
+            "with a number",
+            "name two columns of texts; set data.columns.kind=score for labels of whole numbers",
+        )
+    # A cosine has not the scale of the scores, and vectors rank: the field compares them by
+    # Spearman's correlation.
+    data = replace(data, task=replace(data.task, metrics=("spearman", "pearson")))
+    return PairEvaluation(session, data, settings, None, None, None, notes=list(data.notes))
+
+
+def scores_pairs(task: Task) -> bool:
+    """Whether a task has two texts and a number, so that vectors can be scored on it."""
+    return task.kind == "score" and len(task.texts) == 2
+
+
+def by_vectors(task: str, model: str, pooling: str | None = None) -> bool:
+    """Whether models are scored on a task by the cosine of their vectors: on pairs with a number,
+    if the first model is an embedding model or `pooling` makes it one."""
+    pairs = task == OWN or (task in tasks() and scores_pairs(task_of(task)))
+    return pairs and (pooling is not None or read_format(model) is not None)

@@ -1,0 +1,786 @@
+"""Labelled tasks: classes, several labels, scores, token labels and answer spans.
+
+Data flow: examples -> rows of tokens -> batches of similar length -> logits -> loss -> engine ->
+predictions -> metrics.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kdcli.data.batches import BatchOrder
+from kdcli.data.labelled.checks import looked_over
+from kdcli.data.labelled.features import TokenizedRows
+from kdcli.data.labelled.spans import check_answers, misplaced
+from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
+from kdcli.data.tasks import OWN
+from kdcli.deploy.environment import latency_threads
+from kdcli.deploy.exported import in_own_runtime, is_export, open_export
+from kdcli.deploy.runners import Runner
+from kdcli.engine.evaluation import evaluate
+from kdcli.engine.launch import Session
+from kdcli.engine.progress import Progress
+from kdcli.errors import UsageError
+from kdcli.losses.hard import hard_loss, mean_over
+from kdcli.losses.soft_targets import soft_loss
+from kdcli.models.card import weights_hash
+from kdcli.models.heads import (
+    AUTO_CLASS,
+    GENERIC,
+    check_head,
+    load_for_task,
+    tokenizer_for,
+    tuned_length,
+)
+from kdcli.models.label_words import load_with_label_words
+from kdcli.models.load import load_config, location
+from kdcli.models.model import Model
+from kdcli.models.shape import positions_of
+from kdcli.models.training_rows import training_rows
+from kdcli.recipe.sections import TrainSettings
+from kdcli.targets.targets import PrecomputedLogits, StorePlace, Targets, stored_signals
+from kdcli.targets.teacher import Teacher
+from kdcli.types import (
+    IGNORED,
+    Batch,
+    Count,
+    Examples,
+    Job,
+    Kind,
+    Needs,
+    RowHashes,
+    Signals,
+    StepLoss,
+    Task,
+    Term,
+)
+from kdcli.workloads.predictions import Evaluator, Features, Prediction, as_label
+from kdcli.workloads.settings import GenerationSettings, LabelledSettings, TaskHeadSettings
+from kdcli.workloads.workload import (
+    LOGITS,
+    Array,
+    EvaluationRequest,
+    ModelScores,
+    Plan,
+    Workload,
+    WorkloadRequest,
+    bucketed,
+)
+
+GROUP, SHORT_ROW = 8, 20
+"""Rows in a micro-batch, and the mean length up to which twice as many fit."""
+DATA_KEYS = {
+    *("source", "columns", "split", "split_seed"),
+    *("judged_rows", "skip_bad", "judge_trained_rows"),
+}
+MISPLACED_ALLOWED = 0.01
+"""Share of answers that may be missing from their contexts; above it, the data are wrong."""
+WORST = 20
+"""Mistakes that the report of a training lists."""
+FORWARD_ROWS = 16
+LENGTH_STEP = 64
+"""Rows that a runner reads are padded to a multiple of this number of tokens, because
+torch.compile compiles every shape anew."""
+ROW_KINDS: tuple[Kind, ...] = ("class", "multi", "score")
+"""Kinds with logits of whole rows, which a teacher may read with a tokenizer of its own."""
+
+
+@dataclass
+class LabelledWorkload(Workload):
+    """A labelled task, tokenised for models that share a tokenizer.
+
+    Attributes:
+        data: the examples.
+        settings: how rows are read.
+        train: the training examples as rows; None if the workload only evaluates.
+        evaluator: the evaluated sets as rows; None if each model reads them in its own way.
+        max_length: maximum number of tokens in a row; None as for `evaluator`.
+        tokenizer: the tokenizer that read the rows.
+        metric_names: further metrics of the `evaluate` library.
+        choose_on: the set that chooses among evaluations.
+        reference: the teacher whose outputs take the place of labels; None with labels.
+    """
+
+    session: Session
+    data: Labelled
+    settings: LabelledSettings
+    train: Features | None
+    evaluator: Evaluator | None
+    max_length: int | None
+    tokenizer: Any = None
+    notes: list[str] = field(default_factory=list)
+    metric_names: Sequence[str] = ()
+    choose_on: str | None = None
+    reference: str | None = None
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.data.task.name
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of labels."""
+        return self.data.task.kind
+
+    @property
+    def split(self) -> str:  # type: ignore[override]
+        return self.data.split
+
+    @property
+    def rows(self) -> RowHashes:  # type: ignore[override]
+        return self.data.rows
+
+    @property
+    def metric(self) -> str:  # type: ignore[override]
+        return self.data.task.metrics[0]
+
+    @property
+    def has_labels(self) -> bool:  # type: ignore[override]
+        return self.settings.labels == "data"
+
+    @property
+    def has_classes(self) -> bool:  # type: ignore[override]
+        return self.kind == "class" and self.has_labels
+
+    @property
+    def over(self) -> Count:  # type: ignore[override]
+        over = mean_over(self.kind)
+        # Without labels, the words of `tokens` are not known, so all tokens count.
+        return over if self.has_labels or over != "labels" else "tokens"
+
+    @property
+    def auto_class(self) -> str:  # type: ignore[override]
+        return str(AUTO_CLASS[self.kind].__name__)
+
+    @property
+    def evaluated_on(self) -> str:
+        """What evaluations and runs are chosen on, in words."""
+        if self.choose_on:
+            return f"{self.choose_on} {self.split}"
+        several = "the mean over all sets of " if len(self.data.sets) > 1 else ""
+        return f"{several}{self.split}"
+
+    # -- examples ---------------------------------------------------------------------------
+
+    @property
+    def train_rows(self) -> TokenizedRows:
+        """The training rows."""
+        assert self.train is not None, "this workload only evaluates"
+        return self.train.rows
+
+    @property
+    def examples(self) -> Examples:
+        return self.train_rows
+
+    @property
+    def held_out(self) -> Examples:
+        assert self.evaluator is not None
+        return self.evaluator.features.rows
+
+    def plan(self, settings: TrainSettings) -> Plan:
+        lengths = self.train_rows.lengths
+        # Too few tokens would leave the processor waiting for the weights.
+        group = settings.micro_batch_size
+        if group is None:
+            group = 2 * GROUP if lengths.mean() <= SHORT_ROW else GROUP
+        return bucketed(lengths, settings, group)
+
+    def read_by(self, model: Model) -> LabelledWorkload:
+        shape = row_format(self.settings, self.data.task, model)
+        train = self.train and Features.of(
+            self.data.task, self.train.examples, model.tokenizer, **shape
+        )
+        evaluator = self._evaluator(model, shape)
+        length, tokenizer = shape["max_length"], model.tokenizer
+        return replace(
+            self, train=train, evaluator=evaluator, max_length=length, tokenizer=tokenizer
+        )
+
+    def trains_head(self, head: TaskHeadSettings) -> bool:
+        # A head of label words is never trained.
+        return head.kind == "scratch"
+
+    def mask_facts(self, head: TaskHeadSettings) -> dict[str, Any]:
+        task = self.data.task
+        words = tuple(head.words or task.words) if head.kind != "scratch" else ()
+        facts = {"task": task.name, "labels": task.labels, "max_length": self.max_length}
+        return facts | {"label_words": words}
+
+    def with_examples(self, features: Features) -> LabelledWorkload:
+        """The same task with other training examples."""
+        return replace(self, train=features)
+
+    def with_reference(self, teacher: Model) -> LabelledWorkload:
+        predictions = iter(self.predict(teacher))
+        task = self.data.task
+        sets = {
+            name: [as_label(task, e, p) for e, p in zip(examples, predictions, strict=False)]
+            for name, examples in self.data.sets.items()
+        }
+        workload = replace(self, data=replace(self.data, sets=sets), reference=teacher.source)
+        if self.evaluator is not None:
+            # The rows stay without labels, so that no loss learns from them.
+            examples = list(itertools.chain(*sets.values()))
+            features = replace(self.evaluator.features, examples=examples)
+            workload.evaluator = replace(self.evaluator, features=features)
+        note = f"scores are the agreement with {teacher.source}: no labels were read"
+        return replace(workload, notes=[*workload.notes, note])
+
+    def _evaluator(self, model: Model, shape: Mapping[str, Any]) -> Evaluator:
+        task, sets = self.data.task, self.data.sets
+        evaluator = Evaluator.of(task, sets, model.tokenizer, choose_on=self.choose_on, **shape)
+        trusted = self.session.trust_remote_code
+        return evaluator.with_metrics(self.metric_names, trust_remote_code=trusted)
+
+    def evaluator_for(self, model: Model) -> tuple[Evaluator, int]:
+        """The evaluated sets as a model reads them, and its tokens in a row."""
+        if self.evaluator is not None and same_tokens(self.tokenizer, model.tokenizer):
+            assert self.max_length is not None
+            return self.evaluator, self.max_length
+        trains = self.train is not None
+        shape = row_format(self.settings, self.data.task, model, as_tuned=not trains)
+        return self._evaluator(model, shape), shape["max_length"]
+
+    # -- models -----------------------------------------------------------------------------
+
+    def load(
+        self, source: str, *, head: TaskHeadSettings, seed: int = 0, new_head: bool = True
+    ) -> Model:
+        trusted, task = self.session.trust_remote_code, self.data.task
+        if is_export(source) or not new_head:
+            return load_scored(source, task, label_map=head.label_map, trust_remote_code=trusted)
+        return load_trained(source, task, head, settings={}, seed=seed, trust_remote_code=trusted)
+
+    def load_teacher(
+        self,
+        source: str,
+        reader: Model,
+        label_map: Sequence[int] | None = None,
+        *,
+        own_tokens: bool = False,
+    ) -> Model:
+        """Load a teacher that was fine-tuned for the task.
+
+        Args:
+            reader: the model whose tokenizer reads the rows.
+            own_tokens: the teacher may have another vocabulary.
+
+        Raises:
+            UsageError: the teacher's head does not fit, or its vocabulary is another.
+        """
+        teacher = load_for_task(
+            source,
+            self.data.task,
+            label_map=label_map,
+            new_head=False,
+            trust_remote_code=self.session.trust_remote_code,
+        )
+        if not own_tokens:
+            check_vocabulary(teacher, reader.tokenizer, reader.source)
+        Progress.log(f"teacher {source}: {teacher.note}")
+        return teacher
+
+    def targets(
+        self,
+        teacher: Model,
+        needs: Needs,
+        *,
+        passes: float = 1.0,
+        place: StorePlace | None = None,
+        dry_run: bool = False,
+    ) -> Targets:
+        if same_tokens(teacher.tokenizer, self.tokenizer):
+            return super().targets(teacher, needs, passes=passes, place=place)
+        if place is None and not dry_run:
+            raise UsageError(
+                f"{teacher.source} reads the rows with its own tokenizer, so its logits are stored",
+                "set cache_gb above 0",
+            )
+        return self.logits_by_own_tokens(teacher, place)
+
+    def logits_by_own_tokens(self, teacher: Model, place: StorePlace | None) -> PrecomputedLogits:
+        """The logits of a teacher that reads the examples with its own tokenizer, once.
+
+        Args:
+            place: where they are stored; None gives zeros, for a dry run.
+
+        Raises:
+            UsageError: the place is too small.
+        """
+        own = self.read_by(teacher)
+        assert own.evaluator is not None
+        fingerprint = weights_hash(teacher.model)
+        live = Teacher.frozen(teacher.source, teacher.model, LOGITS, self.session).captured
+        parts = []
+        for rows in (own.train_rows, own.evaluator.features.rows):
+            logits_NC = np.zeros((len(rows), teacher.model.config.num_labels), np.float32)
+            if place is not None:
+                store = stored_signals(live, rows, LOGITS, fingerprint, place, self.session)
+                if store is None:
+                    raise UsageError(
+                        "the teacher's logits do not fit on the disk",
+                        "raise cache_gb, or free disk space",
+                    )
+                logits_NC[rows.example] = store.vectors(np.arange(len(rows)))
+            parts.append(logits_NC)
+        return self.precomputed(parts[0], parts[1])
+
+    def precomputed(self, train_NC: Array, held_out_NC: Array | None) -> PrecomputedLogits:
+        """Logits of the examples, [N, C], as targets of the rows."""
+        assert self.evaluator is not None
+        held_out = self.evaluator.features.rows.example
+        of_rows = None if held_out_NC is None else held_out_NC[held_out]
+        return PrecomputedLogits(train_NC[self.train_rows.example], of_rows)
+
+    # -- losses -----------------------------------------------------------------------------
+
+    def hard(self, signals: Signals, batch: Batch) -> Mapping[str, Tensor]:
+        if signals.labels is None:
+            return {}
+        assert signals.logits is not None
+        mask_BL = batch["attention_mask"]
+        return {"task": hard_loss(self.kind, signals.logits, signals.labels, mask_BL)}
+
+    def soft(
+        self, teacher: Signals, student: Signals, batch: Batch, temperature: float
+    ) -> Mapping[str, Tensor]:
+        assert teacher.logits is not None
+        assert student.logits is not None
+        labels = student.labels
+        if labels is None and self.kind == "tokens":
+            real_BL = batch["attention_mask"].bool()
+            labels = torch.where(real_BL, 0, IGNORED)
+        logits = teacher.logits, student.logits
+        loss = soft_loss(self.kind, *logits, labels, batch["attention_mask"], temperature)  # type: ignore[arg-type]
+        return {"kd": loss}
+
+    def metrics(self, outputs: Sequence[Array]) -> dict[str, float]:
+        assert self.evaluator is not None
+        return self.evaluator.metrics(outputs)
+
+    # -- scores -----------------------------------------------------------------------------
+
+    @property
+    def row_count(self) -> int:
+        return sum(map(len, self.data.sets.values()))
+
+    def texts_of_rows(self) -> list[str]:
+        return [" ".join(e.texts) for rows in self.data.sets.values() for e in rows]
+
+    def rows_for(self, model: Model) -> TokenizedRows:
+        return self.evaluator_for(model)[0].features.rows
+
+    def score(self, model: Model, *, worst: int = 0) -> ModelScores:
+        evaluator, max_length = self.evaluator_for(model)
+        predictions = self.predict(model, evaluator)
+        truncated = evaluator.features.rows.truncated
+        cut = truncated / max(1, sum(map(len, self.data.sets.values())))
+        verb = "need more than one window of" if self.kind == "span" else "were cut at"
+        note = f"{model.note}; {cut:.1%} of the examples {verb} {max_length} tokens"
+        scores = scores_of(evaluator, self.split, predictions, worst, [note])
+        return scores if self.reference is None else scores.against_teacher()
+
+    def predict(self, model: Model, evaluator: Evaluator | None = None) -> list[Prediction]:
+        """A model's predictions for all evaluated examples; an export runs in its own runtime."""
+        if evaluator is None:
+            evaluator, _ = self.evaluator_for(model)
+        network = in_own_runtime(model.model)
+        if network is not None:
+            runner = network.runner(latency_threads())
+            return runner_predictions(runner, evaluator, positions_of(network.config))
+        outputs = evaluate(self.session, self.evaluation_job(model, evaluator)).outputs
+        return evaluator.features.predictions(outputs)
+
+    def evaluation_job(self, model: Model, evaluator: Evaluator) -> Job:
+        """A job that only runs a model on the evaluated rows."""
+        captured, rows = self.capture(model), evaluator.features.rows
+
+        def step(batch: Batch) -> StepLoss:
+            signals = self.forward(captured, batch)
+            losses = self.hard(signals, batch)
+            loss = Term(self.total(losses, signals), self.over)
+            return StepLoss({"loss": loss}, self.outputs(signals, batch))
+
+        order = BatchOrder(max(1, len(rows)), 1, 0)
+        modules = {"model": captured}
+        return Job(modules, step, rows, order, rows, compute_metrics=evaluator.metrics)
+
+
+def open_workload(request: WorkloadRequest, session: Session) -> tuple[LabelledWorkload, Model]:
+    """Check a task's data and model, tokenise, and return both.
+
+    Raises:
+        UsageError: unusable data or model; too many answers are missing from their contexts.
+    """
+    data, model, notes = check_task_data(request, session)
+    workload = opened(request, session, data, model, notes)
+    return workload, model
+
+
+def opened(
+    request: WorkloadRequest, session: Session, data: Labelled, model: Model, notes: list[str]
+) -> LabelledWorkload:
+    """Tokenise checked data for a model."""
+    shape = row_format(request.data, data.task, model)
+    train = Features.of(data.task, data.train, model.tokenizer, **shape)
+    workload = new_workload(
+        data.task.kind,
+        session,
+        data,
+        request.data,
+        train,
+        max_length=shape["max_length"],
+        tokenizer=model.tokenizer,
+        metric_names=request.metrics,
+        choose_on=request.choose_on,
+        settings=request.settings,
+    )
+    workload.evaluator = workload._evaluator(model, shape)
+    truncated = train.rows.truncated / len(data.train)
+    verb = "need more than one window of" if data.task.kind == "span" else "were cut at"
+    facts = [f"{truncated:.1%} of the training examples {verb} {shape['max_length']} tokens"]
+    if data.split != "validation":
+        facts.append(f"evaluated on {data.split}")
+    Progress.log(*facts)
+    workload.notes = [*notes, *facts]
+    return workload
+
+
+def new_workload(
+    kind: Kind,
+    session: Session,
+    data: Labelled,
+    reading: LabelledSettings,
+    train: Features | None = None,
+    *,
+    max_length: int | None = None,
+    tokenizer: Any = None,
+    metric_names: Sequence[str] = (),
+    choose_on: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> LabelledWorkload:
+    """The workload of a kind of labels."""
+    made = LabelledWorkload(
+        session,
+        data,
+        reading,
+        train,
+        None,
+        max_length,
+        tokenizer,
+        list(data.notes),
+        metric_names,
+        choose_on,
+    )
+    if kind != "text":
+        return made
+    from kdcli.workloads.generation import GenerationWorkload
+
+    generation = GenerationSettings.model_validate(dict(settings or {}))
+    return GenerationWorkload(**vars(made), generation=generation)
+
+
+def check_task_data(
+    request: WorkloadRequest, session: Session
+) -> tuple[Labelled, Model, list[str]]:
+    """Load and check a task's data and model without tokenising; also return notes on them.
+
+    Raises:
+        UsageError: unusable data or model; too many answers are missing from their contexts.
+    """
+    trained = {
+        source: training_rows(location(source))
+        for source in dict.fromkeys([request.model, *request.other_models])
+    }
+    data = open_labelled(
+        request.task,
+        train_source=request.data.train,
+        train_rows=request.data.train_rows,
+        trained=trained,
+        withheld=request.data.labels == "teacher",
+        log=Progress.log,
+        **request.data.model_dump(include=DATA_KEYS),
+    )
+    if data.task.kind == "text" and not request.generates:
+        raise UsageError(
+            f"task {data.task.name} generates text, which this verb cannot do",
+            "kdcli finetune, evaluate and the --eval-task of distill take such a task",
+        )
+    notes = list(data.notes)
+    if request.data.labels == "teacher":
+        data = without_labels(data)
+    else:
+        check_training(data)
+        looked = looked_over(data.task, data.train)
+        Progress.log(*looked)
+        notes += looked
+    if request.choose_on is not None and request.choose_on not in data.sets:
+        sets = ", ".join(filter(None, data.sets)) or "there is only one"
+        raise UsageError(f"choose_on {request.choose_on} is not among the evaluated sets: {sets}")
+    trusted = session.trust_remote_code
+    if request.new_head:
+        model = load_trained(
+            request.model,
+            data.task,
+            request.head,
+            settings=request.settings,
+            seed=request.seed,
+            trust_remote_code=trusted,
+        )
+    else:
+        label_map = request.head.label_map
+        model = load_for_task(
+            request.model,
+            data.task,
+            label_map=label_map,
+            new_head=False,
+            seed=request.seed,
+            trust_remote_code=trusted,
+        )
+    Progress.log(f"{request.model}: {model.note}")
+    if data.task.kind == "span":
+        data, dropped = without_misplaced(data)
+        notes += dropped
+        Progress.log(*dropped)
+    return data, model, notes
+
+
+def open_evaluation(request: EvaluationRequest, session: Session) -> LabelledWorkload:
+    """Open a task to evaluate models on; each reads the rows with its own tokenizer.
+
+    Raises:
+        UsageError: unknown task or unusable data.
+    """
+    first, trusted = request.models[0], session.trust_remote_code
+    weights = not is_export(first)
+    config = load_config(first, trust_remote_code=trusted, weights=weights, compacted=True)
+    names = tuple(str(config.id2label[i]) for i in range(config.num_labels))
+    own = request.task == OWN and not any(GENERIC.fullmatch(name) for name in names)
+    data = open_labelled(
+        request.task,
+        training=False,
+        labels=names if own else None,
+        trained=request.trained,
+        withheld=request.data.labels == "teacher",
+        log=Progress.log,
+        **request.data.model_dump(include=DATA_KEYS),
+    )
+    if request.data.labels == "teacher":
+        data = without_labels(data)
+    return new_workload(data.task.kind, session, data, request.data, metric_names=request.metrics)
+
+
+def load_trained(
+    source: str,
+    task: Task,
+    head: TaskHeadSettings,
+    *,
+    settings: Mapping[str, Any],
+    seed: int,
+    trust_remote_code: bool,
+) -> Model:
+    """Load a model to train: with its own head, a head of label words, or a new head.
+
+    Args:
+        settings: the recipe's `generation` section, for tasks that generate text.
+
+    Raises:
+        UsageError: see `kdcli.models.heads.load_for_task` and
+            `kdcli.models.label_words.load_with_label_words`.
+    """
+    if task.kind == "text":
+        from kdcli.workloads.generation import load_generation
+
+        return load_generation(
+            source, task, settings, seed=seed, trust_remote_code=trust_remote_code
+        )
+    if head.kind in ("embedding", "mlm"):
+        return load_with_label_words(
+            source,
+            task,
+            kind=head.kind,
+            words=head.words,
+            seed=seed,
+            trust_remote_code=trust_remote_code,
+        )
+    return load_for_task(
+        source,
+        task,
+        label_map=head.label_map,
+        new_head=True,
+        seed=seed,
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def load_scored(
+    source: str,
+    task: Task,
+    *,
+    label_map: Sequence[int] | None = None,
+    trust_remote_code: bool = False,
+) -> Model:
+    """Load a fine-tuned model, or an export, whose `model` is then an `Export`.
+
+    Raises:
+        UsageError: see `load_for_task` and `open_export`; a `label_map` for an export.
+    """
+    if task.kind == "text":
+        from kdcli.models.generation import load_generator
+
+        return load_generator(source, task, new_head=False, trust_remote_code=trust_remote_code)
+    if not is_export(source):
+        return load_for_task(
+            source,
+            task,
+            label_map=label_map,
+            new_head=False,
+            compacted=True,
+            trust_remote_code=trust_remote_code,
+        )
+    export = open_export(source)
+    if label_map is not None:
+        raise UsageError(
+            f"the labels of the export {source} cannot be reordered", "omit head.label_map"
+        )
+    check_head(source, export.config, task)
+    tokenizer = tokenizer_for(
+        source, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code
+    )
+    note = f"run by {export.format}, {export.precision}"
+    length = tuned_length(export.config, tokenizer, task)
+    network: Any = export
+    return Model(network, tokenizer, source, note, length, training_rows(source))
+
+
+def row_format(
+    settings: LabelledSettings, task: Task, model: Model, *, as_tuned: bool = False
+) -> dict[str, Any]:
+    """Keyword arguments of `Features.of` for a model, `max_length` clipped to its positions.
+
+    Args:
+        as_tuned: if the settings give no length, use the one the model was fine-tuned with.
+    """
+    length = settings.max_length or task.max_length
+    tuned = model.tuned_length if as_tuned else None
+    if tuned is not None and tuned != length:
+        if settings.max_length:
+            read = f"reads {length} now, as data.max_length says"
+        else:
+            read, length = f"reads {tuned} now too, not the task's {length}", tuned
+        Progress.log(f"{model.source} was fine-tuned with {tuned} tokens in a row and {read}")
+    positions = positions_of(model.model.config)
+    if positions is not None and positions < length:
+        Progress.log(
+            f"{model.source} reads at most {positions} tokens, so data.max_length is {positions}"
+        )
+        length = positions
+    shape: dict[str, Any] = {
+        "max_length": length,
+        "stride": settings.stride,
+        "token_types": model.token_types,
+    }
+    if task.kind == "text":
+        decoding: Any = model.model.generation_config
+        shape["target"] = {
+            "target_length": decoding.max_new_tokens,
+            "end_id": decoding.eos_token_id,
+        }
+    return shape
+
+
+def without_labels(data: Labelled) -> Labelled:
+    """Drop the labels of all examples."""
+    train = [replace(example, label=None) for example in data.train]
+    sets = {name: [replace(e, label=None) for e in rows] for name, rows in data.sets.items()}
+    return replace(data, train=train, sets=sets)
+
+
+def check_vocabulary(teacher: Model, tokenizer: Any, student: str) -> None:
+    """Raise a `UsageError` if teacher and student have different vocabularies."""
+    if not same_tokens(teacher.tokenizer, tokenizer):
+        raise UsageError(
+            f"teacher {teacher.source} has another vocabulary than {student}",
+            "both read the same rows of tokens; choose a teacher that was fine-tuned from a model "
+            "with the same tokenizer",
+        )
+
+
+def without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
+    """Drop training questions whose answer lies outside its context, and list them.
+
+    Raises:
+        UsageError: more than 1 % of the answers are misplaced.
+    """
+    lines = check_answers(data.train)
+    if not lines:
+        return data, []
+    if len(lines) > MISPLACED_ALLOWED * len(data.train):
+        message = (
+            f"{len(lines)} of {len(data.train)} answers are not where their row says, for example"
+        )
+        raise UsageError(
+            "\n".join([message, *lines[:5]]),
+            "answer_start counts characters of the context, from 0",
+        )
+    shown = lines[:20] + ([f"... {len(lines) - 20} more"] if len(lines) > 20 else [])
+    kept = [example for example in data.train if misplaced(example) is None]
+    return replace(data, train=kept), [f"{len(lines)} training questions were dropped:", *shown]
+
+
+def scores_of(
+    evaluator: Evaluator,
+    split: str,
+    predictions: Sequence[Prediction],
+    worst: int = 0,
+    notes: Sequence[str] = (),
+) -> ModelScores:
+    """The scores of some predictions."""
+    counts = {name: end - begin for name, (begin, end) in evaluator.bounds.items()}
+    evaluations = evaluator.evaluations("", split, predictions, worst)
+    return ModelScores(evaluations, evaluator.scorers(predictions), counts, predictions, notes)
+
+
+def runner_predictions(
+    runner: Runner, evaluator: Evaluator, positions: int | None
+) -> list[Prediction]:
+    """The predictions of a runner; `positions` is the longest row that the model reads."""
+    outputs = runner_outputs(runner, evaluator.features.rows, positions)
+    return evaluator.features.predictions(outputs)
+
+
+def runner_outputs(runner: Runner, rows: TokenizedRows, positions: int | None) -> list[Array]:
+    """A runner's logits for each row; `positions` is the longest row that the model reads."""
+    logits: list[Array] = []
+    for begin in range(0, len(rows), FORWARD_ROWS):
+        batch = rows.batch(np.arange(begin, min(begin + FORWARD_ROWS, len(rows))))
+        inputs = runner.prepare(padded(batch, rows.pad_id, positions))
+        outputs = runner.output(runner.call(inputs))
+        # Start and end logits of a question answering head are stacked, [L, 2].
+        logits += list(outputs[0] if len(outputs) == 1 else np.stack(outputs, -1))
+    return logits
+
+
+def padded(batch: Batch, pad_id: int, positions: int | None) -> Batch:
+    """Pad a batch's inputs to a multiple of `LENGTH_STEP` tokens, or to the model's positions."""
+    length = batch["input_ids"].shape[1]
+    longer = length + -length % LENGTH_STEP
+    more = (longer if positions is None else min(longer, positions)) - length
+    names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch]
+    fillers = {name: pad_id if name == "input_ids" else 0 for name in names}
+    return {
+        name: torch.nn.functional.pad(batch[name], (0, more), value=filler)
+        for name, filler in fillers.items()
+    }
+
+
+def same_tokens(one: Any, other: Any) -> bool:
+    """Whether two tokenizers have the same vocabulary, so that both read the same rows."""
+    return bool(one is other or one.get_vocab() == other.get_vocab())

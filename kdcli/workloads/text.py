@@ -1,0 +1,158 @@
+"""Unlabelled text: blocks of tokens, masked for losses that predict masked tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from kdcli.data.batches import BatchOrder
+from kdcli.data.text.corpus import Corpus, open_corpus
+from kdcli.data.text.masking import Masked, PassOrder, check_share, tokens_of
+from kdcli.engine.launch import Session, make_schedule
+from kdcli.engine.progress import Progress
+from kdcli.errors import UsageError
+from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
+from kdcli.models.load import load_encoder
+from kdcli.models.masked_lm import load_masked_lm
+from kdcli.models.model import Model
+from kdcli.models.training_rows import NO_ROWS
+from kdcli.recipe.sections import DataSettings, TrainSettings
+from kdcli.types import Batch, Count, Examples, Needs, RowHashes, Signals
+from kdcli.workloads.settings import TaskHeadSettings
+from kdcli.workloads.workload import ModelScores, Plan, Workload
+
+MASKED_LOGITS = Needs(masked_logits=True)
+Divergence = Callable[[Tensor, Tensor, float], Tensor]
+
+
+@dataclass
+class TextWorkload(Workload):
+    """Blocks of text for models that share a tokenizer.
+
+    Attributes:
+        corpus: blocks to train on and held-out blocks.
+        settings: the recipe's `data` section.
+        tokenizer: the tokenizer that made the blocks.
+        source: the model that the tokenizer belongs to, for messages.
+        seed: draws the masks.
+        masked: whether some tokens are masked, for masked language models.
+        otherwise: for a model without a masked-language-model head, what to do instead.
+    """
+
+    session: Session
+    corpus: Corpus
+    settings: DataSettings
+    tokenizer: PreTrainedTokenizerBase
+    source: str
+    seed: int = 0
+    masked: bool = True
+    otherwise: str = "choose a masked language model"
+    notes: list[str] = field(default_factory=list)
+    name: str = "text"
+    split: str = "held-out blocks"
+    metric: str = "loss"
+    rows: RowHashes = field(default_factory=NO_ROWS.copy)
+    needs: Needs = MASKED_LOGITS
+    over: Count = "labels"
+    has_metrics: bool = False
+
+    @property
+    def has_labels(self) -> bool:  # type: ignore[override]
+        return self.masked
+
+    @property
+    def auto_class(self) -> str:  # type: ignore[override]
+        return "AutoModelForMaskedLM" if self.masked else "AutoModel"
+
+    @property
+    def examples(self) -> Examples:
+        return self._masked(self.corpus.train)
+
+    @property
+    def held_out(self) -> Examples:
+        return self._masked(self.corpus.held_out)
+
+    @property
+    def sample(self) -> Examples:
+        return self.corpus.train
+
+    def _masked(self, blocks: Examples) -> Examples:
+        if not self.masked:
+            return blocks
+        tokens, mask = tokens_of(self.tokenizer, self.source), self.settings.mask
+        return Masked(blocks, tokens, mask.share, mask.whole_words, mask.static, self.seed)
+
+    def plan(self, settings: TrainSettings) -> Plan:
+        blocks = len(self.corpus.train)
+        schedule = make_schedule(settings, blocks / settings.batch_size)
+        order = BatchOrder(blocks, schedule.batch_size, schedule.seed)
+        steps_per_pass = blocks / schedule.batch_size
+        return Plan(PassOrder(order) if self.masked else order, schedule, steps_per_pass)
+
+    def load(
+        self, source: str, *, head: TaskHeadSettings, seed: int = 0, new_head: bool = True
+    ) -> Model:
+        return load_text_model(
+            source,
+            masked=self.masked,
+            otherwise=self.otherwise,
+            trust_remote_code=self.session.trust_remote_code,
+        )
+
+    def hard(self, signals: Signals, batch: Batch) -> Mapping[str, Tensor]:
+        if signals.logits is None:
+            return {}
+        return {"hard": masked_ce(signals.logits, labels_of(signals))}
+
+    def soft(
+        self, teacher: Signals, student: Signals, batch: Batch, temperature: float
+    ) -> Mapping[str, Tensor]:
+        assert teacher.logits is not None
+        assert student.logits is not None
+        return {"soft": soft_kl(teacher.logits, student.logits, temperature)}
+
+    def outputs(self, signals: Signals, batch: Batch) -> Tensor | None:
+        return signals.logits
+
+    def score(self, model: Model, *, worst: int = 0) -> ModelScores:
+        raise UsageError(
+            "text has no labels to score a model on", "add --eval-task TASK to compare models"
+        )
+
+
+def load_text_model(
+    source: str, *, masked: bool, otherwise: str, trust_remote_code: bool, bare: bool = False
+) -> Model:
+    """Load an encoder, or a masked language model for losses that read masked text.
+
+    Args:
+        bare: a model without a masked-language-model head will do.
+
+    Raises:
+        UsageError: see `load_encoder` and `load_masked_lm`.
+    """
+    if not masked:
+        return load_encoder(source, trust_remote_code=trust_remote_code)
+    return load_masked_lm(
+        source, otherwise=otherwise, bare=bare, trust_remote_code=trust_remote_code
+    )
+
+
+def read_corpus(settings: DataSettings, tokenizer: PreTrainedTokenizerBase) -> Corpus:
+    """Tokenise the text unless that is done, and open its blocks."""
+    return open_corpus(
+        settings.source,
+        tokenizer,
+        isolated=settings.pack_isolated,
+        log=Progress.log,
+        **settings.model_dump(include={"max_length", "column", "held_out_blocks"}),
+    )
+
+
+def check_masking(settings: DataSettings, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
+    """Raise a `UsageError` if a tokenizer or the settings cannot mask text."""
+    check_share(settings.mask.share)
+    tokens_of(tokenizer, source)

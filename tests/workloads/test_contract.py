@@ -1,0 +1,233 @@
+"""The promises of every workload, with labels and with the labels removed.
+
+A new workload is one row of `WORKLOADS`.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from encoders import on_disk, tiny_config, tiny_encoder
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from kdcli.errors import UsageError
+from kdcli.recipe.sections import KdSettings
+from kdcli.types import Needs
+from kdcli.workloads import open_workload
+from kdcli.workloads.settings import FinetuneTrainSettings, LabelledSettings, TaskHeadSettings
+from kdcli.workloads.workload import Workload, WorkloadRequest, first_rows
+
+TRAIN = FinetuneTrainSettings(batch_size=8, max_steps=4)
+HEAD = TaskHeadSettings(kind="scratch")
+
+
+def words(number: int, count: int = 5) -> str:
+    return " ".join(f"w{(number * 7 + 3 * i) % 41}" for i in range(count))
+
+
+def classes(i: int) -> dict:
+    return {"text": words(i), "label": ("calm", "brisk")[i % 2]}
+
+
+def several(i: int) -> dict:
+    return {"text": words(i), "label": [("calm", "brisk", "late")[i % 3]] * (i % 4 > 0)}
+
+
+def scores(i: int) -> dict:
+    return {"text": words(i), "pair": words(i + 1), "label": (i % 5) / 4 + 0.01 * i}
+
+
+def tags(i: int) -> dict:
+    return {"tokens": words(i).split(), "tags": ["O", "B-PER", "O", "B-LOC", "O"]}
+
+
+def spans(i: int) -> dict:
+    context = words(i, 9)
+    answer = context.split()[4]
+    gold = {"text": [answer], "answer_start": [context.index(answer)]}
+    return {"question": words(i + 2, 3), "context": context, "answers": gold}
+
+
+def lists(i: int) -> dict:
+    passages = [words(i + n, 6) for n in range(4)]
+    return {"query": words(i, 3), "passages": passages, "labels": [1, 0, 0, 0]}
+
+
+def texts(i: int) -> dict:
+    return {"text": f"{words(i, 6)}. {words(i + 9, 5)}."}
+
+
+def headed(auto: type, **config: object) -> Callable[[Path], None]:
+    """Save a tiny model with a head."""
+
+    def save(folder: Path) -> None:
+        torch.manual_seed(1)
+        settings = tiny_config("bert", initializer_range=0.3, **config)
+        on_disk(auto.from_config(settings), folder)
+
+    return save
+
+
+def embedder(folder: Path) -> None:
+    torch.manual_seed(1)
+    on_disk(tiny_encoder("bert", initializer_range=0.3), folder)
+
+
+def labels(*names: str) -> dict:
+    return {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
+
+
+SEQUENCES = AutoModelForSequenceClassification
+NER = ("O", "B-LOC", "B-PER")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload: its task, its rows, and a model that can do the task."""
+
+    task: str
+    row: Callable[[int], dict]
+    save_model: Callable[[Path], None]
+    settings: dict | None = None
+    finetunes: bool = True
+
+
+WORKLOADS = {
+    "class": Case("own", classes, headed(SEQUENCES, **labels("brisk", "calm"))),
+    "multi": Case(
+        "own",
+        several,
+        headed(
+            SEQUENCES,
+            problem_type="multi_label_classification",
+            **labels("brisk", "calm", "late"),
+        ),
+    ),
+    "score": Case("own", scores, headed(SEQUENCES, num_labels=1, problem_type="regression")),
+    "tokens": Case("own", tags, headed(AutoModelForTokenClassification, **labels(*NER))),
+    "span": Case("own", spans, headed(AutoModelForQuestionAnswering)),
+    "rerank": Case("rerank", lists, headed(SEQUENCES, num_labels=1)),
+    "embedding": Case(
+        "embedding", texts, embedder, {"embedding": {"pooling": "mean"}}, finetunes=False
+    ),
+}
+EVERY = [(name, True) for name, case in WORKLOADS.items() if case.finetunes]
+EVERY += [(name, False) for name in WORKLOADS]
+
+
+def opened(case: Case, folder: Path, session, *, with_labels: bool) -> tuple[Workload, object]:
+    rows = folder / "rows.jsonl"
+    rows.write_text("".join(json.dumps(case.row(i)) + "\n" for i in range(60)), "utf-8")
+    case.save_model(folder / "model")
+    data = LabelledSettings(
+        source=str(rows), max_length=24, stride=4, labels="data" if with_labels else "teacher"
+    )
+    request = WorkloadRequest(
+        case.task, str(folder / "model"), data, HEAD, case.settings or {}, new_head=False
+    )
+    return open_workload(request, session)
+
+
+@pytest.fixture(params=EVERY, ids=lambda one: one[0] + ("" if one[1] else "-unlabelled"))
+def workload(request, tmp_path, session, cache):
+    name, with_labels = request.param
+    found, model = opened(WORKLOADS[name], tmp_path, session, with_labels=with_labels)
+    found.model, found.case = model, WORKLOADS[name]
+    return found
+
+
+def attached(workload, teacher):
+    targets = workload.targets(teacher, Needs(), passes=1.0)
+    return targets, *targets.attach(workload.examples, workload.held_out)
+
+
+def test_labels_are_learned_if_there_are_any(workload):
+    batch = first_rows(workload.examples)
+    captured = workload.capture(workload.model)
+    losses = workload.hard(workload.forward(captured, batch), batch)
+    assert workload.has_labels == bool(losses)
+    if workload.has_labels:
+        job, schedule = workload.job(workload.model, TRAIN, "last")
+        assert schedule.steps == 4
+        assert torch.isfinite(job.step(batch).total)
+    else:
+        assert "labels" not in batch or workload.case.task == "rerank"
+        with pytest.raises(UsageError, match="no labels"):
+            workload.job(workload.model, TRAIN, "last")
+
+
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(workload):
+    targets, examples, _ = attached(workload, workload.model)
+    batch = first_rows(examples)
+    taught = targets.signals(batch)
+    own = workload.forward(workload.capture(workload.model), batch)
+    losses = workload.soft(taught, own, batch, 2.0)
+    assert losses
+    assert all(abs(float(loss)) < 1e-3 for loss in losses.values())
+
+
+def test_without_labels_the_teacher_has_the_whole_weight(workload):
+    targets, examples, _ = attached(workload, workload.model)
+    batch = first_rows(examples)
+    taught = targets.signals(batch)
+    own = workload.forward(workload.capture(workload.model), batch)
+    kd = KdSettings(weight=0.25)
+    terms = workload.mixed_terms(own, [taught], batch, kd)
+    soft = workload.soft(taught, own, batch, kd.temperature)
+    share = 0.25 if workload.has_labels else 1.0
+    for name, value in soft.items():
+        assert torch.equal(terms[name].value, share * value)
+    assert (len(terms) > len(soft)) == workload.has_labels
+
+
+def test_padding_changes_no_loss(workload):
+    if not workload.has_labels:
+        pytest.skip("there is no loss against labels")
+    examples, captured = workload.examples, workload.capture(workload.model)
+    pair = examples.batch(np.arange(2))
+    together = workload.total(workload.hard(workload.forward(captured, pair), pair), None)
+    ones = [examples.batch(np.array([i])) for i in range(2)]
+    alone = [workload.total(workload.hard(workload.forward(captured, b), b), None) for b in ones]
+    counts = [float((b["labels"] != -100).sum()) if workload.over == "labels" else 1 for b in ones]
+    mean = sum(c * float(loss) for c, loss in zip(counts, alone, strict=True)) / sum(counts)
+    assert float(together) == pytest.approx(mean, rel=1e-4)
+
+
+def test_a_model_agrees_with_itself(workload):
+    if workload.has_labels:
+        scores = workload.score(workload.model)
+        assert scores.evaluations[0].reference == "labels"
+        assert sum(scores.counts.values()) == workload.row_count
+        return
+    reference = workload.with_reference(workload.model)
+    result = reference.evaluate({"teacher": workload.model, "same": workload.model})
+    for row in result.evaluations:
+        assert row.reference == "teacher"
+        # A class that is never predicted has no F1, whoever is the reference.
+        values = [v for name, v in row.metrics.items() if name not in ("mse", "macro_f1")]
+        assert values == pytest.approx([1.0] * len(values), abs=1e-5)
+        assert row.metrics.get("mse", 0.0) == pytest.approx(0.0, abs=1e-8)
+    assert all(row.difference == 0 for row in result.comparisons)
+
+
+def test_a_saved_model_is_the_same_model(workload, tmp_path):
+    workload.save(workload.model, tmp_path / "saved", workload.rows)
+    again = workload.load(str(tmp_path / "saved"), head=HEAD, new_head=False)
+    batch = {k: v for k, v in first_rows(workload.held_out).items() if k != "labels"}
+    pairs = zip(workload.encode(workload.model, batch), workload.encode(again, batch), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+def test_a_student_of_another_shape_is_made(workload):
+    shape = workload.model.shape
+    small = type(shape)(1, 16, 32, 4)
+    student = workload.make_student(workload.model, small, seed=3)
+    assert (student.model.config.num_hidden_layers, student.model.config.hidden_size) == (1, 16)
