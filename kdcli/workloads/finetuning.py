@@ -40,7 +40,7 @@ from kdcli.workloads.labelled import (
 )
 from kdcli.workloads.predictions import Features, Prediction
 from kdcli.workloads.recipes import downstream_recipe
-from kdcli.workloads.settings import DownstreamSettings, FinetuneRecipe, OnTask
+from kdcli.workloads.settings import DownstreamSettings, FinetuneRecipe, GenerationSettings, OnTask
 from kdcli.workloads.workload import (
     EvaluationResult,
     ModelScores,
@@ -71,22 +71,23 @@ def request_of(
         model: the model whose tokenizer reads the rows.
         new_head, other_models, generates: see `WorkloadRequest`.
     """
-    settings: Mapping[str, Any] = recipe.workload
     metrics: Sequence[str] = ()
+    generation = GenerationSettings()
     if isinstance(recipe, FinetuneRecipe):
-        settings, metrics = {**recipe.generation.model_dump(), **settings}, recipe.metrics
+        metrics, generation = recipe.metrics, recipe.generation
     return WorkloadRequest(
         str(recipe.task),
         model,
         recipe.data,
         recipe.head,
-        settings,
+        recipe.workload,
         metrics,
         recipe.choose_on,
         recipe.train.seed,
         new_head,
         other_models,
         generates,
+        generation,
     )
 
 

@@ -51,8 +51,8 @@ class GenerationWorkload(LabelledWorkload):
         trusted, task = self.session.trust_remote_code, self.data.task
         if not new_head:
             return load_generator(source, task, new_head=False, trust_remote_code=trusted)
-        settings = self.generation.model_dump()
-        return load_generation(source, task, settings, seed=seed, trust_remote_code=trusted)
+        generation = self.generation
+        return load_generation(source, task, generation, seed=seed, trust_remote_code=trusted)
 
     @property
     def over(self) -> Count:  # type: ignore[override]
@@ -119,12 +119,17 @@ class GenerationWorkload(LabelledWorkload):
 
 
 def load_generation(
-    source: str, task: Task, settings: Mapping[str, Any], *, seed: int, trust_remote_code: bool
+    source: str,
+    task: Task,
+    settings: GenerationSettings | None,
+    *,
+    seed: int,
+    trust_remote_code: bool,
 ) -> Model:
     """Load a masked language model to train as a generator.
 
     Args:
-        settings: the recipe's `generation` section.
+        settings: the recipe's `generation` section; None for the defaults.
 
     Raises:
         UsageError: see `kdcli.models.generation.load_generator` and `set_decoding`.
@@ -132,7 +137,7 @@ def load_generation(
     model = load_generator(
         source, task, new_head=True, seed=seed, trust_remote_code=trust_remote_code
     )
-    set_decoding(model.model, GenerationSettings.model_validate(dict(settings)))
+    set_decoding(model.model, settings or GenerationSettings())
     return model
 
 

@@ -256,7 +256,9 @@ class LabelledWorkload(Workload):
         trusted, task = self.session.trust_remote_code, self.data.task
         if is_export(source) or not new_head:
             return load_scored(source, task, label_map=head.label_map, trust_remote_code=trusted)
-        return load_trained(source, task, head, settings={}, seed=seed, trust_remote_code=trusted)
+        return load_trained(
+            source, task, head, generation=None, seed=seed, trust_remote_code=trusted
+        )
 
     def load_teacher(
         self,
@@ -440,7 +442,7 @@ def opened(
         tokenizer=model.tokenizer,
         metric_names=request.metrics,
         choose_on=request.choose_on,
-        settings=request.settings,
+        generation=request.generation,
     )
     workload.evaluator = workload._evaluator(model, shape)
     truncated = train.rows.truncated / len(data.train)
@@ -464,7 +466,7 @@ def new_workload(
     tokenizer: Any = None,
     metric_names: Sequence[str] = (),
     choose_on: str | None = None,
-    settings: Mapping[str, Any] | None = None,
+    generation: GenerationSettings | None = None,
 ) -> LabelledWorkload:
     """The workload of a kind of labels."""
     made = LabelledWorkload(
@@ -483,8 +485,7 @@ def new_workload(
         return made
     from kdcli.workloads.generation import GenerationWorkload
 
-    generation = GenerationSettings.model_validate(dict(settings or {}))
-    return GenerationWorkload(**vars(made), generation=generation)
+    return GenerationWorkload(**vars(made), generation=generation or GenerationSettings())
 
 
 def check_task_data(
@@ -530,7 +531,7 @@ def check_task_data(
             request.model,
             data.task,
             request.head,
-            settings=request.settings,
+            generation=request.generation,
             seed=request.seed,
             trust_remote_code=trusted,
         )
@@ -582,14 +583,14 @@ def load_trained(
     task: Task,
     head: TaskHeadSettings,
     *,
-    settings: Mapping[str, Any],
+    generation: GenerationSettings | None,
     seed: int,
     trust_remote_code: bool,
 ) -> Model:
     """Load a model to train: with its own head, a head of label words, or a new head.
 
     Args:
-        settings: the recipe's `generation` section, for tasks that generate text.
+        generation: how targets are decoded, for tasks that generate text.
 
     Raises:
         UsageError: see `kdcli.models.heads.load_for_task` and
@@ -599,7 +600,7 @@ def load_trained(
         from kdcli.workloads.generation import load_generation
 
         return load_generation(
-            source, task, settings, seed=seed, trust_remote_code=trust_remote_code
+            source, task, generation, seed=seed, trust_remote_code=trust_remote_code
         )
     if head.kind in ("embedding", "mlm"):
         return load_with_label_words(

@@ -57,7 +57,12 @@ from kdcli.types import (
     StepLoss,
     Term,
 )
-from kdcli.workloads.settings import FinetuneTrainSettings, LabelledSettings, TaskHeadSettings
+from kdcli.workloads.settings import (
+    FinetuneTrainSettings,
+    GenerationSettings,
+    LabelledSettings,
+    TaskHeadSettings,
+)
 
 Array = np.ndarray[Any, Any]
 RESAMPLES = 1000
@@ -86,6 +91,7 @@ class WorkloadRequest:
         other_models: further models that the run scores or learns from. Rows that trained any of
             them are dropped from the evaluation.
         generates: whether the verb handles tasks whose targets are texts.
+        generation: how such targets are masked and decoded.
     """
 
     task: str
@@ -99,6 +105,7 @@ class WorkloadRequest:
     new_head: bool = True
     other_models: Sequence[str] = ()
     generates: bool = False
+    generation: GenerationSettings = field(default_factory=GenerationSettings)
 
 
 @dataclass(frozen=True)
