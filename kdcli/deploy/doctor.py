@@ -17,7 +17,8 @@ TRACKERS = sorted(name.replace("_", "-") for name in LOGGER_TYPE_TO_CLASS)
 OPTIONAL = {
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "pip install 'kdcli[onnx]'"),
     "openvino": "pip install 'kdcli[openvino]'",
-    "sentence-transformers": "pip install 'kdcli[embed]'",
+    **dict.fromkeys(("sacrebleu", "rouge-score"), "pip install 'kdcli[generation]'"),
+    "mteb": "pip install 'kdcli[embed]'",
     **{name: f"--report-to {name}" for name in TRACKERS},
 }
 """Libraries that some options need, and what installs them or needs them."""

@@ -1,4 +1,7 @@
-"""Metrics of tasks, one file for each kind of task; `library` brings those of the `evaluate` library."""
+"""Metrics of tasks, one file per kind of task.
+
+`library` adds the metrics of the `evaluate` library.
+"""
 
 import importlib
 from collections.abc import Sequence
@@ -13,27 +16,37 @@ MODULES = {
     "score": "regression",
     "tokens": "tokens",
     "span": "spans",
+    "text": "generation",
 }
-MODULES |= {"text": "generation"}
+"""Kind of task -> the file with its metrics."""
 
 
 def scorer(
     task: Task, predictions: Sequence[Any], references: Sequence[Any], language: str = ""
 ) -> Scorer:
-    """The metrics of a task as a function of selected examples, such as the resamples of a bootstrap. The slow part is
-    done here, once; the returned function only adds up. The metrics are those that the task names. `predictions`,
-    `references`: `class`: a class number each; `multi`: 0 and 1 for each label; `score`: a number; `tokens`: a list of
-    label names; `span`: {"id", "text", "no_answer"} and {"id", "answers"}; `text`: a text. `language`: of the answers
-    of a `span` task, see `kdcli.metrics.spans.score_answer`.
-    Raises ValueError: none at all, unequal numbers of predictions and references, or a wrong format; UsageError:
-    predictions that are not finite, or a language without rules."""
+    """Return the metrics of a task as a function of selected examples.
+
+    A bootstrap calls the function for each of its resamples. The expensive part is done once,
+    before the function is returned, so that each call only adds up. The metrics are the ones that
+    the task names.
+
+    Args:
+        task: the task.
+        predictions, references: one per example. A class number (`class`); 0 or 1 for each label
+            (`multi`); a number (`score`); a list of label names (`tokens`); `{"id", "text",
+            "no_answer"}` and `{"id", "answers"}` (`span`); a text (`text`).
+        language: language of the answers of a `span` task; see `kdcli.metrics.spans.score_answer`.
+
+    Raises ValueError if there are no examples, the numbers of predictions and references differ, or
+    the format is wrong. Raises UsageError if predictions are not finite or the language has no
+    rules. Raises MachineError if a library that the metrics need is not installed.
+    """
     if len(predictions) != len(references) or not len(references):
         raise ValueError(f"{len(predictions)} predictions, {len(references)} references")
-    # Imported by kind: SciPy and seqeval take seconds that other tasks need not wait.
+    # Import by kind, because SciPy takes seconds that other tasks need not wait for.
     module = importlib.import_module(f"kdcli.metrics.{MODULES[task.kind]}")
-    score_all: Scorer = module.scorer(
-        task, predictions, references, *([language] if task.kind == "span" else [])
-    )
+    of_language = [language] if task.kind == "span" else []
+    score_all: Scorer = module.scorer(task, predictions, references, *of_language)
 
     def score(indices: Array) -> dict[str, float]:
         scores = score_all(indices)

@@ -1,4 +1,7 @@
-"""Confidence intervals for differences between models: paired bootstrap (Efron and Tibshirani 1993, section 16)."""
+"""Confidence intervals for differences between models: the paired bootstrap.
+
+Efron and Tibshirani 1993, section 16.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,21 +10,31 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Scorer = Callable[[Array], dict[str, float]]
-"""Scores the examples of the given indices, [any] int64; an index may repeat. Returns metric -> value."""
+"""Scores the examples with the given indices, int64, which may repeat. Returns metric -> value."""
 
 
 def paired_bootstrap(
     model: Scorer, baseline: Scorer, n: int, *, resamples: int = 1000, seed: int = 0
 ) -> dict[str, tuple[float, float, float]]:
-    """Differences between two models on the same examples. `model`, `baseline`: scorers over the same `n` examples in
-    the same order. `resamples`: draws of `n` examples with repetition; both models get the same draws. `seed`: of the
-    draws. Returns metric -> (model minus baseline over all examples, 2.5 and 97.5 percentile of it over the resamples).
-    Raises ValueError: nothing to draw from, or different metrics."""
+    """Compare two models on the same examples.
+
+    Args:
+        model, baseline: scorers of the same `n` examples in the same order.
+        n: number of examples.
+        resamples: number of draws of `n` examples with replacement. Both models get the same draws.
+        seed: seed of the draws.
+
+    Returns:
+        metric -> (difference over all examples, its 2.5 and its 97.5 percentile over the
+        resamples), where a difference is the model's value minus the baseline's.
+
+    Raises ValueError if there is nothing to draw from, or if the metrics of the two models differ.
+    """
     if n < 1 or resamples < 1:
         raise ValueError(f"cannot draw {resamples} times from {n} examples")
     ours, theirs = model(np.arange(n)), baseline(np.arange(n))
     if list(ours) != list(theirs):
-        raise ValueError(f"metrics {list(ours)} of the model, {list(theirs)} of the baseline")
+        raise ValueError(f"the model's metrics are {list(ours)}, the baseline's {list(theirs)}")
     generator = np.random.default_rng(seed)
     differences = np.empty((resamples, len(ours)))
     for row in differences:

@@ -1,4 +1,4 @@
-"""Metrics of tasks with one of C classes for each example."""
+"""Metrics of tasks with one of C classes per example."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,21 +10,25 @@ from kdcli.types import Task
 
 
 def scorer(task: Task, predictions: Sequence[int], references: Sequence[int]) -> Scorer:
-    """Score by `accuracy`, `f1`, `macro_f1`, `matthews`. `f1` is that of class 1 for two classes, else `macro_f1`: the
-    mean over the classes that occur as truth or prediction. F1 with a denominator of 0 and Matthews' correlation of a
-    constant are 0. `predictions`, `references`: class numbers, [n]. Raises ValueError: a number that is no class of the
-    task."""
+    """Score by `accuracy`, `f1`, `macro_f1` and `matthews`.
+
+    `f1` is the F1 of class 1 if there are two classes, and `macro_f1` otherwise. `macro_f1` is the
+    mean over the classes that occur as truth or prediction. F1 with a denominator of 0 and
+    Matthews' correlation of a constant are 0. `predictions` and `references` are class numbers,
+    [n]. Raises ValueError if a number is not a class of the task.
+    """
     classes = len(task.labels)
     cell = _numbers(references, classes) * classes + _numbers(predictions, classes)
     return lambda indices: _metrics(_counts(cell[indices], classes).astype(np.float64))
 
 
 def confusion(predictions: Sequence[int], references: Sequence[int], classes: int) -> Array:
-    """Counts by true class (row) and predicted class (column), [C, C] int64. Raises ValueError: a number that is no
-    class."""
-    return _counts(
-        _numbers(references, classes) * classes + _numbers(predictions, classes), classes
-    )
+    """Return the counts by true class (row) and predicted class (column), [C, C] int64.
+
+    Raises ValueError if a number is not a class.
+    """
+    cell = _numbers(references, classes) * classes + _numbers(predictions, classes)
+    return _counts(cell, classes)
 
 
 def _counts(cell: Array, classes: int) -> Array:
@@ -34,9 +38,12 @@ def _counts(cell: Array, classes: int) -> Array:
 def per_class(
     task: Task, predictions: Sequence[Any], references: Sequence[Any]
 ) -> dict[str, dict[str, float]]:
-    """Class -> precision, recall, f1 and support, 0 where undefined; {} for `score` and `span`. `predictions`,
-    `references`: as in `kdcli.metrics.scorer`; of `tokens` the words are counted, without `O`. Raises ValueError: a
-    number that is no class."""
+    """Return class -> precision, recall, f1 and support, each 0 where undefined.
+
+    For `tokens`, words are counted, and `O` is left out. For `score` and `span`, the result is
+    empty. `predictions` and `references` have the format of `kdcli.metrics.scorer`. Raises
+    ValueError if a number is not a class.
+    """
     names = [name for name in task.labels if task.kind != "tokens" or name != "O"]
     if task.kind == "class":
         counts = confusion(predictions, references, len(names))
@@ -48,46 +55,46 @@ def per_class(
         predicted, true = (
             np.array([tag for tags in rows for tag in tags]) for rows in (predictions, references)
         )
-        columns = zip(
-            *(((predicted == n) & (true == n), predicted == n, true == n) for n in names),
-            strict=True,
+        columns = (
+            [int(np.sum((predicted == name) & (true == name))) for name in names],
+            [int(np.sum(predicted == name)) for name in names],
+            [int(np.sum(true == name)) for name in names],
         )
-        columns = [[int(np.sum(of_label)) for of_label in column] for column in columns]
     else:
         return {}
+    rows = zip(names, *(map(float, column) for column in columns), strict=True)
     return {
         name: {
-            "precision": f / max(p, 1),
-            "recall": f / max(t, 1),
-            "f1": 2 * f / max(p + t, 1),
-            "support": int(t),
+            "precision": hits / max(predicted, 1),
+            "recall": hits / max(true, 1),
+            "f1": 2 * hits / max(predicted + true, 1),
+            "support": int(true),
         }
-        for name, f, p, t in zip(names, *(map(float, column) for column in columns), strict=True)
+        for name, hits, predicted, true in rows
     }
 
 
-def f1(found: Array, predicted: Array, true: Array) -> Array:
-    """F1 of counts: both predicted and true, predicted, true; 0 where there are none."""
-    return 2.0 * found / np.maximum(np.add(predicted, true), 1.0)
+def f1(hits: Array, predicted: Array, true: Array) -> Array:
+    """Return F1, 0 where undefined, from the counts of hits, of predictions and of true labels."""
+    return 2.0 * hits / np.maximum(np.add(predicted, true), 1.0)
 
 
 def _metrics(counts_CC: Array) -> dict[str, float]:
-    """The metrics of a confusion matrix; scikit-learn is too slow for thousands of resamples."""
-    found, predicted, true, n = (
-        counts_CC.diagonal(),
-        counts_CC.sum(axis=0),
-        counts_CC.sum(axis=1),
-        counts_CC.sum(),
-    )
-    f1_C = f1(found, predicted, true)
+    """Compute the metrics of a confusion matrix.
+
+    scikit-learn is too slow for thousands of resamples.
+    """
+    hits, n = counts_CC.diagonal(), counts_CC.sum()
+    predicted, true = counts_CC.sum(axis=0), counts_CC.sum(axis=1)
+    f1_C = f1(hits, predicted, true)
     macro_f1 = f1_C[predicted + true > 0].mean()
-    # Gorodkin 2004, equation 8: the correlation of the two as indicators.
+    # Gorodkin 2004, equation 8: the correlation of both label sequences as indicators.
     spread = (n * n - predicted @ predicted) * (n * n - true @ true)
     return {
-        "accuracy": found.sum() / n,
+        "accuracy": hits.sum() / n,
         "f1": f1_C[1] if len(counts_CC) == 2 else macro_f1,
         "macro_f1": macro_f1,
-        "matthews": (found.sum() * n - predicted @ true) / np.sqrt(spread) if spread else 0.0,
+        "matthews": (hits.sum() * n - predicted @ true) / np.sqrt(spread) if spread else 0.0,
     }
 
 
@@ -95,6 +102,7 @@ def _numbers(values: Any, classes: int) -> Array:
     numbers = np.asarray(values, dtype=np.int64)
     if numbers.size and (numbers.min() < 0 or numbers.max() >= classes):
         raise ValueError(
-            f"classes {numbers.min()} to {numbers.max()}, allowed are 0 to {classes - 1}"
+            f"the classes range from {numbers.min()} to {numbers.max()}, but must be "
+            f"between 0 and {classes - 1}"
         )
     return numbers

@@ -1,6 +1,7 @@
-"""Metrics of the `evaluate` library: any one by name or script, and those of a kdcli task as an `evaluate.Metric`.
+"""Metrics of the `evaluate` library, and kdcli's metrics as an `evaluate.Metric`.
 
-Imported only on demand: the `evaluate` library imports `transformers.pipelines`, which takes seconds.
+This module is imported only on demand: the `evaluate` library imports `transformers.pipelines`,
+which takes seconds.
 """
 
 import math
@@ -30,14 +31,17 @@ FORMATS: dict[Kind, tuple[Any, Any]] = {
     ),
     "text": (Value("string"), Value("string")),
 }
-"""Kind -> format of one prediction and of one reference."""
+"""Kind -> format of a prediction and of a reference."""
 
-OFFICIAL = "evaluate-metric/"  # owner of the library's own metrics on the hub
+OFFICIAL = "evaluate-metric/"  # owner, on the hub, of the library's own metrics
 
 
 class TaskMetric(evaluate.Metric):  # type: ignore[misc]
-    """The metrics of a kdcli task for a notebook: `TaskMetric(task).compute(predictions=..., references=...)`. Formats
-    are those of `FORMATS`; nothing is written to disk. `language`: of `span` answers, '' for SQuAD's."""
+    """The metrics of a kdcli task for a notebook.
+
+    Call `TaskMetric(task).compute(predictions=..., references=...)` with the formats of `FORMATS`.
+    Nothing is written to disk. `language` is the language of `span` answers, '' for SQuAD's rules.
+    """
 
     def __init__(self, task: Task, language: str = "") -> None:
         self.task, self.language = task, language
@@ -52,7 +56,7 @@ class TaskMetric(evaluate.Metric):  # type: ignore[misc]
         )
 
     def _build_data_dir(self) -> str:
-        """Overridden: the library makes a cache directory even with `keep_in_memory`."""
+        """Return no directory: the library would create one even with `keep_in_memory`."""
         return ""
 
     def _compute(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
@@ -68,27 +72,27 @@ class LibraryMetric:
     module: evaluate.EvaluationModule
 
     def compute(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
-        """`NAME.KEY` -> value, for every finite number that the metric returns. `predictions`, `references`: in the
-        formats of `FORMATS`; a metric of strings gets label names (`class`), or the text and the first gold answer
-        (`span`). Raises UsageError: the metric takes other formats, fails, or returns no number."""
+        """Return `NAME.KEY` -> value for every finite number that the metric returns.
+
+        `predictions` and `references` have the formats of `FORMATS`. A metric of strings gets label
+        names (`class`), or the text and the first gold answer (`span`). Raises UsageError if the
+        metric takes other formats, fails, or returns no number.
+        """
         features = self.module.features
         columns = features[0] if isinstance(features, list) else features
         if getattr(columns.get("predictions"), "dtype", None) == "string":
-            predictions, references = (
-                [_string(self.task, v) for v in values] for values in (predictions, references)
-            )
+            predictions = [_string(self.task, value) for value in predictions]
+            references = [_string(self.task, value) for value in references]
         try:
             result = self.module.compute(predictions=list(predictions), references=list(references))
-            finite = {
-                k: float(v) for k, v in result.items() if isinstance(v, Real) and math.isfinite(v)
-            }
+            numbers = {k: float(v) for k, v in result.items() if isinstance(v, Real)}
         except Exception as error:  # noqa: BLE001  # the code of a metric can raise anything
-            hint = (
-                f"it gets predictions and references of kind {self.task.kind}, see docs/evaluate.md"
-            )
+            kind = self.task.kind
+            hint = f"it gets predictions and references of kind {kind}; see docs/evaluate.md"
             raise UsageError(
                 f"metric '{self.name}' fails on task {self.task.name}: {_message(error)}", hint
             ) from None
+        finite = {key: value for key, value in numbers.items() if math.isfinite(value)}
         if not finite:
             raise UsageError(
                 f"metric '{self.name}' returns no finite number on task {self.task.name}: {result}"
@@ -99,8 +103,11 @@ class LibraryMetric:
 def load_metrics(
     names: Sequence[str], task: Task, references: Sequence[Any], *, trust_remote_code: bool
 ) -> tuple[LibraryMetric, ...]:
-    """Load metrics by hub name, script or directory, and try each on the references and right predictions. Raises
-    UsageError: not found, offline and not cached, named twice, code that is not trusted, or a metric that fails."""
+    """Load metrics by hub name, script or directory, and try each one on correct predictions.
+
+    Raises UsageError if a metric is not found, is not cached while offline, is named twice, is code
+    that is not trusted, or fails.
+    """
     # The library would report each load over the network.
     evaluate.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     evaluate.config.HF_EVALUATE_OFFLINE = (
@@ -110,14 +117,14 @@ def load_metrics(
     for source in names:
         name = Path(source).stem
         if name in loaded:
-            raise UsageError(f"two metrics are called {name}", "give each once")
+            raise UsageError(f"two metrics have the name {name}", "give each metric once")
         loaded[name] = LibraryMetric(name, task, _load(source, trust_remote_code))
-        right = references
+        correct = references
         if task.kind == "span":
-            right = [
+            correct = [
                 {"id": r["id"], "text": _string(task, r), "no_answer": 0.0} for r in references
             ]
-        loaded[name].compute(right, references)
+        loaded[name].compute(correct, references)
     return tuple(loaded.values())
 
 
@@ -126,14 +133,14 @@ def _load(source: str, trust_remote_code: bool) -> evaluate.EvaluationModule:
     if is_path and not Path(source).exists():
         raise UsageError(f"no metric script or directory at {source}")
     if (is_path or "/" in source.removeprefix(OFFICIAL)) and not trust_remote_code:
-        message = (
-            f"metric '{source}' is code outside the evaluate library, which is not run by default"
-        )
-        raise UsageError(message, "read that code, then add --trust-remote-code")
+        message = f"metric '{source}' is code from outside the evaluate library, so it is not run"
+        raise UsageError(message, "read the code, then add --trust-remote-code")
     try:
         return evaluate.load(source, keep_in_memory=True)
     except (FileNotFoundError, ConnectionError):
-        message = f"metric '{source}' was found neither in the cache of the evaluate library nor on the hub"
+        message = (
+            f"metric '{source}' is neither in the cache of the evaluate library nor on the hub"
+        )
         hint = "check the name and the network, or give a script with --trust-remote-code"
         raise UsageError(message, hint) from None
     except Exception as error:  # noqa: BLE001  # the code of a metric can raise anything
@@ -141,7 +148,7 @@ def _load(source: str, trust_remote_code: bool) -> evaluate.EvaluationModule:
 
 
 def _string(task: Task, value: Any) -> Any:
-    """A prediction or reference as a string, where a task has one."""
+    """Return a prediction or reference as a string, if the task has strings."""
     if task.kind == "span":
         return value["text"] if "text" in value else next(iter(value["answers"]), "")
     return task.labels[value] if task.kind == "class" else value

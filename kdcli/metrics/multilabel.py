@@ -1,4 +1,4 @@
-"""Metrics of tasks with any of C labels for each example."""
+"""Metrics of tasks with any number of C labels per example."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,21 +13,23 @@ from kdcli.types import Task
 def scorer(
     task: Task, predictions: Sequence[Sequence[int]], references: Sequence[Sequence[int]]
 ) -> Scorer:
-    """Score by `micro_f1`, `macro_f1` (mean over all labels) and `exact` (share of examples with every label right). A
-    label that is neither true nor predicted has F1 0, as in scikit-learn with `zero_division=0`. `predictions`,
-    `references`: 0 and 1, [n, C]. Raises ValueError: not 0 and 1, or not [n, C]."""
-    predicted, true = (
-        _indicators(predictions, len(task.labels)),
-        _indicators(references, len(task.labels)),
-    )
-    found, exact = predicted * true, (predicted == true).all(axis=1)
+    """Score by `micro_f1`, `macro_f1` and `exact`.
+
+    `macro_f1` is the mean over all labels. A label that is neither true nor predicted has F1 0, as
+    in scikit-learn with `zero_division=0`. `exact` is the share of examples with every label
+    correct. `predictions` and `references` hold 0 and 1, [n, C]. Raises ValueError for other values
+    or shapes.
+    """
+    predicted = _indicators(predictions, len(task.labels))
+    true = _indicators(references, len(task.labels))
+    hits, exact = predicted * true, (predicted == true).all(axis=1)
 
     def score(indices: Array) -> dict[str, Any]:
         times = np.bincount(indices, minlength=len(true)).astype(np.float64)
-        found_C, predicted_C, true_C = times @ found, times @ predicted, times @ true
+        hits_C, predicted_C, true_C = times @ hits, times @ predicted, times @ true
         return {
-            "micro_f1": f1(found_C.sum(), predicted_C.sum(), true_C.sum()),
-            "macro_f1": f1(found_C, predicted_C, true_C).mean(),
+            "micro_f1": f1(hits_C.sum(), predicted_C.sum(), true_C.sum()),
+            "macro_f1": f1(hits_C, predicted_C, true_C).mean(),
             "exact": times @ exact / len(indices),
         }
 

@@ -1,4 +1,4 @@
-"""Linear probes on the last hidden states of a frozen encoder, without fine-tuning."""
+"""Linear probes on the last hidden states of a frozen encoder."""
 
 from typing import Any
 
@@ -15,8 +15,11 @@ Features = np.ndarray[Any, np.dtype[np.float32]]
 def probe_demo(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, dict[str, float]]:
-    """Accuracy of a logistic regression on the validation split of each demo task: task -> {"accuracy": share}."""
-    # Imported here: scikit-learn takes a second that a run without probes need not wait.
+    """Fit a logistic regression for each demo task, and score it on the validation split.
+
+    Returns task -> {"accuracy": share}.
+    """
+    # Import here, because scikit-learn takes a second that a run without probes need not wait for.
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
@@ -26,11 +29,11 @@ def probe_demo(
         train, validation = (demo_task(task, split) for split in ("train", "validation"))
         scaler = StandardScaler()
         x_train = scaler.fit_transform(_means(model, tokenizer, [e.text for e in train]))
-        fitted = LogisticRegression(max_iter=2000, C=0.1).fit(x_train, [e.label for e in train])
+        classifier = LogisticRegression(max_iter=2000, C=0.1)
+        classifier.fit(x_train, [e.label for e in train])
         x_validation = scaler.transform(_means(model, tokenizer, [e.text for e in validation]))
-        scores[task] = {
-            "accuracy": float(fitted.score(x_validation, [e.label for e in validation]))
-        }
+        accuracy = classifier.score(x_validation, [e.label for e in validation])
+        scores[task] = {"accuracy": float(accuracy)}
     return scores
 
 
@@ -38,7 +41,10 @@ def probe_demo(
 def _means(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str]
 ) -> Features:
-    """Mean over real tokens of the last hidden states, [texts, D]; texts of similar length share a batch."""
+    """Return the mean of the last hidden states over real tokens, [texts, D].
+
+    Texts of similar length share a batch.
+    """
     device = next(model.parameters()).device
     order = np.argsort([len(text) for text in texts], kind="stable")
     rows = []

@@ -1,4 +1,4 @@
-"""Metrics of tasks with a number for each example; correlations by SciPy."""
+"""Metrics of tasks with a number per example. The correlations come from SciPy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,18 +10,19 @@ from kdcli.errors import UsageError
 from kdcli.metrics.bootstrap import Array, Scorer
 from kdcli.types import Task
 
-CONSTANT = 1e-13  # deviation relative to the mean below which SciPy treats the values as constant
+# Deviation, relative to the mean, below which SciPy treats values as constant.
+CONSTANT = 1e-13
 
 
 def scorer(task: Task, predictions: Sequence[float], references: Sequence[float]) -> Scorer:
-    """Score by `pearson`, `spearman`, `mse`; a correlation with a constant is 0. `predictions`, `references`: [n].
-    Raises UsageError: a prediction that is not finite."""
-    predicted, true = (
-        np.asarray(predictions, dtype=np.float64),
-        np.asarray(references, dtype=np.float64),
-    )
-    if wrong := int((~np.isfinite(predicted)).sum()):
-        message = f"{wrong} of {len(predicted)} predictions of task {task.name} are not finite"
+    """Score by `pearson`, `spearman` and `mse`. A correlation with a constant is 0.
+
+    `predictions` and `references` have shape [n]. Raises UsageError if a prediction is not finite.
+    """
+    predicted = np.asarray(predictions, dtype=np.float64)
+    true = np.asarray(references, dtype=np.float64)
+    if bad := int((~np.isfinite(predicted)).sum()):
+        message = f"{bad} of {len(predicted)} predictions of task {task.name} are not finite"
         raise UsageError(message, "the weights are broken or overflow in this dtype: try float32")
 
     def score(indices: Array) -> dict[str, Any]:

@@ -2,13 +2,58 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
+
+from kdcli.errors import UsageError
+
+Array = np.ndarray[Any, Any]
 CUT = 10
 
 
+def rank_documents(
+    scores_QN: Array,
+    queries: Sequence[str],
+    documents: Sequence[str],
+    relevance: Mapping[str, Mapping[str, float]],
+    top: int,
+) -> list[list[str]]:
+    """Rank the documents for each query, best first. Among equal scores, the earlier one wins.
+
+    As in BEIR, a query's own document (the document with the query's id) is left out, because some
+    data sets, such as ArguAna and Quora, use their queries as documents. It stays if it is judged
+    relevant, because then the ids of queries and documents are unrelated.
+
+    Args:
+        scores_QN: the score of each document for each query.
+        queries, documents: ids.
+        relevance: query -> document -> grade.
+        top: maximum number of documents per query.
+
+    Raises UsageError if a score is not finite.
+    """
+    if bad := int((~np.isfinite(scores_QN)).sum()):
+        raise UsageError(
+            f"{bad} of {scores_QN.size} scores of documents are not finite",
+            "the weights are broken or overflow in this dtype: try float32",
+        )
+    best_QN = np.argsort(-scores_QN, axis=1, kind="stable")[:, : top + 1]
+    rankings = []
+    for query, best_N in zip(queries, best_QN, strict=True):
+        ranking = [documents[i] for i in best_N]
+        if relevance.get(query, {}).get(query, 0.0) <= 0:
+            ranking = [document for document in ranking if document != query]
+        rankings.append(ranking[:top])
+    return rankings
+
+
 def ranking_metrics(ranked: Sequence[str], relevance: Mapping[str, float]) -> dict[str, float]:
-    """`ndcg@10` with linear gains, `mrr@10`, `recall@10`, `recall@100` of one query. `ranked`: documents, best first;
-    `relevance`: document -> grade, relevant above 0; at least one is."""
+    """Return `ndcg@10` with linear gains, `mrr@10`, `recall@10` and `recall@100` of one query.
+
+    `ranked` holds the documents, best first. `relevance` maps documents to grades. A grade above 0
+    means relevant, and at least one document must be relevant.
+    """
     grades = [max(0.0, relevance.get(document, 0.0)) for document in ranked]
     ideal = sorted((g for g in relevance.values() if g > 0), reverse=True)
     first = next((place for place, grade in enumerate(grades[:CUT], 1) if grade > 0), None)

@@ -1,56 +1,77 @@
-"""Metrics of tasks with a label for each word: whole entities, as seqeval and conlleval count them."""
+"""Metrics of tasks with a label per word: whole entities, as seqeval and conlleval count them."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from seqeval.metrics.sequence_labeling import get_entities  # type: ignore[import-untyped]
 
 from kdcli.metrics.bootstrap import Array, Scorer
 from kdcli.metrics.classification import f1
 from kdcli.types import Task
 
-PREFIXES = (
-    "B-",
-    "I-",
-    "E-",
-    "S-",
-)  # that seqeval expects; of any other tag it would take the first letter for one
+Entity = tuple[str, int, int]
+"""Type, first word, and the word after the last."""
+
+PREFIXES = ("B-", "I-", "E-", "S-")
 
 
 def scorer(
     task: Task, predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
 ) -> Scorer:
-    """Score by `f1`, `precision`, `recall` of entities and by `accuracy` of words; 0 where undefined. An entity is
-    found if type, first and last word agree. As in seqeval without a scheme, `I-` without `B-` begins an entity. A tag
-    without prefix is read as `I-`, so that equal tags in a row are one entity. `predictions`, `references`: label
-    names, a list for each sentence. Raises ValueError: a sentence has more or fewer predictions than words."""
-    counts = np.array(
-        [_counts(p, r) for p, r in zip(predictions, references, strict=True)], dtype=np.float64
-    )
+    """Score by `f1`, `precision` and `recall` of entities, and by `accuracy` of words.
+
+    Each metric is 0 where it is undefined. An entity is correct if its type, its first and its last
+    word are. `predictions` and `references` hold label names, one list per sentence. Raises
+    ValueError if the numbers of predictions and words of a sentence differ.
+    """
+    pairs = zip(predictions, references, strict=True)
+    counts = np.array([_counts(p, r) for p, r in pairs], dtype=np.float64)
 
     def score(indices: Array) -> dict[str, Any]:
-        found, predicted, true, right, words = np.bincount(indices, minlength=len(counts)) @ counts
+        times = np.bincount(indices, minlength=len(counts))
+        hits, predicted, true, correct_words, words = times @ counts
         return {
-            "f1": f1(found, predicted, true),
-            "precision": found / max(predicted, 1.0),
-            "recall": found / max(true, 1.0),
-            "accuracy": right / max(words, 1.0),
+            "f1": f1(hits, predicted, true),
+            "precision": hits / max(predicted, 1.0),
+            "recall": hits / max(true, 1.0),
+            "accuracy": correct_words / max(words, 1.0),
         }
 
     return score
 
 
+def entities(tags: Sequence[str]) -> set[Entity]:
+    """Return the entities of a sentence, read leniently, as seqeval reads tags without a scheme.
+
+    `B-` and `S-` begin an entity. So do `I-` and `E-` if no entity of their type is open. `E-` and
+    `S-` end an entity. A tag without a prefix, such as `NOUN`, is read as `I-NOUN`, so that a run
+    of equal tags is one entity.
+    """
+    spans: set[Entity] = set()
+    open_type: str | None = None
+    start = 0
+    for i, tag in enumerate([*tags, "O"]):
+        prefix, name = (tag[0], tag[2:]) if tag.startswith(PREFIXES) else ("I", tag)
+        if open_type is not None and (tag == "O" or prefix in "BS" or name != open_type):
+            spans.add((open_type, start, i))
+            open_type = None
+        if tag == "O":
+            continue
+        if open_type is None:
+            open_type, start = name, i
+        if prefix in "ES":
+            spans.add((open_type, start, i + 1))
+            open_type = None
+    return spans
+
+
 def _counts(predicted: Sequence[str], true: Sequence[str]) -> tuple[int, int, int, int, int]:
-    """Counts of a sentence: entities found, predicted and true; words labelled right, and all words."""
+    """Return a sentence's counts.
+
+    They are the correct, predicted and true entities, the correctly labelled words and all words.
+    """
     if len(predicted) != len(true):
         raise ValueError(f"{len(predicted)} predictions for {len(true)} words")
-    ours, theirs = (
-        set(get_entities([_prefixed(tag) for tag in tags])) for tags in (predicted, true)
-    )
-    right = sum(p == t for p, t in zip(predicted, true, strict=True))
-    return len(ours & theirs), len(ours), len(theirs), right, len(true)
-
-
-def _prefixed(tag: str) -> str:
-    return tag if tag == "O" or tag.startswith(PREFIXES) else f"I-{tag}"
+    ours, theirs = entities(predicted), entities(true)
+    correct_words = sum(p == t for p, t in zip(predicted, true, strict=True))
+    return len(ours & theirs), len(ours), len(theirs), correct_words, len(true)

@@ -483,8 +483,10 @@ def new_workload(
     )
     if kind != "text":
         return made
+    from kdcli.metrics.generation import require_libraries
     from kdcli.workloads.generation import GenerationWorkload
 
+    require_libraries()
     return GenerationWorkload(**vars(made), generation=generation or GenerationSettings())
 
 

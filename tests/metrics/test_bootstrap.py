@@ -215,6 +215,6 @@ def test_what_cannot_be_compared_is_refused():
         "accuracy": (1.0, 1.0, 1.0)
     }
     with pytest.raises(
-        ValueError, match=r"metrics \['accuracy'\] of the model, \['mse'\] of the baseline"
+        ValueError, match=r"model's metrics are \['accuracy'\], the baseline's \['mse'\]"
     ):
         paired_bootstrap(accuracy_of([1]), lambda indices: {"mse": 0.0}, 1)

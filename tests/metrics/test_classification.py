@@ -124,9 +124,9 @@ def test_scores_and_spans_have_no_classes():
     "judge", [lambda p, r: scorer(task_of(3), p, r), lambda p, r: confusion(p, r, 3)]
 )
 def test_a_number_that_is_no_class_is_refused(judge, wrong):
-    with pytest.raises(ValueError, match="allowed are 0 to 2"):
+    with pytest.raises(ValueError, match="must be between 0 and 2"):
         judge([0, wrong], [0, 1])
-    with pytest.raises(ValueError, match="allowed are 0 to 2"):
+    with pytest.raises(ValueError, match="must be between 0 and 2"):
         judge([0, 1], [0, wrong])
 
 

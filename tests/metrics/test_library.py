@@ -100,7 +100,7 @@ def test_code_is_not_run_without_trust(tmp_path, monkeypatch, source):
     """A directory in the current one must not stand in for a name of the library."""
     script(tmp_path, "datasets.Value('int64')", "raise SystemExit('the code was run')")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="is not run by default") as caught:
+    with pytest.raises(UsageError, match="so it is not run") as caught:
         load_metrics([source], TASKS["class"], [0, 1], trust_remote_code=False)
     assert "--trust-remote-code" in caught.value.hint
 
@@ -110,10 +110,10 @@ def test_code_is_not_run_without_trust(tmp_path, monkeypatch, source):
     [
         (
             ["accuracyy"],
-            "'accuracyy' was found neither in the cache of the evaluate library nor on the hub",
+            "'accuracyy' is neither in the cache of the evaluate library nor on the hub",
         ),
         (["./nowhere.py"], "no metric script or directory at ./nowhere.py"),
-        (["own_metric", "./own_metric/own_metric.py"], "two metrics are called own_metric"),
+        (["own_metric", "./own_metric/own_metric.py"], "two metrics have the name own_metric"),
         (["broken"], "metric 'broken' cannot be loaded: SyntaxError"),
     ],
 )

@@ -1,12 +1,14 @@
-"""Ranking metrics: by hand, and against scikit-learn's nDCG."""
+"""Ranking metrics: by hand, against scikit-learn's nDCG, and against trec_eval with ties."""
 
 import numpy as np
 import pytest
+import pytrec_eval
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
 
-from kdcli.metrics.retrieval import ranking_metrics
+from kdcli.errors import UsageError
+from kdcli.metrics.retrieval import rank_documents, ranking_metrics
 
 
 def test_by_hand():
@@ -32,3 +34,66 @@ def test_ndcg_is_scikit_learns(grades, random):
     found = ranking_metrics(ranked, {d: float(g) for d, g in zip(documents, grades, strict=True)})
     scores = [[-ranked.index(d) for d in documents]]
     assert found["ndcg@10"] == pytest.approx(ndcg_score([grades], scores, k=10))
+
+
+def trec_eval(run, relevance):
+    """trec_eval's metrics. Among equal scores it ranks the larger id first."""
+    measures = {"ndcg_cut.10", "recall.10,100", "recip_rank"}
+    values = pytrec_eval.RelevanceEvaluator(relevance, measures).evaluate(run)
+    return {
+        query: {
+            "ndcg@10": of_query["ndcg_cut_10"],
+            # trec_eval does not cut the reciprocal rank.
+            "mrr@10": of_query["recip_rank"] if of_query["recip_rank"] >= 0.1 else 0.0,
+            "recall@10": of_query["recall_10"],
+            "recall@100": of_query["recall_100"],
+        }
+        for query, of_query in values.items()
+    }
+
+
+@given(st.data())
+def test_rankings_with_ties_score_as_by_trec_eval(data):
+    documents = [f"d{n:03}" for n in range(data.draw(st.integers(1, 130)))]
+    # Few distinct scores, so that most of them tie, also at the cuts.
+    levels = st.lists(st.integers(0, 4), min_size=len(documents), max_size=len(documents))
+    queries = ["q0", "q1"]
+    scores_QN = np.array([data.draw(levels) for _ in queries], dtype=np.float32)
+    grades = st.dictionaries(st.sampled_from(documents), st.integers(0, 3), min_size=1)
+    relevance = {
+        query: data.draw(grades.filter(lambda judged: any(judged.values()))) for query in queries
+    }
+    # As trec_eval, rank the larger id first: the order of the documents decides ties.
+    largest_first = documents[::-1]
+    rankings = rank_documents(scores_QN[:, ::-1], queries, largest_first, relevance, 100)
+    run = {
+        query: dict(zip(documents, scores.tolist(), strict=True))
+        for query, scores in zip(queries, scores_QN, strict=True)
+    }
+    expected = trec_eval(run, relevance)
+    for query, ranking in zip(queries, rankings, strict=True):
+        assert len(ranking) == min(100, len(documents))
+        assert ranking_metrics(ranking, relevance[query]) == pytest.approx(expected[query])
+
+
+def test_the_earlier_document_wins_a_tie():
+    scores = np.array([[0.5, 0.9, 0.5, 0.9]])
+    ranked = rank_documents(scores, ["q"], ["c", "a", "d", "b"], {}, 3)
+    assert ranked == [["a", "b", "c"]]
+
+
+def test_the_document_with_the_querys_own_id_is_not_ranked_unless_it_is_relevant():
+    documents = ["x", "y", "z"]
+    scores = np.array([[1.0, 0.5, 0.2]] * 3)
+    relevance = {"x": {"y": 1.0}, "y": {"y": 2.0}, "z": {"z": 0.0, "x": 1.0}}
+    assert rank_documents(scores, documents, documents, relevance, 2) == [
+        ["y", "z"],
+        ["x", "y"],
+        ["x", "y"],
+    ]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_scores_that_are_not_finite_are_refused(bad):
+    with pytest.raises(UsageError, match="1 of 2 scores of documents are not finite"):
+        rank_documents(np.array([[0.1, bad]]), ["q"], ["x", "y"], {}, 2)

@@ -230,7 +230,7 @@ def test_metrics_are_the_formulas(rows):
 
 def test_ids_that_do_not_match_are_refused():
     predictions, references = given_as([("cat", 0.0, ["cat"]), ("dog", 0.0, ["dog"])])
-    with pytest.raises(ValueError, match="prediction '1' beside reference '0'"):
+    with pytest.raises(ValueError, match="prediction '1' is paired with reference '0'"):
         scorer(PLAIN, predictions[::-1], references)
 
 

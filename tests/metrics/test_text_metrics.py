@@ -1,12 +1,16 @@
 """Metrics of generated texts: as sacrebleu and rouge-score give them for a whole set, on any choice of examples."""
 
+import sys
+
 import numpy as np
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu.metrics import BLEU
 
+from kdcli.errors import MachineError
 from kdcli.metrics import scorer
 from kdcli.metrics.bootstrap import paired_bootstrap
+from kdcli.metrics.generation import require_libraries
 from kdcli.types import Task
 
 TASK = Task(
@@ -62,3 +66,13 @@ def test_intervals_come_from_resampled_sets():
     better, worse = scorer(TASK, TARGETS, TARGETS), scorer(TASK, FOUND, TARGETS)
     difference, low, high = paired_bootstrap(better, worse, 4, resamples=50)["bleu"]
     assert 0 < low <= difference <= high
+
+
+@pytest.mark.parametrize("module", ["sacrebleu.metrics.bleu", "rouge_score.rouge_scorer"])
+def test_a_missing_library_names_the_extra(module, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        MachineError, match="BLEU and ROUGE need sacrebleu and rouge-score"
+    ) as error:
+        require_libraries()
+    assert error.value.hint == "pip install 'kdcli[generation]'"

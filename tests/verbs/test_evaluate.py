@@ -380,7 +380,7 @@ def test_recipes_are_checked_before_anything_is_loaded(settings, message):
 def test_a_metric_of_the_evaluate_library_beside_those_of_the_task(data, tmp_path):
     (tmp_path / "share.py").write_text(SHARE, "utf-8")
     common = ["--task", "own", "--data", data, "--metric", tmp_path / "share.py"]
-    assert "is not run by default" in refused(
+    assert "so it is not run" in refused(
         tmp_path, "evaluate", own_files.headed(tmp_path / "model", LABELS), *common
     )
     write(data / "train.jsonl", own_files.rows("class", 40, seed=2))
