@@ -121,12 +121,14 @@ def tensors_hash(named: Iterable[tuple[str, str, tuple[int, ...], bytes]]) -> st
 def safetensors_hash(path: Path) -> str:
     """Hash the tensors of a safetensors file, without its metadata."""
     import torch
-    from safetensors.torch import load_file
+    from safetensors import safe_open
 
     rows = []
-    for name, tensor in load_file(path).items():
-        content = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        rows.append((name, str(tensor.dtype), tuple(tensor.shape), content))
+    with safe_open(path, "pt") as file:
+        for name in file.keys():  # noqa: SIM118 - the file is no mapping
+            tensor, kind = file.get_tensor(name), file.get_slice(name).get_dtype()
+            content = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            rows.append((name, kind, tuple(tensor.shape), content))
     return tensors_hash(rows)
 
 
