@@ -75,7 +75,7 @@ class RunContext(Generic[RecipeT]):
 
 
 def cpu_session(*, trust_remote_code: bool = False) -> Session:
-    """A session that computes in float32 on the CPU, outside any run."""
+    """Return a CPU session in float32 that belongs to no run."""
     cpu = torch.device("cpu")
     return Session(start(cpu, torch.float32), cpu, trust_remote_code)
 

@@ -37,7 +37,7 @@ from kdcli.errors import UsageError
 from kdcli.models.matrices import matrices
 from kdcli.pruners import defaults, methods
 from kdcli.recipe.sections import RunOptions
-from kdcli.report import stages
+from kdcli.run import stages
 from kdcli.verbs.prune.job import TRACE
 from kdcli.verbs.prune.recipes import prune_recipes
 from kdcli.verbs.prune.run import run, stage_recipes
