@@ -27,7 +27,7 @@ SHARD_BYTES = 1 << 20  # Many small shards, so that a short text keeps both work
 
 
 def tokenise(text: str, model: str, repeats: int) -> None:
-    from kdcli.data.files import open_source
+    from kdcli.data.sources import open_source
     from kdcli.data.text import shards
     from kdcli.models.load import load_tokenizer
 

@@ -6,95 +6,117 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from kdcli.data.formats import NotFound, Row, beside
+from kdcli.data.rows import Row
+from kdcli.data.storage import NotFound, list_siblings
 from kdcli.disk import COMMITS
 from kdcli.errors import first_line
 
-HUB_SECONDS = 10.0  # Timeout of the question which commit of a data set is the present one.
+COMMIT_TIMEOUT = 10.0  # Seconds to wait for the hub's answer about the current commit.
 HUB_ID = re.compile(r"((?:[\w.-]+/)?[\w.-]+)(?::([^:@]*))?(?::([\w.-]+))?(?:@([\w./-]+))?")
+HUB_HINT = (
+    "offline, give --data a file or directory (.txt, .jsonl, .csv, .tsv, .parquet), or try "
+    "--data demo; for a gated or private data set, `hf auth login`"
+)
 
 
 class HubId(NamedTuple):
-    """A data set of the hub. `split` None has all of them; otherwise it is the training text. `revision` None is the
-    present one."""
+    """The address of a data set on the hub.
+
+    Attributes:
+        name: `owner/name`.
+        config: the configuration; None is the default one.
+        split: the only split to read, as training text; None reads all splits under their names.
+        revision: a branch, tag or commit; None is the current commit.
+    """
 
     name: str
     config: str | None = None
     split: str | None = None
     revision: str | None = None
 
-    def commit(self) -> str | None:
-        """The commit of its revision, which it asks the hub for; None without a network. A present one is kept for the
-        recipe of the run."""
-        from huggingface_hub import HfApi
-        from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its client, whichever version that is
-
-        try:
-            found = HfApi().dataset_info(self.name, revision=self.revision, timeout=HUB_SECONDS).sha
-        except (OSError, httpx.HTTPError):
-            return None
-        if self.revision is None and found:
-            COMMITS[self.source] = found
-        return found
-
     @property
     def source(self) -> str:
-        """As it is named where no revision is given."""
+        """The address without a revision, as a user writes it."""
         return f"{self.name}:{self.config or ''}:{self.split or ''}".rstrip(":")
+
+    def commit(self) -> str | None:
+        """Ask the hub for the commit of the revision; None without a network.
+
+        The current commit of a data set is remembered for the recipe of the run.
+        """
+        from huggingface_hub import HfApi
+
+        # The client's own import, since versions of the hub differ in the library they use.
+        from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
+
+        try:
+            info = HfApi().dataset_info(self.name, revision=self.revision, timeout=COMMIT_TIMEOUT)
+        except (OSError, httpx.HTTPError):
+            return None
+        if self.revision is None and info.sha:
+            COMMITS[self.source] = info.sha
+        return info.sha
+
+
+class HubSize(NamedTuple):
+    """The number of shards of a split, and its bytes by the data set's card (0 if unknown)."""
+
+    shards: int
+    bytes: int
 
 
 @functools.cache
 def hub_splits(hub: HubId) -> list[str]:
-    """The splits of a data set; one that was named is the training text."""
+    """List the splits of a data set. A split in the address is the training text."""
     import datasets
 
-    with _errors(hub):
-        found = list(datasets.get_dataset_split_names(hub.name, hub.config, revision=hub.revision))
+    with _hub_errors(hub):
+        splits = datasets.get_dataset_split_names(hub.name, hub.config, revision=hub.revision)
     if hub.split is None:
-        return found
-    if hub.split not in found:
-        raise NotFound(f"{hub.name} has no {hub.split} split; it has {', '.join(found)}")
+        return list(splits)
+    if hub.split not in splits:
+        raise NotFound(f"{hub.name} has no {hub.split} split; it has {', '.join(splits)}")
     return ["train"]
 
 
-def _stream(hub: HubId, split: str) -> Any:
+def hub_size(hub: HubId, split: str) -> HubSize:
+    """Look up the size of a split."""
+    with _hub_errors(hub):
+        stream = _open_stream(hub, split)
+        info = (stream.info.splits or {}).get(hub.split or split)
+        return HubSize(stream.num_shards, (info and info.num_bytes) or 0)
+
+
+def hub_rows(hub: HubId, split: str, shard: int | None = None) -> Iterator[Row]:
+    """Read the rows of a split, or of one of its shards."""
+    with _hub_errors(hub):
+        stream = _open_stream(hub, split)
+        if shard is not None and stream.num_shards > 1:
+            stream = stream.shard(stream.num_shards, shard)
+        part = f"{hub.name} {split}" + (f" part {shard}" if shard else "")
+        for number, values in enumerate(stream, 1):
+            yield Row(f"{part} row {number}", values)
+
+
+def _open_stream(hub: HubId, split: str) -> Any:
     import datasets
 
-    # What was asked before stays, so that all that a run reads is of one commit.
+    # The commit that was asked for first, so that a run reads one commit from begin to end.
     revision = hub.revision or COMMITS.get(hub.source) or hub.commit()
     return datasets.load_dataset(
         hub.name, hub.config, split=hub.split or split, revision=revision, streaming=True
     )
 
 
-def hub_size(hub: HubId, split: str) -> tuple[int, int]:
-    """The number of shards of a split, and its bytes as the data set's card has them, 0 for unknown."""
-    with _errors(hub):
-        stream = _stream(hub, split)
-        told = (stream.info.splits or {}).get(hub.split or split)
-        return stream.num_shards, (told and told.num_bytes) or 0
-
-
-def hub_rows(hub: HubId, split: str, shard: int | None = None) -> Iterator[Row]:
-    """The rows of a split, or of one of its shards."""
-    with _errors(hub):
-        stream = _stream(hub, split)
-        if shard is not None and stream.num_shards > 1:
-            stream = stream.shard(stream.num_shards, shard)
-        part = f"{hub.name} {split}" + (f" part {shard}" if shard else "")
-        for number, row in enumerate(stream, 1):
-            yield f"{part} row {number}", row
-
-
 @contextmanager
-def _errors(hub: HubId) -> Iterator[None]:
+def _hub_errors(hub: HubId) -> Iterator[None]:
+    """Turn an error of `datasets` into one that names the data set and what would work."""
     try:
         yield
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-        named = hub.name + (f":{hub.config}" if hub.config else "")
-        raise NotFound(
-            f"data '{named}' is neither a file nor a directory and cannot be had from the hub: "
-            f"{first_line(error)}{beside(hub.name)}",
-            "offline, give --data a file or directory (.txt, .jsonl, .csv, .tsv, .parquet), or try --data demo; for a gated "
-            "or private data set, `hf auth login`",
-        ) from None
+        name = f"{hub.name}:{hub.config}" if hub.config else hub.name
+        message = (
+            f"data '{name}' is neither a file nor a directory and cannot be had from the hub: "
+            f"{first_line(error)}{list_siblings(hub.name)}"
+        )
+        raise NotFound(message, HUB_HINT) from None

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kdcli.data.files import open_source
+from kdcli.data.sources import open_source
 from kdcli.data.text.sentences import Texts
 from kdcli.errors import UsageError, one_line
 from kdcli.types import Example, Task

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kdcli.data.files import open_source
+from kdcli.data.sources import open_source
 from kdcli.engine.launch import Session
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import rank_documents, ranking_metrics

@@ -16,7 +16,7 @@ import torch
 from safetensors.numpy import load_file, save
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.files import Source, open_source
+from kdcli.data.sources import HubSource, Source, open_source
 from kdcli.data.text.shards import tokenizer_hash
 from kdcli.disk import cache_dir, cache_key, disk_errors, write_atomic
 from kdcli.errors import UsageError
@@ -165,7 +165,7 @@ def _counts(source: str, column: str | None, tokenizer: PreTrainedTokenizerBase)
     opened = open_source(source)
     key = cache_key("vocabulary", opened.identity, column, tokenizer_hash(tokenizer))
     file = cache_dir() / "vocabularies" / f"{key}.safetensors"
-    if file.is_file() and not opened.hub:
+    if file.is_file() and not isinstance(opened, HubSource):
         return load_file(file)["counts"]
     counts = sum(
         _counted(tokenizer, _texts(opened, "train", column)), np.zeros(len(tokenizer), np.int64)
@@ -241,13 +241,13 @@ def _validation(source: str, column: str | None) -> Iterator[str]:
 
 def _texts(source: Source, split: str, column: str | None) -> Iterator[str]:
     """Every text of a split: of a row all its columns, or one; a list of words is a text a word."""
-    if column is not None or not (source.files or source.hub):
+    if column is not None:
         yield from source.documents(split, column)
         return
     for name, rows in source.tables(split):
         text = None
-        for _, row in rows:
-            for value in row.values():
+        for _, values in rows:
+            for value in values.values():
                 for text in value if isinstance(value, list) else [value]:
                     if isinstance(text, str):
                         yield text

@@ -42,8 +42,8 @@ def test_every_kind_of_fault_is_counted_with_its_first_lines_at_once(tmp_path):
     assert set(others) == {
         f"  12 rows: {file}:101: the label 'label' is missing; also 102, 103, 104, 105, 106, 107, 108, 109, 110, ...",
         f"  {file}:113: column 'text' must hold text, got int",
-        f"  {file}:114 is not JSON: Expecting property name enclosed in double quotes: line 2 column 1 (char 2)",
-        f"  {file}:115 must be a JSON object, got list",
+        f"  {file}:114: not JSON: Expecting property name enclosed in double quotes: line 2 column 1 (char 2)",
+        f"  {file}:115: a row must be a JSON object, got list",
         f"  {file}:116: column 'label' is not there; there are text",
         f"  {file}:51: half a surrogate pair at character 0 of 'label'",
     }

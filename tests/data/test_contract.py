@@ -25,9 +25,9 @@ from texts import DOCUMENTS, corpus, tokens, write
 
 from kdcli.cli import main
 from kdcli.data.batches import BatchOrder
-from kdcli.data.files import open_source
 from kdcli.data.labelled.lists import read_lists
 from kdcli.data.labelled.task_data import open_labelled
+from kdcli.data.sources import open_source
 from kdcli.data.text import shards
 from kdcli.data.text.own_tokenizer import own_tokenizer
 from kdcli.data.text.sentences import read_texts
@@ -254,26 +254,26 @@ def bad_parquet(damage):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"w1\nw2 \xff\n", r"a\.txt:2 is not UTF-8"),
-        ("a.csv", b"text,label\nw1,1\nw2 \xff,1\n", r"a\.csv:3 is not UTF-8"),
-        ("a.tsv", b"text\tlabel\nw1\t1\nw2 \xff\t1\n", r"a\.tsv:3 is not UTF-8"),
-        ("a.jsonl", b'{"text": "w1"}\n{"text": "w2\n', r"a\.jsonl:2 is not JSON"),
-        ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1 is not JSON"),
+        ("a.txt", b"w1\nw2 \xff\n", r"a\.txt:2: not UTF-8"),
+        ("a.csv", b"text,label\nw1,1\nw2 \xff,1\n", r"a\.csv:3: not UTF-8"),
+        ("a.tsv", b"text\tlabel\nw1\t1\nw2 \xff\t1\n", r"a\.tsv:3: not UTF-8"),
+        ("a.jsonl", b'{"text": "w1"}\n{"text": "w2\n', r"a\.jsonl:2: not JSON"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1: not JSON"),
         (
             "a.jsonl",
             b'{"text": "w1"}\n{"text": "\\ud83d w2"}\n',
             r"a\.jsonl:2: half a surrogate pair",
         ),
         ("a.jsonl", b'{"text": 3}\n', r"a\.jsonl:1: column 'text' holds int"),
-        ("a.jsonl", b"[1]\n", r"a\.jsonl:1 must be a JSON object, got list"),
+        ("a.jsonl", b"[1]\n", r"a\.jsonl:1: a row must be a JSON object, got list"),
         (
             "a.jsonl",
             b'{"a": "x", "b": "y"}\n',
-            r"a\.jsonl:1: which column is the text\? there are a, b",
+            r"a\.jsonl:1: which column holds the text\? there are a, b",
         ),
-        ("a.csv", b"text,label\nw1,1\nw2\n", r"a\.csv:3 does not have the 2 columns"),
-        ("a.csv", b"text,label\nw1,1,2\n", r"a\.csv:2 does not have the 2 columns"),
-        ("a.tsv", b"text\tlabel\nw1\t1\nw2,1\n", r"a\.tsv:3 does not have the 2 columns"),
+        ("a.csv", b"text,label\nw1,1\nw2\n", r"a\.csv:3: the row does not have 2 columns"),
+        ("a.csv", b"text,label\nw1,1,2\n", r"a\.csv:2: the row does not have 2 columns"),
+        ("a.tsv", b"text\tlabel\nw1\t1\nw2,1\n", r"a\.tsv:3: the row does not have 2 columns"),
         ("a.csv", b'text,label\n"x,1\n', "columns|not CSV"),
         ("a.txt.gz", b"no gzip at all", r"a\.txt\.gz is not a whole gzip file"),
         (

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import DOCUMENTS, corpus, tokens, write
 
-from kdcli.data import files
+from kdcli.data import sources
 from kdcli.data.text.corpus import open_corpus
 from kdcli.data.text.shards import _portions
 from kdcli.errors import MachineError, UsageError
@@ -129,10 +129,10 @@ def test_a_data_set_of_the_hub_that_changed_is_tokenised_anew(cache, monkeypatch
         return tiny_tokenizer().decode(blocks.batch(np.arange(1))["input_ids"][0, 1:2]), bool(log)
 
     monkeypatch.setattr(HfApi, "dataset_info", info)
-    monkeypatch.setattr(files, "hub_splits", lambda *_: ["train"])
-    monkeypatch.setattr(files, "hub_size", lambda *_: (1, 0))
+    monkeypatch.setattr(sources, "hub_splits", lambda *_: ["train"])
+    monkeypatch.setattr(sources, "hub_size", lambda *_: (1, 0))
     monkeypatch.setattr(
-        files, "hub_rows", lambda *_: iter([("row 1", {"text": f"{there['text']} " * 400})])
+        sources, "hub_rows", lambda *_: iter([("row 1", {"text": f"{there['text']} " * 400})])
     )
     assert first() == ("w1", True)
     # Not downloaded again as long as the revision is the same.
@@ -187,7 +187,7 @@ def left_in(cache):
 
 def test_malformed_text_leaves_nothing_behind(tmp_path, cache):
     (tmp_path / "c.jsonl").write_text('{"text": "w1 w2"}\n' * 600 + "{broken\n", "utf-8")
-    with pytest.raises(UsageError, match=r"c\.jsonl:601 is not JSON"):
+    with pytest.raises(UsageError, match=r"c\.jsonl:601: not JSON"):
         corpus(tmp_path / "c.jsonl")
     assert left_in(cache) == []
 
@@ -288,7 +288,7 @@ FILES = {
 READ = """
 import json, sys
 import numpy as np
-from kdcli.data.files import open_source
+from kdcli.data.sources import open_source
 from kdcli.errors import UsageError
 from texts import corpus
 source = open_source(sys.argv[1] + ":plain")

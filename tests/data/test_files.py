@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from texts import DOCUMENTS, corpus, write
 
-from kdcli.data.files import open_source
+from kdcli.data.sources import open_source
 from kdcli.errors import UsageError
 
 
@@ -130,7 +130,7 @@ def test_identity_follows_the_files(tmp_path):
 
 @pytest.mark.parametrize("ending", ["txt", "jsonl", "csv", "tsv", "txt.gz", "jsonl.gz"])
 def test_a_line_without_an_end_is_refused_with_its_number(ending, tmp_path, monkeypatch):
-    monkeypatch.setattr("kdcli.data.formats.MOST_LINE", 1000)
+    monkeypatch.setattr("kdcli.data.rows.MAX_LINE_BYTES", 1000)
     path = tmp_path / f"train.{ending}"
     with gzip.open(path, "wb") if ending.endswith("gz") else path.open("wb") as file:
         file.write(b'{"text": "a"}\n' + b"a" * 2000)
@@ -139,7 +139,7 @@ def test_a_line_without_an_end_is_refused_with_its_number(ending, tmp_path, monk
 
 
 def test_an_open_quote_does_not_read_a_whole_file_as_one_cell(tmp_path, monkeypatch):
-    monkeypatch.setattr("kdcli.data.formats.MOST_LINE", 1000)
+    monkeypatch.setattr("kdcli.data.rows.MAX_LINE_BYTES", 1000)
     (tmp_path / "train.csv").write_text('text,label\n"a\n' + "b\n" * 2000, "utf-8")
     with pytest.raises(
         UsageError, match=r"train\.csv:\d+ is not CSV: field larger than field limit"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kdcli.data import files
+from kdcli.data import sources
 from kdcli.data.demo import demo_task
 from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
 from kdcli.data.tasks import task_of
@@ -464,8 +464,8 @@ def test_without_data_the_hub_is_asked_for_what_the_task_names(monkeypatch, name
         begin = 0 if of_split == "train" else 100
         return ((f"{repository} {of_split} row {n}", row) for n, row in enumerate(of(6, begin), 1))
 
-    monkeypatch.setattr(files, "hub_rows", rows)
-    monkeypatch.setattr(files, "hub_splits", lambda *_: [of_split for _, _, of_split in asked])
+    monkeypatch.setattr(sources, "hub_rows", rows)
+    monkeypatch.setattr(sources, "hub_splits", lambda *_: [of_split for _, _, of_split in asked])
     data = read(name, None, split=split)
     assert (found, data.train[0].where) == (asked, f"{asked[0][0]} train row 1")
 

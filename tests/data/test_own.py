@@ -12,10 +12,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kdcli.data.files import open_source
 from kdcli.data.labelled.examples import number_of
 from kdcli.data.labelled.own import HEAD, MANY_ROWS, MOST_CLASSES, own_task
 from kdcli.data.labelled.task_data import open_labelled
+from kdcli.data.sources import open_source
 from kdcli.data.tasks import task_of
 from kdcli.errors import UsageError
 from kdcli.types import Task

@@ -10,8 +10,8 @@ import pytest
 from hub_server import COMMIT, hub  # noqa: F401
 from texts import DOCUMENTS, corpus, tokens, write
 
-from kdcli.data.files import open_source
 from kdcli.data.hub import HubId, hub_splits
+from kdcli.data.sources import open_source
 from kdcli.errors import UsageError
 
 HERE = Path(__file__).parent
@@ -142,7 +142,7 @@ configs:
 """
 READ = """
 import json, sys
-from kdcli.data.files import open_source
+from kdcli.data.sources import open_source
 from kdcli.errors import UsageError
 name, revision, url = sys.argv[1:]
 def read(source):

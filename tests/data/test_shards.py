@@ -14,7 +14,7 @@ import pytest
 from encoders import foreign_tokenizer, tiny_tokenizer
 from texts import DOCUMENTS, corpus, tokens, write
 
-from kdcli.data.files import open_source
+from kdcli.data.sources import open_source
 from kdcli.data.text import shards, stream
 from kdcli.data.text.corpus import open_corpus
 from kdcli.data.text.shards import Meta, tokenise
@@ -344,7 +344,7 @@ def test_a_dry_run_estimates_and_writes_nothing(text, tmp_path, model_dir):
     [f"c.{kind}{gz}" for kind in ("txt", "jsonl", "csv", "tsv", "parquet") for gz in ("", ".gz")],
 )
 def test_a_sample_says_which_part_of_the_source_it_is(tmp_path, name, monkeypatch):
-    monkeypatch.setattr("kdcli.data.formats.SAMPLE_BYTES", 4000)
+    monkeypatch.setattr("kdcli.data.documents.SAMPLE_BYTES", 4000)
     documents = [hashlib.sha256(bytes([n % 256, n // 256])).hexdigest() for n in range(4000)]
     write(tmp_path / name, documents)
     source = open_source(str(tmp_path / name))

@@ -458,7 +458,7 @@ def test_mistakes_are_refused(given, tmp_path, more, message):
 def test_the_demo_is_distilled_as_an_embedding_model(tmp_path, monkeypatch):
     few = ["--set", "embedding.rows=300"]
     documents = list(itertools.islice(demo_documents("train"), 100))
-    monkeypatch.setattr("kdcli.data.files.demo_documents", lambda split: documents)
+    monkeypatch.setattr("kdcli.data.sources.demo_documents", lambda split: documents)
     succeeds(
         "distill",
         "demo",

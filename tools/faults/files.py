@@ -303,8 +303,8 @@ def _bare(folder: Path) -> Any:
 
 def data_rows(case: Case) -> None:
     """Files of text and of a labelled task: odd values in rows, damaged bytes, as jsonl, csv, txt, and gzipped."""
-    from kdcli.data.files import open_source
     from kdcli.data.labelled.task_data import open_labelled
+    from kdcli.data.sources import open_source
 
     rng = case.rng
     kind = rng.choice(("data", "pair", "multi", "score", "tokens", "span"))

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from kdcli.data.augment.masked_words import MaskedWords
 from kdcli.data.augment.neighbours import Neighbours
 from kdcli.data.augment.words import Word, read, words_in
-from kdcli.data.files import LOG_SECONDS, Log
+from kdcli.data.sources import LOG_SECONDS, Log
 from kdcli.disk import cache_key, disk_errors, write_atomic
 from kdcli.types import Example, Task
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kdcli.data.formats import BadRow
+from kdcli.data.rows import BadRow
 from kdcli.data.tasks import OWN
 from kdcli.errors import UsageError
 from kdcli.types import Example, Task

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kdcli.data.formats import BadRow, Row, whole_text
+from kdcli.data.documents import check_text
+from kdcli.data.rows import BadRow, Row
 from kdcli.types import Answer, Example, Kind, Task
 
 IDS = ("id", "idx", "guid")  # Columns that may name an example.
@@ -37,7 +38,7 @@ def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> 
     named = next((values[c] for c in IDS if values.get(c) is not None), number)
     read = _words if task.kind == "tokens" else _texts
     texts = read(task, where, values)
-    name = whole_text(where, "id", str(named))
+    name = check_text(where, "id", str(named))
     label = values.get(task.label)
     if withheld and (label is None or str(label) in ("-1", "-1.0")):
         return Example(where, name, texts, None)
@@ -65,7 +66,7 @@ def _texts(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]
         if not isinstance(values[column], str):
             got = type(values[column]).__name__
             raise BadRow(where, f"column '{column}' must hold text, got {got}", hint=_COLUMNS)
-    return tuple(whole_text(where, column, values[column]) for column in task.texts)
+    return tuple(check_text(where, column, values[column]) for column in task.texts)
 
 
 def _words(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
@@ -78,7 +79,7 @@ def _words(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]
     ):
         there = f"got {_short(words)}" if column in values else f"there are {', '.join(values)}"
         raise BadRow(where, f"column '{column}' must hold a list of words", f"; {there}", _COLUMNS)
-    return tuple(whole_text(where, column, word) for word in words)
+    return tuple(check_text(where, column, word) for word in words)
 
 
 def _class(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> int:
@@ -151,7 +152,7 @@ def _answers(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tupl
             where, f"a question without an answer, which task {task.name} does not know", hint=hint
         )
     return tuple(
-        Answer(whole_text(where, task.label, a), s) for a, s in zip(answers, starts, strict=True)
+        Answer(check_text(where, task.label, a), s) for a, s in zip(answers, starts, strict=True)
     )
 
 
@@ -159,7 +160,7 @@ def _target(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> str:
     if not isinstance(label, str) or not label.strip():
         got = f", got {_short(label)}" if label != "" else ", which is empty"
         raise BadRow(where, f"'{task.label}', the target of task {task.name}, must be a text", got)
-    return whole_text(where, task.label, label)
+    return check_text(where, task.label, label)
 
 
 _LABELS: Mapping[Kind, Callable[[Task, str, Any, tuple[str, ...]], Any]]

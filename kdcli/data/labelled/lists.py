@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from kdcli.data.files import Log, open_source
-from kdcli.data.formats import BadRow, Row, whole_text
+from kdcli.data.documents import check_text
 from kdcli.data.labelled.rows import held_back
+from kdcli.data.rows import BadRow, Row
+from kdcli.data.sources import DemoSource, Log, open_source
 from kdcli.data.text.sentences import NEGATIVE, POSITIVE
 from kdcli.errors import UsageError
 from kdcli.types import Example, Task
@@ -92,7 +93,7 @@ def read_lists(
     back from `train` by their hashes. A judged query is in no training list. Raises UsageError: rows of another form;
     no query has both relevant and other candidates to judge by."""
     opened = open_source(source)
-    if opened.hub is None and not opened.files:
+    if isinstance(opened, DemoSource):
         raise UsageError(
             "the demo has no lists of candidates", f"give --data FILE_OR_DIRECTORY: {FORM}"
         )
@@ -216,7 +217,7 @@ def _text(where: str, row: Mapping[str, Any], name: str) -> str:
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
         raise BadRow(where, f"'{name}' must be a text", f", got {value!r:.60}", FORM)
-    return whole_text(where, name, value).strip()
+    return check_text(where, name, value).strip()
 
 
 def _texts(where: str, row: Mapping[str, Any], name: str) -> list[str]:

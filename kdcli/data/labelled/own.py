@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from kdcli.data.files import CONLL_HINT, Log, is_conll
-from kdcli.data.formats import Bad, BadRow, Row, refuse, whole_text
+from kdcli.data.documents import check_text
 from kdcli.data.labelled.examples import number_of
+from kdcli.data.rows import BadRow, OnBadRow, Row, raise_bad_row
+from kdcli.data.sources import CONLL_HINT, Log, is_conll
 from kdcli.data.tasks import OWN
 from kdcli.data.tasks.squad import IMPOSSIBLE_METRICS
 from kdcli.errors import UsageError, did_you_mean
@@ -62,7 +63,10 @@ _IDS = ("", "id", "idx", "guid", "index", "unnamed0")
 
 
 def own_task(
-    rows: Iterable[Row], columns: Mapping[str, str | list[str]], log: Log, bad: Bad = refuse
+    rows: Iterable[Row],
+    columns: Mapping[str, str | list[str]],
+    log: Log,
+    bad: OnBadRow = raise_bad_row,
 ) -> Task:
     """Find out, in one pass over the training rows, which task they hold. `str` of each label is a name in the task's
     `labels`; the labels of `score` and `span` have no names. `rows`: all training rows; no text of them is kept.
@@ -427,5 +431,5 @@ class _Labels:
         else:
             self._has_fraction |= number != int(number)
         if len(self._seen) <= MOST_CLASSES:
-            self._seen[whole_text(where, self.column, name)] = number, where
+            self._seen[check_text(where, self.column, name)] = number, where
         return name

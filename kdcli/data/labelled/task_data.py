@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from kdcli.data import demo
-from kdcli.data.files import Log, Source, open_source
-from kdcli.data.formats import FORMATS, Bad, BadRow, NotFound, Row, held_by
 from kdcli.data.hub import HubId
 from kdcli.data.labelled.checks import BadRows, class_counts
 from kdcli.data.labelled.examples import example_of
 from kdcli.data.labelled.own import own_task
 from kdcli.data.labelled.rows import fewest, hashes_of, held_back
+from kdcli.data.rows import FORMATS, BadRow, OnBadRow, Row
+from kdcli.data.sources import DemoSource, FileSource, HubSource, Log, Source, open_source
+from kdcli.data.storage import NotFound, list_folder
 from kdcli.data.tasks import OWN, task_of
 from kdcli.errors import UsageError
 from kdcli.types import Example, RowHashes, Task
@@ -134,7 +135,9 @@ def open_labelled(
             train = [e for e, h in zip(train, held, strict=True) if not h]
         else:
             there = (
-                f"; it holds {held_by(Path(source))}" if source and Path(source).is_dir() else ""
+                f"; it holds {list_folder(Path(source))}"
+                if source and Path(source).is_dir()
+                else ""
             )
             raise NotFound(f"no {split} split in {source}{there}")
         train = fewest(train, train_rows) if training else []
@@ -155,7 +158,7 @@ def open_labelled(
 def _is_one_file(task: Task, source: str | None) -> bool:
     """Whether a source is one file, or files without a split in their names; they count as `train`."""
     whole = _folders(task, source)[0] if source is not None else None
-    return whole is not None and list(whole.files) == ["train"]
+    return isinstance(whole, FileSource) and list(whole.files) == ["train"]
 
 
 def _trained_on(
@@ -334,13 +337,13 @@ def _evaluated(
 def _hub(where: tuple[str, str | None], name: str) -> Source:
     repository, config = where
     config = config.replace("{set}", name) if config else None
-    return Source(f"{repository}{':' + config if config else ''}", {}, HubId(repository, config))
+    return HubSource(f"{repository}{':' + config if config else ''}", HubId(repository, config))
 
 
 def _read(
-    task: Task, source: Source, split: str, bad: Bad, *, withheld: bool = False
+    task: Task, source: Source, split: str, bad: OnBadRow, *, withheld: bool = False
 ) -> list[Example]:
-    if not source.files and not source.hub:
+    if isinstance(source, DemoSource):
         if task.name not in demo.TASKS:
             raise UsageError(
                 f"the demo has no task {task.name}",
@@ -359,7 +362,7 @@ def _read(
     return examples
 
 
-def _rows(source: Source, split: str, bad: Bad) -> Iterator[tuple[int, Row]]:
+def _rows(source: Source, split: str, bad: OnBadRow) -> Iterator[tuple[int, Row]]:
     """The rows of a split, each with its number in its file; a file without any is an error."""
     for name, table in source.tables(split, bad):
         number = -1

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.files import Log, open_source
 from kdcli.data.hub import HubId
+from kdcli.data.sources import HubSource, Log, open_source
 from kdcli.data.text.shards import FORMAT, META, Frame, tokenise, tokenizer_hash, whole_there
 from kdcli.data.text.stream import Stream, open_streams, streams_of
 from kdcli.disk import cache_dir, cache_key, user_path
@@ -77,7 +77,7 @@ def open_corpus(
     into blocks. `source`: what `--data` takes. `max_length`: tokens of a block, special ones included. `column`: of the
     text; None to find it. `isolated`: documents in one block do not attend to each other. `held_out_blocks`: at most so
     many; from the validation split where there is one, else the last blocks (at most a tenth) of the training text.
-    Raises UsageError: see `kdcli.data.files` and `kdcli.data.text.stream`; or less text than one block; MachineError:
+    Raises UsageError: see `kdcli.data.sources` and `kdcli.data.text.stream`; or less text than one block; MachineError:
     the cache cannot be written."""
     frame = Frame.of(tokenizer)
     elsewhere = source == "demo" or "://" in source
@@ -111,7 +111,7 @@ def _cached(
     opened = open_source(source)
     of = cache_key(FORMAT, opened.identity, tokenizer_hash(tokenizer), column, frame.sep_id)
     folder = cache_dir() / "corpora" / of
-    if opened.hub:
+    if isinstance(opened, HubSource):
         folder = _at_revision(folder, opened.hub)
     return streams_of(folder, tokenise(opened, tokenizer, column, folder, log=log, cached=True))
 

@@ -19,7 +19,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from kdcli.data.files import Log, open_source
+from kdcli.data.sources import Log, open_source
 from kdcli.disk import cache_dir, cache_key, disk_errors, write_atomic
 from kdcli.errors import UsageError
 
@@ -37,7 +37,7 @@ def own_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Train a tokenizer on the training text of a source, or take it from the cache. `vocab_size`: words of its
     vocabulary, special ones included; a short text gives fewer, which is logged. `max_length`: tokens that the models
-    which read it take at most. Raises UsageError: see `kdcli.data.files`; a size that leaves no room for pieces, or
+    which read it take at most. Raises UsageError: see `kdcli.data.sources`; a size that leaves no room for pieces, or
     text without words; MachineError: the cache cannot be written."""
     least = len(SPECIAL) + LEAST_PIECES
     if vocab_size < least:

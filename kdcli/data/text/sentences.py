@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import regex  # type: ignore[import-untyped]
 
-from kdcli.data.files import Log, Source, open_source
-from kdcli.data.formats import Row, whole_text
+from kdcli.data.documents import check_text
+from kdcli.data.rows import Row
+from kdcli.data.sources import Log, Source, open_source
 from kdcli.errors import UsageError
 
 # With closing quotes and brackets; behind CJK marks stands no space.
@@ -62,7 +63,7 @@ def read_texts(
     source: str, *, column: str | None, unit: str, rows: int | None, log: Log, paired: bool = False
 ) -> Texts:
     """The distinct training texts of a source. `unit`: `sentence` cuts documents, `document` does not. `rows`: at most
-    so many, those with the smallest hashes. `paired`: pairs are wanted. Raises UsageError: see `kdcli.data.files`; a
+    so many, those with the smallest hashes. `paired`: pairs are wanted. Raises UsageError: see `kdcli.data.sources`; a
     pair without a positive, or no pair where they are wanted; fewer than two texts."""
     opened = open_source(source)
     links: dict[str, tuple[str | None, tuple[str, ...]]] = {}  # text -> its positive and negatives
@@ -121,14 +122,12 @@ Unit = tuple[str, str, str | None, tuple[str, ...]]
 
 def _peeked(source: Source, column: str | None, unit: str) -> tuple[str, Iterator[Unit]]:
     """What the source holds, and its texts: (text, role, positive, negatives)."""
-    if not source.files and not source.hub:
-        return "sentences", _cut(source.documents("train", None), unit)
     tables = list(source.tables("train"))
     first = next(tables[0][1], None) if tables else None
     if first is None:
         raise UsageError(f"{source.name} holds no text")
-    names = [name for name in QUERY if name in first[1]]
-    if column is None and (names or POSITIVE in first[1]):
+    names = [name for name in QUERY if name in first.values]
+    if column is None and (names or POSITIVE in first.values):
         rest = itertools.chain.from_iterable(rows for _, rows in tables)
         return "pairs", _pairs(itertools.chain([first], rest), names[0] if names else "query")
     what = "documents" if unit == "document" else "sentences"
@@ -159,7 +158,7 @@ def _text(where: str, row: Mapping[str, Any], name: str) -> str:
             f"{where}: '{name}' must be a text, got {value!r:.60}; there are {', '.join(row)}",
             "pairs have the columns query, positive and perhaps negative",
         )
-    return whole_text(where, name, value).strip()
+    return check_text(where, name, value).strip()
 
 
 def _hash(text: str) -> bytes:

@@ -26,8 +26,8 @@ import numpy as np
 from filelock import FileLock, Timeout
 from tokenizers import Tokenizer
 
-from kdcli.data.files import LOG_SECONDS, Log, Source
-from kdcli.data.formats import Piece
+from kdcli.data.rows import Piece
+from kdcli.data.sources import LOG_SECONDS, Log, Source
 from kdcli.disk import (
     MOST_REPORT,
     atomic_file,
@@ -104,7 +104,7 @@ class Meta:
 
     @classmethod
     def planned(cls, source: Source, tokenizer: Any, frame: Frame, column: str | None) -> "Meta":
-        """For a source and a tokenizer of transformers. Raises UsageError: see `kdcli.data.files`."""
+        """For a source and a tokenizer of transformers. Raises UsageError: see `kdcli.data.sources`."""
         dtype = "<u2" if max(tokenizer.get_vocab().values()) < 1 << 16 else "<u4"
         shards = []
         for split in SPLITS:
@@ -215,7 +215,7 @@ def tokenise(
     """Write the shards of a source that are not there. `workers`: processes, each with one thread; None tokenises in
     this process, with as many threads as the tokenizer takes. `cached`: the directory's name says all of its content:
     another process that writes it is waited for, and whole shards are not compared with the source. Raises UsageError:
-    see `kdcli.data.files`; the directory holds something else, or another process writes it; MachineError: it cannot
+    see `kdcli.data.sources`; the directory holds something else, or another process writes it; MachineError: it cannot
     be written, or a worker was killed. Shards that were finished stay."""
     frame = Frame.of(tokenizer)
     with disk_errors(folder):

@@ -18,7 +18,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.files import Log
+from kdcli.data.sources import Log
 from kdcli.data.text.shards import META, Frame, Meta
 from kdcli.errors import UsageError
 

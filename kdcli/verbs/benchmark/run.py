@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModel
 
-from kdcli.data.files import open_source
+from kdcli.data.sources import open_source
 from kdcli.deploy.compare import gather
 from kdcli.deploy.exported import is_export, open_export
 from kdcli.deploy.latency import CELLS, Latency, Protocol, Subject, measure_latency

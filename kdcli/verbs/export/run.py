@@ -16,7 +16,7 @@ import pandas as pd
 from rich.table import Table
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from kdcli.data.files import open_source
+from kdcli.data.sources import open_source
 from kdcli.data.text.sentences import sentences
 from kdcli.deploy.environment import versions
 from kdcli.deploy.export import EXACT, FILES, LIMITS, RUNTIMES, ModelFile, recorded

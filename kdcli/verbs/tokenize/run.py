@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from kdcli.data.files import Source, open_source
+from kdcli.data.sources import Source, open_source
 from kdcli.data.text.shards import Frame, Meta, tokenise, work_of
 from kdcli.disk import check_writable
 from kdcli.engine.progress import Progress

@@ -1,0 +1,282 @@
+"""Read the rows of txt, jsonl, csv, tsv and parquet files, each also gzipped.
+
+Files are streamed, so memory does not grow with their size; only a .parquet.gz file is unpacked to
+a temporary file. Large files can be cut into pieces, which several processes read at once.
+"""
+
+import codecs
+import csv
+import gzip
+import io
+import itertools
+import json
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, Any, NamedTuple, cast
+
+from kdcli.data.storage import File, as_file, base_name, file_stat, open_binary
+from kdcli.errors import UsageError, one_line
+
+FORMATS = ("txt", "jsonl", "csv", "tsv", "parquet")
+CUT_ANYWHERE = (".txt", ".jsonl")  # Files that may be cut at the end of any line.
+PARQUET_ROWS = 128  # Rows that are decoded at once.
+UNPACK_BYTES = 1 << 20  # Bytes that are unpacked at once.
+MAX_LINE_BYTES = 1 << 25  # A gzip file of 100 kB may hold a line of 100 MB.
+
+
+class Row(NamedTuple):
+    """A row of a file: `where` it is (`file:line`), and its values by column."""
+
+    where: str
+    values: Mapping[str, Any]
+
+
+class BadRow(UsageError):
+    """A row that cannot be used.
+
+    Attributes:
+        where: the file and line.
+        problem: what is wrong; rows with the same problem are counted together.
+        detail: what is special about this row, appended to the problem.
+    """
+
+    def __init__(self, where: str, problem: str, detail: str = "", hint: str | None = None) -> None:
+        super().__init__(f"{where}: {problem}{detail}", hint)
+        self.where, self.problem = where, problem
+
+
+OnBadRow = Callable[[BadRow], None]  # Raises the error, or takes a note and skips the row.
+
+
+def raise_bad_row(error: BadRow) -> None:
+    """Raise the error of the first bad row."""
+    raise error
+
+
+class Piece(NamedTuple):
+    """A part of a source that is read on its own.
+
+    Attributes:
+        name: a file or URL; of a hub data set, its name and split.
+        begin, end: the bytes in which the lines of the piece begin, the row groups of a parquet
+            file, or the shards of a hub data set. `end` None is the end of the file.
+        size: the approximate size in bytes; 0 if unknown.
+        version: a value that changes with the content.
+    """
+
+    name: str
+    begin: int = 0
+    end: int | None = None
+    size: int = 0
+    version: str = ""
+
+
+def format_of(name: str) -> str | None:
+    """Return one of `FORMATS` by a file name's ending, or None for any other ending."""
+    _, dot, ending = name.removesuffix(".gz").rpartition(".")
+    return ending if dot and ending in FORMATS else None
+
+
+def cut(file: File, max_bytes: int) -> list[Piece]:
+    """Cut a file into pieces of about `max_bytes`. Some formats can only be read as a whole."""
+    name, (_, size, version) = base_name(file), file_stat(file)
+    # An empty file is one piece.
+    count = max(1, -(-size // max_bytes))
+    total = size
+    if count > 1 and name.endswith(".parquet"):
+        import pyarrow.parquet as pq
+
+        with open_binary(file) as opened, parquet_errors(file):
+            total = pq.ParquetFile(opened).num_row_groups
+        count = min(count, total)
+    elif not name.endswith(CUT_ANYWHERE):
+        count = 1
+    if count < 2:
+        return [Piece(str(file), size=size, version=str(version))]
+    ends = [total * n // count for n in range(count + 1)]
+    return [
+        Piece(str(file), begin, end, size // count, str(version))
+        for begin, end in itertools.pairwise(ends)
+    ]
+
+
+def read_rows(
+    piece: Piece, on_bad: OnBadRow = raise_bad_row, *, lines_before: int = 0
+) -> Iterator[Row]:
+    """Read the rows of a piece.
+
+    Args:
+        piece: a file, or a part of one.
+        on_bad: called with every line that is not a row.
+        lines_before: the number of lines before the piece, for the places in errors.
+
+    Raises:
+        UsageError: the file cannot be read or is damaged, or a line is too long; or from `on_bad`.
+    """
+    name = base_name(piece.name)
+    try:
+        with open_binary(as_file(piece.name)) as file:
+            if name.endswith(".gz"):
+                file = cast(IO[bytes], gzip.GzipFile(fileobj=file))
+            try:
+                if format_of(name) == "parquet":
+                    yield from _read_parquet(piece, file)
+                else:
+                    yield from read_lines(piece, file, on_bad, lines_before)
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise UsageError(f"{piece.name} is not a whole gzip file: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{piece.name} cannot be read: {one_line(error)}") from None
+
+
+def read_lines(
+    piece: Piece, file: IO[bytes], on_bad: OnBadRow = raise_bad_row, lines_before: int = 0
+) -> Iterator[Row]:
+    """Read the rows of a piece of a txt, jsonl, csv or tsv file that is open and unpacked."""
+    lines = _decoded_lines(piece, file, on_bad, lines_before)
+    kind = format_of(base_name(piece.name))
+    if kind == "txt":
+        return (Row(f"{piece.name}:{number}", {"text": line.strip()}) for number, line in lines)
+    if kind == "jsonl":
+        return _read_jsonl(piece.name, lines, on_bad)
+    return _read_csv(piece.name, lines, on_bad, "\t" if kind == "tsv" else ",")
+
+
+def count_lines_before(piece: Piece) -> int:
+    """Count a file's lines before a piece; 0 for parquet, whose rows know their number."""
+    if piece.name.endswith(".parquet"):
+        return 0
+    with open_binary(as_file(piece.name)) as file:
+        return sum(1 for _ in _raw_lines(piece._replace(begin=0, end=piece.begin), file))
+
+
+def _raw_lines(piece: Piece, file: IO[bytes]) -> Iterator[bytes]:
+    """Read the lines that begin in a piece. Lines longer than the limit are cut behind it."""
+    position = 0
+    if piece.begin:
+        position, rest = file.seek(piece.begin - 1), b""
+        # The line that is open here belongs to the piece before.
+        while not rest.endswith(b"\n") and (rest := file.readline(MAX_LINE_BYTES)):
+            position += len(rest)
+    while piece.end is None or position < piece.end:
+        line = file.readline(MAX_LINE_BYTES + 1)
+        if not line:
+            return
+        position += len(line)
+        yield line
+
+
+def _decoded_lines(
+    piece: Piece, file: IO[bytes], on_bad: OnBadRow, lines_before: int
+) -> Iterator[tuple[int, str]]:
+    """Number and decode the lines of a piece."""
+    for number, line in enumerate(_raw_lines(piece, file), lines_before + 1):
+        where = f"{piece.name}:{number}"
+        if len(line) > MAX_LINE_BYTES:
+            message = f"{where} is longer than {MAX_LINE_BYTES:,} bytes"
+            raise UsageError(message, "put one document on each line")
+        if number == 1 and not piece.begin:
+            line = line.removeprefix(codecs.BOM_UTF8)
+        try:
+            yield number, line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            on_bad(BadRow(where, "not UTF-8", f" (byte {error.start} of the line)"))
+
+
+def _read_jsonl(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -> Iterator[Row]:
+    for number, line in lines:
+        if not line.strip():
+            continue
+        where = f"{name}:{number}"
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            on_bad(BadRow(where, "not JSON", f": {error}"))
+            continue
+        if isinstance(values, dict):
+            yield Row(where, values)
+        else:
+            kind = type(values).__name__
+            on_bad(BadRow(where, "a row must be a JSON object", f", got {kind}"))
+
+
+def _read_csv(
+    name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow, delimiter: str
+) -> Iterator[Row]:
+    # An open quote would otherwise read the rest of the file as one cell.
+    csv.field_size_limit(MAX_LINE_BYTES)
+    reader = csv.DictReader((line for _, line in lines), delimiter=delimiter)
+    try:
+        for values in reader:
+            where = f"{name}:{reader.line_num}"
+            if None in values or None in values.values():
+                columns = len(reader.fieldnames or ())
+                on_bad(BadRow(where, f"the row does not have {columns} columns"))
+            else:
+                yield Row(where, values)
+    except csv.Error as error:
+        raise UsageError(f"{name}:{reader.line_num} is not CSV: {error}") from None
+
+
+def _read_parquet(piece: Piece, file: IO[bytes]) -> Iterator[Row]:
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with tempfile.TemporaryFile() as unpacked, parquet_errors(piece.name):
+            if piece.name.endswith(".gz"):
+                # Parquet is read from its end, and a gzip stream is read from its beginning only.
+                shutil.copyfileobj(file, unpacked, UNPACK_BYTES)
+                file = cast(IO[bytes], unpacked)
+            table = pq.ParquetFile(file)
+            groups = range(table.num_row_groups)
+            number = sum(table.metadata.row_group(n).num_rows for n in groups[: piece.begin])
+            batches = table.iter_batches(
+                batch_size=PARQUET_ROWS, row_groups=groups[piece.begin : piece.end]
+            )
+            for batch in batches:
+                for values in batch.to_pylist():
+                    number += 1
+                    yield Row(f"{piece.name}:{number}", values)
+    except UnicodeDecodeError:
+        rows = f"one of the rows {number + 1} to {number + PARQUET_ROWS}"
+        raise UsageError(f"{piece.name}: {rows} is not UTF-8") from None
+
+
+def count_parquet_rows(piece: Piece) -> int:
+    """Count the rows of a piece of a parquet file."""
+    import pyarrow.parquet as pq
+
+    with open_binary(as_file(piece.name)) as file, parquet_errors(piece.name):
+        table = pq.ParquetFile(file)
+        groups = range(table.num_row_groups)[piece.begin : piece.end]
+        return sum(int(table.metadata.row_group(group).num_rows) for group in groups)
+
+
+@contextmanager
+def parquet_errors(name: object) -> Iterator[None]:
+    """Turn an error of pyarrow into a UsageError that names the file."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise UsageError(f"{name} is not a whole parquet file: {one_line(error)}") from None
+
+
+def unpack_beginning(data: bytes, name: str, max_bytes: int) -> tuple[bytes, int]:
+    """Unpack the beginning of a gzip file; returns it and the number of packed bytes it takes."""
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        unpacked = unpacker.decompress(data, max_bytes)
+    except zlib.error as error:
+        raise UsageError(f"{name} is not a whole gzip file: {error}") from None
+    return unpacked, len(data) - len(unpacker.unused_data) - len(unpacker.unconsumed_tail)
+
+
+def rows_in(data: bytes, name: str) -> Iterator[Row]:
+    """Read the rows in the first bytes of a file of lines, and skip lines that are not rows."""
+    return read_lines(Piece(name), io.BytesIO(data), lambda error: None)

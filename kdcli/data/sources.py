@@ -1,0 +1,296 @@
+"""Sources of rows and documents, as `--data` names them.
+
+A source is a file, a directory of files, a URL of either (`hf://`, `s3://`, `https://`), a data set
+of the hub (`owner/name[:config][:split][@revision]`), or `demo`.
+
+A line of a .txt file is a document. In other formats each row holds a document: in the given
+column, in `text`, or in the only column of strings. Blank and null documents are skipped.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kdcli.data.demo import DOCUMENTS, demo_documents, demo_identity
+from kdcli.data.documents import (
+    Sample,
+    first_texts,
+    read_documents,
+    sample_documents,
+    texts_of,
+)
+from kdcli.data.hub import HUB_ID, HubId, hub_rows, hub_size, hub_splits
+from kdcli.data.rows import FORMATS, OnBadRow, Piece, Row, cut, format_of, raise_bad_row, read_rows
+from kdcli.data.storage import (
+    File,
+    NotFound,
+    base_name,
+    file_stat,
+    list_folder,
+    list_names,
+    list_siblings,
+    remote_errors,
+)
+from kdcli.disk import user_path
+from kdcli.errors import UsageError
+
+CONLL = ("conll", "conllu", "bio", "iob", "iob2")
+CONLL_LINE = re.compile(r"-DOCSTART-.*|\S+(?:[ \t]+\S+)*[ \t]+(?:O|[BIES]-\S+)")
+CONLL_HINT = (
+    'make a row a sentence of it, {"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}, '
+    "as docs/tasks.md shows"
+)
+SOURCE_HINT = (
+    "give a file, a directory, a URL, a hub id like owner/name[:config][:split][@revision], or "
+    "'demo'"
+)
+ENDINGS = ", ".join(f".{name}" for name in FORMATS)
+SPLIT = re.compile(r"(train|validation|test)(_[a-z]+)?")
+LOG_SECONDS = 10.0  # Between log lines of progress.
+
+Log = Callable[[str], None]
+
+
+class Table(NamedTuple):
+    """A file of a split: its name and its rows."""
+
+    name: str
+    rows: Iterator[Row]
+
+
+class Source(ABC):
+    """Rows and documents by split.
+
+    Methods that take a split raise `NotFound` if there is no such split, and a UsageError that
+    names the file and the row if something cannot be read.
+    """
+
+    name: str
+
+    @property
+    @abstractmethod
+    def identity(self) -> list[Any]:
+        """JSON that changes whenever the content may have changed."""
+
+    @abstractmethod
+    def splits(self) -> Sequence[str]:
+        """List the splits."""
+
+    @abstractmethod
+    def tables(self, split: str, on_bad: OnBadRow = raise_bad_row) -> Iterator[Table]:
+        """Yield the files of a split; `on_bad` is called with each line that is not a row."""
+
+    @abstractmethod
+    def pieces(self, split: str, max_bytes: int) -> list[Piece]:
+        """Cut a split into pieces of about `max_bytes`; some formats are not cut."""
+
+    @abstractmethod
+    def documents_in(self, split: str, piece: Piece, column: str | None) -> Iterator[str]:
+        """Yield the documents of one of the `pieces`."""
+
+    def sample(self, split: str, piece: Piece, column: str | None) -> Sample:
+        """Take documents from the beginning of one of the `pieces`."""
+        texts, size = first_texts(self.documents_in(split, piece, column))
+        return Sample(texts, min(piece.size, size))
+
+    def has(self, split: str) -> bool:
+        """Whether there is such a split."""
+        return split in self.splits()
+
+    def documents(self, split: str, column: str | None) -> Iterator[str]:
+        """Yield the documents of a split. Raises UsageError if a file has no documents."""
+        for table in self.tables(split):
+            yield from _checked_documents(table, column)
+
+    def _check_split(self, split: str) -> None:
+        if not self.has(split):
+            splits = ", ".join(self.splits()) or "none"
+            raise NotFound(f"{self.name} has no {split} split; it has {splits}")
+
+
+@dataclass(frozen=True)
+class FileSource(Source):
+    """Files on this machine or at URLs, by split."""
+
+    name: str
+    files: Mapping[str, tuple[File, ...]]
+
+    @property
+    def identity(self) -> list[Any]:
+        return [[split, *file_stat(file)] for split, files in self.files.items() for file in files]
+
+    def splits(self) -> Sequence[str]:
+        return list(self.files)
+
+    def tables(self, split: str, on_bad: OnBadRow = raise_bad_row) -> Iterator[Table]:
+        self._check_split(split)
+        for file in self.files[split]:
+            yield Table(str(file), read_rows(Piece(str(file)), on_bad))
+
+    def pieces(self, split: str, max_bytes: int) -> list[Piece]:
+        self._check_split(split)
+        return [piece for file in self.files[split] for piece in cut(file, max_bytes)]
+
+    def documents_in(self, split: str, piece: Piece, column: str | None) -> Iterator[str]:
+        if piece.end is not None:
+            return read_documents(piece, column)
+        return _checked_documents(Table(piece.name, read_rows(piece)), column)
+
+    def sample(self, split: str, piece: Piece, column: str | None) -> Sample:
+        return sample_documents(piece, column)
+
+
+@dataclass(frozen=True)
+class HubSource(Source):
+    """A data set of the hub."""
+
+    name: str
+    hub: HubId
+
+    @property
+    def identity(self) -> list[Any]:
+        return ["hub", *self.hub]
+
+    def splits(self) -> Sequence[str]:
+        return hub_splits(self.hub)
+
+    def tables(self, split: str, on_bad: OnBadRow = raise_bad_row) -> Iterator[Table]:
+        self._check_split(split)
+        yield Table(f"{self.name} {split}", hub_rows(self.hub, split))
+
+    def pieces(self, split: str, max_bytes: int) -> list[Piece]:
+        self._check_split(split)
+        shards, size = hub_size(self.hub, split)
+        return [Piece(f"{self.name} {split}", n, n + 1, size // shards) for n in range(shards)]
+
+    def documents_in(self, split: str, piece: Piece, column: str | None) -> Iterator[str]:
+        return texts_of(hub_rows(self.hub, split, piece.begin), column)
+
+
+@dataclass(frozen=True)
+class DemoSource(Source):
+    """The text that kdcli generates."""
+
+    name: str = "demo"
+
+    @property
+    def identity(self) -> list[Any]:
+        return ["demo", demo_identity()]
+
+    def splits(self) -> Sequence[str]:
+        return list(DOCUMENTS)
+
+    def tables(self, split: str, on_bad: OnBadRow = raise_bad_row) -> Iterator[Table]:
+        self._check_split(split)
+        name = f"demo {split}"
+        documents = enumerate(demo_documents(split), 1)
+        yield Table(name, (Row(f"{name}:{number}", {"text": text}) for number, text in documents))
+
+    def pieces(self, split: str, max_bytes: int) -> list[Piece]:
+        self._check_split(split)
+        return [Piece("demo", version=demo_identity())]
+
+    def documents_in(self, split: str, piece: Piece, column: str | None) -> Iterator[str]:
+        return demo_documents(split)
+
+    def documents(self, split: str, column: str | None) -> Iterator[str]:
+        self._check_split(split)
+        return demo_documents(split)
+
+
+def open_source(source: str) -> Source:
+    """Resolve a value of `--data`.
+
+    Raises:
+        NotFound: there is no such data.
+        UsageError: the format of a file is unknown, or a URL cannot be read.
+    """
+    if source == "demo":
+        return DemoSource()
+    if "://" in source:
+        return FileSource(source, _remote_files(source))
+    path = user_path(source)
+    if path.is_file():
+        _check_format(path, path.name)
+        return FileSource(source, {"train": (path,)})
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if p.is_file())
+        by_split = _by_split(path, {p.name: p for p in files}, list_folder(path))
+        return FileSource(source, by_split)
+    hub = HUB_ID.fullmatch(source)
+    if hub is None or source.startswith((".", "/", "~")) or format_of(source):
+        raise NotFound(f"no data at {source}{list_siblings(source)}", SOURCE_HINT)
+    return HubSource(source, HubId(hub[1], hub[2] or None, hub[3], hub[4]))
+
+
+def is_conll(path: Path, line: str = "") -> bool:
+    """Whether a file is CoNLL text, with a word and its tags on each line.
+
+    The ending decides, or the first line if it is given.
+    """
+    ending = path.name.removesuffix(".gz").rsplit(".", 1)[-1]
+    return ending in CONLL or CONLL_LINE.fullmatch(line.strip()) is not None
+
+
+def _checked_documents(table: Table, column: str | None) -> Iterator[str]:
+    text = None
+    for text in texts_of(table.rows, column):
+        yield text
+    if text is None:
+        raise UsageError(f"{table.name} holds no text")
+
+
+def _check_format(file: File, name: str) -> None:
+    if is_conll(Path(name)):
+        raise UsageError(f"{file} is CoNLL text, which is not read", CONLL_HINT)
+    if not format_of(name):
+        raise UsageError(f"{file} has no known format; known: {ENDINGS}, each also .gz")
+
+
+def _remote_files(url: str) -> dict[str, tuple[File, ...]]:
+    """Find the files at the URL of a file or a directory, by split."""
+    import fsspec
+
+    with remote_errors(url):
+        system, path = fsspec.core.url_to_fs(url)
+        name = base_name(url)
+        # A web server has no directories.
+        if format_of(name) or "http" in url.split("://")[0] or not system.isdir(path):
+            _check_format(url, name)
+            system.info(path)
+            return {"train": (url,)}
+        entries = system.ls(path, detail=True)
+        paths = [entry["name"] for entry in entries if entry["type"] == "file"]
+        files: dict[str, File] = {base_name(p): system.unstrip_protocol(p) for p in paths}
+        return _by_split(url, files, list_names(sorted(files)))
+
+
+def _by_split(folder: File, files: Mapping[str, File], content: str) -> dict[str, tuple[File, ...]]:
+    """Sort the readable files of a directory by the split in their names.
+
+    If no name has a split, all files are training data.
+    """
+    names = [name for name in sorted(files) if format_of(name) and not name.startswith(".")]
+    if not names and any(is_conll(Path(name)) for name in files):
+        raise UsageError(f"{folder} holds CoNLL text, which is not read", CONLL_HINT)
+    if not names:
+        message = f"{folder} has no file of a known format; it holds {content}"
+        hint = f"it should hold train.* and perhaps validation.* with one of {ENDINGS} (or .gz)"
+        raise NotFound(message, hint)
+    by_split: dict[str, tuple[File, ...]] = {}
+    for name in names:
+        if split := _split_of(name):
+            by_split[split] = (*by_split.get(split, ()), files[name])
+    return by_split or {"train": tuple(files[name] for name in names)}
+
+
+def _split_of(name: str) -> str | None:
+    """Return the split in a file name.
+
+    Examples: `train.jsonl.gz`, `train-00000-of-00002.parquet` as on the hub, `test_matched.csv`.
+    """
+    stem = name.split(".")[0].split("-")[0]
+    return stem if SPLIT.fullmatch(stem) else None

@@ -1,0 +1,116 @@
+"""Files on this machine and at URLs that fsspec reads: names, sizes, versions, and errors."""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from kdcli.disk import user_path
+from kdcli.errors import UsageError, one_line
+
+MAX_LISTED = 12  # Names of files that a message lists.
+# The keys under which file systems store a version of a file; the first key that exists counts.
+VERSION_KEYS = ("ETag", "blob_id", "oid", "LastModified", "last_modified", "mtime")
+LOGIN_HINT = (
+    "is the address right, and are you logged in? "
+    "`hf auth login` (hf://), AWS_ACCESS_KEY_ID ... (s3://)"
+)
+
+File = Path | str  # A path on this machine, or a URL.
+
+
+class NotFound(UsageError):
+    """There is no such data. Callers that know the purpose of the data add a hint."""
+
+
+class FileStat(NamedTuple):
+    """A file's full name, its size in bytes (0 if unknown), and a version of its content."""
+
+    name: str
+    size: int
+    version: Any
+
+
+def as_file(name: str) -> File:
+    """Return a URL unchanged, and any other name as a path."""
+    return name if "://" in name else Path(name)
+
+
+def base_name(file: File) -> str:
+    """Return the last part of a path or URL."""
+    if isinstance(file, Path):
+        return file.name
+    return file.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
+
+
+def file_stat(file: File) -> FileStat:
+    """Look up a file's name, size and version. Raises UsageError if a URL cannot be read."""
+    if isinstance(file, Path):
+        stat = file.stat()
+        return FileStat(str(file.resolve()), stat.st_size, stat.st_mtime_ns)
+    import fsspec
+
+    with remote_errors(file):
+        system, path = fsspec.core.url_to_fs(file)
+        info = system.info(path)
+    version = next((str(info[key]) for key in VERSION_KEYS if info.get(key)), "")
+    return FileStat(file, info.get("size") or 0, version)
+
+
+@contextmanager
+def open_binary(file: File) -> Iterator[IO[bytes]]:
+    """Open a file for reading bytes. Raises UsageError if a URL cannot be read."""
+    if isinstance(file, Path):
+        with file.open("rb") as local:
+            yield local
+        return
+    import fsspec
+
+    with remote_errors(file), fsspec.open(file, "rb") as remote:
+        # The files of fsspec ignore the limit that `readline` is given.
+        yield io.BufferedReader(remote)
+
+
+@contextmanager
+def remote_errors(url: str) -> Iterator[None]:
+    """Turn every error of a file system of fsspec into a UsageError that names the URL."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except ImportError as error:
+        missing = re.search(r"[iI]nstall (?:[\"'`]?)([\w-]+)", str(error))
+        package = missing[1] if missing else str(error.name)
+        message = f"{url} cannot be read: {package} is not installed"
+        raise UsageError(message, f"pip install {package}") from None
+    except FileNotFoundError as error:
+        # fsspec reports every refusal of a web server as a missing file; the cause tells why.
+        cause = error.__cause__
+        if cause is not None and getattr(cause, "status", None) != 404:
+            raise UsageError(f"{url} cannot be read: {one_line(cause)}", LOGIN_HINT) from None
+        raise NotFound(f"no data at {url}", LOGIN_HINT) from None
+    except Exception as error:  # noqa: BLE001  # Each file system raises its own classes.
+        reason = one_line(error) or type(error).__name__
+        raise UsageError(f"{url} cannot be read: {reason}", LOGIN_HINT) from None
+
+
+def list_names(names: list[str]) -> str:
+    """Join the first names for a message; "nothing" if there are no names."""
+    more = " ..." if len(names) > MAX_LISTED else ""
+    return (", ".join(names[:MAX_LISTED]) or "nothing") + more
+
+
+def list_folder(folder: Path) -> str:
+    """List the content of a directory for a message."""
+    visible = (path for path in folder.iterdir() if not path.name.startswith("."))
+    return list_names(sorted(f"{p.name}{'/' if p.is_dir() else ''}" for p in visible))
+
+
+def list_siblings(source: str) -> str:
+    """List for a message what the directory of a missing file holds, if there is a directory."""
+    folder = user_path(source).parent
+    if "/" not in source or not folder.is_dir():
+        return ""
+    return f"; {folder} holds {list_folder(folder)}"
