@@ -16,7 +16,9 @@ from typer.testing import CliRunner
 import kdcli
 from kdcli import errors
 from kdcli.cli import app, main
-from kdcli.cli.options import TRACKERS, pinned, prepare_libraries
+from kdcli.cli.libraries import prepare_libraries
+from kdcli.cli.revision import pinned
+from kdcli.recipe.sections import TRACKERS
 
 SAYING = ("--quiet", "-q", "--verbose", "-v")
 ON_TASK = {

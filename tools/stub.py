@@ -12,6 +12,7 @@ from kdcli.cli.python import function, signature
 
 HEAD = '''"""Written by `python -m tools.stub`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from kdcli.deploy.sparse.load import load as load
@@ -23,39 +24,31 @@ __version__: str
 VERBS: tuple[str, ...]
 '''
 RESULTS = {"export": "Exported", "push": "Published"}
+MODULES = ("collections.abc.", "pathlib.", "_local.")
 
 
 def stub() -> str:
-    """The file, formatted."""
-    parts = [HEAD]
-    for verb in kdcli.VERBS:
-        listed, by_name = [], False
-        for one in signature(verb).parameters.values():
-            if one.kind is one.KEYWORD_ONLY and not by_name:
-                listed, by_name = [*listed, "*"], True
-            default = "" if one.default is one.empty else f" = {one.default!r}"
-            kind = (
-                inspect.formatannotation(one.annotation)
-                .replace("pathlib.", "")
-                .replace("_local.", "")
-            )
-            listed.append(f"{one.name}: {kind}{default}")
-        doc = function(verb).__doc__ or ""
-        parts.append(
-            f'def {verb}({", ".join(listed)}) -> {RESULTS.get(verb, "RunResult")}:\n    """{doc}"""\n'
-        )
-    command = [
-        sys.executable,
-        "-m",
-        "ruff",
-        "format",
-        "--stdin-filename",
-        "kdcli/__init__.pyi",
-        "-",
-    ]
-    return subprocess.run(
-        command, input="\n".join(parts), capture_output=True, text=True, check=True
-    ).stdout
+    """Return the file, formatted."""
+    text = "\n".join([HEAD, *map(definition, kdcli.VERBS)])
+    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "kdcli/__init__.pyi"]
+    done = subprocess.run([*command, "-"], input=text, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def definition(verb: str) -> str:
+    """Return a verb's definition."""
+    parameters, is_keyword_only = [], False
+    for each in signature(verb).parameters.values():
+        if each.kind is each.KEYWORD_ONLY and not is_keyword_only:
+            parameters, is_keyword_only = [*parameters, "*"], True
+        kind = inspect.formatannotation(each.annotation)
+        for module in MODULES:
+            kind = kind.replace(module, "")
+        default = "" if each.default is each.empty else f" = {each.default!r}"
+        parameters.append(f"{each.name}: {kind}{default}")
+    docstring = "\n    ".join((function(verb).__doc__ or "").splitlines())
+    result = RESULTS.get(verb, "RunResult")
+    return f'def {verb}({", ".join(parameters)}) -> {result}:\n    """{docstring}"""\n'
 
 
 if __name__ == "__main__":

@@ -1,65 +1,70 @@
 """`kdcli recipes` and `kdcli doctor`."""
 
+import itertools
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import show, with_options
+from kdcli.cli.libraries import prepare_libraries
+from kdcli.cli.show import show
 from kdcli.errors import UsageError, did_you_mean
 
-recipes = typer.Typer(no_args_is_help=True, help="List, show and check the recipes.")
+AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+VerbName = Annotated[str | None, typer.Option("--verb", metavar="VERB", help="Verb of the recipe.")]
+
+recipes = typer.Typer(no_args_is_help=True, help="List, show and check recipes.")
 app.add_typer(recipes, name="recipes")
 
 
-@recipes.command("ls")
-@with_options("json")
-def recipes_ls(**shared: Any) -> None:
+@recipes.command("ls", epilog="Example: kdcli recipes ls")
+def recipes_ls(as_json: AsJson = False) -> None:
     """List the shipped recipes."""
-    import json
-
     from kdcli.recipe.resolve import summary
 
-    found = summary()
-    lines = [f"{row['verb']:12} {row['name']:28} {row['about']}" for row in found]
-    typer.echo(json.dumps(found, indent=2) if shared["json"] else "\n".join(lines))
+    rows = summary()
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        typer.echo(f"{row['verb']:12} {row['name']:28} {row['about']}")
 
 
-@recipes.command("show")
+@recipes.command("show", epilog="Example: kdcli recipes show minilm-6x384")
 def recipes_show(
-    name: Annotated[str, typer.Argument(help="Name or file.")], verb: str | None = None
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Shipped recipe, or a YAML file.")],
+    verb: VerbName = None,
 ) -> None:
-    """Print a recipe: its first lines, then every value resolved and its origin."""
-    import itertools
-
+    """Print a recipe: the comment at its top, then every value with its origin."""
     from kdcli.recipe.resolve import shipped
 
     resolved = _resolved(name, verb)
     file = shipped(resolved.recipe.verb).get(name, Path(name))
-    about = itertools.takewhile(
-        lambda line: line.startswith("#"), file.read_text("utf-8").splitlines(keepends=True)
-    )
-    typer.echo("".join(about) + resolved.to_yaml(), nl=False)
+    lines = file.read_text("utf-8").splitlines(keepends=True)
+    comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    typer.echo("".join(comment) + resolved.to_yaml(), nl=False)
 
 
-@recipes.command("validate")
+@recipes.command("validate", epilog="Example: kdcli recipes validate mine.yaml")
 def recipes_validate(
-    files: Annotated[list[Path], typer.Argument(help="YAML files.")], verb: str | None = None
+    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="YAML files.")],
+    verb: VerbName = None,
 ) -> None:
-    """Check recipe files; exit 2 with one line a problem."""
+    """Check recipe files; exit with 2 and one line per problem."""
     for file in files:
         _resolved(str(file), verb)
         typer.echo(f"{file}: ok")
 
 
-@app.command()
-@with_options("json")
-def doctor(**shared: Any) -> None:
+@app.command(epilog="Example: kdcli doctor")
+def doctor(as_json: AsJson = False) -> None:
     """Show what this machine can run: devices, number formats, library versions."""
+    prepare_libraries(quiet=False, verbose=False)
     from kdcli.deploy.doctor import examine
 
-    show(examine(), as_json=shared["json"])
+    show(examine(), as_json=as_json)
 
 
 def _resolved(name: str, verb: str | None) -> Any:

@@ -16,7 +16,8 @@ OF_PATH = ("ENAMETOOLONG", "ENOTDIR", "ELOOP")  # only a path that a user gave c
 FAULTS: dict[int, type[KdcliError]] = {getattr(errno, name): MachineError for name in OF_MACHINE}
 FAULTS |= {getattr(errno, name): UsageError for name in OF_PATH}
 RESUME_AUTO = ("--resume", "auto")
-MOST_CHARACTERS = 4_096  # Of an argument: as many as a path may have
+MAX_CHARACTERS = 4_096
+"""Characters of an argument: as many as a path may have."""
 
 
 class Verbs(TyperGroup):
@@ -132,12 +133,12 @@ def main() -> None:
     ]:
         sys.stderr.write(f"error: the argument {undecodable[0]!a} is not UTF-8\n")
         sys.exit(UsageError.exit_code)
-    if long := [word for word in sys.argv[1:] if len(word) > MOST_CHARACTERS]:
+    if long := [word for word in sys.argv[1:] if len(word) > MAX_CHARACTERS]:
         sys.stderr.write(
             f"error: the argument {shortened(long[0], 40)!a} has {len(long[0]):,} characters\n"
         )
         sys.stderr.write(
-            f"at most {MOST_CHARACTERS:,} are read; give long values in a recipe file (--recipe)\n"
+            f"at most {MAX_CHARACTERS:,} are read; give long values in a recipe file (--recipe)\n"
         )
         sys.exit(UsageError.exit_code)
     app()

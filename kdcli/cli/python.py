@@ -1,56 +1,112 @@
-"""The verbs as functions of Python: the arguments are the options, the value is the report."""
+"""The verbs as Python functions: their arguments are the options, their result is the report."""
 
+import functools
 import importlib
 import inspect
-from collections.abc import Callable
+import re
+import typing
+from collections.abc import Callable, Sequence
 from numbers import Number
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
+from kdcli.cli.verb import Verb
 from kdcli.errors import UsageError
 
-# Options of a terminal alone: printing, more processes than this one, and what leaves no report.
-TERMINAL = ("json", "quiet", "verbose", "processes", "dry_run", "portable", "augment_only")
+if TYPE_CHECKING:
+    from kdcli.cli.parameters import Parameter
+
+PATHS = re.compile(r"\b(MODEL|TEACHER|STUDENT|SOURCE|DIR|FILE)\b")
+"""Placeholders of text that may be a path, so that Python also takes a `Path`."""
 
 
-def command(verb: str) -> Callable[..., Any]:
-    """The function behind a verb of the command line."""
-    return getattr(importlib.import_module(f"kdcli.verbs.{verb}.cli"), verb)  # type: ignore[no-any-return]
+VALUES = (str, Number, Path, type(None))
+"""The types of an argument, or of the items of a list."""
+HINTS = (
+    (
+        "save_pretrained",
+        "save it and its tokenizer with .save_pretrained(DIR), and give the directory",
+    ),
+    ("to_csv", 'write it with .to_csv("train.csv", index=False), and give the path of the file'),
+    ("write_csv", 'write it with .write_csv("train.csv"), and give the path of the file'),
+    ("save_to_disk", "write each split with .to_json(FILE.jsonl), and give the directory"),
+    ("keys", "write its rows to a .jsonl file, one JSON object a line, and give the path"),
+)
+"""A method that identifies a kind of object, and how such an object becomes a file."""
 
 
-def signature(verb: str) -> inspect.Signature:
-    """The signature of a verb from Python: its arguments by place, its options by keyword."""
-    parameters = []
-    for one in inspect.signature(command(verb)).parameters.values():
-        kind, info = one.annotation, None
-        if get_origin(kind) is Annotated:
-            kind, info, *_ = get_args(kind)
-        if one.name not in TERMINAL:
-            by_place = type(info).__name__ == "ArgumentInfo"
-            how = one.POSITIONAL_OR_KEYWORD if by_place else one.KEYWORD_ONLY
-            if Path in (kind, *get_args(kind)):
-                kind = Path | str if kind is Path else Path | str | None
-            parameters.append(one.replace(annotation=kind, kind=how))
-    # A required option follows arguments that have a default.
-    return inspect.Signature(sorted(parameters, key=lambda one: one.kind))
+def command(name: str) -> Verb:
+    """Return a verb of the command line."""
+    return getattr(importlib.import_module(f"kdcli.verbs.{name}.cli"), name)  # type: ignore[no-any-return]
 
 
-def _converted(value: Any, kind: Any) -> Any:
-    """An argument as the command line has it: paths, and lists of one value."""
-    kinds = (kind, *get_args(kind))
-    of_list = next((k for k in kinds if get_origin(k) is list), None)
-    if of_list is not None and value is not None:
-        items = list(value) if isinstance(value, list | tuple) else [value]
-        return [_converted(item, get_args(of_list)[0]) for item in items]
-    if Path in kinds and isinstance(value, str):
-        return Path(value)
-    return str(value) if isinstance(value, Path) and Path not in kinds else value
+def annotation(parameter: "Parameter") -> Any:
+    """Return the type of an argument. A single value may stand for a list, and text for a path."""
+    kind: Any = typing.get_args(parameter.kind)[0] if parameter.is_list else parameter.kind
+    if kind is Path or (kind is str and PATHS.search(parameter.option.metavar or "")):
+        kind = Path | str
+    if parameter.is_list:
+        kind = kind | Sequence[kind]
+    return kind if parameter.is_required or parameter.default is not None else kind | None
+
+
+@functools.cache
+def signature(name: str) -> inspect.Signature:
+    """Return the signature of a verb: its arguments by position, its options by keyword."""
+    parameters = [
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD
+            if each.option.is_argument
+            else inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if each.is_required else each.default,
+            annotation=annotation(each),
+        )
+        for each in command(name).parameters
+        if not each.option.terminal
+    ]
+    return inspect.Signature(parameters)
+
+
+def function(name: str) -> Callable[..., Any]:
+    """Return a verb as a function."""
+    verb = command(name)
+
+    def call(*positional: Any, **options: Any) -> Any:
+        try:
+            given = signature(name).bind(*positional, **options).arguments
+        except TypeError as error:
+            hint = f"help(kdcli.{name}) lists the arguments"
+            raise UsageError(f"kdcli.{name}: {error}", hint) from None
+        values = {each.name: each.default for each in verb.parameters} | {"json": None}
+        if "processes" in values:
+            values["processes"] = 1
+        for argument, value in given.items():
+            _check_value(name, argument, value)
+        for each in verb.parameters:
+            if given.get(each.name) is not None:
+                values[each.name] = _converted(given[each.name], each.kind)
+        from accelerate.state import AcceleratorState, GradientState
+
+        # A process may call several verbs, each on a device and in a precision of its own.
+        AcceleratorState._reset_state(True)
+        GradientState._reset_state()
+        return verb.run(values)
+
+    call.__name__ = call.__qualname__ = name
+    call.__module__ = "kdcli"
+    call.__doc__ = (
+        f"{verb.description}\n\n"
+        f"The options are those of `kdcli {name}`. Raises kdcli.errors.KdcliError."
+    )
+    call.__signature__ = signature(name)  # type: ignore[attr-defined]
+    return call
 
 
 def _check_value(verb: str, name: str, value: Any) -> None:
-    """Refuse an object where an option is expected, and say how to hand it over as a file."""
+    """Refuse an object where an option is expected, and say how to write it to a file."""
     values = value if isinstance(value, list | tuple) else [value]
-    wrong = next((one for one in values if not isinstance(one, _VALUES)), None)
+    wrong = next((each for each in values if not isinstance(each, VALUES)), None)
     if wrong is None:
         return
     kind = type(wrong).__name__
@@ -61,56 +117,15 @@ def _check_value(verb: str, name: str, value: Any) -> None:
     else:
         allowed = "a string, a number, True, False, a path, or a list of these"
     message = f"kdcli.{verb}: {name} takes {allowed}, not an object of type {kind}"
-    raise UsageError(message, next((hint for part, hint in _HINTS if hasattr(wrong, part)), None))
+    raise UsageError(message, next((hint for part, hint in HINTS if hasattr(wrong, part)), None))
 
 
-_VALUES = (str, Number, Path, type(None))
-# A method that tells a kind of object, and how an object of this kind becomes a file.
-_HINTS = (
-    (
-        "save_pretrained",
-        "save it and its tokenizer with .save_pretrained(DIR), and give the directory",
-    ),
-    ("to_csv", 'write it with .to_csv("train.csv", index=False), and give the path of the file'),
-    ("write_csv", 'write it with .write_csv("train.csv"), and give the path of the file'),
-    ("save_to_disk", "write each split with .to_json(FILE.jsonl), and give the directory"),
-    ("keys", "write its rows to a .jsonl file, one JSON object a line, and give the path"),
-)
-
-
-def function(verb: str) -> Callable[..., Any]:
-    """A verb as a function."""
-    run, known = command(verb), signature(verb)
-    preset = {
-        one.name: one.default
-        for one in inspect.signature(run).parameters.values()
-        if one.name in TERMINAL
-    }
-    preset |= {"json": None} | ({"processes": 1} if "processes" in preset else {})
-
-    def call(*places: Any, **options: Any) -> Any:
-        try:
-            bound = known.bind(*places, **options)
-        except TypeError as error:
-            raise UsageError(
-                f"kdcli.{verb}: {error}", f"help(kdcli.{verb}) lists the arguments"
-            ) from None
-        bound.apply_defaults()
-        for name, value in bound.arguments.items():
-            _check_value(verb, name, value)
-        given = {
-            name: _converted(value, known.parameters[name].annotation)
-            for name, value in bound.arguments.items()
-        }
-        from accelerate.state import AcceleratorState, GradientState
-
-        # A process may call several verbs, each on a device and in a precision of its own.
-        AcceleratorState._reset_state(True)
-        GradientState._reset_state()
-        return run(**preset, **given)
-
-    call.__name__ = call.__qualname__ = verb
-    call.__module__ = "kdcli"
-    call.__doc__ = f"{inspect.getdoc(run)} The options are those of `kdcli {verb}`. Raises kdcli.errors.KdcliError."
-    call.__signature__ = known  # type: ignore[attr-defined]
-    return call
+def _converted(value: Any, kind: Any) -> Any:
+    """Return an argument as the command line has it: paths, and lists also of a single value."""
+    if typing.get_origin(kind) is list:
+        values = [value] if isinstance(value, str | Path) else value
+        values = values if isinstance(values, Sequence) else [values]
+        return [_converted(each, typing.get_args(kind)[0]) for each in values]
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    return str(value) if isinstance(value, Path) and kind is not Path else value

@@ -1,6 +1,7 @@
-"""Methods as files: a file of `kdcli.losses` that defines `objective`, or of `kdcli.pruners` that defines `pruner`.
+"""The methods: files of `kdcli.losses` that define `objective`, or of `kdcli.pruners`, `pruner`.
 
-A method's name is its file's, with `-` for `_`. Help, recipes and messages read the folder, so a method is one file.
+A method has its file's name, with `-` for `_`. Help, recipes and messages read the folder, so that
+a method is one file.
 """
 
 from __future__ import annotations
@@ -21,43 +22,45 @@ if TYPE_CHECKING:
 
 @functools.cache
 def method_names(package: str, function: str, *inputs: str) -> list[str]:
-    """Names of a package's methods, read from the source: nothing is imported, so `--help` stays fast. `function`: what
-    the file of a method defines. `inputs`: only methods whose `INPUTS` hold one of these."""
+    """Return the names of a package's methods. It reads their source and imports nothing.
+
+    Args:
+        package: The package whose files are methods.
+        function: The function that a method's file defines.
+        inputs: If given, only methods whose `INPUTS` hold one of these count.
+    """
     spec = find_spec(package)
     assert spec is not None
-    files = [
-        p
-        for folder in spec.submodule_search_locations or ()
-        for p in sorted(Path(folder).glob("*.py"))
-    ]
-    sources = {file.stem.replace("_", "-"): file.read_text("utf-8") for file in files}
-    wanted = rf'^INPUTS = .*"({"|".join(inputs)})"' if inputs else ""
-    return [
-        name
-        for name, source in sources.items()
-        if re.search(rf"^def {function}\(", source, re.MULTILINE)
-        and re.search(wanted, source, re.MULTILINE)
-    ]
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    files = [path for folder in folders for path in sorted(folder.glob("*.py"))]
+    reads_input = rf'^INPUTS = .*"({"|".join(inputs)})"' if inputs else ""
+    names = []
+    for file in files:
+        source = file.read_text("utf-8")
+        is_method = re.search(rf"^def {function}\(", source, re.MULTILINE)
+        if is_method and re.search(reads_input, source, re.MULTILINE):
+            names.append(file.stem.replace("_", "-"))
+    return names
 
 
 class Methods:
     """The methods of a package.
 
     Args:
-        package: whose files are methods.
-        function: what the file of a method defines.
-        section: of the recipe, which holds the keys of a method's `Settings`.
+        package: The package whose files are methods.
+        function: The function that a method's file defines.
+        section: The recipe section that holds the keys of a method's `Settings`.
     """
 
     def __init__(self, package: str, function: str, section: str) -> None:
         self.package, self.function, self.section = package, function, section
 
     def names(self) -> list[str]:
-        """Names of all methods."""
+        """Return the names of all methods."""
         return list(method_names(self.package, self.function))
 
     def module(self, method: str) -> Any:
-        """A method's file. Raises UsageError: unknown method."""
+        """Import a method's file. Raises UsageError: unknown method."""
         known = self.names()
         if method not in known:
             raise UsageError(
@@ -67,9 +70,14 @@ class Methods:
         return importlib.import_module(f"{self.package}.{method.replace('-', '_')}")
 
     def settings(self, method: str, given: Mapping[str, Any]) -> BaseModel:
-        """The method's own settings, read from the recipe's section. Raises UsageError: unknown method or key (with the
-        nearest known one), or a value of the wrong type."""
+        """Return the method's own settings, from the recipe's section.
+
+        Raises:
+            UsageError: An unknown method or key, with the nearest known one, or a wrong value.
+        """
         from pydantic import ValidationError
+
+        from kdcli.recipe.resolve import reason
 
         model: type[BaseModel] = self.module(method).Settings
         try:
@@ -79,15 +87,9 @@ class Methods:
             for problem in error.errors():
                 key = ".".join([self.section, *map(str, problem["loc"])])
                 if problem["type"] == "extra_forbidden":
-                    lines.append(
-                        f"unknown key '{key}' of method {method}{did_you_mean(key.split('.')[-1], known)}"
-                    )
+                    near = did_you_mean(key.split(".")[-1], known)
+                    lines.append(f"unknown key '{key}' of method {method}{near}")
                 else:
-                    text = (
-                        problem["msg"]
-                        .removeprefix("Value error, ")
-                        .replace("Input should be", "must be")
-                    )
-                    lines.append(f"'{key}' {text[0].lower()}{text[1:]}, got {problem['input']!r}")
+                    lines.append(f"'{key}' {reason(problem)}, got {problem['input']!r}")
             allowed = ", ".join(f"{self.section}.{name}" for name in known)
             raise UsageError("\n".join(lines), f"keys of {method}: {allowed}") from None

@@ -1,21 +1,69 @@
-"""The sections of a recipe that several verbs share: types, limits and defaults."""
+"""The sections of a recipe that several verbs share, and the settings of a run."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic.dataclasses import dataclass
 
 from kdcli.errors import UsageError
+from kdcli.recipe.options import DATA, OUTPUT, RECIPE, RUN, TRAINING, Option
 
-MOST = 10**9
+MAX_NUMBER = 10**9
+MAX_PROCESSES = 1_024
+TRACKERS = (
+    "aim",
+    "clearml",
+    "comet_ml",
+    "dvclive",
+    "mlflow",
+    "swanlab",
+    "tensorboard",
+    "trackio",
+    "wandb",
+)
+"""The trackers of accelerate, which help must not import."""
+
 BatchSize = Annotated[int, Field(gt=0, le=10**6)]
-Epochs = Annotated[float, Field(gt=0, le=10**6)]
 Length = Annotated[int, Field(ge=8, le=2**20)]
-"""Tokens of a row."""
+"""Tokens per row."""
+DATA_OPTION = Option("--data", panel=DATA, metavar="SOURCE")
+GlobalBatch = Annotated[
+    BatchSize,
+    Option("--batch-size", panel=TRAINING),
+    Field(description="Rows per optimiser step, over all devices and micro-batches."),
+]
+Epochs = Annotated[
+    float,
+    Option("--epochs", panel=TRAINING, excludes=("--max-steps",)),
+    Field(gt=0, le=10**6, description="Passes over the training data."),
+]
+LearningRate = Annotated[
+    float,
+    Option("--lr", panel=TRAINING),
+    Field(gt=0, description="Peak learning rate."),
+]
+Seed = Annotated[
+    int,
+    Option("--seed", panel=TRAINING),
+    Field(ge=0, lt=2**63, description="Seed of everything random: heads, order, dropout."),
+]
+Dtype = Annotated[
+    Literal["auto", "fp32", "bf16", "fp16"],
+    Option("--dtype", panel=TRAINING),
+    Field(description="Number format of the computation."),
+]
+EvalTasks = Annotated[
+    list[str],
+    Option("--eval-task", panel=DATA, metavar="TASK", completion="task"),
+    Field(
+        description="Tasks on which the report also compares all models; may be repeated.",
+    ),
+]
 
 Init = Literal["teacher", "copied", "random"]
-"""How a student starts: copied from its teacher and fitted to it, copied alone, or drawn."""
+"""How a student starts: copied from its teacher and fitted to it, only copied, or drawn."""
 
 
 class Section(BaseModel):
@@ -23,91 +71,163 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    purpose: ClassVar[str] = ""
+    """What a verb does with such a recipe, where it has several kinds."""
+    instead: ClassVar[Mapping[str, str]] = {}
+    """For options of the verb's other recipes: what to do instead."""
+
     @field_validator("*")
     @classmethod
     def _bounded(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse whole numbers that no size, count or length can have; a seed has its own limit."""
+        """Refuse whole numbers that no size, count or length can have. A seed has its own limit."""
         for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, int) and abs(number) > MOST and info.field_name != "seed":
-                raise ValueError(f"must be at most {MOST:,}")
+            if isinstance(number, int) and abs(number) > MAX_NUMBER and info.field_name != "seed":
+                raise ValueError(f"must be at most {MAX_NUMBER:,}")
         return value
 
 
 class TrainSettings(Section):
-    """`train:`, shared by every verb that trains. `batch_size` is global: over all devices and micro-batches.
-    After the warm-up the learning rate falls to 0 (`lr_schedule: linear`) or stays (`constant`)."""
+    """`train:` of every verb that trains."""
 
-    lr: float = Field(3e-4, gt=0)
-    max_steps: int | None = Field(None, gt=0)
+    lr: LearningRate = 3e-4
+    max_steps: Annotated[int | None, Option("--max-steps", panel=TRAINING)] = Field(
+        None,
+        gt=0,
+        description="Number of optimiser steps (default: as many as the epochs have).",
+    )
     epochs: Epochs = 3.0
-    batch_size: BatchSize = 256
-    micro_batch_size: BatchSize | None = None
-    warmup_steps: int | None = Field(None, ge=0)
-    warmup_fraction: float = Field(0.05, ge=0, lt=1)
-    lr_schedule: Literal["linear", "constant"] = "linear"
-    weight_decay: float = Field(0.01, ge=0)
-    beta2: float = Field(0.999, gt=0, lt=1)
-    clip: float = Field(1.0, gt=0)
-    seed: int = Field(0, ge=0, lt=2**63)
-    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    checkpoint_every: int = Field(500, gt=0)
-    log_every: int = Field(10, gt=0)
-    eval_every: int = Field(250, gt=0)
+    batch_size: GlobalBatch = 256
+    micro_batch_size: BatchSize | None = Field(
+        None,
+        description="Rows that a device processes at once (default: chosen by the data).",
+    )
+    warmup_steps: int | None = Field(
+        None, ge=0, description="Steps of warm-up (default: the share warmup_fraction)."
+    )
+    warmup_fraction: float = Field(
+        0.05, ge=0, lt=1, description="Share of the steps in which the learning rate rises."
+    )
+    lr_schedule: Literal["linear", "constant"] = Field(
+        "linear",
+        description="Whether the learning rate falls to 0 after the warm-up, or stays.",
+    )
+    weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
+    beta2: float = Field(0.999, gt=0, lt=1, description="Second beta of AdamW.")
+    clip: float = Field(1.0, gt=0, description="Maximum norm of the gradient.")
+    seed: Seed = 0
+    dtype: Dtype = "auto"
+    checkpoint_every: int = Field(500, gt=0, description="Steps between checkpoints.")
+    log_every: int = Field(10, gt=0, description="Steps between lines of log.jsonl.")
+    eval_every: int = Field(250, gt=0, description="Steps between evaluations.")
 
 
 class MaskSettings(Section):
-    """`data.mask:`, the tokens a masked language model predicts: a `share` of each row, as whole words or pieces, drawn
-    anew in every pass or `static`."""
+    """`data.mask:`, the tokens that a masked language model predicts."""
 
-    share: float = Field(0.15, gt=0, lt=1)
-    whole_words: bool = False
-    static: bool = False
+    share: float = Field(0.15, gt=0, lt=1, description="Share of each row's tokens.")
+    whole_words: bool = Field(False, description="Whether to mask whole words, not tokens.")
+    static: bool = Field(
+        False, description="Whether every pass over the data masks the same tokens."
+    )
 
 
 class DataSettings(Section):
-    """`data:` of verbs that read text; `mask` is for methods that mask it."""
+    """`data:` of verbs that read text."""
 
-    source: str = "Salesforce/wikitext:wikitext-103-raw-v1"
-    max_length: Length = 128
-    column: str | None = None
-    pack_isolated: bool = False
-    held_out_blocks: int = Field(256, gt=0)
+    source: Annotated[str, DATA_OPTION] = Field(
+        "Salesforce/wikitext:wikitext-103-raw-v1",
+        description="Text: a hub id (or ID@REV), a file, a directory, a URL, or 'demo'.",
+    )
+    max_length: Length = Field(128, description="Tokens per row.")
+    column: str | None = Field(
+        None, description="Column of the text (default: 'text', or the only column of strings)."
+    )
+    pack_isolated: bool = Field(
+        False, description="Whether documents in one row ignore each other."
+    )
+    held_out_blocks: int = Field(
+        256, gt=0, description="Rows that are held out to evaluate during training."
+    )
     mask: MaskSettings = MaskSettings()
 
 
 class MeasureSettings(Section):
-    """`measure:`, the latency part of a report; each cell runs until both minima are reached."""
+    """`measure:`, the latency part of a report."""
 
-    latency: bool = True
-    min_runs: int = Field(50, gt=0, le=10**6)
-    min_seconds: float = Field(5.0, ge=0, le=86_400)
+    latency: bool = Field(True, description="Whether to measure latency.")
+    min_runs: int = Field(50, gt=0, le=10**6, description="Minimum number of timed runs.")
+    min_seconds: float = Field(
+        5.0, ge=0, le=86_400, description="Minimum time to measure, in seconds."
+    )
 
 
 class KdSettings(Section):
-    """`kd:`, the loss against a teacher: `weight`*T^2*KL(teacher || model) at temperature T; labels get the rest."""
+    """`kd:`, the loss against a teacher: T^2 KL(teacher || model) at temperature T."""
 
-    weight: float = Field(0.5, ge=0, le=1)
-    temperature: float = Field(2.0, gt=0)
+    weight: float = Field(
+        0.5, ge=0, le=1, description="Weight of the loss; the labels get the rest."
+    )
+    temperature: float = Field(2.0, gt=0, description="Temperature of both softmaxes.")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
 class RunOptions:
-    """Where and how to run; nothing here changes what comes out.
+    """Where and how to run. Nothing here changes the result.
 
     `stop_after` pauses the training in the run's own directory after this many optimiser steps. The
     run then has a checkpoint and no report, and a later call with `resume` continues it.
     """
 
     arguments: tuple[str, ...] = ()
-    output_dir: Path | None = None
-    device: str = "auto"
-    processes: int | None = None
-    resume: bool = False
-    overwrite: bool = False
-    dry_run: bool = False
-    report_to: str = "none"
-    push_to_hub: str | None = None
-    trust_remote_code: bool = False
+    output_dir: Annotated[
+        Path | None,
+        Option("--output-dir", "-o", panel=RUN, metavar="DIR"),
+        Field(description="Output directory (default: a new one in runs/)."),
+    ] = None
+    device: Annotated[
+        str,
+        Option("--device", panel=RUN),
+        Field(description="Device: auto, cpu, cuda, mps, xpu or cuda:INDEX."),
+    ] = "auto"
+    processes: Annotated[
+        int | None,
+        Option("--processes", panel=RUN, terminal=True),
+        Field(
+            gt=0,
+            le=MAX_PROCESSES,
+            description="Number of processes (default: one per CUDA device, else one).",
+        ),
+    ] = None
+    resume: Annotated[
+        bool,
+        Option("--resume", panel=RUN, excludes=("--overwrite",)),
+        Field(description="Continue the run in the output directory."),
+    ] = False
+    overwrite: Annotated[
+        bool,
+        Option("--overwrite", panel=RUN),
+        Field(description="Delete the run in the output directory first."),
+    ] = False
+    dry_run: Annotated[
+        bool,
+        Option("--dry-run", panel=RUN, terminal=True, excludes=("--push-to-hub",)),
+        Field(description="Estimate size, memory and time, and write nothing."),
+    ] = False
+    report_to: Annotated[
+        str,
+        Option("--report-to", panel=OUTPUT, choices=("none", "all", *TRACKERS), metavar="NAME"),
+        Field(description="Experiment tracker that follows the run."),
+    ] = "none"
+    push_to_hub: Annotated[
+        str | None,
+        Option("--push-to-hub", panel=OUTPUT, metavar="REPO"),
+        Field(description="Repository to push the model to, private if it is new."),
+    ] = None
+    trust_remote_code: Annotated[
+        bool,
+        Option("--trust-remote-code", panel=RUN),
+        Field(description="Run code that comes with the model."),
+    ] = False
     stop_after: int | None = None
 
     def check_pushed(self, models: int) -> None:
@@ -115,5 +235,41 @@ class RunOptions:
         if self.push_to_hub is not None and models > 1:
             raise UsageError(
                 f"--push-to-hub pushes one model, and this run makes {models}",
-                "leave it out, and push one of them afterwards: kdcli push DIR REPO",
+                "remove it, and push one of them afterwards: kdcli push DIR REPO",
             )
+
+
+@dataclass(frozen=True)
+class CommandOptions:
+    """Options that the command line itself reads."""
+
+    recipe: Annotated[
+        str | None,
+        Option("--recipe", "-r", panel=RECIPE, metavar="NAME|FILE", completion="recipe"),
+        Field(description="Shipped recipe (kdcli recipes ls), or a YAML file."),
+    ] = None
+    sets: Annotated[
+        list[str] | None,
+        Option("--set", name="sets", panel=RECIPE, metavar="KEY.PATH=VALUE"),
+        Field(description="Any recipe key; may be repeated."),
+    ] = None
+    revision: Annotated[
+        str | None,
+        Option("--revision", panel=RUN, metavar="REV"),
+        Field(description="Branch, tag or commit of the model, like MODEL@REV."),
+    ] = None
+    json: Annotated[
+        bool,
+        Option("--json", panel=OUTPUT, terminal=True),
+        Field(description="Print the report as JSON."),
+    ] = False
+    quiet: Annotated[
+        bool,
+        Option("--quiet", "-q", panel=OUTPUT, terminal=True, excludes=("--verbose",)),
+        Field(description="Print results and errors only."),
+    ] = False
+    verbose: Annotated[
+        bool,
+        Option("--verbose", "-v", panel=OUTPUT, terminal=True),
+        Field(description="Also print the libraries' messages."),
+    ] = False

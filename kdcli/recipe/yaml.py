@@ -1,7 +1,7 @@
-"""YAML 1.2's core schema for recipes; a key given twice is an error.
+"""YAML 1.2's core schema for recipes, in which a key that is given twice is an error.
 
-In YAML 1.1, PyYAML's version, `no` is false, `1:3` is 63, a date is no text and `5e-4` is no number. Text that
-1.1 would convert is written in quotes, so other programs read it back alike.
+PyYAML reads YAML 1.1, in which `no` is false, `1:3` is 63, a date is no text and `5e-4` is no
+number. Text that 1.1 would convert is written in quotes, so that other programs read it unchanged.
 """
 
 import re
@@ -10,16 +10,18 @@ from typing import Any
 
 import yaml
 
-MOST_CHARACTERS, MOST_EVENTS, MOST_DEPTH = 1_000_000, 20_000, 32
+MAX_CHARACTERS = 1_000_000
+MAX_EVENTS = 20_000
+MAX_DEPTH = 32
 
 
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         names = [key.value for key, _ in node.value]
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
+        repeated = [name for name in names if names.count(name) > 1]
+        if repeated:
             raise yaml.MarkedYAMLError(
-                problem=f"key '{twice[0]}' is given twice", problem_mark=node.start_mark
+                problem=f"key '{repeated[0]}' is given twice", problem_mark=node.start_mark
             )
         return super().construct_mapping(node, deep)
 
@@ -28,15 +30,13 @@ class _Dumper(yaml.SafeDumper):
     """Also quotes strings that `_Loader` would read as numbers."""
 
 
-# Drops the resolvers of YAML 1.1.
-_Loader.yaml_implicit_resolvers = {}
 _EXPONENT = r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"
 _NUMERIC = list("-+.0123456789")
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_EXPONENT, re.ASCII), _NUMERIC)
-for _kind, _pattern, _first in (
+# (kind, pattern, possible first characters)
+_SCALARS = (
     ("null", r"(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
     ("bool", r"(true|True|TRUE|false|False|FALSE)$", list("tTfF")),
-    # A leading 0 makes a name: octal in 1.1, decimal in 1.2.
+    # A number with a leading 0 is text: it would be octal in 1.1 and decimal in 1.2.
     ("int", r"[-+]?(0|[1-9]\d*)$", _NUMERIC),
     (
         "float",
@@ -44,15 +44,21 @@ for _kind, _pattern, _first in (
         _NUMERIC,
     ),
     ("merge", r"<<$", ["<"]),
-):
-    _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_kind}", re.compile(_pattern, re.ASCII), _first
-    )
+)
+# This drops the resolvers of YAML 1.1.
+_Loader.yaml_implicit_resolvers = {}
+for _kind, _pattern, _first in _SCALARS:
+    _tag = f"tag:yaml.org,2002:{_kind}"
+    _Loader.add_implicit_resolver(_tag, re.compile(_pattern, re.ASCII), _first)
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_EXPONENT, re.ASCII), _NUMERIC)
 
 
 def read_yaml(text: str) -> Any:
-    """The one document of a text: plain data, as in `yaml.safe_load`. Raises yaml.YAMLError: malformed, a key given
-    twice, a tag, or larger than a recipe can be."""
+    """Return the one document of a text as plain data.
+
+    Raises:
+        yaml.YAMLError: It is malformed, gives a key twice, has a tag, or is too large for a recipe.
+    """
     _check_bounds(text)
     loader = _Loader(text)
     try:
@@ -62,25 +68,24 @@ def read_yaml(text: str) -> Any:
 
 
 def _check_bounds(text: str) -> None:
-    """Refuse what would take long or recurse deeply to compose; parsing alone is linear."""
-    if len(text) > MOST_CHARACTERS:
-        raise yaml.YAMLError(f"{len(text):,} characters; at most {MOST_CHARACTERS:,} are read")
+    """Refuse a text that would take long or recurse deeply to compose. Parsing is linear."""
+    if len(text) > MAX_CHARACTERS:
+        raise yaml.YAMLError(f"{len(text):,} characters; at most {MAX_CHARACTERS:,} are read")
+    # `anchored` is the depth at which the outermost anchored collection began.
     depth = anchored = 0
     for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
-        mark = getattr(event, "start_mark", None)
-        if number > MOST_EVENTS or depth > MOST_DEPTH:
-            raise yaml.MarkedYAMLError(
-                problem="too many or too deeply nested values", problem_mark=mark
-            )
-        if (tag := getattr(event, "tag", None)) is not None:
-            raise yaml.MarkedYAMLError(problem=f"tag {tag} is not allowed", problem_mark=mark)
-        if isinstance(event, yaml.AliasEvent) and anchored:
-            raise yaml.MarkedYAMLError(
-                problem="an alias inside an anchor is not allowed", problem_mark=mark
-            )
+        problem = None
+        if number > MAX_EVENTS or depth > MAX_DEPTH:
+            problem = "too many or too deeply nested values"
+        elif (tag := getattr(event, "tag", None)) is not None:
+            problem = f"tag {tag} is not allowed"
+        elif isinstance(event, yaml.AliasEvent) and anchored:
+            problem = "an alias inside an anchor is not allowed"
+        if problem is not None:
+            mark = getattr(event, "start_mark", None)
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
-            # Depth at which the outermost anchored collection began.
             anchored = anchored or (depth if event.anchor else 0)
         elif isinstance(event, yaml.CollectionEndEvent):
             anchored = 0 if anchored == depth else anchored
@@ -88,7 +93,7 @@ def _check_bounds(text: str) -> None:
 
 
 def one_line(value: Any) -> str:
-    """A value in flow style that `read_yaml` reads back unchanged."""
-    # Not ASCII is escaped: a lone exotic space would read back as nothing.
+    """Return a value in flow style, which `read_yaml` reads back unchanged."""
+    # Characters outside ASCII are escaped: an exotic space alone would be read as nothing.
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**6)
     return str(text).removesuffix("...\n").strip("\n ")

@@ -1,87 +1,195 @@
-"""Recipe sections of a labelled task (data, head, training) and the recipe of `finetune`."""
+"""Recipe sections of labelled data (data, head, training), and the recipe of `finetune`."""
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from kdcli.recipe.sections import BatchSize, Init, Length, MeasureSettings, Section, TrainSettings
+from kdcli.recipe.options import DATA, Option
+from kdcli.recipe.sections import (
+    DATA_OPTION,
+    BatchSize,
+    EvalTasks,
+    GlobalBatch,
+    Init,
+    LearningRate,
+    Length,
+    MeasureSettings,
+    Section,
+    TrainSettings,
+)
+
+ENCODER = "Encoder: a hub id, a directory, or 'demo'."
+SHAPE = "Student shape, such as 6x768; may be repeated."
+TEACHER = "Teacher: a hub id, a directory, or 'demo'."
+START = (
+    "Encoder that the student starts from, on text only with method embedding "
+    "(default: the teacher)."
+)
+TASK_OPTION = Option("--task", panel=DATA, metavar="TASK", completion="task")
+TASK = "Task: sst2, mnli, squad ..., or 'own' for your own files."
+TaskName = Annotated[str | None, TASK_OPTION, Field(description=TASK)]
+Pooling = Annotated[
+    str | None,
+    Option("--pooling", panel=DATA, choices=("mean", "cls", "last"), metavar="NAME"),
+    Field(description="Pooling of an encoder without modules.json (default: the model's own)."),
+]
+Metrics = Annotated[
+    list[str],
+    Option("--metric", panel=DATA, metavar="NAME|DIR"),
+    Field(
+        description="Further metrics of the evaluate library, by name, script or directory; "
+        "may be repeated.",
+    ),
+]
+LabelMap = Annotated[
+    list[int] | None,
+    Field(
+        description="The data's number of each of the checkpoint's labels "
+        "(default: the same order).",
+    ),
+]
+CacheSize = Annotated[
+    float,
+    Field(ge=0, description="Disk budget for cached teacher signals, in GB; 0 caches nothing."),
+]
+Keep = Annotated[
+    Literal["last", "best"],
+    Field(description="Weights that are kept: the last ones, or those of the best evaluation."),
+]
 
 
 class LabelledSettings(Section):
-    """`data:` of the verbs that work on a labelled task.
+    """`data:` of the verbs that work on a labelled task."""
 
-    `source` null is the task's own data; `train` is another source of the training split (cross-lingual tasks).
-    `columns` names the columns of an own task; `max_length` null is the task's own; `stride` is the overlap of the
-    windows of a long context. `train_rows` and `judged_rows` cut the data to a fixed choice. `split_seed` chooses the
-    rows that are held back where there is no validation split. `skip_bad` leaves out rows that cannot be used.
-    `judge_trained_rows` judges also by rows that trained a judged model. `labels: teacher` ignores the labels, if the
-    rows have any: only the teacher is learned, and scores are the agreement with it.
-    """
-
-    source: str | None = None
-    train: str | None = None
-    columns: dict[str, str | list[str]] = Field(default_factory=dict)
-    max_length: Length | None = None
-    stride: int = Field(128, ge=0)
-    split: Literal["validation", "test"] = "validation"
-    split_seed: int = Field(0, ge=0, lt=2**63)
-    train_rows: int | None = Field(None, gt=0)
-    judged_rows: int | None = Field(None, gt=0)
-    skip_bad: bool = False
-    judge_trained_rows: bool = False
-    labels: Literal["data", "teacher"] = "data"
+    source: Annotated[str | None, DATA_OPTION] = Field(
+        None,
+        description="Data of the task: a hub id (or ID@REV), a file, a directory, or 'demo' "
+        "(default: the task's own).",
+    )
+    train: str | None = Field(
+        None,
+        description="Another source of the training split, for a task in several languages "
+        "(default: the same source).",
+    )
+    columns: dict[str, str | list[str]] = Field(
+        default_factory=dict, description="Column of each role of an own task, such as text."
+    )
+    max_length: Length | None = Field(
+        None, description="Tokens per row or window (default: the task's)."
+    )
+    stride: int = Field(
+        128, ge=0, description="Tokens that two windows of a long context have in common."
+    )
+    split: Literal["validation", "test"] = Field(
+        "validation", description="Split on which models are evaluated."
+    )
+    split_seed: int = Field(
+        0,
+        ge=0,
+        lt=2**63,
+        description="Seed that chooses the held-out rows of data without a validation split.",
+    )
+    train_rows: int | None = Field(
+        None, gt=0, description="Number of training rows, always the same ones (default: all)."
+    )
+    judged_rows: int | None = Field(
+        None, gt=0, description="Number of evaluated rows, always the same ones (default: all)."
+    )
+    skip_bad: bool = Field(
+        False, description="Whether to skip rows that cannot be used, not to refuse them."
+    )
+    judge_trained_rows: bool = Field(
+        False, description="Whether to evaluate also on rows that a model was trained on."
+    )
+    labels: Literal["data", "teacher"] = Field(
+        "data",
+        description="Labels to learn: the data's, or none, so that only the teacher is learned "
+        "and scores are the agreement with it.",
+    )
 
 
 class HeadSettings(Section):
-    """`head:`; `label_map` lists the data's number of each label, for a checkpoint with labels in another order."""
+    """`head:`."""
 
-    label_map: list[int] | None = None
+    label_map: LabelMap = None
 
 
 class TaskHeadSettings(HeadSettings):
-    """`head:` of the verbs that train on a task. `kind` `scratch` trains the checkpoint's own head or a new one;
-    `embedding` and `mlm` are frozen heads of label words (`kdcli.models.label_words`); null is the method's default.
-    `words` are one per label, in label order."""
+    """`head:` of the verbs that train on a task."""
 
-    kind: Literal["scratch", "embedding", "mlm"] | None = None
-    words: list[str] | None = None
+    kind: Literal["scratch", "embedding", "mlm"] | None = Field(
+        None,
+        description="Head: the checkpoint's own or a new one (scratch), or a frozen head of "
+        "label words (default: the method's).",
+    )
+    words: list[str] | None = Field(
+        None, description="One word per label, in label order (default: the task's)."
+    )
 
 
 class FinetuneTrainSettings(TrainSettings):
-    """`train:` of `finetune`, in the middle of what papers try on GLUE. A micro-batch groups rows of similar length:
-    `micro_batch_size` rows, by default 8, or 16 short ones. Groups are formed from `pool` batches drawn together; 1
-    draws each batch at random."""
+    """`train:` of `finetune`, in the middle of what papers try on GLUE."""
 
-    lr: float = Field(3e-5, gt=0)
-    batch_size: BatchSize = 32
-    warmup_fraction: float = Field(0.1, ge=0, lt=1)
-    eval_every: int = Field(500, gt=0)
-    pool: int = Field(64, gt=0, le=10**4)
+    lr: LearningRate = 3e-5
+    batch_size: GlobalBatch = 32
+    micro_batch_size: BatchSize | None = Field(
+        None,
+        description="Rows of similar length that are padded and computed together "
+        "(default: 8, or 16 short ones).",
+    )
+    warmup_fraction: float = Field(
+        0.1, ge=0, lt=1, description="Share of the steps in which the learning rate rises."
+    )
+    eval_every: int = Field(500, gt=0, description="Steps between evaluations.")
+    pool: int = Field(
+        64,
+        gt=0,
+        le=10**4,
+        description="Batches that are drawn together and sorted by length; 1 draws at random.",
+    )
 
 
 class GenerationSettings(Section):
-    """`generation:`, of tasks whose targets are texts. In training `masked` is the share of a target's tokens that are
-    masked and predicted; `label_smoothing` spreads that share of each over the vocabulary. Decoding: `beams` 1 is
-    greedy; a beam's log probability is divided by its length to the power of `length_penalty`; `no_repeat_ngram` 0
-    allows repetition; a target has `min_tokens` before its end token and `max_tokens` with it."""
+    """`generation:`, of tasks whose targets are texts."""
 
-    masked: float = Field(0.7, gt=0, lt=1)
-    label_smoothing: float = Field(0.1, ge=0, lt=1)
-    beams: int = Field(5, gt=0, le=100)
-    length_penalty: float = Field(1.0, ge=-10, le=10)
-    no_repeat_ngram: int = Field(0, ge=0, le=100)
-    min_tokens: int = Field(0, ge=0, le=10_000)
-    max_tokens: int = Field(48, gt=1, le=10_000)
+    masked: float = Field(
+        0.7, gt=0, lt=1, description="Share of a target's tokens that training masks."
+    )
+    label_smoothing: float = Field(
+        0.1, ge=0, lt=1, description="Probability that is spread over the vocabulary."
+    )
+    beams: int = Field(5, gt=0, le=100, description="Number of beams; 1 decodes greedily.")
+    length_penalty: float = Field(
+        1.0,
+        ge=-10,
+        le=10,
+        description="Power of the length by which a beam's log probability is divided.",
+    )
+    no_repeat_ngram: int = Field(
+        0, ge=0, le=100, description="Length of the n-grams that occur once; 0 allows all."
+    )
+    min_tokens: int = Field(
+        0, ge=0, le=10_000, description="Minimum number of tokens before the end token."
+    )
+    max_tokens: int = Field(
+        48, gt=1, le=10_000, description="Maximum number of tokens, with the end token."
+    )
 
 
 class OnTask(Section):
-    """The sections of every verb that trains on a task. `keep` selects the last weights or those of the best
-    evaluation. `workload` holds settings of the task's own kind, where its kind has any. `choose_on` names the set that decides among evaluations and runs; null is the mean over all sets."""
+    """The sections of every verb that trains on a task."""
 
-    task: str | None = None
-    keep: Literal["last", "best"] = "last"
-    choose_on: str | None = None
-    workload: dict[str, Any] = Field(default_factory=dict)
+    task: TaskName = None
+    keep: Keep = "last"
+    choose_on: str | None = Field(
+        None,
+        description="Evaluation set that decides which weights and runs are best "
+        "(default: the mean over all sets).",
+    )
+    workload: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of the task's kind of data, if it has any."
+    )
     head: TaskHeadSettings = TaskHeadSettings()
     data: LabelledSettings = LabelledSettings()
     train: FinetuneTrainSettings = FinetuneTrainSettings()
@@ -92,82 +200,146 @@ class TaskRecipe(OnTask):
     """The recipe of a verb that trains one given model on a task."""
 
     verb: Literal["finetune", "prune"]
-    model: str | None = None
+    model: Annotated[str | None, Option("model", metavar="MODEL")] = Field(
+        None, description=ENCODER
+    )
 
 
 class FinetuneRecipe(TaskRecipe):
-    """The recipe of `finetune`. `metrics` are names, scripts or directories of the `evaluate` library, reported beside
-    the task's own metrics. `grid` maps recipe keys to lists of values; every combination runs with `seeds` seeds from
-    `train.seed` on."""
+    """The recipe of `finetune`."""
+
+    purpose: ClassVar[str] = "fine-tuning on labels"
 
     verb: Literal["finetune"] = "finetune"
     generation: GenerationSettings = GenerationSettings()
-    seeds: int = Field(1, gt=0, le=1_000)
-    metrics: list[str] = Field(default_factory=list)
-    grid: dict[str, Any] = Field(default_factory=dict)
+    seeds: Annotated[int, Option("--seeds")] = Field(
+        1, gt=0, le=1_000, description="Runs of every setting, each with its own seed."
+    )
+    metrics: Metrics = Field(default_factory=list)
+    grid: Annotated[dict[str, Any], Option("--grid", kind=list[str], metavar="KEY=V1,V2,...")] = (
+        Field(
+            default_factory=dict,
+            description="Values to try, such as lr=2e-5,3e-5; may be repeated.",
+        )
+    )
 
 
 class RerankData(Section):
-    """`data:` of rerankers; `max_length` null is 256 tokens of query and passage. `split_seed` chooses the queries that
-    are held back where there is no validation split."""
+    """`data:` of rerankers."""
 
-    source: str | None = None
-    max_length: Length | None = None
-    split_seed: int = Field(0, ge=0, lt=2**63)
+    source: Annotated[str | None, DATA_OPTION] = Field(
+        None,
+        description="Data of the task: a hub id (or ID@REV), a file, a directory, or 'demo' "
+        "(default: the task's own).",
+    )
+    max_length: Length | None = Field(
+        None, description="Tokens of a query and its passage (default: 256)."
+    )
+    split_seed: int = Field(
+        0,
+        ge=0,
+        lt=2**63,
+        description="Seed that chooses the held-out queries of data without a validation split.",
+    )
 
 
 class RankingSettings(Section):
-    """`ranking:`. `loss` null is `margin-mse` against scores and `listwise` against labels alone. `weight` is that of
-    the loss against scores; labels, where there are any, get the rest. `temperature` is of `listwise`."""
+    """`ranking:`, the loss of a reranker."""
 
-    loss: Literal["margin-mse", "listwise", "pointwise"] | None = None
-    weight: float = Field(1.0, ge=0, le=1)
-    temperature: float = Field(1.0, gt=0)
+    loss: Literal["margin-mse", "listwise", "pointwise"] | None = Field(
+        None,
+        description="Loss (default: margin-mse against scores, listwise against labels alone).",
+    )
+    weight: float = Field(
+        1.0, ge=0, le=1, description="Weight of the loss against scores; labels get the rest."
+    )
+    temperature: float = Field(1.0, gt=0, description="Temperature of listwise.")
 
 
 class RerankStudentSettings(Section):
-    """`student:` of a reranker: `source` null copies the teacher; the rest as of `distill`."""
+    """`student:` of a reranker."""
 
-    to: str | None = None
-    source: str | None = None
-    init: Init = "teacher"
-    layers: list[int] | None = None
+    to: Annotated[
+        str | None,
+        Option(
+            "--to",
+            metavar="LxH[:FFN][@HEADS]",
+            completion="shape",
+            verb="distill",
+            description=SHAPE,
+        ),
+    ] = Field(None, description="Student shape, such as 6x768 (default: the source's).")
+    source: Annotated[
+        str | None,
+        Option("--student", metavar="DIR", verb="distill", description=START),
+        Option("model", metavar="MODEL", verb="finetune", description=ENCODER),
+    ] = Field(None, description="Encoder that the student starts from (default: the teacher).")
+    init: Init = Field("teacher", description="How the student's weights start.")
+    layers: list[int] | None = Field(
+        None, description="Teacher layers to copy (default: evenly spaced)."
+    )
 
 
 class RerankRecipe(Section):
-    """A recipe of `kdcli distill --task rerank` and `kdcli finetune --task rerank`. `teacher` null: the scores are in
-    the data, or there are labels alone. `cache_gb` is the disk budget of the teacher's scores."""
+    """A recipe of `distill --task rerank` and `finetune --task rerank`."""
+
+    purpose: ClassVar[str] = "training a reranker"
+    instead: ClassVar[Mapping[str, str]] = {
+        "--method": "the loss is ranking.loss: margin-mse, listwise or pointwise",
+        "--seeds": "start one run for each setting",
+        "--grid": "start one run for each setting",
+    }
 
     verb: Literal["rerank"] = "rerank"
-    task: Literal["rerank"] = "rerank"
-    teacher: str | None = None
+    task: Annotated[
+        Literal["rerank"],
+        Option("--task", panel=DATA, metavar="TASK", completion="task", show_default=False),
+    ] = Field("rerank", description=TASK)
+    teacher: Annotated[
+        str | None, Option("teacher", metavar="TEACHER", verb="distill", description=TEACHER)
+    ] = Field(None, description="Reranker to learn from (default: scores or labels in the data).")
     student: RerankStudentSettings = RerankStudentSettings()
     ranking: RankingSettings = RankingSettings()
     data: RerankData = RerankData()
-    keep: Literal["last", "best"] = "last"
+    keep: Keep = "last"
     train: FinetuneTrainSettings = FinetuneTrainSettings()
     measure: MeasureSettings = MeasureSettings()
-    cache_gb: float = Field(8.0, gt=0)
+    cache_gb: float = Field(8.0, gt=0, description="Disk budget for the teacher's scores, in GB.")
 
 
 class DownstreamSettings(Section):
-    """`eval:`, the tasks on which a report compares models, each fine-tuned alike. `source` is a directory with a
-    folder per task, or the data of the only task; null is each task's own data. `overrides` are keys of `finetune` set
-    over the task's recipe. `seeds`: runs of every fine-tuning, of which the report shows mean and deviation."""
+    """`eval:`, the tasks on which a report compares models after fine-tuning each of them."""
 
-    tasks: list[str] = Field(default_factory=list)
-    source: str | None = None
-    overrides: dict[str, Any] = Field(default_factory=dict)
-    seeds: int = Field(1, gt=0, le=100)
+    tasks: EvalTasks = Field(default_factory=list)
+    source: str | None = Field(
+        None,
+        description="Directory with a folder per task, or the data of the only task "
+        "(default: each task's own data).",
+    )
+    overrides: dict[str, Any] = Field(
+        default_factory=dict, description="Keys of finetune that override the task's recipe."
+    )
+    seeds: int = Field(
+        1,
+        gt=0,
+        le=100,
+        description="Fine-tunings of every model; the report shows mean and deviation.",
+    )
 
 
 class VectorSettings(Section):
-    """`embedding:` of verbs that learn the vectors of an embedding model. `pooling` null is the model's own; `unit`:
-    documents are cut into sentences, or left whole; `rows` limits the texts; `anchors` are the texts of `similarity`
-    and `contrastive`. `cache_gb` is the disk budget for the vectors, which stay in the cache for later runs."""
+    """`embedding:` of verbs that learn the vectors of an embedding model."""
 
-    pooling: str | None = None
-    unit: Literal["sentence", "document"] = "sentence"
-    rows: int | None = Field(None, gt=1)
-    anchors: int = Field(1024, gt=0)
-    cache_gb: float = Field(20.0, gt=0)
+    pooling: Pooling = None
+    unit: Literal["sentence", "document"] = Field(
+        "sentence", description="Whether documents are split into sentences, or left whole."
+    )
+    rows: int | None = Field(None, gt=1, description="Maximum number of texts (default: all).")
+    anchors: int = Field(
+        1024, gt=0, description="Number of texts that similarity and contrastive compare with."
+    )
+    cache_gb: float = Field(
+        20.0,
+        gt=0,
+        description="Disk budget for the teacher's vectors, in GB; later runs reuse them.",
+    )

@@ -324,7 +324,7 @@ class TestGridOptions:
         ("pair", "said"),
         [
             *(
-                (pair, f"--grid takes KEY=VALUE,VALUE…, got '{pair}'")
+                (pair, f"--grid takes KEY=VALUE,VALUE..., got '{pair}'")
                 for pair in ("lr", "lr=", "", "=")
             ),
             ("lr", "--grid lr=2e-5,3e-5,5e-5"),

@@ -24,8 +24,8 @@ from kdcli.types import ModelShape
 from kdcli.verbs.compress import plan, run, work
 from kdcli.verbs.compress.judge import Judged, Measured, choose, conflict, misses, sentence
 from kdcli.verbs.compress.plan import Search, halve, shapes_of, str_of
-from kdcli.verbs.compress.recipes import seconds_of, sets_of
-from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
+from kdcli.verbs.compress.recipes import sets_of
+from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings, seconds_of
 from kdcli.verbs.compress.verbs import Verbs
 from kdcli.verbs.compress.work import Work
 
@@ -171,9 +171,7 @@ def test_shapes_come_from_large_to_small_and_smaller_than_the_model():
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90.0), ("30m", 1800.0), ("1.5h", 5400.0), (None, None)]
-)
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("30m", 1800.0), ("1.5h", 5400.0)])
 def test_a_budget_is_a_time(text, seconds):
     assert seconds_of(text) == seconds
 

@@ -14,9 +14,8 @@ from own_files import log_of, refused, report_of, said_by, same_weights, times, 
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.errors import UsageError
-from kdcli.verbs.cotrain.cli import parse_weights
 from kdcli.verbs.cotrain.run import check
-from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
+from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe, parse_weights
 
 QUICK = [
     *("--max-steps", "6", "--batch-size", "8", "--dtype", "fp32", "--set", "data.max_length=16"),
@@ -321,7 +320,7 @@ def test_what_is_missing_is_named(recipe, message):
 
 
 def test_weights_on_the_command_line_are_numbers():
-    assert (parse_weights("1:2:0.5:4"), parse_weights(None)) == ([1.0, 2.0, 0.5, 4.0], None)
+    assert parse_weights("1:2:0.5:4") == [1.0, 2.0, 0.5, 4.0]
     with pytest.raises(UsageError, match="--weights takes four numbers, got '1:a:1:1'"):
         parse_weights("1:a:1:1")
 

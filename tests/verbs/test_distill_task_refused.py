@@ -64,8 +64,14 @@ def refused(data, teacher, tmp_path):
             "the examples of a task are not masked",
         ),
         (["--set", "intermediate.warmup_steps=2"], "leaves nothing of 2 steps"),
-        (["--assistant", "none"], "--assistant belongs to distilling on text, not on a task"),
-        (["--eval-task", "sst2"], "--eval-task belongs to distilling on text, not on a task"),
+        (
+            ["--assistant", "none"],
+            "--assistant belongs to distilling on text, not to distilling on a task",
+        ),
+        (
+            ["--eval-task", "sst2"],
+            "--eval-task belongs to distilling on text, not to distilling on a task",
+        ),
         (["--ablate", "tinybrt"], "no list of variants 'tinybrt'; did you mean 'tinybert'?"),
         (["--ablate", "tinybert", "--dry-run"], "--ablate and --dry-run do not go together"),
         (["--data", "/nowhere"], "no data at /nowhere"),

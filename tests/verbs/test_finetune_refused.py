@@ -8,6 +8,7 @@ import json
 import own_files
 import pytest
 import torch
+from kdcli.workloads.task import check_task_data, order_and_schedule, prepare
 from own_files import QUICK, refused, report_of, succeeds, write
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -16,7 +17,6 @@ from kdcli.recipe.resolve import combinations, grid_options
 from kdcli.verbs.finetune.run import check_grid
 from kdcli.workloads.recipes import finetune_recipe
 from kdcli.workloads.settings import FinetuneRecipe
-from kdcli.workloads.task import check_task_data, order_and_schedule, prepare
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_grid_of_what_all_runs_share(grid, message):
         ),
         (
             ["--grid", "epochs=5,10", "--max-steps", "5"],
-            "grid.train.epochs changes nothing beside train.max_steps",
+            "grid.train.epochs changes nothing together with train.max_steps",
         ),
         (
             [

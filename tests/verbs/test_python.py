@@ -15,14 +15,12 @@ from encoders import tiny_encoder
 
 import kdcli
 from kdcli.errors import GateError, UsageError
-from tools.stub import stub
 
 ROOT = Path(kdcli.__file__).parents[1]
 
 
-def test_dir_and_stub_name_every_function_and_importing_loads_no_torch():
+def test_dir_names_every_function_and_importing_loads_no_torch():
     assert {*kdcli.VERBS, "load", "__version__"} == set(dir(kdcli))
-    assert (ROOT / "kdcli" / "__init__.pyi").read_text("utf-8") == stub()
     assert (ROOT / "kdcli" / "py.typed").is_file()
     code = "import kdcli, sys; dir(kdcli); kdcli.finetune; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"

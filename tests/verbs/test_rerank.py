@@ -347,15 +347,18 @@ def test_lists_that_cannot_be_used(teacher, data, tmp_path, rows, message):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--to", "2x16", "--method", "minilm"], "--method does not go with --task rerank"),
+        (
+            ["--to", "2x16", "--method", "minilm"],
+            "--method belongs to distilling on text or distilling on a task, not to",
+        ),
         (
             ["--to", "2x16", "--to", "3x16"],
-            "one reranker is distilled at a time, 2 shapes were given",
+            "--to takes one value for training a reranker, got 2",
         ),
         ([], "no student given"),
         (
             ["--to", "2x16", "--soft-labels", "x.npy"],
-            "--soft-labels does not go with --task rerank",
+            "--soft-labels belongs to distilling on a task, not to training a reranker",
         ),
         (["--to", "2x16", "--set", "ranking.loss=hinge"], "'ranking.loss'"),
         (["--to", "2x16", "--data", "demo"], "the demo has no lists of candidates"),
@@ -380,7 +383,7 @@ def test_models_of_another_kind_are_refused(given, teacher, data, tmp_path):
     assert "training passages have no score" in refused(tmp_path, *given)
     for name in ("--seeds", "--grid"):
         value = "2" if name == "--seeds" else "lr=1e-3,2e-3"
-        assert f"{name} does not go with" in refused(
+        assert f"{name} belongs to fine-tuning on labels" in refused(
             tmp_path, "finetune", three, "--task", "rerank", name, value
         )
     assert kdcli("finetune", three, "--task", "rerank").exit_code == 2

@@ -181,7 +181,7 @@ def setting(case: Case) -> None:
     from kdcli.models.shape import is_shape, parse_shape
     from kdcli.recipe.resolve import gates, grid_options, leaf_keys, recipe_models, resolve
     from kdcli.types import ModelShape
-    from kdcli.verbs.cotrain.cli import parse_weights
+    from kdcli.verbs.cotrain.settings import parse_weights
 
     models, rng = recipe_models(), case.rng
     verb = rng.choice(list(models))

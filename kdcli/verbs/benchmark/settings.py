@@ -1,42 +1,135 @@
 """The recipe of `kdcli benchmark`."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
-from kdcli.recipe.sections import BatchSize, MeasureSettings, Section
-from kdcli.workloads.settings import LabelledSettings
+from kdcli.recipe.options import GOAL, Option
+from kdcli.recipe.sections import DATA_OPTION, BatchSize, MeasureSettings, Section
+from kdcli.workloads.settings import TASK_OPTION, LabelledSettings
+
+NOT_MEASURED = (
+    "--max-latency-ms",
+    "--min-speedup",
+    "--strict",
+    "--task",
+    "--baseline",
+    "--backend",
+    "--padding",
+)
+"""Options of a measurement, which the portable runner and a comparison of runs do not make."""
 
 
 class BenchmarkDataSettings(LabelledSettings):
-    """`data:` of `benchmark`: the task's examples, else text for `padding: data` and for the comparison of backends."""
+    """`data:` of `benchmark`: the task's examples, else text."""
 
-    column: str | None = None
-    judged_rows: int | None = Field(1000, gt=0)
+    source: Annotated[str | None, DATA_OPTION] = Field(
+        None,
+        description="Text, or with a task its examples: a hub id (or ID@REV), a file, a "
+        "directory, or 'demo' (default: the task's own, or 'demo').",
+    )
+    column: str | None = Field(
+        None, description="Column of the text (default: 'text', or the only column of strings)."
+    )
+    judged_rows: int | None = Field(
+        1000, gt=0, description="Number of evaluated rows, always the same ones; null takes all."
+    )
 
 
 class BenchmarkRecipe(Section):
-    """The recipe of `kdcli benchmark`. `models` are hub ids, directories or shapes; the baseline is `baseline`, else
-    the first. `preset` supplies missing models and cells; with neither, it is `papers`. `backends` are named
-    `BACKEND[-PRECISION]`, such as `onnx-int8`; `dtype` is the precision of the baseline and of those without one.
-    With a `task` the models need its head; a backend fails if the task's first metric drops by more than `max_drop`
-    below torch in float32."""
+    """A recipe of `kdcli benchmark`."""
 
     verb: Literal["benchmark"] = "benchmark"
-    models: list[str] = Field(default_factory=list)
-    baseline: str | None = None
-    preset: str | None = None
-    backends: list[str] = Field(default_factory=lambda: ["torch"], min_length=1)
-    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    batch_sizes: list[BatchSize] = Field(default_factory=list)
-    seq_lens: list[Annotated[int, Field(gt=0, le=2**20)]] = Field(default_factory=list)
-    padding: Literal["full", "random", "data"] = "full"
-    task: str | None = None
-    max_drop: float = Field(0.02, ge=0)
+    models: Annotated[list[str], Option("models", metavar="MODEL")] = Field(
+        default_factory=list, description="Hub ids, directories, or shapes such as 6x384."
+    )
+    baseline: Annotated[str | None, Option("--baseline", metavar="MODEL")] = Field(
+        None, description="Model to compare with (default: the first)."
+    )
+    preset: Annotated[
+        str | None,
+        Option("--preset", metavar="NAME", choices=("papers", "minilm", "tinybert", "serving")),
+    ] = Field(
+        None,
+        description="Models and cells to measure where none are given "
+        "(default: papers, if there are no models and no cells).",
+    )
+    backends: Annotated[list[str], Option("--backend", metavar="NAME[-DTYPE]")] = Field(
+        default_factory=lambda: ["torch"],
+        min_length=1,
+        description="Backend: torch, sparse, compile, onnx or openvino, perhaps with a number "
+        "format, such as onnx-int8; may be repeated.",
+    )
+    dtype: Annotated[Literal["fp32", "bf16", "fp16"], Option("--dtype")] = Field(
+        "fp32",
+        description="Number format of the baseline, and of backends without one of their own.",
+    )
+    batch_sizes: Annotated[list[BatchSize], Option("--batch-size", metavar="N")] = Field(
+        default_factory=list,
+        description="Sequences per call; may be repeated (default: the preset's, or 1).",
+    )
+    seq_lens: Annotated[
+        list[Annotated[int, Field(gt=0, le=2**20)]], Option("--seq-len", metavar="N")
+    ] = Field(
+        default_factory=list,
+        description="Tokens per sequence; may be repeated (default: the preset's, or 128).",
+    )
+    padding: Annotated[Literal["full", "random", "data"], Option("--padding", metavar="KIND")] = (
+        Field("full", description="Lengths of the sequences in a batch; data takes --data's.")
+    )
+    task: Annotated[str | None, TASK_OPTION] = Field(
+        None, description="Task on which every backend is evaluated too (default: none)."
+    )
+    max_drop: float = Field(
+        0.02,
+        ge=0,
+        description="Maximum drop of the task's first metric below torch in float32; a backend "
+        "that loses more fails.",
+    )
     data: BenchmarkDataSettings = BenchmarkDataSettings()
     measure: MeasureSettings = MeasureSettings()
 
 
-RECIPES: dict[str, type[Section]] = {
-    "benchmark": BenchmarkRecipe
-}  # Folder of `recipes/` -> settings model
+@dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
+class BenchmarkOptions:
+    """Options of `kdcli benchmark` that are no recipe keys."""
+
+    portable: Annotated[
+        Path | None,
+        Option("--portable", metavar="DIR", terminal=True, excludes=NOT_MEASURED),
+        Field(description="Write a runner for old machines to this directory."),
+    ] = None
+    compare: Annotated[
+        list[Path] | None,
+        Option(
+            "--compare",
+            metavar="RUN",
+            excludes=(
+                *("models", "--portable", "--preset", "--batch-size", "--seq-len"),
+                *NOT_MEASURED,
+            ),
+        ),
+        Field(description="Compare the reports of runs and measure nothing; may be repeated."),
+    ] = None
+    max_latency_ms: Annotated[
+        float | None,
+        Option("--max-latency-ms", panel=GOAL, metavar="MS"),
+        Field(gt=0, description="Exit with 5 if the first cell's median is above this."),
+    ] = None
+    min_speedup: Annotated[
+        float | None,
+        Option("--min-speedup", panel=GOAL, metavar="FACTOR"),
+        Field(gt=0, description="Exit with 5 if the first cell's speed-up is below this."),
+    ] = None
+    strict: Annotated[
+        bool,
+        Option("--strict", panel=GOAL),
+        Field(description="Exit with 6 if a measurement is unstable."),
+    ] = False
+
+
+RECIPES: dict[str, type[Section]] = {"benchmark": BenchmarkRecipe}
+"""Folder of `recipes/` -> settings model."""
+OPTIONS = {"benchmark": BenchmarkOptions}

@@ -1,7 +1,6 @@
 """The recipe of a command line, checked before anything is loaded: goals, and the keys of every step."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,20 +9,9 @@ from kdcli.recipe.resolve import Resolved, flatten, recipe_models, resolve, ship
 from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.workloads.as_trained import trained_task
 
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 STEPS = ("distill", "prune", "trim", "quantize", "export")
 EXPORT_KEYS = ("format",)
 RERANK = "rerank"
-
-
-def seconds_of(budget: str | None) -> float | None:
-    """`30m` -> 1800.0. Raises UsageError: another form, or no time at all."""
-    if budget is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", budget.strip())
-    if match is None or float(match[1]) == 0:
-        raise UsageError(f"--budget takes a time such as 90s, 30m or 2h, got '{budget}'")
-    return float(match[1]) * UNITS[match[2]]
 
 
 def compress_recipe(

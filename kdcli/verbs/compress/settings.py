@@ -1,66 +1,117 @@
 """The recipe of `kdcli compress`."""
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kdcli.recipe.sections import MeasureSettings, Section
-from kdcli.workloads.settings import LabelledSettings
+from kdcli.errors import UsageError
+from kdcli.recipe.options import GOAL, Option
+from kdcli.recipe.sections import MeasureSettings, Section, Seed
+from kdcli.workloads.settings import LabelledSettings, Pooling, TaskName
+
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds_of(budget: str) -> float:
+    """Parse a time such as `30m`. Raises UsageError: another form, or no time at all."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", budget.strip())
+    if match is None or float(match[1]) == 0:
+        raise UsageError(f"--budget takes a time such as 90s, 30m or 2h, got '{budget}'")
+    return float(match[1]) * UNITS[match[2]]
 
 
 class GoalSettings(Section):
-    """`goal:`. `max_drop` is what the task's first metric may lose, in points of 0.01; the other three are of one
-    sequence of 128 tokens, beside torch in float32, and of the files that are shipped. `strict`: the lower end of the
-    interval must keep `max_drop` too."""
+    """`goal:`. Speed and latency are those of one sequence of 128 tokens."""
 
-    max_drop: float | None = Field(None, ge=0)
-    speedup: float | None = Field(None, gt=1)
-    max_latency_ms: float | None = Field(None, gt=0)
-    max_mb: float | None = Field(None, gt=0)
-    strict: bool = False
+    max_drop: Annotated[float | None, Option("--max-drop", panel=GOAL, metavar="POINTS")] = Field(
+        None,
+        ge=0,
+        description="Maximum drop of the task metric, in points (1 point = 0.01).",
+    )
+    speedup: Annotated[float | None, Option("--speedup", panel=GOAL, metavar="FACTOR")] = Field(
+        None, gt=1, description="Minimum speed-up over PyTorch in float32."
+    )
+    max_latency_ms: Annotated[
+        float | None, Option("--max-latency-ms", panel=GOAL, metavar="MS")
+    ] = Field(
+        None, gt=0, description="Maximum latency of one sequence of 128 tokens, in milliseconds."
+    )
+    max_mb: Annotated[float | None, Option("--max-mb", panel=GOAL, metavar="MB")] = Field(
+        None, gt=0, description="Maximum size of the shipped files, in megabytes."
+    )
+    strict: Annotated[bool, Option("--strict", panel=GOAL)] = Field(
+        False,
+        description="Apply --max-drop to the pessimistic end of the 95 % interval.",
+    )
 
 
 class PlanSettings(Section):
-    """`plan:`, what is tried where the recipe lists no steps. `shapes` empty are taken from the model. `finetune`,
-    `distill` and `prune` hold keys of those verbs' recipes; `prune` null leaves pruning out. `trim_from` is the share
-    of the embeddings among the parameters from which the vocabulary is trimmed too. `undistilled` trains the last shape
-    without its teacher as well."""
+    """`plan:`, the candidates of a recipe without steps."""
 
     backends: list[str] = Field(
-        default_factory=lambda: ["onnx-int8", "openvino-int8", "onnx"], min_length=1
+        default_factory=lambda: ["onnx-int8", "openvino-int8", "onnx"],
+        min_length=1,
+        description="Backends that are tried.",
     )
-    shapes: list[str] = Field(default_factory=list)
-    finetune: dict[str, Any] = Field(default_factory=dict)
-    distill: dict[str, Any] = Field(default_factory=dict)
-    prune: dict[str, Any] | None = Field(default_factory=dict)
-    trim_from: float = Field(0.25, ge=0, le=1)
-    undistilled: bool = True
+    shapes: list[str] = Field(
+        default_factory=list,
+        description="Student shapes that are tried; none means shapes derived from the model.",
+    )
+    finetune: dict[str, Any] = Field(default_factory=dict, description="Keys of finetune.")
+    distill: dict[str, Any] = Field(default_factory=dict, description="Keys of distill.")
+    prune: dict[str, Any] | None = Field(
+        default_factory=dict, description="Keys of prune; null skips pruning."
+    )
+    trim_from: float = Field(
+        0.25,
+        ge=0,
+        le=1,
+        description="Share of the embeddings among the parameters from which the vocabulary is "
+        "trimmed too.",
+    )
+    undistilled: bool = Field(
+        True, description="Whether the last shape is trained without its teacher as well."
+    )
 
 
 class CompressRecipe(Section):
-    """The recipe of `kdcli compress`. `steps` make a pipeline, each a mapping from `distill`, `prune`, `trim`,
-    `quantize` or `export` to keys of its own; without them candidates are planned. `text` is what an embedding model is
-    distilled on; `pooling` makes a plain encoder one. `budget` is in seconds."""
+    """A recipe of `kdcli compress`."""
 
     verb: Literal["compress"] = "compress"
-    model: str | None = None
-    task: str | None = None
-    text: str | None = None
-    pooling: str | None = None
-    budget: float | None = Field(None, gt=0)
+    model: Annotated[str | None, Option("model", metavar="MODEL")] = Field(
+        None, description="Model: a hub id, a directory, or 'demo'; fine-tuned or not."
+    )
+    task: TaskName = None
+    text: str | None = Field(
+        None,
+        description="Text on which an embedding model is distilled (default: the task's data).",
+    )
+    pooling: Pooling = None
+    budget: Annotated[
+        float | None,
+        Option("--budget", panel=GOAL, kind=str, parse=seconds_of, metavar="TIME"),
+    ] = Field(
+        None,
+        gt=0,
+        description="Maximum time to take, such as 90s, 30m or 2h (default: no limit).",
+    )
     goal: GoalSettings = GoalSettings()
-    steps: list[dict[str, dict[str, Any]]] = Field(default_factory=list)
+    steps: list[dict[str, dict[str, Any]]] = Field(
+        default_factory=list,
+        description="Pipeline: each step maps distill, prune, trim, quantize or export to its "
+        "keys; none means that candidates are planned.",
+    )
     plan: PlanSettings = PlanSettings()
     data: LabelledSettings = LabelledSettings()
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: Seed = 0
     measure: MeasureSettings = MeasureSettings(min_runs=30, min_seconds=3.0)
 
     @property
     def trimmed_to(self) -> str | None:
-        """The text whose tokens a trimmed model keeps: what an embedding model learns, else the judged data."""
+        """The text whose tokens a trimmed model keeps: the distillation's, else the task's."""
         return self.text or self.data.source
 
 
-RECIPES: dict[str, type[Section]] = {
-    "compress": CompressRecipe
-}  # Folder of `recipes/` -> settings model
+RECIPES: dict[str, type[Section]] = {"compress": CompressRecipe}
+"""Folder of `recipes/` -> settings model."""

@@ -1,63 +1,126 @@
-"""What a recipe of `kdcli cotrain` may hold."""
+"""The recipes of `kdcli cotrain`."""
 
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from kdcli.errors import UsageError
+from kdcli.recipe.options import Option
 from kdcli.recipe.sections import (
-    BatchSize,
     DataSettings,
     Epochs,
+    GlobalBatch,
+    LearningRate,
     MeasureSettings,
     Section,
     TrainSettings,
 )
 from kdcli.workloads.settings import DownstreamSettings, FinetuneTrainSettings, OnTask
 
+TeacherRate = Annotated[
+    float | None, Field(gt=0, description="Peak learning rate of the teacher (default: lr).")
+]
+StudentRate = Annotated[
+    float | None, Field(gt=0, description="Peak learning rate of the student (default: lr).")
+]
+
+
+def parse_weights(text: str) -> list[float]:
+    """Parse weights such as `1:1:1:4`. The recipe checks the values.
+
+    Raises:
+        UsageError: A part is no number.
+    """
+    try:
+        return [float(part) for part in text.split(":")]
+    except ValueError:
+        raise UsageError(
+            f"--weights takes four numbers, got '{text}'",
+            "student against labels : student from teacher : teacher against labels : teacher "
+            "from student, for example 1:1:1:4",
+        ) from None
+
 
 class PairSettings(Section):
-    """The two models that are trained together, and what they learn from. `weights` are, in order: student against the
-    labels, student from teacher, teacher against the labels, teacher from student; `mode` sets some of them to 0.
-    `standalone` also trains both without each other, to compare. `dropout` sets every dropout rate of both during
-    training; null keeps the models' own."""
+    """The two models that are trained together, and what they learn from."""
 
-    teacher: str | None = None
-    student: str | None = None
-    base: str | None = None
-    mode: Literal["standalone", "one-way", "reversed", "co-distillation"] = "co-distillation"
-    weights: list[float] = Field(default_factory=lambda: [1.0, 1.0, 1.0, 4.0])
-    temperature: float = Field(1.0, gt=0)
-    standalone: bool = True
-    dropout: float | None = Field(None, ge=0, lt=1)
+    teacher: Annotated[str | None, Option("teacher", metavar="TEACHER")] = Field(
+        None, description="Teacher: a shape LxH, a hub id or a directory."
+    )
+    student: Annotated[str | None, Option("student", metavar="STUDENT")] = Field(
+        None, description="Student: a shape LxH, a hub id or a directory."
+    )
+    base: Annotated[str | None, Option("--base", metavar="MODEL")] = Field(
+        None,
+        description="Model that gives shapes a tokenizer and a configuration, on a task also "
+        "weights (default: on a task the teacher, on text none).",
+    )
+    mode: Annotated[
+        Literal["standalone", "one-way", "reversed", "co-distillation"],
+        Option("--mode", metavar="MODE"),
+    ] = Field("co-distillation", description="Who learns from whom.")
+    weights: Annotated[
+        list[float], Option("--weights", kind=str, parse=parse_weights, metavar="A:B:C:D")
+    ] = Field(
+        default_factory=lambda: [1.0, 1.0, 1.0, 4.0],
+        description="Weights of the losses: student against labels, student from teacher, "
+        "teacher against labels, teacher from student; the mode sets some of them to 0.",
+    )
+    temperature: Annotated[float, Option("--temperature")] = Field(
+        1.0, gt=0, description="Temperature of both softmaxes."
+    )
+    standalone: Annotated[bool, Option("--standalone/--no-standalone")] = Field(
+        True, description="Train both models without each other too, to compare."
+    )
+    dropout: float | None = Field(
+        None, ge=0, lt=1, description="Every dropout rate in training (default: the models' own)."
+    )
 
 
 class CotrainTrainSettings(TrainSettings):
-    """`train:` of `cotrain`, as in the paper's pre-training; `teacher_lr` and `student_lr` null are `lr`."""
+    """`train:` of `cotrain`, as in the paper's pre-training."""
 
-    lr: float = Field(5e-4, gt=0)
-    teacher_lr: float | None = Field(None, gt=0)
-    student_lr: float | None = Field(None, gt=0)
-    batch_size: BatchSize = 128
+    lr: LearningRate = 5e-4
+    teacher_lr: TeacherRate = None
+    student_lr: StudentRate = None
+    batch_size: GlobalBatch = 128
     epochs: Epochs = 10.0
 
 
 class CommunitySettings(Section):
-    """`community:`, a frozen pre-trained model that both models start from and learn from (Community KD).
-    `printed_order` takes the divergence from each model to it, as printed in the paper. `layers` are the layers that
-    each model copies; null takes evenly spaced ones, and their neighbours for a second model of the same shape."""
+    """`community:`, a frozen pre-trained model that both models learn from (Community KD)."""
 
-    model: str | None = None
-    printed_order: bool = False
-    layers: list[list[int]] | None = Field(None, min_length=2, max_length=2)
+    model: Annotated[str | None, Option("--community", metavar="MODEL")] = Field(
+        None,
+        description="Frozen teacher of both models, from which shapes are copied (default: none).",
+    )
+    printed_order: bool = Field(
+        False,
+        description="Whether the divergence is taken from each model to it, as the paper prints.",
+    )
+    layers: list[list[int]] | None = Field(
+        None,
+        min_length=2,
+        max_length=2,
+        description="Layers that each model copies (default: evenly spaced ones, and their "
+        "neighbours for a second model of the same shape).",
+    )
 
 
 class CotrainRecipe(PairSettings):
-    """The recipe of `cotrain` on text; `teacher` and `student` are shapes, hub ids or directories. `base` gives shapes
-    a tokenizer and a configuration, but no weights. Without any model, a tokenizer of `vocab_size` words is trained
-    from the text."""
+    """A recipe of `cotrain` on text."""
+
+    purpose: ClassVar[str] = "co-training on text"
 
     verb: Literal["cotrain"] = "cotrain"
-    vocab_size: int = Field(30_522, gt=0, le=10**6)
+    vocab_size: Annotated[
+        int, Option("--vocab-size", metavar="N", excludes=("--base", "--community"))
+    ] = Field(
+        30_522,
+        gt=0,
+        le=10**6,
+        description="Number of tokens of a tokenizer that is trained from the text.",
+    )
     community: CommunitySettings = CommunitySettings()
     data: DataSettings = DataSettings()
     train: CotrainTrainSettings = CotrainTrainSettings()
@@ -66,19 +129,20 @@ class CotrainRecipe(PairSettings):
 
 
 class CotrainTaskTrainSettings(FinetuneTrainSettings):
-    """`train:` of `cotrain --task`; `teacher_lr` and `student_lr` null are `lr`."""
+    """`train:` of `cotrain --task`."""
 
-    teacher_lr: float | None = Field(None, gt=0)
-    student_lr: float | None = Field(None, gt=0)
+    teacher_lr: TeacherRate = None
+    student_lr: StudentRate = None
 
 
 class CotrainTaskRecipe(PairSettings, OnTask):
-    """The recipe of `cotrain --task`; `teacher` and `student` are hub ids, directories or shapes. Shapes are copied
-    from `base`, or from the teacher if that is null. `keep: best` goes by the student's metric."""
+    """A recipe of `cotrain --task`; `keep: best` goes by the student's metric."""
+
+    purpose: ClassVar[str] = "co-training on a task"
 
     verb: Literal["cotrain-task"] = "cotrain-task"
     train: CotrainTaskTrainSettings = CotrainTaskTrainSettings()
 
 
-# Folder of `recipes/` -> settings model.
 RECIPES: dict[str, type[Section]] = {"cotrain": CotrainRecipe, "cotrain-task": CotrainTaskRecipe}
+"""Folder of `recipes/` -> settings model."""

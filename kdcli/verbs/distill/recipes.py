@@ -147,3 +147,18 @@ def undistilled_recipe(recipe: TaskDistillRecipe, student: str) -> Resolved[Fine
     }
     options |= {f"head.{key}": getattr(recipe.head, key) for key in ("kind", "words")}
     return finetune_recipe(options=options | dict(flatten(recipe.undistilled.overrides)))
+
+
+def demo_recipe(method: str | None, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the recipe of `distill demo`, by its origin. Another method gets no loss settings.
+
+    Args:
+        method: The value of `--method`.
+        sets: The values of `--set`, which may set the method too.
+    """
+    method = method or dict(each.split("=", 1) for each in sets if "=" in each).get("method")
+    name = "demo-embedding" if method == "embedding" else "demo"
+    values = dict(flatten(read_recipe(name, "distill")))
+    if method not in (None, "minilm", "embedding"):
+        values = {key: value for key, value in values.items() if not key.startswith("loss.")}
+    return {f"recipe {name}": values}

@@ -1,9 +1,13 @@
-"""Keys of a recipe of `kdcli distill`."""
+"""The recipes of `kdcli distill`."""
 
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
+from pydantic.dataclasses import dataclass
 
+from kdcli.recipe.methods import method_names
+from kdcli.recipe.options import ON_TASK, Option
 from kdcli.recipe.sections import (
     DataSettings,
     Init,
@@ -13,58 +17,96 @@ from kdcli.recipe.sections import (
     TrainSettings,
 )
 from kdcli.workloads.settings import (
+    SHAPE,
+    START,
+    TEACHER,
+    CacheSize,
     DownstreamSettings,
     OnTask,
     RerankRecipe,
     VectorSettings,
 )
 
+ON_TEXT = tuple(method_names("kdcli.losses", "objective", "text", "masked", "sentences"))
+ON_LABELS = tuple(method_names("kdcli.losses", "objective", "task"))
+Teacher = Annotated[
+    str | None,
+    Option("teacher", metavar="TEACHER"),
+    Field(description=TEACHER),
+]
+
 
 class StudentSettings(Section):
-    """`student:` of `distill`. `layers` are the teacher layers to copy, null evenly spaced ones; `dropout` sets every
-    dropout rate while training. `source` is an encoder to start from in the teacher's place (`method: embedding`, or on
-    a task), which `to` makes smaller."""
+    """`student:` of `distill`."""
 
-    to: list[str] = Field(default_factory=list)
-    init: Init = "teacher"
-    layers: list[int] | None = None
-    dropout: float | None = Field(None, ge=0, lt=1)
-    source: str | None = None
+    to: Annotated[list[str], Option("--to", metavar="LxH[:FFN][@HEADS]", completion="shape")] = (
+        Field(default_factory=list, description=SHAPE)
+    )
+    init: Init = Field("teacher", description="How the student's weights start.")
+    layers: list[int] | None = Field(
+        None, description="Teacher layers to copy (default: evenly spaced)."
+    )
+    dropout: float | None = Field(
+        None, ge=0, lt=1, description="Every dropout rate in training (default: the teacher's)."
+    )
+    source: Annotated[str | None, Option("--student", metavar="DIR")] = Field(
+        None,
+        description=START,
+    )
 
 
 class RelationSettings(Section):
-    """`relation:`, what computes relations of self-attention: PyTorch, kernels in Triton on a CUDA device, or `auto`,
-    Triton where it is installed and the card has compute capability 8.0."""
+    """`relation:`, the relations of self-attention."""
 
-    kernel: Literal["auto", "torch", "triton"] = "auto"
+    kernel: Literal["auto", "torch", "triton"] = Field(
+        "auto",
+        description="What computes relations: PyTorch, or Triton kernels on a CUDA device; auto "
+        "takes Triton from compute capability 8.0 on.",
+    )
 
 
 class EmbeddingSettings(VectorSettings):
-    """`embedding:`, of `method: embedding`. `dense`: a student narrower than its teacher's vectors gets a dense layer
-    up to their width; otherwise it learns their principal components. `vectors` is a file of the teacher's vectors,
-    null computes them."""
+    """`embedding:`, of `method: embedding`."""
 
-    dense: bool = False
-    vectors: str | None = None
+    dense: bool = Field(
+        False,
+        description="Whether a student that is narrower than its teacher's vectors gets a dense "
+        "layer up to their width; otherwise it learns their principal components.",
+    )
+    vectors: Annotated[str | None, Option("--teacher-vectors", metavar="FILE")] = Field(
+        None,
+        description="File of the teacher's vectors, .npy or .parquet (default: computed).",
+    )
 
 
 class OnTextDownstream(DownstreamSettings):
-    """`eval:` of `distill` on text. After the steps of `at` the students are scored too."""
+    """`eval:` of `distill` on text."""
 
-    at: list[Annotated[int, Field(gt=0)]] = Field(default_factory=list)
+    at: list[Annotated[int, Field(gt=0)]] = Field(
+        default_factory=list, description="Steps after which the students are evaluated too."
+    )
 
 
 class DistillRecipe(Section):
-    """A recipe of `kdcli distill` on text; `loss` holds the keys of the method's `Settings`. `variants`: name -> the
-    keys of `method`, `assistant` and `loss` it changes; each trains students of its own in the teacher's one pass."""
+    """A recipe of `kdcli distill` on text."""
+
+    purpose: ClassVar[str] = "distilling on text"
 
     verb: Literal["distill"] = "distill"
-    teacher: str | None = None
-    method: str = "minilm"
-    assistant: str = "auto"
-    variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    teacher: Teacher = None
+    method: Annotated[str, Option("--method", metavar="NAME", choices=ON_TEXT)] = Field(
+        "minilm", description="Method on text."
+    )
+    assistant: Annotated[str, Option("--assistant", metavar="LxH")] = Field(
+        "auto", description="Shape of a teacher assistant, auto or none."
+    )
+    variants: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Variants by name, each with the keys of method, assistant and loss that it "
+        "changes; all learn from one pass of the teacher.",
+    )
     student: StudentSettings = StudentSettings()
-    loss: dict[str, Any] = Field(default_factory=dict)
+    loss: dict[str, Any] = Field(default_factory=dict, description="Settings of the method.")
     relation: RelationSettings = RelationSettings()
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings()
@@ -74,62 +116,144 @@ class DistillRecipe(Section):
 
 
 class GeneralSettings(Section):
-    """`general:`, a run of `distill` on text whose student the task starts from. `teacher` null is the task's teacher,
-    `source` null the recipe's text. `run` is its directory, used as it is if the run is done; null is `general/` of the
-    output directory."""
+    """`general:`, a run of `distill` on text whose student the task starts from."""
 
-    use: bool = False
-    recipe: str | None = None
-    teacher: str | None = None
-    source: str | None = None
-    run: str | None = None
-    overrides: dict[str, Any] = Field(default_factory=dict)
+    use: bool = Field(False, description="Whether to distil on text first.")
+    recipe: str | None = Field(
+        None, description="Recipe of the run on text (default: the method's settings here)."
+    )
+    teacher: str | None = Field(
+        None, description="Teacher of the run on text (default: the task's)."
+    )
+    source: Annotated[
+        str | None, Option("--corpus", panel=ON_TASK, metavar="SOURCE", enables="use")
+    ] = Field(None, description="Text to distil on first (default: the recipe's).")
+    run: Annotated[str | None, Option("--general", panel=ON_TASK, metavar="DIR", enables="use")] = (
+        Field(
+            None,
+            description="Directory of the run on text, which is reused once it is done "
+            "(default: general/ in the output directory).",
+        )
+    )
+    overrides: dict[str, Any] = Field(
+        default_factory=dict, description="Keys of distill that override its recipe."
+    )
 
 
 class AugmentSettings(Section):
-    """`augment:`, copies of the training examples with other words (TinyBERT, algorithm 1). `model` is a masked
-    language model, null none; `glove` a file of word vectors, null the teacher's embeddings. `predict`: the prediction
-    stage reads the copies too."""
+    """`augment:`, copies of the training examples with other words (TinyBERT, algorithm 1)."""
 
-    use: bool = False
-    copies: int = Field(20, gt=0, le=10**4)
-    probability: float = Field(0.4, gt=0, le=1)
-    candidates: int = Field(15, gt=0, le=10**4)
-    model: str | None = None
-    glove: str | None = None
-    predict: bool = True
+    use: Annotated[bool, Option("--augment/--no-augment", panel=ON_TASK, show_default=False)] = (
+        Field(False, description="Train also on copies of the examples with other words.")
+    )
+    copies: int = Field(20, gt=0, le=10**4, description="Number of copies per example.")
+    probability: float = Field(0.4, gt=0, le=1, description="Probability that a word is replaced.")
+    candidates: int = Field(15, gt=0, le=10**4, description="Number of candidates per word.")
+    model: Annotated[
+        str | None,
+        Option(
+            "--augment-model",
+            panel=ON_TASK,
+            metavar="MODEL",
+            enables="use",
+            excludes=("--no-augment",),
+        ),
+    ] = Field(
+        None,
+        description="Masked language model that proposes words (default: nearest neighbours).",
+    )
+    glove: Annotated[
+        str | None,
+        Option("--glove", panel=ON_TASK, metavar="FILE", enables="use", excludes=("--no-augment",)),
+    ] = Field(
+        None,
+        description="Word vectors for words of several tokens (default: the teacher's embeddings).",
+    )
+    predict: bool = Field(
+        True, description="Whether the prediction stage trains on the copies too."
+    )
 
 
 class UndistilledSettings(Section):
-    """`undistilled:`, the same student fine-tuned without a teacher by the task's recipe of `finetune`."""
+    """`undistilled:`, the same student, fine-tuned without a teacher."""
 
-    use: bool = True
-    overrides: dict[str, Any] = Field(default_factory=dict)
+    use: bool = Field(True, description="Whether to train it for comparison.")
+    overrides: dict[str, Any] = Field(
+        default_factory=dict, description="Keys of finetune that override the task's recipe."
+    )
 
 
 class TaskDistillRecipe(OnTask):
-    """A recipe of `kdcli distill --task`; `loss` holds the keys of the method's `Settings`. The method's objective is
-    trained before the prediction stage (`stage: separate`), added to its loss (`joint`), or left out (`none`); null is
-    the method's default. `soft_labels` is a file of probabilities or scores in the teacher's place. `train` is of the
-    prediction stage; `intermediate` overrides it for the separate stage. `more_teachers` teach the prediction stage
-    too, with equal weight. `cache_gb` is the disk budget in GB for cached teacher signals, deleted at the end of the
-    run."""
+    """A recipe of `kdcli distill --task`."""
+
+    purpose: ClassVar[str] = "distilling on a task"
 
     verb: Literal["distill-task"] = "distill-task"
-    teacher: str | None = None
-    more_teachers: list[str] = Field(default_factory=list)
-    soft_labels: str | None = None
-    method: str = "tinybert"
-    stage: Literal["separate", "joint", "none"] | None = None
+    teacher: Teacher = None
+    more_teachers: Annotated[
+        list[str],
+        Option("--also-teacher", name="more_teachers", panel=ON_TASK, metavar="MODEL"),
+    ] = Field(
+        default_factory=list,
+        description="Further teacher of the prediction stage, with the same weight; may be "
+        "repeated.",
+    )
+    soft_labels: Annotated[str | None, Option("--soft-labels", panel=ON_TASK, metavar="FILE")] = (
+        Field(
+            None,
+            description="File of the rows' probabilities or scores, in place of a teacher "
+            "(default: none).",
+        )
+    )
+    method: Annotated[str, Option("--method", metavar="NAME", choices=ON_LABELS)] = Field(
+        "tinybert", description="Method on a task."
+    )
+    stage: Literal["separate", "joint", "none"] | None = Field(
+        None,
+        description="Whether the method's loss is trained before the prediction stage, is part "
+        "of its loss, or is skipped (default: the method's).",
+    )
     student: StudentSettings = StudentSettings()
-    loss: dict[str, Any] = Field(default_factory=dict)
+    loss: dict[str, Any] = Field(default_factory=dict, description="Settings of the method.")
     relation: RelationSettings = RelationSettings()
     kd: KdSettings = KdSettings()
     general: GeneralSettings = GeneralSettings()
     augment: AugmentSettings = AugmentSettings()
-    intermediate: dict[str, Any] = Field(default_factory=lambda: {"lr": 5e-5, "epochs": 20.0})
+    intermediate: dict[str, Any] = Field(
+        default_factory=lambda: {"lr": 5e-5, "epochs": 20.0},
+        description="Keys of train that differ in the separate stage.",
+    )
     undistilled: UndistilledSettings = UndistilledSettings()
-    cache_gb: float = Field(8.0, ge=0)
+    cache_gb: CacheSize = 8.0
+
+
+@dataclass(frozen=True)
+class DistillOptions:
+    """Options of `kdcli distill` that set no recipe key of their own."""
+
+    ablate: Annotated[
+        str | None,
+        Option(
+            "--ablate",
+            metavar="NAME",
+            recipes=("distill", "distill-task"),
+            excludes=("--augment-only",),
+        ),
+        Field(description="List of variants to train as well, in one table."),
+    ] = None
+    augment_only: Annotated[
+        Path | None,
+        Option(
+            "--augment-only",
+            panel=ON_TASK,
+            metavar="FILE",
+            recipes=("distill-task",),
+            enables="augment.use",
+            excludes=("--no-augment", "--resume", "--push-to-hub"),
+            terminal=True,
+        ),
+        Field(description="Write the copies as jsonl, and stop."),
+    ] = None
 
 
 RECIPES: dict[str, type[Section]] = {
@@ -137,4 +261,5 @@ RECIPES: dict[str, type[Section]] = {
     "distill-task": TaskDistillRecipe,
     "rerank": RerankRecipe,
 }
-"""Folder of `recipes/` -> its recipes' model."""
+"""Folder of `recipes/` -> settings model."""
+OPTIONS = {"distill": DistillOptions}

@@ -1,42 +1,79 @@
 """The recipe of `kdcli evaluate`."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
+from pydantic.dataclasses import dataclass
 
+from kdcli.recipe.options import GOAL, RUN, Option
 from kdcli.recipe.sections import MeasureSettings, Section
-from kdcli.workloads.settings import HeadSettings, LabelledSettings
+from kdcli.workloads.settings import HeadSettings, LabelledSettings, Metrics, Pooling, TaskName
 
 
-class JudgedHeadSettings(HeadSettings):
-    """`head:` of `evaluate`. `kind` and `words` are the frozen head of a mask that holds bits alone; null are those
-    that the SMP authors trained under."""
+class EvaluatedHeadSettings(HeadSettings):
+    """`head:` of `evaluate`: also the frozen head of a mask that holds bits alone."""
 
-    kind: Literal["embedding", "mlm"] | None = None
-    words: list[str] | None = None
+    kind: Literal["embedding", "mlm"] | None = Field(
+        None, description="Head of such a mask (default: the one its authors trained under)."
+    )
+    words: list[str] | None = Field(
+        None, description="Label words of such a mask (default: its authors')."
+    )
 
 
 class EvaluateRecipe(Section):
-    """The recipe of `kdcli evaluate`; the first of `models` is the baseline of the others. With `masks` there is one
-    model, the base that is evaluated under each mask. `metrics` are names, scripts or directories of the `evaluate`
-    library, reported beside the task's own metrics. `pooling` judges plain encoders as embedding models; `dimensions`
-    judges vectors cut to their first so many components, each as a model of its own."""
+    """A recipe of `kdcli evaluate`."""
 
     verb: Literal["evaluate"] = "evaluate"
-    models: list[str] = Field(default_factory=list)
-    masks: list[str] = Field(default_factory=list)
-    task: str | None = None
-    pooling: str | None = None
-    dimensions: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
-    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
-    metrics: list[str] = Field(default_factory=list)
-    resamples: int = Field(1000, ge=100, le=10**6)
-    worst: int = Field(20, ge=0)
-    head: JudgedHeadSettings = JudgedHeadSettings()
+    models: Annotated[list[str], Option("models", metavar="MODEL")] = Field(
+        default_factory=list,
+        description="Fine-tuned or embedding models; the first is the baseline of the others.",
+    )
+    masks: Annotated[list[str], Option("--mask", name="mask_file", metavar="FILE")] = Field(
+        default_factory=list,
+        description="Mask under which the one model is evaluated; may be repeated.",
+    )
+    task: TaskName = None
+    pooling: Pooling = None
+    dimensions: list[Annotated[int, Field(ge=1)]] = Field(
+        default_factory=list,
+        description="Lengths to which vectors are cut; each is evaluated as a model of its own.",
+    )
+    dtype: Annotated[Literal["auto", "fp32", "bf16", "fp16"], Option("--dtype", panel=RUN)] = Field(
+        "fp32", description="Number format of the computation."
+    )
+    metrics: Metrics = Field(default_factory=list)
+    resamples: int = Field(
+        1000, ge=100, le=10**6, description="Resamples of the bootstrap for intervals."
+    )
+    worst: int = Field(20, ge=0, description="Number of worst examples in the report.")
+    head: EvaluatedHeadSettings = EvaluatedHeadSettings()
     data: LabelledSettings = LabelledSettings()
     measure: MeasureSettings = MeasureSettings(latency=False)
 
 
-RECIPES: dict[str, type[Section]] = {
-    "evaluate": EvaluateRecipe
-}  # Folder of `recipes/` -> settings model
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Options of `kdcli evaluate` that are no recipe keys."""
+
+    predictions: Annotated[
+        Path | None,
+        Option("--predictions", metavar="FILE"),
+        Field(description="Write every prediction to this jsonl file."),
+    ] = None
+    submission: Annotated[
+        Path | None,
+        Option("--submission", metavar="DIR"),
+        Field(description="Write the GLUE server's files for the test split to this directory."),
+    ] = None
+    min_metric: Annotated[
+        list[str] | None,
+        Option("--min-metric", panel=GOAL, metavar="METRIC=VALUE"),
+        Field(description="Exit with 5 if a model scores less; may be repeated."),
+    ] = None
+
+
+RECIPES: dict[str, type[Section]] = {"evaluate": EvaluateRecipe}
+"""Folder of `recipes/` -> settings model."""
+OPTIONS = {"evaluate": EvaluateOptions}

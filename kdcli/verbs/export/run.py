@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 from rich.table import Table
@@ -40,7 +40,6 @@ from kdcli.models.heads import (
 from kdcli.models.load import load_config, load_tokenizer, load_weights, location, save_tokenizer
 from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows, write_training_rows
-from kdcli.recipe.sections import Section
 from kdcli.report.text import bytes_of
 from kdcli.report.views import short
 from kdcli.run.context import cpu_session
@@ -56,14 +55,6 @@ from kdcli.workloads.workload import EvaluationRequest, Workload
 
 TEXTS_COMPARED, VECTORS_COMPARED = 64, 256
 TEXT = LabelledSettings()  # That of the demo
-
-
-class ExportRecipe(Section):
-    """What `--set` reaches. `data` is of the task that judges the file; without a task its `source` is text on which
-    predictions are compared."""
-
-    verb: Literal["export"] = "export"
-    data: LabelledSettings = LabelledSettings()
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
-"""What a recipe of `kdcli finetune` may hold."""
+"""The recipes of `kdcli finetune`."""
 
 from kdcli.recipe.sections import Section
-from kdcli.workloads.settings import FinetuneRecipe
+from kdcli.workloads.settings import FinetuneRecipe, RerankRecipe
 
-RECIPES: dict[str, type[Section]] = {
-    "finetune": FinetuneRecipe
-}  # Folder of `recipes/` -> settings model
+RECIPES: dict[str, type[Section]] = {"finetune": FinetuneRecipe, "rerank": RerankRecipe}
+"""Folder of `recipes/` -> settings model."""

@@ -1,94 +1,76 @@
-"""The options of `kdcli mask`."""
+"""`kdcli mask`."""
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import PRINTING, show, with_options
+from kdcli.cli.verb import PRINTING, Given, verb
 from kdcli.errors import UsageError
 
-mask = typer.Typer(no_args_is_help=True, help="Mask files: look, compare, apply, compact.")
+if TYPE_CHECKING:
+    from kdcli.verbs.mask.settings import ApplyOptions
+
+SHARED = ("output_dir", "sets", "trust_remote_code", *PRINTING)
+
+mask = typer.Typer(no_args_is_help=True, help="Show, compare, apply and compact mask files.")
 app.add_typer(mask, name="mask")
 
-MaskPath = Annotated[Path, typer.Argument(help="A mask file.")]
-AnyMask = Annotated[Path, typer.Argument(help="A mask file, or an .npy of the SMP authors.")]
-Base = Annotated[
-    str | None, typer.Option(help="Where the base is; default: named in the mask.", metavar="MODEL")
-]
-Masking = Annotated[
-    str | None, typer.Option(help="local, global or proportional (default); of --sparsity.")
-]
-OfTask = Annotated[
-    str | None, typer.Option("--task", help="Of an .npy: the task of its head.", metavar="TASK")
-]
-Sparsity = Annotated[
-    float | None, typer.Option(help="Re-threshold the stored scores at this sparsity.")
-]
 
-
-@mask.command("info")
-@with_options("json")
-def mask_info(file: MaskPath, **shared: Any) -> Any:
+@verb("json", group=mask, example="kdcli mask info runs/sst2/mask/mask.safetensors")
+def info(given: Given) -> Any:
     """Show what a mask is for, and how much it keeps."""
     from kdcli.verbs.mask import run
+    from kdcli.verbs.mask.settings import InfoOptions
 
-    return show(run.info(file), as_json=shared["json"])
+    return given.show(run.info(given.of(InfoOptions).file))
 
 
-@mask.command("diff")
-@with_options("json")
-def mask_diff(
-    first: MaskPath,
-    second: Annotated[Path, typer.Argument(help="Another one of the same base.")],
-    **shared: Any,
-) -> Any:
+@verb("json", group=mask, example="kdcli mask diff first.safetensors second.safetensors")
+def diff(given: Given) -> Any:
     """Compare two masks."""
     from kdcli.verbs.mask import run
+    from kdcli.verbs.mask.settings import DiffOptions
 
-    return show(run.diff(first, second), as_json=shared["json"])
-
-
-@mask.command("apply")
-@with_options("output_dir", "sets", "trust_remote_code", *PRINTING)
-def mask_apply(
-    file: AnyMask,
-    base: Base = None,
-    task: OfTask = None,
-    sparsity: Sparsity = None,
-    masking: Masking = None,
-    **shared: Any,
-) -> Any:
-    """Save the masked model, with zeros: it loads anywhere and is not faster."""
-    _save(locals() | shared)
+    own = given.of(DiffOptions)
+    return given.show(run.diff(own.first, own.second))
 
 
-@mask.command("compact")
-@with_options("output_dir", "sets", "trust_remote_code", *PRINTING)
-def mask_compact(
-    file: AnyMask,
-    base: Base = None,
-    task: OfTask = None,
-    sparsity: Sparsity = None,
-    masking: Masking = None,
-    drop_rows_below: Annotated[
-        int, typer.Option(help="Treat rows with fewer than N weights as empty.")
-    ] = 0,
-    **shared: Any,
-) -> Any:
+@verb(*SHARED, group=mask, example="kdcli mask apply runs/sst2/mask/mask.safetensors -o masked")
+def apply(given: Given) -> Any:
+    """Save the masked model with zeros: it loads anywhere, and is not faster."""
+    from kdcli.verbs.mask.settings import ApplyOptions
+
+    return _save(given, given.of(ApplyOptions))
+
+
+@verb(*SHARED, group=mask, example="kdcli mask compact runs/sst2/mask/mask.safetensors -o small")
+def compact(given: Given) -> Any:
     """Save the model without its empty rows, columns and heads: smaller and faster."""
-    _save(locals() | shared, compacted=True, drop_rows_below=drop_rows_below)
+    from kdcli.verbs.mask.settings import CompactOptions
+
+    own = given.of(CompactOptions)
+    return _save(given, own, compacted=True, drop_rows_below=own.drop_rows_below)
 
 
-def _save(given: dict[str, Any], **how: Any) -> Any:
-    if given["masking"] is not None and given["sparsity"] is None:
+def _save(
+    given: Given, own: "ApplyOptions", *, compacted: bool = False, drop_rows_below: int = 0
+) -> Any:
+    if own.masking is not None and own.sparsity is None:
         raise UsageError("--masking changes nothing without --sparsity", "add --sparsity")
+    options = given.run_options
     from kdcli.verbs.mask import run
 
-    how |= {
-        name: given[name]
-        for name in ("base", "task", "sparsity", "output_dir", "trust_remote_code")
-    }
-    how |= {"sets": given["sets"] or (), "masking": given["masking"] or "proportional"}
-    return show(run.apply(given["file"], **how), as_json=given["json"])
+    result = run.apply(
+        own.file,
+        base=own.base,
+        sparsity=own.sparsity,
+        masking=own.masking or "proportional",
+        task=own.task,
+        sets=given.sets,
+        compacted=compacted,
+        drop_rows_below=drop_rows_below,
+        output_dir=options.output_dir,
+        trust_remote_code=options.trust_remote_code,
+    )
+    return given.show(result)

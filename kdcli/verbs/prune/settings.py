@@ -4,46 +4,79 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kdcli.recipe.sections import KdSettings, Section
+from kdcli.recipe.methods import method_names
+from kdcli.recipe.options import Option
+from kdcli.recipe.sections import KdSettings, LearningRate, Section
 from kdcli.workloads.settings import (
+    ENCODER,
+    CacheSize,
     DownstreamSettings,
     FinetuneTrainSettings,
+    TaskName,
     TaskRecipe,
     VectorSettings,
 )
 
 
 class PruneTrainSettings(FinetuneTrainSettings):
-    """`train:` of `prune`: SMP's learning rate of scores, no warm-up and no decay; other methods have their
-    own rate and warm-up (`kdcli.pruners.pruner.Defaults`)."""
+    """`train:` of `prune`, with SMP's values; other methods have a rate and warm-up of their own."""
 
-    lr: float = Field(2e-2, gt=0)
-    warmup_fraction: float = Field(0.0, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
+    lr: LearningRate = Field(
+        2e-2, description="Peak learning rate: of the scores for smp, else the method's."
+    )
+    warmup_fraction: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the steps in which the learning rate rises; 0.1 for other methods.",
+    )
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay of AdamW.")
 
 
 class PruneRecipe(TaskRecipe):
-    """All keys of a `prune` recipe. `sparsity` is the share of the layers' weights to remove; each value is a run.
-    `pruner` holds the keys of the method's own `Settings`. `drop_rows_below` makes compaction drop rows with fewer
-    weights. `cache_gb` is the disk budget for cached teacher signals, deleted at the end of the run. `embedding`,
-    `loss` and `eval` are of task `embedding`, which learns an embedding model's own vectors."""
+    """A recipe of `kdcli prune`."""
 
     verb: Literal["prune"] = "prune"
-    model: str | None = "bert-base-uncased"
-    task: str | None = "sst2"
-    method: str = "smp"
-    sparsity: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
-        default_factory=lambda: [0.9], min_length=1
+    model: Annotated[str | None, Option("model", metavar="MODEL")] = Field(
+        "bert-base-uncased", description=ENCODER
     )
-    teacher: str | None = None
-    pruner: dict[str, Any] = Field(default_factory=dict)
+    task: TaskName = "sst2"
+    method: Annotated[
+        str,
+        Option("--method", kind=list[str], choices=tuple(method_names("kdcli.pruners", "pruner"))),
+    ] = Field("smp", description="Pruning method; may be repeated, one run each.")
+    sparsity: Annotated[
+        list[Annotated[float, Field(ge=0, lt=1)]], Option("--sparsity", metavar="SHARE")
+    ] = Field(
+        default_factory=lambda: [0.9],
+        min_length=1,
+        description="Share of the layers' weights to remove; may be repeated, one run each.",
+    )
+    teacher: Annotated[str | None, Option("--teacher", metavar="MODEL")] = Field(
+        None, description="Model fine-tuned on the task, to learn from too (default: none)."
+    )
+    pruner: Annotated[
+        dict[str, Any],
+        Option(
+            "--masking",
+            kind=str,
+            key="masking",
+            choices=("local", "global", "proportional", "threshold"),
+            description="Which weights compete with each other (default: the method's).",
+        ),
+    ] = Field(default_factory=dict, description="Settings of the method.")
     kd: KdSettings = KdSettings()
-    drop_rows_below: int = Field(0, ge=0)
-    cache_gb: float = Field(8.0, ge=0)
+    drop_rows_below: int = Field(
+        0, ge=0, description="The compact form drops rows with fewer weights."
+    )
+    cache_gb: CacheSize = 8.0
     train: PruneTrainSettings = PruneTrainSettings()
     embedding: VectorSettings = VectorSettings()
-    loss: dict[str, Any] = Field(default_factory=dict)
+    loss: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of the loss of task embedding."
+    )
     eval: DownstreamSettings = DownstreamSettings()
 
 
-RECIPES: dict[str, type[Section]] = {"prune": PruneRecipe}  # Folder of `recipes/` -> settings model
+RECIPES: dict[str, type[Section]] = {"prune": PruneRecipe}
+"""Folder of `recipes/` -> settings model."""

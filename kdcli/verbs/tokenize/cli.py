@@ -1,43 +1,27 @@
-"""The options of `kdcli tokenize`."""
+"""`kdcli tokenize`."""
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from kdcli.cli.verb import PRINTING, Given, verb
 
-from kdcli.cli.app import app
-from kdcli.cli.options import PRINTING, show, with_options
+SHARED = ("output_dir", "dry_run", "trust_remote_code", *PRINTING)
 
 
-@app.command()
-@with_options("output_dir", "dry_run", "trust_remote_code", *PRINTING)
-def tokenize(
-    source: Annotated[
-        str,
-        typer.Argument(help="Hub id, file, directory, URL (hf://, s3://, https://), or 'demo'."),
-    ],
-    tokenizer: Annotated[
-        str,
-        typer.Option(
-            metavar="MODEL", help="The model that will read it: hub id, directory, or 'demo'."
-        ),
-    ],
-    column: Annotated[
-        str | None, typer.Option(help="Of the text; default `text`, or the only one of strings.")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; default one a core.")] = None,
-    **shared: Any,
-) -> Any:
-    """Tokenise a large text once, in several processes: training then takes the directory as --data."""
-    given = locals() | shared
+@verb(*SHARED, example="kdcli tokenize corpus/ --tokenizer bert-base-uncased -o shards")
+def tokenize(given: Given) -> Any:
+    """Tokenise a large text once, in several processes; training then takes the directory as --data."""
+    from kdcli.verbs.tokenize.settings import TokenizeOptions
+
+    options, own = given.run_options, given.of(TokenizeOptions)
     from kdcli.verbs.tokenize.run import run
 
-    names = (
-        "source",
-        "tokenizer",
-        "column",
-        "workers",
-        "output_dir",
-        "dry_run",
-        "trust_remote_code",
+    tokenised = run(
+        source=own.source,
+        tokenizer=own.tokenizer,
+        column=own.column,
+        workers=own.workers,
+        output_dir=options.output_dir,
+        dry_run=options.dry_run,
+        trust_remote_code=options.trust_remote_code,
     )
-    return show(run(**{name: given[name] for name in names}), as_json=shared["json"])
+    return given.show(tokenised)

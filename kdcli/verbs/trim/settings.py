@@ -1,27 +1,41 @@
 """The recipe of `kdcli trim`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kdcli.recipe.sections import MeasureSettings, Section
+from kdcli.recipe.options import Option
+from kdcli.recipe.sections import DATA_OPTION, MeasureSettings, Section
 
 
 class TrimData(Section):
-    """`data:`. `column` null reads every text of a row."""
+    """`data:` of `trim`."""
 
-    source: str | None = None
-    column: str | None = None
+    source: Annotated[str | None, DATA_OPTION] = Field(
+        None,
+        description="Text whose tokens are kept: a hub id (or ID@REV), a file, a directory, a "
+        "URL, or 'demo'.",
+    )
+    column: str | None = Field(
+        None, description="Column of the text (default: every text of a row)."
+    )
 
 
 class TrimRecipe(Section):
-    """The recipe of `kdcli trim`. `vocab_size` null keeps every token that the data need."""
+    """The keys that `--set` takes."""
 
     verb: Literal["trim"] = "trim"
-    model: str | None = None
-    vocab_size: int | None = Field(None, gt=0)
+    model: Annotated[str | None, Option("model", metavar="MODEL", required=True)] = Field(
+        None, description="Model: a hub id, a directory, or 'demo'; its head is kept."
+    )
+    vocab_size: Annotated[int | None, Option("--vocab-size", metavar="N")] = Field(
+        None,
+        gt=0,
+        description="Number of tokens to keep (default: every token that occurs in the data).",
+    )
     data: TrimData = TrimData()
     measure: MeasureSettings = MeasureSettings(latency=False)
 
 
-RECIPES: dict[str, type[Section]] = {"trim": TrimRecipe}  # Folder of `recipes/` -> settings model
+RECIPES: dict[str, type[Section]] = {"trim": TrimRecipe}
+"""Kind of recipe -> settings model."""

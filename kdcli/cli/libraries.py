@@ -1,0 +1,55 @@
+"""Settings of the libraries that must be made before they are imported."""
+
+import logging
+import os
+import re
+
+RETRIES = re.compile(
+    r"thrown while requesting|Retrying in|before retry|Trying to resume|Max retries exceeded"
+)
+
+
+def prepare_libraries(quiet: bool, verbose: bool) -> None:
+    """Quiet the libraries and let OpenMP threads yield. Call it before they are imported.
+
+    Args:
+        quiet: Whether to print results and errors only.
+        verbose: Whether to print the libraries' messages too.
+    """
+    # Spinning threads starve the thread they wait for. Next to another program, losses took 70
+    # times as long without this limit and 5 times with it; alone it costs nothing (see
+    # docs/results.md).
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    for name in ("utils._http", "file_download"):
+        # The same filter each time, so that a second command in a process adds none.
+        log = logging.getLogger(f"huggingface_hub.{name}")
+        (log.removeFilter if verbose else log.addFilter)(_HUB_RETRIES)
+    _HUB_RETRIES.is_logged = False
+    if not verbose:
+        # If one of several processes exits, the other processes' sockets would log a traceback.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    from kdcli.engine.progress import Progress
+
+    Progress.console.quiet = quiet
+
+
+class _HubRetries(logging.Filter):
+    """Logs one line for all retries; the hub client logs two for each of them."""
+
+    is_logged = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Drop a message about a retry."""
+        if not RETRIES.search(record.getMessage()):
+            return True
+        if not self.is_logged:
+            from kdcli.engine.progress import Progress
+
+            self.is_logged = True
+            Progress.log("waiting for the hub, which does not answer")
+        return False
+
+
+_HUB_RETRIES = _HubRetries()

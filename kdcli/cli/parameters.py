@@ -1,0 +1,250 @@
+"""The parameters of a verb, built from the options that its settings models declare."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kdcli.cli.complete import complete_recipe, complete_shape, complete_task
+
+if TYPE_CHECKING:
+    from kdcli.recipe.options import Option, Setting
+
+COMPLETIONS: dict[str, Callable[[str], list[str]]] = {
+    "task": complete_task,
+    "recipe": complete_recipe,
+    "shape": complete_shape,
+}
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """An option as one settings model declares it."""
+
+    setting: Setting
+    option: Option
+    purpose: str
+
+    @property
+    def key(self) -> str:
+        """The dotted key that the option sets."""
+        return f"{self.setting.key}.{self.option.key}" if self.option.key else self.setting.key
+
+    @property
+    def switch(self) -> str | None:
+        """The key that the option turns on too."""
+        if self.option.enables is None:
+            return None
+        section, dot, _ = self.setting.key.rpartition(".")
+        return f"{section}{dot}{self.option.enables}"
+
+    @property
+    def kind(self) -> Any:
+        """The type of the option's value, without None."""
+        from kdcli.recipe.options import plain_kind
+
+        return self.option.kind or plain_kind(self.setting.kind)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the field takes several values."""
+        return typing.get_origin(self.kind) is list
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The allowed values, if there are few."""
+        if self.option.completion is not None:
+            return ()
+        return self.option.choices or self.setting.choices
+
+    @property
+    def description(self) -> str:
+        """What the option does, without its default."""
+        return self.option.description or self.setting.description
+
+    @property
+    def default(self) -> str:
+        """The default as help shows it; empty where the description explains it."""
+        if self.option.key is not None or not self.option.show_default:
+            return ""
+        return shown(self.setting.default, self.option)
+
+
+@dataclass
+class Parameter:
+    """A parameter of a verb, and what it sets in each settings model.
+
+    Attributes:
+        by_model: The declarations, by kind of recipe or by class of run settings.
+        is_recipe_key: Whether the parameter sets keys of recipes.
+    """
+
+    is_recipe_key: bool
+    by_model: dict[str, Declaration] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Declaration:
+        """The declaration of the first model, which decides name, type and panel."""
+        return next(iter(self.by_model.values()))
+
+    @property
+    def option(self) -> Option:
+        return self.first.option
+
+    @property
+    def name(self) -> str:
+        return self.option.name
+
+    @property
+    def kind(self) -> Any:
+        return self.first.kind
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the option may be repeated."""
+        return typing.get_origin(self.kind) is list
+
+    @property
+    def is_required(self) -> bool:
+        return self.first.setting.is_required or self.option.required
+
+    @property
+    def default(self) -> Any:
+        """The parameter's default. A recipe key that is not given keeps the recipe's value."""
+        return None if self.is_recipe_key else self.first.setting.default
+
+    def kinds(self, recipes: Iterable[str]) -> list[str]:
+        """Return the kinds of recipe that the parameter goes with, of those that a verb has."""
+        own = self.by_model if self.is_recipe_key else self.option.recipes
+        return [kind for kind in recipes if kind in own or not own]
+
+    @property
+    def help(self) -> str:
+        """Descriptions with allowed values and defaults, once for models that agree."""
+        by_text: dict[tuple[str, tuple[str, ...]], list[Declaration]] = {}
+        for declaration in self.by_model.values():
+            text = (declaration.description, declaration.choices)
+            by_text.setdefault(text, []).append(declaration)
+        return " ".join(
+            sentence(description, choices, default_of(declarations))
+            for (description, choices), declarations in by_text.items()
+        )
+
+    def typer_parameter(self) -> inspect.Parameter:
+        """Return the parameter of a function as Typer reads it."""
+        information: Any
+        help_text = self.help.replace("[", r"\[")
+        if self.option.is_argument:
+            information = typer.Argument(
+                help=help_text,
+                metavar=self.option.metavar,
+                show_default=False,
+                autocompletion=self._completion(),
+            )
+        else:
+            information = typer.Option(
+                *self.option.flags,
+                help=help_text,
+                metavar=self.option.metavar,
+                show_default=False,
+                autocompletion=self._completion(),
+                rich_help_panel=self.option.panel if self.option.panel != "Options" else None,
+            )
+        is_optional = not self.is_required and self.default is None
+        return inspect.Parameter(
+            self.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if self.is_required else self.default,
+            annotation=Annotated[self.kind | None if is_optional else self.kind, information],
+        )
+
+    def _completion(self) -> Callable[[str], list[str]] | None:
+        choices = [choice for each in self.by_model.values() for choice in each.choices]
+        if self.option.completion is not None:
+            return COMPLETIONS[self.option.completion]
+        if not choices:
+            return None
+
+        return lambda incomplete: [word for word in choices if word.startswith(incomplete)]
+
+
+def parameters_of(
+    verb: str,
+    recipes: Mapping[str, Any],
+    options: Any,
+    shared: Mapping[Any, Iterable[str]],
+) -> list[Parameter]:
+    """Collect the parameters of a verb.
+
+    Args:
+        verb: Its name; some declarations are of one verb only.
+        recipes: The recipe models, by kind. An option of several models becomes one parameter.
+        options: The class of the run settings that only this verb has, or None.
+        shared: Class of run settings that verbs share -> names of the parameters to take.
+    """
+    from kdcli.recipe.options import PANELS, settings_of
+
+    parameters: dict[str, Parameter] = {}
+
+    def add(model: Any, name: str, is_recipe: bool, names: Iterable[str] | None = None) -> None:
+        for setting in settings_of(model):
+            for option in setting.options:
+                is_taken = names is None or option.name in names
+                if is_taken and option.verb in (None, verb):
+                    parameter = parameters.setdefault(option.name, Parameter(is_recipe))
+                    purpose = getattr(model, "purpose", "")
+                    parameter.by_model[name] = Declaration(setting, option, purpose)
+
+    for kind, recipe in recipes.items():
+        add(recipe, kind, is_recipe=True)
+    if options is not None:
+        add(options, options.__name__, is_recipe=False)
+    for model, names in shared.items():
+        add(model, model.__name__, is_recipe=False, names=frozenset(names))
+    return sorted(
+        parameters.values(),
+        key=lambda each: (not each.option.is_argument, PANELS.index(each.option.panel)),
+    )
+
+
+def sentence(description: str, choices: Iterable[str], default: str) -> str:
+    """Return a description with the allowed values and the default in brackets at its end."""
+    text = description.removesuffix(".")
+    if explained := re.search(r" \((default: [^()]*)\)$", text):
+        text, default = text[: explained.start()], explained[1].removeprefix("default: ")
+    facts = [listed(choices)] if choices else []
+    facts += [f"default: {default}"] if default else []
+    return f"{text} ({'; '.join(facts)})." if facts else description
+
+
+def listed(words: Iterable[str]) -> str:
+    """Return `a, b or c`."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def default_of(declarations: Iterable[Declaration]) -> str:
+    """Return the default of an option, with the purposes that have another one."""
+    by_default: dict[str, list[str]] = {}
+    for declaration in declarations:
+        by_default.setdefault(declaration.default, []).append(declaration.purpose)
+    (first, _), *others = by_default.items()
+    rest = [f"{default} for {listed(purposes)}" for default, purposes in others if default]
+    return "; ".join([first, *rest] if first else rest)
+
+
+def shown(default: Any, option: Option) -> str:
+    """Return a default as help shows it; empty for null, false and empty values."""
+    if isinstance(default, bool):
+        return option.flag if default else ""
+    if isinstance(default, float):
+        return f"{default:g}".replace("e-0", "e-")
+    if isinstance(default, list | tuple):
+        return ", ".join(shown(each, option) for each in default)
+    return str(default) if default not in (None, {}) else ""

@@ -1,0 +1,79 @@
+"""The recipe keys and options of `kdcli export`."""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from kdcli.recipe.options import GOAL, Option
+from kdcli.recipe.sections import DATA_OPTION, Section
+from kdcli.workloads.settings import TASK_OPTION, LabelledSettings, Pooling
+
+
+class ExportData(LabelledSettings):
+    """`data:` of `export`: the task's examples, else text."""
+
+    source: Annotated[str | None, DATA_OPTION] = Field(
+        None,
+        description="Data on which each file is compared with torch: the task's, else text "
+        "(default: the task's own, or 'demo').",
+    )
+
+
+class ExportRecipe(Section):
+    """The keys that `--set` takes."""
+
+    verb: Literal["export"] = "export"
+    data: ExportData = ExportData()
+
+
+@dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
+class ExportOptions:
+    """Options of `kdcli export` that are no recipe keys."""
+
+    model: Annotated[
+        str,
+        Option("model", metavar="MODEL"),
+        Field(description="Model: a hub id, a directory, or 'demo'; its head is exported too."),
+    ]
+    file_format: Annotated[
+        str,
+        Option("--format", name="file_format", metavar="FORMAT", choices=("onnx", "openvino")),
+        Field(description="Format of the file."),
+    ]
+    int8: Annotated[bool, Option("--int8"), Field(description="Quantise to 8 bits.")] = False
+    fp16: Annotated[
+        bool, Option("--fp16"), Field(description="Convert to half precision; ONNX only.")
+    ] = False
+    q4: Annotated[
+        bool, Option("--q4"), Field(description="Quantise weights to 4 bits; ONNX only.")
+    ] = False
+    max_drop: Annotated[
+        float | None,
+        Option("--max-drop", panel=GOAL, metavar="POINTS"),
+        Field(
+            description="Maximum drop of the task metric, in points (1 point = 0.01); products "
+            "stay in float32 until it is met."
+        ),
+    ] = None
+    weights: Annotated[
+        bool, Option("--weights"), Field(description="Write model.safetensors too.")
+    ] = False
+    pooling: Pooling = None
+    task: Annotated[
+        str | None,
+        TASK_OPTION,
+        Field(description="Task on which the file is evaluated (default: none)."),
+    ] = None
+
+    @property
+    def precisions(self) -> list[str]:
+        """The precisions of the files; several come with the float32 one."""
+        wanted = {"int8": self.int8, "fp16": self.fp16, "q4": self.q4}
+        smaller = [name for name, is_wanted in wanted.items() if is_wanted]
+        return smaller if len(smaller) == 1 else ["fp32", *smaller]
+
+
+RECIPES: dict[str, type[Section]] = {"export": ExportRecipe}
+"""Kind of recipe -> settings model."""
+OPTIONS = {"export": ExportOptions}

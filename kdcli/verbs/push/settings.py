@@ -1,0 +1,33 @@
+"""The options of `kdcli push`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from kdcli.recipe.options import Option
+
+
+@dataclass(frozen=True)
+class PushOptions:
+    """Options of `kdcli push`."""
+
+    directory: Annotated[
+        Path,
+        Option("directory", metavar="DIR"),
+        Field(description="Directory of a model or an export."),
+    ]
+    repository: Annotated[
+        str,
+        Option("repository", metavar="REPO"),
+        Field(description="Repository on the hub, OWNER/NAME; it is created if it is missing."),
+    ]
+    public: Annotated[
+        bool,
+        Option("--public"),
+        Field(description="Make a new repository public, not private."),
+    ] = False
+
+
+OPTIONS = {"push": PushOptions}

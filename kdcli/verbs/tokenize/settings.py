@@ -1,0 +1,41 @@
+"""The options of `kdcli tokenize`."""
+
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from kdcli.recipe.options import Option
+from kdcli.recipe.sections import MAX_PROCESSES
+
+
+@dataclass(frozen=True)
+class TokenizeOptions:
+    """Options of `kdcli tokenize`."""
+
+    source: Annotated[
+        str,
+        Option("source", metavar="SOURCE"),
+        Field(
+            description="Text: a hub id, a file, a directory, a URL (hf://, s3://, https://), or "
+            "'demo'."
+        ),
+    ]
+    tokenizer: Annotated[
+        str,
+        Option("--tokenizer", metavar="MODEL"),
+        Field(description="Model that will read the text: a hub id, a directory, or 'demo'."),
+    ]
+    column: Annotated[
+        str | None,
+        Option("--column", metavar="NAME"),
+        Field(description="Column of the text (default: 'text', or the only column of strings)."),
+    ] = None
+    workers: Annotated[
+        int | None,
+        Option("--workers", metavar="N"),
+        Field(gt=0, le=MAX_PROCESSES, description="Number of processes (default: one per core)."),
+    ] = None
+
+
+OPTIONS = {"tokenize": TokenizeOptions}

@@ -1,0 +1,195 @@
+"""What options and recipe keys declare: descriptions, help, examples, the type stub, the reference."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from typer.testing import CliRunner
+
+import kdcli
+from kdcli.cli import app
+from kdcli.cli.parameters import parameters_of
+from kdcli.cli.verb import Given, Verb
+from kdcli.errors import UsageError
+from kdcli.recipe.options import PANELS, Option, settings_of
+from kdcli.recipe.resolve import recipe_models
+from kdcli.recipe.sections import CommandOptions, RunOptions, Section
+from tools.reference import all_verbs, reference
+from tools.stub import stub
+
+ROOT = Path(kdcli.__file__).parents[1]
+VERBS = dict(all_verbs())
+MODELS = [
+    *recipe_models().values(),
+    *(verb.options for verb in VERBS.values() if verb.options is not None),
+    *(RunOptions, CommandOptions),
+]
+INTERNAL = ("verb", "arguments", "stop_after")
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_every_field_is_described_in_a_sentence(model):
+    for setting in settings_of(model):
+        if setting.key not in INTERNAL:
+            assert re.fullmatch(r"[A-Z][^\n]*\.", setting.description), setting.key
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_help_describes_every_option_and_its_example_is_a_command_line(name):
+    done = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0
+    words = done.stdout.split()
+    flags = [flag for p in VERBS[name].parameters for o in p.option.flags for flag in o.split("/")]
+    assert len(flags) == len(set(flags))
+    assert {flag for flag in flags if flag.startswith("-")} <= set(words)
+    assert {each.option.panel for each in VERBS[name].parameters} <= set(PANELS)
+    program, *arguments = shlex.split(VERBS[name].example)
+    assert (program, arguments[: len(name.split())]) == ("kdcli", name.split())
+    parsed = CliRunner().invoke(app, [*arguments, "--help"])
+    assert parsed.exit_code == 0
+    assert VERBS[name].example in " ".join(words)
+
+
+def test_an_example_with_an_unknown_option_would_be_seen():
+    wrong = CliRunner().invoke(app, ["prune", "demo", "--sparsty", "0.9", "--help"])
+    assert (wrong.exit_code, "--sparsity" in wrong.stderr) == (2, True)
+
+
+def test_the_stub_is_up_to_date():
+    message = "run python -m tools.stub > kdcli/__init__.pyi"
+    assert (ROOT / "kdcli" / "__init__.pyi").read_text("utf-8") == stub(), message
+
+
+def test_the_reference_is_up_to_date():
+    message = "run python -m tools.reference > docs/reference.md"
+    assert (ROOT / "docs" / "reference.md").read_text("utf-8") == reference(), message
+
+
+def type_errors(code: str, folder: Path) -> list[str]:
+    """The errors of mypy in a file of this code."""
+    file = folder / "code.py"
+    file.write_text(code, "utf-8")
+    # The stub is followed, the modules that it imports are not.
+    options = [
+        "--follow-imports",
+        "skip",
+        "--config-file",
+        "",
+        "--cache-dir",
+        str(folder / "cache"),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, "--no-error-summary", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    return done.stdout.splitlines()
+
+
+def test_the_stub_accepts_the_examples_of_the_page_and_no_wrong_type(tmp_path):
+    page = (ROOT / "docs" / "python.md").read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) >= 5
+    promised = [
+        'kdcli.distill("demo", to="2x64")',
+        'kdcli.distill("demo", to=["2x64", "2x32"])',
+        'kdcli.evaluate("own")',
+        'kdcli.evaluate(Path("runs/teacher"), data=Path("mine"), min_metric="accuracy=0.9")',
+        "kdcli.prune(sparsity=0.9)",
+        'kdcli.benchmark("2x64", batch_size=1, seq_len=[16, 128])',
+        'kdcli.push(Path("runs/student"), "me/small")',
+    ]
+    accepted = "\n".join([*blocks, "from pathlib import Path", *promised])
+    assert type_errors(accepted, tmp_path) == []
+    refused = [
+        'kdcli.prune(sparsity="much")',
+        'kdcli.distill("demo", too="2x64")',
+        "kdcli.export()",
+    ]
+    errors = type_errors("\n".join(["import kdcli", *refused]), tmp_path)
+    lines = {error.split(":")[1] for error in errors if ": error:" in error}
+    assert lines == {"2", "3", "4"}
+
+
+class Inner(Section):
+    use: bool = Field(False, description="Whether to use it.")
+    file: Annotated[str | None, Option("--file", enables="use", excludes=("--fast",))] = Field(
+        None, description="File (default: none)."
+    )
+
+
+class OnText(Section):
+    purpose = "reading text"
+    lr: Annotated[float, Option("--lr")] = Field(3e-4, description="Rate.")
+    shapes: Annotated[list[str], Option("--to")] = Field(default_factory=list, description="Shape.")
+
+
+class OnTask(Section):
+    purpose = "reading a task"
+    task: Annotated[str | None, Option("--task")] = Field(None, description="Task.")
+    lr: Annotated[float, Option("--lr")] = Field(3e-5, description="Rate.")
+    shape: Annotated[str | None, Option("--to")] = Field(None, description="Shape.")
+    inner: Inner = Inner()
+
+
+@dataclass(frozen=True)
+class Extra:
+    fast: Annotated[bool, Option("--fast"), Field(description="Be fast.")] = False
+    workers: Annotated[int | None, Option("--workers"), Field(gt=0, description="Workers.")] = None
+
+
+@pytest.fixture
+def given(monkeypatch):
+    parameters = parameters_of("read", {"text": OnText, "task": OnTask}, Extra, {})
+    monkeypatch.setattr(Verb, "parameters", parameters)
+    monkeypatch.setattr(Verb, "recipes", {"text": OnText, "task": OnTask})
+
+    def make(**values):
+        verb = Verb("read", lambda given: None, "unused", (), "kdcli read")
+        return Given(verb, {each.name: each.default for each in parameters} | values)
+
+    return make
+
+
+def refusal(function, *arguments) -> str:
+    with pytest.raises(UsageError) as caught:
+        function(*arguments)
+    return f"{caught.value.message}; {caught.value.hint}"
+
+
+def test_options_become_the_keys_of_the_chosen_recipe(given):
+    assert given(lr=1.0, to=["2x64"]).keys("text") == {"lr": 1.0, "shapes": ["2x64"]}
+    assert given(lr=1.0, to=["2x64"]).keys("task") == {"lr": 1.0, "shape": "2x64"}
+    assert given(file="x").keys("task") == {"inner.use": True, "inner.file": "x"}
+    assert given(to=[]).keys("text") == {"shapes": []}
+    assert given().keys("task") == {}
+
+
+def test_an_option_of_another_recipe_is_refused_by_name(given):
+    needs = "--file needs --task; it belongs to reading a task"
+    assert refusal(given(file="x").keys, "text") == needs
+    several = "--to takes one value for reading a task, got 2"
+    assert refusal(given(to=["a", "b"]).keys, "task").startswith(several)
+
+
+def test_options_that_exclude_each_other_and_wrong_values_are_refused(given):
+    conflict = "--file and --fast contradict each other; give one of them"
+    assert refusal(given(file="x", fast=True).check_conflicts) == conflict
+    given(file="x").check_conflicts()
+    assert given(workers=2, fast=True).of(Extra) == Extra(fast=True, workers=2)
+    assert refusal(given(workers=0).of, Extra).startswith("--workers must be greater than 0, got 0")
+
+
+def test_help_shows_the_default_of_every_recipe(given):
+    helps = {each.name: each.help for each in given().verb.parameters}
+    assert helps["lr"] == "Rate (default: 0.0003; 3e-5 for reading a task)."
+    assert helps["file"] == "File (default: none)."
+    assert helps["to"] == "Shape."
