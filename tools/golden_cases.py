@@ -379,6 +379,8 @@ plan:
   backends: [onnx]
   shapes: [2x64, 1x32]
   prune: null
+  trim_from: 1.0
+  undistilled: false
   distill: {train: {max_steps: 8, batch_size: 8, dtype: fp32, log_every: 1}}
 """
 
