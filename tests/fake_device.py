@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 import torch._subclasses.fake_tensor as fake
 from encoders import tiny_config
+from stand_ins import Taught, Text, labelled, rows_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import (
     _DummyBackendModule,
@@ -33,9 +34,7 @@ from kdcli.data.batches import BatchOrder
 from kdcli.engine import train as engine
 from kdcli.engine.launch import Session, start
 from kdcli.losses import build_objective, inputs, methods
-from kdcli.losses.ctcd import reverse_kl
 from kdcli.losses.ranking import label_loss, padded, score_loss
-from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
 from kdcli.models.capture import capture, prepare_teacher
 from kdcli.models.embedder import EmbeddingFormat, Pool
 from kdcli.models.layout import LAYOUTS
@@ -43,13 +42,11 @@ from kdcli.models.shape import shape_of
 from kdcli.pruners import build_pruner, cap
 from kdcli.pruners import methods as pruning_methods
 from kdcli.recipe.sections import KdSettings
-from kdcli.targets.task_teacher import kd_terms
 from kdcli.targets.teacher import Teacher
-from kdcli.types import IGNORED, Job, Needs, Schedule, Signals, StepLoss, Term, labelled_places
-from kdcli.verbs.cotrain.job import Losses, PairStep
+from kdcli.types import IGNORED, Job, Needs, Schedule, StepLoss, Term, labelled_places
+from kdcli.verbs.cotrain.job import PairStep
 from kdcli.verbs.cotrain.settings import CommunitySettings, CotrainRecipe
 from kdcli.verbs.distill.student import Student, distill_job, teacher_needs
-from kdcli.workloads.task import task_loss
 
 TYPES = ("bert", "roberta", "deberta-v2", "mpnet", "distilbert")
 DEVICE = "kdgpu"
@@ -200,7 +197,8 @@ def distilled(method, kind):
         students[name] = Student(student, objective)
     signals = Teacher("teacher", capture(teacher, teacher_needs(students))).signals
     rows = Rows(labels=masked_labels) if masked else Rows()
-    train(distill_job(students, signals, rows, BatchOrder(B, B, 0), None), micro_batch_size=2)
+    targets, order = Taught(signals), BatchOrder(B, B, 0)
+    train(distill_job(students, targets, rows_of(rows), order), micro_batch_size=2)
 
 
 def embedded(settings, kind):
@@ -224,7 +222,7 @@ def embedded(settings, kind):
         positive=lambda: torch.randn(B, 32),
         negatives=lambda: torch.randn(B, 2, 32),
     )
-    train(distill_job(students, signals, rows, BatchOrder(B, B, 0), None))
+    train(distill_job(students, Taught(signals), rows_of(rows), BatchOrder(B, B, 0)))
 
 
 def on_task(task, kind, method="soft-targets"):
@@ -235,11 +233,12 @@ def on_task(task, kind, method="soft-targets"):
     of_student = capture(student, objective.student_needs | Needs(logits=True))
     of_teacher = Teacher("teacher", capture(teacher, objective.teacher_needs | Needs(logits=True)))
     modules = {"student": torch.nn.ModuleList([of_student, objective.projections])}
+    workload = labelled(task)
 
     def step(batch):
         taught = of_teacher.signals(batch)
-        loss, signals = task_loss(task, of_student, batch)
-        terms = dict(kd_terms(task, KdSettings(), loss, signals, [taught]))
+        signals = of_student(batch)
+        terms = workload.mixed_terms(signals, [taught], batch, KdSettings())
         return StepLoss(
             terms
             | {n: Term(v, objective.over[n]) for n, v in objective.terms(taught, signals).items()}
@@ -277,7 +276,10 @@ def cotrained(how, kind):
     """`kdcli cotrain`: on text, under a frozen third model, or on a task."""
     task = "class" if how == "task" else None
     recipe = CotrainRecipe(
-        community=CommunitySettings(model="third" if how.startswith("community") else None)
+        community=CommunitySettings(
+            model="third" if how.startswith("community") else None,
+            printed_order=how == "community, printed order",
+        )
     )
     make = (
         (lambda: headed(kind, "class"))
@@ -287,23 +289,8 @@ def cotrained(how, kind):
     needs = Needs(logits=True) if task else Needs(masked_logits=True)
     models = {role: capture(make(), needs) for role in ("teacher", "student")}
     third = Teacher("third", capture(prepare_teacher(make(), torch.bfloat16), needs))
-    divergence = reverse_kl if how == "community, printed order" else soft_kl
-
-    def losses(signals: Signals, batch):
-        if task:
-            labels_B = signals.labels
-            return Losses(
-                "rows",
-                lambda x: torch.nn.functional.cross_entropy(x, labels_B),
-                lambda f, t: soft_kl(f, t, 2),
-            )
-        labels_P = labels_of(signals)
-        hard = lambda logits_PV: masked_ce(logits_PV, labels_P)  # noqa: E731
-        return Losses(
-            "labels", hard, lambda f, t: soft_kl(f, t, 1.0), lambda f, t: divergence(f, t, 1.0)
-        )
-
-    step = PairStep(recipe, models, losses, third if recipe.community.model else None)
+    workload = labelled("class") if task else Text(None, None)
+    step = PairStep(recipe, workload, models, third if recipe.community.model else None)
     rows = Rows(labels=labels_of_kind("class") if task else masked_labels)
     train(job_of(step.modules, step, rows, param_group=step.param_group))
 
@@ -316,8 +303,9 @@ def pruned(method, kind, **settings):
     student = capture(model, Needs(logits=True, hidden=frozenset({2})))
 
     def step(batch):
-        loss, signals = task_loss("class", student, batch)
-        terms = {"loss": Term(loss, "rows")} | {
+        signals = student(batch)
+        losses = labelled("class").hard(signals, batch)
+        terms = {name: Term(value, "rows") for name, value in losses.items()} | {
             name: Term(value, "rows") for name, value in pruner.terms().items()
         }
         if pruner.contrast is not None:

@@ -439,7 +439,17 @@ class Workload(ABC):
             UsageError: the rows have no labels.
         """
         if not self.has_labels:
-            raise UsageError(f"task {self.name}: the rows have no labels to train on")
+            raise UsageError(
+                f"task {self.name}: the rows have no labels to train on",
+                "distill or prune learn from a teacher's outputs instead",
+            )
+        return self.model_job(model, settings, keep)
+
+    def model_job(self, model: Model, settings: TrainSettings, keep: Keep) -> tuple[Job, Schedule]:
+        """A job over one model, `model`, whose loss is the labels'; without labels it is zero.
+
+        Parameters that the labels' loss does not reach are frozen.
+        """
         captured = self.capture(model)
         plan = self.plan(settings)
 
@@ -449,7 +459,11 @@ class Workload(ABC):
             return StepLoss({"loss": Term(loss, self.over)}, self.outputs(signals, batch))
 
         job = self.training_job({"model": captured}, step, plan.order, keep)
-        freeze_unused(captured, step(first_rows(self.examples)).total)
+        batch = first_rows(self.examples)
+        signals = self.forward(captured, batch)
+        outputs = next(x for x in (signals.logits, signals.pooled) if x is not None)
+        losses = self.hard(signals, batch)
+        freeze_unused(captured, self.total(losses, signals) if losses else outputs.sum())
         return job, plan.schedule
 
     def mixed_terms(

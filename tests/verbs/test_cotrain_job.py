@@ -14,9 +14,10 @@ from kdcli.engine.launch import Session
 from kdcli.engine.train import train
 from kdcli.errors import UsageError
 from kdcli.types import Schedule
-from kdcli.verbs.cotrain.job import OnText
+from kdcli.verbs.cotrain.job import pair_job
 from kdcli.verbs.cotrain.models import load_text_pair
 from kdcli.verbs.cotrain.settings import CotrainRecipe
+from kdcli.workloads.text import TextWorkload
 
 SCHEDULE = Schedule(
     steps=6, batch_size=8, lr=1e-3, warmup_steps=0, eval_every=6, checkpoint_every=100
@@ -53,7 +54,12 @@ def load(recipe):
 
 def job_of(recipe, corpus, pair=None, schedule=SCHEDULE):
     session = Session(Accelerator(cpu=True), torch.device("cpu"))
-    return OnText(recipe, session, corpus, schedule).build(recipe, pair or load(recipe))[0]
+    pair = pair or load(recipe)
+    tokenizer = pair.models["student"].tokenizer
+    workload = TextWorkload(session, corpus, recipe.data, tokenizer, "base", seed=schedule.seed)
+    train = {name: getattr(schedule, name) for name in ("lr", "batch_size", "seed")}
+    own = recipe.train.model_copy(update=train)
+    return pair_job(recipe.model_copy(update={"train": own}), workload, pair)[0]
 
 
 def trained(recipe, corpus):

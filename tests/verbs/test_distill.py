@@ -520,7 +520,7 @@ def test_one_of_two_processes_ends_when_the_other_is_killed(given, tmp_path):
 def test_the_embedded_teacher_needs_no_network_by_any_method(monkeypatch, method, named):
     calls = []
     monkeypatch.setattr(
-        "kdcli.verbs.distill.run.run", lambda resolved, invocation: calls.append(resolved)
+        "kdcli.verbs.distill.run.distill", lambda resolved, invocation: calls.append(resolved)
     )
     kdcli("demo", "--to", "2x32", *(part.format(method) for part in named), "--lr", "1e-4")
     (resolved,) = calls

@@ -5,11 +5,11 @@ import errno
 import own_files
 import pytest
 from encoders import foreign_tokenizer, tiny_config
-from kdcli.verbs.distill.task import check_task
 from own_files import NAMES, kdcli, said_by, succeeds, write
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from kdcli.errors import UsageError
+from kdcli.verbs.distill.labelled import check_task
 from kdcli.verbs.distill.settings import TaskDistillRecipe
 
 LABELS = tuple(sorted(NAMES))
@@ -274,7 +274,7 @@ def test_a_file_of_copies_that_cannot_be_made(refused, tmp_path):
     assert "nowhere.txt" in refused(
         "--glove", tmp_path / "nowhere.txt", "--augment-only", tmp_path / "copies.jsonl"
     )
-    assert "its directory is not there" in refused(
+    assert "its directory does not exist" in refused(
         "--augment-only", tmp_path / "no" / "copies.jsonl"
     )
     assert "is a directory" in refused("--augment-only", tmp_path)

@@ -429,7 +429,7 @@ def test_bad_options_are_refused(models, data, tmp_path, monkeypatch, arguments,
 def test_the_second_of_two_models_is_checked_before_the_first_is_evaluated(
     models, data, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("kdcli.verbs.evaluate.run.judged", None)
+    monkeypatch.setattr("kdcli.workloads.labelled.LabelledWorkload.score", None)
     bare = own_files.encoder(tmp_path / "plain")
     assert "fine-tune it first" in refused(
         tmp_path, "evaluate", models[0], bare, "--task", "own", "--data", data

@@ -15,6 +15,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import combinations, grid_options
 from kdcli.verbs.finetune.run import check_grid
+from kdcli.workloads.finetuning import request_of
+from kdcli.workloads.labelled import check_task_data, open_workload
 from kdcli.workloads.recipes import finetune_recipe
 from kdcli.workloads.settings import FinetuneRecipe
 
@@ -81,7 +83,7 @@ def test_a_bad_row_and_a_damaged_file(encoder, data, tmp_path):
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
-        ("seed=1,2", "seeds are no settings"),
+        ("seed=1,2", "a seed is not a setting"),
         ("data.max_length=16,24", "grid.data.max_length: the runs of a grid share"),
         ("model=a,b", "grid.model: the runs of a grid share"),
         ("dtype=fp32,bf16", "grid.train.dtype: the runs of a grid share"),
@@ -131,6 +133,14 @@ def recipe_of(model, task, data, **options):
     return finetune_recipe(options=values | options).recipe
 
 
+def checked(recipe, session):
+    return check_task_data(request_of(recipe, recipe.model), session)
+
+
+def opened(recipe, session):
+    return open_workload(request_of(recipe, recipe.model), session)[0]
+
+
 def test_a_set_to_choose_on_must_be_there(encoder, session, data, tmp_path):
     texts = [r["text"] for r in own_files.rows("class", 32)]
     for name in ("train", "validation_matched", "validation_mismatched"):
@@ -143,25 +153,25 @@ def test_a_set_to_choose_on_must_be_there(encoder, session, data, tmp_path):
         ("own", data, "there is only one"),
     ):
         with pytest.raises(
-            UsageError, match=f"choose_on matchd is none of the judged sets: {there}"
+            UsageError, match=f"choose_on matchd is not among the evaluated sets: {there}"
         ):
-            check_task_data(recipe_of(encoder, task, source, choose_on="matchd"), session)
+            checked(recipe_of(encoder, task, source, choose_on="matchd"), session)
 
 
 def test_a_warm_up_as_long_as_the_run(encoder, session, data):
-    task, _ = prepare(recipe_of(encoder, "own", data), session)
+    task = opened(recipe_of(encoder, "own", data), session)
     with pytest.raises(UsageError, match="leaves nothing of 9 steps"):
-        order_and_schedule(task, recipe_of(encoder, "own", data, **{"train.warmup_steps": 9}))
+        task.plan(recipe_of(encoder, "own", data, **{"train.warmup_steps": 9}).train)
 
 
 def test_without_a_validation_split_a_tenth_is_held_back(encoder, session, data, tmp_path):
     (data / "validation.jsonl").unlink()
-    task, _ = prepare(recipe_of(encoder, "own", data), session)
+    task = opened(recipe_of(encoder, "own", data), session)
     assert (task.data.split, len(task.evaluator.features.examples)) == ("held back from train", 8)
-    assert "judged on held back from train" in task.notes
+    assert "evaluated on held back from train" in task.notes
     few = write(tmp_path / "few" / "train.jsonl", own_files.rows("class", 2))
     with pytest.raises(UsageError, match="too few to hold some back"):
-        check_task_data(recipe_of(encoder, "own", few), session)
+        checked(recipe_of(encoder, "own", few), session)
 
 
 def misplaced(lines, numbers):
@@ -173,15 +183,15 @@ def misplaced(lines, numbers):
 def test_few_misplaced_answers_are_left_out_and_many_are_refused(encoder, session, tmp_path):
     data = own_files.own(tmp_path / "data", "span", n=200, judged=16)
     path = write(data / "train.jsonl", misplaced(own_files.rows("span", 200), [123]))
-    task, _ = prepare(recipe_of(encoder, "own", data), session)
-    assert task.notes[0] == "1 training questions were left out:"
+    task = opened(recipe_of(encoder, "own", data), session)
+    assert task.notes[0] == "1 training questions were dropped:"
     assert task.notes[1].startswith(f"{path}:124: answer 'w30' is not at character")
     assert len(task.train.rows) == 199
     write(path, misplaced(own_files.rows("span", 200), range(0, 200, 20)))
     with pytest.raises(
-        UsageError, match="10 of 200 answers are not where they are said to be"
+        UsageError, match="10 of 200 answers are not where their row says"
     ) as refusal:
-        check_task_data(recipe_of(encoder, "own", data), session)
+        checked(recipe_of(encoder, "own", data), session)
     assert f"{path}:1: answer 'w30' is not at character" in str(refusal.value)
     assert "answer_start counts characters of the context, from 0" in str(refusal.value.hint)
 

@@ -1,4 +1,5 @@
-"""Micro-batches and processes change no training: of every loss, stage and pruner, on rows of different lengths."""
+"""Micro-batches and processes change no training: every loss, stage and pruner, on rows of
+different lengths."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -8,12 +9,11 @@ import own_files
 import pytest
 import torch
 from accelerate import Accelerator
-from encoders import on_disk, tiny_config, tiny_encoder
+from encoders import on_disk, tiny_config, tiny_encoder, tiny_tokenizer
 from forked import in_ranks
-from kdcli.workloads.task import build_job, prepare
+from stand_ins import Taught, rows_of
 from transformers import AutoModelForMaskedLM
 
-from kdcli.data.labelled.lists import read_lists
 from kdcli.engine.launch import Session
 from kdcli.engine.train import train
 from kdcli.losses import build_objective, inputs, methods, on_tasks
@@ -22,18 +22,22 @@ from kdcli.models.embedder import EmbeddingFormat, Pool
 from kdcli.models.masked_lm import student_with_head
 from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.pruners import methods as pruners
-from kdcli.recipe.resolve import resolve
+from kdcli.recipe.resolve import Resolved, resolve
 from kdcli.recipe.sections import KdSettings, RunOptions
+from kdcli.run.context import RunContext
 from kdcli.types import IGNORED, Needs, Schedule
-from kdcli.verbs.cotrain.job import OnTask, OnText
+from kdcli.verbs.cotrain.job import pair_job
 from kdcli.verbs.cotrain.models import load_task_pair, load_text_pair
 from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
-from kdcli.verbs.distill.stages import intermediate_job, prediction_job
+from kdcli.verbs.distill.stages import objective_job, prediction_job
 from kdcli.verbs.distill.student import Student, distill_job
 from kdcli.verbs.prune.job import build_pruning
 from kdcli.verbs.prune.settings import PruneRecipe
-from kdcli.workloads.rerank import RerankRun, student_of
+from kdcli.workloads import open_workload
+from kdcli.workloads.finetuning import request_of
+from kdcli.workloads.recipes import rerank_finetuning
 from kdcli.workloads.settings import FinetuneRecipe, RerankRecipe
+from kdcli.workloads.text import TextWorkload
 
 CALM = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.3}
 BATCH, SCHEDULE = 7, Schedule(steps=4, batch_size=7, lr=0.1, warmup_steps=0, eval_every=100)
@@ -46,7 +50,8 @@ PRUNING = {
 
 
 class Text:
-    """Rows of 3 to 12 tokens; of the longer ones more than in proportion are masked. `full` pads each batch to 12."""
+    """Rows of 3 to 12 tokens; of the longer ones more than in proportion are masked. `full` pads
+    each batch to 12."""
 
     def __init__(self, masked=False, full=False):
         self.full = full
@@ -77,7 +82,7 @@ class All:
 
 @pytest.fixture(autouse=True)
 def plain_descent(monkeypatch):
-    """Adam would make as large a step of what rounding leaves of a gradient that is 0 as of any other."""
+    """Adam makes a full step of a gradient that is zero but for rounding."""
     monkeypatch.setattr(
         torch.optim, "AdamW", lambda groups, lr, **_: torch.optim.SGD(groups, lr=lr)
     )
@@ -99,7 +104,7 @@ def moved(make, micro):
 
 
 def assert_alike(make):
-    """`make` builds a job; it moves its parameters alike whatever the micro-batch and the number of processes."""
+    """`make` builds a job; micro-batches and processes do not change where its parameters go."""
     first, *others = [moved(make, micro) for micro in (BATCH, 5, 1)]
     # Of two, one has two micro-batches and the other one.
     for count in (2, 4):
@@ -122,13 +127,9 @@ def test_on_text(method):
         built = student_with_head(teacher, built) if masked else built
         objective = build_objective(method, {}, shape_of(config), shape)
         signals = capture(teacher, objective.teacher_needs)
-        return distill_job(
-            {"s": Student(built.model, objective)},
-            torch.no_grad()(signals),
-            Text(masked),
-            All(),
-            None,
-        )
+        student = Student(built.model, objective)
+        taught = Taught(torch.no_grad()(signals))
+        return distill_job({"s": student}, taught, rows_of(Text(masked)), All())
 
     assert_alike(make)
 
@@ -162,7 +163,7 @@ def test_on_texts_of_an_embedding_model():
             return found
 
         student = Student(build_student(teacher, shape).model, objective, Pool(EmbeddingFormat()))
-        return distill_job({"s": student}, torch.no_grad()(taught), Text(), All(), None)
+        return distill_job({"s": student}, Taught(torch.no_grad()(taught)), rows_of(Text()), All())
 
     assert_alike(make)
 
@@ -187,16 +188,20 @@ def on_task(recipe_class, folder, kind="class", **changes):
 
 def taught(folder, kind="class"):
     recipe = on_task(FinetuneRecipe, folder, kind, model=str(folder / "encoder"))
-    return recipe, *prepare(recipe, session())
+    return recipe, *open_workload(request_of(recipe, recipe.model, new_head=True), session())
+
+
+def loaded(task, recipe):
+    return task.load(recipe.model, head=recipe.head, seed=recipe.train.seed)
 
 
 @pytest.mark.parametrize("kind", own_files.ROWS)
 def test_fine_tuning_and_soft_targets_of_every_kind(folder, kind):
     recipe, task, teacher = taught(folder, kind)
-    assert_alike(lambda: build_job(task, recipe, task.load(recipe))[0])
+    assert_alike(lambda: task.job(loaded(task, recipe), recipe.train, "last")[0])
     kd = KdSettings(weight=0.5, temperature=2.0)
     assert_alike(
-        lambda: prediction_job(task, recipe, kd, task.load(recipe), [teacher], None, None)[0]
+        lambda: prediction_job(task, recipe, kd, loaded(task, recipe), [teacher], None, None)[0]
     )
 
 
@@ -206,7 +211,7 @@ def test_joint_with_the_prediction(folder, kind, method):
     recipe, task, teacher = taught(folder, kind)
 
     def make():
-        headed = task.load(recipe)
+        headed = loaded(task, recipe)
         objective = build_objective(
             method, {}, shape_of(teacher.model.config), shape_of(headed.model.config)
         )
@@ -231,7 +236,7 @@ def test_a_stage_of_its_own(folder, method):
         objective = build_objective(
             method, {}, shape_of(teacher.model.config), shape_of(student.config)
         )
-        return intermediate_job(task, recipe, student, objective, teacher, None)[1]
+        return objective_job(task, recipe.train, student, objective, teacher, None)[1]
 
     assert_alike(make)
 
@@ -246,19 +251,20 @@ def test_pruning(folder, method, kind, monkeypatch):
     recipe = on_task(
         PruneRecipe, folder, kind, model=str(folder / "encoder"), kd={"weight": 0.5}, **changes
     )
-    task, _ = prepare(recipe, session())
+    task, _ = open_workload(request_of(recipe, recipe.model), session())
     _, _, teacher = taught(folder, kind)
-    assert_alike(lambda: build_pruning(task, recipe, task.load(recipe), teacher, None).job)
+    context = RunContext(Resolved(recipe), RunOptions(), session(), folder)
+    assert_alike(
+        lambda: build_pruning(context, task, recipe, loaded(task, recipe), teacher, None).job
+    )
 
 
 @pytest.mark.parametrize("kind", ["class", "tokens"])
 def test_co_training_on_a_task(folder, kind):
     pair = {"teacher": "2x32", "student": "1x32", "base": str(folder / "encoder")}
     recipe = on_task(CotrainTaskRecipe, folder, kind, dropout=0.0, **pair)
-    task = prepare(on_task(FinetuneRecipe, folder, kind, model=str(folder / "encoder")), session())[
-        0
-    ]
-    assert_alike(lambda: OnTask(recipe, task, "").build(recipe, load_task_pair(recipe, task))[0])
+    _, task, _ = taught(folder, kind)
+    assert_alike(lambda: pair_job(recipe, task, load_task_pair(recipe, task))[0])
 
 
 @pytest.mark.parametrize("community", [False, True])
@@ -269,13 +275,13 @@ def test_co_training_on_text(folder, community):
         else {"base": str(folder / "mlm")}
     )
     how = {"teacher": "2x32", "student": "1x16@4", "dropout": 0.0, "data": {"max_length": 16}}
+    how |= {"train": {"max_steps": 4, "batch_size": BATCH}}
     recipe = CotrainRecipe.model_validate(how | base)
     corpus = SimpleNamespace(train=Text(full=True), held_out=Text(full=True))
+    workload = TextWorkload(session(), corpus, recipe.data, tiny_tokenizer(), "mlm")
 
     def make():
-        return OnText(recipe, session(), corpus, SCHEDULE).build(
-            recipe, load_text_pair(recipe, trust_remote_code=False)
-        )[0]
+        return pair_job(recipe, workload, load_text_pair(recipe, trust_remote_code=False))[0]
 
     assert_alike(make)
 
@@ -302,23 +308,10 @@ def test_rerankers_on_lists_of_different_lengths(folder, tmp_path, loss):
     options = {"ranking.loss": loss, "ranking.weight": 0.6, "ranking.temperature": 0.5}
     options |= {"student.source": str(folder / "encoder"), "data.source": str(file)}
     options |= {"train.max_steps": 4, "train.batch_size": BATCH, "train.warmup_fraction": 0.0}
-    resolved = resolve(RerankRecipe, recipe=None, options=options)
-    lists, judged, split = read_lists(str(file), seed=0, log=lambda line: None)
+    recipe = rerank_finetuning(resolve(RerankRecipe, recipe=None, options=options).recipe)
+    workload, _ = open_workload(request_of(recipe, str(folder / "encoder")), session())
 
     def make():
-        student = student_of(resolved.recipe, str(folder / "encoder"), session(), lists)
-        run = RerankRun(
-            resolved,
-            RunOptions(),
-            tmp_path,
-            session(),
-            "finetune",
-            student,
-            None,
-            lists,
-            judged,
-            split,
-        )
-        return run.build().job
+        return workload.job(loaded(workload, recipe), recipe.train, "last")[0]
 
     assert_alike(make)

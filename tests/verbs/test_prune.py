@@ -40,7 +40,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.run import stages
 from kdcli.verbs.prune.job import TRACE
 from kdcli.verbs.prune.recipes import prune_recipes
-from kdcli.verbs.prune.run import run, stage_recipes
+from kdcli.verbs.prune.run import prune, stage_recipes
 
 MASK = "mask/mask.safetensors"
 TEXTS = ["w1 w2 w3", "w25 w26 w27 w28 w29", "w3 w30"]
@@ -404,8 +404,8 @@ def test_a_stage_for_each_method_and_each_sparsity_that_can_be_chosen(
     stages = stage_recipes(
         prune_recipes(methods, recipe=None, sets=(), options=options), Path("out")
     )
-    assert [folder for _, _, folder in stages] == [Path("out") / folder for folder in folders]
-    assert len({name for name, _, _ in stages}) == len(stages)
+    assert [stage.folder for stage in stages] == [Path("out") / folder for folder in folders]
+    assert len({stage.name for stage in stages}) == len(stages)
 
 
 def test_a_dry_run_estimates_every_stage_and_leaves_nothing(given, tmp_path):
@@ -505,7 +505,7 @@ def test_cap_contrasts_with_the_model_as_it_was_and_as_it_is_fine_tuned(given, t
 )
 def test_wrong_recipes_are_refused_before_anything_is_loaded(methods, options, message):
     with pytest.raises(UsageError) as raised:
-        run(prune_recipes(methods, recipe=None, sets=(), options=options), RunOptions())
+        prune(prune_recipes(methods, recipe=None, sets=(), options=options), RunOptions())
     assert message in raised.value.message
 
 

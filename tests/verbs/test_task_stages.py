@@ -5,6 +5,7 @@ import own_files
 import pytest
 import torch
 from encoders import on_disk, tiny_config, tiny_encoder
+from stand_ins import labelled
 from transformers import AutoModelForSequenceClassification
 
 from kdcli.losses import build_objective
@@ -15,12 +16,13 @@ from kdcli.models.reduce import RIDGE
 from kdcli.models.shape import shape_of
 from kdcli.recipe.sections import KdSettings
 from kdcli.targets.cache import TOKENS_KEY, SignalStore
-from kdcli.targets.task_teacher import kd_terms
+from kdcli.targets.targets import StorePlace
 from kdcli.types import Signals, StepLoss
-from kdcli.verbs.distill.stages import STUDENT, intermediate_job, prediction_job
+from kdcli.verbs.distill.stages import STUDENT, objective_job, prediction_job
 from kdcli.verbs.distill.student import fit_projections
+from kdcli.workloads.finetuning import request_of
+from kdcli.workloads.labelled import open_workload
 from kdcli.workloads.settings import FinetuneRecipe, FinetuneTrainSettings, LabelledSettings
-from kdcli.workloads.task import prepare
 
 LABELS = ("brisk", "calm")
 ROWS = np.arange(6)
@@ -56,7 +58,7 @@ def recipe(folders):
 
 @pytest.fixture
 def ready(recipe, session):
-    return prepare(recipe, session, new_head=False)
+    return open_workload(request_of(recipe, recipe.model, new_head=False), session)
 
 
 def encoder():
@@ -84,9 +86,8 @@ def own_stage(ready, recipe):
 
     def of(store=None):
         student = encoder()
-        return intermediate_job(
-            task, recipe, student, objective_of(teacher, student), teacher, store
-        )
+        objective = objective_of(teacher, student)
+        return objective_job(task, recipe.train, student, objective, teacher, store)
 
     return of
 
@@ -118,7 +119,7 @@ def test_the_teacher_never_drops_out_and_gets_no_gradient(own_stage, ready):
 )
 def test_projections_start_at_the_least_squares_of_both_models_states(ready, share, pairs):
     task, teacher = ready
-    student, rows = encoder().train(), task.train.rows
+    student, rows = encoder().train(), task.train_rows
     shapes = shape_of(teacher.model.config), shape_of(student.config)
     made = build_objective("tinybert", {"share_projection": share}, *shapes)
     fit_projections(made, teacher.model, student, rows)
@@ -150,14 +151,14 @@ def test_both_stages_fit_the_projections(own_stage, ready, recipe, tmp_path):
         (job.modules["projections"], headed.model),
     ):
         expected = objective_of(teacher, student)
-        fit_projections(expected, teacher.model, student, task.train.rows)
+        fit_projections(expected, teacher.model, student, task.train_rows)
         for name, weight in expected.projections.state_dict().items():
             assert torch.equal(projections.state_dict()[name], weight)
 
 
 def test_cached_signals_are_the_teachers_to_their_rounding(own_stage, tmp_path):
     student, job, _ = own_stage()
-    cached, with_store, _ = own_stage((tmp_path, 10**9))
+    cached, with_store, _ = own_stage(StorePlace(tmp_path, 10**9))
     for each in (student, cached):
         each.eval()
     batch = with_store.examples.batch(ROWS)
@@ -183,7 +184,7 @@ def predicted(ready, recipe, kd, teachers, method=None, store=None):
 def test_a_teacher_that_nothing_is_learned_from_is_not_asked(ready, recipe, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "kdcli.verbs.distill.stages.cached_signals", lambda *args: asked.append(args)
+        "kdcli.verbs.distill.stages.targets_of_all", lambda *args: asked.append(args)
     )
     _, job = predicted(ready, recipe, KdSettings(weight=0.0), [ready[1]])
     batch = job.examples.batch(ROWS)
@@ -223,7 +224,9 @@ def test_an_objective_is_added_with_its_projections(ready, recipe):
 def test_the_prediction_stage_caches_the_signals_of_one_teacher(ready, recipe, tmp_path, method):
     _, teacher = ready
     _, plain_job = predicted(ready, recipe, KdSettings(weight=0.7), [teacher], method)
-    _, job = predicted(ready, recipe, KdSettings(weight=0.7), [teacher], method, (tmp_path, 10**9))
+    _, job = predicted(
+        ready, recipe, KdSettings(weight=0.7), [teacher], method, StorePlace(tmp_path, 10**9)
+    )
     assert list(tmp_path.iterdir())
     batch = job.examples.batch(ROWS)
     assert SignalStore.fills(batch)
@@ -237,24 +240,24 @@ def test_the_prediction_stage_caches_the_signals_of_one_teacher(ready, recipe, t
 
 def test_nothing_is_kept_of_several_teachers_or_for_one_pass(ready, recipe, tmp_path):
     task, teacher = ready
-    predicted(ready, recipe, KdSettings(), [teacher, teacher], store=(tmp_path, 10**9))
-    pass_of = len(task.train.rows) // recipe.train.batch_size
+    predicted(ready, recipe, KdSettings(), [teacher, teacher], store=StorePlace(tmp_path, 10**9))
+    pass_of = len(task.train_rows) // recipe.train.batch_size
     once = recipe.model_copy(
         update={"train": recipe.train.model_copy(update={"max_steps": pass_of})}
     )
-    predicted(ready, once, KdSettings(), [teacher], store=(tmp_path, 10**9))
+    predicted(ready, once, KdSettings(), [teacher], store=StorePlace(tmp_path, 10**9))
     assert not list(tmp_path.iterdir())
 
 
-def test_without_labels_there_is_nothing_to_learn(ready, recipe):
+def test_rows_without_labels_learn_from_the_teacher_alone(ready, recipe):
     _, teacher = ready
-    _, job = predicted(ready, recipe, KdSettings(), [teacher], "tinybert")
+    _, job = predicted(ready, recipe, KdSettings(weight=0.4), [teacher], "tinybert")
     batch = job.examples.batch(ROWS)
-    logits = job.step(batch).outputs
+    labelled_loss = job.step(batch)
     del batch["labels"]
     loss = job.step(batch)
-    assert float(loss.total) == 0
-    torch.testing.assert_close(loss.outputs, logits)
+    assert set(loss.terms) == {"kd", "embedding", "hidden", "attention"}
+    torch.testing.assert_close(loss.outputs, labelled_loss.outputs)
 
 
 def test_several_teachers_have_the_gradient_of_their_mean_distribution():
@@ -267,9 +270,9 @@ def test_several_teachers_have_the_gradient_of_their_mean_distribution():
     def gradient(*teachers):
         logits = student.clone().requires_grad_()
         of_student = Signals(logits=logits, labels=labels)
-        terms = kd_terms(
-            "class", kd, logits.new_zeros(()), of_student, [Signals(logits=t) for t in teachers]
-        )
+        batch = {"attention_mask": torch.ones(5, 4, dtype=torch.int64), "labels": labels}
+        of_teachers = [Signals(logits=t) for t in teachers]
+        terms = labelled("class").mixed_terms(of_student, of_teachers, batch, kd)
         StepLoss(terms).total.backward()
         return logits.grad
 

@@ -37,8 +37,7 @@ def test_before_anything_joins(command, asked, model_dir, text_file, tmp_path, c
         raise UsageError("now it joins")
 
     chain = [*asked(), *GENERAL, "--corpus", text_file] if command in ("chain", "ablate") else []
-    monkeypatch.setattr("kdcli.run.stages.launch", joins)
-    monkeypatch.setattr("kdcli.verbs.distill.run.launch", joins)
+    monkeypatch.setattr("kdcli.run.context.launch", joins)
     line = {
         "distill": ["distill", model_dir, "--to", "2x16", "--data", text_file, *TEXT],
         "cotrain": ["cotrain", "2x16", "2x16", "--base", model_dir, "--data", text_file, *TEXT],

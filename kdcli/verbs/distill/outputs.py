@@ -136,7 +136,7 @@ class OutputDistillation:
         if isinstance(workload, RerankWorkload):
             # Scores of candidates lie in the batches, as scores in the data do.
             return workload.with_scores(targets).job(student, self.train, self.keep)  # type: ignore[arg-type]
-        job, schedule = workload.job(student, self.train, self.keep)
+        job, schedule = workload.model_job(student, self.train, self.keep)
         captured: Any = job.modules["model"]
         examples, held_out = targets.attach(workload.examples, workload.held_out)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from kdcli.deploy.latency import Subject
 from kdcli.engine.progress import Progress
@@ -74,7 +75,7 @@ from kdcli.workloads.finetuning import (
 from kdcli.workloads.labelled import WORST, LabelledWorkload, row_format, same_tokens
 from kdcli.workloads.predictions import Features
 from kdcli.workloads.recipes import as_finetune
-from kdcli.workloads.settings import FinetuneRecipe
+from kdcli.workloads.settings import FinetuneRecipe, FinetuneTrainSettings
 from kdcli.workloads.workload import Array, ModelScores, log_padding
 
 STUDENT, WITHOUT = "student", f"student{UNDISTILLED}"
@@ -179,26 +180,11 @@ class TaskDistillation:
         scores = [self.workload.score(teacher, worst=WORST) for teacher in self.teachers[:1]]
         return [row for each in scores for row in each.rows(TEACHER)]
 
-    def targets(self, workload: LabelledWorkload, needs: Needs, passes: float) -> list[Targets]:
-        """What each teacher gives for the examples; `needs` are those of the objective, which
-        reads the first teacher."""
+    def taught_by(self, workload: LabelledWorkload) -> list[Model | PrecomputedLogits]:
+        """The teachers of the prediction stage; a file takes their place."""
         if self.soft_NC is not None:
             return [workload.precomputed(self.soft_NC, None)]
-        found: list[Targets] = []
-        # Signals of a single teacher are stored; logits by own tokens always are.
-        place = self.store if len(self.teachers) == 1 else None
-        for number, teacher in enumerate(self.teachers):
-            wanted = needs if number == 0 else Needs()
-            own = place
-            if not same_tokens(teacher.tokenizer, workload.tokenizer):
-                own = self.store
-            targets = workload.targets(
-                teacher, wanted, passes=passes, place=own, dry_run=self.context.dry_run
-            )
-            if isinstance(targets, PrecomputedLogits):
-                targets = replace(targets, key=f"{LOGITS_KEY}.{number}")
-            found.append(targets)
-        return found
+        return list(self.teachers)
 
     @cached_property
     def augmented(self) -> tuple[LabelledWorkload, list[str]]:
@@ -238,25 +224,11 @@ class TaskDistillation:
             recipe = as_finetune(self.recipe, source).model_copy(update={"train": settings})
         if self.recipe.student.dropout is not None:
             set_dropout(encoder.model, self.recipe.student.dropout)
-        workload, teacher = self.augmented[0], self.teachers[0]
-        objective = self.objective()
-        # The evaluation of the teacher has moved it to the device.
-        network = teacher.model.cpu()
-        fit_projections(objective, network, encoder.model, workload.train_rows)
-        student = Student(encoder.model, objective)
-        freeze_unreached({STUDENT: student}, network, workload.train_rows.batch(np.arange(1)))
-        plan = workload.plan(recipe.train)
-        passes = plan.schedule.steps / plan.steps_per_pass
-        needs = objective.teacher_needs
-        targets = targets_of(
-            teacher,
-            workload.train_rows,
-            needs,
-            self.context.session,
-            passes=passes,
-            place=self.store,
+        workload, objective = self.augmented[0], self.objective()
+        student, job, schedule = objective_job(
+            workload, recipe.train, encoder.model, objective, self.teachers[0], self.store
         )
-        job = distill_job({STUDENT: student}, targets, workload, plan.order)
+        plan = workload.plan(recipe.train)
 
         def finish(outcome: Outcome) -> None:
             if not self.context.is_main:
@@ -271,7 +243,7 @@ class TaskDistillation:
             delete_signals(self.folder)
 
         per_copy = settings.max_steps is None
-        schedule, steps = self._steps(plan.schedule, plan.steps_per_pass, per_copy=per_copy)
+        schedule, steps = self._steps(schedule, plan.steps_per_pass, per_copy=per_copy)
         log_padding(plan.order)
         return StageJob(job, schedule, steps, finish, cards)
 
@@ -287,7 +259,16 @@ class TaskDistillation:
         if self.context.dry_run:
             cards[STUDENT] = describe(student.model, str(self.folder), None)
         objective = self.objective() if self.stage == "joint" else None
-        job, schedule = self._prediction_job(workload, stage, recipe.kd, student, objective)
+        job, schedule = prediction_job(
+            workload,
+            stage,
+            recipe.kd,
+            student,
+            self.taught_by(workload),
+            objective,
+            self.store,
+            dry_run=self.context.dry_run,
+        )
         plan = workload.plan(recipe.train)
 
         def finish(outcome: Outcome) -> None:
@@ -298,52 +279,6 @@ class TaskDistillation:
         schedule, steps = self._steps(schedule, plan.steps_per_pass, per_copy=per_copy)
         log_padding(plan.order)
         return StageJob(job, schedule, steps, finish, cards)
-
-    def _prediction_job(
-        self,
-        workload: LabelledWorkload,
-        recipe: FinetuneRecipe,
-        kd: KdSettings,
-        student: Model,
-        objective: Objective | None,
-    ) -> tuple[Job, Schedule]:
-        """The loss against labels and the teachers' logits, plus an objective against the first
-        teacher if there is one.
-
-        If the logits of held-out rows are unknown, their loss is the labels' alone.
-        """
-        plain, schedule = workload.job(student, recipe.train, recipe.keep)
-        captured = plain.modules["model"]
-        assert isinstance(captured, Capture)
-        modules, needs = dict(plain.modules), Needs()
-        if objective is not None:
-            captured.needs = captured.needs | objective.student_needs
-            needs = objective.teacher_needs
-            if any(True for _ in objective.projections.parameters()):
-                modules["projections"] = objective.projections
-                teacher = self.teachers[0].model.cpu()
-                fit_projections(objective, teacher, student.model.cpu(), workload.train_rows)
-        targets: list[Targets] = []
-        # Without a weight and an objective, nothing is learned from the teachers.
-        if kd.weight or objective is not None:
-            steps_per_pass = workload.plan(recipe.train).steps_per_pass
-            targets = self.targets(workload, needs, schedule.steps / steps_per_pass)
-        examples, held_out = plain.examples, plain.held_out
-        assert held_out is not None
-        for each in targets:
-            examples, held_out = each.attach(examples, held_out)
-
-        def step(batch: Batch) -> StepLoss:
-            # First, because it takes tensors out of the batch that no model reads.
-            signals = [s for each in targets if (s := each.signals(batch)) is not None]
-            own = workload.forward(captured, batch)
-            terms = workload.mixed_terms(own, signals, batch, kd)
-            if objective is not None and signals:
-                terms |= objective_terms(objective, signals[0], own)
-            return StepLoss(terms, workload.outputs(own, batch))
-
-        job = replace(plain, modules=modules, step=step, examples=examples, held_out=held_out)
-        return job, schedule
 
     def build_undistilled(self) -> StageJob:
         """The same student fine-tuned without a teacher: its score shows whether distillation was
@@ -468,3 +403,121 @@ class TaskDistillation:
         baseline = TEACHER if models else None
         models.append(ReportedModel(STUDENT, "student", card, baseline, folder))
         return ReportContents("distill", self.recipe, models)
+
+
+def objective_job(
+    workload: LabelledWorkload,
+    settings: FinetuneTrainSettings,
+    encoder: PreTrainedModel,
+    objective: Objective,
+    teacher: Model,
+    place: StorePlace | None,
+) -> tuple[Student, Job, Schedule]:
+    """The method's objective alone, on the rows of a task; labels are ignored.
+
+    Args:
+        place: where the teacher's signals may be stored.
+    """
+    # The evaluation of the teacher has moved it to the device.
+    network, rows = teacher.model.cpu(), workload.train_rows
+    fit_projections(objective, network, encoder, rows)
+    student = Student(encoder, objective)
+    freeze_unreached({STUDENT: student}, network, rows.batch(np.arange(1)))
+    plan = workload.plan(settings)
+    targets = targets_of(
+        teacher,
+        rows,
+        objective.teacher_needs,
+        workload.session,
+        passes=plan.schedule.steps / plan.steps_per_pass,
+        place=place,
+    )
+    return student, distill_job({STUDENT: student}, targets, workload, plan.order), plan.schedule
+
+
+def prediction_job(
+    workload: LabelledWorkload,
+    recipe: FinetuneRecipe,
+    kd: KdSettings,
+    student: Model,
+    teachers: Sequence[Model | PrecomputedLogits],
+    objective: Objective | None,
+    place: StorePlace | None,
+    *,
+    dry_run: bool = False,
+) -> tuple[Job, Schedule]:
+    """The loss against labels and the teachers' logits, plus an objective against the first
+    teacher if there is one.
+
+    If the logits of held-out rows are unknown, their loss is the labels' alone.
+
+    Args:
+        place: where the signals of a single teacher may be stored, and logits of a teacher with a
+            tokenizer of its own.
+    """
+    plain, schedule = workload.model_job(student, recipe.train, recipe.keep)
+    captured = plain.modules["model"]
+    assert isinstance(captured, Capture)
+    modules, needs = dict(plain.modules), Needs()
+    if objective is not None:
+        captured.needs = captured.needs | objective.student_needs
+        needs = objective.teacher_needs
+        if any(True for _ in objective.projections.parameters()):
+            modules["projections"] = objective.projections
+            first = teachers[0]
+            assert isinstance(first, Model)
+            network, rows = first.model.cpu(), workload.train_rows
+            fit_projections(objective, network, student.model.cpu(), rows)
+    targets: list[Targets] = []
+    # Without a weight and an objective, nothing is learned from the teachers.
+    if kd.weight or objective is not None or not workload.has_labels:
+        passes = schedule.steps / workload.plan(recipe.train).steps_per_pass
+        targets = targets_of_all(workload, teachers, needs, passes, place, dry_run=dry_run)
+    examples, held_out = plain.examples, plain.held_out
+    assert held_out is not None
+    for each in targets:
+        examples, held_out = each.attach(examples, held_out)
+
+    def step(batch: Batch) -> StepLoss:
+        # First, because it takes tensors out of the batch that no model reads.
+        signals = [s for each in targets if (s := each.signals(batch)) is not None]
+        own = workload.forward(captured, batch)
+        terms = workload.mixed_terms(own, signals, batch, kd)
+        if objective is not None and signals:
+            terms |= objective_terms(objective, signals[0], own)
+        return StepLoss(terms, workload.outputs(own, batch))
+
+    return replace(
+        plain, modules=modules, step=step, examples=examples, held_out=held_out
+    ), schedule
+
+
+def targets_of_all(
+    workload: LabelledWorkload,
+    teachers: Sequence[Model | PrecomputedLogits],
+    needs: Needs,
+    passes: float,
+    place: StorePlace | None,
+    *,
+    dry_run: bool,
+) -> list[Targets]:
+    """What each teacher gives for the examples; `needs` are those of an objective, which reads the
+    first teacher."""
+    found: list[Targets] = []
+    for number, teacher in enumerate(teachers):
+        if isinstance(teacher, PrecomputedLogits):
+            found.append(teacher)
+            continue
+        # Signals of a single teacher are stored; logits by a tokenizer of its own always are.
+        single = len(teachers) == 1 or not same_tokens(teacher.tokenizer, workload.tokenizer)
+        targets = workload.targets(
+            teacher,
+            needs if number == 0 else Needs(),
+            passes=passes,
+            place=place if single else None,
+            dry_run=dry_run,
+        )
+        if isinstance(targets, PrecomputedLogits):
+            targets = replace(targets, key=f"{LOGITS_KEY}.{number}")
+        found.append(targets)
+    return found

@@ -7,7 +7,7 @@ import pytest
 
 from kdcli.data.text.sentences import Texts, read_texts
 from kdcli.errors import UsageError
-from kdcli.targets.given import read_vectors
+from kdcli.targets.precomputed import read_vectors
 
 ROWS = [f"document {n}" for n in range(6)]
 VECTORS = np.arange(1, 19, dtype=np.float32).reshape(6, 3)
