@@ -1,12 +1,14 @@
-"""Fine-tuning beside transformers.Trainer: the same rows, model, batch, dtype and settings, both in one run.
+"""Fine-tuning beside transformers.Trainer: the same rows, model, batch, dtype and settings, both in
+one run.
 
-    python benchmarks/finetune.py speed MODEL DATA [--task sst2] [--steps 100] [--rounds 5] [--threads 2]
-    python benchmarks/finetune.py quality MODEL DATA --task cola --lr 1e-4 --seeds 3 [--first-seed 2] [--dtype bf16]
+    python benchmarks/finetune.py speed MODEL DATA [--task sst2] [--steps 100] [--rounds 5]
+    python benchmarks/finetune.py quality MODEL DATA --task cola --lr 1e-4 --seeds 3 [--dtype bf16]
 
-DATA is what `kdcli finetune --data` takes for the task. The Trainer is at its defaults with `DataCollatorWithPadding`:
-random order, each batch padded to its longest row. `speed` prints rows/s of both and the median of the ratios of
-interleaved rounds; no evaluation, no checkpoints, no logging on either side. `quality` fine-tunes once a seed with both
-and prints the metrics of both on the judged sets, computed by the same code.
+DATA is what `kdcli finetune --data` takes for the task. The Trainer is at its defaults with
+`DataCollatorWithPadding`: random order, each batch padded to its longest row. `speed` prints rows/s
+of both and the median of the ratios of interleaved rounds, without evaluation, checkpoints or
+logging on either side. `quality` fine-tunes with both, once per seed, and prints the metrics of
+both, computed by the same code.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +28,13 @@ from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
 from kdcli.engine.device import DTYPES
 from kdcli.engine.launch import Session, start
 from kdcli.engine.train import train
+from kdcli.models.model import Model
 from kdcli.recipe.resolve import resolve
 from kdcli.types import Job, Schedule
+from kdcli.workloads import open_workload
+from kdcli.workloads.finetuning import request_of
+from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.settings import FinetuneRecipe
-from kdcli.workloads.task import PreparedTask, build_job, load_model, predict, prepare
 
 CPU = torch.device("cpu")
 
@@ -73,20 +79,19 @@ def main() -> None:
         "train.checkpoint_every": 10**6,
     }
     recipe = resolve(FinetuneRecipe, recipe=None, options=settings).recipe
-    task, _ = prepare(recipe, Session(start(CPU, DTYPES[options.dtype]), CPU))
+    session = Session(start(CPU, DTYPES[options.dtype]), CPU)
+    task, _ = open_workload(request_of(recipe, options.model), session)
+    assert isinstance(task, LabelledWorkload)
     (speed if options.what == "speed" else quality)(task, recipe, options)
 
 
-def speed(task: PreparedTask, recipe: FinetuneRecipe, options: argparse.Namespace) -> None:
+def speed(task: LabelledWorkload, recipe: FinetuneRecipe, options: argparse.Namespace) -> None:
     rates: dict[str, list[float]] = {"kdcli": [], "Trainer": []}
     for seed in range(options.rounds + 1):
         of_seed = seeded(recipe, seed)
-        job, schedule = build_job(
-            task, of_seed, load_model(of_seed, task.data.task, trust_remote_code=False)
-        )
-        seconds = ours(
-            task, Job(**vars(job) | {"held_out": None, "judge": None}), schedule, options.steps
-        )
+        job, schedule = task.job(loaded(task, of_seed), of_seed.train, of_seed.keep)
+        alone = replace(job, held_out=None, compute_metrics=None)
+        seconds = ours(task, alone, schedule, options.steps)
         rows = sum(len(job.order.indices(step)) for step in range(1, options.steps + 1))
         found = {
             "kdcli": rows / seconds,
@@ -107,22 +112,23 @@ def speed(task: PreparedTask, recipe: FinetuneRecipe, options: argparse.Namespac
     )
 
 
-def ours(task: PreparedTask, job: Job, schedule: Schedule, steps: int) -> float:
-    return train(
-        task.session, job, Schedule(**vars(schedule) | {"stop_after": steps}), None
-    ).seconds
+def ours(task: LabelledWorkload, job: Job, schedule: Schedule, steps: int) -> float:
+    return train(task.session, job, replace(schedule, stop_after=steps), None).seconds
 
 
-def theirs(task: PreparedTask, recipe: FinetuneRecipe, steps: int) -> float:
+def loaded(task: LabelledWorkload, recipe: FinetuneRecipe) -> Model:
+    return task.load(str(recipe.model), head=recipe.head, seed=recipe.train.seed)
+
+
+def theirs(task: LabelledWorkload, recipe: FinetuneRecipe, steps: int) -> float:
     return float(trainer(task, recipe, steps).train().metrics["train_runtime"])
 
 
-def trainer(task: PreparedTask, recipe: FinetuneRecipe, steps: int) -> Trainer:
+def trainer(task: LabelledWorkload, recipe: FinetuneRecipe, steps: int) -> Trainer:
     """The Trainer on the same rows of tokens; `steps` 0 trains for the recipe's epochs."""
     transformers.set_seed(recipe.train.seed)
-    headed = load_model(recipe, task.data.task, trust_remote_code=False)
-    assert task.train is not None
-    rows = task.train.rows
+    headed = loaded(task, recipe)
+    rows = task.train_rows
     data: list[dict[str, Any]] = []
     for row, (end, length) in enumerate(zip(rows.ends, rows.lengths, strict=True)):
         example: dict[str, Any] = {"input_ids": rows.ids_T[end - length : end].tolist()}
@@ -153,17 +159,17 @@ def trainer(task: PreparedTask, recipe: FinetuneRecipe, steps: int) -> Trainer:
     )
 
 
-def quality(task: PreparedTask, recipe: FinetuneRecipe, options: argparse.Namespace) -> None:
+def quality(task: LabelledWorkload, recipe: FinetuneRecipe, options: argparse.Namespace) -> None:
     found: dict[str, list[dict[str, float]]] = {"kdcli": [], "Trainer": []}
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         of_seed = seeded(recipe, seed)
-        headed = load_model(of_seed, task.data.task, trust_remote_code=False)
-        job, schedule = build_job(task, of_seed, headed)
-        train(task.session, Job(**vars(job) | {"held_out": None}), schedule, None)
+        headed = loaded(task, of_seed)
+        job, schedule = task.job(headed, of_seed.train, of_seed.keep)
+        train(task.session, replace(job, held_out=None), schedule, None)
         found["kdcli"].append(scores(task, headed))
         of_trainer = trainer(task, of_seed, 0)
         of_trainer.train()
-        headed = load_model(of_seed, task.data.task, trust_remote_code=False)
+        headed = loaded(task, of_seed)
         headed.model.load_state_dict(of_trainer.model.state_dict())
         found["Trainer"].append(scores(task, headed))
         print(
@@ -179,10 +185,10 @@ def quality(task: PreparedTask, recipe: FinetuneRecipe, options: argparse.Namesp
             )
 
 
-def scores(task: PreparedTask, headed: Any) -> dict[str, float]:
-    predictions = predict(task.session, task.evaluator, headed)
-    by_set = task.evaluator.by_set(predictions)
-    return {m: float(np.mean([of[m] for of in by_set.values()])) for m in task.data.task.metrics}
+def scores(task: LabelledWorkload, model: Model) -> dict[str, float]:
+    evaluations = task.score(model).evaluations
+    names = task.data.task.metrics
+    return {m: float(np.mean([row.metrics[m] for row in evaluations])) for m in names}
 
 
 def seeded(recipe: FinetuneRecipe, seed: int) -> FinetuneRecipe:

@@ -539,6 +539,8 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[Embedding
         seed=request.seed,
     )
     workload.notes = [f"{model.source}: {model.note}", f"{len(texts):,} distinct texts"]
+    # Settings of the loss that cannot be used are refused before a run directory is made.
+    assert workload.objective is not None
     return workload, model
 
 

@@ -54,7 +54,7 @@ def scored(tmp_path):
 def test_variants_of_one_pass_are_what_each_is_alone(given, tmp_path):
     out = tmp_path / "out"
     result = succeeds(*given, "--ablate", tmp_path / "list.yaml", "-o", out)
-    assert "variant changes-nothing changes nothing here and is left out" in said_by(result)
+    assert "variant changes-nothing changes nothing here and is skipped" in said_by(result)
     report = report_of(out)
     names = ["full", "without-value", "minilmv2"]
     assert [n for n in report.models if n not in ("teacher", "assistant")] == [
@@ -136,7 +136,7 @@ def test_students_are_scored_along_the_way_with_several_seeds(given, scored, tmp
         (
             "a: {loss.value: none}",
             ["--set", "eval.at=[6]"],
-            "eval.at: step 6 is not before the last one, 6",
+            "eval.at: step 6 is not before the last step, 6",
         ),
         ("a: {loss.value: none}", ["--set", "eval.at=[2]"], "add --eval-task TASK"),
     ],

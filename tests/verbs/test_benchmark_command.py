@@ -3,6 +3,7 @@
 import functools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import own_files
 import pytest
@@ -185,7 +186,7 @@ def test_shapes_say_how_long_they_will_take(requests, tmp_path):
 def test_the_estimate_is_what_a_worker_does(monkeypatch):
     """One pass of the smallest takes a millisecond; the other does three times as much."""
     monkeypatch.setattr(command, "timed", lambda call, device: 1e-3)
-    cards = {"a": {"multiply_adds": 300}, "b": {"multiply_adds": 100}}
+    cards = {"a": SimpleNamespace(multiply_adds=300), "b": SimpleNamespace(multiply_adds=100)}
     protocol = Protocol(device="cpu", min_runs=50, min_seconds=0.1, cells=[(1, 128), (4, 256)])
     found = command._estimate({"a": SMALL[0], "b": SMALL[1]}, cards, protocol)
     rounds = 50 * (0.003 + 0.001) + 50 * 8 * (0.003 + 0.001)

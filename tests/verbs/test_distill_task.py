@@ -320,7 +320,7 @@ def test_logits_are_matched_to_rows_of_other_tokens(asked, tmp_path):
     succeeds(*alike, *more, "-o", tmp_path / "alike")
     succeeds(alike[0], renumbered, *alike[2:], *more, "-o", tmp_path / "renumbered-run")
     own_files.same_logs(tmp_path / "alike", tmp_path / "renumbered-run", rel=1e-4)
-    assert "each with its own tokenizer" in " ".join(report_of(tmp_path / "renumbered-run").notes)
+    assert "with their own tokenizer" in " ".join(report_of(tmp_path / "renumbered-run").notes)
     also = ["--also-teacher", renumbered, *FEW, "--set", "undistilled.use=false"]
     succeeds(*alike, *also, "--student", start, "-o", tmp_path / "both")
     own_files.same_logs(tmp_path / "alike", tmp_path / "both", rel=1e-4)

@@ -238,7 +238,9 @@ def test_the_copies_may_be_looked_at(sentences, tmp_path):
     assert sum(r["text"] != own[i // 2]["text"] for i, r in enumerate(rows)) > 40
     assert [p.name for p in tmp_path.iterdir()] == ["copies.jsonl"]
     before = file.read_bytes()
-    assert "there is such a file" in refused(tmp_path, *sentences, *options, "--augment-only", file)
+    assert "the file already exists" in refused(
+        tmp_path, *sentences, *options, "--augment-only", file
+    )
     again = kdcli(*sentences, *options, "--augment-only", file, "--overwrite", "--json")
     assert json.loads(again.stdout)["copies"] == 48
     assert file.read_bytes() == before, "the same copies for the same seed"

@@ -173,12 +173,12 @@ def test_a_model_reads_as_many_tokens_as_when_it_was_fine_tuned(tmp_path, kind):
         )
         task_length = 384 if kind == "span" else 128
         assert (
-            f"was fine-tuned with 16 tokens a row and is judged so too, not with the task's {task_length}"
-            in message
+            "was fine-tuned with 16 tokens in a row and reads 16 now too, not the task's "
+            f"{task_length}" in message
         )
         assert "16 tokens" in same.notes[0]
         other, message = evaluated(tuned, "--set", "data.max_length=24")
-        assert "is judged with 24, as data.max_length says" in message
+        assert "reads 24 now, as data.max_length says" in message
         assert "24 tokens" in other.notes[0]
         given, message = evaluated(tuned, "--set", "data.max_length=16")
         assert "fine-tuned with" not in message

@@ -64,7 +64,7 @@ def saved(tmp_path):
 
 
 def exported(source, folder, **changes):
-    return export.run(str(source), output_dir=folder, **{"format": "onnx"} | changes)
+    return export.export(str(source), output_dir=folder, **{"format": "onnx"} | changes)
 
 
 def code_of(folder):

@@ -286,7 +286,7 @@ def test_the_best_weights_are_kept_and_not_the_last(given, tmp_path, monkeypatch
     report = report_of(best_of)
     assert report.evaluations[0].metrics["accuracy"] == scores[best]
     assert any(
-        f"the weights of step {best} were kept, by accuracy on validation" in n
+        f"the weights of step {best} were kept, chosen by accuracy on validation" in n
         for n in report.notes
     )
     # A run cut after its best step recovers them.

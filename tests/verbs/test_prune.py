@@ -191,7 +191,7 @@ def test_evaluate_takes_a_base_and_masks(base, task, pruned, tmp_path):
     out, _ = pruned
     args = ["evaluate", base, *task]
     result = succeeds(*args, "--mask", out / MASK, "--mask", out / MASK, "-o", tmp_path / "judged")
-    assert "fine-tuned with 24 tokens a row and is judged so too" in " ".join(result.output.split())
+    assert "fine-tuned with 24 tokens in a row and reads 24 now too" in " ".join(result.output.split())
     metrics = {e.model: e.metrics for e in report_of(tmp_path / "judged").evaluations}
     own = pytest.approx(score(out))
     assert metrics == {"mask.safetensors": own, "mask.safetensors (2)": own}
@@ -275,7 +275,7 @@ def test_every_method_prunes(given, tmp_path, method):
     exact = defaults(method).exact
     if exact:
         assert found.density == pytest.approx(0.5, abs=1e-3)
-    assert any("no density that can be asked for" in note for note in report.notes) != exact
+    assert any("no target density" in note for note in report.notes) != exact
     if method in ("movement", "smp"):
         assert any("removes up to" in note for note in report.notes) == (method == "movement")
     assert report.recipe["head"]["kind"] == defaults(method).head

@@ -152,7 +152,7 @@ def test_queries_that_trained_a_reranker_do_not_judge_it(given, data, tmp_path):
         tmp_path / "more",
     ]
     result = succeeds(*judging, "-o", tmp_path / "judged")
-    assert "left out 5 of 25 queries: they trained a judged model" in said_by(result)
+    assert "dropped 5 of 25 queries, which trained one of the models" in said_by(result)
     assert {e.n for e in report_of(tmp_path / "judged").evaluations} == {20}
     succeeds(*judging, "--set", "data.judge_trained_rows=true", "-o", tmp_path / "all")
     assert {(e.n, e.split) for e in report_of(tmp_path / "all").evaluations} == {

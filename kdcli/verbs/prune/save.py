@@ -83,20 +83,6 @@ def save_and_report(
         loads += " with trust_remote_code, because its class lies next to it"
     notes.append(f"masked: zeros in a model that is not faster and loads {loads}")
     pruner.masks.fold()
-    evaluations = scores.rows(MASKED) if scores else []
-    if base is None:
-        notes.append(
-            f"no mask file: {recipe.method} trains the weights too, so a mask alone would not make "
-            "the model"
-        )
-    else:
-        metrics = summed_up({e.set: e.metrics for e in evaluations}, None) if evaluations else {}
-        head, info = _mask_info(workload, recipe, network, base, metrics)
-        write_mask(folder / MASK, info, masks, head=head, rows=rows)
-        if importance:
-            write_mask(folder / SCORES, info, masks, head=head, scores=importance, rows=rows)
-        size = bytes_of((folder / MASK).stat().st_size)
-        notes.append(f"mask: {size} in addition to the base ({MASK})")
     workload.save(model, folder, rows)
     card = describe(network, str(folder), folder)
     models = [
@@ -135,6 +121,20 @@ def save_and_report(
         result = workload.evaluate(forms)
         contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
         contents.quality = quality_of(result.evaluations) | workload.resemblance(forms, DENSE)
+    if base is None:
+        notes.append(
+            f"no mask file: {recipe.method} trains the weights too, so a mask alone would not make "
+            "the model"
+        )
+    else:
+        own = [e for e in contents.evaluations if (e.model, e.reference) == (MASKED, "labels")]
+        metrics = summed_up({e.set: e.metrics for e in own}, None) if own else {}
+        head, info = _mask_info(workload, recipe, network, base, metrics)
+        write_mask(folder / MASK, info, masks, head=head, rows=rows)
+        if importance:
+            write_mask(folder / SCORES, info, masks, head=head, scores=importance, rows=rows)
+        size = bytes_of((folder / MASK).stat().st_size)
+        notes.append(f"mask: {size} in addition to the base ({MASK})")
     contents.auto_class = workload.auto_class
     contents.latency = context.measure(subjects, recipe.measure)
     trace = json.loads((folder / TRACE).read_text("utf-8"))
