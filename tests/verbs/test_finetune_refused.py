@@ -8,7 +8,6 @@ import json
 import own_files
 import pytest
 import torch
-from kdcli.workloads.task import check_task_data, order_and_schedule, prepare
 from own_files import QUICK, refused, report_of, succeeds, write
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
