@@ -29,6 +29,7 @@ SHARD_BYTES = 1 << 20  # Many small shards, so that a short text keeps both work
 def tokenise(text: str, model: str, repeats: int) -> None:
     from kdcli.data.sources import open_source
     from kdcli.data.text import shards
+    from kdcli.data.text.tokenise import tokenise
     from kdcli.models.load import load_tokenizer
 
     shards.SHARD_BYTES = SHARD_BYTES
@@ -40,9 +41,7 @@ def tokenise(text: str, model: str, repeats: int) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 began, before = time.perf_counter(), cpu_seconds()
                 where = Path(folder) / "shards"
-                shards.tokenise(
-                    source, tokenizer, None, where, log=lambda line: None, workers=workers
-                )
+                tokenise(source, tokenizer, None, where, log=lambda line: None, workers=workers)
                 took[workers], spent[workers] = time.perf_counter() - began, cpu_seconds() - before
         ratios.append(took[1] / took[2])
         for n, seconds in took.items():
@@ -75,12 +74,12 @@ def capacity() -> float:
 
 def sparse(folder: Path) -> None:
     """A directory of shards of `BLOCKS` blocks, all zeros."""
-    from kdcli.data.text.shards import Meta, Shard, tokenizer_hash
+    from kdcli.data.text.shards import Shard, TokenShards, tokenizer_hash
     from kdcli.models.load import load_tokenizer
 
     tokenizer, tokens = load_tokenizer("demo"), BLOCKS * (LENGTH - 2) // SHARDS
     shards = tuple(Shard(f"train-{n:05}.bin", "train", (), tokens) for n in range(SHARDS))
-    meta = Meta(
+    meta = TokenShards(
         "zeros", None, tokenizer_hash(tokenizer), "demo", tokenizer.sep_token_id, "<u2", shards
     )
     meta.write(folder)

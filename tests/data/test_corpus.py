@@ -25,7 +25,7 @@ from texts import DOCUMENTS, corpus, tokens, write
 
 from kdcli.data import sources
 from kdcli.data.text.corpus import open_corpus
-from kdcli.data.text.shards import _portions
+from kdcli.data.text.tokenise import calls_of
 from kdcli.errors import MachineError, UsageError
 
 HERE = Path(__file__).parent
@@ -240,14 +240,14 @@ def test_of_two_processes_the_second_waits_and_reads(text, tmp_path, cache):
         assert not [line for line in log if "waiting" not in line]
 
 
-def test_a_document_is_tokenised_in_portions_that_lose_nothing(monkeypatch):
-    monkeypatch.setattr("kdcli.data.text.shards.CHARS_PER_CALL", 12)
+def test_a_document_is_tokenised_incalls_of_that_lose_nothing(monkeypatch):
+    monkeypatch.setattr("kdcli.data.text.tokenise.CHARS_PER_CALL", 12)
 
     @settings(max_examples=200)
     @given(st.lists(st.text("ab ", min_size=1, max_size=60), max_size=8))
     def check(documents):
         found, piece = [], ""
-        for texts, ends in _portions(iter(documents)):
+        for texts, ends in calls_of(iter(documents)):
             assert sum(map(len, texts)) < 24
             for text, is_end in zip(texts, ends, strict=True):
                 assert text
@@ -260,10 +260,10 @@ def test_a_document_is_tokenised_in_portions_that_lose_nothing(monkeypatch):
     check()
 
 
-def test_a_document_cut_in_portions_gives_the_tokens_of_the_whole(tmp_path, monkeypatch):
+def test_a_document_cut_incalls_of_gives_the_tokens_of_the_whole(tmp_path, monkeypatch):
     write(tmp_path / "c.txt", [" ".join(DOCUMENTS)])
     whole = tokens(corpus(tmp_path / "c.txt")).tolist()
-    monkeypatch.setattr("kdcli.data.text.shards.CHARS_PER_CALL", 50)
+    monkeypatch.setattr("kdcli.data.text.tokenise.CHARS_PER_CALL", 50)
     monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
     assert tokens(corpus(tmp_path / "c.txt")).tolist() == whole
 

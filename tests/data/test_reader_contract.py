@@ -31,7 +31,7 @@ from kdcli.data.sources import open_source
 from kdcli.data.text import shards
 from kdcli.data.text.own_tokenizer import own_tokenizer
 from kdcli.data.text.sentences import read_texts
-from kdcli.data.text.shards import tokenise
+from kdcli.data.text.tokenise import tokenise
 from kdcli.errors import UsageError
 
 KINDS = ("txt", "jsonl", "csv", "tsv", "parquet")

@@ -17,8 +17,9 @@ from texts import DOCUMENTS, corpus, tokens, write
 from kdcli.data.sources import open_source
 from kdcli.data.text import shards, stream
 from kdcli.data.text.corpus import open_corpus
-from kdcli.data.text.shards import Meta, tokenise
-from kdcli.data.text.stream import Stream
+from kdcli.data.text.shards import TokenShards
+from kdcli.data.text.stream import TokenStream
+from kdcli.data.text.tokenise import tokenise
 from kdcli.errors import UsageError
 
 
@@ -84,13 +85,13 @@ def test_blocks_are_read_across_the_ends_of_shards(text, tmp_path):
 
 
 def test_more_files_than_a_process_may_map(tmp_path, monkeypatch):
-    monkeypatch.setattr(stream, "MOST_MAPS", 3)
+    monkeypatch.setattr(stream, "MAX_MAPS", 3)
     files = []
     for n in range(20):
         np.arange(10 * n, 10 * n + 10, dtype="<u2").tofile(tmp_path / f"{n}.bin")
         files.append((tmp_path / f"{n}.bin", 10))
     (tmp_path / "empty.bin").touch()
-    whole = Stream([*files[:7], (tmp_path / "empty.bin", 0), *files[7:]], "<u2")
+    whole = TokenStream([*files[:7], (tmp_path / "empty.bin", 0), *files[7:]], "<u2")
     assert (len(whole), whole.read(0, 200).tolist()) == (200, list(range(200)))
     assert [int(whole.read(at, 1)[0]) for at in (199, 0, 70, 69)] == [199, 0, 70, 69]
     assert whole._map.cache_info().currsize == 3
@@ -259,7 +260,7 @@ def test_files_of_datatrove_without_metadata_follow_its_rule(tmp_path):
         ("vocabulary", r"holds token 9,000; the vocabulary of the model has 64"),
         ("framed", r"documents must end with the token 3 \(\[SEP\]\) and have no other frame"),
         ("unframed", r"documents must end with the token 3"),
-        ("tokenizer", "whose vocabulary is another"),
+        ("tokenizer", "whose vocabulary differs"),
     ],
 )
 def test_damaged_and_foreign_files_of_datatrove_are_named(tmp_path, damage, message):
@@ -359,5 +360,5 @@ def test_a_sample_says_which_part_of_the_source_it_is(tmp_path, name, monkeypatc
 
 def test_meta_survives_a_round_trip(text, tmp_path):
     meta = made(text, tmp_path / "out")
-    assert Meta.read(tmp_path / "out") == meta
+    assert TokenShards.read(tmp_path / "out") == meta
     assert meta.splits == ["train", "validation"]

@@ -7,6 +7,7 @@ from encoders import padded_batch, tiny_encoder
 from torch import nn
 
 from kdcli.data.text.corpus import Blocks
+from kdcli.data.text.shards import Frame
 from kdcli.models import reduce
 from kdcli.models.capture import capture
 from kdcli.models.layout import LAYOUTS
@@ -94,7 +95,7 @@ def test_documents_apart_count_as_one_row_of_a_sample():
         def read(self, at, count):
             return np.arange(at, at + count) % 60
 
-    blocks = Blocks(Stream(), 0, 10, 16, 1, 2, True)
+    blocks = Blocks(Stream(), 0, 10, 16, Frame(1, 2, "[SEP]"), True)
     sample = reduce.sample_of(blocks, tiny_encoder("bert").config, None)
     assert sample["attention_mask"].shape == sample["input_ids"].shape == (10, 16)
     assert sample["attention_mask"].all()

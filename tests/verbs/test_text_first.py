@@ -7,7 +7,7 @@ import pytest
 from own_files import kdcli, said_by
 from processes import two_ranks
 
-from kdcli.data.text.shards import whole_there
+from kdcli.data.text.shards import is_complete
 from kdcli.errors import UsageError
 
 QUICK = ["--max-steps", "2"]  # on a task
@@ -27,7 +27,7 @@ GENERAL = ["--set", "general.overrides.data={max_length: 16, held_out_blocks: 8}
 def tokenised(cache):
     """How many corpora are whole in the cache; none is half there."""
     made = [path for path in cache.glob("corpora/*") if path.is_dir()]
-    assert all(whole_there(path) for path in made)
+    assert all(is_complete(path) for path in made)
     return len(made)
 
 

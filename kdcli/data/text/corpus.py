@@ -1,7 +1,9 @@
-"""Unlabelled text as full blocks of tokens: tokenised once, cached on disk, read through a memory map.
+"""Unlabelled text as full blocks of tokens.
 
-The documents of a split become one stream with a separator after each. A block is `[CLS]`, the next L - 2 tokens,
-`[SEP]`: no padding, and only the end of the stream is left out. The stream does not depend on L: one cache serves all.
+The text is tokenised once and cached on disk. The documents of a split form one stream of tokens
+with a separator after each document. A block is `[CLS]`, the next L - 2 tokens of the stream, and
+`[SEP]`: there is no padding, and only the end of the stream is left out. The stream does not depend
+on L, so one cache serves all lengths.
 """
 
 from dataclasses import dataclass, replace
@@ -14,8 +16,10 @@ from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.hub import HubId
 from kdcli.data.sources import HubSource, Log, open_source
-from kdcli.data.text.shards import FORMAT, META, Frame, tokenise, tokenizer_hash, whole_there
-from kdcli.data.text.stream import Stream, open_streams, streams_of
+from kdcli.data.text.datatrove import open_datatrove
+from kdcli.data.text.shards import FORMAT, META, Frame, TokenShards, is_complete, tokenizer_hash
+from kdcli.data.text.stream import TokenStream, streams_of
+from kdcli.data.text.tokenise import tokenise
 from kdcli.disk import cache_dir, cache_key, user_path
 from kdcli.errors import UsageError
 from kdcli.types import Batch
@@ -23,41 +27,46 @@ from kdcli.types import Batch
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks `first` to `first + count - 1` of a token stream."""
+    """Blocks `first` to `first + count - 1` of a stream, each of `length` tokens.
 
-    stream: Stream
+    If `isolated` is set, the documents in a block do not attend to each other.
+    """
+
+    stream: TokenStream
     first: int
     count: int
     length: int
-    cls_id: int
-    sep_id: int
+    frame: Frame
     isolated: bool
 
     def __len__(self) -> int:
         return self.count
 
     def batch(self, indices: np.ndarray[Any, Any]) -> Batch:
-        """Collate blocks: `input_ids` [B, L]; isolated also `attention_mask` [B, 1, L, L] bool and `position_ids`."""
+        """Collate blocks: `input_ids` [B, L].
+
+        Isolated blocks also have `attention_mask` [B, 1, L, L] bool and `position_ids` [B, L].
+        Other blocks need no mask, since every token is real.
+        """
         inner = self.length - 2
         ids_BL = np.empty((len(indices), self.length), dtype=np.int64)
-        ids_BL[:, 0], ids_BL[:, -1] = self.cls_id, self.sep_id
+        ids_BL[:, 0], ids_BL[:, -1] = self.frame.cls_id, self.frame.sep_id
         for ids_L, block in zip(ids_BL, np.asarray(indices).tolist(), strict=True):
             ids_L[1:-1] = self.stream.read((self.first + block) * inner, inner)
         batch = {"input_ids": torch.from_numpy(ids_BL)}
-        # Other blocks have no mask: every token is real.
         if self.isolated:
-            ends_BL = batch["input_ids"] == self.sep_id
+            ends_BL = batch["input_ids"] == self.frame.sep_id
             document_BL = ends_BL.long().cumsum(1) - ends_BL.long()
             batch["attention_mask"] = (document_BL[:, :, None] == document_BL[:, None, :])[:, None]
-            place_L = torch.arange(self.length)
+            position_L = torch.arange(self.length)
             begins_BL = torch.nn.functional.pad(document_BL.diff(dim=1) > 0, (1, 0))
-            batch["position_ids"] = place_L - (place_L * begins_BL).cummax(1).values
+            batch["position_ids"] = position_L - (position_L * begins_BL).cummax(1).values
         return batch
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Blocks to train on and blocks never trained on."""
+    """Blocks to train on, and blocks that are never trained on."""
 
     train: Blocks
     held_out: Blocks
@@ -73,52 +82,84 @@ def open_corpus(
     held_out_blocks: int,
     log: Log,
 ) -> Corpus:
-    """Read the tokens of a source: tokenised and cached here, or written before by `kdcli tokenize` or datatrove; cut
-    into blocks. `source`: what `--data` takes. `max_length`: tokens of a block, special ones included. `column`: of the
-    text; None to find it. `isolated`: documents in one block do not attend to each other. `held_out_blocks`: at most so
-    many; from the validation split where there is one, else the last blocks (at most a tenth) of the training text.
-    Raises UsageError: see `kdcli.data.sources` and `kdcli.data.text.stream`; or less text than one block; MachineError:
-    the cache cannot be written."""
+    """Open the blocks of a text, and tokenise it if its tokens are not in the cache.
+
+    Args:
+        source: a value of `--data`: a text, or a directory of tokens that `kdcli tokenize` or
+            datatrove wrote.
+        tokenizer: the tokenizer of the model.
+        max_length: tokens of a block, with `[CLS]` and `[SEP]`.
+        column: the column of the text; None chooses it.
+        isolated: the documents in a block do not attend to each other.
+        held_out_blocks: the maximum number of blocks held out. They come from the validation
+            split, or without one from the end of the training text (at most a tenth of it).
+        log: takes lines of progress.
+
+    Raises:
+        UsageError: the source cannot be read, its tokens are damaged or come from another
+            tokenizer, or the text is shorter than a block.
+        MachineError: the cache cannot be written.
+    """
     frame = Frame.of(tokenizer)
-    elsewhere = source == "demo" or "://" in source
-    given = None if elsewhere else open_streams(user_path(source), tokenizer, frame, log)
-    streams = given or _cached(source, tokenizer, frame, column, log)
+    is_folder = source != "demo" and "://" not in source
+    streams = _open_tokens(user_path(source), tokenizer, frame, log) if is_folder else None
+    streams = streams or _open_cached(source, tokenizer, frame, column, log)
 
     def blocks(split: str) -> Blocks:
-        stream = streams.get(split) or Stream([], "<u2")
+        stream = streams.get(split) or TokenStream([], "<u2")
         count = len(stream) // (max_length - 2)
         if count == 0:
-            message = f"the {split} text of {source} has {len(stream)} tokens, less than one block of {max_length}"
-            raise UsageError(message, "give more text, or lower data.max_length")
-        return Blocks(stream, 0, count, max_length, frame.cls_id, frame.sep_id, isolated)
+            raise UsageError(
+                f"the {split} text of {source} has {len(stream)} tokens, less than one block of "
+                f"{max_length}",
+                "give more text, or lower data.max_length",
+            )
+        return Blocks(stream, 0, count, max_length, frame, isolated)
 
     train = blocks("train")
     if "validation" in streams:
         validation = blocks("validation")
         return Corpus(train, replace(validation, count=min(held_out_blocks, len(validation))))
-    if not (held := min(held_out_blocks, len(train) // 10)):
-        message = f"{source} makes only {len(train)} blocks of {max_length} tokens: too few to hold some out"
-        raise UsageError(message, "give more text or a validation split, or lower data.max_length")
-    return Corpus(
-        replace(train, count=len(train) - held), replace(train, first=len(train) - held, count=held)
-    )
+    held_out = min(held_out_blocks, len(train) // 10)
+    if not held_out:
+        raise UsageError(
+            f"{source} makes only {len(train)} blocks of {max_length} tokens: too few to hold "
+            "some out",
+            "give more text or a validation split, or lower data.max_length",
+        )
+    first = len(train) - held_out
+    return Corpus(replace(train, count=first), replace(train, first=first, count=held_out))
 
 
-def _cached(
+def _open_tokens(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, frame: Frame, log: Log
+) -> dict[str, TokenStream] | None:
+    """Open a directory of tokens; None if it holds no tokens."""
+    if not (folder / META).is_file():
+        return open_datatrove(folder, tokenizer, frame, log)
+    shards = TokenShards.read(folder)
+    shards.check(folder, tokenizer, frame)
+    return streams_of(folder, shards)
+
+
+def _open_cached(
     source: str, tokenizer: PreTrainedTokenizerBase, frame: Frame, column: str | None, log: Log
-) -> dict[str, Stream]:
-    """The streams of a source, tokenised unless they are in the cache; another process that writes it is waited for."""
+) -> dict[str, TokenStream]:
+    """Open the tokens of a text in the cache, and tokenise it first if they are not there."""
     opened = open_source(source)
-    of = cache_key(FORMAT, opened.identity, tokenizer_hash(tokenizer), column, frame.sep_id)
-    folder = cache_dir() / "corpora" / of
+    tokens = tokenizer_hash(tokenizer)
+    key = cache_key(FORMAT, opened.identity, tokens, column, frame.sep_id)
+    folder = cache_dir() / "corpora" / key
     if isinstance(opened, HubSource):
         folder = _at_revision(folder, opened.hub)
-    return streams_of(folder, tokenise(opened, tokenizer, column, folder, log=log, cached=True))
+    shards = tokenise(opened, tokenizer, column, folder, log=log, cached=True)
+    return streams_of(folder, shards)
 
 
 def _at_revision(folder: Path, hub: HubId) -> Path:
-    """The cache directory for the present revision of a hub data set; the newest one without a network."""
-    if (commit := hub.commit()) is None:
-        whole = [made for made in folder.parent.glob(f"{folder.name}*") if whole_there(made)]
-        return max(whole, key=lambda made: (made / META).stat().st_mtime_ns, default=folder)
-    return folder.with_name(f"{folder.name}-{commit[:12]}")
+    """Name the cache directory after the data set's commit; without a network take the newest."""
+    commit = hub.commit()
+    if commit is not None:
+        return folder.with_name(f"{folder.name}-{commit[:12]}")
+    complete = filter(is_complete, folder.parent.glob(f"{folder.name}*"))
+    return max(complete, key=lambda path: (path / META).stat().st_mtime_ns, default=folder)

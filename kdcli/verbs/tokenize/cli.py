@@ -7,9 +7,12 @@ from kdcli.cli.verb import PRINTING, Given, verb
 SHARED = ("output_dir", "dry_run", "trust_remote_code", *PRINTING)
 
 
-@verb(*SHARED, example="kdcli tokenize corpus/ --tokenizer bert-base-uncased -o shards")
+@verb(*SHARED, example="kdcli tokenize corpus/ --tokenizer bert-base-uncased -o tokens")
 def tokenize(given: Given) -> Any:
-    """Tokenise a large text once, in several processes; training then takes the directory as --data."""
+    """Tokenise a large text once, in several processes.
+
+    Training then takes the directory as --data.
+    """
     from kdcli.verbs.tokenize.settings import TokenizeOptions
 
     options, own = given.run_options, given.of(TokenizeOptions)

@@ -1,4 +1,4 @@
-"""`kdcli tokenize`: a text as shards of tokens, which every verb that reads text takes as `--data`."""
+"""`kdcli tokenize`: write a text as shards of tokens, which other verbs read as `--data`."""
 
 import json
 import os
@@ -14,19 +14,21 @@ import numpy as np
 from rich.table import Table
 
 from kdcli.data.sources import Source, open_source
-from kdcli.data.text.shards import Frame, Meta, tokenise, work_of
+from kdcli.data.text.shards import Frame, TokenShards
+from kdcli.data.text.tokenise import ShardWriter, tokenise
 from kdcli.disk import check_writable
 from kdcli.engine.progress import Progress
 from kdcli.errors import Stopped, UsageError
 from kdcli.models.load import load_tokenizer
 from kdcli.report.text import bytes_of, duration
 
-SAMPLES, SAMPLED_OF = 8, 1 << 20  # Pieces that a dry run reads the beginning of, and their bytes
+MAX_SAMPLES = 8  # Places of the text that a dry run reads.
+PIECE_BYTES = 1 << 20  # A dry run chooses among pieces of this size.
 
 
 @dataclass(frozen=True)
-class Tokenised:
-    """What lies in a directory of shards: tokens by split."""
+class TokenizedText:
+    """A directory of shards, with its tokens by split."""
 
     directory: str
     tokenizer: str
@@ -47,7 +49,7 @@ class Tokenised:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The result of a dry run, from a sample of the text; None where the size of the source is not known."""
+    """The result of a dry run. Values are None if the size of the source is not known."""
 
     source: str
     source_bytes: int | None
@@ -61,15 +63,19 @@ class Estimate:
         return json.dumps(asdict(self), indent=2)
 
     def renderables(self) -> Iterable[Any]:
+        def known(value: float | None, text: str) -> str:
+            return "unknown" if value is None else text
+
         table = Table("source", "shards", "tokens", "on disk", f"time, {self.workers} workers")
-        sizes = [
-            bytes_of(n) if n is not None else "unknown" for n in (self.source_bytes, self.bytes)
-        ]
-        tokens = f"{self.tokens:,}" if self.tokens is not None else "unknown"
-        took = duration(self.hours * 3600) if self.hours is not None else "unknown"
-        table.add_row(sizes[0], f"{self.shards:,}", tokens, sizes[1], took)
+        table.add_row(
+            known(self.source_bytes, bytes_of(self.source_bytes or 0)),
+            f"{self.shards:,}",
+            known(self.tokens, f"{self.tokens or 0:,}"),
+            known(self.bytes, bytes_of(self.bytes or 0)),
+            known(self.hours, duration((self.hours or 0) * 3600)),
+        )
         yield table
-        yield "from a sample of the text tokenised just now; nothing was written"
+        yield "estimated from a sample of the text; nothing was written"
 
 
 def run(
@@ -81,30 +87,50 @@ def run(
     output_dir: Path | None,
     dry_run: bool,
     trust_remote_code: bool,
-) -> Tokenised | Estimate:
-    """Tokenise a source, or estimate what that takes. `workers`: processes, None one a core. Raises UsageError: see
-    `kdcli.data.text.shards.tokenise`; no directory given; MachineError: it cannot be written; Stopped: by a signal,
-    with the finished shards on disk."""
+) -> TokenizedText | Estimate:
+    """Tokenise a text, or estimate the time and space that this needs.
+
+    Args:
+        source: a value of `--data`.
+        tokenizer: the model that will read the text.
+        column: the column of the text; None chooses it.
+        workers: the number of processes; None is one for each core.
+        output_dir: the directory of the shards; may be None in a dry run.
+        dry_run: estimate only.
+        trust_remote_code: run code that comes with the tokenizer.
+
+    Raises:
+        UsageError: there is no directory, or it holds something else; the text cannot be read.
+        MachineError: the directory cannot be written, or a worker was killed.
+        Stopped: a signal ended the run; finished shards stay.
+    """
     if output_dir is None and not dry_run:
         raise UsageError("no directory given", "kdcli tokenize SOURCE --tokenizer MODEL -o DIR")
     if output_dir is not None:
         check_writable(output_dir, directory=True)
     opened = open_source(source)
     loaded = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
-    workers = workers or (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    workers = workers or _count_cores()
     if dry_run:
         return _estimate(opened, loaded, column, workers)
     assert output_dir is not None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     meta = tokenise(opened, loaded, column, output_dir, log=Progress.log, workers=workers)
-    counts = {
-        split: sum(s.tokens or 0 for s in meta.shards if s.split == split) for split in meta.splits
-    }
-    size = sum(map(meta.bytes_of, meta.shards))
-    return Tokenised(str(output_dir), meta.name, len(meta.shards), counts, size)
+    return TokenizedText(
+        directory=str(output_dir),
+        tokenizer=meta.name,
+        shards=len(meta.shards),
+        tokens={split: meta.tokens_of(split) for split in meta.splits},
+        bytes=sum(map(meta.bytes_of, meta.shards)),
+    )
+
+
+def _count_cores() -> int:
+    """Count the cores that this process may use, where the system tells."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
@@ -112,31 +138,37 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 
 def _estimate(source: Source, tokenizer: Any, column: str | None, workers: int) -> Estimate:
-    # As a worker does.
+    """Tokenise a few places of a text, and extrapolate to all of it."""
+    # One thread, as a worker has.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    frame = Frame.of(tokenizer)
-    meta = Meta.planned(source, tokenizer, frame, column)
-    work = work_of(source, tokenizer, meta, Path())
-    pieces = [(split, piece) for split in meta.splits for piece in source.pieces(split, SAMPLED_OF)]
+    meta = TokenShards.plan(source, tokenizer, Frame.of(tokenizer), column)
+    writer = ShardWriter.of(source, tokenizer, meta, Path())
+    pieces = [
+        (split, piece) for split in meta.splits for piece in source.pieces(split, PIECE_BYTES)
+    ]
     size = sum(piece.size for _, piece in pieces)
+    chosen = np.unique(np.linspace(0, len(pieces) - 1, MAX_SAMPLES).astype(int))
     began, read, tokens = time.monotonic(), 0, 0
-    places = np.unique(np.linspace(0, len(pieces) - 1, SAMPLES).astype(int))
-    for at in places:
-        split, piece = pieces[at]
-        texts, sampled = source.sample(split, piece, column)
-        read += sampled
-        tokens += sum(len(ids) + 1 for ids in work.ids(texts))
+    for number in chosen:
+        split, piece = pieces[number]
+        sample = source.sample(split, piece, column)
+        read += sample.size
+        tokens += sum(len(ids) + 1 for ids in writer.encode(sample.texts))
     seconds = time.monotonic() - began
     if not tokens:
-        raise UsageError(
-            f"{source.name} holds no text in the {len(places)} places that were sampled"
-            if len(places) > 1
-            else f"{source.name} holds no text"
-        )
+        places = f" in the {len(chosen)} places that were sampled" if len(chosen) > 1 else ""
+        raise UsageError(f"{source.name} holds no text{places}")
+    shards = len(meta.shards)
     if not read:
-        return Estimate(source.name, size or None, len(meta.shards), None, None, None, workers)
-    count = round(tokens * size / read)
-    at_once = min(workers, len(meta.shards))
-    hours = seconds * size / read / at_once / 3600
-    on_disk = count * np.dtype(meta.dtype).itemsize
-    return Estimate(source.name, size, len(meta.shards), count, on_disk, hours, at_once)
+        return Estimate(source.name, size or None, shards, None, None, None, workers)
+    all_tokens = round(tokens * size / read)
+    workers = min(workers, shards)
+    return Estimate(
+        source=source.name,
+        source_bytes=size,
+        shards=shards,
+        tokens=all_tokens,
+        bytes=all_tokens * np.dtype(meta.dtype).itemsize,
+        hours=seconds * size / read / workers / 3600,
+        workers=workers,
+    )

@@ -1,0 +1,487 @@
+"""Reading and tokenising text: kdcli next to the `datasets` library. See docs/results.md.
+
+    python benchmarks/reading.py make PARAGRAPHS.jsonl.gz FOLDER [--megabytes 120]
+    python benchmarks/reading.py read FOLDER [--rounds 3]
+    python benchmarks/reading.py rows FILE... [--rounds 3]
+    python benchmarks/reading.py tokenise FOLDER/text.jsonl --tokenizer MODEL [--rounds 3]
+    python benchmarks/reading.py resume FOLDER/text.jsonl --tokenizer MODEL
+    python benchmarks/reading.py blocks FOLDER/text.jsonl --tokenizer MODEL
+    python benchmarks/reading.py promises
+
+`make` writes real paragraphs again and again, each time with other sentences first, as txt, jsonl,
+csv and parquet. `read` takes every document of each file, `rows` every row of labelled files, and
+`tokenise` writes the tokens with two workers. `resume` kills tokenising in the middle and starts it
+again. `blocks` reads random blocks of 128 tokens. `promises` shows what `datasets` makes of rows
+that kdcli reads, or refuses by name.
+
+Each way runs in a fresh process, and the ways take turns. The table has the median of the rounds:
+seconds, CPU seconds of all processes, peak memory of the largest process, and what stays on disk.
+"""
+
+import argparse
+import csv
+import gzip
+import itertools
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+KINDS = ("txt", "jsonl", "csv", "parquet")
+LOADERS = {"txt": "text", "jsonl": "json", "csv": "csv", "parquet": "parquet"}
+LENGTH, BATCH, STEPS = 128, 256, 100
+WORKERS = 2
+SHARD_BYTES = 1 << 22  # A short text then has the number of shards of a long one.
+
+
+# Material.
+
+
+def make(paragraphs: Path, folder: Path, megabytes: int) -> None:
+    with gzip.open(paragraphs, "rt", encoding="utf-8") as file:
+        texts = [json.loads(line)["text"].replace("\n", " ") for line in file]
+    folder.mkdir(parents=True, exist_ok=True)
+    varied = list(_varied(texts, megabytes * 1_000_000))
+    with (folder / "text.txt").open("w", encoding="utf-8") as file:
+        file.writelines(f"{text}\n" for text in varied)
+    with (folder / "text.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(f"{json.dumps({'text': text, 'id': n})}\n" for n, text in enumerate(varied))
+    with (folder / "text.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "id"])
+        writer.writerows((text, n) for n, text in enumerate(varied))
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"text": varied, "id": list(range(len(varied)))})
+    pq.write_table(table, folder / "text.parquet", row_group_size=10_000)
+    for file in sorted(folder.iterdir()):
+        print(f"{file.name}: {file.stat().st_size / 1e6:,.0f} MB, {len(varied):,} documents")
+
+
+def _varied(texts: list[str], size: int) -> Iterator[str]:
+    for turn in itertools.count():
+        for text in texts:
+            sentences = re.split(r"(?<=[.!?]) ", text)
+            at = turn % len(sentences)
+            varied = " ".join([*sentences[at:], *sentences[:at], f"({turn})"])
+            yield varied
+            if (size := size - len(varied.encode()) - 1) < 0:
+                return
+
+
+# Ways of reading documents. Each returns their number.
+
+
+def read_ours(file: str) -> int:
+    from kdcli.data.sources import open_source
+
+    return sum(1 for _ in open_source(file).documents("train", None))
+
+
+def read_streaming(file: str) -> int:
+    """The rows of a streamed data set, one by one."""
+    return sum(1 for row in _loaded(file, streaming=True) if row["text"].strip())
+
+
+def read_batches(file: str) -> int:
+    """The column of a streamed data set, a thousand rows at once from Arrow."""
+    batches = _loaded(file, streaming=True).with_format("arrow").iter(batch_size=1000)
+    texts = (text for batch in batches for text in batch["text"].to_pylist())
+    return sum(1 for text in texts if text.strip())
+
+
+def read_cached(file: str) -> int:
+    """The column of a data set that was written as Arrow first, from its memory map."""
+    texts = _loaded(file, streaming=False).with_format("arrow").iter(batch_size=1000)
+    return sum(1 for batch in texts for text in batch["text"].to_pylist() if text.strip())
+
+
+def _loaded(file: str, *, streaming: bool) -> Any:
+    import datasets
+
+    datasets.disable_progress_bars()
+    kind = Path(file).name.removesuffix(".gz").rsplit(".", 1)[-1]
+    return datasets.load_dataset(LOADERS[kind], data_files=file, split="train", streaming=streaming)
+
+
+# Ways of reading rows as Python objects, which labelled tasks do.
+
+
+def rows_ours(file: str) -> int:
+    from kdcli.data.sources import open_source
+
+    return sum(1 for _, rows in open_source(file).tables("train") for _ in rows)
+
+
+def rows_streaming(file: str) -> int:
+    return sum(1 for _ in _loaded(file, streaming=True))
+
+
+def rows_cached(file: str) -> int:
+    return sum(1 for _ in _loaded(file, streaming=False))
+
+
+# Ways of tokenising. Each writes a folder and returns the number of tokens.
+
+
+def tokenise_ours(file: str, tokenizer: str, out: Path) -> int:
+    from kdcli.data.sources import open_source
+    from kdcli.data.text import shards
+    from kdcli.data.text.tokenise import tokenise
+    from kdcli.models.load import load_tokenizer
+
+    shards.SHARD_BYTES = SHARD_BYTES
+    source, loaded = open_source(file), load_tokenizer(tokenizer)
+    meta = tokenise(source, loaded, None, out, log=lambda _: None, workers=WORKERS)
+    return sum(shard.tokens or 0 for shard in meta.shards)
+
+
+def tokenise_mapped(file: str, tokenizer: str, out: Path) -> int:
+    """As the scripts of transformers do: read, `map` over processes, save. A row is a document."""
+    tokens = _mapped(file, tokenizer, lambda ids: ids)
+    tokens.save_to_disk(str(out), num_proc=WORKERS)
+    return sum(len(chunk.values) for chunk in tokens.data.column("ids").chunks)
+
+
+def tokenise_joined(file: str, tokenizer: str, out: Path) -> int:
+    """The same with one row a batch, which makes the memory map as simple as kdcli's."""
+    tokens = _mapped(file, tokenizer, lambda ids: [[i for row in ids for i in row]])
+    tokens.save_to_disk(str(out), num_proc=WORKERS)
+    return sum(len(chunk.values) for chunk in tokens.data.column("ids").chunks)
+
+
+def _mapped(file: str, name: str, join: Callable[[list[list[int]]], list[list[int]]]) -> Any:
+    import datasets
+
+    from kdcli.models.load import load_tokenizer
+
+    tokenizer = load_tokenizer(name)
+    wide = max(tokenizer.get_vocab().values()) >= 1 << 16
+
+    def encode(batch: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
+        ids = tokenizer(
+            batch["text"], add_special_tokens=False, return_attention_mask=False, verbose=False
+        )["input_ids"]
+        return {"ids": join([[*row, tokenizer.sep_token_id] for row in ids])}
+
+    source = _loaded(file, streaming=False)
+    kept = datasets.Features({"ids": datasets.List(datasets.Value("uint32" if wide else "uint16"))})
+    return source.map(
+        encode,
+        batched=True,
+        num_proc=WORKERS,
+        remove_columns=source.column_names,
+        features=kept,
+    )
+
+
+def tokenise_generated(file: str, tokenizer: str, out: Path) -> int:
+    """Kdcli's documents and calls of the tokenizer, in the processes and files of `datasets`."""
+    import datasets
+
+    from kdcli.data.sources import open_source
+    from kdcli.data.text.shards import Frame, TokenShards
+    from kdcli.data.text.tokenise import ShardWriter
+    from kdcli.models.load import load_tokenizer
+
+    datasets.disable_progress_bars()
+    source, loaded = open_source(file), load_tokenizer(tokenizer)
+    meta = TokenShards.plan(source, loaded, Frame.of(loaded), None)
+    kind = {"<u2": "uint16", "<u4": "uint32"}[meta.dtype]
+    tokens = datasets.Dataset.from_generator(
+        _generated,
+        features=datasets.Features({"ids": datasets.List(datasets.Value(kind))}),
+        cache_dir=str(out),
+        gen_kwargs={
+            "pieces": [piece for shard in meta.shards for piece in shard.pieces],
+            "writer": ShardWriter.of(source, loaded, meta, out),
+        },
+        num_proc=WORKERS,
+    )
+    return sum(len(chunk.values) for chunk in tokens.data.column("ids").chunks)
+
+
+def _generated(pieces: list[Any], writer: Any) -> Iterator[dict[str, Any]]:
+    import numpy as np
+
+    from kdcli.data.text.tokenise import calls_of
+
+    documents = (writer.source.documents_in("train", piece, None) for piece in pieces)
+    for texts, ends in calls_of(itertools.chain.from_iterable(documents)):
+        ids = zip(writer.encode(texts), ends, strict=True)
+        rows = [np.asarray([*row, writer.sep_id] if end else row, writer.dtype) for row, end in ids]
+        yield {"ids": np.concatenate(rows)}
+
+
+# Killing and going on.
+
+
+def resume(file: str, tokenizer: str) -> None:
+    """Kill each way in the middle and start it again; print the CPU seconds of both runs."""
+    for name in WAYS["tokenise"]:
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.perf_counter()
+            whole = _run_one("tokenise", name, file, tokenizer, Path(folder) / "whole")
+            seconds, killed = time.perf_counter() - began, Path(folder) / "killed"
+            # On a busy machine a run may be twice as fast as the one before.
+            while _run_one("tokenise", name, file, tokenizer, killed, seconds * 0.7) is None:
+                shutil.rmtree(killed)
+                seconds /= 2
+            again = _run_one("tokenise", name, file, tokenizer, killed)
+            assert whole is not None
+            assert again is not None
+            spent = [used.ru_utime + used.ru_stime for used in (whole, again)]
+            print(
+                f"{name:30} {spent[0]:6.1f} CPU s; after a kill {spent[1]:6.1f} CPU s", flush=True
+            )
+
+
+# Reading random blocks.
+
+
+def blocks(file: str, tokenizer: str) -> None:
+    import numpy as np
+
+    from kdcli.data.batches import BatchOrder
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["HF_DATASETS_CACHE"] = f"{folder}/cache"
+        count = tokenise_ours(file, tokenizer, Path(folder) / "ours")
+        assert tokenise_mapped(file, tokenizer, Path(folder) / "mapped") == count
+        assert tokenise_joined(file, tokenizer, Path(folder) / "joined") == count
+        order = BatchOrder(count // LENGTH, BATCH, 0)
+        took: dict[str, list[float]] = {}
+        read: dict[str, list[Any]] = {}
+        for name in ("ours", "mapped", "joined") * 3:
+            began = time.perf_counter()
+            stream = _opened(Path(folder) / name)
+            opened = time.perf_counter() - began
+            began = time.perf_counter()
+            batches = [
+                np.stack([stream(int(n) * LENGTH, LENGTH) for n in order.indices(step)])
+                for step in range(1, STEPS + 1)
+            ]
+            took.setdefault(name, []).append(1e3 * (time.perf_counter() - began) / STEPS)
+            read[name] = batches
+            print(f"{name}: opened in {1e3 * opened:.0f} ms, a batch {took[name][-1]:.2f} ms")
+        for name in ("mapped", "joined"):
+            assert all(map(np.array_equal, read["ours"], read[name]))
+
+
+def _opened(folder: Path) -> Callable[[int, int], Any]:
+    """A function that reads tokens, over a directory of kdcli or one of `datasets`."""
+    import numpy as np
+
+    if (folder / "meta.json").is_file():
+        from kdcli.data.text.shards import TokenShards
+        from kdcli.data.text.stream import streams_of
+
+        return streams_of(folder, TokenShards.read(folder))["train"].read
+    import datasets
+
+    chunks = datasets.load_from_disk(str(folder)).data.column("ids").chunks
+    values = [chunk.flatten().to_numpy() for chunk in chunks]
+    ends = np.cumsum([len(part) for part in values])
+
+    def read(begin: int, count: int) -> Any:
+        number = int(np.searchsorted(ends, begin, side="right"))
+        at = begin - (int(ends[number - 1]) if number else 0)
+        part = values[number][at : at + count]
+        if len(part) == count:
+            return part
+        return np.concatenate([part, read(begin + len(part), count - len(part))])
+
+    return read
+
+
+# Promises.
+
+
+CASES = {
+    "an empty file": ("a.txt", b""),
+    "an empty json file": ("a.jsonl", b""),
+    "line 2 is not UTF-8": ("a.txt", b"w1\nw2 \xff\n"),
+    "line 2 is not JSON": ("a.jsonl", b'{"text": "w1"}\n{"text": "w2\n'),
+    "a label of another type in line 2": ("a.jsonl", b'{"t": "a", "y": 1}\n{"t": "b", "y": "x"}\n'),
+    "a column missing in line 2": ("a.jsonl", b'{"t": "a", "y": 1}\n{"t": "b"}\n'),
+    "text that looks like a time": ("a.jsonl", b'{"text": "2024-01-01T00:00:00"}\n'),
+    "half a surrogate pair": ("a.jsonl", b'{"text": "\\ud83d w2"}\n'),
+    "text that reads NA": ("a.csv", b"text,label\nNA,1\n007,2\n"),
+    "a cell too few in line 3": ("a.csv", b"text,label\nw1,1\nw2\n"),
+    "a cell too many in line 3": ("a.csv", b"text,label\nw1,1\nw2,1,2\n"),
+    "tabs": ("a.tsv", b"text\tlabel\nw1\t1\n"),
+    "a damaged gzip file": ("a.txt.gz", gzip.compress(b"w1 w2\n" * 5000)[:-20]),
+    "a gzipped parquet file": ("a.parquet.gz", b""),
+}
+
+
+def promises() -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for name, (file_name, content) in CASES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / file_name
+            file.write_bytes(content)
+            if file_name.endswith("parquet.gz"):
+                pq.write_table(pa.table({"text": ["w1"]}), folder + "/whole")
+                file.write_bytes(gzip.compress((Path(folder) / "whole").read_bytes()))
+            os.environ["HF_DATASETS_CACHE"] = folder
+            print(f"{name}: {file_name} {file.read_bytes()[:60]!r}")
+            print(f"  kdcli:    {_result(_kdcli_rows, str(file))}")
+            print(f"  streamed: {_result(_datasets_rows, str(file), True)}")
+            print(f"  cached:   {_result(_datasets_rows, str(file), False)}")
+
+
+def _kdcli_rows(file: str) -> list[Any]:
+    from kdcli.data.sources import open_source
+
+    return [row.values for table in open_source(file).tables("train") for row in table.rows]
+
+
+def _datasets_rows(file: str, streaming: bool) -> list[Any]:
+    if ".tsv" not in file:
+        return list(_loaded(file, streaming=streaming))
+    import datasets
+
+    return list(
+        datasets.load_dataset("csv", data_files=file, sep="\t", split="train", streaming=streaming)
+    )
+
+
+def _result(read: Callable[..., list[Any]], *arguments: Any) -> str:
+    try:
+        return f"{read(*arguments)[:3]}"
+    except Exception as error:  # noqa: BLE001  # The class of the error is what is shown.
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:140]}"
+
+
+# Measuring.
+
+
+WAYS: dict[str, dict[str, Callable[..., int]]] = {
+    "read": {
+        "kdcli": read_ours,
+        "datasets, streamed": read_streaming,
+        "datasets, streamed as Arrow": read_batches,
+        "datasets, cached as Arrow": read_cached,
+    },
+    "rows": {
+        "kdcli": rows_ours,
+        "datasets, streamed": rows_streaming,
+        "datasets, cached": rows_cached,
+    },
+    "tokenise": {
+        "kdcli": tokenise_ours,
+        "datasets, a row a document": tokenise_mapped,
+        "datasets, a row a batch": tokenise_joined,
+        "datasets, from a generator": tokenise_generated,
+    },
+}
+
+
+def compare(what: str, files: list[str], tokenizer: str, rounds: int) -> None:
+    for file in files:
+        measured: dict[str, list[tuple[float, float, float, float]]] = {}
+        counts = {}
+        for _ in range(rounds):
+            for name in WAYS[what]:
+                count, numbers = _measure(what, name, file, tokenizer)
+                counts[name] = count
+                measured.setdefault(name, []).append(numbers)
+        print(
+            f"{Path(file).name}, {Path(file).stat().st_size / 1e6:,.0f} MB, load {os.getloadavg()}"
+        )
+        for name, rows in measured.items():
+            seconds, cpu, peak, disk = (
+                statistics.median(column) for column in zip(*rows, strict=True)
+            )
+            best = min(row[1] for row in rows)
+            print(
+                f"  {name:30} {seconds:7.1f} s {cpu:7.1f} CPU s (least {best:.1f}) "
+                f"{peak:7.0f} MB peak {disk:7.0f} MB on disk, {counts[name]:,}",
+                flush=True,
+            )
+
+
+def _measure(
+    what: str, name: str, file: str, tokenizer: str
+) -> tuple[int, tuple[float, float, float, float]]:
+    """Run a way; its result, and seconds, CPU seconds, peak MB and MB on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        used = _run_one(what, name, file, tokenizer, Path(folder))
+        assert used is not None
+        seconds = time.perf_counter() - began
+        disk = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+        count = int((Path(folder) / "count").read_text())
+        cpu = used.ru_utime + used.ru_stime
+        return count, (seconds, cpu, used.ru_maxrss / 1024, disk / 1e6)
+
+
+def _run_one(
+    what: str, name: str, file: str, tokenizer: str, folder: Path, kill_after: float | None = None
+) -> resource.struct_rusage | None:
+    """Run a way in a fresh process.
+
+    Returns what the process and its children used; None if it ended before it was to be killed.
+    """
+    environment = os.environ | {"HF_DATASETS_CACHE": f"{folder}/cache", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "one", what, name, file, tokenizer, f"{folder}/out"]
+    folder.mkdir(exist_ok=True)
+    with (folder / "count").open("w") as count:
+        one = subprocess.Popen(command, env=environment, stdout=count, start_new_session=True)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.killpg(one.pid, signal.SIGKILL)
+    _, status, used = os.wait4(one.pid, 0)
+    one.returncode = os.waitstatus_to_exitcode(status)
+    if kill_after is not None:
+        return None if one.returncode == 0 else used
+    assert one.returncode == 0, name
+    return used
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["one"]:
+        what, name, file, tokenizer, out = sys.argv[2:]
+        way = WAYS[what][name]
+        print(way(file, tokenizer, Path(out)) if what == "tokenise" else way(file))
+        return
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["make", "blocks", "resume", "promises", *WAYS])
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--tokenizer", default="demo")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--megabytes", type=int, default=120)
+    options = parser.parse_args()
+    if options.what == "make":
+        make(*options.files, options.megabytes)
+    elif options.what == "promises":
+        promises()
+    elif options.what == "resume":
+        resume(str(options.files[0]), options.tokenizer)
+    elif options.what == "blocks":
+        blocks(str(options.files[0]), options.tokenizer)
+    else:
+        files = options.files
+        if options.what == "read":
+            files = [files[0] / f"text.{kind}" for kind in KINDS]
+        compare(options.what, [str(file) for file in files], options.tokenizer, options.rounds)
+
+
+if __name__ == "__main__":
+    main()

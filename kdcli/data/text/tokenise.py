@@ -1,0 +1,325 @@
+"""Tokenise a text into shards, in this process or in several.
+
+Each shard is written as a whole or not at all. A run that was killed keeps the shards that it
+finished, and writes a shard again if its text has changed.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+from tokenizers import Tokenizer
+
+from kdcli.data.sources import LOG_SECONDS, Log, Source
+from kdcli.data.text.shards import META, Frame, Shard, TokenShards
+from kdcli.disk import atomic_file, disk_errors, remove
+from kdcli.errors import MachineError, UsageError
+
+LOCK_SECONDS = 1.0  # Seconds after which a process says that it waits for another process.
+# Characters that are tokenised at once: some 30 MB of memory, however long the documents are.
+CHARS_PER_CALL = 1 << 20
+
+
+def tokenise(
+    source: Source,
+    tokenizer: Any,
+    column: str | None,
+    folder: Path,
+    *,
+    log: Log,
+    workers: int | None = None,
+    cached: bool = False,
+) -> TokenShards:
+    """Write the shards of a text that are missing in a directory.
+
+    Args:
+        source: the text.
+        tokenizer: a tokenizer of transformers.
+        column: the column of the text; None chooses it.
+        folder: the directory of the shards.
+        log: takes lines of progress.
+        workers: the number of processes, each with one thread. None tokenises in this process,
+            with as many threads as the tokenizer uses.
+        cached: the directory's name determines its content, as in the cache. Then complete shards
+            are not compared with the source, a damaged directory is made again, and this process
+            waits for another one that writes the same directory.
+
+    Returns:
+        The shards with their numbers of tokens.
+
+    Raises:
+        UsageError: the source cannot be read, the directory holds something else, or another
+            process writes it.
+        MachineError: the directory cannot be written, or a worker was killed. Finished shards stay.
+    """
+    frame = Frame.of(tokenizer)
+    with disk_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(folder, log, waits=cached):
+        previous = _read_previous(folder, replaces=cached)
+        if cached and previous and previous.complete and not previous.missing(folder, previous):
+            return previous
+        meta = TokenShards.plan(source, tokenizer, frame, column)
+        if previous and not meta.has_origin_of(previous):
+            raise _other_origin(folder, meta, previous)
+        missing = meta.missing(folder, previous)
+        if previous and previous.complete and not missing:
+            log(f"{folder} is done already")
+            return previous
+        writer = ShardWriter.of(source, tokenizer, meta, folder)
+        with _clean_after_errors(folder, meta, missing, keeps_errors=not cached):
+            _write_shards(writer, missing, len(meta.shards), workers, log)
+        with disk_errors(folder):
+            counted = tuple(
+                replace(shard, tokens=writer.count_tokens(shard)) for shard in meta.shards
+            )
+        meta = replace(meta, shards=counted)
+        meta.write(folder)
+        return meta
+
+
+@dataclass(frozen=True)
+class ShardWriter:
+    """Everything that a process needs to write a shard."""
+
+    source: Source
+    encoder: Any  # A `tokenizers.Tokenizer`, or a slow tokenizer of transformers.
+    sep_id: int
+    column: str | None
+    dtype: str
+    folder: Path
+
+    @classmethod
+    def of(cls, source: Source, tokenizer: Any, meta: TokenShards, folder: Path) -> "ShardWriter":
+        """Prepare the writer of a plan."""
+        encoder = tokenizer
+        if tokenizer.is_fast:
+            # Workers that get the backend alone need not import transformers. It is a copy,
+            # because truncation and padding may remain in it from the last call.
+            encoder = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+            encoder.no_truncation()
+            encoder.no_padding()
+        return cls(source, encoder, meta.sep_id, meta.column, meta.dtype, folder)
+
+    def write(self, shard: Shard, log: Log = lambda _: None) -> int:
+        """Write a shard as a whole or not at all; returns its number of tokens."""
+        total, logged = 0, time.monotonic()
+        with atomic_file(self.folder / shard.file) as file:
+            for texts, ends in calls_of(self._documents(shard)):
+                for ids, is_end in zip(self.encode(texts), ends, strict=True):
+                    tokens = [*ids, self.sep_id] if is_end else ids
+                    file.write(np.asarray(tokens, dtype=self.dtype).tobytes())
+                    total += len(tokens)
+                if time.monotonic() - logged > LOG_SECONDS:
+                    logged = time.monotonic()
+                    log(f"{total:,} tokens of {shard.file} so far")
+        return total
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Tokenise texts without special tokens."""
+        if isinstance(self.encoder, Tokenizer):
+            encodings = self.encoder.encode_batch_fast(texts, add_special_tokens=False)
+            return [encoding.ids for encoding in encodings]
+        encodings = self.encoder(
+            texts, add_special_tokens=False, return_attention_mask=False, verbose=False
+        )
+        return list(encodings["input_ids"])
+
+    def count_tokens(self, shard: Shard) -> int:
+        """Count the tokens of a written shard by the length of its file."""
+        return (self.folder / shard.file).stat().st_size // np.dtype(self.dtype).itemsize
+
+    def _documents(self, shard: Shard) -> Iterator[str]:
+        for piece in shard.pieces:
+            yield from self.source.documents_in(shard.split, piece, self.column)
+
+
+def calls_of(documents: Iterator[str]) -> Iterator[tuple[list[str], list[bool]]]:
+    """Group documents for calls of the tokenizer, each of about `CHARS_PER_CALL` characters.
+
+    A longer document is cut before a space, where a tokenizer would cut it, too. The second list
+    tells which texts end a document.
+    """
+    texts: list[str] = []
+    ends: list[bool] = []
+    room = CHARS_PER_CALL
+    for document in documents:
+        begin = 0
+        while begin < len(document):
+            end = len(document)
+            if end - begin > CHARS_PER_CALL:
+                space = document.rfind(" ", begin + 1, begin + CHARS_PER_CALL)
+                end = space if space > 0 else begin + CHARS_PER_CALL
+            texts.append(document[begin:end])
+            ends.append(end == len(document))
+            room -= end - begin
+            begin = end
+            if room <= 0:
+                yield texts, ends
+                texts, ends, room = [], [], CHARS_PER_CALL
+    if texts:
+        yield texts, ends
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, log: Log, *, waits: bool) -> Iterator[None]:
+    """Keep other processes from writing the directory."""
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    with disk_errors(folder):
+        try:
+            lock.acquire(timeout=LOCK_SECONDS if waits else 0)
+        except Timeout:
+            if not waits:
+                hint = "wait for it, or give another directory"
+                raise UsageError(f"another process is writing {folder}", hint) from None
+            log(f"waiting for another process that tokenises into {folder}")
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _read_previous(folder: Path, *, replaces: bool) -> TokenShards | None:
+    """Read the plan of an earlier run; None if there is nothing.
+
+    Other content is removed if `replaces` is set, and a UsageError otherwise.
+    """
+    try:
+        if (folder / META).is_file():
+            return TokenShards.read(folder)
+        if folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
+            message = f"{folder} is not empty, and holds no tokens"
+            raise UsageError(message, "give another directory")
+    except UsageError:
+        if not replaces:
+            raise
+        remove(folder)
+    return None
+
+
+def _other_origin(folder: Path, meta: TokenShards, previous: TokenShards) -> UsageError:
+    message = (
+        f"{folder} holds shards of {previous.source} by {previous.name}, "
+        f"not of {meta.source} by {meta.name}"
+    )
+    if previous.column != meta.column:
+        message += f"; column {previous.column}, not {meta.column}"
+    return UsageError(message, "give another directory, or remove this one")
+
+
+@contextlib.contextmanager
+def _clean_after_errors(
+    folder: Path, meta: TokenShards, missing: Sequence[Shard], *, keeps_errors: bool
+) -> Iterator[None]:
+    """Write the plan, and remove shards that do not belong to it.
+
+    If an error ends the work before the first shard, nothing stays. Neither does anything stay
+    after an error in the text unless `keeps_errors` is set: corrected text has another name in the
+    cache.
+    """
+    kept = {shard.file for shard in meta.shards} - {shard.file for shard in missing}
+    with disk_errors(folder):
+        is_new = not folder.exists()
+        folder.mkdir(exist_ok=True)
+        for path in folder.glob("*.bin"):
+            if path.name not in kept:
+                path.unlink()
+    try:
+        meta.write(folder)
+        yield
+    except BaseException as error:
+        is_text_error = isinstance(error, UsageError) and not keeps_errors
+        if is_text_error or (is_new and not any(folder.glob("*.bin"))):
+            remove(folder)
+        raise
+
+
+def _write_shards(
+    writer: ShardWriter, missing: Sequence[Shard], count: int, workers: int | None, log: Log
+) -> None:
+    """Write shards in this process or in workers, and log the progress."""
+    began, logged, done, tokens = time.monotonic(), 0.0, 0, 0
+    size = sum(shard.size for shard in missing)
+    megabytes = f" ({size / 1e6:,.1f} MB)" if size else ""
+    log(f"tokenising {writer.source.name}{megabytes}: {len(missing)} of {count} shards")
+    written = (
+        ((shard, writer.write(shard, log)) for shard in missing)
+        if workers is None
+        else _write_in_workers(writer, missing, workers)
+    )
+    for number, (shard, shard_tokens) in enumerate(written, 1):
+        done, tokens, now = done + shard.size, tokens + shard_tokens, time.monotonic()
+        if now - logged <= LOG_SECONDS and number < len(missing):
+            continue
+        logged = now
+        line = f"{number} of {len(missing)} shards, {tokens:,} tokens"
+        if rate := done / (now - began):
+            line += f", {rate / 1e6:.2f} MB/s"
+            if number < len(missing):
+                line += f", {(size - done) / rate / 3600:.2f} h left"
+        log(line)
+
+
+def _write_in_workers(
+    writer: ShardWriter, missing: Sequence[Shard], workers: int
+) -> Iterator[tuple[Shard, int]]:
+    """Write shards in other processes, and yield each with its tokens when it is finished."""
+    count = min(workers, len(missing)) or 1
+    # Threads of a tokenizer and of file systems do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, context, _begin_worker, (writer,))
+    try:
+        waiting = {pool.submit(_write_in_worker, shard): shard for shard in missing}
+        while waiting:
+            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                yield waiting.pop(future), future.result()
+    except BrokenProcessPool:
+        message = "a worker was killed from outside, often for lack of memory"
+        hint = "the same command continues where it was; fewer --workers need less memory"
+        raise MachineError(message, hint) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in multiprocessing.active_children():
+            child.kill()
+            child.join()
+
+
+_writer: ShardWriter  # Of this worker.
+
+
+def _begin_worker(writer: ShardWriter) -> None:
+    """Set up a worker: it has one thread, ignores Ctrl-C, and ends with its parent."""
+    global _writer
+    _writer = writer
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # The parent gets the same signal and ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def exit_with_parent() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=exit_with_parent, daemon=True).start()
+
+
+def _write_in_worker(shard: Shard) -> int:
+    try:
+        return _writer.write(shard)
+    except UsageError as error:
+        # Subclasses whose constructors take other arguments cannot be sent to another process.
+        raise UsageError(error.message, error.hint) from None
