@@ -1,7 +1,8 @@
-"""What the processes of a run tell each other beside their work: who is there, who has failed, who is gone.
+"""The processes of a run watch each other, so that none waits forever for another one.
 
-A collective waits as long as another process works, which may be hours. So each process says every second, through
-torch's key-value store, that it is alive. When one fails or falls silent, all others end, and one message is said.
+A collective waits for as long as another process works, which may be hours. Therefore every process
+reports twice a second, through torch's key-value store, that it is alive. If one of them fails or
+stops responding, the others end as well, and one error is printed.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
@@ -24,21 +26,33 @@ from kdcli.engine.processes import parent_watches, take_slurm
 from kdcli.errors import ChildFailed, KdcliError, MachineError, Stopped, UsageError
 
 JOIN_SECONDS = "KDCLI_JOIN_SECONDS"
-"""Environment variable: how long the processes of a run wait for each other at its start; 40 unless set."""
+"""Environment variable: seconds that the processes wait for each other at the start (default 40)."""
 BEAT_SECONDS = 0.5
-SILENT_BEATS = 80
-"""Beats without a word after which a process counts as gone; own beats, so that a machine may be suspended."""
+MAX_SILENT_BEATS = 80
+"""Beats after which a process that said nothing counts as gone. A process counts its own beats, so
+that a suspended machine loses nobody."""
 GRACE_SECONDS = 4.0
-"""How long a process that is told of a failure has to end by itself."""
+"""Seconds that a process has to end by itself after it learns of a failure."""
 STOP_SECONDS = 40.0
-"""The same where the other one was stopped, or ran out of memory."""
-SAY_SECONDS = 10.0
-"""How long a process that failed waits for the main one to say why."""
-FAILED, SAID, ALL, OVER = "failed", "said", "all", "over"
+"""Seconds that it has if the other process was stopped or ran out of memory."""
+REPORT_SECONDS = 10.0
+"""Seconds that a failed process waits for the main one to print the error."""
+FAILED, REPORTED, ALL_HERE, OVER = "failed", "reported", "all here", "over"
+"""Keys of the store."""
+
+
+class Lost(MachineError):
+    """Another process of the run has ended without a word."""
+
+    def __init__(self, which: str = "another process of this run") -> None:
+        super().__init__(
+            f"{which} has ended, and the others cannot continue without it",
+            "see its own message, if it had time for one, then continue with --resume",
+        )
 
 
 class Silent(MachineError):
-    """Another process of the run does not respond. A parent may not see that: its child still runs."""
+    """Another process of the run does not respond, although it may still exist."""
 
     def __init__(self, which: str) -> None:
         super().__init__(
@@ -47,268 +61,329 @@ class Silent(MachineError):
         )
 
 
-class Lost(MachineError):
-    """Another process of the run is gone."""
+@dataclass(frozen=True)
+class Failure:
+    """The first failure of a run.
 
-    def __init__(self, which: str = "another process of this run") -> None:
-        super().__init__(
-            f"{which} has ended, and the others cannot go on without it",
-            "see its own message, if it had time for one, then continue with --resume",
-        )
+    Attributes:
+        rank: the process that may print the error, besides the main one; None for no other.
+        code: the exit code of all processes.
+        message, hint: what is printed.
+        lost: a process has ended without a word. If kdcli started the processes, the one that
+            started them prints which one it was.
+    """
+
+    rank: int | None
+    code: int
+    message: str
+    hint: str | None
+    lost: bool = False
+
+    @classmethod
+    def of(cls, error: KdcliError, rank: int | None) -> Failure:
+        """Describe the error that ends a process."""
+        lost = isinstance(error, Lost)
+        return cls(rank, error.exit_code, error.message, error.hint, lost)
+
+    def error(self) -> KdcliError:
+        """Return the failure as an error of this process."""
+        error = KdcliError(self.message, self.hint)
+        error.exit_code = self.code
+        return error
 
 
 _peers: Peers | None = None
 
 
 def peers() -> Peers | None:
-    """The other processes of the run, once it has joined them."""
+    """Return the other processes of the run, or None before `join` and in a run of one process."""
     return _peers
 
 
 def join() -> Peers | None:
-    """Meet the other processes of the run, once; None where a launcher started no others. Raises UsageError: the
-    launcher's environment cannot be used; MachineError: a process does not come."""
+    """Meet the other processes of the run. Only the first call does anything.
+
+    Returns:
+        None if no launcher started several processes.
+
+    Raises:
+        UsageError: the launcher's environment variables are incomplete or wrong.
+        MachineError: a process does not come.
+    """
     global _peers
     take_slurm()
     if _peers is None and os.environ.get("WORLD_SIZE", "1") != "1":
-        rank, size, host, port = _place()
-        _peers = Peers(_meet(rank, host, port), rank, size)
+        place = Place.read()
+        _peers = Peers(_open_store(place), place.rank, place.size)
         _peers.begin()
     return _peers
 
 
-def _place() -> tuple[int, int, str, int]:
-    """Rank, number of processes and the main process's address, of the launcher's environment."""
-    env, names = os.environ, ("WORLD_SIZE", "RANK", "MASTER_PORT")
-    if missing := [name for name in (*names, "LOCAL_RANK", "MASTER_ADDR") if not env.get(name)]:
-        raise UsageError(
-            f"WORLD_SIZE is {env['WORLD_SIZE']}, but {', '.join(missing)} is not set",
-            "torchrun, srun and accelerate launch set all of them; --processes N starts several on one machine",
-        )
-    if wrong := [f"{name}={env[name]}" for name in names if not env[name].isdecimal()]:
-        raise UsageError(f"{', '.join(wrong)} in the environment must be a whole number")
-    size, rank, port = (int(env[name]) for name in names)
-    if rank >= size:
-        raise UsageError(f"RANK {rank} is none of 0 to {size - 1}, and WORLD_SIZE is {size}")
-    return rank, size, env["MASTER_ADDR"], port
+@dataclass(frozen=True)
+class Place:
+    """What the launcher's environment variables say.
+
+    Attributes:
+        rank: the number of this process.
+        size: the number of processes.
+        host, port: the address of the main process.
+    """
+
+    rank: int
+    size: int
+    host: str
+    port: int
+
+    @classmethod
+    def read(cls) -> Place:
+        """Read the environment.
+
+        Raises:
+            UsageError: a variable is missing or wrong.
+        """
+        env, numbers = os.environ, ("WORLD_SIZE", "RANK", "MASTER_PORT")
+        missing = [name for name in (*numbers, "LOCAL_RANK", "MASTER_ADDR") if not env.get(name)]
+        if missing:
+            raise UsageError(
+                f"WORLD_SIZE is {env['WORLD_SIZE']}, but {', '.join(missing)} is not set",
+                "torchrun, srun and accelerate launch set all of them; "
+                "--processes N starts several processes on one machine",
+            )
+        wrong = [f"{name}={env[name]}" for name in numbers if not env[name].isdecimal()]
+        if wrong:
+            raise UsageError(f"{', '.join(wrong)} in the environment must be a whole number")
+        size, rank, port = (int(env[name]) for name in numbers)
+        if rank >= size:
+            raise UsageError(f"RANK is {rank}, but WORLD_SIZE {size} allows only 0 to {size - 1}")
+        return cls(rank, size, env["MASTER_ADDR"], port)
 
 
-def _patience() -> float:
-    given = os.environ.get(JOIN_SECONDS, "40")
-    if not given.isdecimal() or not int(given):
-        raise UsageError(f"{JOIN_SECONDS} must be a number of seconds, got '{given}'")
-    return float(given)
+def _join_seconds() -> float:
+    value = os.environ.get(JOIN_SECONDS, "40")
+    if not value.isdecimal() or not int(value):
+        raise UsageError(f"{JOIN_SECONDS} must be a number of seconds, got '{value}'")
+    return float(value)
 
 
 def _absent(which: str) -> MachineError:
     return MachineError(
-        f"{which} did not come within {_patience():.0f} s",
-        f"see its own message; where machines start one after another, raise {JOIN_SECONDS}",
+        f"{which} did not come within {_join_seconds():.0f} s",
+        f"see its own message; if machines start one after another, raise {JOIN_SECONDS}",
     )
 
 
-def _meet(rank: int, host: str, port: int) -> Store:
-    """The store of the run; the main process holds it unless torchrun does."""
-    mine = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    if not mine and not _await(lambda: _answers(host, port), _patience()):
-        raise _absent(f"process 0, at {host}:{port},")
+def _open_store(place: Place) -> Store:
+    """Open the run's key-value store. The main process hosts it, unless torchrun does."""
+    in_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    hosts, address = place.rank == 0 and not in_agent, f"{place.host}:{place.port}"
+    if not hosts and not _wait_until(lambda: _answers(place), _join_seconds()):
+        raise _absent(f"process 0, at {address},")
     try:
-        limit = timedelta(seconds=_patience())
         store = TCPStore(
-            host, port, None, mine, timeout=limit, wait_for_workers=False, multi_tenant=True
+            place.host,
+            place.port,
+            None,
+            hosts,
+            timeout=timedelta(seconds=_join_seconds()),
+            wait_for_workers=False,
+            multi_tenant=True,
         )
     except RuntimeError as error:
-        hint = "another program may use the port: set another MASTER_PORT"
+        reason = str(error).splitlines()[0]
         raise MachineError(
-            f"{host}:{port} cannot be used: {str(error).splitlines()[0]}", hint
+            f"{address} cannot be used: {reason}",
+            "another program may use the port; set another MASTER_PORT",
         ) from None
     store.set_timeout(timedelta(seconds=GRACE_SECONDS))
-    # A restart by torchrun finds the same store.
+    # After a restart, torchrun offers the same store again.
     return PrefixStore(f"kdcli/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _answers(host: str, port: int) -> bool:
+def _answers(place: Place) -> bool:
     try:
-        socket.create_connection((host, port), timeout=GRACE_SECONDS).close()
+        socket.create_connection((place.host, place.port), timeout=GRACE_SECONDS).close()
     except OSError:
-        # Its name, too, may not be known before the machine is up.
+        # Before the other machine is up, even its name may be unknown.
         return False
     return True
 
 
 class Peers:
-    """The processes of a run, seen from one of them; the main process watches all, the others watch it."""
+    """The processes of a run, seen from one of them.
+
+    The main process watches all others, and the others watch the main one.
+    """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
         self._watched = range(1, size) if rank == 0 else range(1)
+        self._launcher = os.getppid()
         self._beats: list[bytes] = []
-        self._exchanges: int | None = 0  # None once the store is gone
-        self._unchanged: dict[
-            int | None, tuple[object, int]
-        ] = {}  # rank, or None for the store -> last word, beats
-        self._failure: dict[str, Any] | None = None  # the first of the run
+        # The number of exchanges with the store; None once the store is gone.
+        self._exchanges: int | None = 0
+        # Rank, or None for the store -> its last word, and the beats since then.
+        self._unchanged: dict[int | None, tuple[object, int]] = {}
+        self._failure: Failure | None = None
         self._ending, self._left = threading.Event(), threading.Event()
-        self._voice = threading.Lock()  # of the thread that says why this process ends
+        # Held by the thread that reports why this process ends.
+        self._voice = threading.Lock()
         works = (self._exchange, self._watch)
         self._threads = [threading.Thread(target=work, daemon=True) for work in works]
 
     def begin(self) -> None:
-        """Wait until all are here, then watch. Raises MachineError: one does not come."""
-        hosts, limit = (
-            [f"host/{rank}" for rank in range(self._size)],
-            time.monotonic() + _patience(),
-        )
+        """Wait until all processes are here, then watch them.
+
+        Raises:
+            MachineError: a process does not come.
+        """
+        keys = [f"host/{rank}" for rank in range(self._size)]
+        limit = time.monotonic() + _join_seconds() + (GRACE_SECONDS if self._rank else 0)
         self._store.set(f"beat/{self._rank}", "")
-        self._store.set(hosts[self._rank], socket.gethostname())
+        self._store.set(keys[self._rank], socket.gethostname())
         atexit.register(self._leave)
-        while not self._store.check([ALL]):
-            if self._heard():
+        while not self._store.check([ALL_HERE]):
+            if self._hears_failure():
                 self.check()
-            if self._rank == 0 and self._store.check(hosts):
-                self._store.set(ALL, "")
-            elif time.monotonic() > limit + (GRACE_SECONDS if self._rank else 0):
-                missing = [
-                    str(rank) for rank, key in enumerate(hosts) if not self._store.check([key])
-                ]
-                raise _absent(f"process {', '.join(missing)} of {self._size}")
+            if self._rank == 0 and self._store.check(keys):
+                self._store.set(ALL_HERE, "")
+            elif time.monotonic() > limit:
+                missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+                raise _absent(f"process {', '.join(map(str, missing))} of {self._size}")
             time.sleep(0.02)
         for thread in self._threads:
             thread.start()
 
     def failed(self) -> int | None:
-        """The exit code of another process that failed, if one did; its word may take a moment. This process is left to
-        end by itself."""
-        _await(self._heard, 3 * BEAT_SECONDS)
+        """Return the exit code of another process if one failed. Its word may take a moment.
+
+        This process is then left to end by itself.
+        """
+        _wait_until(self._hears_failure, 3 * BEAT_SECONDS)
         self._ending.set()
-        return self._failure["code"] if self._failure else None
+        return self._failure.code if self._failure else None
 
     def check(self) -> None:
-        """Raise ChildFailed if another process has failed: collectives that it broke left no sums."""
+        """Raise ChildFailed if another process failed: its collectives left no valid sums."""
         if self._failure is not None:
-            raise ChildFailed(self._failure["code"])
+            raise ChildFailed(self._failure.code)
 
     def end(self, error: KdcliError) -> KdcliError:
-        """Tell the others of the error that ends this process. Returns what is left to say here: the first failure of
-        all in the main process, nothing in the others as long as it lives."""
+        """Tell the other processes of the error that ends this one.
+
+        Returns:
+            What this process should still print: in the main process the first failure of the run,
+            in the others nothing as long as the main process lives.
+        """
         self._ending.set()
         if not self._voice.acquire(blocking=False):
             return ChildFailed(error.exit_code)
         try:
-            return self._settled(error)
+            return self._settle(error)
         except RuntimeError:
             # The main process is gone, and the store with it.
-            speaks = not parent_watches() and self._speaks_for_machine()
-            return error if speaks else ChildFailed(error.exit_code)
+            reports = not parent_watches() and self._reports_for_machine()
+            return error if reports else ChildFailed(error.exit_code)
 
-    def _settled(self, error: KdcliError) -> KdcliError:
+    def _settle(self, error: KdcliError) -> KdcliError:
         own = not isinstance(error, Lost | ChildFailed)
-        if not own and not _await(self._heard, 3 * BEAT_SECONDS) and parent_watches():
+        if not own and not _wait_until(self._hears_failure, 3 * BEAT_SECONDS) and parent_watches():
             return ChildFailed(error.exit_code)
-        if not self._heard():
+        if not self._hears_failure():
             self._tell(error)
         first = self._failure
         assert first is not None
         if self._rank == 0:
-            self._store.set(SAID, "")
-            return error if own else _told(first)
+            self._store.set(REPORTED, "")
+            return error if own else first.error()
         # A process that was stopped leaves at once: the main one may wait for it in a collective.
-        others = first["rank"] != self._rank or isinstance(error, Stopped)
-        if others or _await(lambda: self._store.check([SAID]), SAY_SECONDS):
-            return ChildFailed(error.exit_code if own else first["code"])
+        leaves = first.rank != self._rank or isinstance(error, Stopped)
+        if leaves or _wait_until(lambda: self._store.check([REPORTED]), REPORT_SECONDS):
+            return ChildFailed(error.exit_code if own else first.code)
         return error
 
     def _tell(self, error: KdcliError) -> None:
-        """Put a failure into the store, unless there is one already."""
-        of = (
-            ""
-            if isinstance(error, Lost | Silent)
-            else f"process {self._rank} ({socket.gethostname()}): "
-        )
-        what = {
-            "rank": self._rank,
-            "code": error.exit_code,
-            "message": of + error.message,
-            "hint": error.hint,
-        }
-        what |= {"lost": isinstance(error, Lost)}
-        self._failure = json.loads(self._store.compare_set(FAILED, "", json.dumps(what)))
+        """Put a failure into the store, unless another one is already there."""
+        failure = Failure.of(error, self._rank)
+        if not isinstance(error, Lost | Silent):
+            where = f"process {self._rank} ({socket.gethostname()})"
+            failure = replace(failure, message=f"{where}: {failure.message}")
+        first = self._store.compare_set(FAILED, "", json.dumps(asdict(failure)))
+        self._failure = Failure(**json.loads(first))
 
-    def _heard(self) -> bool:
-        """True once any process has failed."""
+    def _hears_failure(self) -> bool:
+        """Return True once any process has failed."""
         if self._failure is None and self._store.check([FAILED]):
-            self._failure = json.loads(self._store.get(FAILED))
+            self._failure = Failure(**json.loads(self._store.get(FAILED)))
         return self._failure is not None
 
     def _exchange(self) -> None:
-        """Say that this process is alive, and read what the others say."""
-        count = 0
+        """Report again and again that this process is alive, and read what the others report."""
+        count, orphaned = 0, False
         try:
             while not self._left.wait(BEAT_SECONDS):
                 self._exchanges = count = count + 1
                 self._store.set(f"beat/{self._rank}", str(count))
                 self._beats = self._store.multi_get([f"beat/{rank}" for rank in self._watched])
-                if not self._heard() and self._store.check([OVER]):
+                if not self._hears_failure() and self._store.check([OVER]):
                     self._left.set()
+                if parent_watches() and not orphaned and os.getppid() != self._launcher:
+                    # Whoever killed kdcli's launcher meant the run. A training stops with a
+                    # checkpoint.
+                    orphaned = True
+                    os.kill(os.getpid(), signal.SIGTERM)
         except RuntimeError:
             self._exchanges = None
 
     def _watch(self) -> None:
-        """End this process when another has failed or is gone, unless it ends by itself."""
+        """End this process if another one failed or is gone, unless it ends by itself."""
         while self._failure is None:
             if self._left.wait(BEAT_SECONDS):
                 return
             self._look()
+        failure = self._failure
         if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
             torch.distributed.distributed_c10d._get_default_group().abort()
-        # A process that was stopped frees the main one, which then writes a checkpoint, only with its end.
-        seconds = STOP_SECONDS if self._failure["code"] == Stopped.exit_code else GRACE_SECONDS
+        # The end of a stopped process frees the main one, which then writes a checkpoint.
+        seconds = STOP_SECONDS if failure.code == Stopped.exit_code else GRACE_SECONDS
         if self._ending.wait(seconds) or not self._voice.acquire(blocking=False):
             return
-        if self._rank in (0, self._failure["rank"]) and not (
-            self._failure.get("lost") and parent_watches()
-        ):
-            sys.stderr.write(
-                "\n".join(
-                    ["", f"error: {self._failure['message']}", self._failure["hint"] or "", ""]
-                )
-            )
+        launcher_reports = failure.lost and parent_watches()
+        if self._rank in (0, failure.rank) and not launcher_reports:
+            lines = ["", f"error: {failure.message}", failure.hint or "", ""]
+            sys.stderr.write("\n".join(lines))
             sys.stderr.flush()
         if self._rank == 0:
-            self._store.set(SAID, "")
+            self._store.set(REPORTED, "")
         self._leave()
-        os._exit(self._failure["code"])
+        os._exit(failure.code)
 
     def _look(self) -> None:
+        """Look for a process that is gone."""
         gone = self._exchanges is None
-        if gone or self._silent(None, self._exchanges):
-            watched = gone and parent_watches()
-            speaks = self._rank if not watched and self._speaks_for_machine() else None
-            lost: MachineError = Lost("the main process") if gone else Silent("the main process")
+        if gone or self._is_silent(None, self._exchanges):
+            error = Lost("the main process") if gone else Silent("the main process")
+            launcher_reports = gone and parent_watches()
+            reports = not launcher_reports and self._reports_for_machine()
             self._exchanges = None
-            self._failure = {
-                "rank": speaks,
-                "code": lost.exit_code,
-                "message": lost.message,
-                "hint": lost.hint,
-            }
+            self._failure = replace(Failure.of(error, self._rank if reports else None), lost=False)
             return
         for rank, beat in zip(self._watched, self._beats, strict=False):
-            if self._silent(rank, beat) and not self._store.check([f"left/{rank}"]):
+            if self._is_silent(rank, beat) and not self._store.check([f"left/{rank}"]):
                 host = self._store.get(f"host/{rank}").decode()
                 self._tell(Silent(f"process {rank} ({host})"))
 
-    def _silent(self, whose: int | None, word: object) -> bool:
-        before, beats = self._unchanged.get(whose, (None, 0))
-        self._unchanged[whose] = word, beats + 1 if word == before else 0
-        return self._unchanged[whose][1] >= SILENT_BEATS
+    def _is_silent(self, rank: int | None, word: object) -> bool:
+        before, beats = self._unchanged.get(rank, (None, 0))
+        beats = beats + 1 if word == before else 0
+        self._unchanged[rank] = word, beats
+        return beats >= MAX_SILENT_BEATS
 
-    def _speaks_for_machine(self) -> bool:
-        """True in one process of each machine if the main process is gone."""
+    def _reports_for_machine(self) -> bool:
+        """Return True in one process of each machine that prints if the main process is gone."""
         return self._rank == 1 or os.environ["LOCAL_RANK"] == "0"
 
     def _leave(self) -> None:
-        """Say that this process has ended; the main one keeps the store until all have."""
+        """Report that this process has ended. The main one keeps the store until all have."""
         self._ending.set()
         self._left.set()
         # A thread that is inside the store when the interpreter ends would abort the process.
@@ -320,24 +395,19 @@ class Peers:
         try:
             self._store.set(f"left/{self._rank}", "")
             if self._rank == 0:
-                if not self._heard():
+                if not self._hears_failure():
                     self._store.set(OVER, "")
                 here = [rank for rank in self._watched if self._store.check([f"host/{rank}"])]
-                _await(lambda: self._store.check([f"left/{rank}" for rank in here]), SAY_SECONDS)
+                left = [f"left/{rank}" for rank in here]
+                _wait_until(lambda: self._store.check(left), REPORT_SECONDS)
         except RuntimeError:
-            # Nobody is left to be told: the main process was faster.
+            # The main process was faster, so nobody is left to be told.
             return
 
 
-def _told(failure: dict[str, Any]) -> KdcliError:
-    """The failure of another process."""
-    error = KdcliError(failure["message"], failure["hint"])
-    error.exit_code = failure["code"]
-    return error
-
-
-def _await(true: Callable[[], bool], seconds: float) -> bool:
+def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait until the condition holds; return False if it does not within so many seconds."""
     limit = time.monotonic() + seconds
-    while not (found := true()) and time.monotonic() < limit:
+    while not (holds := condition()) and time.monotonic() < limit:
         time.sleep(0.05)
-    return found
+    return holds

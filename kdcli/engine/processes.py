@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -176,28 +175,6 @@ def lost_another(error: RuntimeError) -> bool:
     return joined() and (
         any(words in str(error) for words in gone) or type(error).__name__.startswith("Dist")
     )
-
-
-def fan_out(arguments: Sequence[str], count: int, *, on_cpu: bool) -> int:
-    """Run `kdcli ARGUMENTS` as `count` processes; return the exit code of one that failed, else 0. Signals are
-    forwarded; when one process fails, the others are stopped. Raises MachineError: a signal ended a process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = os.environ | {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), PARENT: str(os.getpid())}
-    if on_cpu:
-        common |= {"ACCELERATE_USE_CPU": "true"}
-        common.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-    children = [
-        subprocess.Popen(
-            # -P: a file torch.py or kdcli.py in the working directory must not shadow a module.
-            [sys.executable, "-P", "-m", "kdcli", *arguments],
-            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(count)
-    ]
-    return wait_for(children)
 
 
 class Child(Protocol):

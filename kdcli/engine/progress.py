@@ -1,9 +1,12 @@
-"""Progress of a run on stderr: a live bar on a terminal, one line every few seconds elsewhere, nothing with `-q`."""
+"""The progress of a run on stderr.
+
+A terminal gets a live bar, and anything else one line every few seconds. With `-q` there is nothing.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -14,13 +17,60 @@ from rich.progress import Progress as Bar
 from kdcli.engine.processes import is_main
 
 LINE_SECONDS = 5.0
-"""Between two lines where there is no terminal."""
+"""Seconds between two lines if there is no terminal."""
 PACE_STEPS = 5
-"""Steps after the first from which the remaining time is estimated."""
+"""Steps after the first one from which the remaining time is estimated."""
+
+
+@dataclass
+class LogRecord:
+    """One line of log.jsonl: what is known after a step. None stands for what was not computed.
+
+    Attributes:
+        step: the number of finished steps; 0 is the evaluation before the first step.
+        loss: the loss of the global batch.
+        terms: the loss's terms, without their weights.
+        lr: the learning rate.
+        grad_norm: the norm of all gradients before clipping.
+        tokens: tokens seen so far.
+        held_out: loss and terms of the held-out examples.
+        metrics: metrics of the held-out examples.
+        seconds: seconds of training so far.
+    """
+
+    step: int
+    loss: float | None = None
+    terms: dict[str, float] | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    tokens: int | None = None
+    held_out: dict[str, float] | None = None
+    metrics: dict[str, float] | None = None
+    seconds: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything that was computed."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def scalars(self) -> dict[str, float]:
+        """Return all numbers under flat names, for trackers."""
+        scalars: dict[str, float] = {}
+        for name, value in self.to_json().items():
+            if isinstance(value, float):
+                scalars[name] = value
+            elif isinstance(value, dict):
+                scalars |= {f"{name}/{key}": number for key, number in value.items()}
+        return scalars
 
 
 class Progress:
-    """Shows the progress of a run of `steps` steps, on the main rank only."""
+    """Shows the progress of a run, on the main rank only.
+
+    Args:
+        steps: the steps of the run.
+        done: the steps that a resumed run has already done.
+        shown: whether this process shows anything.
+    """
 
     console: ClassVar[Console] = Console(stderr=True, highlight=False)
 
@@ -29,9 +79,8 @@ class Progress:
         self.shown = shown and not self.console.quiet
         self.live = self.shown and self.console.is_terminal
         self.last_line = time.monotonic()
-        self.first: tuple[int, float] | None = (
-            None  # The first step of this process, and when it was done
-        )
+        # The first step of this process, and when it ended.
+        self.first: tuple[int, float] | None = None
         self.bar = Bar(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
@@ -54,24 +103,23 @@ class Progress:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        tb: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.bar.stop()
 
-    def update(self, step: int, record: Mapping[str, Any]) -> None:
+    def update(self, record: LogRecord) -> None:
         """Show a step's loss and speed, and its held-out loss if it was evaluated."""
         if not self.shown:
             return
-        rate = record["tokens"] / record["seconds"] if record["seconds"] else 0.0
-        facts = f"loss {record['loss']:.4f}  {rate:,.0f} tokens/s"
-        if "held_out" in record:
-            metrics = "".join(
-                f", {name} {value:.4f}"
-                for name, value in list(record.get("metrics", {}).items())[:2]
-            )
-            self.log(f"step {step}: held-out loss {record['held_out']['loss']:.4f}{metrics}")
+        step, tokens, seconds = record.step, record.tokens or 0, record.seconds or 0.0
+        speed = tokens / seconds if seconds else 0.0
+        facts = f"loss {record.loss:.4f}  {speed:,.0f} tokens/s"
+        if record.held_out is not None:
+            first_metrics = list((record.metrics or {}).items())[:2]
+            metrics = "".join(f", {name} {value:.4f}" for name, value in first_metrics)
+            self.log(f"step {step}: held-out loss {record.held_out['loss']:.4f}{metrics}")
         now = time.monotonic()
-        left = self._left(step, now)
+        left = self._time_left(step, now)
         if self.live:
             self.bar.update(self.task, completed=step, facts=facts, left=left)
             return
@@ -79,19 +127,23 @@ class Progress:
             self.log("  ".join(filter(None, [f"step {step}/{self.steps}", facts, left])))
             self.last_line = now
 
-    def _left(self, step: int, now: float) -> str:
-        """The remaining time at the mean pace since the first step, which is slower than the others; empty where it is
-        not known yet, and at the end."""
+    def _time_left(self, step: int, now: float) -> str:
+        """Return the remaining time at the mean pace since the first step.
+
+        The first step itself is slower than the others. The result is empty at the end, and as
+        long as too few steps are known.
+        """
         self.first = self.first or (step, now)
-        taken = step - self.first[0]
-        if taken < PACE_STEPS or step == self.steps:
+        first_step, first_end = self.first
+        steps = step - first_step
+        if steps < PACE_STEPS or step == self.steps:
             return ""
-        seconds = (now - self.first[1]) / taken * (self.steps - step)
-        hours, minutes = divmod(round(seconds) // 60, 60)
-        return f"{hours}:{minutes:02}:{round(seconds) % 60:02} left"
+        seconds = round((now - first_end) / steps * (self.steps - step))
+        hours, minutes = divmod(seconds // 60, 60)
+        return f"{hours}:{minutes:02}:{seconds % 60:02} left"
 
     @classmethod
     def log(cls, *messages: str) -> None:
-        """Print a line each on stderr, above a live bar, in the main process only."""
+        """Print lines on stderr, above a live bar, in the main process only."""
         for message in messages if is_main() else ():
             cls.console.print(message, markup=False, soft_wrap=True)

@@ -1,19 +1,24 @@
-"""THE training loop. It knows no loss, pruner, model or task.
+"""The training loop. It knows no loss, pruner, model or task.
 
-One optimiser step: order.indices(step) -> this rank's share -> micro-batches -> step -> gradients, each term weighted
-by what it counts, so that their sum is the gradient of the mean over the *global* batch -> clip each module -> AdamW.
+One optimiser step: the order names the rows of the global batch; each process takes its share and
+splits it into micro-batches; the job's step computes their losses. Each term is weighted by what it
+is a mean over, so that the accumulated gradient is that of the mean over the *global* batch. Then
+each module's gradients are clipped, and AdamW moves the weights.
 
-Every random choice is a pure function of (seed, step, rank, micro-batch): a resumed run repeats an uninterrupted one
-bit for bit without stored generator state. Of several processes torch's DistributedDataParallel sums the gradients
-while the last micro-batch runs backward. It wraps the whole step, so a step may call any module any number of times.
+Every random choice is a pure function of the seed, the step, the rank and the micro-batch. So a
+resumed run ends with the same bits as an uninterrupted one, without a stored generator state.
+With several processes, torch's DistributedDataParallel sums the gradients while the last
+micro-batch runs backward. It wraps the whole step, so a step may call any module any number of
+times.
 """
 
-import hashlib
+from __future__ import annotations
+
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,18 +29,18 @@ from torch.nn.parallel import DistributedDataParallel
 from kdcli.engine.batches_ahead import BatchesAhead
 from kdcli.engine.cpu_kernels import fast_cpu_kernels
 from kdcli.engine.evaluation import CPU_MICRO_BATCH, evaluate_batches, to_device
-from kdcli.engine.launch import Session
+from kdcli.engine.facts import facts_of
 from kdcli.engine.memory import begin_peak, free_cached, is_out_of_memory, peak_so_far
 from kdcli.engine.peers import peers
 from kdcli.engine.processes import stop_requests
-from kdcli.engine.progress import Progress
+from kdcli.engine.progress import LogRecord, Progress
 from kdcli.engine.run_dir import RunDir
+from kdcli.engine.session import Session
 from kdcli.errors import ChildFailed, DivergedError, MachineError, Stopped, UsageError
 from kdcli.types import (
     COUNTS,
     Batch,
     Count,
-    Examples,
     Job,
     Outcome,
     ParamGroup,
@@ -43,12 +48,10 @@ from kdcli.types import (
     counts_of,
 )
 
-SKIPS_ALLOWED = 50
-"""Consecutive steps that the fp16 loss scaler may skip, halving its scale, before the run counts as diverged."""
-COMPARED = 1_024
-"""Rows of a data set that the processes compare before the first step."""
-OUTCOME_SO_FAR = ("tokens", "seconds", "loss_first", "loss_last")
-"""The parts of an `Outcome` that a checkpoint holds."""
+Rows = np.ndarray[Any, Any]
+MAX_SKIPPED = 50
+"""Consecutive steps that the fp16 loss scaler may skip, halving its scale each time, before the run
+counts as diverged."""
 
 
 def train(session: Session, job: Job, schedule: Schedule, run: RunDir | None) -> Outcome:
@@ -62,53 +65,81 @@ def train(session: Session, job: Job, schedule: Schedule, run: RunDir | None) ->
     Afterwards the modules hold the trained weights, in eval mode, on the session's device. If the
     job selects its weights by a metric, these are the best weights so far.
 
+    Args:
+        run: the claimed run directory; None writes nothing.
+
     Raises:
-        UsageError: the processes of the run differ in data or weights; more of them than rows in a batch.
-        Stopped: SIGTERM, Ctrl-C, or one of several processes out of memory, after a checkpoint of the last step done.
-        DivergedError: loss or gradient not finite; the step was not applied.
-        MachineError: out of memory with one sequence at a time, or disk full.
+        UsageError: the processes differ in data or weights, or a batch has fewer rows than there
+            are processes.
+        Stopped: SIGTERM or Ctrl-C arrived, or one of several processes ran out of memory. There is
+            a checkpoint of the last finished step.
+        DivergedError: a loss or gradient is not finite. The step was not applied.
+        MachineError: out of memory with one sequence at a time, or the disk is full.
     """
-    return _Run(session, job, schedule, run).go()
+    return _Run(session, job, schedule, run).train()
+
+
+@dataclass
+class _State:
+    """What a checkpoint holds besides tensors.
+
+    Attributes:
+        micro_batch_size: sequences at once that fit into memory.
+        best: value and step of the best evaluation so far.
+        scaler: the state of the fp16 loss scaler.
+        tokens, seconds, loss_first, loss_last: see `Outcome`.
+    """
+
+    tokens: int
+    seconds: float
+    loss_first: float | None
+    loss_last: float | None
+    micro_batch_size: int
+    best: tuple[float, int] | None
+    scaler: Mapping[str, Any] | None
 
 
 class _Run:
+    """One training of one job."""
+
     def __init__(self, session: Session, job: Job, schedule: Schedule, run: RunDir | None) -> None:
         self.session, self.job, self.schedule, self.run = session, job, schedule, run
-        self.accelerator, self.device = accelerator, device = session.accelerator, session.device
-        self.processes, self.rank = accelerator.num_processes, accelerator.process_index
+        self.accelerator, self.device = session.accelerator, session.device
+        self.processes = self.accelerator.num_processes
+        self.rank = self.accelerator.process_index
+        # Refuse a batch that is too small before any work.
         self._shares(1)
-        self.outcome, self.modules = Outcome(), _Step(session, job)
-        self.forward: nn.Module = self.modules
-        self.after = job.on_step_end or (lambda done: None)
+        self.outcome = Outcome()
+        self.on_step_end = job.on_step_end or (lambda done: None)
         self.parameters: dict[str, list[nn.Parameter]] = {}
         for name, module in job.modules.items():
-            module.to(device)
+            module.to(self.device)
             self.parameters[name] = [p for p in module.parameters() if p.requires_grad]
+        self.modules = _Step(session, job)
+        self.forward: nn.Module = self.modules
         optimizer = torch.optim.AdamW(
-            self._groups(), lr=schedule.lr, betas=(0.9, schedule.beta2), fused=True
+            self._param_groups(), lr=schedule.lr, betas=(0.9, schedule.beta2), fused=True
         )
-        self.optimizer = accelerator.prepare_optimizer(optimizer, device_placement=False)
-        local = math.ceil(schedule.batch_size / self.processes)
-        self.micro = min(
-            local, schedule.micro_batch_size or (CPU_MICRO_BATCH if device.type == "cpu" else local)
-        )
+        self.optimizer = self.accelerator.prepare_optimizer(optimizer, device_placement=False)
+        share = math.ceil(schedule.batch_size / self.processes)
+        default = CPU_MICRO_BATCH if self.device.type == "cpu" else share
+        self.micro = min(share, schedule.micro_batch_size or default)
         self.skipped = 0
         self.best: tuple[float, int] | None = None
 
-    def _groups(self) -> list[dict[str, Any]]:
-        """AdamW's parameter groups; `lr_factor` multiplies the schedule's learning rate."""
+    def _param_groups(self) -> list[dict[str, Any]]:
+        """Return AdamW's groups. `lr_factor` multiplies the schedule's learning rate."""
         groups: dict[ParamGroup, list[nn.Parameter]] = {}
         for name, module in self.job.modules.items():
             for path, parameter in module.named_parameters():
-                if parameter.requires_grad:
-                    group = (
-                        self.job.param_group(f"{name}.{path}")
-                        if self.job.param_group
-                        else ParamGroup()
-                    )
-                    # Biases and normalisations are not decayed, as in BERT's own recipe.
-                    group = replace(group, decayed=group.decayed and parameter.dim() > 1)
-                    groups.setdefault(group, []).append(parameter)
+                if not parameter.requires_grad:
+                    continue
+                group = ParamGroup()
+                if self.job.param_group is not None:
+                    group = self.job.param_group(f"{name}.{path}")
+                # Biases and normalisations are not decayed, as in BERT's own recipe.
+                group = replace(group, decayed=group.decayed and parameter.dim() > 1)
+                groups.setdefault(group, []).append(parameter)
         decay = self.schedule.weight_decay
         return [
             {
@@ -119,19 +150,20 @@ class _Run:
             for group, parameters in groups.items()
         ]
 
-    def go(self) -> Outcome:
+    def train(self) -> Outcome:
+        """Train to the last step."""
         if self.processes > 1:
             self.session.agree(facts_of(self.job, self.schedule))
         schedule, done = self.schedule, self._restore()
         if self.processes > 1:
-            self._share(done + 1)
-        self.after(done)
+            self._share_gradients(done + 1)
+        self.on_step_end(done)
         last = min(schedule.steps, schedule.stop_after or schedule.steps)
         began = time.perf_counter() - self.outcome.seconds
         progress = Progress(schedule.steps, done, self.session.is_main)
         begin_peak(self.device)
-        self.batches = BatchesAhead(self._micros, self.device, last)
-        # They pay on a CPU; gradients that are summed over processes cannot be sparse.
+        self.batches = BatchesAhead(self._micro_batches, self.device, last)
+        # Sparse gradients are faster on a CPU, but cannot be summed over processes.
         sparse = self.device.type == "cpu" and self.processes == 1
         with (
             stop_requests() as stop,
@@ -140,17 +172,19 @@ class _Run:
             self.batches,
         ):
             if done == 0:
-                self._log({"step": 0, **self._evaluation(0)})
+                record = LogRecord(0)
+                self._evaluate(record)
+                self._log(record)
             for step in range(done + 1, last + 1):
                 step_began = time.perf_counter()
                 record = self._step_or_stop(step)
                 self.outcome.step_seconds.append(time.perf_counter() - step_began)
-                evaluate = step % schedule.eval_every == 0 or step == last
-                if evaluate:
-                    record |= self._evaluation(step)
-                self.outcome.seconds = record["seconds"] = time.perf_counter() - began
-                progress.update(step, record)
-                if evaluate or step % schedule.log_every == 0 or step == 1:
+                evaluates = step % schedule.eval_every == 0 or step == last
+                if evaluates:
+                    self._evaluate(record)
+                self.outcome.seconds = record.seconds = time.perf_counter() - began
+                progress.update(record)
+                if evaluates or step % schedule.log_every == 0 or step == 1:
                     self._log(record)
                 stopping = self.session.any_rank(stop.requested)
                 if step % schedule.checkpoint_every == 0 or step == last or stopping:
@@ -159,7 +193,7 @@ class _Run:
                 if stopping and step < schedule.steps:
                     raise Stopped(
                         f"stopped after step {step} of {schedule.steps}",
-                        "go on with the same command and --resume",
+                        "continue with the same command and --resume",
                     )
         self.modules.train(False)
         return self._finish(max(done, last))
@@ -169,40 +203,39 @@ class _Run:
         if self.best is not None and self.run is not None:
             outcome.best_step = self.best[1]
             best = self.run.load_best(outcome.best_step) if self.session.is_main else {}
-            self._load_modules(self.session.from_main(best))
-            self.after(outcome.best_step)
+            self._load_modules(self.session.broadcast(best))
+            self.on_step_end(outcome.best_step)
         outcome.steps, outcome.finished = steps, steps >= self.schedule.steps
         outcome.tokens_per_second = outcome.tokens / outcome.seconds if outcome.seconds else 0.0
-        peaks = self.session.sum_over_ranks(
-            torch.tensor([float(peak_so_far(self.device))], dtype=torch.float64)
-        )
-        outcome.peak_memory_bytes = int(peaks[0])
+        peak = torch.tensor([float(peak_so_far(self.device))], dtype=torch.float64)
+        outcome.peak_memory_bytes = int(self.session.sum_over_ranks(peak)[0])
         return outcome
 
-    def _share(self, step: int) -> None:
-        """Settle on a micro-batch that fits on all ranks; then wrap the step, with the main rank's weights for all."""
+    def _share_gradients(self, step: int) -> None:
+        """Find a micro-batch that fits on all ranks, then wrap the step for several processes.
+
+        All processes then have the main one's weights.
+        """
         self.modules.train(True)
         rows = _longest(self.job, self._shares(step)[self.rank], self.micro)
-        while (
-            self._gradients(
-                step, [self.job.examples.batch(rows[: self.micro])], dict.fromkeys(COUNTS, 1.0)
-            )
-            is None
-        ):
+        counts = dict.fromkeys(COUNTS, 1.0)
+        while True:
+            probe = [self.job.examples.batch(rows[: self.micro])]
+            if self._gradients(step, probe, counts) is not None:
+                break
             self._halve(step)
-        # To look for parameters that a step leaves out costs a walk over its graph.
-        idle = self.session.any_rank(
-            any(p.requires_grad and p.grad is None for p in self.modules.parameters())
-        )
+        # Looking for parameters that a step leaves out costs a walk over its graph.
+        unused = any(p.requires_grad and p.grad is None for p in self.modules.parameters())
+        unused = self.session.any_rank(unused)
         self.optimizer.zero_grad(set_to_none=True)
         self.forward = DistributedDataParallel(
-            self.modules, find_unused_parameters=idle, gradient_as_bucket_view=True
+            self.modules, find_unused_parameters=unused, gradient_as_bucket_view=True
         )
-        # Masks are a function of the scores, and alike on all ranks.
+        # Masks are buffers. They are a function of the scores, so all ranks have the same ones.
         self.forward.broadcast_buffers = False
 
-    def _step_or_stop(self, step: int) -> dict[str, Any]:
-        """One optimiser step; without memory for it in one of several processes, a checkpoint of the step before."""
+    def _step_or_stop(self, step: int) -> LogRecord:
+        """Take one step. If one of several processes has no memory for it, stop before it."""
         try:
             return self._step(step)
         except (RuntimeError, ChildFailed) as error:
@@ -213,107 +246,123 @@ class _Run:
                 raise
         raise self._without_memory(step)
 
-    def _step(self, step: int) -> dict[str, Any]:
-        """One optimiser step on the global batch -> its record in log.jsonl.
+    def _step(self, step: int) -> LogRecord:
+        """Take one optimiser step on the global batch.
 
-        The device is waited for once: for losses and gradient norms, before they are applied. Besides, by several
-        processes for the counts of the batch, in fp16 by the loss scaler, and by what `Job.on_step_end` says.
+        The step waits for the device once, for losses and gradient norms before they are applied.
+        Several processes also wait for the counts of the batch, fp16 for the loss scaler, and
+        `Job.on_step_end` may wait.
         """
         micros = self.batches.of(step, self.micro)
         lr = self.schedule.lr_at(step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_factor"]
         self.modules.train(True)
-        counted = torch.tensor([list(counts_of(m).values()) for m in micros], dtype=torch.float64)
-        totals = dict(
-            zip(COUNTS, self.session.sum_over_ranks(counted.sum(0)).tolist(), strict=True)
-        )
+        counts = torch.tensor([list(counts_of(m).values()) for m in micros], dtype=torch.float64)
+        counts = self.session.sum_over_ranks(counts.sum(0))
+        totals = dict(zip(COUNTS, counts.tolist(), strict=True))
         while (sums := self._gradients(step, micros, totals)) is None:
             self._halve(step)
             micros = self.batches.of(step, self.micro)
-        for parameter in self.modules.parameters():
-            if parameter.grad is not None and parameter.grad.is_sparse:
-                parameter.grad = parameter.grad.to_dense()
-        self.accelerator.unscale_gradients(self.optimizer)
-        clip = self.schedule.clip
-        # The norm of no gradients is on the CPU.
-        clipped = [
-            nn.utils.clip_grad_norm_(ps, clip).to(self.device) for ps in self.parameters.values()
-        ]
-        values = self.session.sum_over_ranks(torch.stack(list(sums.values())))
-        found = torch.cat([values, torch.stack(clipped)]).tolist()
-        losses, norms = dict(zip(sums, found, strict=False)), found[len(sums) :]
+        losses, norms = self._losses_and_norms(sums)
         self._check_finite(step, losses, norms)
         if (others := peers()) is not None:
             others.check()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.after(step)
-        self.outcome.tokens += int(totals["tokens"])
-        total = losses.pop("loss")
-        self.outcome.loss_first = (
-            total if self.outcome.loss_first is None else self.outcome.loss_first
-        )
-        self.outcome.loss_last = total
+        self.on_step_end(step)
+        outcome, loss = self.outcome, losses.pop("loss")
+        outcome.tokens += int(totals["tokens"])
+        outcome.loss_first = loss if outcome.loss_first is None else outcome.loss_first
+        outcome.loss_last = loss
         norm = math.sqrt(sum(n * n for n in norms))
-        facts = {"step": step, "loss": total, "terms": losses, "lr": lr, "grad_norm": norm}
-        return facts | {"tokens": self.outcome.tokens}
+        return LogRecord(step, loss, losses, lr, norm, outcome.tokens)
 
-    def _shares(self, step: int) -> list[np.ndarray[Any, Any]]:
-        """Each rank's rows of a step; the first has as many as any, the last as few."""
-        indices = self.job.order.indices(step)
-        if len(indices) < self.processes:
+    def _losses_and_norms(
+        self, sums: Mapping[str, Tensor]
+    ) -> tuple[dict[str, float], Sequence[float]]:
+        """Clip the gradients; return the losses of the global batch and the modules' norms."""
+        for parameter in self.modules.parameters():
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
+        self.accelerator.unscale_gradients(self.optimizer)
+        norms = [
+            # The norm of a module without gradients is on the CPU.
+            nn.utils.clip_grad_norm_(parameters, self.schedule.clip).to(self.device)
+            for parameters in self.parameters.values()
+        ]
+        values = self.session.sum_over_ranks(torch.stack(list(sums.values())))
+        # One transfer for both.
+        numbers = torch.cat([values, torch.stack(norms)]).tolist()
+        return dict(zip(sums, numbers, strict=False)), numbers[len(sums) :]
+
+    def _shares(self, step: int) -> list[Rows]:
+        """Return each rank's rows of a step. The first rank has the most, the last the fewest."""
+        rows = self.job.order.indices(step)
+        if len(rows) < self.processes:
             raise UsageError(
-                f"the {len(indices)} rows of a batch are less than one for each of {self.processes} processes",
+                f"the {len(rows)} rows of a batch are fewer than the {self.processes} processes",
                 "start fewer processes, or raise train.batch_size",
             )
-        return np.array_split(indices, self.processes)
+        return np.array_split(rows, self.processes)
 
-    def _micros(self, step: int, micro: int) -> list[Batch]:
-        """This rank's near-equal micro-batches of a step, each padded to its own longest row; all ranks have the same
-        number of them."""
+    def _micro_batches(self, step: int, micro: int) -> list[Batch]:
+        """Return this rank's micro-batches of a step, each padded to its own longest row.
+
+        They are of nearly equal size, and all ranks have the same number of them.
+        """
         shares = self._shares(step)
         count = min(math.ceil(len(shares[0]) / micro), len(shares[-1]))
-        return [self.job.examples.batch(part) for part in np.array_split(shares[self.rank], count)]
+        parts = np.array_split(shares[self.rank], count)
+        return [self.job.examples.batch(part) for part in parts]
 
     def _gradients(
         self, step: int, micros: Sequence[Batch], totals: Mapping[Count, float]
     ) -> dict[str, Tensor] | None:
-        """Accumulate this rank's share of the global mean's gradient; None when any rank ran out of memory. `totals`:
-        counts of the global batch."""
+        """Accumulate this rank's share of the gradient of the global mean.
+
+        Args:
+            totals: the counts of the global batch.
+
+        Returns:
+            This rank's share of every logged value; None if any rank ran out of memory.
+        """
         shared = self._shared(micros)
         if shared is None:
             return None
         sums: dict[str, Tensor] = {}
         out_of_memory = False
-        # torch.manual_seed formats the stack once for every absent accelerator type: half a millisecond.
-        seed_generator = (
-            torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
-        )
+        # torch.manual_seed takes half a millisecond: it formats the stack once for every type of
+        # accelerator that is absent.
+        on_cpu = self.device.type == "cpu"
+        set_seed = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
         ddp = self.forward if isinstance(self.forward, DistributedDataParallel) else None
         try:
-            for number, (micro, of_all) in enumerate(zip(micros, shared, strict=True), start=1):
-                seed_generator(
-                    _mix(self.schedule.seed, step, self.accelerator.process_index, number - 1)
-                )
+            for number, (micro, of_all) in enumerate(zip(micros, shared, strict=True)):
+                set_seed(_mix(self.schedule.seed, step, self.rank, number))
                 # A batch may count nothing, such as words from which the tokenizer makes no token.
-                shares = {
+                weights = {
                     over: count / (totals[over] or 1.0) for over, count in counts_of(micro).items()
                 }
-                with nullcontext() if ddp is None or number == len(micros) else ddp.no_sync():
-                    loss, parts = self.forward(to_device(self.device, micro) | of_all, shares)
+                is_last = number == len(micros) - 1
+                with nullcontext() if ddp is None or is_last else ddp.no_sync():
+                    loss, parts = self.forward(to_device(self.device, micro) | of_all, weights)
                     self.accelerator.backward(loss)
                 for name, part in parts:
                     sums[name] = sums[name] + part if name in sums else part
         except RuntimeError as error:
-            # The other ranks may wait for the gradients of this one.
+            # With several processes the others may wait for this one's gradients.
             if ddp is not None or not is_out_of_memory(error):
                 raise
             out_of_memory = True
         return None if ddp is None and self.session.any_rank(out_of_memory) else sums
 
     def _shared(self, micros: Sequence[Batch]) -> list[Batch] | None:
-        """What the loss of each micro-batch reads of all rows (`Job.shared`); None when any rank ran out of memory."""
+        """Return what each micro-batch's loss reads of the whole batch; see `Job.shared`.
+
+        Returns:
+            None if any rank ran out of memory.
+        """
         if self.job.shared is None:
             return [{} for _ in micros]
         parts: list[Mapping[str, Tensor]] = []
@@ -327,34 +376,34 @@ class _Run:
             out_of_memory = True
         if self.session.any_rank(out_of_memory):
             return None
-        ranks = torch.zeros(self.accelerator.num_processes, dtype=torch.float64)
-        ranks[self.accelerator.process_index] = sum(len(micro["input_ids"]) for micro in micros)
-        sizes = [int(size) for size in self.session.sum_over_ranks(ranks).tolist()]
-        begin = sum(sizes[: self.accelerator.process_index])
+        rows = [len(micro["input_ids"]) for micro in micros]
+        by_rank = torch.zeros(self.processes, dtype=torch.float64)
+        by_rank[self.rank] = sum(rows)
+        by_rank = self.session.sum_over_ranks(by_rank)
+        begin, total = int(by_rank[: self.rank].sum()), int(by_rank.sum())
         of_all = {}
         for name in parts[0]:
             own = torch.cat([part[name] for part in parts])
-            whole = own.new_zeros(sum(sizes), *own.shape[1:])
+            whole = own.new_zeros(total, *own.shape[1:])
             whole[begin : begin + len(own)] = own
             of_all[name] = self.session.sum_over_ranks(whole)
-        places = torch.arange(
-            begin, begin + sizes[self.accelerator.process_index], device=self.device
-        )
-        own_rows = torch.split(places, [len(micro["input_ids"]) for micro in micros])
-        return [of_all | {"own_rows": own} for own in own_rows]
+        places = torch.arange(begin, begin + sum(rows), device=self.device)
+        return [of_all | {"own_rows": own_rows} for own_rows in torch.split(places, rows)]
 
     def _halve(self, step: int) -> None:
+        """Halve the micro-batch after memory ran out."""
         self.optimizer.zero_grad(set_to_none=True)
         free_cached(self.device)
         if self.micro == 1:
             raise _out_of_memory(f"at step {step} with one sequence at a time")
         self.micro = math.ceil(self.micro / 2)
         Progress.log(
-            f"out of memory: micro-batch halved to {self.micro}; the global batch stays {self.schedule.batch_size}"
+            f"out of memory: micro-batch halved to {self.micro}; "
+            f"the global batch stays {self.schedule.batch_size}"
         )
 
     def _without_memory(self, step: int) -> Stopped:
-        """End the run after the step before this one, for which one of several ranks had no memory."""
+        """Write a checkpoint of the step before the one for which a rank had no memory."""
         self.optimizer.zero_grad(set_to_none=True)
         if self.micro == 1 or self.run is None:
             raise _out_of_memory(f"at step {step} with micro-batches of {self.micro}")
@@ -362,54 +411,51 @@ class _Run:
         self._save(step - 1)
         return Stopped(
             f"stopped after step {step - 1}: one of {self.processes} processes ran out of memory",
-            f"go on with the same command and --resume: it takes micro-batches of {self.micro}",
+            f"continue with the same command and --resume, with micro-batches of {self.micro}",
         )
 
     def _check_finite(self, step: int, losses: Mapping[str, float], norms: Sequence[float]) -> None:
-        """Raise DivergedError when a loss, or the norm of a module's gradients, is not finite."""
-        finite = all(map(math.isfinite, norms))
+        """Raise DivergedError if a loss or the norm of a module's gradients is not finite."""
+        scaler, finite = self.accelerator.scaler, all(map(math.isfinite, norms))
         # In fp16 the scaler handles an overflow: it skips the step and lowers its scale.
-        self.skipped = 0 if finite or self.accelerator.scaler is None else self.skipped + 1
-        lost = [name for name, value in losses.items() if not math.isfinite(value)]
-        if not lost and not finite and self.accelerator.scaler is None:
-            lost = [
-                "the gradient of " + name
-                for name, n in zip(self.parameters, norms, strict=True)
-                if n - n != 0
-            ]
-        if lost or self.skipped > SKIPS_ALLOWED:
+        self.skipped = 0 if finite or scaler is None else self.skipped + 1
+        wrong = [name for name, value in losses.items() if not math.isfinite(value)]
+        if not wrong and scaler is None:
+            modules = zip(self.parameters, norms, strict=True)
+            wrong = [f"the gradient of {name}" for name, n in modules if not math.isfinite(n)]
+        if wrong or self.skipped > MAX_SKIPPED:
+            kept = "; the last checkpoint is kept" if self.run else ""
             raise DivergedError(
-                f"training diverged at step {step}: {', '.join(lost) or 'the gradient'} is not finite",
-                "lower train.lr, raise train.warmup_steps, or set train.dtype to fp32"
-                + ("; the last checkpoint is kept" if self.run else ""),
+                f"training diverged at step {step}: "
+                f"{', '.join(wrong) or 'the gradient'} is not finite",
+                f"lower train.lr, raise train.warmup_steps, or set train.dtype to fp32{kept}",
             )
 
-    def _evaluation(self, step: int) -> dict[str, Any]:
-        """Held-out loss, terms and metrics; empty when nothing is held out."""
-        examples = self.job.held_out
+    def _evaluate(self, record: LogRecord) -> None:
+        """Add the held-out losses and metrics to a step's record, if anything is held out."""
+        examples, step = self.job.held_out, record.step
         if examples is None or len(examples) == 0:
-            return {}
+            return
         began = time.perf_counter()
         self.modules.train(False)
         size = self.job.held_out_size
-        while (
-            found := evaluate_batches(
-                self.session, self.job, examples, max(1, int(self.micro / size))
-            )
-        ) is None:
+        while True:
+            micro = max(1, int(self.micro / size))
+            output = evaluate_batches(self.session, self.job, examples, micro)
+            if output is not None:
+                break
             self._halve(step)
-        record: dict[str, Any] = {"held_out": found.losses}
+        record.held_out = output.losses
         if self.job.compute_metrics is not None:
-            record["metrics"] = dict(self.job.compute_metrics(found.outputs))
+            record.metrics = dict(self.job.compute_metrics(output.outputs))
             # The evaluation at `stop_after` is an extra one. It must not decide which weights are
             # kept, or a run in several parts would keep others than a run in one part.
             if step % self.schedule.eval_every == 0 or step == self.schedule.steps:
-                self._keep_best(step, record["metrics"])
+                self._keep_best(step, record.metrics)
         self.outcome.evaluation_seconds = time.perf_counter() - began
-        return record
 
     def _keep_best(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Save the weights if they are the best so far; a resumed run repeats this at the same steps."""
+        """Save the weights if they are the best so far. A resumed run repeats the same choices."""
         if self.job.best is None or self.run is None or step < self.job.best_from:
             return
         value = metrics[self.job.best]
@@ -421,30 +467,46 @@ class _Run:
 
     def _module_tensors(self) -> dict[str, Tensor]:
         return {
-            f"module/{n}/{k}": v
-            for n, m in self.job.modules.items()
-            for k, v in _tensors(m).items()
+            f"module/{name}/{path}": tensor
+            for name, module in self.job.modules.items()
+            for path, tensor in _untied_state(module).items()
         }
 
     def _load_modules(self, tensors: Mapping[str, Tensor]) -> None:
         for name, module in self.job.modules.items():
             prefix = f"module/{name}/"
-            found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-            assert found.keys() == _tensors(module).keys(), "a checkpoint of another model"
-            module.load_state_dict(found, strict=False)
+            state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            assert state.keys() == _untied_state(module).keys(), "a checkpoint of another model"
+            module.load_state_dict(state, strict=False)
 
     def _restore(self) -> int:
-        """Load the newest whole checkpoint, if any, and return its step."""
-        run, session = self.run, self.session
-        found = run.load_checkpoint(Progress.log) if run and session.is_main else None
-        step, saved = session.in_main(lambda: (found.step, found.state) if found else (0, None))
+        """Load the newest intact checkpoint, if there is one, and return its step."""
+        run, session, checkpoint = self.run, self.session, None
         if run and session.is_main:
-            # Without a step done, step 0 is evaluated again.
-            run.cut_log(step or -1)
+            checkpoint = run.load_checkpoint(Progress.log)
+            # Without a finished step, step 0 is evaluated again.
+            run.cut_log(checkpoint.step if checkpoint else -1)
+        step, saved = session.on_main(
+            lambda: (checkpoint.step, checkpoint.state) if checkpoint else (0, None)
+        )
         if saved is None:
             return 0
-        tensors = session.from_main(found.tensors if found else {})
+        tensors = session.broadcast(checkpoint.tensors if checkpoint else {})
         self._load_modules(tensors)
+        self._load_optimizer(tensors)
+        state = _State(**{key: saved[key] for key in _State.__annotations__})
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state.scaler)
+        self.micro = min(self.micro, state.micro_batch_size)
+        self.best = (state.best[0], state.best[1]) if state.best else None
+        outcome = self.outcome
+        outcome.tokens, outcome.seconds = state.tokens, state.seconds
+        outcome.loss_first, outcome.loss_last = state.loss_first, state.loss_last
+        outcome.resumed_from_step = step
+        Progress.log(f"resumed after step {step}")
+        return int(step)
+
+    def _load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
         state = self.optimizer.state_dict()
         state["state"] = {}
         for key, tensor in tensors.items():
@@ -452,15 +514,6 @@ class _Run:
                 _, index, name = key.split("/")
                 state["state"].setdefault(int(index), {})[name] = tensor
         self.optimizer.load_state_dict(state)
-        if self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(saved["scaler"])
-        self.micro = min(self.micro, saved["micro_batch_size"])
-        for key in OUTCOME_SO_FAR:
-            setattr(self.outcome, key, saved[key])
-        self.best = tuple(saved["best"]) if saved["best"] else None
-        self.outcome.resumed_from_step = step
-        Progress.log(f"resumed after step {step}")
-        return int(step)
 
     def _checkpoint(self, step: int) -> None:
         self._save(step)
@@ -468,28 +521,31 @@ class _Run:
         self.session.wait()
 
     def _save(self, step: int) -> None:
-        if self.run is not None and self.session.is_main:
-            tensors = self._module_tensors()
-            for index, values in self.optimizer.state_dict()["state"].items():
-                tensors |= {f"optimizer/{index}/{name}": value for name, value in values.items()}
-            scaler = self.accelerator.scaler
-            state = {key: getattr(self.outcome, key) for key in OUTCOME_SO_FAR}
-            state |= {"micro_batch_size": self.micro, "best": self.best}
-            self.run.save_checkpoint(
-                step, tensors, state | {"scaler": scaler.state_dict() if scaler else None}
-            )
+        if self.run is None or not self.session.is_main:
+            return
+        tensors = self._module_tensors()
+        for index, values in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer/{index}/{name}": value for name, value in values.items()}
+        scaler, outcome = self.accelerator.scaler, self.outcome
+        state = _State(
+            tokens=outcome.tokens,
+            seconds=outcome.seconds,
+            loss_first=outcome.loss_first,
+            loss_last=outcome.loss_last,
+            micro_batch_size=self.micro,
+            best=self.best,
+            scaler=scaler.state_dict() if scaler else None,
+        )
+        self.run.save_checkpoint(step, tensors, asdict(state))
 
-    def _log(self, record: Mapping[str, Any]) -> None:
+    def _log(self, record: LogRecord) -> None:
         if self.run and self.session.is_main:
-            self.run.log(record)
-        scalars = {k: v for k, v in record.items() if isinstance(v, float)}
-        for group in ("terms", "held_out", "metrics"):
-            scalars |= {f"{group}/{k}": v for k, v in record.get(group, {}).items()}
-        self.accelerator.log(scalars, step=record["step"])
+            self.run.log(record.to_json())
+        self.accelerator.log(record.scalars(), step=record.step)
 
 
 class _Step(nn.Module):
-    """A job's step as one module: one forward and one backward pass for `DistributedDataParallel`."""
+    """A job's step as one module, so that `DistributedDataParallel` sees one forward pass."""
 
     def __init__(self, session: Session, job: Job) -> None:
         super().__init__()
@@ -497,57 +553,30 @@ class _Step(nn.Module):
         self.trained = nn.ModuleList(job.modules.values())
 
     def forward(
-        self, batch: Batch, shares: Mapping[Count, float]
+        self, batch: Batch, weights: Mapping[Count, float]
     ) -> tuple[Tensor, list[tuple[str, Tensor]]]:
-        """The loss of a micro-batch, and by name what is logged, weighted by the micro-batch's shares of the counts. Of
-        several processes gradients are averaged, so the loss is as many times as large."""
+        """Compute the weighted loss of a micro-batch.
+
+        Args:
+            weights: the micro-batch's share of each count of the global batch.
+
+        Returns:
+            The loss, and by name what is logged. Several processes average their gradients, so
+            with them the loss is multiplied by their number.
+        """
         accelerator, device = self.session.accelerator, self.session.device
         with accelerator.autocast(), fast_cpu_kernels(device, self.job.modules.values()):
             loss = self.job.step(batch)
-        weighted = [
-            total * (shares[over] * accelerator.num_processes)
-            for over, total in loss.totals().items()
-        ]
+        processes = accelerator.num_processes
+        totals = [total * (weights[over] * processes) for over, total in loss.totals().items()]
         parts = [
-            (name, value.detach().float() * shares[over]) for name, over, value in loss.parts()
+            (name, value.detach().float() * weights[over]) for name, over, value in loss.parts()
         ]
-        return torch.stack(weighted).sum(), parts
+        return torch.stack(totals).sum(), parts
 
 
-def facts_of(job: Job, schedule: Schedule) -> dict[str, Any]:
-    """What the ranks of a run must have alike, with names for messages."""
-    facts: dict[str, Any] = {"optimiser steps": schedule.steps}
-    for name, examples in (
-        ("training examples", job.examples),
-        ("held-out examples", job.held_out),
-    ):
-        if examples is not None:
-            facts |= {f"number of {name}": len(examples), f"hash of the {name}": _digest(examples)}
-    for name, module in job.modules.items():
-        facts |= {
-            f"weights {name}.{path}": float(p.detach().double().norm())
-            for path, p in module.named_parameters()
-        }
-    return facts
-
-
-def _digest(examples: Examples) -> str:
-    """A hash of evenly spread rows, without what was computed for them, which may differ by rounding."""
-    digest, rows = (
-        hashlib.sha256(),
-        np.unique(np.linspace(0, max(0, len(examples) - 1), COMPARED).astype(np.int64)),
-    )
-    for part in (
-        np.array_split(rows, math.ceil(len(rows) / CPU_MICRO_BATCH)) if len(examples) else ()
-    ):
-        for name, tensor in sorted(examples.batch(part).items()):
-            if name == "labels" or not tensor.is_floating_point():
-                digest.update(tensor.contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _longest(job: Job, rows: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
-    """The longest examples if their lengths are known; else of these rows, as all are alike."""
+def _longest(job: Job, rows: Rows, count: int) -> Rows:
+    """Return the longest examples. If no lengths are known, all rows have the same length."""
     lengths = getattr(job.examples, "lengths", None)
     return (rows if lengths is None else np.argsort(lengths)[::-1])[:count]
 
@@ -559,32 +588,34 @@ def _out_of_memory(when: str) -> MachineError:
 
 @contextmanager
 def _sparse_embeddings(modules: Mapping[str, nn.Module], *, use: bool) -> Iterator[None]:
-    """Embeddings get sparse gradients per micro-batch, made dense once a step (docs/results.md)."""
-    found = [
-        m
+    """Give embeddings sparse gradients per micro-batch, which become dense once a step.
+
+    docs/results.md has the measurements.
+    """
+    embeddings = [
+        inner
         for module in modules.values()
-        for m in module.modules()
-        if isinstance(m, nn.Embedding) and not m.sparse
+        for inner in module.modules()
+        if isinstance(inner, nn.Embedding) and not inner.sparse
     ]
-    for embedding in found:
+    for embedding in embeddings:
         embedding.sparse = use
     try:
         yield
     finally:
-        for embedding in found:
+        for embedding in embeddings:
             embedding.sparse = False
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """A module's state, each tied tensor under its first name only."""
-    found: dict[tuple[int, torch.Size], tuple[str, Tensor]] = {}
+def _untied_state(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's state, with each tied tensor under its first name only."""
+    state: dict[tuple[int, torch.Size], tuple[str, Tensor]] = {}
     for name, tensor in module.state_dict().items():
-        found.setdefault(
-            (tensor.data_ptr() if tensor.numel() else id(tensor), tensor.shape), (name, tensor)
-        )
-    return dict(found.values())
+        place = tensor.data_ptr() if tensor.numel() else id(tensor)
+        state.setdefault((place, tensor.shape), (name, tensor))
+    return dict(state.values())
 
 
 def _mix(*numbers: int) -> int:
-    """One seed from several numbers, without the collisions of a sum."""
+    """Return one seed for several numbers, without the collisions of a sum."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)

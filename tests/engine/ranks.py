@@ -15,7 +15,7 @@ from kdcli.cli.app import Verbs
 from kdcli.engine import peers
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
 
-QUICK = {"BEAT_SECONDS": 0.05, "SILENT_BEATS": 20, "GRACE_SECONDS": 0.5, "SAY_SECONDS": 5.0}
+QUICK = {"BEAT_SECONDS": 0.05, "MAX_SILENT_BEATS": 20, "GRACE_SECONDS": 0.5, "REPORT_SECONDS": 5.0}
 FOLDER = "KDCLI_TEST_FOLDER"
 
 

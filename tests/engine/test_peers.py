@@ -103,7 +103,7 @@ def test_a_child_of_kdcli_leaves_it_to_its_parent_to_say_which_was_killed():
         ({"MASTER_ADDR": "a", "MASTER_PORT": "1", "LOCAL_RANK": "0", "RANK": "x"}, "RANK=x"),
         (
             {"MASTER_ADDR": "a", "MASTER_PORT": "1", "LOCAL_RANK": "0", "RANK": "2"},
-            "RANK 2 is none of 0 to 1",
+            "RANK is 2, but WORLD_SIZE 2 allows only 0 to 1",
         ),
         (
             {
@@ -185,7 +185,7 @@ def test_more_processes_than_rows_of_a_batch_are_refused():
 
     def work():
         with pytest.raises(
-            UsageError, match="the 2 rows of a batch are less than one for each of 3"
+            UsageError, match="the 2 rows of a batch are fewer than the 3 processes"
         ):
             train(Session(start(CPU, torch.float32), CPU), short, make_schedule(batch_size=2), None)
         return {"none": torch.zeros(1)}

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -45,14 +44,6 @@ def test_a_killed_process_ends_the_others(programs):
 )
 def test_the_exit_code_is_that_of_the_process_that_failed(programs, code):
     assert wait(*programs) == code
-
-
-def test_modules_in_the_working_directory_are_not_run(tmp_path, monkeypatch):
-    for name in ("kdcli", "torch", "typer"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit(9)", "utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    assert processes.fan_out(["--version"], 1, on_cpu=True) == 0
 
 
 def sigterm():

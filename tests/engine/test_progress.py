@@ -1,4 +1,4 @@
-"""What a run says of its progress."""
+"""What a run prints about its progress."""
 
 import io
 
@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from kdcli.engine import progress as shown
-from kdcli.engine.progress import LINE_SECONDS, PACE_STEPS, Progress
+from kdcli.engine.progress import LINE_SECONDS, PACE_STEPS, LogRecord, Progress
 
 
 @pytest.fixture(params=[False, True], ids=["lines", "bar"])
@@ -24,7 +24,7 @@ def run(request, monkeypatch):
             clock[0] += 500.0  # Something before the first step, such as a held-out pass
             for step in range(done + 1, 101):
                 clock[0] += seconds_of(step)
-                progress.update(step, {"loss": 1.0, "tokens": 10, "seconds": 1.0})
+                progress.update(LogRecord(step, loss=1.0, tokens=10, seconds=1.0))
                 said = progress.console.file.getvalue()
                 found[step] = (
                     progress.bar.tasks[0].fields["left"] if progress.live else said.splitlines()[-1]

@@ -14,7 +14,8 @@ import torch
 from own_files import log_of, refused, report_of, said_by, same_weights, times, weights
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
-from kdcli.engine.processes import fan_out, take_slurm
+from kdcli.engine.fan_out import fan_out
+from kdcli.engine.processes import take_slurm
 from kdcli.workloads.predictions import Features
 
 QUICK = [

@@ -364,7 +364,7 @@ class TaskDistillation:
                 yield aside
             return
         if copied:
-            self.context.session.in_main(lambda: self._save_copy(self.start))
+            self.context.session.on_main(lambda: self._save_copy(self.start))
         yield str(self.start if self.context.dry_run else stage or self.start)
 
     def _save_copy(self, folder: Path) -> None:

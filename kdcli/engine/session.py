@@ -1,0 +1,186 @@
+"""The session of a run: its device, its precision, and what its processes tell each other."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar, cast
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import (
+    GradientAccumulationPlugin,
+    InitProcessGroupKwargs,
+    broadcast,
+    broadcast_object_list,
+    gather_object,
+)
+from torch import Tensor
+
+from kdcli.engine.peers import join
+from kdcli.errors import ChildFailed, KdcliError, MachineError, UsageError
+
+T = TypeVar("T")
+Fact = str | int | float
+MIXED_PRECISION = {torch.float32: "no", torch.bfloat16: "bf16", torch.float16: "fp16"}
+COLLECTIVE_TIMEOUT = timedelta(days=7)
+"""Long, because one process may work for hours while the others wait for it in a collective.
+`kdcli.engine.peers` notices processes that have ended."""
+ROUNDING = 1e-4
+"""Relative difference up to which numbers count as equal: machines may add in another order."""
+MAX_DIFFERENCES = 20
+"""Differences between processes that an error lists."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """Where a run computes.
+
+    Attributes:
+        accelerator: precision, optimiser and trackers.
+        device: the device of this process.
+        trust_remote_code: whether code that comes with a model may run.
+        judging: the verb only evaluates, so scores are computed in the session's dtype. Verbs that
+            train compute scores in float32.
+    """
+
+    accelerator: Accelerator
+    device: torch.device
+    trust_remote_code: bool = False
+    judging: bool = False
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes and prints."""
+        return bool(self.accelerator.is_main_process)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype of matrix products; trained weights stay in float32."""
+        names = {name: dtype for dtype, name in MIXED_PRECISION.items()}
+        return names.get(self.accelerator.mixed_precision, torch.float32)
+
+    def wait(self) -> None:
+        """Wait for all processes."""
+        self.accelerator.wait_for_everyone()
+
+    def on_main(self, action: Callable[[], T]) -> T:
+        """Call a function in the main process only, and return its result in every process.
+
+        Raises:
+            KdcliError: the function raised it. The other processes raise a silent `ChildFailed`.
+        """
+        error, value = None, None
+        if self.is_main:
+            try:
+                value = action()
+            except KdcliError as caught:
+                error = caught
+        code, value = broadcast_object_list([error.exit_code if error else 0, value])
+        if code:
+            raise error or ChildFailed(code)
+        return cast(T, value)
+
+    def broadcast(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Send the main process's tensors to every process, onto the CPU.
+
+        What the other processes pass is ignored, because they may not see the main one's disk.
+        """
+        if self.accelerator.num_processes == 1:
+            return dict(tensors)
+        layouts = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        (layouts,) = broadcast_object_list([layouts])
+        received = {}
+        for name, (shape, dtype) in layouts.items():
+            tensor = tensors[name] if self.is_main else torch.empty(shape, dtype=dtype)
+            received[name] = broadcast(tensor.to(self.device)).cpu()
+        return received
+
+    def agree(self, facts: Mapping[str, Fact]) -> None:
+        """Check that all processes have the same facts. Floats may differ by rounding.
+
+        Raises:
+            UsageError: some facts differ; the message names each one with both values. It is
+                raised in every process.
+        """
+        if self.accelerator.num_processes == 1:
+            return
+        ranks: list[dict[str, Fact]] = gather_object([dict(facts)])
+        differences = []
+        for name in dict.fromkeys(name for rank in ranks for name in rank):
+            values = [rank.get(name, "not set") for rank in ranks]
+            others = [rank for rank, value in enumerate(values) if not _same(values[0], value)]
+            if others:
+                in_other = f"{values[others[0]]} in process {others[0]}"
+                differences.append(f"  {name}: {values[0]} in process 0, {in_other}")
+        if differences:
+            listed = differences[:MAX_DIFFERENCES]
+            if len(differences) > MAX_DIFFERENCES:
+                listed.append(f"  and {len(differences) - MAX_DIFFERENCES} more")
+            raise UsageError(
+                "\n".join(["the processes of this run differ:", *listed]),
+                "start all of them with the same command, on the same data and models",
+            )
+
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
+        """Return the sum of a tensor over all processes."""
+        if self.accelerator.num_processes == 1:
+            return values
+        summed: Tensor = self.accelerator.reduce(values.to(self.device), "sum")
+        return summed
+
+    def any_rank(self, flag: bool) -> bool:
+        """Return True in every process if the flag is True in any of them."""
+        if self.accelerator.num_processes == 1:
+            return flag
+        return bool(self.sum_over_ranks(torch.tensor([float(flag)])).item())
+
+
+def _same(value: Fact, other: Fact) -> bool:
+    if isinstance(value, float) and isinstance(other, float):
+        return math.isclose(value, other, rel_tol=ROUNDING, abs_tol=ROUNDING)
+    return value == other
+
+
+def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> Accelerator:
+    """Join the processes of a launcher (torchrun, srun, accelerate, kdcli), if there are any.
+
+    Args:
+        device: the device of a single process. Each of several processes uses the device of its
+            local rank.
+        dtype: the dtype of matrix products; weights and optimiser stay in float32.
+        report_to: `none`, `all`, or an installed tracker; see `check_tracker`.
+
+    Raises:
+        MachineError: several processes cannot share the device; a process does not join.
+    """
+    peers = join()
+    with warnings.catch_warnings():
+        # Otherwise each of several CPU processes warns about its number of threads.
+        warnings.filterwarnings("ignore", message="OMP_NUM_THREADS")
+        accelerator = Accelerator(
+            cpu=device.type == "cpu",
+            mixed_precision=MIXED_PRECISION[dtype],
+            log_with=None if report_to == "none" else report_to,
+            # Some trackers need a directory here; `track` sets the real one.
+            project_dir=tempfile.gettempdir(),
+            # The engine accumulates gradients itself, whatever the environment asks for.
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT)],
+        )
+    if peers is not None and accelerator.num_processes == 1:
+        raise MachineError(
+            f"several processes cannot share {device.type} devices",
+            "train in one process, or on CUDA",
+        )
+    if device.index and accelerator.num_processes == 1:
+        torch.get_device_module(device).set_device(device)
+    if device.type == "cpu":
+        # A gloo group that outlives the interpreter aborts the process, even after an error.
+        atexit.register(accelerator.state.destroy_process_group)
+    return accelerator
