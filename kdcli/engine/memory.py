@@ -1,5 +1,7 @@
 """Peak memory of one call, and the errors that mean out of memory."""
 
+import ctypes
+import gc
 import re
 import sys
 from collections.abc import Callable
@@ -77,3 +79,18 @@ def _status(key: str) -> int:
     if found is None:
         raise OSError(f"{STATUS} does not name {key}")
     return 1024 * int(found[1])
+
+
+def release_memory() -> None:
+    """Free objects that nothing refers to, and give their memory back to the device and the system.
+
+    The C library keeps freed memory for later. A process that trains several models one after
+    another would otherwise hold the most that any of them needed, and fragments of the others.
+    """
+    gc.collect()
+    if (device := torch.accelerator.current_accelerator()) is not None:
+        free_cached(device)
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # Only glibc has it
+        if trim is not None:
+            trim(0)

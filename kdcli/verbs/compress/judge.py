@@ -10,9 +10,9 @@ from kdcli.deploy.latency import CELLS
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report
 from kdcli.report.sections.latency import milliseconds, speedup_of
-from kdcli.verbs.compress.recipes import set_options
+from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
-from kdcli.verbs.compress.work import Work
+from kdcli.verbs.compress.steps import evaluate
 
 POINT = 0.01
 LIMITS = ("speedup", "max_latency_ms", "max_mb")  # Of speed and size
@@ -21,7 +21,7 @@ ALIKE = 1.05  # Latencies within this factor count as one, so that the smaller o
 
 
 @dataclass(frozen=True)
-class Measured:
+class ScoredModel:
     """One model: `score` of the task's first metric, `low` and `high` the ends of its paired interval beside the
     teacher, `ms` and `speedup` of one sequence of 128 tokens, the latter with its `quartiles`, `mb` of its files.
     `folder` has the model."""
@@ -38,37 +38,29 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Judged:
+class CandidateScores:
     """The teacher and its candidates, measured in one run; `rows` were held out."""
 
     report: Report
     metric: str
     rows: int
-    teacher: Measured
-    candidates: list[Measured]
+    teacher: ScoredModel
+    candidates: list[ScoredModel]
 
 
-def judge(work: Work, name: str, teacher: str, candidates: Mapping[str, Path]) -> Judged:
-    """Evaluate the candidates beside the teacher on the same rows, and measure all in turns. Raises UsageError: they
-    could not be judged."""
-    measure = work.recipe.measure.model_dump(include={"min_runs", "min_seconds"}) | {
-        "latency": True
-    }
-    sources = [teacher, *map(str, candidates.values())]
-    folder = work.must(
-        name,
-        [
-            "evaluate",
-            *sources,
-            *work.on_task(),
-            *work.pooling,
-            *set_options({"measure": measure, "worst": 0}),
-        ],
-    )
+def judge(
+    runner: StepRunner, name: str, teacher: str, candidates: Mapping[str, Path]
+) -> CandidateScores:
+    """Score the candidates and the teacher on the same rows, and measure their latency in turns.
+
+    Raises UsageError: they could not be scored.
+    """
+    models = [teacher, *map(str, candidates.values())]
+    folder = runner.require(name, evaluate(runner.recipe, models))
     return read(RunResult.read(folder).report, teacher, candidates)
 
 
-def read(report: Report, teacher: str, candidates: Mapping[str, Path]) -> Judged:
+def read(report: Report, teacher: str, candidates: Mapping[str, Path]) -> CandidateScores:
     """A report of `evaluate` as what it says of each candidate; the models are in the order that they were given."""
     names = list(report.models)
     first = next(iter(report.evaluations[0].metrics))
@@ -88,13 +80,15 @@ def read(report: Report, teacher: str, candidates: Mapping[str, Path]) -> Judged
         quartiles = (ratio.low, ratio.high) if ratio else (1.0, 1.0)
         mb = report.models[shown].bytes / 1e6
         measured.append(
-            Measured(name, folder, scores[shown], *ends, rows[shown].p50_ms, speed, mb, quartiles)
+            ScoredModel(
+                name, folder, scores[shown], *ends, rows[shown].p50_ms, speed, mb, quartiles
+            )
         )
     held_out = sum(e.n for e in report.evaluations if e.model == names[0])
-    return Judged(report, first, held_out, measured[0], measured[1:])
+    return CandidateScores(report, first, held_out, measured[0], measured[1:])
 
 
-def misses(goal: GoalSettings, teacher: Measured, one: Measured) -> dict[str, str]:
+def misses(goal: GoalSettings, teacher: ScoredModel, one: ScoredModel) -> dict[str, str]:
     """Limit -> how a candidate misses it; empty where it meets the goal."""
     found = {}
     worst = one.low if goal.strict else one.score
@@ -133,7 +127,7 @@ def is_bounded(goal: GoalSettings) -> bool:
     return any(getattr(goal, limit) is not None for limit in LIMITS)
 
 
-def choose(goal: GoalSettings, judged: Judged) -> tuple[Measured, dict[str, str]]:
+def choose(goal: GoalSettings, judged: CandidateScores) -> tuple[ScoredModel, dict[str, str]]:
     """The best candidate and what it misses. Of those that meet the goal the fastest, or without `max_drop` the one
     with the best score; of those alike in that the smallest. If none does, the one that misses least: quality first."""
     candidates = judged.candidates
@@ -153,7 +147,7 @@ def choose(goal: GoalSettings, judged: Judged) -> tuple[Measured, dict[str, str]
     return best, missed[best.name]
 
 
-def is_sure(goal: GoalSettings, judged: Judged, one: Measured) -> bool:
+def is_sure(goal: GoalSettings, judged: CandidateScores, one: ScoredModel) -> bool:
     """Whether the lower end of a candidate's interval keeps `max_drop` too."""
     return goal.max_drop is None or not misses(
         GoalSettings(max_drop=goal.max_drop, strict=True), judged.teacher, one
@@ -172,7 +166,7 @@ def check_rows(recipe: CompressRecipe, rows: int) -> list[str]:
 
 
 def sentence(
-    judged: Judged, chosen: Measured, missed: Mapping[str, str], goal: GoalSettings
+    judged: CandidateScores, chosen: ScoredModel, missed: Mapping[str, str], goal: GoalSettings
 ) -> str:
     """What was won and what was lost, or by how much the goal was missed."""
     teacher, lost = judged.teacher, (judged.teacher.score - chosen.score) / POINT

@@ -1,6 +1,5 @@
 """The recipe of a command line, checked before anything is loaded: goals, and the keys of every step."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -109,23 +108,13 @@ def _check_steps(recipe: CompressRecipe) -> None:
 
 def _error(model: Any, keys: Mapping[str, Any]) -> UsageError | None:
     try:
-        resolve(
-            model,
-            recipe=keys.get("recipe"),
-            sets=sets_of({k: v for k, v in keys.items() if k != "recipe"}),
-        )
+        resolve(model, recipe=keys.get("recipe"), options=dotted(keys))
     except UsageError as error:
         return error
     return None
 
 
-def sets_of(keys: Mapping[str, Any]) -> list[str]:
-    """Nested keys of a recipe as the values of `--set`; a value that is null is left out."""
-    return [
-        f"{key}={json.dumps(value)}" for key, value in flatten(keys) if value not in (None, {}, [])
-    ]
-
-
-def set_options(keys: Mapping[str, Any]) -> list[str]:
-    """The same as words of a command line."""
-    return [word for pair in sets_of(keys) for word in ("--set", pair)]
+def dotted(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nested keys of a step as dotted keys of its recipe, without those that set nothing."""
+    own = {key: value for key, value in keys.items() if key != "recipe"}
+    return {key: value for key, value in flatten(own) if value not in (None, {}, [])}

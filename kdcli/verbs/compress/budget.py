@@ -1,0 +1,75 @@
+"""What a training would cost, and whether the budget allows it."""
+
+from dataclasses import dataclass
+
+from kdcli.errors import KdcliError, Stopped, UsageError
+from kdcli.report.text import duration
+from kdcli.verbs.compress.runner import StepRunner
+from kdcli.verbs.compress.search import TEACHER, Search
+from kdcli.verbs.compress.steps import Step, finetune
+
+
+@dataclass(frozen=True)
+class TrainingCost:
+    """The optimiser steps and seconds of a training; `error` says why it would fail."""
+
+    steps: int
+    seconds: float
+    error: str = ""
+
+
+def estimate(runner: StepRunner, name: str, step: Step) -> tuple[TrainingCost, str]:
+    """Return the cost of a training, and why it is not begun: it would fail, or there is no time."""
+    cost = runner.journal.once(
+        f"estimate {name}", TrainingCost, lambda: training_cost(runner, step)
+    )
+    if cost.error or cost.seconds <= runner.journal.left:
+        return cost, cost.error
+    left = duration(max(0.0, runner.journal.left))
+    return cost, f"it takes about {duration(cost.seconds)}, {left} are left"
+
+
+def training_cost(runner: StepRunner, step: Step) -> TrainingCost:
+    """Estimate a training by a dry run."""
+    try:
+        stages = runner.estimate(step).stages
+    except Stopped:
+        raise
+    except KdcliError as error:
+        return TrainingCost(0, 0.0, error.message)
+    return TrainingCost(stages[-1].steps, sum(stage.seconds for stage in stages))
+
+
+def check_timing(search: Search) -> None:
+    """Raise a UsageError if measuring the backends takes longer than the budget."""
+    runner = search.runner
+    seconds = runner.recipe.measure.min_seconds * (1 + len(search.backends))
+    if runner.journal.left < seconds:
+        raise _too_small(f"timing the backends takes {duration(seconds)} at least")
+
+
+def check_budget(runner: StepRunner, *, is_fine_tuned: bool) -> None:
+    """Raise a UsageError if the budget is too small for any candidate."""
+    if runner.recipe.budget is None:
+        return
+    if runner.journal.left <= 0:
+        seconds = duration(runner.journal.seconds)
+        raise _too_small(f"timing the backends and the untrained shapes took {seconds}")
+    if is_fine_tuned:
+        return
+    cost, why = estimate(runner, TEACHER, finetuning(runner))
+    if cost.error:
+        raise UsageError(f"{TEACHER} failed: {why}")
+    if why:
+        raise _too_small(f"fine-tuning comes first, and {why}")
+
+
+def _too_small(why: str) -> UsageError:
+    hint = "raise it, or give a fine-tuned model and fewer plan.shapes"
+    return UsageError(f"--budget is too small for any candidate: {why}", hint)
+
+
+def finetuning(runner: StepRunner) -> Step:
+    """Return the step that fine-tunes the model."""
+    recipe = runner.recipe
+    return finetune(recipe, runner.kind, str(recipe.model), recipe.plan.finetune)

@@ -1,0 +1,198 @@
+"""Successive halving: shapes are trained a part of their steps, and only the better ones go on.
+
+Jamieson and Talwalkar 2016, https://arxiv.org/abs/1502.07943.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kdcli.engine.progress import Progress
+from kdcli.engine.run_dir import RunDir
+from kdcli.recipe.resolve import flatten
+from kdcli.verbs.compress import steps
+from kdcli.verbs.compress.budget import estimate
+from kdcli.verbs.compress.judge import POINT
+from kdcli.verbs.compress.search import Search
+from kdcli.verbs.compress.settings import GoalSettings
+from kdcli.verbs.compress.shapes import UntrainedTimes, too_slow
+from kdcli.verbs.compress.steps import TASK, Step
+
+DISTILL = {"method": "tinybert", "stage": "joint"}
+"""A single stage, whose one learning curve shows how good a student is."""
+RUNGS = (1, 2)  # Quarters of the steps after which the worse half is stopped
+QUARTERS = 4
+
+
+@dataclass(frozen=True)
+class RungScore:
+    """The held-out score of a shape after a part of its steps.
+
+    `metric` is the task's first metric, or None if `value` is the held-out loss.
+    """
+
+    value: float
+    metric: str | None = None
+
+    @property
+    def quality(self) -> float:
+        """A number that is higher for the better shape."""
+        return -self.value if self.metric is None else self.value
+
+    def __str__(self) -> str:
+        return f"{self.metric or 'held-out loss'} {self.value:.4f}"
+
+
+FAILED = RungScore(math.inf)
+
+
+@dataclass(frozen=True)
+class _Stopped:
+    """A shape that was stopped at a rung."""
+
+    shape: str
+    score: RungScore
+    steps: int
+
+
+def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
+    """Train the shapes that can meet the goal, the best ones to the end, until one meets it."""
+    runner, slow = search.runner, too_slow(search.goal, shapes)
+    for shape, why in slow.items():
+        search.skip(shape, why)
+    alive = [shape for shape in shapes if shape not in slow]
+    if not alive:
+        return
+    # The largest shape comes first, and no other takes longer.
+    cost, why = estimate(runner, alive[0], distilling(search, alive[0]))
+    if why:
+        for shape in alive:
+            search.skip(shape, why)
+        return
+    stopped: list[_Stopped] = []
+    for rung in RUNGS:
+        if len(alive) < 2:
+            break
+        scores = {shape: rung_score(search, shape, cost.steps, rung) for shape in alive}
+        last = rung == RUNGS[-1]
+        alive, worse = halve(search.goal, scores, shapes, last=last)
+        at = rung_steps(cost.steps, rung)
+        stopped += [_Stopped(shape, scores[shape], at) for shape in worse]
+    if finish(search, alive[0], cost.steps):
+        train_without_teacher(search, alive[0])
+    search.judge(f"judged-{alive[0]}")
+    # While the goal is missed, the stopped shapes are trained on, the best one first.
+    for one in sorted(stopped, key=lambda one: (one.score.quality, one.shape), reverse=True):
+        why = f"{search.met} meets the goal" if search.met else ""
+        if not why and runner.journal.left < cost.seconds:
+            why = "no time is left to finish its training"
+        if why:
+            search.skip(one.shape, f"stopped after {one.steps} of {cost.steps} steps: {why}")
+            continue
+        finish(search, one.shape, cost.steps)
+        search.judge(f"judged-{one.shape}")
+
+
+def distilling(search: Search, shape: str, keys: Mapping[str, object] | None = None) -> Step:
+    """Return the step that distils a shape. `keys` are beneath those of the plan."""
+    runner = search.runner
+    method = DISTILL if runner.kind == TASK else {}
+    merged = {**method, **(keys or {}), **dict(flatten(runner.recipe.plan.distill))}
+    return steps.distill(runner.recipe, runner.kind, search.teacher, merged, shape=shape)
+
+
+def halving(search: Search, shape: str, total: int) -> Step:
+    """Return the step that distils a shape and evaluates it at every rung."""
+    quarter = rung_steps(total, 1)
+    every = {"train.eval_every": quarter, "train.checkpoint_every": quarter}
+    return distilling(search, shape, every)
+
+
+def rung_steps(total: int, rung: int) -> int:
+    """Return the number of optimiser steps until a rung."""
+    return rung * max(1, total // QUARTERS)
+
+
+def rung_score(search: Search, shape: str, total: int, rung: int) -> RungScore:
+    """Train a shape up to a rung and read its score from the log."""
+    runner, at = search.runner, rung_steps(total, rung)
+
+    def score() -> RungScore:
+        log = RunDir(runner.path(shape)).read_log()
+        record = next(r for r in log if r["step"] >= at and "held_out" in r)
+        for metric, value in record.get("metrics", {}).items():
+            return RungScore(float(value), metric)
+        return RungScore(float(record["held_out"]["loss"]))
+
+    step, key = halving(search, shape, total), f"run {shape} to {rung}/{QUARTERS}"
+    if why := runner.step(shape, step, stop_after=at, key=key):
+        Progress.log(f"{shape} failed: {why}")
+        return FAILED
+    found = runner.journal.once(f"rung {shape} at {rung}", RungScore, score)
+    Progress.log(f"{shape} after {at} of {total} steps: {found}")
+    return found
+
+
+def halve(
+    goal: GoalSettings,
+    scores: Mapping[str, RungScore],
+    times: Mapping[str, UntrainedTimes],
+    *,
+    last: bool,
+) -> tuple[list[str], list[str]]:
+    """Return the better half of the shapes, after the last rung the best one, and the rest.
+
+    Shapes within `max_drop` of the best one count as equal, and the faster of them is better. A
+    loss has no unit in common with `max_drop`, so there only equal losses count as equal.
+    """
+    best = max(scores, key=lambda shape: scores[shape].quality)
+    points = 0.0 if scores[best].metric is None else goal.max_drop or 0.0
+    near = scores[best].quality - POINT * points
+
+    def rank(shape: str) -> tuple[bool, float]:
+        far = scores[shape].quality < near
+        return far, -scores[shape].quality if far else times[shape].ms
+
+    order = sorted(scores, key=rank)
+    keep = 1 if last else -(-len(order) // 2)
+    for shape in order[keep:]:
+        why = f"{best} has {scores[best]}"
+        if scores[shape].quality >= near:
+            equal = "within --max-drop of the best" if points else "as well"
+            why = f"{order[0]} scores {equal} and is faster"
+        Progress.log(f"stopping {shape} ({scores[shape]}): {why}")
+    return order[:keep], order[keep:]
+
+
+def finish(search: Search, shape: str, total: int) -> bool:
+    """Train a shape to the end and export it, also with a trimmed vocabulary where that pays.
+
+    Return False if the training failed or had no time.
+    """
+    runner = search.runner
+    if not search.finishes(shape, halving(search, shape, total)):
+        return False
+    models = {shape: runner.path(shape)}
+    card = list(runner.result(shape).report.models.values())[-1]
+    source = runner.recipe.trimmed_to
+    large = card.params_embedding >= runner.recipe.plan.trim_from * card.params_total
+    if large and source is not None:
+        name = f"{shape}-trimmed"
+        if search.finishes(name, steps.trim(str(models[shape]), source, {}), shape):
+            models[name] = runner.path(name)
+    for name, model in models.items():
+        search.export(f"{name}-{search.fastest}", model, search.fastest, shape)
+    return True
+
+
+def train_without_teacher(search: Search, shape: str) -> None:
+    """Train a shape on the labels alone and export it, to show what the teacher adds."""
+    runner = search.runner
+    if not runner.recipe.plan.undistilled or runner.kind != TASK:
+        return
+    keys = {key: value for key, value in runner.recipe.plan.distill.items() if key != "loss"}
+    keys |= {"method": "soft-targets", "stage": "none", "kd": {"weight": 0.0}}
+    name = f"{shape}-undistilled"
+    step = steps.distill(runner.recipe, runner.kind, search.teacher, keys, shape=shape)
+    if search.finishes(name, step):
+        search.export(f"{name}-{search.fastest}", runner.path(name), search.fastest, name)

@@ -1,0 +1,125 @@
+"""The journal of a compression: what was measured and decided, and the seconds that it took.
+
+A resumed compression reads from log.jsonl what an earlier process measured, so it decides as before.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from kdcli.engine.processes import StopRequest
+from kdcli.engine.run_dir import LOG, RunDir
+from kdcli.errors import Interrupted, KdcliError, MachineError, Stopped
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A line of log.jsonl: the JSON form of a value, and the seconds that it took to compute."""
+
+    key: str
+    value: Any
+    seconds: float
+    step: int
+
+
+@dataclass
+class Journal:
+    """The records of a compression.
+
+    Attributes:
+        budget: seconds that all steps may take together.
+        stop: whether the user asked the compression to stop.
+        run: the claimed directory. Before it is claimed, the journal is only kept in memory.
+        current: what is being computed, for messages.
+    """
+
+    budget: float | None
+    stop: StopRequest
+    records: list[Record] = field(default_factory=list)
+    run: RunDir | None = None
+    current: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """The seconds spent so far, in this process and in those that it resumes."""
+        return sum(record.seconds for record in self.records)
+
+    @property
+    def left(self) -> float:
+        """The seconds of the budget that are left."""
+        return (self.budget or math.inf) - self.seconds
+
+    def read(self, run: RunDir) -> None:
+        """Take the records of an earlier process. Raises MachineError: log.jsonl is damaged."""
+        try:
+            self.records = TypeAdapter(list[Record]).validate_python(run.read_log())
+        except ValidationError as error:
+            raise _damaged(run, error) from None
+
+    def claim(self, run: RunDir) -> None:
+        """Write the journal to a claimed directory from now on."""
+        before = self.records
+        self.read(run)
+        self.run = run
+        run.cut_log(len(self.records))
+        known = {record.key for record in self.records}
+        for record in before:
+            if record.key not in known:
+                self._add(record.key, record.value, record.seconds)
+
+    def _add(self, key: str, value: Any, seconds: float) -> None:
+        record = Record(key, value, seconds, len(self.records) + 1)
+        self.records.append(record)
+        if self.run is not None:
+            self.run.log(asdict(record))
+
+    def once(self, key: str, kind: type[T], compute: Callable[[], T]) -> T:
+        """Return what `compute` returned the first time, also if that was in another process.
+
+        Values are stored as JSON and read back as `kind`. Raises Stopped or Interrupted: the user
+        stopped the compression. Nothing is stored if `compute` raises.
+        """
+        adapter = TypeAdapter(kind)
+        for record in self.records:
+            if record.key == key:
+                try:
+                    return adapter.validate_python(record.value)
+                except ValidationError as error:
+                    assert self.run is not None
+                    raise _damaged(self.run, error) from None
+        self.check()
+        self.current = key
+        began = time.monotonic()
+        value = compute()
+        # The latency worker takes Ctrl-C itself and returns what it has measured until then.
+        self.check()
+        self.current = ""
+        seconds = round(time.monotonic() - began, 3)
+        self._add(key, adapter.dump_python(value, mode="json", exclude_defaults=True), seconds)
+        return value
+
+    def check(self) -> None:
+        """Raise Stopped or Interrupted if the user asked the compression to stop."""
+        if self.stop.signalled:
+            raise self.stopped()
+
+    def stopped(self) -> KdcliError:
+        """Return the error of a compression that the user stopped."""
+        if self.run is None:
+            return Interrupted("stopped before anything was written")
+        words = self.current.split()
+        where = f"in {words[1]}" if words[:1] == ["run"] else "between two steps"
+        return Stopped(f"stopped {where}", "go on with the same command and --resume")
+
+
+def _damaged(run: RunDir, error: ValidationError) -> MachineError:
+    first = error.errors(include_url=False)[0]
+    return MachineError(
+        f"{run.path / LOG} is damaged: {first['msg']}", "start anew with --overwrite"
+    )

@@ -1,0 +1,162 @@
+"""Runs the steps of a compression, each in a run directory of its own.
+
+What a step made is read from its directory: a finished step is never repeated, and a stopped
+training continues from its checkpoint.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kdcli.engine.progress import Progress
+from kdcli.errors import ChildFailed, GateError, Interrupted, KdcliError, Stopped, UsageError
+from kdcli.recipe.sections import RunOptions
+from kdcli.report.finish import RunResult
+from kdcli.run.dry_run import Estimate
+from kdcli.verbs.compress.journal import Journal
+from kdcli.verbs.compress.settings import CompressRecipe
+from kdcli.verbs.compress.steps import EMBEDDING, RERANK, TASK, Kind, Step, is_done
+from kdcli.workloads.embedding import by_vectors
+from kdcli.workloads.retrieval import RETRIEVAL
+
+STEPS, COMPACT = "steps", "compact"
+OVER = "--budget ended before its training did"
+
+
+@dataclass
+class StepRunner:
+    """Runs the steps of a compression in `folder` and keeps their outcomes in the journal."""
+
+    recipe: CompressRecipe
+    kind: Kind
+    options: RunOptions
+    folder: Path
+    journal: Journal
+
+    def path(self, name: str) -> Path:
+        """Return the run directory of a step."""
+        return self.folder / STEPS / name
+
+    def result(self, name: str) -> RunResult:
+        """Return the report of a finished step."""
+        return RunResult.read(self.path(name))
+
+    def step(
+        self,
+        name: str,
+        step: Step,
+        *,
+        key: str = "",
+        stop_after: int | None = None,
+        required: bool = False,
+    ) -> str:
+        """Run a step unless it is done. Return why it failed, or an empty string.
+
+        `stop_after` pauses a training after this many optimiser steps. A training is also stopped
+        when the budget ends.
+
+        Raises:
+            Stopped, Interrupted: the user stopped the compression.
+            UsageError, GateError: the step is `required`, and it failed or the budget ended.
+        """
+
+        def run() -> str:
+            why = self._run(name, step, stop_after)
+            # An error keeps the failure out of the journal, so a resumed run tries again.
+            if why == OVER and required:
+                raise GateError(f"{name}: {OVER}", "raise it, and start again with --overwrite")
+            if why and required:
+                raise UsageError(
+                    f"{name} failed: {why}", "fix it and run the same command with --resume"
+                )
+            return why
+
+        return self.journal.once(key or f"run {name}", str, run)
+
+    def require(self, name: str, step: Step) -> Path:
+        """Run a step that the compression cannot go on without, and return its directory."""
+        self.step(name, step, required=True)
+        return self.path(name)
+
+    def _run(self, name: str, step: Step, stop_after: int | None) -> str:
+        place, stop = self.path(name), self.journal.stop
+        if step.trains and is_done(place):
+            return ""
+        deadline = time.monotonic() + self.journal.left if step.trains else math.inf
+        if time.monotonic() >= deadline:
+            return OVER
+        Progress.log(f"{name}: {step.verb}")
+        options = self._step_options(resume=step.trains, overwrite=not step.trains)
+        stop.deadline = deadline
+        try:
+            step.run(replace(options, output_dir=place, stop_after=stop_after))
+        except (Interrupted, ChildFailed):
+            raise
+        except Stopped:
+            if stop.signalled:
+                raise
+            return OVER
+        except KdcliError as error:
+            return error.message
+        finally:
+            stop.deadline = math.inf
+        return ""
+
+    def estimate(self, step: Step) -> Estimate:
+        """Return the estimate of a step's dry run, which prints nothing."""
+        console = Progress.console
+        quiet, console.quiet = console.quiet, True
+        try:
+            return step.estimate(self._step_options(dry_run=True))
+        finally:
+            console.quiet = quiet
+
+    def _step_options(
+        self, *, resume: bool = False, overwrite: bool = False, dry_run: bool = False
+    ) -> RunOptions:
+        return RunOptions(
+            device=self.options.device,
+            processes=1,
+            resume=resume,
+            overwrite=overwrite,
+            dry_run=dry_run,
+            trust_remote_code=self.options.trust_remote_code,
+        )
+
+    @contextlib.contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Turn the ways in which a step ends on a signal into the error of a stopped run."""
+        stop = self.journal.stop
+        try:
+            yield
+        except KeyboardInterrupt:
+            if stop.insisted or not stop.signalled:
+                raise
+            raise self.journal.stopped() from None
+        except Stopped:
+            raise self.journal.stopped() from None
+
+
+def product(folder: Path) -> Path:
+    """Return the model that a step left: after a pruning its compact form, if it has one."""
+    compact = folder / COMPACT
+    return compact if (compact / "config.json").is_file() else folder
+
+
+def kind_of(recipe: CompressRecipe) -> Kind:
+    """Return how models are trained and scored.
+
+    Raises UsageError: `pooling` is given for models that are not scored by vectors.
+    """
+    if recipe.task == RETRIEVAL:
+        return EMBEDDING
+    if recipe.task != RERANK and by_vectors(str(recipe.task), str(recipe.model), recipe.pooling):
+        return EMBEDDING
+    if recipe.pooling is not None:
+        raise UsageError(
+            f"--pooling is for embedding models, and task {recipe.task} is not judged by vectors"
+        )
+    return RERANK if recipe.task == RERANK else TASK

@@ -1,0 +1,154 @@
+"""The state of a planned compression: its candidates, and the steps that make and score them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+from kdcli.deploy.runners import check_backend
+from kdcli.engine.progress import Progress
+from kdcli.errors import MachineError
+from kdcli.verbs.compress import steps
+from kdcli.verbs.compress.judge import POINT, CandidateScores, choose, is_bounded, is_sure, judge
+from kdcli.verbs.compress.runner import StepRunner
+from kdcli.verbs.compress.settings import GoalSettings
+from kdcli.verbs.compress.steps import RERANK, Step
+
+TEACHER = "teacher"
+
+
+@dataclass
+class Candidate:
+    """A way to a smaller model.
+
+    Attributes:
+        folder: the model, once it is written.
+        skipped: why it was not finished; empty if it was.
+        parent: the step that trained the model for it.
+    """
+
+    name: str
+    folder: Path | None = None
+    skipped: str = ""
+    parent: str | None = None
+
+
+@dataclass
+class Search:
+    """The candidates that were tried so far, and their scores."""
+
+    runner: StepRunner
+    teacher: str
+    fastest: str = ""  # The backend that trained shapes are exported to
+    candidates: dict[str, Candidate] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    scores: CandidateScores | None = None
+
+    @property
+    def goal(self) -> GoalSettings:
+        """The limits that the user set."""
+        return self.runner.recipe.goal
+
+    @property
+    def backends(self) -> list[str]:
+        """The backends that can be used on this machine."""
+        return [
+            name
+            for name in self.runner.recipe.plan.backends
+            if name not in self.candidates or not self.candidates[name].skipped
+        ]
+
+    @property
+    def met(self) -> str:
+        """The name of a candidate that meets the goal; empty if none does so far."""
+        if self.scores is None:
+            return ""
+        chosen, missed = choose(self.goal, self.scores)
+        return "" if missed else chosen.name
+
+    def skip(self, name: str, why: str, parent: str | None = None) -> None:
+        """Log and record that a candidate is not tried, or not finished."""
+        Progress.log(f"{name} is skipped: {why}")
+        self.candidates[name] = Candidate(name, None, why, parent)
+
+    def finishes(self, name: str, step: Step, parent: str | None = None) -> bool:
+        """Run a step. If it fails or has no time, skip its candidate and return False."""
+        if why := self.runner.step(name, step):
+            self.skip(name, why, parent)
+        return not why
+
+    def export(self, name: str, model: Path | str, backend: str, parent: str | None = None) -> None:
+        """Write a model for a backend as a candidate. `parent` is the step that trained it."""
+        if why := self.write(name, model, backend, parent):
+            self.skip(name, why, parent)
+        else:
+            self.candidates[name] = Candidate(name, self.runner.path(name), "", parent)
+
+    def write(
+        self,
+        name: str,
+        model: Path | str,
+        backend: str,
+        parent: str | None,
+        *,
+        required: bool = False,
+    ) -> str:
+        """Write a model for a backend. Return why that failed, or an empty string.
+
+        In int8, the products without which the model loses more than the goal allows stay in
+        float32. If that does not help, all products are quantised.
+        """
+        recipe, bound = self.runner.recipe, self.int8_bound(parent)
+        if backend.endswith("-int8") and bound > 0:
+            gated = steps.export(recipe, str(model), backend, max_drop=bound)
+            why = self.runner.step(name, gated, key=f"run {name} within {bound:.4g} points")
+            if not why:
+                return ""
+            Progress.log(f"{name} is quantised without a bound: {why}")
+        plain = steps.export(recipe, str(model), backend)
+        return self.runner.step(name, plain, required=required)
+
+    def int8_bound(self, parent: str | None) -> float:
+        """Return the points that int8 may lose: what the training left over of `max_drop`.
+
+        Zero means that nothing is bounded, or that nothing is left.
+        """
+        bound = self.goal.max_drop or 0.0
+        if self.runner.kind == RERANK:
+            return 0.0  # The check of an export knows no rankings
+        evaluations = self.runner.result(parent).report.evaluations if parent else []
+        scores: dict[str, list[float]] = {}
+        for evaluation in evaluations:
+            scores.setdefault(evaluation.model, []).append(next(iter(evaluation.metrics.values())))
+        if TEACHER not in scores or len(scores) == 1:
+            return bound  # What the training lost is not known
+        own = next(name for name in scores if name != TEACHER)
+        return bound - max(0.0, fmean(scores[TEACHER]) - fmean(scores[own])) / POINT
+
+    def judge(self, name: str) -> bool:
+        """Score all finished candidates.
+
+        Return True if one meets the goal with confidence, and no faster one is wanted. Raises
+        MachineError: there are no candidates.
+        """
+        finished = {c.name: c.folder for c in self.candidates.values() if c.folder is not None}
+        if not finished:
+            whys = "; ".join(f"{c.name}: {c.skipped}" for c in self.candidates.values())
+            raise MachineError(f"no candidate could be made: {whys}")
+        self.scores = judge(self.runner, name, self.teacher, finished)
+        chosen, missed = choose(self.goal, self.scores)
+        return not missed and is_bounded(self.goal) and is_sure(self.goal, self.scores, chosen)
+
+
+def check_backends(search: Search) -> None:
+    """Skip the backends that are not installed.
+
+    Raises UsageError: an unknown backend; MachineError: none is installed.
+    """
+    for backend in search.runner.recipe.plan.backends:
+        name, _, precision = backend.partition("-")
+        try:
+            check_backend(name, precision or "fp32")
+        except MachineError as error:
+            search.skip(backend, error.message)
+    if not search.backends:
+        raise MachineError("none of the backends is installed here", "pip install 'kdcli[onnx]'")

@@ -1,0 +1,221 @@
+"""The verbs that a compression runs, each called as a function in this process.
+
+Each function returns a `Step`: a verb with its model, data and recipe keys. The recipe is resolved
+when the step runs, so that an error in it fails the step and not the compression.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from accelerate.state import AcceleratorState, GradientState
+
+from kdcli.deploy.exported import FACTS
+from kdcli.disk import COMMITS
+from kdcli.engine.memory import release_memory
+from kdcli.engine.run_dir import RunDir
+from kdcli.recipe.resolve import resolve
+from kdcli.recipe.sections import RunOptions
+from kdcli.run.dry_run import Estimate
+from kdcli.verbs.compress.recipes import dotted
+from kdcli.verbs.compress.settings import CompressRecipe
+from kdcli.verbs.distill import run as distill_verb
+from kdcli.verbs.distill.outputs import distill_reranker
+from kdcli.verbs.distill.recipes import task_recipe
+from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.verbs.evaluate import run as evaluate_verb
+from kdcli.verbs.evaluate.settings import EvaluateRecipe
+from kdcli.verbs.export import run as export_verb
+from kdcli.verbs.finetune import run as finetune_verb
+from kdcli.verbs.prune import run as prune_verb
+from kdcli.verbs.prune.recipes import prune_recipes
+from kdcli.verbs.trim import run as trim_verb
+from kdcli.verbs.trim.settings import TrimRecipe
+from kdcli.workloads.recipes import finetune_recipe
+from kdcli.workloads.settings import LabelledSettings, RerankRecipe
+
+TASK: Literal["task"] = "task"
+EMBEDDING: Literal["embedding"] = "embedding"
+RERANK: Literal["rerank"] = "rerank"
+Kind = Literal["task", "embedding", "rerank"]
+"""How models are trained and scored: with a head on labelled rows, by vectors, or by rankings."""
+
+RecipeKeys = Mapping[str, Any]
+"""Keys of a verb's recipe, nested or dotted. `recipe` names another recipe to start from."""
+
+TRAININGS = ("finetune", "distill", "prune")
+"""The verbs that train. They resume from a checkpoint and count against the budget."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A verb that is ready to run in a directory of its own."""
+
+    verb: str
+    call: Callable[[RunOptions], object]
+
+    @property
+    def trains(self) -> bool:
+        """Whether the verb trains a model."""
+        return self.verb in TRAININGS
+
+    def run(self, options: RunOptions) -> None:
+        """Run the verb as if it were alone in this process, and free its models afterwards."""
+        self._call_alone(options)
+
+    def estimate(self, options: RunOptions) -> Estimate:
+        """Return the estimate of the verb's dry run."""
+        estimate = self._call_alone(options)
+        assert isinstance(estimate, Estimate)
+        return estimate
+
+    def _call_alone(self, options: RunOptions) -> object:
+        # Each verb chooses its own device and precision, and names the data it read itself.
+        AcceleratorState._reset_state(True)
+        GradientState._reset_state()
+        COMMITS.clear()
+        try:
+            return self.call(options)
+        finally:
+            release_memory()
+
+
+def is_done(folder: Path) -> bool:
+    """Whether a verb has written all its files to a directory."""
+    return (folder / FACTS).is_file() or RunDir(folder).done
+
+
+def finetune(recipe: CompressRecipe, kind: Kind, model: str, keys: RecipeKeys) -> Step:
+    """Fine-tune a model on the task."""
+
+    def call(options: RunOptions) -> object:
+        if kind == RERANK:
+            values = _merged(recipe, _task_data(recipe), keys) | {"student.source": model}
+            resolved = resolve(RerankRecipe, recipe=keys.get("recipe"), options=values)
+            return finetune_verb.finetune_reranker(resolved, options)
+        values = _merged(recipe, _task_data(recipe), keys) | {"model": model, "task": recipe.task}
+        return finetune_verb.finetune(
+            finetune_recipe(recipe=keys.get("recipe"), options=values), options
+        )
+
+    return Step("finetune", call)
+
+
+def distill(
+    recipe: CompressRecipe, kind: Kind, teacher: str, keys: RecipeKeys, *, shape: str | None = None
+) -> Step:
+    """Distil a student from a teacher. Without `shape` the keys give the student."""
+
+    def on_task(options: RunOptions) -> object:
+        values = {"undistilled.use": False} | _merged(recipe, _task_data(recipe), keys)
+        values |= {"teacher": teacher, "task": recipe.task}
+        values |= {} if shape is None else {"student.to": [shape]}
+        resolved = task_recipe(recipe=keys.get("recipe"), sets=(), options=values)
+        return distill_verb.distill_on_task(resolved, options)
+
+    def on_text(options: RunOptions) -> object:
+        values = _merged(recipe, _text(recipe), keys)
+        values |= {"teacher": teacher, "method": EMBEDDING, "embedding.pooling": recipe.pooling}
+        values |= {} if shape is None else {"student.to": [shape]}
+        # The embedded model is small and needs settings of its own.
+        named = keys.get("recipe") or ("demo-embedding" if teacher == "demo" else None)
+        return distill_verb.distill(resolve(DistillRecipe, recipe=named, options=values), options)
+
+    def on_lists(options: RunOptions) -> object:
+        values = _merged(recipe, _task_data(recipe), keys) | {"teacher": teacher}
+        values |= {} if shape is None else {"student.to": shape}
+        resolved = resolve(RerankRecipe, recipe=keys.get("recipe"), options=values)
+        return distill_reranker(resolved, options)
+
+    return Step("distill", {TASK: on_task, EMBEDDING: on_text, RERANK: on_lists}[kind])
+
+
+def prune(
+    recipe: CompressRecipe, kind: Kind, model: str, keys: RecipeKeys, *, teacher: str | None = None
+) -> Step:
+    """Prune a model while it learns the task, or its own vectors."""
+
+    def call(options: RunOptions) -> object:
+        if kind == EMBEDDING:
+            values = _merged(recipe, _text(recipe), keys)
+            values |= {"task": EMBEDDING, "embedding.pooling": recipe.pooling}
+        else:
+            values = _merged(recipe, _task_data(recipe), keys) | {"task": recipe.task}
+        values |= {"model": model, "teacher": teacher or values.get("teacher")}
+        methods = [values["method"]] if "method" in values else []
+        resolved = prune_recipes(methods, recipe=keys.get("recipe"), sets=(), options=values)
+        return prune_verb.prune(resolved, options)
+
+    return Step("prune", call)
+
+
+def trim(model: str, text: str | None, keys: RecipeKeys) -> Step:
+    """Trim a model's vocabulary to the tokens of a text."""
+
+    def call(options: RunOptions) -> object:
+        values = dotted(keys) | {"model": model}
+        values |= {} if text is None else {"data.source": text}
+        return trim_verb.run(resolve(TrimRecipe, recipe=None, options=values), options)
+
+    return Step("trim", call)
+
+
+def export(
+    recipe: CompressRecipe, model: str, backend: str, *, max_drop: float | None = None
+) -> Step:
+    """Write a model for a backend, such as `onnx-int8`.
+
+    With `max_drop`, products stay in float32 until the file loses at most this many points of the
+    task's metric.
+    """
+    name, _, precision = backend.partition("-")
+
+    def call(options: RunOptions) -> object:
+        gated = max_drop is not None
+        return export_verb.export(
+            model,
+            format=name,
+            precisions=[precision or "fp32"],
+            data=recipe.data if gated else LabelledSettings(),
+            pooling=recipe.pooling,
+            task=recipe.task if gated else None,
+            max_drop=max_drop,
+            output_dir=options.output_dir,
+            overwrite=options.overwrite,
+            trust_remote_code=options.trust_remote_code,
+        )
+
+    return Step("export", call)
+
+
+def evaluate(recipe: CompressRecipe, models: Sequence[str]) -> Step:
+    """Score models on the same held-out rows and measure their latency in turns."""
+
+    def call(options: RunOptions) -> object:
+        values = _task_data(recipe) | {"models": list(models), "task": recipe.task}
+        measure = recipe.measure.model_dump(include={"min_runs", "min_seconds"})
+        values |= {f"measure.{key}": value for key, value in measure.items()}
+        values |= {"measure.latency": True, "worst": 0, "pooling": recipe.pooling}
+        resolved = resolve(EvaluateRecipe, recipe=None, options=values)
+        return evaluate_verb.evaluate(resolved, options, evaluate_verb.Extras())
+
+    return Step("evaluate", call)
+
+
+def _task_data(recipe: CompressRecipe) -> dict[str, Any]:
+    """Return the keys of `data:` for a verb that reads the task's rows."""
+    return dotted({"data": recipe.data.model_dump(exclude_defaults=True)})
+
+
+def _text(recipe: CompressRecipe) -> dict[str, Any]:
+    """Return the keys of `data:` for an embedding model, which learns from text."""
+    source = recipe.text or recipe.data.source
+    return {} if source is None else {"data.source": source}
+
+
+def _merged(recipe: CompressRecipe, data: RecipeKeys, keys: RecipeKeys) -> dict[str, Any]:
+    """Return the dotted keys of a training. A step's own `keys` replace all but the data's source."""
+    own = {"measure.latency": False, "train.seed": recipe.seed}
+    source = {key: value for key, value in data.items() if key == "data.source"}
+    return {**data, **own, **dotted(keys), **source}
