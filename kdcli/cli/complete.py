@@ -17,6 +17,6 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 def complete_shape(incomplete: str) -> list[str]:
     """Shapes of students that papers publish."""
-    from kdcli.report.published import published_shapes
+    from kdcli.report.tables import published_shapes
 
     return [shape for shape in published_shapes() if shape.startswith(incomplete)]

@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kdcli.deploy.environment import latency_threads
+from kdcli.deploy.measurements import Agreement, Failure, LatencyRow
 from kdcli.errors import MachineError
 
 CELLS = ((1, 128), (8, 128))  # (batch size, tokens) that every report measures
@@ -49,20 +50,25 @@ class Protocol:
 
 @dataclass
 class Latency:
-    """The measurements, with keys as in report.json; `interrupted` is set by Ctrl-C."""
+    """Measurements of several models; `interrupted` is set by Ctrl-C."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    speedups: dict[str, dict[str, Any]] = field(default_factory=dict)
-    failures: list[dict[str, Any]] = field(default_factory=list)
-    agreements: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[LatencyRow] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    agreements: list[Agreement] = field(default_factory=list)
     interrupted: bool = False
 
-    def add(self, message: dict[str, Any]) -> None:
-        """Add a message of a worker."""
-        self.rows += message.get("rows", [])
-        self.speedups |= message.get("speedups", {})
-        self.failures += message.get("failures", [])
-        self.agreements += message.get("agreements", [])
+    def read(self, message: Mapping[str, Any]) -> None:
+        """Add the rows, failures and agreements in a worker's message."""
+        self.rows += map(LatencyRow.model_validate, message.get("rows", ()))
+        self.failures += map(Failure.model_validate, message.get("failures", ()))
+        self.agreements += map(Agreement.model_validate, message.get("agreements", ()))
+
+    def extend(self, other: "Latency") -> None:
+        """Add the measurements of another worker."""
+        self.rows += other.rows
+        self.failures += other.failures
+        self.agreements += other.agreements
+        self.interrupted = self.interrupted or other.interrupted
 
 
 def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
@@ -86,7 +92,7 @@ def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
             for line in worker.stdout:
                 # Libraries print too; messages of the worker are JSON.
                 if line.startswith("{"):
-                    latency.add(json.loads(line))
+                    latency.read(json.loads(line))
             code = worker.wait()
         except KeyboardInterrupt:
             worker.kill()

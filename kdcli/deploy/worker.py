@@ -49,14 +49,6 @@ class _Loaded:
             "dtype": self.spec["precision"],
         }
 
-    @property
-    def label(self) -> str:
-        """The name in speed-ups: the model, with the backend unless it is torch in float32."""
-        name, backend, precision = self.columns.values()
-        return (
-            name if (backend, precision) == ("torch", "fp32") else f"{name}/{backend}-{precision}"
-        )
-
 
 def main() -> None:
     """Serve one request."""
@@ -186,19 +178,14 @@ def _measure_cell(
         }
         row["tokens_per_second"] = 1e3 * sum(lengths) / statistics["p50_ms"]
         row |= {"load_seconds": subject.load_seconds, "first_call_ms": subject.first_call_ms}
-        rows.append(
-            row | {"peak_memory_bytes": None if peak is None else peak + subject.weights_bytes}
-        )
-    # The first cell has the plain name; names of the others end in @BATCHxTOKENS.
-    place = "" if list(cell) == list(request["cells"][0]) else "@{}x{}".format(*cell)
-    speedups = {
-        f"{subjects[n].label}_vs_{subjects[0].label}{place}": speedup(times[0], times[n]) | size
-        for n in times
-        if n != 0 and 0 in times
-    }
+        row["peak_memory_bytes"] = None if peak is None else peak + subject.weights_bytes
+        if number != 0 and 0 in times:
+            ratios = speedup(times[0], seconds)
+            row["speedup"] = ratios | {"baseline": subjects[0].spec["name"]}
+        rows.append(row)
     too_large = [subject for number, subject in enumerate(subjects) if number not in times]
     failures = [subject.columns | size | {"reason": "out of memory"} for subject in too_large]
-    send({"rows": rows, "speedups": speedups, "failures": failures})
+    send({"rows": rows, "failures": failures})
 
 
 def lengths_of(padding: str, lengths: Sequence[int], batch_size: int, seq_len: int) -> list[int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from kdcli.engine.run_dir import RunDir
 from kdcli.recipe.sections import Section
 from kdcli.report.finish import ReportContents, ReportedModel, RunResult, write_report
-from kdcli.report.schema import Evaluation, Quality, Role
+from kdcli.report.schema import Evaluation, Model, Quality
 
 
 @dataclass(frozen=True)
@@ -15,13 +15,29 @@ class Part:
     """A finished run, and the models that the combined report takes from it.
 
     `name` names the run's pruning. `models` maps a model's name in the run's report to its name in
-    the combined report; other models are skipped.
+    the combined report; other models are skipped. `variants` names the variant of the method that
+    some models are, by their name in the run's report.
     """
 
     name: str
     result: RunResult
     models: Mapping[str, str]
-    roles: Mapping[str, Role] = field(default_factory=dict)
+    variants: Mapping[str, str] = field(default_factory=dict)
+
+    def reported(self, model: Model) -> ReportedModel:
+        """Return a model as the combined report has it."""
+        return ReportedModel(
+            name=self.models[model.name],
+            role=model.role,
+            card=model.card,
+            baseline=self.models.get(model.baseline or ""),
+            of=self.models.get(model.of or ""),
+            step=model.step,
+            backend=model.backend,
+            dtype=model.dtype,
+            variant=self.variants.get(model.name),
+            source=model.source,
+        )
 
 
 def combine_reports(
@@ -48,14 +64,13 @@ def combine_reports(
             for e in report.evaluations
             if e.model in names
         ]
-        for model, name in part.models.items():
-            if model in report.cards:
-                card, role = report.cards[model], part.roles.get(model, "candidate")
-                models.setdefault(name, ReportedModel(name, role, card))
+        for model in report.models:
+            if model.name in part.models:
+                models.setdefault(part.models[model.name], part.reported(model))
         for task, by_model in report.quality.items():
-            for model, values in by_model.items():
-                if model in part.models:
-                    quality.setdefault(task, {}).setdefault(part.models[model], values)
+            for name, values in by_model.items():
+                if name in part.models:
+                    quality.setdefault(task, {}).setdefault(part.models[name], values)
     contents = ReportContents(
         command,
         recipe,

@@ -1,10 +1,10 @@
 """Finish a run: measure latency, write the report and the model cards."""
 
 import datetime
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from markupsafe import escape
@@ -21,9 +21,13 @@ from kdcli.recipe.sections import MeasureSettings, Section
 from kdcli.report.frame import frame
 from kdcli.report.published import published_for
 from kdcli.report.schema import (
+    SCHEMA,
+    UNDISTILLED,
     Comparison,
     Compression,
+    CurvePoint,
     Evaluation,
+    Model,
     Pruning,
     Quality,
     Report,
@@ -69,25 +73,37 @@ class RunResult:
 
 
 def checked_report(raw: Mapping[str, Any], file: Path) -> Report:
-    """A report that was read from a file. Raises UsageError: it is damaged or of another version."""
+    """Check a report that was read from a file.
+
+    Raises UsageError if it is damaged or of another schema.
+    """
+    schema = raw.get("schema")
+    if isinstance(schema, int) and schema != SCHEMA:
+        raise UsageError(
+            f"{file} is a report of schema {schema}; this version of kdcli reads schema {SCHEMA}",
+            "run its recipe.yaml again, or read it with the version of kdcli that wrote it",
+        )
     try:
         return Report.model_validate(raw)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "as a whole"
-        raise UsageError(
-            f"{file} is not a report of kdcli that this version reads: {where}: {first['msg']}"
-        ) from None
+        raise UsageError(f"{file} is not a report of kdcli: {where}: {first['msg']}") from None
 
 
 def measure(subjects: Iterable[Subject], settings: MeasureSettings, session: Session) -> Latency:
-    """Latency in float32, the first subject the baseline; nothing where it is not wanted."""
+    """Measure latency in float32, with speed-ups over the first subject.
+
+    Returns no measurements if the recipe wants none.
+    """
     if not settings.latency:
         return Latency()
     Progress.log("measuring latency")
-    how = settings.model_dump(include={"min_runs", "min_seconds"})
     protocol = Protocol(
-        device=str(session.device), trust_remote_code=session.trust_remote_code, **how
+        device=str(session.device),
+        min_runs=settings.min_runs,
+        min_seconds=settings.min_seconds,
+        trust_remote_code=session.trust_remote_code,
     )
     return measure_latency(list(subjects), protocol)
 
@@ -104,17 +120,55 @@ def quality_of(evaluations: Iterable[Evaluation]) -> Quality:
 class ReportedModel:
     """A model of a report.
 
-    `baseline` names the model that it is compared with. `folder` is set for a model that this run
-    made, which then gets a model card. `run` names the run that measured the model, in a comparison
-    of runs.
+    Attributes:
+        card: None for a model that has no files of its own.
+        baseline: the model that this one is compared with.
+        folder: set for a model that this run made; its model card is written there.
+        of: the model whose checkpoint, form, or untrained start this one is.
+        step: of a checkpoint.
+        backend, dtype: what a form runs on, and its number format.
+        variant: of the method, in an ablation.
+        source: the model that this one was made from, if the recipe does not say.
+        run: the run that measured the model, in a comparison of runs.
     """
 
     name: str
     role: Role
-    card: Card
+    card: Card | None
     baseline: str | None = None
     folder: Path | None = None
+    of: str | None = None
+    step: int | None = None
+    backend: str | None = None
+    dtype: str | None = None
+    variant: str | None = None
+    source: str | None = None
     run: str | None = None
+
+    def entry(self, run: Path) -> Model:
+        """Return what report.json has; a model inside the run's directory goes by its name.
+
+        The run may move to another place.
+        """
+        card = self.card
+        if card is not None and Path(card.id).is_relative_to(run):
+            card = replace(card, id=short(card.id))
+        facts = {name: getattr(self, name) for name in Model.model_fields}
+        return Model.model_validate(facts | {"card": card})
+
+
+def without_distillation(
+    student: str, role: Literal["untrained", "undistilled"] = "untrained"
+) -> ReportedModel:
+    """Return the student before its training, or the student that was trained without a teacher."""
+    return ReportedModel(student + UNDISTILLED, role, None, of=student)
+
+
+def with_baseline(cards: Mapping[str, Card]) -> list[ReportedModel]:
+    """Return models that are compared with the first of them."""
+    first, *others = cards
+    candidates = [ReportedModel(name, "candidate", cards[name], first) for name in others]
+    return [ReportedModel(first, "baseline", cards[first]), *candidates]
 
 
 @dataclass
@@ -127,6 +181,8 @@ class ReportContents:
         outcome: of the training; None if nothing was trained.
         quality: metrics by task and model; None takes them from the evaluations.
         auto_class: the class that loads the models that this run made.
+        pipeline: the hub's name of the task; None takes the one of `auto_class`.
+        focus: what the report is mainly about; its views show that first.
         compared_runs: runs whose curves are drawn next to this one's, by name.
     """
 
@@ -140,15 +196,41 @@ class ReportContents:
     quality: Quality | None = None
     notes: list[str] = field(default_factory=list)
     auto_class: str = "AutoModel"
+    pipeline: str | None = None
+    focus: Literal["quality", "latency"] = "quality"
     selection: Selection | None = None
     pruning: list[Pruning] = field(default_factory=list)
     compared_runs: Mapping[str, RunResult] = field(default_factory=dict)
     compression: Compression | None = None
 
 
-def _portable_card(card: Card, run: Path) -> Card:
-    """Identify a model inside the run's directory by its name alone, since the run may move."""
-    return replace(card, id=short(card.id)) if Path(card.id).is_relative_to(run) else card
+def curve_of(log: Iterable[Mapping[str, Any]], trained: Sequence[str]) -> list[CurvePoint]:
+    """Read the curve of a run from its log.
+
+    The log names the terms of the held-out loss `MODEL/TERM` if several models are trained; the
+    total over the models is dropped then. `trained` are the models that the run trains.
+    """
+    points = []
+    for record in log:
+        held_out: dict[str, dict[str, float]] = {}
+        for model in trained:
+            prefix = f"{model}/" if len(trained) > 1 else ""
+            terms = {
+                key.removeprefix(prefix): value
+                for key, value in record.get("held_out", {}).items()
+                if key.startswith(prefix)
+            }
+            if terms:
+                held_out[model] = terms
+        points.append(
+            CurvePoint(
+                step=record["step"],
+                loss=record.get("loss"),
+                held_out=held_out or None,
+                metrics=record.get("metrics"),
+            )
+        )
+    return points
 
 
 def write_report(run: RunDir, contents: ReportContents) -> RunResult:
@@ -159,35 +241,29 @@ def write_report(run: RunDir, contents: ReportContents) -> RunResult:
     latency, evaluations, outcome = contents.latency, contents.evaluations, contents.outcome
     quality = quality_of(evaluations) if contents.quality is None else contents.quality
     recipe = contents.recipe.model_dump()
-    shapes = {
-        model.name: f"{model.card.layers}x{model.card.hidden}"
-        for model in contents.models
-        if model.role != "teacher"
-    }
+    models = [model.entry(run.path) for model in contents.models]
+    trained = [model.name for model in contents.models if model.folder is not None]
     report = Report.model_validate(
         {
-            "schema": 1,
             "command": contents.command,
             "status": "done",
+            "focus": contents.focus,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "versions": versions(),
             "environment": environment(),
             "recipe": recipe,
-            "models": {m.name: asdict(_portable_card(m.card, run.path)) for m in contents.models},
-            "runs": {m.name: m.run for m in contents.models if m.run is not None},
+            "models": models,
             "training": outcome
             and {name: getattr(outcome, name) for name in Training.model_fields},
-            "curve": [
-                {k: r.get(k) for k in ("step", "loss", "held_out", "metrics")}
-                for r in run.read_log()
-            ],
-            "beside": {name: other.report.curve for name, other in contents.compared_runs.items()},
+            "curve": curve_of(run.read_log(), trained),
+            "compared_runs": {
+                name: other.report.curve for name, other in contents.compared_runs.items()
+            },
             "quality": quality,
             "latency": latency.rows,
-            "speedup": latency.speedups,
             "failures": latency.failures,
             "agreements": latency.agreements,
-            "published": published_for(shapes.values(), contents.command, recipe, shapes),
+            "published": published_for(models, recipe),
             "notes": [
                 *contents.notes,
                 *(f"data {source}: commit {commit}" for source, commit in COMMITS.items()),
@@ -206,6 +282,7 @@ def write_report(run: RunDir, contents: ReportContents) -> RunResult:
             report,
             model.name,
             contents.auto_class,
+            pipeline=contents.pipeline,
             own_code=any(model.folder.glob("modeling_*.py")),
             generates=(model.folder / "generation_config.json").is_file(),
         )

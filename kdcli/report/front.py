@@ -1,7 +1,8 @@
-"""The front matter of a model directory: what the hub, and whoever searches it, reads of a model."""
+"""Write the front matter of a model card, which the hub reads and searches."""
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,11 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_fr
 
 from kdcli.data.tasks import tasks
 
-CARD, MOST_BYTES = "README.md", 1 << 20
+CARD, MAX_BYTES = "README.md", 1 << 20
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-RERANKED = "rerank"
 INHERITED = ("license", "license_name", "license_link", "language", "datasets")
-EMBEDDER = "SentenceTransformer"  # Loads an embedding model
-PIPELINES = {  # What the hub calls the task of a class
+EMBEDDER = "SentenceTransformer"  # the class that loads an embedding model
+PIPELINES = {  # class -> the hub's name of its task
     "AutoModel": "feature-extraction",
     "AutoModelForMaskedLM": "fill-mask",
     "AutoModelForSequenceClassification": "text-classification",
@@ -25,59 +25,81 @@ PIPELINES = {  # What the hub calls the task of a class
 }
 
 
+@dataclass(frozen=True)
+class Score:
+    """The metrics of a model on one set of a task."""
+
+    task: str
+    set: str
+    split: str
+    metrics: Mapping[str, float]
+
+
 def front_matter(
     name: str,
     *,
-    base: str,  # Hub id or directory; empty where there is none
-    relation: str | None,  # As the hub takes it: finetune or quantized
+    base: str,
+    relation: str | None,
     library: str,
     tags: list[str],
     pipeline: str | None,
     task: str | None = None,
-    data: str
-    | None = None,  # Where its examples or texts are from; None for the task's own data set
-    scores: Iterable[Mapping[str, Any]] = (),  # `task`, `set`, `split` and `metrics` of each
+    data: str | None = None,
+    scores: Iterable[Score] = (),
 ) -> str:
-    """YAML of the front matter. Licence and languages are those of the base, where its card says them; a base that lies
-    in a directory is named by the hub model that it came from."""
+    """Return the YAML that the hub reads of a model.
+
+    The licence and the languages are those of the base model, if its card has them.
+
+    Args:
+        name: of the model.
+        base: hub id or directory of the base model; empty if there is none. For a directory, the
+            hub's name is the one in its card.
+        relation: to the base model, in the hub's words: finetune or quantized.
+        library: that loads the model.
+        tags: of the model.
+        pipeline: the hub's name of the task.
+        task: kdcli's name of the task.
+        data: source of the examples or texts; None for the task's own data set.
+        scores: the model's scores.
+    """
     base, _, revision = base.partition("@")
-    above = _card_of(base, revision or None)
-    known = (
-        base
-        if HUB_ID.fullmatch(base) and base != "demo" and not Path(base).exists()
-        else above.get("base_model")
-    )
-    datasets = [found] if (found := _dataset(task, data)) else []
-    inherited: dict[str, Any] = {key: above[key] for key in INHERITED if key in above}
-    datasets = list(dict.fromkeys([*_listed(inherited.pop("datasets", None)), *datasets]))
+    base_card = _card_of(base, revision or None)
+    on_hub = HUB_ID.fullmatch(base) and base != "demo" and not Path(base).exists()
+    base_model = base if on_hub else base_card.get("base_model")
+    inherited: dict[str, Any] = {key: base_card[key] for key in INHERITED if key in base_card}
+    dataset = _dataset(task, data)
+    datasets = _listed(inherited.pop("datasets", None)) + _listed(dataset)
     results = [
         EvalResult(
             task_type=pipeline or "text-classification",
-            dataset_type=found or str(row["task"]),
-            dataset_name=" ".join(filter(None, (row["task"], row["set"]))),
-            dataset_split=row["split"],
+            dataset_type=dataset or score.task,
+            dataset_name=" ".join(filter(None, (score.task, score.set))),
+            dataset_split=score.split,
             metric_type=metric,
             metric_value=value,
         )
-        for row in scores
-        for metric, value in row["metrics"].items()
+        for score in scores
+        for metric, value in score.metrics.items()
     ]
-    made = ModelCardData(
+    if base_model and relation:
+        inherited["base_model_relation"] = relation
+    card = ModelCardData(
         model_name=name if results else None,
         library_name=library,
         tags=tags,
         pipeline_tag=pipeline,
-        base_model=known,
-        datasets=datasets or None,
+        base_model=base_model,
+        datasets=list(dict.fromkeys(datasets)) or None,
         metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
         eval_results=results or None,
-        **inherited | ({"base_model_relation": relation} if known and relation else {}),
+        **inherited,
     )
-    return made.to_yaml().strip()
+    return card.to_yaml().strip()
 
 
 def _card_of(base: str, revision: str | None) -> dict[str, Any]:
-    """The front matter of a model's card, if it is here: in its directory, or in the cache of the hub."""
+    """Read the front matter of a model's card from its directory or from the cache of the hub."""
     file: Any = Path(base) / CARD if base else None
     if base and not Path(base).exists():
         file = (
@@ -88,18 +110,18 @@ def _card_of(base: str, revision: str | None) -> dict[str, Any]:
     if (
         not isinstance(file, str | Path)
         or not Path(file).is_file()
-        or Path(file).stat().st_size > MOST_BYTES
+        or Path(file).stat().st_size > MAX_BYTES
     ):
         return {}
     try:
         data: Any = ModelCard(Path(file).read_text("utf-8"), ignore_metadata_errors=True).data
     except (ValueError, yaml.YAMLError):
-        return {}  # What others wrote there may be no card
+        return {}  # other people's files may hold anything
     return {key: value for key, value in data.to_dict().items() if isinstance(value, str | list)}
 
 
 def _dataset(task: str | None, data: str | None) -> str | None:
-    """The data set of the hub that was used, if it was one."""
+    """Return the data set of the hub that was used, if there was one."""
     if data is not None:
         name = re.split("[:@]", data)[0]
         return (

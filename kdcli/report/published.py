@@ -1,81 +1,94 @@
-"""Published rows for the shapes of a run."""
+"""Find the rows of the papers' tables that belong next to a run's results."""
 
-import importlib.resources
 import math
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-
-def published_shapes() -> list[str]:
-    """Every shape that has a row, the largest first."""
-    rows = tomllib.loads(_text())["row"]
-    shapes = {shape for row in rows for shape in row["shapes"]}
-    return sorted(shapes, key=lambda shape: [-int(part) for part in shape.split("x")])
-
-
-def _text() -> str:
-    return (importlib.resources.files("kdcli") / "report" / "published.toml").read_text("utf-8")
+from kdcli.report.schema import Model, PublishedRow, Role
+from kdcli.report.tables import published_tables
+from kdcli.report.text import shape_of
 
 
 def published_for(
-    shapes: Iterable[str],
-    command: str = "",
-    recipe: Mapping[str, Any] | None = None,
-    students: Mapping[str, str] | None = None,
-) -> list[dict[str, Any]]:
-    """The rows of published.toml that belong to any of the shapes (`6x384`), to a verb and to its recipe: on a task
-    with its columns alone, of a pruning at the density of one of its runs; and of the tasks that it judges those by set
-    and those of `students`, name -> shape, that are variants in a paper."""
-    wanted, content, recipe = set(shapes), tomllib.loads(_text()), recipe or {}
-    task, densities = (
-        recipe.get("task"),
-        [1 - sparsity for sparsity in recipe.get("sparsity") or ()],
-    )
+    models: Sequence[Model], recipe: Mapping[str, Any] | None = None
+) -> list[PublishedRow]:
+    """Return the rows of published.toml for the models of a run, except its teacher.
+
+    They are the rows of the models' shapes and roles. On a task they have that task's columns only;
+    for a pruning they are the rows of its densities. Tasks on which the run evaluates models add
+    rows by set, and the papers' results for the variants of an ablation.
+    """
+    content, recipe = published_tables(), recipe or {}
+    task = recipe.get("task")
+    densities = [1 - sparsity for sparsity in recipe.get("sparsity") or ()]
+    tasks: Mapping[str, str] = content["tasks"]
     rows = []
     for row in content["row"]:
-        at, own = (
-            row.get("density"),
-            {k: v for k, v in row["values"].items() if content["tasks"].get(k, task) == task},
-        )
-        of_task = any(name in content["tasks"] for name in own)
-        if (
-            wanted.isdisjoint(row["shapes"])
-            or row.get("command", command) != command
-            or (at is not None and not any(math.isclose(at, density) for density in densities))
-            or (task is None and row.get("on_task", False))
-            or (task is not None and not of_task)
-        ):
+        density = row.get("density")
+        if _shapes(models, row.get("role")).isdisjoint(row["shapes"]):
             continue
-        values = row["values"] if task is None else own
-        found = {"row": row["row"], "source": row["source"]}
-        rows.append(found | {"values": {name: float(value) for name, value in values.items()}})
-    judged = {task, *((recipe.get("eval") or {}).get("tasks") or ())}
-    rows += [row for row in content["by_set"] if row["task"] in judged]
+        if density is not None and not any(math.isclose(density, one) for one in densities):
+            continue
+        values = row["values"]
+        if task is None:
+            if row.get("on_task", False):
+                continue
+        else:
+            values = {k: v for k, v in values.items() if tasks.get(k, task) == task}
+            if not any(name in tasks for name in values):
+                continue
+        rows.append(
+            PublishedRow(
+                row=row["row"],
+                source=row["source"],
+                values={name: float(value) for name, value in values.items()},
+                shape=row.get("shape"),
+            )
+        )
+    evaluated = {task, *((recipe.get("eval") or {}).get("tasks") or ())}
+    by_set = [PublishedRow.model_validate(row) for row in content["by_set"]]
     of_method = [row for row in content["ablation"] if row["method"] == recipe.get("method")]
-    return rows + [row for row in _variants(of_method, students or {}) if row["task"] in judged]
+    rows += by_set + _variants(of_method, models)
+    return [row for row in rows if row.task is None or row.task in evaluated]
 
 
-def _variants(ablations: list[dict[str, Any]], students: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What a paper reports for the variants that students are named after, of their shape, else of its smallest."""
+def _shapes(models: Sequence[Model], role: Role | None) -> set[str]:
+    """Return the shapes of the models that have a role, or of all but the teacher."""
+    shapes = set()
+    for model in models:
+        fits = model.role != "teacher" if role is None else model.role == role
+        if fits and model.card is not None:
+            shapes.add(shape_of(model.card))
+    return shapes
+
+
+def _variants(ablations: list[dict[str, Any]], models: Sequence[Model]) -> list[PublishedRow]:
+    """Return what a paper reports for the variants of an ablation.
+
+    The rows are those of the model's shape, or else of the paper's smallest shape.
+    """
     rows = []
-    for student, shape in students.items():
-        alike = [
-            row for row in ablations if student in (row["variant"], f"{row['variant']} {shape}")
-        ]
-        for row in [row for row in alike if row["shape"] == shape] or alike[-1:]:
+    variants = [model for model in models if model.variant is not None]
+    for model in variants:
+        assert model.card is not None
+        same = [row for row in ablations if row["variant"] == model.variant]
+        own = [row for row in same if row["shape"] == shape_of(model.card)]
+        for row in own or same[-1:]:
             values: dict[tuple[str, str], dict[str, float]] = {}
             for column, value in row["values"].items():
                 task, metric, *part = column.split(" ")
                 values.setdefault((task, metric), {})[" ".join(part)] = float(value)
-            about = {
-                "row": f"{row['shape']}, {row['variant']}",
-                "source": row["source"],
-                "beside": student,
-            }
             rows += [
-                about | {"task": task, "metric": metric, "values": v}
-                for (task, metric), v in values.items()
+                PublishedRow(
+                    row=f"{row['shape']}, {row['variant']}",
+                    source=row["source"],
+                    values=by_set,
+                    shape=row["shape"],
+                    task=task,
+                    metric=metric,
+                    model=model.name,
+                )
+                for (task, metric), by_set in values.items()
             ]
-    # One student alone is no variant of anything.
-    return rows if len(students) > 1 else []
+    # A single variant has nothing to be compared with.
+    return rows if len(variants) > 1 else []

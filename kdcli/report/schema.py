@@ -1,42 +1,40 @@
-"""report.json, schema 1."""
+"""report.json, schema 2."""
 
-import math
-from typing import Annotated, Any, Literal
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from kdcli.deploy.measurements import Agreement, Failure, LatencyRow
 from kdcli.types import Card
 
-# Names of models: what `distill` compares with, the one between teacher and student, the one model of `finetune`.
-TEACHER, ASSISTANT, FINETUNED = "teacher", "assistant", "finetuned"
-UNDISTILLED = (
-    " undistilled"  # Suffix of the name under which a student's quality before training stands
-)
-AT = " at step "  # Between the name of a student and a step after which it was scored too
+SCHEMA: Literal[2] = 2
+
+# Usual names of models. Nothing reads a role from a name: roles are fields.
+TEACHER, ASSISTANT, STUDENT, FINETUNED = "teacher", "assistant", "student", "finetuned"
+UNDISTILLED = " undistilled"  # suffix of the name of a student without its distillation
+AT = " at step "  # between the name of a model and the step of its checkpoint
 
 Role = Literal[
-    "teacher",  # the model that others learn from
-    "assistant",  # taught by the teacher, teaches the student
+    "teacher",  # other models learn from it
+    "assistant",  # learns from the teacher, teaches the students
     "student",
     "peer",  # one of two models that are trained together
     "finetuned",
     "pruned",
     "trimmed",
     "candidate",  # evaluated or measured as it is, next to a baseline
-    "baseline",  # what the others are compared with
-    "undistilled",  # a student before distillation, or trained without a teacher
-    "checkpoint",  # a model after an earlier step of its training
+    "baseline",  # other models are compared with it
+    "untrained",  # a student before its training
+    "undistilled",  # a student that was trained without its teacher
+    "checkpoint",  # another model after an earlier step of its training
     "form",  # the weights of another model on another backend
 ]
 """What a model is in its report."""
 
 Quality = dict[str, dict[str, dict[str, float]]]
 """Task and set, or another measure -> model -> metric -> value."""
-
-# JSON cannot hold the outputs of a broken backend, which are not numbers.
-FiniteOrNone = Annotated[
-    float | None, BeforeValidator(lambda v: v if v is None or math.isfinite(v) else None)
-]
 
 
 def _read_card(value: Any) -> Any:
@@ -56,6 +54,30 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class Model(_Part):
+    """A model that the report has numbers of.
+
+    `card` is null for a model that has no files of its own, such as a student before its training.
+    """
+
+    # Revalidation checks the types of the card's fields.
+    model_config = ConfigDict(revalidate_instances="always")
+
+    name: str
+    role: Role
+    baseline: str | None = Field(None, description="The model that this one is compared with.")
+    card: CheckedCard | None = None
+    of: str | None = Field(
+        None, description="The model whose checkpoint, form, or untrained start this one is."
+    )
+    step: int | None = Field(None, description="The step of a checkpoint.")
+    backend: str | None = Field(None, description="What a form runs on.")
+    dtype: str | None = Field(None, description="The number format of a form.")
+    variant: str | None = Field(None, description="The variant of the method, in an ablation.")
+    source: str | None = Field(None, description="The model that this one was made from.")
+    run: str | None = Field(None, description="The run that measured it, in a comparison of runs.")
+
+
 class Training(_Part):
     """Cost and losses of the training."""
 
@@ -69,91 +91,36 @@ class Training(_Part):
     resumed_from_step: int | None
 
 
-class LatencyRow(_Part):
-    """One model in one cell; times of a whole batch in milliseconds. `dtype` is fp32, bf16, fp16 or int8 (float32 in
-    reports of earlier versions), `padding` full, random or data. `p99_ms` needs 100 runs, `tokens_per_second` counts
-    real tokens, `peak_memory_bytes` the weights and one call."""
-
-    model: str
-    backend: str
-    device: str
-    dtype: str
-    batch_size: int
-    seq_len: int
-    padding: str
-    n: int
-    p50_ms: float
-    p90_ms: float
-    p95_ms: float
-    mean_ms: float
-    iqr_over_p50: float
-    status: Literal["ok", "noisy", "unstable"]
-    p99_ms: float | None = None
-    tokens_per_second: float | None = None
-    load_seconds: float | None = None
-    first_call_ms: float | None = None
-    peak_memory_bytes: int | None = None
-
-
-class Speedup(_Part):
-    """Median and quartiles of the ratios of paired runs."""
-
-    median: float
-    low: float
-    high: float
-    batch_size: int
-    seq_len: int
-
-
-class Failure(_Part):
-    """What could not be measured, and why; without a cell where it could not be prepared."""
-
-    model: str
-    backend: str
-    dtype: str
-    batch_size: int | None = None
-    seq_len: int | None = None
-    reason: str
-
-
-class Agreement(_Part):
-    """The output of a model on a backend beside that of torch in float32: `wrong` when `relative` is beyond `limit`,
-    None where not finite; `metric` is a task's on this backend."""
-
-    model: str
-    backend: str
-    dtype: str
-    max_abs: FiniteOrNone
-    relative: FiniteOrNone
-    cosine: FiniteOrNone
-    limit: float
-    wrong: bool
-    metric: float | None = None
-
-
 class PublishedRow(_Part):
-    """A row of a paper, to read beside ours: a value a column; or of a metric of a task a value a set, in per cent, of
-    the variant that our model `beside` it is."""
+    """A row of a paper's table.
+
+    `shape` is the shape of the paper's model where it is needed to compare speed-ups. `values` has a value for each column. With a `task` and a `metric`, it has a value for each set,
+    in per cent. `model` names our model that is the same variant of the method.
+    """
 
     row: str
     source: str
     values: dict[str, float]
+    shape: str | None = None
     task: str | None = None
     metric: str | None = None
-    beside: str | None = None
+    model: str | None = None
 
 
 class CurvePoint(_Part):
-    """A logged step: the training loss; the held-out loss and the metrics of a task where they were taken."""
+    """A logged step: the training loss and, after some steps, held-out losses and metrics.
+
+    `held_out` gives the terms of the held-out loss of each model that is trained.
+    """
 
     step: int
     loss: float | None
-    held_out: dict[str, float] | None
+    held_out: dict[str, dict[str, float]] | None
     metrics: dict[str, float] | None = None
 
 
 class ClassScore(_Part):
-    """Scores of one class; `span` tasks have the classes `answer` and `no answer`."""
+    """Scores of one class. `span` tasks have the classes `answer` and `no answer`."""
 
     precision: float
     recall: float
@@ -308,26 +275,26 @@ class Compression(_Part):
 
 
 class Report(_Part):
-    """report.json. `beside` has the curves of runs that this one is compared with, by name."""
+    """The content of report.json.
 
-    # Revalidation checks the types of the cards' fields.
-    model_config = ConfigDict(revalidate_instances="always")
+    `focus` is what the report is mainly about; views show it first. `compared_runs` has the curves
+    of other runs by name.
+    """
 
-    schema_version: Literal[1] = Field(1, alias="schema")
+    schema_version: Literal[2] = Field(SCHEMA, alias="schema")
     command: str
     status: Literal["done"]
+    focus: Literal["quality", "latency"] = "quality"
     created: str
     versions: dict[str, str]
     environment: dict[str, Any]
     recipe: dict[str, Any]
-    models: dict[str, CheckedCard]
-    runs: dict[str, str] = Field(default_factory=dict)
+    models: list[Model]
     training: Training | None
     curve: list[CurvePoint]
-    beside: dict[str, list[CurvePoint]] = Field(default_factory=dict)
+    compared_runs: dict[str, list[CurvePoint]] = Field(default_factory=dict)
     quality: Quality
     latency: list[LatencyRow]
-    speedup: dict[str, Speedup]
     published: list[PublishedRow]
     notes: list[str]
     evaluations: list[Evaluation] = Field(default_factory=list)
@@ -338,10 +305,56 @@ class Report(_Part):
     agreements: list[Agreement] = Field(default_factory=list)
     compression: Compression | None = None
 
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = [model.name for model in self.models]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two models have one name: {', '.join(names)}")
+        for where, name in self._references():
+            if name is not None and name not in names:
+                raise ValueError(f"{where} names the model '{name}', which is not in models")
+        return self
+
+    def _references(self) -> Iterator[tuple[str, str | None]]:
+        """Yield every name of a model in the report, and where it is."""
+        for model in self.models:
+            yield f"the model '{model.name}'", model.baseline
+            yield f"the model '{model.name}'", model.of
+        for point in self.curve:
+            yield from (("curve", name) for name in point.held_out or ())
+        for task, by_model in self.quality.items():
+            yield from ((f"quality of {task}", name) for name in by_model)
+        for row in self.latency:
+            yield "latency", row.model
+            yield "latency", row.speedup.baseline if row.speedup else None
+        for comparison in self.comparisons:
+            yield "comparisons", comparison.model
+            yield "comparisons", comparison.baseline
+        yield from (("evaluations", each.model) for each in self.evaluations)
+        yield from (("pruning", each.model) for each in self.pruning)
+        yield from (("failures", each.model) for each in self.failures)
+        yield from (("agreements", each.model) for each in self.agreements)
+        yield from (("published", each.model) for each in self.published)
+
     @property
     def cards(self) -> dict[str, Card]:
         """The models that have a card, by name, in the order of the report."""
-        return self.models
+        return {model.name: model.card for model in self.models if model.card is not None}
+
+    def model(self, name: str) -> Model:
+        """Return the model of a name. Raises KeyError if there is none."""
+        for model in self.models:
+            if model.name == name:
+                return model
+        raise KeyError(name)
+
+    def with_role(self, *roles: Role) -> list[Model]:
+        """Return the models that have one of some roles, in the order of the report."""
+        return [model for model in self.models if model.role in roles]
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=2, by_alias=True) + "\n"
+
+
+if __name__ == "__main__":
+    print(json.dumps(Report.model_json_schema(), indent=2))

@@ -109,6 +109,11 @@ def short(model: str) -> str:
     return Path(model).resolve().name or model if here else model
 
 
+def without_owner(model: str) -> str:
+    """Shorten a hub id to its last part: `org/model` to `model`."""
+    return model.rpartition("/")[2]
+
+
 def duration(seconds: float) -> str:
     """`90 s`, `45 min` or `3.2 h`."""
     if seconds < 120:
@@ -124,6 +129,11 @@ def count(value: int) -> str:
         if value >= size
     )
     return next(units, str(value))
+
+
+def shape_of(card: Card) -> str:
+    """Return layers and width of a model: `6x384`."""
+    return f"{card.layers}x{card.hidden}"
 
 
 def on_disk(card: Card) -> str:

@@ -1,4 +1,7 @@
-"""The views of a report: terminal, Markdown, one HTML file, and the card of a model. All show the same sections."""
+"""Render a report for the terminal, as Markdown, as HTML, and as a model card.
+
+All views show the same sections.
+"""
 
 import functools
 from collections.abc import Iterable
@@ -14,37 +17,26 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from kdcli.disk import write_atomic
-from kdcli.report.front import EMBEDDER, PIPELINES, RERANKED, front_matter
-from kdcli.report.schema import FINETUNED, TEACHER, UNDISTILLED, Report
+from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter
+from kdcli.report.schema import Report
 from kdcli.report.sections.contents import sections
-from kdcli.report.sections.evaluations import MOST_LABELS, scores
+from kdcli.report.sections.evaluations import MAX_LABELS, scores
 from kdcli.report.sections.latency import latency_csv
 from kdcli.report.sections.overview import about, facts, how_made, models_section, origin, title
 from kdcli.report.sections.selection import how_chosen
-from kdcli.report.text import Section, Table, View, count, cut, plain, short
+from kdcli.report.text import Section, Table, View, count, cut, plain, shape_of, short
 
-__all__ = [
-    "FINETUNED",
-    "TEACHER",
-    "UNDISTILLED",
-    "html",
-    "markdown",
-    "model_card",
-    "short",
-    "terminal",
-    "write_views",
-]
+__all__ = ["html", "markdown", "model_card", "short", "terminal", "write_views"]
 
-SHORT, LONG = (
-    8,
-    24,
-)  # Characters of words and of numbers up to which a column is not folded on a terminal
-FEW_EXAMPLES = 5  # Items with quotations that Markdown shows of a section
+MAX_WORD, MAX_NUMBER = 8, 24  # characters of a terminal's column that is not folded
+MAX_EXAMPLES = 5  # items with quotations that Markdown shows of a section
 
 
 def write_views(folder: Path, report: Report) -> None:
-    """Write latency.csv, report.md, report.html and, last, report.json, which says that the run is done. Raises
-    MachineError: the disk is full or not writable."""
+    """Write latency.csv, report.md, report.html and, as the last file, report.json.
+
+    With report.json the run is done. Raises MachineError if the disk is full or not writable.
+    """
     for name, text in (
         ("latency.csv", latency_csv),
         ("report.md", markdown),
@@ -55,7 +47,7 @@ def write_views(folder: Path, report: Report) -> None:
 
 
 def shown(everything: Iterable[Section], view: View) -> list[Section]:
-    """The sections that a view shows; Markdown counts the parts that only HTML shows."""
+    """Return the sections that a view shows. Markdown counts the parts that only HTML shows."""
     kept = []
     for section in everything:
         parts = shown(section.parts, view)
@@ -68,7 +60,7 @@ def shown(everything: Iterable[Section], view: View) -> list[Section]:
 
 
 def terminal(report: Report) -> Iterable["FittedTable | str"]:
-    """The report for a terminal."""
+    """Yield the report for a terminal."""
     # A title of the table itself would be folded to the table's width.
     yield f"[bold]kdcli {escape(report.command)}: {escape(title(report))}[/bold]"
     models, *others = shown(sections(report), View.TERMINAL)
@@ -95,8 +87,11 @@ class FittedTable:
     table: Table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Turn what is far too wide on its side, if it has few rows; fold names, then headings; what is still too wide
-        becomes several tables."""
+        """Fit the table to the width of the terminal.
+
+        A table that is too wide and has few rows is turned on its side. Then names fold, and then
+        headings. A table that is still too wide becomes several tables.
+        """
         table, width = self.table, options.max_width
         lines, marked = [line[: table.narrow] for line in (table.header, *table.rows)], table.marked
         if len(lines) <= len(lines[0]) and sum(len(name) + 3 for name in lines[0]) >= width:
@@ -115,11 +110,11 @@ class FittedTable:
         words = [
             [w for text in c for w in text.split(at)] for c, at in zip(columns, apart, strict=True)
         ]
-        least = [min(LONG, max(map(len, own), default=0)) for own in words]
+        least = [min(MAX_NUMBER, max(map(len, own), default=0)) for own in words]
         if sum(least) + 3 * len(least) >= width:
             # Names may be cut where one table is then enough.
             cut = [
-                n if _is_numeric(c[1:]) else min(n, SHORT)
+                n if _is_numeric(c[1:]) else min(n, MAX_WORD)
                 for n, c in zip(least, columns, strict=True)
             ]
             least = cut if sum(cut) + 3 * len(cut) < width else least
@@ -152,9 +147,11 @@ class FittedTable:
 
 
 def _is_whole(heading: str, *cells: str) -> bool:
-    """Whether a column holds short words or numbers, which fold last."""
+    """Return whether a column holds short words or numbers, which fold last."""
     longest, words = max(map(len, cells), default=0), max(map(len, heading.split()), default=0)
-    return words <= max(SHORT, longest) and longest <= (LONG if _is_numeric(cells) else SHORT)
+    return words <= max(MAX_WORD, longest) and longest <= (
+        MAX_NUMBER if _is_numeric(cells) else MAX_WORD
+    )
 
 
 def _is_numeric(cells: Iterable[str]) -> bool:
@@ -162,7 +159,7 @@ def _is_numeric(cells: Iterable[str]) -> bool:
 
 
 def markdown(report: Report) -> str:
-    """report.md: the report as a document that needs no browser."""
+    """Return report.md, a document that needs no browser."""
     lines = [f"# {plain(title(report))}", "", f"kdcli {report.command}, {report.created}.", ""]
     for section in shown(sections(report), View.MARKDOWN):
         lines += _written(section, "##")
@@ -179,7 +176,7 @@ def _written(section: Section, level: str) -> list[str]:
     for sentence in section.sentences:
         lines += [plain(sentence), ""]
     quoting = any(len(item) > 1 for item in section.items)
-    for head, *texts in section.items[: FEW_EXAMPLES if quoting else None]:
+    for head, *texts in section.items[: MAX_EXAMPLES if quoting else None]:
         quoted = "; ".join(f"“{text}”" for text in texts)
         lines.append(f"* {plain(f'{head}: {quoted}' if texts else head)}")
     lines += [""] * bool(section.items)
@@ -189,7 +186,7 @@ def _written(section: Section, level: str) -> list[str]:
 
 
 def markdown_table(table: Table) -> list[str]:
-    """Lines of a table and its note, each followed by an empty one."""
+    """Return the lines of a table and its note, with an empty line after each."""
     header, *rows = [
         "| " + " | ".join(map(plain, row)) + " |" for row in (table.header, *table.rows)
     ]
@@ -203,11 +200,11 @@ def markdown_table(table: Table) -> list[str]:
 
 
 def html(report: Report) -> str:
-    """report.html: one file, nothing loaded from elsewhere, everything from outside escaped."""
+    """Return report.html, one file that loads nothing; everything from outside is escaped."""
     return _template("report.html.jinja").render(
         report=report,
         title=title(report),
-        # A pruning is named by its title, which holds the method.
+        # The title of a pruning holds the method.
         method="" if report.pruning else report.recipe.get("method") or "",
         about=about(report),
         facts=facts(report),
@@ -234,7 +231,7 @@ def _template(name: str) -> Template:
 
 
 def drawn(section: Section) -> list[tuple[str, Markup]]:
-    """Captions and pictures of a section."""
+    """Return the captions and pictures of a section."""
     # The SVG is made by matplotlib, which escapes the names in it.
     return [(p.caption, Markup(p.svg)) for p in section.draw()]  # noqa: S704
 
@@ -244,41 +241,42 @@ def model_card(
     name: str,
     auto_class: str = "AutoModel",
     *,
+    pipeline: str | None = None,
     own_code: bool = False,
     generates: bool = False,
 ) -> str:
-    """README.md of a model directory: what it is, how it was made, results, how to repeat it. `auto_class` loads the
-    model with its head, `AutoModel` one without, `EMBEDDER` one that embeds; with `own_code` its class is in a file
-    beside its weights; one that `generates` has the method."""
-    card, source, embeds = report.models[name], origin(report), auto_class == EMBEDDER
-    has_head, tags = (
-        auto_class not in ("AutoModel", EMBEDDER),
-        ["kdcli", report.command, card.model_type],
-    )
-    task, judged = report.recipe.get("task"), [e for e in report.evaluations if e.model == name]
+    """Return README.md of a model directory: what the model is, its results, how to repeat them.
+
+    `auto_class` loads the model with its head, `AutoModel` a model without a head, and EMBEDDER an
+    embedding model. `pipeline` is the hub's name of the task; None takes the one of `auto_class`.
+    With `own_code` the model's class is in a file next to its weights. A model that `generates` has
+    the method `generate`.
+    """
+    card, source, embeds = report.cards[name], origin(report), auto_class == EMBEDDER
+    has_head = auto_class not in ("AutoModel", EMBEDDER)
+    task = report.recipe.get("task")
+    evaluations = [e for e in report.evaluations if e.model == name]
+    if pipeline is None:
+        pipeline = "text-generation" if generates else PIPELINES.get(auto_class)
     front = front_matter(
         f"{Path(source).name or card.model_type}-{name}".replace(" ", "-"),
         base=source,
         relation="finetune",
         library="sentence-transformers" if embeds else "transformers",
-        tags=tags,
-        pipeline="text-ranking"
-        if task == RERANKED
-        else "text-generation"
-        if generates
-        else PIPELINES.get(auto_class),
+        tags=["kdcli", report.command, card.model_type],
+        pipeline=pipeline,
         task=task if isinstance(task, str) else None,
         data=(report.recipe.get("data") or {}).get("source"),
-        scores=[e.model_dump() for e in judged],
+        scores=[Score(e.task, e.set, e.split, e.metrics) for e in evaluations],
     )
-    classes = [e.confusion.labels if e.confusion else list(e.per_class) for e in judged]
+    classes = [e.confusion.labels if e.confusion else list(e.per_class) for e in evaluations]
     results = (scores(report, name) if has_head else []) or [models_section(report)]
     if report.selection:
         results.append(Section("How it was chosen", sentences=[how_chosen(report.selection)]))
     return _template("model_card.md.jinja").render(
         report=report,
         front=front,
-        what=title(report) if has_head else f"{card.layers}x{card.hidden} {card.model_type}",
+        what=title(report) if has_head else f"{shape_of(card)} {card.model_type}",
         parameters=count(card.params_total),
         embedding=count(card.params_embedding),
         made=how_made(report),
@@ -288,7 +286,7 @@ def model_card(
         generates=generates,
         embeds=embeds,
         labels=next(filter(None, classes), []),
-        most=MOST_LABELS,
+        most=MAX_LABELS,
         origin=source and short(source),
         results=[line for section in results for line in _written(section, "###")],
         plain=plain,

@@ -189,7 +189,13 @@ def finetune_contents(
 ) -> ReportContents:
     """The report of a fine-tuned model, without scores and latency."""
     model = ReportedModel(FINETUNED, "finetuned", card, folder=folder)
-    return ReportContents("finetune", recipe, [model], auto_class=workload.auto_class)
+    return ReportContents(
+        "finetune",
+        recipe,
+        [model],
+        auto_class=workload.auto_class,
+        pipeline=workload.pipeline,
+    )
 
 
 def measured_latency(context: RunContext[Any], recipe: FinetuneRecipe, folder: Path) -> Latency:
@@ -312,7 +318,9 @@ def compare_downstream(
             places = [own / f"seed-{n}" if seeds > 1 else own for n in range(seeds)]
             runs = [_fine_tuned(context, task, source, place, n) for n, place in enumerate(places)]
             scores[name] = _mean_scores(task.workload, runs, places, context.session)
-        found = compare(task_name, scores, baselines or {})
+        # Each fine-tuning may keep the best of its evaluations on these rows.
+        chosen = list(scores) if task.resolved.recipe.keep == "best" else []
+        found = compare(task_name, scores, baselines or {}, chosen=chosen)
         result.evaluations.extend(found.evaluations)
         if context.is_main:
             result.comparisons.extend(found.comparisons)

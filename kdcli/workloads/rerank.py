@@ -180,6 +180,7 @@ class RerankWorkload(Workload):
     metric: str = METRICS[0]
     over: Count = "labels"
     auto_class: str = "AutoModelForSequenceClassification"
+    pipeline: str | None = "text-ranking"
     _rows: tuple[ListRows, ListRows] | None = None
 
     @property

@@ -238,6 +238,7 @@ class Workload(ABC):
         needs: the signals that `hard` and `soft` read.
         over: what the losses are means over.
         auto_class: the class of transformers that loads a saved model.
+        pipeline: the hub's name of the task; None for the one of `auto_class`.
         has_labels: whether the training rows have labels.
         has_classes: whether each row has one class.
         has_metrics: whether `metrics` can score the outputs during training.
@@ -253,6 +254,7 @@ class Workload(ABC):
     needs: Needs = LOGITS
     over: Count = "rows"
     auto_class: str = "AutoModel"
+    pipeline: str | None = None
     has_labels: bool = True
     has_classes: bool = False
     has_metrics: bool = True

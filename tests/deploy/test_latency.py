@@ -17,7 +17,6 @@ from kdcli.deploy.environment import environment, latency_threads, versions
 from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.deploy.old_machines import measure_encoders
 from kdcli.errors import MachineError
-from kdcli.report.schema import Agreement, Failure, LatencyRow, Speedup
 
 FEW = Protocol(device="cpu", min_runs=12, min_seconds=0.01)
 
@@ -35,7 +34,7 @@ def test_two_models_in_one_real_worker(tmp_path, monkeypatch):
     found = measure_latency(
         [Subject(name, str(tmp_path / name)) for name in names], replace(FEW, cells=tuple(cells))
     )
-    rows = [LatencyRow.model_validate(row) for row in found.rows]
+    rows = found.rows
     assert [(r.model, (r.batch_size, r.seq_len)) for r in rows] == [
         (name, cell) for cell in cells for name in names
     ]
@@ -45,9 +44,9 @@ def test_two_models_in_one_real_worker(tmp_path, monkeypatch):
         assert row.p50_ms <= row.p90_ms <= row.p95_ms
         assert None not in (row.tokens_per_second, row.load_seconds, row.first_call_ms)
     assert rows[0].n == rows[1].n, "runs are paired"
-    speedups = {key: Speedup.model_validate(value) for key, value in found.speedups.items()}
-    assert list(speedups) == ["student_vs_teacher", "student_vs_teacher@2x8"]
-    assert all(0 < s.low <= s.median <= s.high for s in speedups.values())
+    assert [r.speedup and r.speedup.baseline for r in rows] == [None, "teacher"] * 2
+    speedups = [r.speedup for r in rows if r.speedup]
+    assert all(0 < s.low <= s.median <= s.high for s in speedups)
 
 
 def test_the_message_of_a_failed_worker(tmp_path, monkeypatch):
@@ -71,7 +70,8 @@ PRINTS = """
 import json, sys, time
 sys.stdin.read()
 print("a library says hello")
-print(json.dumps({"rows": [{"model": "a"}], "speedups": {"b_vs_a": {}}}), flush=True)
+failure = {"model": "a", "backend": "torch", "dtype": "fp32", "reason": "out of memory"}
+print(json.dumps({"failures": [failure]}), flush=True)
 """
 
 
@@ -90,11 +90,8 @@ def test_ctrl_c_keeps_finished_cells(monkeypatch):
         latency_file.subprocess, "Popen", lambda command, **how: Stopped(slow, **how)
     )
     found = measure_latency([Subject("a", "x")], FEW)
-    assert (found.interrupted, found.rows, found.speedups) == (
-        True,
-        [{"model": "a"}],
-        {"b_vs_a": {}},
-    )
+    assert found.interrupted
+    assert [(f.model, f.reason) for f in found.failures] == [("a", "out of memory")]
 
 
 LARGE, SMALL = "2x24:48@12", "1x24:48@12"
@@ -113,7 +110,7 @@ def served(monkeypatch, tmp_path):
         worker.serve(
             {"subjects": [asdict(s) for s in subjects], "threads": 1, **protocol},
             tmp_path,
-            found.add,
+            found.read,
         )
         return found
 
@@ -122,8 +119,8 @@ def served(monkeypatch, tmp_path):
 
 def test_shapes_need_no_weights(served):
     found = served()
-    assert [r["model"] for r in found.rows] == [LARGE, SMALL] * 2
-    assert list(found.speedups) == [f"{SMALL}_vs_{LARGE}", f"{SMALL}_vs_{LARGE}@2x8"]
+    assert [r.model for r in found.rows] == [LARGE, SMALL] * 2
+    assert [r.speedup and r.speedup.baseline for r in found.rows] == [None, LARGE] * 2
 
 
 def test_out_of_memory_in_one_cell(monkeypatch, served):
@@ -136,9 +133,9 @@ def test_out_of_memory_in_one_cell(monkeypatch, served):
 
     monkeypatch.setattr(worker, "peak_of", peak_of)
     found = served()
-    failure = Failure.model_validate(*found.failures)
+    (failure,) = found.failures
     assert (failure.model, failure.batch_size, failure.reason) == (SMALL, 1, "out of memory")
-    assert [(r["model"], r["batch_size"]) for r in found.rows] == [
+    assert [(r.model, r.batch_size) for r in found.rows] == [
         (LARGE, 1),
         (LARGE, 2),
         (SMALL, 2),
@@ -149,16 +146,16 @@ def test_a_backend_that_is_wrong_is_not_measured(monkeypatch, served):
     subjects = [Subject("a", SMALL), Subject("a", SMALL, "torch", "bf16")]
     monkeypatch.setitem(worker.LIMITS, "bf16", 0.0)
     found = served(subjects, [[1, 16]])
-    row = Agreement.model_validate(*found.agreements)
+    (row,) = found.agreements
     assert row.wrong
     assert row.relative > 0
-    assert [r["dtype"] for r in found.rows] == ["fp32"]
+    assert [r.dtype for r in found.rows] == ["fp32"]
     monkeypatch.setitem(worker.LIMITS, "bf16", 0.1)
     found = served(subjects, [[1, 16]])
-    assert ([r["dtype"] for r in found.rows], list(found.speedups)) == (
-        ["fp32", "bf16"],
-        ["a/torch-bf16_vs_a"],
-    )
+    assert [(r.dtype, r.speedup and r.speedup.baseline) for r in found.rows] == [
+        ("fp32", None),
+        ("bf16", "a"),
+    ]
 
 
 def test_lengths_of_a_cell():

@@ -17,7 +17,6 @@ from kdcli.deploy.old_machines import measure_encoders
 from kdcli.deploy.old_machines.portable import read_portable, write_portable
 from kdcli.engine.device import known_devices
 from kdcli.errors import MachineError, UsageError
-from kdcli.report.schema import Failure, LatencyRow, Speedup
 
 SOURCES = ("measure_encoders.py", "shapes.json")
 FAST = ["--device", "cpu", "--min-runs", "4", "--min-seconds", "0.01"]
@@ -94,7 +93,7 @@ def test_what_cannot_be_measured_is_refused_and_nothing_written(tmp_path):
 
 def test_there_and_back(result):
     found = read_portable(result)
-    rows = [LatencyRow.model_validate(row) for row in found["rows"]]
+    rows = found.rows
     names, cells = ("2x32@4", "1x16:40@2"), [(1, 8), (3, 12)]
     assert [(r.model, (r.batch_size, r.seq_len)) for r in rows] == [
         (name, cell) for cell in cells for name in names
@@ -109,14 +108,13 @@ def test_there_and_back(result):
         assert row.n >= 4
         assert 0 < row.p50_ms <= row.p90_ms <= row.p95_ms
     assert rows[0].n == rows[1].n, "runs are paired"
-    speedups = {key: Speedup.model_validate(value) for key, value in found["speedup"].items()}
-    assert list(speedups) == ["1x16:40@2_vs_2x32@4", "1x16:40@2_vs_2x32@4@3x12"]
-    assert found["failures"] == found["notes"] == []
+    assert [r.speedup and r.speedup.baseline for r in rows] == [None, "2x32@4"] * 2
+    assert (found.shapes, found.failures, found.notes) == (list(names), [], [])
     sums = json.loads(result.read_text())["sha256"]
     assert sums == {
         p: hashlib.sha256((result.parent / p).read_bytes()).hexdigest() for p in SOURCES
     }
-    environment = found["environment"]
+    environment = found.environment
     assert (environment["torch"][:2], len(environment["load_average"])) == ("2.", 3)
     assert environment["latency_threads"] >= 1
     assert environment["cpu"]
@@ -135,8 +133,8 @@ def test_a_cell_that_did_not_fit_is_a_failure(result, tmp_path):
     raw["rows"][1] |= dict.fromkeys(times) | {"n": 0, "status": "out of memory"}
     (tmp_path / "changed.json").write_text(json.dumps(raw))
     found = read_portable(tmp_path / "changed.json")
-    assert [r["model"] for r in found["rows"]] == ["2x32@4", "2x32@4", "1x16:40@2"]
-    failure = Failure.model_validate(found["failures"][0])
+    assert [row.model for row in found.rows] == ["2x32@4", "2x32@4", "1x16:40@2"]
+    (failure,) = found.failures
     assert (failure.model, failure.batch_size, failure.reason) == ("1x16:40@2", 1, "out of memory")
 
 
@@ -153,8 +151,8 @@ def test_an_interruption_keeps_the_finished_cells(tmp_path, sent):
         True,
     )
     found = read_portable(tmp_path / "result.json")
-    assert [(r["batch_size"], r["seq_len"]) for r in found["rows"]] == [(1, 4)]
-    assert found["notes"] == [
+    assert [(row.batch_size, row.seq_len) for row in found.rows] == [(1, 4)]
+    assert found.notes == [
         "result.json: the measurement was interrupted; only its finished cells are here"
     ]
     assert sorted(p.name for p in tmp_path.iterdir()) == [
@@ -169,7 +167,7 @@ def test_an_interruption_keeps_the_finished_cells(tmp_path, sent):
     [
         (None, "shapes.json belongs beside this file"),
         ("{", "cannot be used: JSONDecodeError"),
-        ({"schema": 2}, "has schema 2; this file reads 1"),
+        ({"schema": 1}, "has schema 1; this file reads 2"),
         ({"cells": []}, "at least one shape and one cell"),
         ({"cells": [[0, 8]]}, "every number whole and at least 1"),
         (
@@ -224,7 +222,7 @@ def changed(result: Path, tmp_path: Path, *keys: str | int, value: object) -> Pa
 @pytest.mark.parametrize(
     ("keys", "value", "said"),
     [
-        (["schema"], 2, "has schema 2; this kdcli reads 1"),
+        (["schema"], 1, "has schema 1; this kdcli reads 2"),
         (["kind"], "other", "is not a result of measure_encoders.py"),
         (["rows", 0, "p50_ms"], -1.0, r"rows\.0\.p50_ms: Input should be greater than 0"),
         (["rows", 0, "mean_ms"], float("nan"), r"mean_ms: Input should be a finite number"),
@@ -233,6 +231,7 @@ def changed(result: Path, tmp_path: Path, *keys: str | int, value: object) -> Pa
         (["rows", 0, "model"], "1x16:40@2", "a model has two rows in a cell"),
         (["rows", 0, "status"], "out of memory", "status 'out of memory' contradicts the times"),
         (["rows", 0, "more"], 1, "Extra inputs"),
+        (["rows", 1, "speedup", "baseline"], "9x9", "a row names 9x9"),
     ],
 )
 def test_a_damaged_or_foreign_result_names_its_file(result, tmp_path, keys, value, said):
@@ -243,7 +242,7 @@ def test_a_damaged_or_foreign_result_names_its_file(result, tmp_path, keys, valu
     assert caught.value.hint
 
 
-CONTENTS = [b"", b"{", b"[1]", b"null", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"schema": 1}']
+CONTENTS = [b"", b"{", b"[1]", b"null", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"schema": 2}']
 
 
 @pytest.mark.parametrize("content", CONTENTS)
@@ -263,4 +262,4 @@ def test_a_file_that_is_missing_or_a_folder(tmp_path, name):
 def test_a_result_of_another_version_of_the_file_is_noted(result, tmp_path):
     path = changed(result, tmp_path, "sha256", "measure_encoders.py", value="0" * 64)
     note = "changed.json was measured by another version of measure_encoders.py than this kdcli has"
-    assert read_portable(path)["notes"] == [note]
+    assert read_portable(path).notes == [note]

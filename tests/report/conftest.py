@@ -3,8 +3,6 @@
 import pytest
 import reports as r
 
-from kdcli.report.schema import Report
-
 KINDS = {  # name of a fixture -> values of its report
     **{"report": r.report_values, "hostile": r.hostile_values, "finetuned": r.finetune_values},
     "grid": lambda: r.finetune_values() | {"selection": r.selection_values()},
@@ -22,7 +20,7 @@ KINDS = {  # name of a fixture -> values of its report
     **{"hostile_latency": r.hostile_benchmark_values, "hostile_pruning": r.hostile_prune_values},
 }
 for kind, make in KINDS.items():
-    globals()[kind] = pytest.fixture(name=kind)(lambda make=make: Report.model_validate(make()))
+    globals()[kind] = pytest.fixture(name=kind)(lambda make=make: r.made(make()))
 
 
 @pytest.fixture

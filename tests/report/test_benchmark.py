@@ -8,25 +8,27 @@ import pytest
 import reports
 from reports import (
     HOSTILE,
+    benchmark_models,
     benchmark_row,
     benchmark_values,
-    card,
     made,
     missing,
+    model,
     printed,
     report_of,
     views,
+    without_files,
     words,
 )
 
-from kdcli.deploy.compare import gather
-from kdcli.report.charts.charts import MOST_LINES, pictures, quality_against
-from kdcli.report.finish import checked_report
-from kdcli.report.schema import Agreement, Report
+from kdcli.deploy.measurements import Agreement
+from kdcli.report.charts.charts import MAX_LINES, pictures, quality_against
+from kdcli.report.schema import Report
 from kdcli.report.sections import latency as section_of
 from kdcli.report.sections.latency import latency, latency_csv, not_measured
 from kdcli.report.sections.overview import facts, overview, title
 from kdcli.report.views import html, markdown
+from kdcli.verbs.benchmark.compare import gather
 
 FAILED = (
     "12x768 on torch fp32, 64 × 512 tokens: out of memory",
@@ -45,12 +47,13 @@ def csv_of(report: Report) -> list[dict[str, str]]:
 
 
 def test_titles(benchmark):
-    assert title(benchmark) == "6x384, 3x384 beside 12x768"
+    assert title(benchmark) == "6x384, 3x384 compared with 12x768"
+    nothing = {"latency": [], "failures": [], "agreements": []}
     for names, text in (
-        *((["6x384"], "6x384"), (["teacher", "mine"], "mine beside teacher")),
-        ([str(i) for i in range(8)], "1, 2, 3, 4, 5 and 2 more beside 0"),
+        *((["6x384"], "6x384"), (["teacher", "mine"], "mine compared with teacher")),
+        ([str(i) for i in range(8)], "1, 2, 3, 4, 5 and 2 more compared with 0"),
     ):
-        assert title(report_of(models=dict.fromkeys(names, card()))) == text
+        assert title(report_of(models=dict.fromkeys(names, model("candidate")), **nothing)) == text
 
 
 @pytest.mark.parametrize("kind", ["benchmark", "runs"])
@@ -88,9 +91,8 @@ def test_a_table_for_each_cell_as_measured(benchmark):
 
 def test_empty_columns_are_left_out():
     none = {"p99_ms": None, "peak_memory_bytes": None}
-    rows = [
-        benchmark_row("12x768", ("torch", "fp32"), 1, 128, **none, device=device) for device in "ab"
-    ]
+    on = ("torch", "fp32")
+    rows = [benchmark_row("12x768", on, 1, 128, **none, device=device) for device in "ab"]
     (table,) = tables(report_of(latency=rows)).values()
     assert {"p99 ms", "peak memory", "padding", "device"} & set(table.header) == {"device"}, (
         "it differs"
@@ -109,36 +111,6 @@ def test_a_terminal_of_a_hundred_characters_keeps_rows_whole(benchmark, runs):
         "all ran on the same backend"
     )
     assert "On cpu, torch fp32, random lengths" in printed(runs, 100)
-
-
-def test_speedups_are_found_by_their_whole_name():
-    """A shape may hold an @, and one name may be the beginning of another."""
-    first, *others = names = ("12x768", "4x312", "4x312:1200@12", "org/4x312_vs_12x768")
-    values = benchmark_values() | {
-        "models": dict.fromkeys(names, card()),
-        "latency": [benchmark_row(n, ("torch", "fp32"), b, 128) for b in (1, 8) for n in names],
-        "speedup": {
-            f"{name}_vs_{first}{where}": reports.ratio(median + i, 1.0, 9.0, batch_size)
-            for where, median, batch_size in (("", 2.0, 1), ("@8x128", 5.0, 8))
-            for i, name in enumerate(others)
-        },
-    }
-    report = made(values)
-    found = [section_of.speedup_of(report, row) for row in report.latency]
-    assert [s and s.median for s in found] == [None, 2.0, 3.0, 4.0, None, 5.0, 6.0, 7.0]
-    table = overview(made(values, command="distill"))
-    assert table.rows[2][table.header.index("speed-up 8x128")] == "6.00x (1.00–9.00)"
-
-
-def test_old_and_new_names_of_float32_are_one():
-    rows = [
-        benchmark_row(m, ("torch", "fp32"), 1, 128, dtype="float32") for m in ("12x768", "6x384")
-    ]
-    (table,) = tables(report_of(latency=rows)).values()
-    assert [row[table.header.index("speed-up")] for row in table.rows] == [
-        "1 (baseline)",
-        "6.00x (5.40–7.20)",
-    ]
 
 
 def test_models_by_row_with_the_counts_of_the_papers(benchmark, runs):
@@ -164,7 +136,7 @@ def test_models_by_row_with_the_counts_of_the_papers(benchmark, runs):
         "11.2 G",
     ]
     table = overview(runs)
-    assert table.header[1] == "shape", "a name that is no shape needs one beside it"
+    assert table.header[1] == "shape", "a name that is no shape needs one next to it"
     assert table.header[-1] == "sst2 accuracy"
     assert [row[-1] for row in table.rows] == ["0.9300", "0.9100", "0.8800", "0.8700"]
 
@@ -176,7 +148,10 @@ def test_facts(benchmark):
     ]
     assert "In short, for 3x384:" in words(benchmark)
     alone = report_of(
-        models={"12x768": card()}, latency=[benchmark_row("12x768", ("torch", "fp32"), 1, 128)]
+        models={"12x768": model("baseline")},
+        latency=[benchmark_row("12x768", ("torch", "fp32"), 1, 128)],
+        failures=[],
+        agreements=[],
     )
     assert facts(alone) == [("60.0 ms", "1 × 128 tokens"), ("438.0 MB", "on disk")]
 
@@ -191,7 +166,8 @@ def test_remarks_explain_the_protocol_and_warn_of_noise(benchmark):
     quiet = report_of(latency=[benchmark_row("12x768", ("torch", "fp32"), 1, 128, padding="full")])
     (calm,) = latency(quiet)[0].sentences
     assert (how.partition(";")[0], noise) == ("On cpu, random lengths, padded", section_of.NOISE)
-    assert calm.startswith("On cpu, torch fp32, no padding;")
+    assert "A speed-up over 12x768 is the median of paired ratios" in how
+    assert calm.startswith("On cpu, torch fp32, no padding.")
 
 
 def test_agreement(benchmark):
@@ -237,8 +213,9 @@ def test_published_speedups_beside_ours(benchmark, runs):
         "Ours: over 12x768; measured with 1 × 128 tokens on torch fp32."
     )
     assert section_of.published_speedups(report_of(published=[])) == []
-    pruned = {name: card(layers=6, hidden=384) for name in ("dense", "masked")}
-    assert section_of.published_speedups(report_of(models=pruned)) == [], (
+    pruned = {name: model("pruned", layers=6, hidden=384) for name in ("dense", "masked")}
+    nothing = {"latency": [], "failures": [], "agreements": []}
+    assert section_of.published_speedups(report_of(models=pruned, **nothing)) == [], (
         "no paper has what its own shape gains"
     )
     for view in (words, markdown):
@@ -277,10 +254,10 @@ def test_comparable_rows_ran_where_most_models_ran():
 
 
 def test_nothing_measured_yet():
-    report = report_of(latency=[], speedup={}, agreements=[], failures=[], published=[])
+    report = report_of(latency=[], agreements=[], failures=[], published=[])
     assert (facts(report), latency_csv(report)) == ([("69.6 MB", "on disk; 12x768 438.0 MB")], "")
     for text in views(report):
-        assert missing(text, "Latency", "6x384, 3x384 beside 12x768") == ["Latency"]
+        assert missing(text, "Latency", "6x384, 3x384 compared with 12x768") == ["Latency"]
 
 
 def test_many_cells_are_folded(benchmark):
@@ -313,11 +290,14 @@ def test_pictures_over_length_and_batch(benchmark):
 
 
 def test_pictures_hold_no_more_lines_than_a_reader_can_tell_apart():
-    names = [f"model-{i}" for i in range(MOST_LINES + 3)]
+    names = [f"model-{i}" for i in range(MAX_LINES + 3)]
     rows = [benchmark_row(name, ("torch", "fp32"), 1, n) for n in (128, 32) for name in names]
-    (picture,) = [p for p in pictures(report_of(latency=rows)) if p.caption.startswith("Median")]
-    assert picture.caption.endswith(f"The first {MOST_LINES} of {MOST_LINES + 3} lines.")
-    assert f"model-{MOST_LINES}" not in picture.svg
+    report = report_of(
+        models=dict.fromkeys(names, model("candidate")), latency=rows, failures=[], agreements=[]
+    )
+    (picture,) = [p for p in pictures(report) if p.caption.startswith("Median")]
+    assert picture.caption.endswith(f"The first {MAX_LINES} of {MAX_LINES + 3} lines.")
+    assert f"model-{MAX_LINES}" not in picture.svg
 
 
 def test_quality_against_latency_and_size(runs):
@@ -355,12 +335,19 @@ def judged_on_two_backends(**changes):
         "6x384": 0.91,
         "6x384 on onnx int8": 0.89,
     }
+    rows = [benchmark_row(name, backend, 1, 128) for backend in on for name in names]
+    rows[-1]["speedup"] = reports.ratio("12x768", 12.0, 11.0, 13.0)
+    forms = {
+        f"{name} on onnx int8": without_files("form", name, backend="onnx", dtype="int8")
+        for name in names
+    }
     return made(
         benchmark_values(),
-        speedup={"6x384/onnx-int8_vs_12x768": reports.ratio(12.0, 11.0, 13.0)},
-        models={name: card(id=name) for name in names},
-        latency=[benchmark_row(name, backend, 1, 128) for backend in on for name in names],
+        models=benchmark_models({name: {} for name in names}) | forms,
+        latency=rows,
         quality={"sst2": {name: {"accuracy": value} for name, value in scores.items()}},
+        failures=[],
+        agreements=[],
         **changes,
     )
 
@@ -398,41 +385,42 @@ def test_runs_side_by_side_have_no_ratio_between_them(tmp_path):
         # The recipe of a report is free.
         own["recipe"] = {"data": {"source": source} if name != "three" else "demo"}
         (tmp_path / f"{name}.json").write_text(made(values, **own).to_json(), "utf-8")
-    gathered = gather([tmp_path / f"{name}.json" for name in ("one", "two")], checked_report)
-    (said,) = gathered.differing()
-    assert "sst2 was judged on different examples, so its scores cannot be compared" in said
-    assert "two: 872 examples of mine.csv, validation" in said
-    assert (
-        gather([tmp_path / f"{name}.json" for name in ("one", "three")], checked_report).differing()
-        == []
-    )
+    gathered = gather([tmp_path / f"{name}.json" for name in ("one", "two")], no_shape)
+    (sentence,) = gathered.differing()
+    assert "the scores on sst2 cannot be compared, because the runs were evaluated on" in sentence
+    assert "two: 872 examples of mine.csv, validation" in sentence
+    alike = gather([tmp_path / f"{name}.json" for name in ("one", "three")], no_shape)
+    assert alike.differing() == []
     report = made(
         values,
-        models=gathered.cards,
-        latency=gathered.rows,
-        speedup=gathered.speedups,
-        runs=gathered.runs,
+        models=[model.entry(tmp_path) for model in gathered.models],
+        latency=gathered.latency.rows,
+        failures=[],
+        agreements=[],
+        published=[],
     )
     row = next(r for r in report.latency if r.model == "two: 6x384" and r.backend == "torch")
-    assert section_of.compared_with(report, row) == "two: 12x768"
+    assert row.speedup.baseline == "two: 12x768"
+    assert report.model("two: 6x384").baseline == "two: 12x768"
     for text in views(report):
-        assert (
-            missing(text, "10.00x (9.00–12.00) over two: 12x768", "each run was measured apart")
-            == []
-        )
+        parts = ("10.00x (9.00–12.00) over two: 12x768", "each run was measured on its own")
+        assert missing(text, *parts) == []
         assert "in turns in one process" not in text
         assert "the speed of one: 12x768: two" not in text
 
 
-def test_a_run_of_one_model_keeps_its_ratios(tmp_path):
+def no_shape(shape):
+    raise AssertionError(f"no shape was measured, but {shape} is asked for")
+
+
+def test_a_run_of_one_model_goes_by_its_name(tmp_path):
     rows = [benchmark_row("12x768", on, 1, 128) for on in (("torch", "fp32"), ("onnx", "int8"))]
-    values = benchmark_values() | {"models": {"12x768": card()}, "latency": rows}
-    values["speedup"] = {"12x768/onnx-int8_vs_12x768@1x128": reports.ratio(3.0, 2.0, 4.0, 1, 128)}
-    (tmp_path / "mine.json").write_text(made(values).to_json(), "utf-8")
-    assert list(gather([tmp_path / "mine.json"], checked_report).speedups) == [
-        "mine/onnx-int8_vs_mine@1x128"
-    ]
-    (tmp_path / "none.json").write_text(made(values | {"models": {}}).to_json(), "utf-8")
-    assert list(gather([tmp_path / "none.json"], checked_report).speedups) == [
-        "12x768/onnx-int8_vs_12x768@1x128"
+    rows[1]["speedup"] = reports.ratio("12x768", 3.0, 2.0, 4.0)
+    values = benchmark_values() | {"models": {"12x768": model("baseline")}, "latency": rows}
+    report = made(values | {"failures": [], "agreements": []})
+    (tmp_path / "mine.json").write_text(report.to_json(), "utf-8")
+    gathered = gather([tmp_path / "mine.json"], no_shape)
+    assert [(row.model, row.speedup and row.speedup.baseline) for row in gathered.latency.rows] == [
+        ("mine", None),
+        ("mine", "mine"),
     ]

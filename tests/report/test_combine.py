@@ -1,7 +1,7 @@
 """One report over several runs: names, order, and what each part adds, as the verbs use it."""
 
 import pytest
-from reports import card, evaluation, made, prune_values, report_values
+from reports import evaluation, made, model, prune_values, report_values, without_files
 
 from kdcli.engine.run_dir import RunDir
 from kdcli.recipe.sections import Section
@@ -34,7 +34,11 @@ def result(folder, values, **changes):
 
 
 def test_variants_of_a_distillation_share_the_teacher(folder):
-    models = {"teacher": card(), "student": card(layers=6, id="out")}
+    models = {
+        "teacher": model("teacher"),
+        "student": model("student", "teacher", layers=6, id="out"),
+        "student undistilled": without_files("undistilled", "student"),
+    }
     parts = []
     for name, accuracy in (("full", 0.9), ("map-top", 0.8)):
         scores = {"teacher": 0.93, "student": accuracy, "student undistilled": accuracy - 0.1}
@@ -45,11 +49,12 @@ def test_variants_of_a_distillation_share_the_teacher(folder):
             "models": models,
             "evaluations": found,
             "quality": quality,
+            "latency": [],
+            "curve": [],
         }
         run = result(folder / name, report_values() | changes)
-        parts.append(
-            Part(name, run, {"teacher": "teacher", "student": name, "student undistilled": "alone"})
-        )
+        names = {"teacher": "teacher", "student": name, "student undistilled": "alone"}
+        parts.append(Part(name, run, names, {"student": name}))
     report = combine_reports(
         folder,
         command="distill",
@@ -57,7 +62,12 @@ def test_variants_of_a_distillation_share_the_teacher(folder):
         parts=parts,
         notes=["full: where"],
     ).report
-    assert list(report.models) == ["teacher", "full", "map-top"]
+    assert [(m.name, m.role, m.baseline, m.of, m.variant) for m in report.models] == [
+        ("teacher", "teacher", None, None, None),
+        ("full", "student", "teacher", None, "full"),
+        ("alone", "undistilled", None, "full", None),
+        ("map-top", "student", "teacher", None, "map-top"),
+    ]
     assert [e.model for e in report.evaluations] == ["teacher", "full", "alone", "map-top"], (
         "a name is shown once"
     )
@@ -65,7 +75,7 @@ def test_variants_of_a_distillation_share_the_teacher(folder):
     assert report.quality["sst2"] == {name: {"accuracy": score} for name, score in scores.items()}
     assert (report.recipe, report.notes) == ({"method": "full"}, ["full: where"])
     assert report.published
-    assert (report.training, report.latency, report.beside) == (None, [], {})
+    assert (report.training, report.latency, report.compared_runs) == (None, [], {})
     assert (folder / "report.html").is_file()
 
 
@@ -75,7 +85,12 @@ def test_pruned_runs_take_the_names_of_their_parts(folder):
     report = combine_reports(
         folder, command="prune", recipe=TaskRecipe(task="own"), parts=parts
     ).report
-    assert (list(report.models), report.models["a"].bytes) == (["dense", "a", "b"], 71_000_000)
+    assert [(m.name, m.role, m.baseline) for m in report.models] == [
+        ("dense", "baseline", None),
+        ("a", "pruned", "dense"),
+        ("b", "pruned", "dense"),
+    ]
+    assert report.cards["a"].bytes == 71_000_000
     assert [e.model for e in report.evaluations] == ["a", "b"]
     assert [p.model for p in report.pruning] == ["a", "b"], "whichever form its run pruned"
     assert (report.recipe, report.published) == ({"task": "own"}, []), (

@@ -2,17 +2,18 @@
 
 import pytest
 from reports import (
-    card,
     evaluate_values,
     evaluation,
     finetune_values,
     made,
     missing,
+    model,
     printed,
     report_values,
     run_row,
     selection_values,
     views,
+    without_files,
     words,
 )
 
@@ -20,11 +21,11 @@ from kdcli.data.tasks import task_of
 from kdcli.report.charts.charts import pictures
 from kdcli.report.charts.drawing import Line, line_chart
 from kdcli.report.published import published_for
-from kdcli.report.schema import Evaluation, Selection
+from kdcli.report.schema import Evaluation, Model, Selection
 from kdcli.report.sections.evaluations import (
+    MAX_LABELS,
+    MAX_TEXT,
     MEAN,
-    MOST_LABELS,
-    MOST_TEXT,
     comparisons,
     details,
     matrix,
@@ -117,9 +118,9 @@ def test_one_metric_of_several_models_is_a_column_a_model_and_a_missing_set_has_
 
 
 def test_published_scores_by_language_stand_behind_ours():
-    judged = published_for([], "distill", {"eval": {"tasks": ["xnli"]}})
-    assert published_for([], "evaluate", {"task": "xnli"}) == judged
-    ours, papers = scores(made(evaluate_values(("de", "en"), "xnli"), published=judged))
+    rows = published_for([], {"eval": {"tasks": ["xnli"]}})
+    assert published_for([], {"task": "xnli"}) == rows
+    ours, papers = scores(made(evaluate_values(("de", "en"), "xnli"), published=rows))
     assert papers.title == "Published on xnli, accuracy"
     columns = [
         list(column) for column in zip(*[papers.table.header, *papers.table.rows], strict=True)
@@ -130,20 +131,22 @@ def test_published_scores_by_language_stand_behind_ours():
 
 
 def test_a_variants_published_score_stands_beside_ours():
-    students = {"full": "3x384", "without-value": "3x384", "own-idea": "3x384"}
-    recipe = {"method": "minilm", "eval": {"tasks": ["sst2"]}}
-    rows = published_for(students.values(), "distill", recipe, students)
-    judged = [
-        evaluation(name, metrics={"accuracy": 0.8})
-        for name in ("teacher", *students, "full undistilled")
-    ]
-    report = made(report_values(), evaluations=judged, published=rows)
+    models = {"teacher": model("teacher")}
+    for name in ("full", "without-value", "own-idea"):
+        models[name] = model("student", "teacher", layers=3, hidden=384, variant=name)
+    entries = [Model.model_validate(entry | {"name": name}) for name, entry in models.items()]
+    rows = published_for(entries, {"method": "minilm", "eval": {"tasks": ["sst2"]}})
+    models["full undistilled"] = without_files("untrained", "full")
+    evaluations = [evaluation(name, metrics={"accuracy": 0.8}) for name in models]
+    values = report_values() | {"models": models, "quality": {}, "latency": [], "curve": []}
+    report = made(values, evaluations=evaluations, published=rows)
     (section,) = scores(report)
     assert section.table.header[:3] == ["model", "accuracy", "published"]
     assert [row[2] for row in section.table.rows] == ["", "0.8930", "0.8830", "", ""]
     note = "Published: accuracy of 3x384, arXiv 2002.10957, tables 5 to 7; with their own"
     assert [missing(text, note, "0.8830") for text in views(report)] == [[]] * 3
-    assert scores(made(report_values(), evaluations=judged))[0].table.header[:3] == [
+    alone = made(values, evaluations=evaluations, published=[])
+    assert scores(alone)[0].table.header[:3] == [
         "model",
         "accuracy",
         "examples",
@@ -151,31 +154,26 @@ def test_a_variants_published_score_stands_beside_ours():
 
 
 def test_many_variants_have_a_line_each_in_the_picture_of_losses():
-    first = {
-        f"variant-{i}/{term}": 0.25 * (i + 1) for i in range(6) for term in ("attention", "value")
+    losses = {
+        f"variant-{i}": dict.fromkeys(("attention", "value"), 0.25 * (i + 1)) for i in range(6)
     }
-    curve = [{"step": step, "loss": 1.0, "held_out": {"loss": 9.0} | first} for step in (1, 2)]
-    (caption,) = [
-        p.caption
-        for p in pictures(made(report_values(), curve=curve))
-        if p.caption.startswith("Loss over")
-    ]
+    models = {name: model("student", "teacher", variant=name) for name in losses}
+    curve = [{"step": step, "loss": 1.0, "held_out": losses} for step in (1, 2)]
+    report = made(report_values(), models=report_values()["models"] | models, curve=curve)
+    (caption,) = [p.caption for p in pictures(report) if p.caption.startswith("Loss over")]
     assert caption.endswith(", ".join(f"variant-{i} {x} → {x}" for i, x in enumerate(SUMS)) + ".")
 
 
 def test_means_of_published_sets_are_those_of_the_papers():
-    rows = published_for([], "", {"eval": {"tasks": ["xnli", "mlqa"]}})
-    means = {
-        (r["row"], r["metric"]): round(sum(r["values"].values()) / len(r["values"]), 1)
-        for r in rows
-    }
+    rows = published_for([], {"eval": {"tasks": ["xnli", "mlqa"]}})
+    means = {(r.row, r.metric): round(sum(r.values.values()) / len(r.values), 1) for r in rows}
     assert means["MiniLM 12x384", "accuracy"] == 71.1
     assert means["MiniLM 6x384 with assistant", "accuracy"] == 68.0
     assert (means["MiniLM 12x384", "f1"], means["MiniLM 12x384", "exact"]) == (63.2, 44.7)
     assert (means["MiniLM 6x384 with assistant", "f1"], means["mBERT", "exact"]) == (53.7, 41.6)
     for row in rows:
-        assert set(row["values"]) == set(task_of(row["task"]).sets)
-        assert row["metric"] in task_of(row["task"]).metrics
+        assert set(row.values) == set(task_of(row.task).sets)
+        assert row.metric in task_of(row.task).metrics
 
 
 def test_differences(compared):
@@ -239,7 +237,7 @@ def test_selection_over_many_sets_keeps_to_their_means():
     }
     table = selection_section(Selection.model_validate(values)).table
     assert table.header == ["settings", "seeds", "accuracy", ""]
-    assert "The sets one by one: report.json." in table.note
+    assert "report.json has the scores on every set." in table.note
 
 
 def test_pictures_of_training_and_of_a_grid(finetuned, grid, compared):
@@ -274,19 +272,21 @@ def test_the_curve_of_a_run_stands_beside_the_runs_it_is_compared_with(values):
     def curve(last: float) -> list[dict[str, object]]:
         losses = {0: 5.0, 10: 1.0, 20: last}
         return [
-            {"step": step, "loss": 1.0, "held_out": {"student/hard": loss}}
+            {"step": step, "loss": 1.0, "held_out": {"student": {"hard": loss}}}
             for step, loss in losses.items()
         ]
 
-    first = pictures(made(values, curve=curve(0.5), beside={"standalone": curve(0.75)}))[0]
+    values["models"]["student"] = model("peer")
+    runs = {"standalone": curve(0.75)}
+    first = pictures(made(values, curve=curve(0.5), compared_runs=runs))[0]
     ends = "together 1.0000 → 0.5000, standalone 1.0000 → 0.7500"
-    assert first.caption == f"student: held-out loss against the labels, step 10 on: {ends}."
+    assert first.caption == f"student: held-out loss against the labels, from step 10 on: {ends}."
     assert "student" not in pictures(made(values, curve=curve(0.5)))[0].caption.partition(",")[0]
 
 
 @pytest.mark.filterwarnings("error")
 def test_curve_of_a_student_that_equals_its_teacher(values):
-    curve = [{"step": i, "loss": 0.0, "held_out": {"attention": 0.0}} for i in range(3)]
+    curve = [{"step": i, "loss": 0.0, "held_out": {"3x384": {"attention": 0.0}}} for i in range(3)]
     assert "attention 0.000 → 0.000" in pictures(made(values, curve=curve))[0].caption
 
 
@@ -301,7 +301,7 @@ def test_confusion_has_shares_of_the_true_class():
 
 def test_confusion_of_many_labels_shows_those_with_most_errors(labels):
     shown = matrix(labels.evaluations[0])
-    assert len(shown.header) - 1 == len(shown.rows) == MOST_LABELS
+    assert len(shown.header) - 1 == len(shown.rows) == MAX_LABELS
     # Label i is missed i times and named i - 1 times for another; the last one is taken for the first.
     assert [int(label[-3:]) for label in shown.header[1:]] == [0, *range(38, 77)]
     assert "Of 77 classes the 40 with the most errors" in words(labels)
@@ -331,10 +331,12 @@ def test_markdown_of_many_evaluations_stays_short(languages):
 def test_long_texts_are_shortened_and_words_are_joined():
     (mistake,) = worst = evaluation("m")["worst"][:1]  # type: ignore[index]
     worst.append(mistake | {"texts": ["EU", "rejects", "German", "call"]})
-    (section,) = details(made(finetune_values(), evaluations=[evaluation("m", worst=worst)]))
+    (section,) = details(
+        made(finetune_values(), evaluations=[evaluation("finetuned", worst=worst)])
+    )
     (_, first, second), (_, joined) = section.parts[0].parts[-1].items
     assert first.endswith("very…")
-    assert len(first) <= MOST_TEXT
+    assert len(first) <= MAX_TEXT
     assert (second, joined) == ("second", "EU rejects German call")
 
 
@@ -352,6 +354,7 @@ def test_a_regression_has_neither_classes_nor_confusions():
 
 def test_distillation_with_scores(values):
     models = ("teacher", "6x384", "6x384 undistilled")
+    values["models"]["6x384 undistilled"] = without_files("undistilled", "6x384")
     values["quality"]["sst2"] = {m: {"accuracy": 0.9} for m in models}
     report = made(values, evaluations=[evaluation(m) for m in models])
     assert [row[0] for row in scores(report)[0].table.rows] == list(models)
@@ -367,11 +370,14 @@ def test_pairs_are_named_by_both_models(values):
         "weights": [1, 1, 0.5, 0.5],
         "base": MODEL,
     }
-    values |= {"command": "cotrain", "models": {"teacher": card(), "student": card(layers=3)}}
+    peers = {"teacher": model("peer", source=MODEL), "student": model("peer", layers=3)}
+    values |= {"command": "cotrain", "models": peers, "quality": {}, "latency": [], "curve": []}
     report = made(values, recipe=recipe | {"task": "sst2"})
     assert title(report) == "6x128 and 3x128, dml on sst2"
     weights = "trained together as 6x128 and 3x128, dml on sst2, weights 1:1:0.5:0.5: 200 steps"
     assert not missing(model_card(report, "student"), weights, f"base_model: {MODEL}")
+    peers["student"] = model("peer", layers=3, source="org/frozen")
+    peers["teacher"] = model("peer", source="org/frozen")
     frozen = made(values, recipe=recipe | {"community": {"model": "org/frozen"}})
     assert title(frozen) == "6x128 and 3x128, dml under org/frozen"
     assert "base_model: org/frozen" in model_card(frozen, "student")

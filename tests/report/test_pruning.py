@@ -7,6 +7,7 @@ from reports import (
     Page,
     made,
     missing,
+    model,
     printed,
     prune_values,
     pruned_values,
@@ -16,9 +17,9 @@ from reports import (
 )
 
 from kdcli.report.charts.charts import pictures
-from kdcli.report.charts.drawing import MOST_NUMBERS
+from kdcli.report.charts.drawing import MAX_NUMBERS
 from kdcli.report.charts.pruning import (
-    MOST_RIDGES,
+    MAX_RIDGES,
     density_curve,
     head_map,
     model_pictures,
@@ -44,7 +45,9 @@ def entry(**changes: object) -> Pruning:
 
 
 def sparsities_of(*pruning: dict[str, object]):
-    return made(sparsities_values(), pruning=list(pruning))
+    values = sparsities_values()
+    models = {str(one["model"]): model("pruned", "dense") for one in pruning}
+    return made(values, models=models | values["models"], pruning=list(pruning))  # type: ignore[operator]
 
 
 def share(one: Pruning, kind: str = "", layer: int = 0) -> str:
@@ -247,7 +250,7 @@ def test_picture_of_heads_has_a_cell_a_head(odd):
     )
     (one,) = odd.pruning
     many = head_map(one)
-    assert len(one.heads[1]) > MOST_NUMBERS
+    assert len(one.heads[1]) > MAX_NUMBERS
     assert "Least" in many.caption
     assert len([text for text in written(many) if text.endswith(" %")]) == 5, (
         "a scale instead of numbers"
@@ -273,7 +276,7 @@ def test_scores_are_drawn_at_a_few_steps_and_the_last():
         for t in written(score_ridges(one))
         if re.fullmatch(r"[1-9][\d,]+", t)
     ]
-    assert (len(steps), max(steps)) == (MOST_RIDGES, 1000)
+    assert (len(steps), max(steps)) == (MAX_RIDGES, 1000)
     assert 0 not in steps, "all scores are the same before the first step"
     for histograms in (one.histograms[:1], []):
         assert score_ridges(one.model_copy(update={"histograms": histograms})) is None
@@ -312,7 +315,8 @@ def test_the_dense_model_stands_at_all_its_weights_where_it_has_scores():
 
 def test_no_picture_of_sizes_that_are_all_the_same():
     values = sparsities_values()
-    values["models"] = {n: card | {"bytes": 90_900_000} for n, card in values["models"].items()}  # type: ignore[attr-defined]
+    for entry in values["models"].values():  # type: ignore[attr-defined]
+        entry["card"]["bytes"] = 90_900_000
     (density,) = pictures(made(values))
     assert "against density" in density.caption
     pruning = [pruned_values(name, 0.9, method=name) for name in ("0.5", "0.9", "0.97")]

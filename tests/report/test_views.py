@@ -9,11 +9,11 @@ from huggingface_hub import ModelCard
 from reports import (
     HOSTILE,
     Page,
-    card,
     evaluation,
     finetune_values,
     made,
     missing,
+    model,
     printed,
     views,
     words,
@@ -113,7 +113,7 @@ def test_hostile_names_stay_text(request, kind):
 def test_markdown_neither_loads_pictures_nor_breaks_cells():
     texts = ["![x](http://example.org/x.png)", "a \\| b"]
     mistake = evaluation("m")["worst"][0] | {"texts": texts}  # type: ignore[index]
-    text = markdown(made(finetune_values(), evaluations=[evaluation("m", worst=[mistake])]))
+    text = markdown(made(finetune_values(), evaluations=[evaluation("finetuned", worst=[mistake])]))
     assert missing(text, "![x](", "!\\[x\\](http", "a \\\\\\| b") == ["![x]("]
 
 
@@ -152,7 +152,7 @@ def test_html_shows_first_what_stands_out(report, values):
 
 
 def test_a_bare_report(values):
-    lists = {"curve": [], "quality": {}, "latency": [], "speedup": {}, "published": [], "notes": []}
+    lists = {"curve": [], "quality": {}, "latency": [], "published": [], "notes": []}
     report = made(values, training=None, **lists)
     page = Page(html(report))
     assert latency_csv(report) == ""
@@ -162,7 +162,8 @@ def test_a_bare_report(values):
 
 
 def test_a_teacher_alone_has_no_facts_to_divide_by(values):
-    report = made(values, models={"teacher": card()})
+    lists = {"curve": [], "quality": {}, "latency": []}
+    report = made(values, models={"teacher": model("teacher")}, **lists)
     assert "438.0 MB on disk" in words(report)
     assert title(report) == "google-bert/bert-base-uncased"
 
@@ -324,7 +325,7 @@ def test_licence_and_languages_are_the_base_s_and_a_directory_names_the_model_it
         "base_model": "org/first",
     }
     (tmp_path / "README.md").write_text(f"---\n{yaml.safe_dump(base)}---\n# Base\n")
-    values["models"]["teacher"] = card(id=str(tmp_path))
+    values["models"]["teacher"] = model("teacher", id=str(tmp_path))
     front = front_matter(model_card(made(values), "3x384"))
     assert {key: front[key] for key in base} == base
     (tmp_path / "README.md").write_text("---\n- no: [card\n---\n")
@@ -334,7 +335,7 @@ def test_licence_and_languages_are_the_base_s_and_a_directory_names_the_model_it
 def test_directories_stay_private(values, tmp_path):
     folder = tmp_path / "somebody" / "mine"
     folder.mkdir(parents=True)
-    values["models"]["teacher"] = card(id=str(folder))
+    values["models"]["teacher"] = model("teacher", id=str(folder))
     report = made(values)
     tuned = made(finetune_values(), recipe={"model": str(folder), "task": "sst2"})
     texts = [
@@ -349,17 +350,16 @@ def test_directories_stay_private(values, tmp_path):
 
 
 def test_title_names_the_chain(values):
-    teacher, wide, student = (
-        values["models"]["teacher"],
-        card(hidden=384),
-        values["models"]["3x384"],
-    )
+    teacher, student = values["models"]["teacher"], values["models"]["3x384"]
+    wide = model("assistant", "teacher", hidden=384)
+    variants = {
+        name: model("student", "teacher", hidden=384, variant=name) for name in ("full", "map-top")
+    }
+    values |= {"curve": [], "quality": {}, "latency": []}
     for models, text in (
         ({"assistant": wide, "student": student}, "12x384 (assistant) → 3x384"),
-        *(
-            ({"assistant": wide}, "12x384"),
-            ({"full": wide, "map-top": wide}, "12x384 in 2 variants"),
-        ),
+        ({"assistant": wide}, "12x384"),
+        (variants, "12x384 in 2 variants"),
     ):
         report = made(values, models={"teacher": teacher} | models)
         assert title(report) == f"google-bert/bert-base-uncased → {text}"
@@ -368,13 +368,9 @@ def test_title_names_the_chain(values):
 
 def test_undistilled_is_explained_with_and_without_an_assistant(values):
     assert "started in the same way and not trained." in words(made(values))
-    models = values["models"]
-    values["models"] = {
-        "teacher": models["teacher"],
-        "assistant": card(hidden=384),
-        "3x384": models["3x384"],
-    }
+    values["models"]["assistant"] = model("assistant", "teacher", hidden=384)
     assert "not trained; the notes say from which model." in words(made(values))
+    values["models"]["3x384 undistilled"] |= {"role": "undistilled"}
     report = made(values, recipe={"task": "sst2"})
     assert "started in the same way and fine-tuned without a teacher." in words(report)
     assert title(report).endswith("3x384 on sst2")
@@ -434,7 +430,7 @@ def test_numbers_keep_their_digits_and_show_in_their_unit(written, text):
 
 
 def test_sizes_name_the_type_of_weights_that_are_not_float32(values):
-    values["models"]["teacher"] |= {"held_in": "fp16"}
+    values["models"]["teacher"]["card"] |= {"held_in": "fp16"}
     table = overview(made(values))
     assert [row[table.header.index("size")] for row in table.rows[:2]] == [
         "438.0 MB, fp16",

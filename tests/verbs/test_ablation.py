@@ -57,7 +57,7 @@ def test_variants_of_one_pass_are_what_each_is_alone(given, tmp_path):
     assert "variant changes-nothing changes nothing here and is skipped" in said_by(result)
     report = report_of(out)
     names = ["full", "without-value", "minilmv2"]
-    assert [n for n in report.models if n not in ("teacher", "assistant")] == [
+    assert [n for n in report.cards if n not in ("teacher", "assistant")] == [
         "without-assistant",
         *names,
     ]

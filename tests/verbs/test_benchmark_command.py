@@ -10,8 +10,8 @@ import pytest
 from forked import script
 
 from kdcli.deploy.latency import Latency, Protocol
+from kdcli.deploy.measurements import Agreement, LatencyRow, Speedup
 from kdcli.errors import KdcliError, MachineError
-from kdcli.report.sections.latency import speedup_of
 from kdcli.verbs.benchmark import run as command
 from kdcli.verbs.benchmark import scores as backend_scores
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
@@ -43,22 +43,12 @@ def requests(monkeypatch):
         found = Latency()
         for batch_size, seq_len in protocol.cells:
             for n, subject in enumerate(subjects):
-                found.rows.append(row(subject, protocol, batch_size, seq_len, 8.0 / 2**n))
+                measured_row = row(subject, protocol, batch_size, seq_len, 8.0 / 2**n)
                 if n:
-                    own = (
-                        ""
-                        if subject.backend == "torch"
-                        else f"/{subject.backend}-{subject.precision}"
-                    )
-                    cell = (
-                        ""
-                        if (batch_size, seq_len) == tuple(protocol.cells[0])
-                        else f"@{batch_size}x{seq_len}"
-                    )
-                    found.speedups[f"{subject.name}{own}_vs_{subjects[0].name}{cell}"] = {
-                        **{"median": 2.0**n, "low": 1.9**n, "high": 2.1**n},
-                        **{"batch_size": batch_size, "seq_len": seq_len},
-                    }
+                    ratios = {"median": 2.0**n, "low": 1.9**n, "high": 2.1**n}
+                    speedup = Speedup(baseline=subjects[0].name, **ratios)
+                    measured_row = measured_row.model_copy(update={"speedup": speedup})
+                found.rows.append(measured_row)
         return found
 
     monkeypatch.setattr(command, "measure_latency", measured)
@@ -66,35 +56,26 @@ def requests(monkeypatch):
 
 
 def row(subject, protocol, batch_size, seq_len, ms, status="ok"):
-    return {
-        **{
-            "model": subject.name,
-            "backend": subject.backend,
-            "device": protocol.device,
-            "dtype": subject.precision,
-        },
-        **{
-            "batch_size": batch_size,
-            "seq_len": seq_len,
-            "padding": protocol.padding,
-            "n": 60,
-            "status": status,
-        },
-        **{
-            "p50_ms": ms,
-            "p90_ms": ms,
-            "p95_ms": ms,
-            "p99_ms": None,
-            "mean_ms": ms,
-            "iqr_over_p50": 0.01,
-        },
-        **{
-            "tokens_per_second": 1e3,
-            "load_seconds": 0.1,
-            "first_call_ms": 1.0,
-            "peak_memory_bytes": 10,
-        },
-    }
+    return LatencyRow(
+        model=subject.name,
+        backend=subject.backend,
+        device=protocol.device,
+        dtype=subject.precision,
+        batch_size=batch_size,
+        seq_len=seq_len,
+        padding=protocol.padding,
+        n=60,
+        p50_ms=ms,
+        p90_ms=ms,
+        p95_ms=ms,
+        mean_ms=ms,
+        iqr_over_p50=0.01,
+        status=status,
+        tokens_per_second=1e3,
+        load_seconds=0.1,
+        first_call_ms=1.0,
+        peak_memory_bytes=10,
+    )
 
 
 def test_every_backend_has_a_worker_with_the_baseline_in_it(requests, tmp_path):
@@ -232,10 +213,9 @@ def test_ctrl_c_keeps_what_was_measured(monkeypatch, tmp_path):
 def test_a_wrong_backend_is_an_error_and_the_rest_is_reported(monkeypatch, tmp_path):
     def wrong(subjects, protocol):
         of = {"model": SMALL[1], "backend": "torch", "dtype": "bf16", "limit": 0.1, "wrong": True}
+        agreement = Agreement(**of, max_abs=9.0, relative=0.5, cosine=0.1)
         rows = [row(s, protocol, 1, 16, 1.0) for s in subjects if s.precision == "fp32"]
-        return Latency(
-            rows=rows, agreements=[of | {"max_abs": 9.0, "relative": 0.5, "cosine": 0.1}]
-        )
+        return Latency(rows=rows, agreements=[agreement])
 
     monkeypatch.setattr(command, "measure_latency", wrong)
     result = run(*SMALL, *FEW, "--backend", "torch-bf16", "-o", tmp_path / "out")
@@ -265,7 +245,11 @@ def test_runs_side_by_side(requests, tmp_path):
     )
     assert len(requests) == before, "nothing is measured"
     report = json.loads((tmp_path / "both" / "report.json").read_text("utf-8"))
-    assert list(report["models"])[:2] == [f"one: {SMALL[0]}", f"one: {SMALL[1]}"]
+    assert [(m["name"], m["baseline"], m["run"]) for m in report["models"]] == [
+        (f"{run}: {model}", baseline and f"{run}: {baseline}", run)
+        for run in ("one", "two")
+        for model, baseline in ((SMALL[0], None), (SMALL[1], SMALL[0]))
+    ]
     assert len(report["latency"]) == 2 * len(
         json.loads((tmp_path / "one" / "report.json").read_text())["latency"]
     )
@@ -347,6 +331,11 @@ def test_a_task_is_judged_on_every_backend(requests, on_task, tmp_path):
         plain.metrics
     )
     assert {c.model for c in found.comparisons} == {"model on torch bf16", "model on onnx fp32"}
+    assert [(m.name, m.role, m.of, m.backend, m.dtype) for m in found.models] == [
+        ("model", "baseline", None, None, None),
+        ("model on torch bf16", "form", "model", "torch", "bf16"),
+        ("model on onnx fp32", "form", "model", "onnx", "fp32"),
+    ]
     assert "model on onnx fp32" in result.stdout
     # The real texts on which outputs are compared are the task's.
     assert own_files.rows("class", 40, seed=1)[0]["text"] in requests[0][1].texts
@@ -389,9 +378,10 @@ def test_what_the_portable_runner_brings_back_is_reported(tmp_path):
     found = succeeds("--compare", result, "-o", tmp_path / "out")
     report = own_files.report_of(tmp_path / "out")
     names = [f"k80: {shape}" for shape in SMALL]
-    assert list(report.models) == names
+    assert list(report.cards) == names
     assert [row.model for row in report.latency] == names
-    (speedup,) = report.speedup.values()
-    assert speedup_of(report, report.latency[1]) == speedup
-    assert speedup_of(report, report.latency[0]) is None
+    assert [model.role for model in report.models] == ["baseline", "candidate"]
+    assert report.latency[0].speedup is None
+    speedup = report.latency[1].speedup
+    assert speedup.baseline == names[0]
     assert f"{speedup.median:.2f}x" in found.stdout

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from kdcli.verbs.compress.verbs import Verbs
+from kdcli.verbs.compress.work import Work
 from own_files import encoder, headed, kdcli, own, refused, report_of, said_by, same_weights, write
 
 from kdcli.deploy.latency import Latency
@@ -26,8 +28,6 @@ from kdcli.verbs.compress.judge import Judged, Measured, choose, conflict, misse
 from kdcli.verbs.compress.plan import Search, halve, shapes_of, str_of
 from kdcli.verbs.compress.recipes import sets_of
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings, seconds_of
-from kdcli.verbs.compress.verbs import Verbs
-from kdcli.verbs.compress.work import Work
 
 FAST = (
     "--set",
@@ -426,7 +426,7 @@ def test_a_pipeline_is_resumed_where_it_was_stopped(tmp_path, tuned, here, monke
         True,
         32,
     )
-    assert list(report.models) == ["teacher", "3-export"]
+    assert list(report.cards) == ["teacher", "3-export"]
     assert (tmp_path / "whole" / "best" / "onnx" / "model.onnx").is_file()
     assert (tmp_path / "whole" / "pareto.png").read_bytes().startswith(b"\x89PNG")
     assert any(note.startswith("only 32 held-out rows") for note in report.notes)
@@ -489,9 +489,11 @@ def test_int8_gets_what_training_left_of_the_goal(tmp_path, monkeypatch):
         SimpleNamespace(model=name, metrics={"accuracy": score, "f1": 0.0})
         for name, score in scores
     ]
-    monkeypatch.setattr(
-        Work, "judged", lambda self, name: SimpleNamespace(report=SimpleNamespace(evaluations=rows))
+    models = [SimpleNamespace(name=name, role=name) for name, _ in scores]
+    report = SimpleNamespace(
+        evaluations=rows, with_role=lambda role: [m for m in models if m.role == role]
     )
+    monkeypatch.setattr(Work, "judged", lambda self, name: SimpleNamespace(report=report))
 
     def export(self, arguments, *, until=None):
         ran.append(list(itertools.takewhile(lambda word: word != "--overwrite", arguments))[4:])

@@ -97,30 +97,30 @@ def test_what_a_run_leaves(given, tmp_path):
         6,
         6 * 8 * 16,
     )
-    assert list(report.models) == ["teacher", "teacher standalone", "student standalone", "student"]
+    assert list(report.cards) == ["teacher", "teacher standalone", "student standalone", "student"]
     assert {r.model for r in report.latency} == {"teacher", "student"}
     losses = report.quality["held-out MLM loss"]
-    assert set(losses) == set(report.models)
+    assert set(losses) == set(report.cards)
     # The table shows where both curves end; both runs start with the same models and masks.
     alone = report_of(out / "standalone")
     first, last = (p.held_out for p in (report.curve[0], report.curve[-1]))
-    assert set(last) == {
-        "loss",
-        *(f"{m}/{t}" for m in ("teacher", "student") for t in ("hard", "soft")),
+    assert {name: set(terms) for name, terms in last.items()} == {
+        "teacher": {"hard", "soft"},
+        "student": {"hard", "soft"},
     }
     page = (out / "report.html").read_text("utf-8")
     for name in ("teacher", "student"):
         ours, theirs = losses[name]["loss"], losses[f"{name} standalone"]["loss"]
         assert (
             ours
-            == last[f"{name}/hard"]
-            < first[f"{name}/hard"]
-            == alone.curve[0].held_out[f"{name}/hard"]
+            == last[name]["hard"]
+            < first[name]["hard"]
+            == alone.curve[0].held_out[name]["hard"]
         )
-        assert theirs == alone.curve[-1].held_out[f"{name}/hard"] != ours
+        assert theirs == alone.curve[-1].held_out[name]["hard"] != ours
         word = "better" if theirs > ours else "worse"
         assert f"{abs(theirs - ours):.4f} {word} with the other model" in " ".join(report.notes)
-        assert f"{name}: held-out loss against the labels, step " in page
+        assert f"{name}: held-out loss against the labels, from step " in page
         assert all(f"→ {loss:.4f}" in page for loss in (ours, theirs))
     assert "held-out teacher/hard" in page
     assert report.beside == {"standalone": alone.curve}
@@ -165,14 +165,22 @@ def test_community_students_are_saved_and_the_better_one_is_named(base, text_fil
     report = report_of(out)
     assert {p.name for p in out.iterdir() if p.is_dir()} == {"student-1", "student-2", "standalone"}
     names = ["teacher", "student-1", "student-1 standalone", "student-2 standalone", "student-2"]
-    assert list(report.models) == names
-    assert report.models["teacher"].layers == 4
+    assert list(report.cards) == names
+    assert report.cards["teacher"].layers == 4
     losses = {
         name: report.quality["held-out MLM loss"][name]["loss"]
         for name in ("student-1", "student-2")
     }
     assert f"{min(losses, key=losses.get)} is the better student" in " ".join(report.notes)
-    assert {"student-1/community", "student-2/community"} < set(report.curve[-1].held_out)
+    for name in ("student-1", "student-2"):
+        assert "community" in report.curve[-1].held_out[name]
+    assert {m.name: (m.role, m.baseline, m.of) for m in report.models} == {
+        "teacher": ("teacher", None, None),
+        "student-1": ("peer", "student-1 standalone", None),
+        "student-1 standalone": ("baseline", None, "student-1"),
+        "student-2 standalone": ("baseline", None, "student-2"),
+        "student-2": ("peer", "student-2 standalone", None),
+    }
     # Alone, each still learns from the frozen teacher.
     assert set(log_of(out / "standalone")[1]["terms"]) == {
         f"student-{n}/{t}" for n in (1, 2) for t in ("hard", "community")
@@ -204,7 +212,7 @@ def test_a_task_scores_all_of_them(given, own_task, tmp_path):
     out = tmp_path / "out"
     succeeds(*given, *options, "-o", out)
     report = report_of(out)
-    assert set(report.quality["own"]) == set(report.models)
+    assert set(report.quality["own"]) == set(report.cards)
     for e in report.evaluations:
         inner = report_of(out / "downstream" / "own" / e.model.replace(" ", "-"))
         assert inner.evaluations[0].metrics == e.metrics

@@ -73,8 +73,13 @@ def test_what_a_run_leaves(given, tmp_path):
     assert [(r.model, r.batch_size) for r in report.latency] == [
         (m, b) for b in (1, 8) for m in ("teacher", "student")
     ]
-    assert set(report.speedup) == {"student_vs_teacher", "student_vs_teacher@8x128"}
-    assert report.models["student"].params_total == sum(p.numel() for p in student.parameters())
+    assert [r.speedup and r.speedup.baseline for r in report.latency] == [None, "teacher"] * 2
+    assert [(m.name, m.role, m.baseline, m.of) for m in report.models] == [
+        ("teacher", "teacher", None, None),
+        ("student", "student", "teacher", None),
+        ("student undistilled", "untrained", None, "student"),
+    ]
+    assert report.cards["student"].params_total == sum(p.numel() for p in student.parameters())
     assert "teacher" in result.stdout
     assert "2x32" in result.stdout
 
@@ -97,7 +102,7 @@ def test_several_students_of_one_teacher_pass_are_what_each_is_alone(given, tmp_
     succeeds(*plain, "--to", "2x32", "--to", "3x16:64@4", "-o", tmp_path / "both")
     succeeds(*plain, "--to", "3x16:64@4", "-o", tmp_path / "alone")
     assert same_weights(tmp_path / "both" / "3x16_64@4", tmp_path / "alone")
-    assert list(report_of(tmp_path / "both").models) == ["teacher", "2x32", "3x16:64@4"]
+    assert list(report_of(tmp_path / "both").cards) == ["teacher", "2x32", "3x16:64@4"]
     assert AutoModel.from_pretrained(tmp_path / "both" / "2x32").config.num_hidden_layers == 2
 
 
@@ -105,7 +110,7 @@ def test_the_assistant_is_a_run_of_its_own_and_never_repeated(given, tmp_path):
     out, assistant = tmp_path / "out", tmp_path / "out" / "assistant-4x16"
     succeeds(*given, "--to", "2x16", "-o", out)
     assert AutoModel.from_pretrained(assistant).config.num_hidden_layers == 4
-    assert list(report_of(out).models) == ["teacher", "assistant", "student"]
+    assert list(report_of(out).cards) == ["teacher", "assistant", "student"]
     # As if the machine had failed in the second stage.
     first, before = times(assistant), weights(out)
     for name in ("report.json", "model.safetensors"):
@@ -562,6 +567,6 @@ def test_the_embedded_default(tmp_path, monkeypatch):
         "demo-coherence probe",
         "held-out loss",
     }
-    assert report.models["student"].bytes < report.models["teacher"].bytes
+    assert report.cards["student"].bytes < report.cards["teacher"].bytes
     (assistant,) = (tmp_path / "demo").glob("assistant-*")
     assert list(report_of(assistant).quality) == ["held-out loss"]

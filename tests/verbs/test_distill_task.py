@@ -69,7 +69,7 @@ def test_what_a_run_leaves(done):
     stages = {"start", "intermediate", "student-undistilled"}
     assert {p.name for p in out.iterdir()} == own_files.REPORT | own_files.TUNED | stages
     report = report_of(out)
-    assert list(report.models) == ["teacher", STUDENT]
+    assert list(report.cards) == ["teacher", STUDENT]
     assert [e.model for e in report.evaluations] == ["teacher", STUDENT, ALONE]
     assert list(report.quality["own"]) == ["teacher", STUDENT, ALONE]
     assert report.quality["own"]["teacher"]["accuracy"] > 0.9

@@ -160,7 +160,7 @@ def test_a_general_stage_with_an_assistant(asked, text_file, tmp_path):
     out = tmp_path / "out"
     given = [*asked(to="2x16"), "--method", "minilm", *ON_TEXT, "--corpus", text_file, "-o", out]
     succeeds(*given, "--set", "general.overrides.assistant=3x16")
-    assert list(report_of(out / "general").models) == ["teacher", "assistant", "student"]
+    assert list(report_of(out / "general").cards) == ["teacher", "assistant", "student"]
     assert report_of(out / "general" / "assistant-3x16").training.steps == 4
 
 

@@ -100,9 +100,7 @@ def test_what_it_says_is_what_transformers_says(models, data, tmp_path):
     assert [m.badness for m in evaluation.worst] == pytest.approx(
         [-np.log(given_to[i]) for i in wrong], abs=1e-4
     )
-    assert (
-        report_of(out).models["model-3"].bytes == (models[0] / "model.safetensors").stat().st_size
-    )
+    assert report_of(out).cards["model-3"].bytes == (models[0] / "model.safetensors").stat().st_size
     assert "accuracy" in result.stdout
 
 
@@ -197,9 +195,9 @@ def test_two_models_are_compared_pair_by_pair(models, data, tmp_path):
         *models, "--task", "own", "--data", data, "--predictions", file, "-o", tmp_path / "out"
     )
     report, rows = report_of(tmp_path / "out"), lines_of(file)
-    assert list(report.models) == ["model-3", "model-5"]
+    assert list(report.cards) == ["model-3", "model-5"]
     right = np.array(
-        [[r["predicted"] == r["label"] for r in rows if r["model"] == m] for m in report.models],
+        [[r["predicted"] == r["label"] for r in rows if r["model"] == m] for m in report.cards],
         float,
     )
     assert right.shape == (2, 60)
@@ -225,7 +223,7 @@ def test_a_model_beside_itself_differs_by_nothing_and_is_numbered(models, data, 
     twin = own_files.headed(tmp_path / "elsewhere" / "model-3", LABELS, seed=3)
     succeeds(models[0], twin, models[0], "--task", "own", "--data", data, "-o", tmp_path / "out")
     report = report_of(tmp_path / "out")
-    assert list(report.models) == ["model-3", "model-3 (2)", "model-3 (3)"]
+    assert list(report.cards) == ["model-3", "model-3 (2)", "model-3 (3)"]
     assert all((c.difference, c.low, c.high) == (0, 0, 0) for c in report.comparisons)
     assert len(report.comparisons) == 6
 

@@ -130,7 +130,7 @@ def test_every_form_is_the_same_model(base, pruned):
         torch.testing.assert_close(logits(model, out), expected, atol=1e-5, rtol=1e-5)
     report = report_of(out)
     assert score(out, "compact") == score(out)
-    assert report.models["masked"].params_nonzero < report.models["dense"].params_nonzero
+    assert report.cards["masked"].params_nonzero < report.cards["dense"].params_nonzero
 
 
 def test_the_trace_goes_with_the_checkpoints(tmp_path):
@@ -350,7 +350,7 @@ def test_several_sparsities_are_stages_and_a_done_stage_is_not_repeated(given, t
     assert [p.model for p in report.pruning] == ["50 %", "80 %"]
     assert [e.model for e in report.evaluations] == ["50 %", "80 %"]
     assert (
-        report.models["80 %"].bytes
+        report.cards["80 %"].bytes
         == (out / "sparsity-0.8" / "compact" / "model.safetensors").stat().st_size
     )
     assert kept(out / "sparsity-0.5") == pytest.approx(0.5, abs=1e-3)

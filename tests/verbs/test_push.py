@@ -163,7 +163,7 @@ def test_a_run_is_pushed_and_its_recipe_repeats_it_after_the_hub_moved_on(hub, k
     )
     assert again.returncode == 0, again.stderr
     before, after = map(own_files.report_of, (out, tmp_path / "again"))
-    assert before.models["finetuned"].sha256 == after.models["finetuned"].sha256
+    assert before.cards["finetuned"].sha256 == after.cards["finetuned"].sha256
     assert before.evaluations[0].rows_sha256 == after.evaluations[0].rows_sha256
     said = kdcli(
         "finetune", "someone/base", "--revision", "nowhere", *given, "-o", tmp_path / "none"

@@ -51,7 +51,7 @@ def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(
         table.loc["finetuned", "own accuracy"]
         == done.report.quality["own"]["finetuned"]["accuracy"]
     )
-    assert table.loc["finetuned", "parameters"] == done.report.models["finetuned"].params_total
+    assert table.loc["finetuned", "parameters"] == done.report.cards["finetuned"].params_total
     assert "<iframe srcdoc=" in done._repr_html_()
     assert capsys.readouterr().out == ""
     with pytest.raises(GateError):

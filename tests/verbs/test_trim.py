@@ -46,7 +46,7 @@ def test_a_model_with_a_head_gives_the_same_outputs(text, tmp_path):
     assert torch.equal(one, other)
     assert (training_rows(str(tmp_path / "out")) == np.arange(3)).all()
     report = report_of(tmp_path / "out")
-    assert report.models["trimmed"].params_embedding < report.models["untrimmed"].params_embedding
+    assert report.cards["trimmed"].params_embedding < report.cards["untrimmed"].params_embedding
 
 
 def test_an_embedding_model_stays_one(text, tmp_path):

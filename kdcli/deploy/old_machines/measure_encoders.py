@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor, nn
 
-SCHEMA = 1
+SCHEMA = 2
 WARM_RUNS, WARM_SECONDS = 10, 1.0
 OK, NOISY = 0.10, 0.25
 """Upper bounds of interquartile range over median for the status ok and noisy; above it is unstable."""
@@ -386,8 +386,8 @@ def build(
 
 def measure_cell(
     settings: Mapping[str, Any], encoders: Mapping[str, Encoder | None], cell: Sequence[int]
-) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Measure all encoders in one cell; returns its rows and speed-ups."""
+) -> list[dict[str, Any]]:
+    """Measure all encoders in one cell; each row but the first encoder's has a speed-up over it."""
     device, size = torch.device(settings["device"]), {"batch_size": cell[0], "seq_len": cell[1]}
     given = inputs(cell, settings["vocab_size"], settings["padding"], device)
     calls = {
@@ -401,20 +401,17 @@ def measure_cell(
         **{key: settings[key] for key in ("device", "dtype", "padding")},
         **size,
     }
-    rows = [{"model": name, **same, **summary(times.get(name, ()))} for name in encoders]
-    # The first cell has the plain name; names of the others end in @BATCHxTOKENS.
-    at, baseline = (
-        "" if cell == settings["cells"][0] else f"@{cell[0]}x{cell[1]}",
-        next(iter(encoders)),
-    )
-    others = [name for name in times if name != baseline and baseline in times]
-    return rows, {
-        f"{n}_vs_{baseline}{at}": {**speedup(times[baseline], times[n]), **size} for n in others
-    }
+    rows, baseline = [], next(iter(encoders))
+    for name in encoders:
+        ratios = None
+        if name != baseline and name in times and baseline in times:
+            ratios = {"baseline": baseline, **speedup(times[baseline], times[name])}
+        rows.append({"model": name, **same, **summary(times.get(name, ())), "speedup": ratios})
+    return rows
 
 
-def show(rows: Sequence[Mapping[str, Any]], speedups: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print the rows and speed-ups of a cell."""
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the rows of a cell."""
     for row in rows:
         took = (
             ""
@@ -424,10 +421,10 @@ def show(rows: Sequence[Mapping[str, Any]], speedups: Mapping[str, Mapping[str, 
         print(
             f"{row['model']:>24} {row['batch_size']:>4} x {row['seq_len']:<5} {row['status']:<14}{took}"
         )
-    for name, ratio in speedups.items():
-        print(
-            f"{name:>50} {ratio['median']:.2f}, quartiles {ratio['low']:.2f} and {ratio['high']:.2f}"
-        )
+        if row["speedup"] is not None:
+            ratio = row["speedup"]
+            over = f"over {ratio['baseline']}: {ratio['median']:.2f}"
+            print(f"{over:>50}, quartiles {ratio['low']:.2f} and {ratio['high']:.2f}")
     sys.stdout.flush()
 
 
@@ -502,19 +499,17 @@ def main() -> None:
         "environment": environment(device),
         "models": {name: shape._asdict() for name, shape in plan["shapes"].items()},
         "rows": [],
-        "speedup": {},
     }
     # A batch system ends a job with SIGTERM; treat it as Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         encoders = build(plan, dtype, device)
         for cell in plan["cells"]:
-            rows, speedups = measure_cell(settings, encoders, cell)
+            rows = measure_cell(settings, encoders, cell)
             result["rows"] += rows
-            result["speedup"].update(speedups)
             result["complete"] = cell is plan["cells"][-1]
             write(given.out, result)
-            show(rows, speedups)
+            show(rows)
     except KeyboardInterrupt:
         if not result["rows"]:
             stop(130, "interrupted before the first cell was finished; nothing written")

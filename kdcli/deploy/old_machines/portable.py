@@ -5,11 +5,13 @@ import hashlib
 import importlib.resources
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from kdcli.deploy.measurements import Failure, LatencyRow
 from kdcli.deploy.old_machines.measure_encoders import SCHEMA
 from kdcli.deploy.shapes import VOCABULARY, shape
 from kdcli.disk import MOST_REPORT, disk_errors, read_json, write_atomic
@@ -23,6 +25,13 @@ Positive = Annotated[float, Field(gt=0)]
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _Speedup(_Part):
+    baseline: str
+    median: Positive
+    low: Positive
+    high: Positive
 
 
 class _Row(_Part):
@@ -41,6 +50,7 @@ class _Row(_Part):
     mean_ms: Positive | None
     iqr_over_p50: Annotated[float, Field(ge=0)] | None
     status: Literal["ok", "noisy", "unstable", "out of memory"]
+    speedup: _Speedup | None
 
     @property
     def fits(self) -> bool:
@@ -55,18 +65,10 @@ class _Row(_Part):
         return self
 
 
-class _Speedup(_Part):
-    median: Positive
-    low: Positive
-    high: Positive
-    batch_size: Count
-    seq_len: Count
-
-
 class _Result(_Part):
     """The file that `measure_encoders.py` writes."""
 
-    schema_version: Literal[1] = Field(alias="schema")
+    schema_version: Literal[2] = Field(alias="schema")
     kind: Literal["kdcli portable latency"]
     complete: bool
     created: str
@@ -75,14 +77,15 @@ class _Result(_Part):
     environment: dict[str, Any]
     models: Annotated[dict[str, dict[str, Count]], Field(min_length=1)]
     rows: Annotated[list[_Row], Field(min_length=1)]
-    speedup: dict[str, _Speedup]
 
     @model_validator(mode="after")
     def _names_agree(self) -> Self:
         cells = [(row.model, row.batch_size, row.seq_len) for row in self.rows]
         if len(set(cells)) < len(cells):
             raise ValueError("a model has two rows in a cell")
-        if unknown := sorted({row.model for row in self.rows} - set(self.models)):
+        named = {row.model for row in self.rows}
+        named |= {row.speedup.baseline for row in self.rows if row.speedup is not None}
+        if unknown := sorted(named - set(self.models)):
             raise ValueError(f"a row names {unknown[0]}, which is not among the models")
         return self
 
@@ -122,10 +125,27 @@ def write_portable(
     return list(contents)
 
 
-def read_portable(path: Path) -> dict[str, Any]:
-    """Read a result of `measure_encoders.py`: `rows`, `speedup`, `failures` and `environment` as in report.json, and
-    `notes` on an interrupted measurement or another version of the file. Raises UsageError: unreadable, damaged, of
-    another schema, or not such a file."""
+@dataclass(frozen=True)
+class PortableResult:
+    """What `measure_encoders.py` measured on another machine.
+
+    Attributes:
+        shapes: the measured shapes, the baseline first.
+        notes: whether the measurement was interrupted, or made by another version of the file.
+    """
+
+    shapes: list[str]
+    rows: list[LatencyRow]
+    failures: list[Failure]
+    environment: dict[str, Any]
+    notes: list[str]
+
+
+def read_portable(path: Path) -> PortableResult:
+    """Read a result of `measure_encoders.py`.
+
+    Raises UsageError if the file is unreadable, damaged, of another schema, or not such a result.
+    """
     hint = "write the file again with `kdcli benchmark --portable DIR` and measure again"
     raw = read_json(path, most_bytes=MOST_REPORT)
     if raw.get("kind") != "kdcli portable latency":
@@ -147,16 +167,19 @@ def read_portable(path: Path) -> dict[str, Any]:
         )
     if result.sha256.get(SCRIPT) != hashlib.sha256(_script().encode()).hexdigest():
         notes.append(f"{path.name} was measured by another version of {SCRIPT} than this kdcli has")
-    same = {"model", "backend", "dtype", "batch_size", "seq_len"}
-    return {
-        "rows": [row.model_dump() for row in result.rows if row.fits],
-        "speedup": {key: ratio.model_dump() for key, ratio in result.speedup.items()},
-        "failures": [
-            r.model_dump(include=same) | {"reason": r.status} for r in result.rows if not r.fits
+    cell = {"model", "backend", "dtype", "batch_size", "seq_len"}
+    measured = dict.fromkeys(row.model for row in result.rows)
+    return PortableResult(
+        shapes=[shape for shape in result.models if shape in measured],
+        rows=[LatencyRow.model_validate(row.model_dump()) for row in result.rows if row.fits],
+        failures=[
+            Failure.model_validate(row.model_dump(include=cell) | {"reason": row.status})
+            for row in result.rows
+            if not row.fits
         ],
-        "environment": result.environment,
-        "notes": notes,
-    }
+        environment=result.environment,
+        notes=notes,
+    )
 
 
 def _script() -> str:

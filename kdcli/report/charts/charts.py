@@ -1,9 +1,10 @@
-"""The pictures of a report, and what they show in words: training, settings, latency over lengths, size and quality."""
+"""Draw the pictures of a report: training, settings, latency, size and quality."""
 
 import itertools
 from collections.abc import Callable
 from typing import Literal
 
+from kdcli.deploy.measurements import LatencyRow
 from kdcli.report.charts.drawing import (
     COLOURS,
     DASHES,
@@ -14,41 +15,44 @@ from kdcli.report.charts.drawing import (
     svg,
     ticks,
 )
-from kdcli.report.schema import AT, UNDISTILLED, CurvePoint, LatencyRow, Report
+from kdcli.report.schema import CurvePoint, Report
 from kdcli.report.sections.latency import (
-    BENCHMARK,
     PLAIN,
     Cell,
     cell_name,
     cells,
     comparable,
+    first_cell,
+    form_of,
     ran_as,
-    scored_as,
 )
 from kdcli.report.sections.selection import by_setting, spread
-from kdcli.report.text import Picture, cut, names_of, number, percent
+from kdcli.report.text import Picture, cut, names_of, number, percent, shape_of, without_owner
 
-# The held-out term of a model that is trained with another, and what its line is called where it has one beside it.
-HARD, TOGETHER = "/hard", "together"
-MOST_LINES = 12  # Lines of one picture at most
-LOWER_IS_BETTER = {
-    "loss",
-    "mse",
-}  # Names of metrics of which less is better; a front is drawn of the others
+HARD = "hard"  # the held-out loss against the labels, of models that are trained together
+HELD = "held-out "  # prefix of the labels of held-out losses
+TOGETHER = "together"  # the line of this run, next to those of the compared runs
+MAX_LINES = 12  # in one picture
+MAX_TERMS = 9  # with more held-out terms, a picture has a line for each student
+LOWER_IS_BETTER = {"loss", "mse"}  # metrics without a picture of quality
 MARKERS = "os^Dv"
-MOST_TERMS = 9  # Lines of held-out terms that a picture can hold
+
+Cost = Literal["latency", "size", "density"]
 
 
 def pictures(report: Report) -> list[Picture]:
-    """Those that the report has numbers for; the ones of a pruned model stand with its numbers."""
+    """Return the pictures that the report has numbers for.
+
+    The pictures of a pruned model are shown with its numbers.
+    """
     drawn = [
-        *_beside_curves(report),
+        *_compared_curves(report),
         *_growth(report),
         _loss_curve(report),
         _metric_curve(report),
         _setting_curve(report),
     ]
-    if report.command == BENCHMARK:
+    if report.focus == "latency":
         drawn += [quality_against(report, "latency"), quality_against(report, "size")]
         drawn += [latency_over(report, "tokens"), latency_over(report, "batch size")]
     if len(report.pruning) > 1:
@@ -57,143 +61,140 @@ def pictures(report: Report) -> list[Picture]:
     return [p for p in drawn if p is not None]
 
 
-def _ends(lines: list[Line], written: Callable[[float], str] = number) -> str:
-    """The first and the last value of every line, in words."""
+def _ends(lines: list[Line], write: Callable[[float], str] = number) -> str:
+    """Write the first and the last value of every line."""
     return ", ".join(
-        f"{ln.label} {written(ln.points[0][1])} → {written(ln.points[-1][1])}" for ln in lines
+        f"{line.label} {write(line.points[0][1])} → {write(line.points[-1][1])}" for line in lines
     )
 
 
 def _loss_curve(report: Report) -> Picture | None:
-    """Training loss and held-out terms over steps, logarithmic; None when nothing was logged."""
+    """Draw the training loss and the held-out terms over the steps, on a logarithmic axis.
+
+    Each of several models has a colour, and its terms differ in their dashes. The terms of a single
+    model differ in their colours.
+    """
     training = [(p.step, p.loss) for p in report.curve if p.loss is not None]
-    held = [(p.step, p.held_out) for p in report.curve if p.held_out]
     if len(training) < 2:
         return None
-    first = held[0][1] if held else {}
-    names = [n for n in first if n != "loss"] or list(first)
-    if len(names) > MOST_TERMS:
-        # A line a student, the sum of its terms.
-        named = [
-            (step, [(n.rpartition("/")[0], losses[n]) for n in names]) for step, losses in held
-        ]
-        held = [
-            (step, {f"{s}/": sum(v for of, v in own if of == s) for s, _ in own})
-            for step, own in named
-        ]
-        names = list(held[0][1])
-    students, terms = (list(dict.fromkeys(n.rpartition("/")[i] for n in names)) for i in (0, 2))
-    # Several students: a colour each, their terms by dashes. One: a colour for each term.
-    several = len(students) > 1
+    held = [(p.step, p.held_out) for p in report.curve if p.held_out]
+    lines = _held_out_lines(held) if held else []
+    several = len(lines) > 0 and len(held[0][1]) > 1
+    label = "training, all of them" if several else "training"
+    total = Line(label, training, INK, marker="", width=0.9)
+    columns = 3 if len(lines) < 3 else 2
+    drawing, _ = line_chart([total, *lines], "step", columns=columns, log=True)
+    caption = f"Loss over {report.curve[-1].step:,} steps"
+    if lines:
+        # The caption says once that these are held-out losses.
+        unprefixed = [Line(line.label.removeprefix(HELD), line.points, "") for line in lines]
+        caption += f"; on held-out data, never trained on: {_ends(unprefixed)}"
+    return Picture(svg(drawing), f"{caption}.")
+
+
+def _held_out_lines(held: list[tuple[int, dict[str, dict[str, float]]]]) -> list[Line]:
+    """Return a line for each term of each model or, of too many terms, for each model."""
+    models = list(held[0][1])
+    # The total of a model is shown if it has no terms.
+    terms = {
+        model: [term for term in losses if term != "loss"] or list(losses)
+        for model, losses in held[0][1].items()
+    }
+    several = len(models) > 1
+    summed = sum(map(len, terms.values())) > MAX_TERMS
+    kinds = list(dict.fromkeys(term for model in models for term in terms[model]))
     lines = []
-    for name in names:
-        student, _, term = name.rpartition("/")
-        place, dash = (
-            students.index(student) if several else terms.index(term),
-            DASHES[terms.index(term) % len(DASHES)],
-        )
-        dash = dash if term else DASHES[place // len(COLOURS) % len(DASHES)]
-        points = [(step, losses[name]) for step, losses in held]
-        lines.append(
-            Line(
-                f"held-out {name.removesuffix('/')}",
-                points,
-                COLOURS[place % len(COLOURS)],
-                dash if several else "-",
-            )
-        )
-    total = Line(
-        "training, all of them" if several else "training", training, INK, marker="", width=0.9
-    )
-    drawing, _ = line_chart([total, *lines], "step", columns=3 if len(names) < 3 else 2, log=True)
-    steps = f"Loss over {report.curve[-1].step:,} steps"
-    ends = _ends(lines).replace("held-out ", "")
-    return Picture(
-        svg(drawing),
-        f"{steps}; on what is held out, never trained on: {ends}." if ends else f"{steps}.",
-    )
+    for place, model in enumerate(models):
+        if summed:
+            points = [(step, sum(at[model][t] for t in terms[model])) for step, at in held]
+            dash = DASHES[place // len(COLOURS) % len(DASHES)] if several else "-"
+            colour = COLOURS[place % len(COLOURS)]
+            lines.append(Line(f"{HELD}{model}", points, colour, dash))
+            continue
+        for term in terms[model]:
+            kind = kinds.index(term)
+            label = f"{model}/{term}" if several else term
+            colour = COLOURS[(place if several else kind) % len(COLOURS)]
+            dash = DASHES[kind % len(DASHES)] if several else "-"
+            points = [(step, at[model][term]) for step, at in held]
+            lines.append(Line(f"{HELD}{label}", points, colour, dash))
+    return lines
 
 
-def _beside_curves(report: Report) -> list[Picture]:
-    """Of each model the held-out loss against the labels, beside that of the same model in the runs that this one is
-    compared with; none where there are no such runs. The start, from which all come, would hide what differs."""
-    curves = {TOGETHER: report.curve, **report.beside}
-    here = _held_out(report.curve)
+def _compared_curves(report: Report) -> list[Picture]:
+    """Draw each model's held-out loss against the labels, here and in the compared runs.
+
+    The start is skipped: all runs share it, and it would hide the differences.
+    """
+    curves = {TOGETHER: report.curve, **report.compared_runs}
+    here = _after_start(report.curve)
+    if not here or not report.compared_runs:
+        return []
     drawn = []
-    for term in [
-        name for name in (here[0][1] if here and report.beside else {}) if name.endswith(HARD)
-    ]:
-        model = term.removesuffix(HARD)
+    for model in [name for name, terms in here[0][1].items() if HARD in terms]:
         styles = zip(COLOURS, itertools.cycle(DASHES), strict=False)
-        lines = [
-            Line(
-                name,
-                [(step, losses[term]) for step, losses in _held_out(curve) if term in losses],
-                colour,
-                dash,
-            )
-            for (name, curve), (colour, dash) in zip(curves.items(), styles, strict=False)
-        ]
+        lines = []
+        for (name, curve), (colour, dash) in zip(curves.items(), styles, strict=False):
+            points = [
+                (s, at[model][HARD]) for s, at in _after_start(curve) if HARD in at.get(model, {})
+            ]
+            lines.append(Line(name, points, colour, dash))
         if min(len(line.points) for line in lines) < 2:
             continue
         drawing, _ = line_chart(lines, "step", f"held-out loss of {cut(model, 24)}", columns=2)
-        since = f"step {here[0][0]:,} on"
         # Runs from one start differ in the fourth decimal.
         ends = _ends(lines, "{:.4f}".format)
-        drawn.append(
-            Picture(svg(drawing), f"{model}: held-out loss against the labels, {since}: {ends}.")
-        )
+        caption = f"{model}: held-out loss against the labels, from step {here[0][0]:,} on: {ends}."
+        drawn.append(Picture(svg(drawing), caption))
     return drawn
 
 
-def _growth(report: Report) -> list[Picture]:
-    """Quality of every student over the tokens it was distilled on, beside the undistilled ones as dashed lines."""
-    drawn: list[Picture] = []
-    if report.training is None:
-        return drawn
-    each, end = report.training.tokens / max(1, report.training.steps), report.training.tokens / 1e6
-    for task, by_model in report.quality.items():
-        students = list(dict.fromkeys(model.partition(AT)[0] for model in by_model if AT in model))
-        metric = next(iter(next(iter(by_model.values()), {})), "")
-        lines: list[Line] = []
-        for name, colour in zip(students, itertools.cycle(COLOURS), strict=False):
-            found = {
-                int(m.partition(AT)[2]): v[metric]
-                for m, v in by_model.items()
-                if m.startswith(name + AT)
-            }
-            points = [(step * each / 1e6, value) for step, value in sorted(found.items())]
-            turn = MARKERS[len(lines) // len(COLOURS) % len(MARKERS)]
-            lines.append(Line(name, [*points, (end, by_model[name][metric])], colour, marker=turn))
-        start = min((line.points[0][0] for line in lines), default=0.0)
-        for name, values in by_model.items() if lines else ():
-            if name.endswith(UNDISTILLED):
-                lines.append(
-                    Line(
-                        name, [(start, values[metric]), (end, values[metric])], INK, "--", marker=""
-                    )
-                )
-        if lines:
-            drawing, axes = line_chart(
-                lines, "million tokens", cut(f"{metric} on {task}", 40), columns=2
-            )
-            ticks(axes, sorted({x for line in lines for x, _ in line.points}), log=start * 8 <= end)
-            drawn.append(
-                Picture(
-                    svg(drawing),
-                    f"{metric} on {task} over the tokens distilled on: {_ends(lines)}.",
-                )
-            )
-    return drawn
-
-
-def _held_out(curve: list[CurvePoint]) -> list[tuple[int, dict[str, float]]]:
-    """The held-out losses after the start."""
+def _after_start(curve: list[CurvePoint]) -> list[tuple[int, dict[str, dict[str, float]]]]:
+    """Return the held-out losses after step 0."""
     return [(p.step, p.held_out) for p in curve if p.held_out and p.step]
 
 
+def _growth(report: Report) -> list[Picture]:
+    """Draw the quality of every student over its tokens; dashed lines are the undistilled ones."""
+    checkpoints: dict[str, list[tuple[int, str]]] = {}
+    for model in report.with_role("checkpoint"):
+        if model.of is not None and model.step is not None:
+            checkpoints.setdefault(model.of, []).append((model.step, model.name))
+    if report.training is None or not checkpoints:
+        return []
+    tokens_per_step = report.training.tokens / max(1, report.training.steps)
+    end = report.training.tokens / 1e6
+    untrained = [model.name for model in report.with_role("untrained")]
+    drawn = []
+    for task, by_model in report.quality.items():
+        metric = next(iter(next(iter(by_model.values()), {})), "")
+        lines: list[Line] = []
+        for name, colour in zip(checkpoints, itertools.cycle(COLOURS), strict=False):
+            points = [
+                (step * tokens_per_step / 1e6, by_model[at][metric])
+                for step, at in sorted(checkpoints[name])
+                if at in by_model
+            ]
+            if points:
+                points.append((end, by_model[name][metric]))
+                marker = MARKERS[len(lines) // len(COLOURS) % len(MARKERS)]
+                lines.append(Line(name, points, colour, marker=marker))
+        if not lines:
+            continue
+        start = min(line.points[0][0] for line in lines)
+        for name in [name for name in by_model if name in untrained]:
+            value = by_model[name][metric]
+            lines.append(Line(name, [(start, value), (end, value)], INK, "--", marker=""))
+        along = cut(f"{metric} on {task}", 40)
+        drawing, axes = line_chart(lines, "million tokens", along, columns=2)
+        ticks(axes, sorted({x for line in lines for x, _ in line.points}), log=start * 8 <= end)
+        caption = f"{metric} on {task} over the tokens distilled on: {_ends(lines)}."
+        drawn.append(Picture(svg(drawing), caption))
+    return drawn
+
+
 def _metric_curve(report: Report) -> Picture | None:
-    """Metrics of a task on the validation set over steps; None when they were taken less than twice."""
+    """Draw a task's metrics on the validation set over the steps, if there are two of them."""
     points = [(p.step, p.metrics) for p in report.curve if p.metrics]
     if len(points) < 2:
         return None
@@ -203,14 +204,14 @@ def _metric_curve(report: Report) -> Picture | None:
         for colour, name in zip(COLOURS, names, strict=False)
     ]
     drawing, _ = line_chart(lines, "step", columns=3 if len(lines) <= 3 else 2)
-    left_out = (
-        f" The first {len(lines)} of {len(names)} metrics." if len(lines) < len(names) else ""
-    )
-    return Picture(svg(drawing), f"On the validation set while training: {_ends(lines)}.{left_out}")
+    caption = f"On the validation set while training: {_ends(lines)}."
+    if len(lines) < len(names):
+        caption += f" The first {len(lines)} of {len(names)} metrics."
+    return Picture(svg(drawing), caption)
 
 
 def _setting_curve(report: Report) -> Picture | None:
-    """The metric of the choice over the one numeric setting that differs, mean and spread over seeds; else None."""
+    """Draw the metric of the choice over the one numeric setting that differs, if there is one."""
     if report.selection is None:
         return None
     metric, groups = report.selection.metric, by_setting(report.selection)
@@ -221,10 +222,8 @@ def _setting_curve(report: Report) -> Picture | None:
     key = differ[0]
     points = []
     for settings, runs in groups:
-        value, values = (
-            settings.get(key),
-            [run.metrics[metric] for run in runs if metric in run.metrics],
-        )
+        value = settings.get(key)
+        values = [run.metrics[metric] for run in runs if metric in run.metrics]
         if isinstance(value, str) or value is None or not values:
             return None
         points.append((value, *spread(values)))
@@ -238,20 +237,23 @@ def _setting_curve(report: Report) -> Picture | None:
     words = "; ".join(
         f"{x:g} {number(y)}" + (f" ± {sd:.2g}" if sd is not None else "") for x, y, sd in points
     )
-    return Picture(
-        svg(drawing), f"{metric} over {key}, mean ± sample standard deviation over seeds: {words}."
-    )
+    caption = f"{metric} over {key}, mean ± sample standard deviation over seeds: {words}."
+    return Picture(svg(drawing), caption)
 
 
 def size_latency(report: Report) -> Picture | None:
-    """Weights on disk against latency of the first cell, a point a model; None without latency of two."""
-    rows = [row for row in comparable(report) if row.model in report.models]
+    """Draw the models' weights on disk against their latency in the first cell."""
+    all_cards = report.cards
+    rows = [row for row in comparable(report) if row.model in all_cards]
     if len(rows) < 2:
         return None
-    cards = {row.model: report.models[row.model] for row in rows}
-    shapes = {name: f"{card.layers}x{card.hidden}" for name, card in cards.items()}
+    cards = {row.model: all_cards[row.model] for row in rows}
     points = {row.model: (cards[row.model].bytes / 1e6, row.p50_ms) for row in rows}
-    labels = {n: n if s in n else f"{cut(n.rpartition('/')[2], 24)} {s}" for n, s in shapes.items()}
+    labels = {}
+    for name, card in cards.items():
+        labels[name] = cut(without_owner(name), 24)
+        if name != shape_of(card):
+            labels[name] += f" {shape_of(card)}"
     where = cell_name((rows[0].batch_size, rows[0].seq_len))
     words = "; ".join(f"{name} {size:,.1f} MB, {ms:.3g} ms" for name, (size, ms) in points.items())
     drawing = scatter_chart(points, labels, "weights, MB", f"median ms, {where}", zero=True)
@@ -259,58 +261,59 @@ def size_latency(report: Report) -> Picture | None:
 
 
 def latency_over(report: Report, what: Literal["tokens", "batch size"]) -> Picture | None:
-    """Medians over tokens or batch size, both axes logarithmic: a colour for each model, dashes for what it ran on. The
-    cells that are otherwise alike, where these are most; None where there are not two."""
+    """Draw medians over tokens or over the batch size, both axes logarithmic.
+
+    Each model has a colour, and each backend a kind of dashes. Of the cells that differ in nothing
+    else, the largest group is drawn; it needs two cells.
+    """
     varies = 1 if what == "tokens" else 0
+    by_cell = cells(report)
     groups: dict[int, list[Cell]] = {}
-    for cell in cells(report):
+    for cell in by_cell:
         groups.setdefault(cell[1 - varies], []).append(cell)
-    alike: list[Cell] = max(map(sorted, groups.values()), key=len, default=[])
-    if len(alike) < 2:
+    shown: list[Cell] = max(map(sorted, groups.values()), key=len, default=[])
+    if len(shown) < 2:
         return None
     rows: dict[tuple[str, tuple[str, str]], dict[int, LatencyRow]] = {}
-    for cell in alike:
-        for row in cells(report)[cell]:
+    for cell in shown:
+        for row in by_cell[cell]:
             rows.setdefault((row.model, (row.backend, row.dtype)), {})[cell[varies]] = row
     models, backends = (list(dict.fromkeys(key[i] for key in rows)) for i in (0, 1))
     lines = []
-    for (model, on), by_place in list(rows.items())[:MOST_LINES]:
+    for (model, on), by_place in list(rows.items())[:MAX_LINES]:
         turn, place = divmod(models.index(model), len(COLOURS))
         name = model if len(backends) == 1 else ran_as(next(iter(by_place.values())))
         points = [(x, row.p50_ms) for x, row in by_place.items()]
-        style = (
-            COLOURS[place],
-            DASHES[backends.index(on) % len(DASHES)],
-            MARKERS[turn % len(MARKERS)],
-        )
-        lines.append(Line(name, points, *style))
+        dash, marker = DASHES[backends.index(on) % len(DASHES)], MARKERS[turn % len(MARKERS)]
+        lines.append(Line(name, points, COLOURS[place], dash, marker))
     columns = 3 if len(backends) == 1 else 2
     taller = 0.17 * max(0, -(-len(lines) // columns) - 2)
-    fixed = f"batch size {alike[0][0]}" if what == "tokens" else f"{alike[0][1]} tokens"
-    drawing, axes = line_chart(
-        lines, f"{what}, with {fixed}", "median ms", columns=columns, log=True, taller=taller
-    )
-    ticks(axes, [cell[varies] for cell in alike], log=True)
+    fixed = f"batch size {shown[0][0]}" if what == "tokens" else f"{shown[0][1]} tokens"
+    across = f"{what}, with {fixed}"
+    drawing, axes = line_chart(lines, across, "median ms", columns=columns, log=True, taller=taller)
+    ticks(axes, [cell[varies] for cell in shown], log=True)
     words = "; ".join(
         f"{line.label} " + ", ".join(f"{ms:.3g} ({x})" for x, ms in line.points) for line in lines
     )
-    left_out = f" The first {len(lines)} of {len(rows)} lines." if len(lines) < len(rows) else ""
-    return Picture(
-        svg(drawing),
-        f"Median milliseconds by {what}, {fixed}, both axes logarithmic: {words}.{left_out}",
-    )
+    caption = f"Median milliseconds by {what}, {fixed}, both axes logarithmic: {words}."
+    if len(lines) < len(rows):
+        caption += f" The first {len(lines)} of {len(rows)} lines."
+    return Picture(svg(drawing), caption)
 
 
-def quality_against(report: Report, what: Literal["latency", "size", "density"]) -> Picture | None:
-    """A metric of a task against latency of the first cell, size or density: the models that no other beats in both,
-    joined by a line, the others hollow; None without two models that were scored and measured."""
+def quality_against(report: Report, what: Cost) -> Picture | None:
+    """Draw a task's metric against latency in the first cell, size or density.
+
+    A line joins the models that no other model beats in both; the others are hollow. There is no
+    picture without two models that were scored and measured.
+    """
     unit, label, costs = _costs(report, what)
     task, metric, quality = _most_scored(report, list(costs))
     if len(quality) < 2:
         return None
     points = {name: (costs[name], value) for name, value in quality.items()}
     front = front_of(points)
-    labels = {name: cut(name.rpartition("/")[2], 24) for name in points}
+    labels = {name: cut(without_owner(name), 24) for name in points}
     drawing = scatter_chart(points, labels, label, cut(f"{metric} on {task}", 40), front=front)
     words = "; ".join(
         f"{name} {cost:.4g} {unit}, {number(value)}" for name, (cost, value) in points.items()
@@ -318,59 +321,61 @@ def quality_against(report: Report, what: Literal["latency", "size", "density"])
     text = f"{metric} on {task} against {what} ({label}): {words}. On the line: {', '.join(front)}."
     if beaten := [name for name in points if name not in front]:
         text += f" Hollow, since another is at least as good in both: {', '.join(beaten)}."
-    rows = comparable(report)
-    if (
-        what == "latency"
-        and not _by_backend(report)
-        and (rows[0].backend, rows[0].dtype) not in PLAIN
-    ):
-        text += " The quality is that of the weights, not of this backend."
+    if what == "latency" and not _by_backend(report):
+        row = comparable(report)[0]
+        if (row.backend, row.dtype) not in PLAIN:
+            text += " The quality is that of the weights, not of this backend."
     return Picture(drawing, text)
 
 
-def _costs(
-    report: Report, what: Literal["latency", "size", "density"]
-) -> tuple[str, str, dict[str, float]]:
-    """Unit, name of the axis, and what each model costs; of pruned ones only what differs."""
+def _costs(report: Report, what: Cost) -> tuple[str, str, dict[str, float]]:
+    """Return the unit, the label of the axis, and the cost of each model.
+
+    Costs of pruned models that do not differ are dropped.
+    """
+    cards = report.cards
     if what == "density":
-        # Nothing of the first model is gone.
-        kept = dict.fromkeys(list(report.models)[:1], 100.0) | {
-            p.model: 100 * p.density for p in report.pruning
-        }
+        # Nothing of the dense model is removed.
+        kept = dict.fromkeys(list(cards)[:1], 100.0)
+        kept |= {p.model: 100 * p.density for p in report.pruning}
         several = len({percent(p.density, 1) for p in report.pruning}) > 1
         return "%", "weights kept, %", kept if several else {}
-    if what == "latency" and (scored := _by_backend(report)):
-        row = next(iter(cells(report).values()))[0]
-        return "ms", f"median ms, {cell_name((row.batch_size, row.seq_len))}", scored
-    rows = [row for row in comparable(report) if row.model in report.models]
     if what == "latency":
-        on = f"{rows[0].backend} {rows[0].dtype}" if rows else ""
-        label = (
-            f"median ms, {cell_name((rows[0].batch_size, rows[0].seq_len))}, {on}" if rows else ""
-        )
+        rows = [row for row in comparable(report) if row.model in cards]
+        if scored := _by_backend(report):
+            row = first_cell(report)[0]
+            return "ms", f"median ms, {cell_name((row.batch_size, row.seq_len))}", scored
+        label = ""
+        if rows:
+            where = cell_name((rows[0].batch_size, rows[0].seq_len))
+            label = f"median ms, {where}, {rows[0].backend} {rows[0].dtype}"
         return "ms", label, {row.model: row.p50_ms for row in rows}
-    measured = dict.fromkeys(
-        row.model for row in next(iter(cells(report).values()), []) if row.model in report.models
-    )
-    names = [p.model for p in report.pruning if p.model in report.models] or list(measured)
-    sizes = {name: report.models[name].bytes / 1e6 for name in names}
-    return "MB", "weights, MB", {} if report.pruning and len(set(sizes.values())) == 1 else sizes
+    measured = dict.fromkeys(row.model for row in first_cell(report) if row.model in cards)
+    names = [p.model for p in report.pruning if p.model in cards] or list(measured)
+    sizes = {name: cards[name].bytes / 1e6 for name in names}
+    same = report.pruning and len(set(sizes.values())) == 1
+    return "MB", "weights, MB", {} if same else sizes
 
 
 def _by_backend(report: Report) -> dict[str, float]:
-    """Medians of the first cell under the names that scores have, such as `MODEL on onnx int8`; empty where only the
-    rows that are comparable were scored."""
-    rows = next(iter(cells(report).values()), [])
+    """Return the medians of the first cell by the model or form that was scored.
+
+    The result is empty if no other rows than the comparable ones were scored.
+    """
     scored = {name for models in report.quality.values() for name in models}
-    found: dict[str, float] = {}
-    for row in rows:
-        if (name := scored_as(row, scored)) in scored:
-            found.setdefault(name, row.p50_ms)
-    return found if found.keys() - {row.model for row in comparable(report)} else {}
+    medians: dict[str, float] = {}
+    for row in first_cell(report):
+        name = form_of(report, row).name
+        if name in scored:
+            medians.setdefault(name, row.p50_ms)
+    return medians if medians.keys() - {row.model for row in comparable(report)} else {}
 
 
 def _most_scored(report: Report, models: list[str]) -> tuple[str, str, dict[str, float]]:
-    """The task and metric that most of the models have, and their values; of metrics that more is better of."""
+    """Return the task and metric that most of the models have, and their values.
+
+    Metrics of which less is better are skipped.
+    """
     candidates = [
         (task, metric, {m: values[m][metric] for m in models if metric in values.get(m, {})})
         for task, values in report.quality.items()
@@ -381,7 +386,7 @@ def _most_scored(report: Report, models: list[str]) -> tuple[str, str, dict[str,
 
 
 def front_of(points: dict[str, tuple[float, float]]) -> list[str]:
-    """The names, by rising cost, of those (cost, quality) that beat everything cheaper."""
+    """Return the names of the (cost, quality) that beat everything cheaper, by rising cost."""
     front: list[str] = []
     for name in sorted(points, key=lambda name: (points[name][0], -points[name][1])):
         if not front or points[name][1] > points[front[-1]][1]:

@@ -33,7 +33,7 @@ WIDTH, HEIGHT = (
 # Ever darker, so that it reads without colour; light enough for dark numbers.
 SCALE = LinearSegmentedColormap.from_list("kept", ["#fff6d5", "#c4e4c1", "#6fbcca", "#4f93d6"])
 NUMBERS = "#16202c"  # Colour of the numbers on SCALE, on a dark page too
-MOST_NUMBERS = 16  # Columns of a map up to which a number fits into a cell
+MAX_NUMBERS = 16  # Columns of a map up to which a number fits into a cell
 ROW = 0.235  # Inches of a row of a map
 
 Cells = Sequence[
@@ -222,7 +222,7 @@ def heat_map(
     known = [share for row in cells for share in row if share is not None]
     scale = Normalize(min([*known, 0.8 * middle]), max([*known, 1.2 * middle]))
     xs, ys = ([i + 0.25 * (i >= n - apart) for i in range(n)] for n in (len(columns), len(rows)))
-    numbered = len(columns) <= MOST_NUMBERS
+    numbered = len(columns) <= MAX_NUMBERS
     drawing, axes = figure(
         ROW * ys[-1] + (0.8 if across else 0.6) + (0.3 if not numbered else 0) - HEIGHT
     )

@@ -16,7 +16,7 @@ from kdcli.report.schema import Histogram, Pruning
 from kdcli.report.sections.pruning import ALL, kept, kept_by_layer, layers_of, types_of
 from kdcli.report.text import Picture, percent
 
-MOST_RIDGES = 7  # Steps whose distribution of scores is drawn
+MAX_RIDGES = 7  # Steps whose distribution of scores is drawn
 TAIL = 5e-4  # Share of the scores at either end that may lie beyond the picture
 
 
@@ -82,7 +82,7 @@ def score_ridges(pruned: Pruning) -> Picture | None:
     if not spread:
         return None
     chosen = np.unique(
-        np.linspace(0, len(spread) - 1, min(MOST_RIDGES, len(spread))).round().astype(int)
+        np.linspace(0, len(spread) - 1, min(MAX_RIDGES, len(spread))).round().astype(int)
     )
     shown = [spread[i] for i in chosen]
     drawing, axes = figure(0.42 * len(shown) + 0.6 - HEIGHT)

@@ -1,9 +1,9 @@
-"""The sections of a report, in order; each view shows this list."""
+"""List the sections of a report in order. Each view shows this list."""
 
 from collections.abc import Sequence
 from functools import partial
 
-from kdcli.report.schema import Pruning, Report
+from kdcli.report.schema import CurvePoint, Pruning, Report
 from kdcli.report.sections.compression import compression_section
 from kdcli.report.sections.evaluations import comparisons, details, scores
 from kdcli.report.sections.latency import (
@@ -18,13 +18,14 @@ from kdcli.report.sections.pruning import by_layer, by_type, density_points
 from kdcli.report.sections.selection import selection_section
 from kdcli.report.text import Picture, Section, Table, View, bytes_of, duration, names_of, number
 
-FEW_PRUNED = 3  # Pruned models up to which each is unfolded
+MAX_OPEN_PRUNED = 3  # with more pruned models, their tables are closed in HTML
+MAX_CURVE_ROWS = 12
 
 
 def sections(report: Report) -> list[Section]:
-    """All that a report shows."""
+    """Return all that a report shows."""
     return [
-        *([compression_section(c)] if (c := report.compression) else []),
+        *([compression_section(report.compression)] if report.compression else []),
         models_section(report),
         *not_measured(report),
         *scores(report),
@@ -50,46 +51,59 @@ def _pictures(shown: Report | Pruning) -> list[Picture]:
 
 
 def _pruned(report: Report) -> list[Section]:
-    """What is kept: by type of every model, by layer and in pictures of each, over training."""
-    parts, few = [], len(report.pruning) <= FEW_PRUNED
+    """Show which weights are kept: by type, by layer, in pictures, and while training."""
+    if not report.pruning:
+        return []
+    parts, is_open = [], len(report.pruning) <= MAX_OPEN_PRUNED
     for p in report.pruning:
         title = f"{p.model}: weights kept by layer and type, in percent"
-        parts.append(
-            Section(title, by_layer(p), draw=partial(_pictures, p), least=View.MARKDOWN, open=few)
-        )
+        draw = partial(_pictures, p)
+        parts.append(Section(title, by_layer(p), draw=draw, least=View.MARKDOWN, open=is_open))
     parts += _curve("Weights kept while training, in percent", density_points(report))
-    return (
-        [Section("Weights kept, in percent", by_type(report), parts=parts)]
-        if report.pruning
-        else []
-    )
+    return [Section("Weights kept, in percent", by_type(report), parts=parts)]
 
 
 def _training(report: Report) -> list[Section]:
-    """What the training took, and its curves as tables."""
-    parts = _curve("Held-out loss", [(p.step, p.held_out) for p in report.curve if p.held_out])
+    """Show what the training took, and its curves as tables."""
+    held_out = [(p.step, held_out_terms(p)) for p in report.curve if p.held_out]
+    parts = _curve("Held-out loss", held_out)
     parts += _curve("While training", [(p.step, p.metrics) for p in report.curve if p.metrics])
     sentences = []
     if (t := report.training) is not None:
-        sentences.append(
-            f"{t.steps:,} steps, {t.tokens:,} tokens in {duration(t.seconds)} ({t.tokens_per_second:,.0f} tokens/s), "
-            f"peak memory {bytes_of(t.peak_memory_bytes)}; loss {number(t.loss_first)} → {number(t.loss_last)}."
-            + (f" Resumed after step {t.resumed_from_step:,}." if t.resumed_from_step else "")
+        sentence = (
+            f"{t.steps:,} steps, {t.tokens:,} tokens in {duration(t.seconds)} "
+            f"({t.tokens_per_second:,.0f} tokens/s), "
+            f"peak memory {bytes_of(t.peak_memory_bytes)}; "
+            f"loss {number(t.loss_first)} → {number(t.loss_last)}."
         )
-    shown = [Section("Training", sentences=sentences, parts=parts, least=View.MARKDOWN)]
-    return shown if sentences or parts else []
+        if t.resumed_from_step:
+            sentence += f" Resumed after step {t.resumed_from_step:,}."
+        sentences.append(sentence)
+    if not sentences and not parts:
+        return []
+    return [Section("Training", sentences=sentences, parts=parts, least=View.MARKDOWN)]
+
+
+def held_out_terms(point: CurvePoint) -> dict[str, float]:
+    """Name the held-out terms of one model by the term, and those of several `MODEL/TERM`."""
+    models = point.held_out or {}
+    return {
+        term if len(models) == 1 else f"{model}/{term}": value
+        for model, terms in models.items()
+        for term, value in terms.items()
+    }
 
 
 def _curve(title: str, points: Sequence[tuple[int, dict[str, float] | None]]) -> list[Section]:
-    """About ten of the points, the last one always."""
+    """Show about ten of the points, always with the last one."""
+    if not points:
+        return []
     names = names_of(values for _, values in points if values)
-    shown = points if len(points) <= 12 else [*points[: -1 : max(1, len(points) // 10)], points[-1]]
+    shown = list(points)
+    if len(points) > MAX_CURVE_ROWS:
+        shown = [*points[: -1 : max(1, len(points) // 10)], points[-1]]
     rows = [
         [f"{step:,}", *(number((values or {}).get(name)) for name in names)]
         for step, values in shown
     ]
-    return (
-        [Section(title, Table(["step", *names], rows), least=View.MARKDOWN, open=False)]
-        if rows
-        else []
-    )
+    return [Section(title, Table(["step", *names], rows), least=View.MARKDOWN, open=False)]

@@ -1,27 +1,12 @@
-"""What a report is of and how its models were made, its main table, and the few numbers to see first."""
+"""Show what a report is about: its title, the main table, and the few numbers to see first."""
 
-import re
+from collections.abc import Iterable
 from statistics import fmean
 
-from kdcli.report.schema import (
-    ASSISTANT,
-    FINETUNED,
-    TEACHER,
-    UNDISTILLED,
-    LatencyRow,
-    Report,
-    Speedup,
-)
+from kdcli.deploy.measurements import LatencyRow
+from kdcli.report.schema import Quality, Report
 from kdcli.report.sections.evaluations import set_name, tasks
-from kdcli.report.sections.latency import (
-    BENCHMARK,
-    cells,
-    compared_with,
-    interval,
-    ran_as,
-    scored_as,
-    speedup_of,
-)
+from kdcli.report.sections.latency import cells, first_cell, form_of, interval, ran_as
 from kdcli.report.sections.pruning import best_pruned
 from kdcli.report.text import (
     Section,
@@ -33,112 +18,132 @@ from kdcli.report.text import (
     number,
     on_disk,
     percent,
+    shape_of,
     short,
 )
 
-COTRAIN = "cotrain"  # The command whose reports are of two models trained together
-FEW_NAMES = 5  # Models up to which a title names each that was measured beside another
-SHAPE = re.compile(r"\d+x\d+\S*")
-FEW_SETS = 3  # Sets of a task up to which each stands in the main table too
+MAX_NAMES = 5  # models that a title names
+MAX_SETS = 3  # with more sets, a task has a table of its own only
 
 
 def title(report: Report) -> str:
-    """`bert-base-uncased → 12x384 (assistant) → 6x384`, `bert-base-uncased on sst2`, `bert-base-uncased on sst2, smp
-    90 %`, `6x384, 3x384 beside 12x768`, or `6x128 and 3x128, co-distillation`."""
-    if report.command == BENCHMARK:
-        baseline, *others = report.models
-        more = f" and {len(others) - FEW_NAMES} more" if len(others) > FEW_NAMES else ""
-        return f"{', '.join(others[:FEW_NAMES])}{more} beside {baseline}" if others else baseline
-    if report.command == COTRAIN:
+    """Return the title of a report.
+
+    Examples: `bert-base-uncased → 12x384 (assistant) → 6x384`, `bert-base-uncased on sst2`,
+    `bert-base-uncased on sst2, smp 90 %`, `6x384, 3x384 compared with 12x768`, and
+    `6x128 and 3x128, co-distillation`.
+    """
+    if report.focus == "latency":
+        return _measured(list(report.cards))
+    if report.with_role("peer"):
         return _pair(report)
     if report.pruning:
         methods = ", ".join(dict.fromkeys(p.method for p in report.pruning))
-        sparsities = ", ".join(
-            f"{100 * s:g} %" for s in dict.fromkeys(p.sparsity for p in report.pruning)
-        )
-        return f"{_on_tasks(report, short(origin(report)))}, {methods} {sparsities}"
-    if TEACHER not in report.models:
-        models = [short(origin(report)) if name == FINETUNED else name for name in report.models]
-        return _on_tasks(report, ", ".join(models))
-    (_, teacher), *others_of = report.models.items()
-    shapes = {name: f"{card.layers}x{card.hidden}" for name, card in others_of}
-    steps = [short(teacher.id)]
-    if len(shapes) > 1 and ASSISTANT in shapes:
-        steps.append(f"{shapes.pop(ASSISTANT)} (assistant)")
-    alike = variants(report)
-    students = (
-        f"{shapes[alike[0]]} in {len(alike)} variants" if alike else ", ".join(shapes.values())
-    )
-    chain = " → ".join(filter(None, [*steps, students]))
-    # Tasks that only score a distillation on text are no part of what it was.
+        sparsities = dict.fromkeys(f"{100 * p.sparsity:g} %" for p in report.pruning)
+        return f"{_on_tasks(report, short(origin(report)))}, {methods} {', '.join(sparsities)}"
+    if report.with_role("teacher"):
+        return _chain(report)
+    if report.with_role("trimmed"):
+        return f"{short(origin(report))} with a smaller vocabulary"
+    names = [
+        short(origin(report)) if model.role == "finetuned" else model.name
+        for model in report.models
+        if model.card is not None
+    ]
+    return _on_tasks(report, ", ".join(names))
+
+
+def _measured(names: list[str]) -> str:
+    """Name the models of a comparison of latencies."""
+    baseline, *others = names
+    if not others:
+        return baseline
+    more = f" and {len(others) - MAX_NAMES} more" if len(others) > MAX_NAMES else ""
+    return f"{', '.join(others[:MAX_NAMES])}{more} compared with {baseline}"
+
+
+def _chain(report: Report) -> str:
+    """Name the teacher, the assistant and the students of a distillation."""
+    cards = report.cards
+    students = [name for name in _students(report) if name in cards]
+    steps = [short(cards[model.name].id) for model in report.with_role("teacher")]
+    for assistant in report.with_role("assistant"):
+        shape = shape_of(cards[assistant.name])
+        steps.append(f"{shape} (assistant)" if students else shape)
+    if same := variants(report):
+        steps.append(f"{shape_of(cards[same[0]])} in {len(same)} variants")
+    elif students:
+        steps.append(", ".join(shape_of(cards[name]) for name in students))
+    chain = " → ".join(steps)
+    # Tasks that only score a distillation on text do not belong to its title.
     return f"{chain} on {short(_task(report))}" if _task(report) else chain
 
 
+def _students(report: Report) -> list[str]:
+    """Return the models that learn from the teacher, or that replace it."""
+    return [model.name for model in report.with_role("student", "candidate")]
+
+
 def variants(report: Report) -> list[str]:
-    """The students of an ablation, which have one shape and differ in how they were made; the first is the recipe
-    itself. Empty where students differ in shape, or there is one."""
-    students = {
-        name: card for name, card in report.models.items() if name not in (TEACHER, ASSISTANT)
-    }
-    alike = (
-        TEACHER in report.models
-        and len({(card.layers, card.hidden) for card in students.values()}) == 1
-    )
-    return list(students) if alike and len(students) > 1 else []
+    """Return the students of an ablation, the recipe itself first; empty if they differ in shape."""
+    cards = report.cards
+    names = [model.name for model in report.models if model.variant is not None]
+    return names if len({shape_of(cards[name]) for name in names}) == 1 else []
 
 
 def origin(report: Report) -> str:
-    """What the models of a report were made from: the teacher, or the recipe's model; empty where there was none."""
-    recipe = report.recipe
-    if report.command == COTRAIN:
-        frozen = (recipe.get("community") or {}).get("model")
-        sources = [frozen, recipe.get("base"), recipe["teacher"], recipe["student"]]
-        return next(
-            (str(source) for source in sources if source and not SHAPE.fullmatch(str(source))), ""
-        )
-    if TEACHER in report.models and not report.pruning:
-        return report.models[TEACHER].id
-    return str(recipe.get("model") or next(iter(report.models.values())).id)
+    """Return the model that the report's models were made from; empty if there was none."""
+    if sources := [model.source for model in report.models if model.source is not None]:
+        return sources[0]
+    if report.with_role("peer"):
+        return ""
+    cards = report.cards
+    if teachers := report.with_role("teacher"):
+        return cards[teachers[0].name].id
+    return str(report.recipe.get("model") or next(iter(cards.values())).id)
 
 
 def how_made(report: Report) -> str:
-    """How the models were made, as the second half of a sentence."""
-    recipe, source = report.recipe, (report.recipe.get("data") or {}).get("source")
-    text = f" on {short(str(source))}" if source else ""
-    if report.command == COTRAIN:
+    """Say how the models were made, as the second half of a sentence."""
+    recipe, teachers = report.recipe, report.with_role("teacher")
+    source = (recipe.get("data") or {}).get("source")
+    on_text = f" on {short(str(source))}" if source else ""
+    if report.with_role("peer"):
         weights = ":".join(f"{weight:g}" for weight in recipe["weights"])
-        how = (
-            f"trained together as {_pair(report)}{'' if _task(report) else text}, weights {weights}"
-        )
+        where = "" if _task(report) else on_text
+        text = f"trained together as {_pair(report)}{where}, weights {weights}"
     elif report.pruning:
         shares = ", ".join(f"{percent(p.density, 1)} %" for p in report.pruning)
-        how = f"{_on_tasks(report, f'pruned from {short(origin(report))}')} with {report.pruning[0].method}"
-        how += f", {shares} of the weights of its layers kept and the others zero"
-    elif TEACHER in report.models:
-        teacher, method = report.models[TEACHER], recipe.get("method")
-        how = f"distilled from {short(teacher.id)} ({teacher.layers}x{teacher.hidden})"
-        how += (f" with {method}" if method else "") + text
+        text = _on_tasks(report, f"pruned from {short(origin(report))}")
+        text += f" with {report.pruning[0].method}"
+        text += f", {shares} of the weights of its layers kept and the others zero"
+    elif teachers:
+        teacher, method = report.cards[teachers[0].name], recipe.get("method")
+        text = f"distilled from {short(teacher.id)} ({shape_of(teacher)})"
+        text += (f" with {method}" if method else "") + on_text
+    elif report.with_role("trimmed"):
+        text = (
+            f"made from {short(origin(report))} by removing the tokens that{on_text} do not occur"
+        )
     else:
-        how = _on_tasks(report, f"fine-tuned from {short(origin(report))}")
+        text = _on_tasks(report, f"fine-tuned from {short(origin(report))}")
     if t := report.training:
-        how += f": {t.steps:,} steps, {t.tokens:,} tokens, {duration(t.seconds)}"
-    return how
+        text += f": {t.steps:,} steps, {t.tokens:,} tokens, {duration(t.seconds)}"
+    return text
 
 
 def _pair(report: Report) -> str:
-    """Two models trained together, what they did it on and which frozen model they learned from."""
+    """Name two models that were trained together, their frozen teacher and their task."""
     recipe = report.recipe
     frozen = (recipe.get("community") or {}).get("model")
-    both = f"{short(str(recipe['teacher']))} and {short(str(recipe['student']))}, {recipe['mode']}"
-    return (
-        both
-        + (f" under {short(str(frozen))}" if frozen else "")
-        + (f" on {_task(report)}" if _task(report) else "")
-    )
+    text = f"{short(str(recipe['teacher']))} and {short(str(recipe['student']))}, {recipe['mode']}"
+    if frozen:
+        text += f" under {short(str(frozen))}"
+    return f"{text} on {_task(report)}" if _task(report) else text
 
 
 def _on_tasks(report: Report, what: str) -> str:
-    """With the tasks that were scored; before any was, with that of the recipe."""
+    """Add the tasks that were scored or, before any was, the recipe's task."""
     names = list(tasks(report)) or ([short(_task(report))] if _task(report) else [])
     return " on ".join(filter(None, [what, ", ".join(names)]))
 
@@ -148,51 +153,53 @@ def _task(report: Report) -> str:
 
 
 def overview(report: Report) -> Table:
-    """One row a model, teacher first, then undistilled students and forms of a model without files of their own."""
-    # Those of a benchmark have a table of their own for each cell.
-    batches = [] if report.command == BENCHMARK else sorted(cells(report))
-    further = [
-        n + UNDISTILLED
-        for n in report.models
-        if any(n + UNDISTILLED in m for m in report.quality.values())
-    ]
-    further += dict.fromkeys(
-        row.model for row in report.latency if batches and row.model not in report.models
-    )
+    """Return the main table: a row for each model, the teacher first.
+
+    Models without a card come last: students before their training, and forms of other models.
+    """
+    # A report about latency has a table for each cell instead.
+    by_cell = {} if report.focus == "latency" else dict(sorted(cells(report).items()))
+    measured = {row.model for rows in by_cell.values() for row in rows}
     quality = _quality(report)
-    columns = [
-        (task, metric) for task, models in quality.items() for metric in names_of(models.values())
-    ]
-    # The first row of each model in a cell.
-    firsts = {
-        f"{c[0]}x{c[1]}": {row.model: row for row in reversed(cells(report)[c])} for c in batches
-    }
+    scored = {name for models in report.quality.values() for name in models}
+    names = list(report.cards)
+    for model in report.with_role("untrained", "undistilled"):
+        if model.name in scored and model.name not in names:
+            names.append(model.name)
+    names += [m.name for m in report.with_role("form") if m.card is None and m.name in measured]
     rows = []
-    for name in [*report.models, *further]:
-        measured = {cell: by_model.get(name) for cell, by_model in firsts.items()}
-        row = {"model": name} | (_sizes(report, name) if name in report.models else {})
-        row |= {f"ms {cell}": _median(r) if r else "" for cell, r in measured.items()}
-        row |= {
-            f"speed-up {cell}": interval(speedup_of(report, r)) if r else ""
-            for cell, r in measured.items()
-        }
-        for task, metric in columns:
-            column = task if metric == "loss" else f"{task} {metric}"
-            row[column] = number(quality[task].get(name, {}).get(metric))
+    for name in names:
+        row = {"model": name} | (_sizes(report, name) if name in report.cards else {})
+        row |= _times(name, by_cell.values())
+        for task, models in quality.items():
+            for metric in names_of(models.values()):
+                column = task if metric == "loss" else f"{task} {metric}"
+                row[column] = number(models.get(name, {}).get(metric))
         rows.append(row)
     return filled(rows)
 
 
+def _times(name: str, tables: Iterable[list[LatencyRow]]) -> dict[str, str]:
+    """Return a model's medians, then its speed-ups, by cell; of several rows the first counts."""
+    medians, speedups = {}, {}
+    for rows in tables:
+        row = next((row for row in rows if row.model == name), None)
+        cell = f"{rows[0].batch_size}x{rows[0].seq_len}"
+        medians[f"ms {cell}"] = "" if row is None else _median(row)
+        speedups[f"speed-up {cell}"] = "" if row is None else interval(row.speedup)
+    return medians | speedups
+
+
 def _sizes(report: Report, name: str) -> dict[str, str]:
-    """What a model weighs."""
-    card, shapes = (
-        report.models[name],
-        {name: f"{c.layers}x{c.hidden}" for name, c in report.models.items()},
-    )
-    named = report.command == BENCHMARK and all(name == shape for name, shape in shapes.items())
+    """Return the columns that describe the size of a model."""
+    cards = report.cards
+    card = cards[name]
+    # A column that repeats the models' names says nothing.
+    repeated = all(name == shape_of(card) for name, card in cards.items())
     embedding, transformer = card.paper_params_embedding, card.paper_params_transformer
+    kept = next((percent(p.density, 1) for p in report.pruning if p.model == name), "")
     return {
-        "shape": "" if named else shapes[name],
+        "shape": "" if repeated else shape_of(card),
         "parameters": count(card.params_total),
         "(embedding)": count(card.params_embedding),
         "(transformer)": count(card.params_transformer),
@@ -201,9 +208,7 @@ def _sizes(report: Report, name: str) -> dict[str, str]:
         "not zero": count(card.params_nonzero) if report.pruning else "",
         "size": on_disk(card),
         "multiply-adds": count(card.multiply_adds),
-        "weights kept, %": next(
-            (percent(p.density, 1) for p in report.pruning if p.model == name), ""
-        ),
+        "weights kept, %": kept,
     }
 
 
@@ -211,128 +216,135 @@ def _median(row: LatencyRow) -> str:
     return f"{row.p50_ms:.1f}" + ("" if row.status == "ok" else f" ({row.status})")
 
 
-def _quality(report: Report) -> dict[str, dict[str, dict[str, float]]]:
-    """Quality but that of the sets of a task with many, which have a table of their own."""
-    many = [
-        same_task
-        for same_task in tasks(report).values()
-        if len({e.set for e in same_task}) > FEW_SETS
-    ]
-    left_out = {set_name(e.task, e.set) for same_task in many for e in same_task}
-    return {task: models for task, models in report.quality.items() if task not in left_out}
+def _quality(report: Report) -> Quality:
+    """Return the quality without tasks of many sets, which have tables of their own."""
+    skipped = set()
+    for evaluations in tasks(report).values():
+        if len({e.set for e in evaluations}) > MAX_SETS:
+            skipped |= {set_name(e.task, e.set) for e in evaluations}
+    return {task: models for task, models in report.quality.items() if task not in skipped}
 
 
 def models_section(report: Report) -> Section:
-    """The main table: a row a model of a benchmark; else a column a model, for there are few models and many facts."""
+    """Return the main table.
+
+    A report about latency may have many models, which are its rows. In other reports the models are
+    the columns, because there are few models and many facts.
+    """
     table = overview(report)
-    title = "Models" if len(report.models) > 1 else "Model"
-    if report.command == BENCHMARK:
-        return Section(title, Table(table.header, table.rows, style="tight"))
-    if TEACHER in report.models:
-        title = "Teacher and student"
-    note = ""
-    if any(row[0].endswith(UNDISTILLED) for row in table.rows):
-        chain = (
-            "; the notes say from which model"
-            if ASSISTANT in report.models and len(report.models) > 2
-            else ""
-        )
-        how = "fine-tuned without a teacher" if report.recipe.get("task") else f"not trained{chain}"
-        note = f"Undistilled: a student of the same shape, started in the same way and {how}."
+    heading = "Models" if len(report.cards) > 1 else "Model"
+    if report.focus == "latency":
+        return Section(heading, Table(table.header, table.rows, style="tight"))
+    if report.with_role("teacher") and report.with_role("student"):
+        heading = "Teacher and student"
     first, *facts = map(list, zip(table.header, *table.rows, strict=True))
-    return Section(
-        title,
-        Table(
-            ["", *first[1:]], facts, note, style="models narrow" if len(first) == 2 else "models"
-        ),
-    )
+    style = "models narrow" if len(first) == 2 else "models"
+    note = _start_note(report, first)
+    return Section(heading, Table(["", *first[1:]], facts, note, style=style))
+
+
+def _start_note(report: Report, shown: list[str]) -> str:
+    """Explain the students without distillation that a table shows."""
+    start = "Undistilled: a student of the same shape, started in the same way and "
+    notes = []
+    if any(model.name in shown for model in report.with_role("untrained")):
+        through = report.with_role("assistant") and report.with_role("student")
+        notes.append(f"{start}not trained{'; the notes say from which model' if through else ''}.")
+    if any(model.name in shown for model in report.with_role("undistilled")):
+        notes.append(f"{start}fine-tuned without a teacher.")
+    return " ".join(notes)
 
 
 def about(report: Report) -> str:
-    """The model that the facts are about, where several could be meant."""
-    return foremost(report) if len(report.models.keys() - {TEACHER, ASSISTANT}) > 1 else ""
+    """Return the model that the facts are about; empty if it is clear which one."""
+    made = [m for m in report.models if m.card and m.role not in ("teacher", "assistant")]
+    return foremost(report) if len(made) > 1 else ""
 
 
 def foremost(report: Report) -> str:
-    """The model of the first numbers: the fastest of a benchmark, the best pruned one, the recipe itself of variants,
-    else the last."""
-    if report.command == BENCHMARK and (fastest := _fastest(report)):
-        return fastest[1].model
-    return best_pruned(report) or (variants(report) or list(report.models)[-1:])[0]
+    """Return the model of the first numbers.
+
+    That is the fastest model of a report about latency, the best pruned model, the recipe itself
+    among its variants, or else the last model.
+    """
+    if report.focus == "latency" and (fastest := _fastest(report)):
+        return fastest.model
+    return best_pruned(report) or (variants(report) or list(report.cards)[-1:])[0]
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """The few numbers to see first: of one model, beside the first."""
-    first, name = next(iter(report.models)), foremost(report)
-    card, baseline = report.models[name], report.models[first]
-    pruned, fastest = (
-        [p for p in report.pruning if p.model == name] or report.pruning[:1],
-        _fastest(report),
-    )
+    """Return the few numbers to see first: those of one model, compared with the first model."""
+    cards = report.cards
+    first, name = next(iter(cards)), foremost(report)
+    card, baseline = cards[name], cards[first]
+    fastest = _fastest(report)
+    pruned = [p for p in report.pruning if p.model == name] or report.pruning[:1]
     shown = [
         (f"{percent(p.density, 1)} %", f"of the layers' weights kept, {p.method}", "")
         for p in pruned
     ]
-    for task, models in (_quality(report) | _means(report)).items():
-        # The score of what was as fast as is said, such as an int8 form.
-        scored = scored_as(fastest[1], models) if fastest and report.command == BENCHMARK else name
-        own, before, other = (models.get(n, {}) for n in (scored, name + UNDISTILLED, first))
-        # The first metric of a task is the one that matters.
-        metric = next(iter(own), "loss")
-        if metric != "loss":
-            shown.append((number(own[metric]), f"{metric} on {task}", number(other.get(metric))))
-        elif own.get("loss") and "loss" in before:
-            shown.append(
-                (
-                    f"{before['loss'] / own['loss']:.1f}×",
-                    f"lower {task} than before distillation",
-                    "",
-                )
-            )
-    if fastest:
-        best, row = fastest
-        ran = ran_as(row) if report.command == BENCHMARK else row.model
-        where = f"{best.batch_size} × {best.seq_len} tokens ({best.low:.1f}–{best.high:.1f})"
-        shown.append(
-            (
-                f"{best.median:.1f}×",
-                f"the speed of {compared_with(report, row)}: {ran}, {where}",
-                "",
-            )
-        )
-    rows = [row for row in report.latency if row.model == name and not pruned and not fastest]
-    shown += [
-        (f"{row.p50_ms:.1f} ms", f"{row.batch_size} × {row.seq_len} tokens", "") for row in rows[:1]
-    ]
+    shown += _quality_facts(report, name, first, fastest)
+    if fastest is not None and fastest.speedup is not None:
+        ratio = fastest.speedup
+        ran = ran_as(fastest) if report.focus == "latency" else fastest.model
+        where = f"{fastest.batch_size} × {fastest.seq_len} tokens"
+        text = f"the speed of {ratio.baseline}: {ran}, {where} ({ratio.low:.1f}–{ratio.high:.1f})"
+        shown.append((f"{ratio.median:.1f}×", text, ""))
+    elif not pruned and (rows := [row for row in report.latency if row.model == name]):
+        where = f"{rows[0].batch_size} × {rows[0].seq_len} tokens"
+        shown.append((f"{rows[0].p50_ms:.1f} ms", where, ""))
     shown.append((on_disk(card), "on disk", on_disk(baseline)))
     if card.multiply_adds != baseline.multiply_adds:
         shown.append((count(card.multiply_adds), "multiply-adds", count(baseline.multiply_adds)))
     return [
-        (v, f"{what}; {first} {beside}" if beside and first != name else what)
-        for v, what, beside in shown
+        (value, f"{what}; {first} {other}" if other and first != name else what)
+        for value, what, other in shown
     ]
 
 
-def _fastest(report: Report) -> tuple[Speedup, LatencyRow] | None:
-    """The best speed-up of the first cell: of the foremost student, else of any model."""
-    rows = next(iter(cells(report).values()), [])
-    if TEACHER in report.models and report.command != BENCHMARK and not report.pruning:
+def _quality_facts(
+    report: Report, name: str, first: str, fastest: LatencyRow | None
+) -> list[tuple[str, str, str]]:
+    """Return the first metric of every task: value, description, and the first model's value."""
+    # A fast form, such as int8, is shown with its own scores.
+    form = form_of(report, fastest).name if fastest and report.focus == "latency" else name
+    untrained = [m.name for m in report.with_role("untrained", "undistilled") if m.of == name]
+    shown = []
+    for task, models in (_quality(report) | _means(report)).items():
+        own, other = models.get(form, {}), models.get(first, {})
+        before = next((models[start] for start in untrained if start in models), {})
+        metric = next(iter(own), "loss")
+        if metric != "loss":
+            shown.append((number(own[metric]), f"{metric} on {task}", number(other.get(metric))))
+        elif own.get("loss") and "loss" in before:
+            times = f"{before['loss'] / own['loss']:.1f}×"
+            shown.append((times, f"lower {task} than before distillation", ""))
+    return shown
+
+
+def _fastest(report: Report) -> LatencyRow | None:
+    """Return the row with the highest speed-up of the first cell.
+
+    With a teacher, only the foremost student counts.
+    """
+    rows = [row for row in first_cell(report) if row.speedup is not None]
+    if report.with_role("teacher") and report.focus == "quality":
         rows = [row for row in rows if row.model == foremost(report)]
-    ratios = [(s, row) for row in rows if (s := speedup_of(report, row))]
-    return max(ratios, key=lambda pair: pair[0].median, default=None)
+    return max(rows, key=lambda row: row.speedup.median if row.speedup else 0.0, default=None)
 
 
-def _means(report: Report) -> dict[str, dict[str, dict[str, float]]]:
-    """Means over the sets of a task with many, as `quality`."""
-    quality: dict[str, dict[str, dict[str, float]]] = {}
+def _means(report: Report) -> Quality:
+    """Return the mean metrics of tasks with many sets."""
+    quality: Quality = {}
     for task, evaluations in tasks(report).items():
         sets = len({e.set for e in evaluations})
-        for model in dict.fromkeys(e.model for e in evaluations) if sets > FEW_SETS else ():
+        if sets <= MAX_SETS:
+            continue
+        for model in dict.fromkeys(e.model for e in evaluations):
             own = [e.metrics for e in evaluations if e.model == model]
-            means = {
-                metric: fmean(m[metric] for m in own)
+            quality.setdefault(f"{task} (mean of {sets} sets)", {})[model] = {
+                metric: fmean(metrics[metric] for metrics in own)
                 for metric in own[0]
-                if all(metric in m for m in own)
+                if all(metric in metrics for metrics in own)
             }
-            quality.setdefault(f"{task} (mean of {sets} sets)", {})[model] = means
     return quality

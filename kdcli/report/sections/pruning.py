@@ -1,42 +1,46 @@
-"""What a pruning left: the share of the weights that is kept, by type, by layer, over training."""
+"""Show the share of the weights that a pruning keeps, by type, by layer and while training."""
 
 from kdcli.report.schema import Pruning, Report
 from kdcli.report.text import Table, percent
 
-TYPES = {  # Types of matrices in the order of the tables, and what they are
-    **{
-        "Q": "query",
-        "K": "key",
-        "V": "value",
-        "O": "output of attention",
-        "U": "up projection",
-        "G": "its gate",
-    },
-    **{"D": "down projection", "P": "positions", "P2": "positions, queries"},
+TYPES = {
+    "Q": "query",
+    "K": "key",
+    "V": "value",
+    "O": "output of attention",
+    "U": "up projection",
+    "G": "its gate",
+    "D": "down projection",
+    "P": "positions",
+    "P2": "positions, queries",
 }
-ALL = "all"  # Name of the row and the column over all layers and types
+"""Types of matrices in the order of the tables, and their meanings."""
+ALL = "all"  # name of the row and the column over all layers and types
 
 
 def types_of(*pruned: Pruning) -> list[str]:
-    """The types that occur, in the order of TYPES; any other comes last."""
+    """Return the types that occur, in the order of TYPES, and other types last."""
     order, kinds = list(TYPES), dict.fromkeys(m.kind for p in pruned for m in p.matrices)
     return sorted(kinds, key=lambda kind: order.index(kind) if kind in order else len(order))
 
 
 def layers_of(pruned: Pruning) -> list[int]:
-    """Numbers of the layers, in the order of the report."""
+    """Return the numbers of the layers, in the order of the report."""
     return list(dict.fromkeys(m.layer for m in pruned.matrices))
 
 
 def kept(pruned: Pruning, layer: int | None = None, kind: str | None = None) -> float | None:
-    """Share of the weights that is kept, of one layer or one type or both; None where there are none."""
+    """Return the share of the weights that is kept, of a layer, a type, or both.
+
+    The result is None if there are no such weights.
+    """
     chosen = [m for m in pruned.matrices if layer in (None, m.layer) and kind in (None, m.kind)]
     weights = sum(m.weights for m in chosen)
     return sum(m.kept for m in chosen) / weights if weights else None
 
 
 def kept_by_layer(pruned: Pruning) -> list[list[float | None]]:
-    """A row for each layer and one over all, a column for each type and one over all."""
+    """Return the shares by layer and by type, each with a last entry over all of them."""
     return [
         [kept(pruned, layer, kind) for kind in (*types_of(pruned), None)]
         for layer in (*layers_of(pruned), None)
@@ -44,7 +48,7 @@ def kept_by_layer(pruned: Pruning) -> list[list[float | None]]:
 
 
 def by_type(report: Report) -> Table:
-    """A row a pruned model: the share kept of each type and of all, beside the target."""
+    """Return a row for each pruned model: the kept share of each type and of all, and the target."""
     types = types_of(*report.pruning)
     rows = [
         [
@@ -63,7 +67,7 @@ def by_type(report: Report) -> Table:
 
 
 def by_layer(pruned: Pruning) -> Table:
-    """A row a layer, a column a type, and over all of either."""
+    """Return a row for each layer and a column for each type, with totals."""
     names = [*map(str, layers_of(pruned)), ALL]
     rows = [
         [name, *map(percent, shares)]
@@ -73,7 +77,7 @@ def by_layer(pruned: Pruning) -> Table:
 
 
 def density_points(report: Report) -> list[tuple[int, dict[str, float]]]:
-    """Step -> percent that each model kept after it."""
+    """Return the percentage that each model kept after each step."""
     points: dict[int, dict[str, float]] = {}
     for model, point in ((p.model, point) for p in report.pruning for point in p.curve):
         points.setdefault(point.step, {})[model] = 100 * point.density
@@ -81,11 +85,14 @@ def density_points(report: Report) -> list[tuple[int, dict[str, float]]]:
 
 
 def best_pruned(report: Report) -> str | None:
-    """Of several pruned models the best at the highest sparsity; None of one model in its forms."""
+    """Return the best of several pruned models at the highest sparsity.
+
+    The result is None if the report is about one pruning.
+    """
     if len(report.pruning) < 2:
         return None
     most = max(p.sparsity for p in report.pruning)
-    # The first metric of a task is the one that matters.
+    # The first metric of a task is the one that decides.
     reached = {
         name: sum(
             next(iter(models[name].values()), 0.0)

@@ -1,36 +1,35 @@
-"""How one run was chosen of several."""
+"""Show how one of several runs was chosen."""
 
 import numpy as np
 
 from kdcli.report.schema import RunRow, Selection
 from kdcli.report.text import Section, Table, View, names_of, number
 
-FEW_METRICS = 6  # Columns of metrics up to which those of each set are shown
+MAX_METRICS = 6  # with more metrics, those of single sets are skipped
 
 Settings = dict[str, float | int | str]
 
 
 def by_setting(selection: Selection) -> list[tuple[Settings, list[RunRow]]]:
-    """The runs of each setting, in the order of the report."""
+    """Group the runs by setting, in the order of the report."""
     groups: list[tuple[Settings, list[RunRow]]] = []
     for run in selection.runs:
         if run.settings not in (settings for settings, _ in groups):
-            groups.append(
-                (
-                    run.settings,
-                    [alike for alike in selection.runs if alike.settings == run.settings],
-                )
-            )
+            same = [other for other in selection.runs if other.settings == run.settings]
+            groups.append((run.settings, same))
     return groups
 
 
 def spread(values: list[float]) -> tuple[float, float | None]:
-    """Mean and sample standard deviation (n - 1); None for the latter of a single value."""
+    """Return the mean and the sample standard deviation (n - 1).
+
+    The deviation of a single value is None.
+    """
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 def selection_section(selection: Selection) -> Section:
-    """A row a setting, mean ± sample standard deviation over its seeds of every metric; below it every run."""
+    """Show the mean ± sample standard deviation over the seeds of each setting, and every run."""
     groups, metrics = by_setting(selection), _metrics(selection)
     keys = list(dict.fromkeys(key for run in selection.runs for key in run.settings))
     rows = [
@@ -67,29 +66,30 @@ def _marked(header: list[str], rows: list[list[str]], chosen: list[bool], note: 
 
 
 def how_chosen(selection: Selection) -> str:
-    """What was chosen of what, by what, in words."""
+    """Say which run was chosen, and how."""
     groups = by_setting(selection)
     seeds = any(len(runs) > 1 for _, runs in groups)
     by = f"{selection.metric} ({selection.on}"
     if len(groups) == 1:
         how = f"Of {len(selection.runs)} runs, seed {selection.seed} was chosen by {by})"
     elif seeds:
-        how = f"Of {len(groups)} settings, one was chosen by {by}; mean over its seeds); of its runs the best one, "
-        how += f"with seed {selection.seed}, is the model reported here"
+        how = (
+            f"Of {len(groups)} settings, one was chosen by {by}; mean over its seeds); of its runs "
+            f"the best one, with seed {selection.seed}, is the model reported here"
+        )
     else:
         how = f"Of {len(groups)} runs, one was chosen by {by})"
     spreads = " ± is the sample standard deviation over seeds." if seeds else ""
-    left_out = any(
-        "/" in m for run in selection.runs for m in run.metrics if m not in _metrics(selection)
-    )
-    sets = " The sets one by one: report.json." if left_out else ""
-    return f"{how}. The scores by which it was chosen are therefore a little optimistic.{spreads}{sets}"
+    shown = _metrics(selection)
+    skipped = any(metric not in shown for run in selection.runs for metric in run.metrics)
+    sets = " report.json has the scores on every set." if skipped else ""
+    return f"{how}. The scores that chose it are therefore a little optimistic.{spreads}{sets}"
 
 
 def _metrics(selection: Selection) -> list[str]:
-    """All metrics while they fit; else those over all sets, without `SET/METRIC`."""
+    """Return all metrics or, if there are too many, those over all sets, without `SET/METRIC`."""
     names = names_of(run.metrics for run in selection.runs)
-    return names if len(names) <= FEW_METRICS else [name for name in names if "/" not in name]
+    return names if len(names) <= MAX_METRICS else [name for name in names if "/" not in name]
 
 
 def _settings(settings: Settings, keys: list[str]) -> list[str]:

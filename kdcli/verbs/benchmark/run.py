@@ -16,9 +16,9 @@ import torch
 from transformers import AutoModel
 
 from kdcli.data.sources import open_source
-from kdcli.deploy.compare import gather
 from kdcli.deploy.exported import is_export, open_export
 from kdcli.deploy.latency import CELLS, Latency, Protocol, Subject, measure_latency
+from kdcli.deploy.measurements import LatencyRow
 from kdcli.deploy.old_machines.measure_encoders import WARM_RUNS, WARM_SECONDS, timed
 from kdcli.deploy.old_machines.portable import write_portable
 from kdcli.deploy.runners import check_backend
@@ -42,16 +42,16 @@ from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import (
     ReportContents,
-    ReportedModel,
     RunResult,
-    checked_report,
+    with_baseline,
     write_report,
 )
 from kdcli.report.schema import Report
-from kdcli.report.sections.latency import speedup_of
+from kdcli.report.sections.latency import first_cell
 from kdcli.report.text import duration
 from kdcli.report.views import short
 from kdcli.types import Card
+from kdcli.verbs.benchmark.compare import gather
 from kdcli.verbs.benchmark.scores import Scores, evaluate_backends, open_task
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
 from kdcli.workloads.as_trained import as_trained
@@ -133,7 +133,8 @@ def benchmark(resolved: Resolved[BenchmarkRecipe], invocation: RunOptions) -> Ru
     contents = ReportContents(
         "benchmark",
         recipe,
-        _reported(cards),
+        [*with_baseline(cards), *scores.forms],
+        focus="latency",
         latency=latency,
         evaluations=scores.evaluations,
         comparisons=scores.comparisons,
@@ -147,9 +148,11 @@ def benchmark(resolved: Resolved[BenchmarkRecipe], invocation: RunOptions) -> Ru
             f"less accurate than torch in float32 by more than max_drop {recipe.max_drop:g}: {'; '.join(scores.worse)}",
             f"the report is in {folder}; take another precision, or raise the limit with --set max_drop=...",
         )
-    if wrong := [a for a in latency.agreements if a["wrong"]]:
+    if wrong := [a for a in latency.agreements if a.wrong]:
         names = "; ".join(
-            f"{a['model']} on {a['backend']} {a['dtype']}: {a['relative']:.3g}" for a in wrong
+            f"{a.model} on {a.backend} {a.dtype}: "
+            + ("not a number" if a.relative is None else f"{a.relative:.3g}")
+            for a in wrong
         )
         raise MachineError(
             f"wrong output, not measured (relative error beyond the limit): {names}",
@@ -163,18 +166,16 @@ def compare(
 ) -> RunResult:
     """Report measurements of several runs side by side; nothing is measured. Raises UsageError: a source that is
     neither a report nor a portable result."""
-    gathered = gather(sources, checked_report)
-    cards = gathered.cards | {
-        name: _card(shape, invocation) for name, shape in gathered.shapes.items()
-    }
+    gathered = gather(sources, lambda shape: _card(shape, invocation))
     folder = invocation.output_dir or numbered("benchmark-compare", taken=invocation.overwrite)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
     Progress.log(*(differing := gathered.differing()))
     contents = ReportContents(
         "benchmark",
         resolved.recipe,
-        _reported(cards, gathered.runs),
-        latency=Latency(rows=gathered.rows, speedups=gathered.speedups),
+        gathered.models,
+        focus="latency",
+        latency=gathered.latency,
         quality=gathered.quality,
         notes=[
             f"compared: {', '.join(map(str, sources))}",
@@ -183,22 +184,6 @@ def compare(
         ],
     )
     return write_report(RunDir(folder), contents)
-
-
-def _reported(
-    cards: Mapping[str, Card], runs: Mapping[str, str] | None = None
-) -> list[ReportedModel]:
-    """Report models that are compared with the first one, or with the first one of their run."""
-    models: list[ReportedModel] = []
-    baselines: dict[str, str] = {}
-    for name, card in cards.items():
-        run = runs[name] if runs is not None else None
-        baseline = baselines.setdefault(run or "", name)
-        if name == baseline:
-            models.append(ReportedModel(name, "baseline", card, run=run))
-        else:
-            models.append(ReportedModel(name, "candidate", card, baseline, run=run))
-    return models
 
 
 def check_gates(report: Report, folder: Path, gates: Gates) -> None:
@@ -212,26 +197,14 @@ def check_gates(report: Report, folder: Path, gates: Gates) -> None:
             f"{r.batch_size} x {r.seq_len}: the middle half of its runs spreads over {r.iqr_over_p50:.0%} of p50",
             "measure on a quieter machine, or longer with --set measure.min_seconds=...",
         )
-    baseline, missed = next(iter(report.models)), []
-    for row in report.latency:
-        first = report.latency[0]
-        if (row.batch_size, row.seq_len) != (first.batch_size, first.seq_len):
-            continue
-        where, speedup = f"{row.model} on {row.backend} {row.dtype}", speedup_of(report, row)
-        if (
-            row.model != baseline
-            and gates.max_latency_ms is not None
-            and row.p50_ms > gates.max_latency_ms
-        ):
-            missed.append(f"{where}: {row.p50_ms:.2f} ms, above {gates.max_latency_ms:g} ms")
-        if (
-            speedup is not None
-            and gates.min_speedup is not None
-            and speedup.median < gates.min_speedup
-        ):
-            missed.append(
-                f"{where}: {speedup.median:.2f} times as fast, below {gates.min_speedup:g}"
-            )
+    missed, baseline = [], next(iter(report.cards))
+    for row in first_cell(report):
+        where, limit = f"{row.model} on {row.backend} {row.dtype}", gates.max_latency_ms
+        if limit is not None and row.model != baseline and row.p50_ms > limit:
+            missed.append(f"{where}: {row.p50_ms:.2f} ms, above {limit:g} ms")
+        least, ratio = gates.min_speedup, row.speedup
+        if least is not None and ratio is not None and ratio.median < least:
+            missed.append(f"{where}: {ratio.median:.2f} times as fast, below {least:g}")
     if missed:
         raise GateError("; ".join(missed), f"the report is in {folder}")
 
@@ -379,7 +352,6 @@ def _measure(
 ) -> Latency:
     """One worker for each backend, with the baseline in each, on torch in `dtype` unless it is an export; its rows are
     kept once."""
-    keys = ("model", "backend", "dtype", "batch_size", "seq_len")
     baseline = _subject(*next(iter(models.items())), "torch", dtype)
     groups: dict[str, list[Subject]] = {}
     for backend, precision in backends:
@@ -393,10 +365,14 @@ def _measure(
     for backend, subjects in groups.items():
         Progress.log(f"measuring {len(subjects)} on {backend}")
         latency = measure_latency([baseline, *(s for s in subjects if s != baseline)], protocol)
-        seen = {tuple(row[k] for k in keys) for row in total.rows}
-        latency.rows = [row for row in latency.rows if tuple(row[k] for k in keys) not in seen]
-        total.add(vars(latency))
-        total.interrupted = latency.interrupted
+        seen = {_place(row) for row in total.rows}
+        latency.rows = [row for row in latency.rows if _place(row) not in seen]
+        total.extend(latency)
         if total.interrupted:
             break
     return total
+
+
+def _place(row: LatencyRow) -> tuple[str, str, str, int, int]:
+    """Return what a row measures."""
+    return row.model, row.backend, row.dtype, row.batch_size, row.seq_len

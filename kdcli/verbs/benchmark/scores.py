@@ -23,6 +23,7 @@ from kdcli.models.load import location
 from kdcli.models.model import Model
 from kdcli.models.shape import is_shape
 from kdcli.models.training_rows import training_rows
+from kdcli.report.finish import ReportedModel
 from kdcli.report.schema import Comparison, Evaluation
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
 from kdcli.workloads import open_evaluation
@@ -43,11 +44,13 @@ class Scores:
 
     Attributes:
         worse: a sentence for each drop beyond `max_drop`.
+        forms: the models on other backends than torch in float32.
     """
 
     evaluations: list[Evaluation] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     worse: list[str] = field(default_factory=list)
+    forms: list[ReportedModel] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,13 @@ def evaluate_backends(
         if isinstance(model.model, Export):
             pairs = dict.fromkeys([PLAIN])
         for pair in pairs:
-            label = name if pair == PLAIN else f"{name} on {' '.join(pair)}"
+            label = name
+            if pair != PLAIN:
+                backend, dtype = pair
+                label = f"{name} on {backend} {dtype}"
+                found.forms.append(
+                    ReportedModel(label, "form", None, name, of=name, backend=backend, dtype=dtype)
+                )
             Progress.log(f"scoring {label} on {workload.name}")
             scores[label] = _score(workload, model, pair, device)
             found.evaluations += scores[label].rows(label)

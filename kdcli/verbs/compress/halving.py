@@ -173,7 +173,7 @@ def finish(search: Search, shape: str, total: int) -> bool:
     if not search.finishes(shape, halving(search, shape, total)):
         return False
     models = {shape: runner.path(shape)}
-    card = list(runner.result(shape).report.models.values())[-1]
+    card = list(runner.result(shape).report.cards.values())[-1]
     source = runner.recipe.trimmed_to
     large = card.params_embedding >= runner.recipe.plan.trim_from * card.params_total
     if large and source is not None:

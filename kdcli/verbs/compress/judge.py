@@ -9,7 +9,7 @@ from statistics import fmean
 from kdcli.deploy.latency import CELLS
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report
-from kdcli.report.sections.latency import milliseconds, speedup_of
+from kdcli.report.sections.latency import milliseconds
 from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
 from kdcli.verbs.compress.steps import evaluate
@@ -62,7 +62,7 @@ def judge(
 
 def read(report: Report, teacher: str, candidates: Mapping[str, Path]) -> CandidateScores:
     """A report of `evaluate` as what it says of each candidate; the models are in the order that they were given."""
-    names = list(report.models)
+    names = list(report.cards)
     first = next(iter(report.evaluations[0].metrics))
     rows = {row.model: row for row in report.latency if (row.batch_size, row.seq_len) == CELLS[0]}
     scores = {n: fmean(e.metrics[first] for e in report.evaluations if e.model == n) for n in names}
@@ -74,11 +74,11 @@ def read(report: Report, teacher: str, candidates: Mapping[str, Path]) -> Candid
         low, high = (
             fmean(getattr(c, end) for c in of_model) if of_model else 0.0 for end in ("low", "high")
         )
-        base, ratio = scores[names[0]], speedup_of(report, rows[shown])
+        base, ratio = scores[names[0]], rows[shown].speedup
         ends = (base + low, base + high) if shown != names[0] else (base, base)
         speed = ratio.median if ratio else 1.0
         quartiles = (ratio.low, ratio.high) if ratio else (1.0, 1.0)
-        mb = report.models[shown].bytes / 1e6
+        mb = report.cards[shown].bytes / 1e6
         measured.append(
             ScoredModel(
                 name, folder, scores[shown], *ends, rows[shown].p50_ms, speed, mb, quartiles

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from kdcli.deploy.exported import FACTS
-from kdcli.deploy.latency import CELLS, Latency
+from kdcli.deploy.latency import Latency
 from kdcli.disk import atomic_dir, read_json, write_atomic
 from kdcli.engine.processes import stop_requests
 from kdcli.engine.progress import Progress
@@ -21,8 +21,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report import schema
 from kdcli.report.charts.compression import png
 from kdcli.report.finish import ReportContents, ReportedModel, RunResult, write_report
-from kdcli.report.schema import Compression, Role
-from kdcli.report.sections.latency import speedup_of
+from kdcli.report.schema import Compression
 from kdcli.report.text import duration
 from kdcli.run.context import cpu_session
 from kdcli.verbs.compress.budget import check_budget, check_timing, finetuning
@@ -248,46 +247,48 @@ def _write(
     compression: Compression,
     notes: list[str],
 ) -> RunResult:
-    """The report: teacher and chosen model in full, all candidates in one table. The evaluation has the rest."""
-    source, names = judged.report, list(judged.report.models)
-    pair = {names[0]: TEACHER, names[1 + judged.candidates.index(chosen)]: chosen.name}
-    latency = Latency(
-        [
-            row.model_dump() | {"model": pair[row.model]}
-            for row in source.latency
-            if row.model in pair
-        ]
-    )
+    """Report the teacher and the chosen model in full, and all candidates in one table.
+
+    The evaluation's own report has the rest.
+    """
+    source, cards = judged.report, judged.report.cards
+    teacher, *candidates = cards
+    own = candidates[judged.candidates.index(chosen)]
+    names = {teacher: TEACHER, own: chosen.name}
+    latency = Latency()
     for row in source.latency:
-        if row.model in pair and (ratio := speedup_of(source, row)) is not None:
-            on = (
-                ""
-                if (row.backend, row.dtype) == ("torch", "fp32")
-                else f"/{row.backend}-{row.dtype}"
-            )
-            cell = (
-                ""
-                if (row.batch_size, row.seq_len) == CELLS[0]
-                else f"@{row.batch_size}x{row.seq_len}"
-            )
-            latency.speedups[f"{pair[row.model]}{on}_vs_{TEACHER}{cell}"] = ratio.model_dump()
-    quality = {
-        task: {pair[m]: v for m, v in of.items() if m in pair}
-        for task, of in source.quality.items()
-    }
-    write_atomic(runner.folder / PICTURE, png(compression))
-    models = []
-    for name, shown in pair.items():
-        role: Role = "teacher" if shown == TEACHER else "candidate"
-        baseline = None if role == "teacher" else TEACHER
-        models.append(ReportedModel(shown, role, source.cards[name], baseline))
+        if row.model in names:
+            ratio = row.speedup
+            if ratio is not None:
+                ratio = ratio.model_copy(update={"baseline": names[ratio.baseline]})
+            update = {"model": names[row.model], "speedup": ratio}
+            latency.rows.append(row.model_copy(update=update))
+    several = len(candidates) > 1 and not runner.recipe.steps
     contents = ReportContents(
         "compress",
         runner.recipe,
-        models,
+        [
+            ReportedModel(TEACHER, "teacher", cards[teacher]),
+            ReportedModel(chosen.name, "candidate", cards[own], TEACHER),
+        ],
         latency=latency,
-        quality=quality,
+        comparisons=[
+            c.model_copy(
+                update={
+                    "model": chosen.name,
+                    "baseline": TEACHER,
+                    "chosen_on_these_rows": several,
+                }
+            )
+            for c in source.comparisons
+            if c.model == own
+        ],
+        quality={
+            task: {names[model]: values for model, values in models.items() if model in names}
+            for task, models in source.quality.items()
+        },
         notes=notes,
         compression=compression,
     )
+    write_atomic(runner.folder / PICTURE, png(compression))
     return write_report(RunDir(runner.folder), contents)

@@ -115,14 +115,17 @@ class Search:
         bound = self.goal.max_drop or 0.0
         if self.runner.kind == RERANK:
             return 0.0  # The check of an export knows no rankings
-        evaluations = self.runner.result(parent).report.evaluations if parent else []
+        if parent is None:
+            return bound
+        report = self.runner.result(parent).report
+        teachers, students = report.with_role("teacher"), report.with_role("student")
         scores: dict[str, list[float]] = {}
-        for evaluation in evaluations:
+        for evaluation in report.evaluations:
             scores.setdefault(evaluation.model, []).append(next(iter(evaluation.metrics.values())))
-        if TEACHER not in scores or len(scores) == 1:
+        if not teachers or not students or teachers[0].name not in scores:
             return bound  # What the training lost is not known
-        own = next(name for name in scores if name != TEACHER)
-        return bound - max(0.0, fmean(scores[TEACHER]) - fmean(scores[own])) / POINT
+        before, after = (fmean(scores[one[0].name]) for one in (teachers, students))
+        return bound - max(0.0, before - after) / POINT
 
     def judge(self, name: str) -> bool:
         """Score all finished candidates.

@@ -117,10 +117,9 @@ def _times(subjects: Sequence[Subject], protocol: Protocol) -> dict[str, Untrain
     latency = measure_latency(subjects, protocol)
     times = {}
     for row in latency.rows:
-        key = f"{row['model']}/{row['backend']}-{row['dtype']}_vs_{TEACHER}"
-        ratio = latency.speedups.get(key, {"median": 1.0, "high": 1.0})
-        ms, speedup, best = row["p50_ms"], ratio["median"], ratio["high"]
-        times[row["model"]] = UntrainedTimes(ms, speedup, ms * speedup / best, best)
+        ms, ratio = row.p50_ms, row.speedup
+        speedup, best = (ratio.median, ratio.high) if ratio else (1.0, 1.0)
+        times[row.model] = UntrainedTimes(ms, speedup, ms * speedup / best, best)
     return times
 
 

@@ -157,6 +157,7 @@ class Cotraining:
 
     def _finish(self, pair: Pair, outcome: Outcome) -> None:
         workload, models = self.workload, list[ReportedModel]()
+        origin = origin_of(self.resolved.recipe)
         # Each learns from the other.
         rows = all_rows(pair.rows, workload.rows)
         for (name, folder), loaded in zip(self.folders.items(), pair.models.values(), strict=True):
@@ -166,7 +167,7 @@ class Cotraining:
             if self.context.is_main:
                 workload.save(loaded, folder, rows)
                 card = describe(loaded.model, str(folder), folder)
-                models.append(ReportedModel(name, "peer", card, folder=folder))
+                models.append(ReportedModel(name, "peer", card, folder=folder, source=origin))
         contents = ReportContents("cotrain", self.resolved.recipe, models, outcome=outcome)
         contents.notes, contents.auto_class = self.notes, workload.auto_class
         if workload.has_metrics:
@@ -180,6 +181,13 @@ class Cotraining:
         # Only the comparison run reports itself.
         if self.alone and self.context.is_main:
             write_report(RunDir(self.folder), contents)
+
+
+def origin_of(recipe: Recipe) -> str | None:
+    """Return the model that both models were made from; None if they began with random weights."""
+    community = recipe.community.model if isinstance(recipe, CotrainRecipe) else None
+    sources = [community, recipe.base, recipe.teacher, recipe.student]
+    return next((str(s) for s in sources if s is not None and not is_shape(str(s))), None)
 
 
 def load_pair(recipe: Recipe, workload: Workload) -> Pair:
@@ -218,7 +226,7 @@ def _report(main: Cotraining, others: list[Cotraining], community: Any) -> None:
     contents.compared_runs = {each.folder.name: RunResult.read(each.folder) for each in others}
     for report in (run.report for run in contents.compared_runs.values()):
         models += [
-            ReportedModel(f"{name} {STANDALONE}", "baseline", card)
+            ReportedModel(f"{name} {STANDALONE}", "baseline", card, of=name)
             for name, card in report.cards.items()
         ]
         contents.evaluations += [

@@ -32,7 +32,13 @@ from kdcli.models.reduce import components
 from kdcli.models.shape import InitializedStudent
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
-from kdcli.report.finish import ReportContents, ReportedModel, quality_of, write_report
+from kdcli.report.finish import (
+    ReportContents,
+    ReportedModel,
+    quality_of,
+    without_distillation,
+    write_report,
+)
 from kdcli.report.front import EMBEDDER
 from kdcli.report.schema import TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
@@ -340,6 +346,7 @@ class EmbeddingDistillation:
             card = describe(students[name].encoder, str(folder), folder)
             models.append(ReportedModel(name, "student", card, TEACHER, folder))
             subjects.append(Subject(name, str(folder)))
+        models += map(without_distillation, names)
         notes = [
             f"{teacher.source}: {teacher.note}",
             f"{len(self.workload.all_texts):,} distinct texts",

@@ -25,7 +25,13 @@ from kdcli.models.shape import parse_shape
 from kdcli.models.training_rows import all_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import KdSettings, MeasureSettings, RunOptions, Section
-from kdcli.report.finish import ReportContents, ReportedModel, RunResult, write_report
+from kdcli.report.finish import (
+    ReportContents,
+    ReportedModel,
+    RunResult,
+    without_distillation,
+    write_report,
+)
 from kdcli.report.schema import TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
@@ -106,11 +112,13 @@ class OutputDistillation:
             own = describe(student.model, str(folder), folder)
             models.append(ReportedModel(STUDENT, "student", own, baseline, folder))
             subjects.append(Subject(STUDENT, str(folder)))
-            result = compare(workload.name, scores)
+            models.append(without_distillation(STUDENT))
+            chosen = [STUDENT] if outcome.best_step is not None else []
+            result = compare(workload.name, scores, chosen=chosen)
             contents = ReportContents("distill", self.recipe, models, outcome=outcome)
             contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
             contents.notes = workload.notes
-            contents.auto_class = workload.auto_class
+            contents.auto_class, contents.pipeline = workload.auto_class, workload.pipeline
             contents.latency = context.measure(subjects, self.measure)
             write_report(RunDir(folder), contents)
 

@@ -1,7 +1,7 @@
 """Which students a distillation on text trains, under which loss, and what teaches each."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kdcli.errors import UsageError
@@ -15,12 +15,17 @@ from kdcli.verbs.distill.settings import DistillRecipe, OnTextDownstream
 
 @dataclass(frozen=True)
 class Planned:
-    """A student: `like` names its shape, `recipe` has its method and loss; an `assistant` of that shape teaches it."""
+    """A student that will be trained.
+
+    `like` names its shape, and `variant` the variant of the method, if there are any. `recipe` has
+    its method and loss. An `assistant` of that shape teaches it.
+    """
 
     like: str
     shape: ModelShape
     recipe: DistillRecipe
     assistant: ModelShape | None
+    variant: str | None = field(default=None, compare=False)
 
 
 def plan(recipe: DistillRecipe, config: Any) -> dict[str, Planned]:
@@ -52,7 +57,7 @@ def plan(recipe: DistillRecipe, config: Any) -> dict[str, Planned]:
                     "give an --assistant that is at least as deep and wide, or none",
                 )
             build_objective(own.method, own.loss, assistant or teacher, shape)
-            one = Planned(like, shape, own, assistant)
+            one = Planned(like, shape, own, assistant, variant or None)
             if any(
                 replace(other, recipe=own) == one and _trains_as(other.recipe, own)
                 for other in planned.values()
@@ -146,15 +151,11 @@ def assistant_recipe(resolved: Resolved[DistillRecipe], short: str) -> Resolved[
 
 
 def variants_recipe(
-    resolved: Resolved[DistillRecipe], names: Iterable[str]
+    resolved: Resolved[DistillRecipe], students: Iterable[Planned]
 ) -> Resolved[DistillRecipe]:
     """The recipe that alone repeats the stage of some variants' students."""
-    recipe = resolved.recipe
-    kept = {
-        v: changes
-        for v, changes in recipe.variants.items()
-        if any(n == v or n.startswith(f"{v} ") for n in names)
-    }
+    recipe, wanted = resolved.recipe, {student.variant for student in students}
+    kept = {v: changes for v, changes in recipe.variants.items() if v in wanted}
     return replace(
         resolved, recipe=recipe.model_copy(update={"variants": kept, "eval": OnTextDownstream()})
     )

@@ -15,7 +15,7 @@ from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.combine import Part, combine_reports
 from kdcli.report.finish import RunResult
-from kdcli.report.schema import TEACHER, Role
+from kdcli.report.schema import TEACHER
 from kdcli.run.context import RunContext, open_run
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import run_command, run_stages
@@ -34,8 +34,6 @@ from kdcli.verbs.distill.text import prepare_text, read_text
 from kdcli.workloads import modules_by_task
 from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.embedding import METHOD
-
-ROLES: dict[str, Role] = {TEACHER: "teacher", STUDENT: "student", WITHOUT: "undistilled"}
 
 
 def distill(resolved: Resolved[DistillRecipe], options: RunOptions) -> RunResult | Estimate | None:
@@ -142,7 +140,7 @@ def _run_variants(
             name,
             RunResult.read(folder / name),
             {TEACHER: TEACHER, STUDENT: name, WITHOUT: WITHOUT},
-            ROLES,
+            {STUDENT: name},
         )
         for name in variants
     ]

@@ -29,7 +29,13 @@ from kdcli.models.model import Model
 from kdcli.models.shape import set_dropout
 from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.recipe.sections import KdSettings
-from kdcli.report.finish import ReportContents, ReportedModel, RunResult, write_report
+from kdcli.report.finish import (
+    ReportContents,
+    ReportedModel,
+    RunResult,
+    without_distillation,
+    write_report,
+)
 from kdcli.report.schema import TEACHER, UNDISTILLED, Evaluation
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
@@ -238,6 +244,7 @@ class TaskDistillation:
             save_model(student.encoder, self.reader.tokenizer, folder, rows)
             contents = self._contents(folder, Model(student.encoder, self.reader.tokenizer, ""))
             contents.outcome, contents.notes = outcome, list(objective.notes)
+            contents.models.append(without_distillation(STUDENT))
             contents.quality = {HELD_OUT: held_out_losses(RunDir(folder), [STUDENT])}
             write_report(RunDir(folder), contents)
             delete_signals(self.folder)
@@ -327,6 +334,7 @@ class TaskDistillation:
             notes.append(f"the student before the task: {self._named_start(folder)}")
         if self.has_undistilled:
             alone = RunResult.read(folder / ALONE).report
+            contents.models.append(without_distillation(STUDENT, "undistilled"))
             contents.evaluations += [
                 e.model_copy(update={"model": WITHOUT}) for e in alone.evaluations
             ]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import itertools
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +35,7 @@ from kdcli.report.finish import (
     ReportedModel,
     RunResult,
     quality_of,
+    without_distillation,
     write_report,
 )
 from kdcli.report.schema import ASSISTANT, AT, TEACHER, UNDISTILLED, Role
@@ -208,7 +209,7 @@ def open_text(context: RunContext[DistillRecipe]) -> TextDistillation:
             "eval.at scores students on tasks, and none was given", "add --eval-task TASK"
         )
     for variant in recipe.variants:
-        if not any(name == variant or name.startswith(f"{variant} ") for name in planned):
+        if all(one.variant != variant for one in planned.values()):
             Progress.log(f"variant {variant} changes nothing here and is skipped")
     whole = TextDistillation(context, teacher, card, workload, tasks)
     _add_groups(whole, planned)
@@ -235,7 +236,7 @@ def _add_groups(whole: TextDistillation, planned: Mapping[str, Planned]) -> None
             whole.groups.append(StudentGroup(whole, folder, resolved, own, before))
         else:
             inside = folder / as_directory(f"students-{short}")
-            recipe = variants_recipe(resolved, own)
+            recipe = variants_recipe(resolved, own.values())
             whole.groups.append(StudentGroup(whole, inside, recipe, own, before))
 
 
@@ -434,18 +435,20 @@ class StudentGroup:
         for group in earlier:
             report = RunResult.read(group.folder).report
             models += [
-                ReportedModel(name, "student", report.cards[name], TEACHER)
-                for name in group.planned
+                ReportedModel(name, "student", report.cards[name], TEACHER, variant=planned.variant)
+                for name, planned in group.planned.items()
             ]
             losses |= report.quality[HELD_OUT]
         subjects = [Subject(TEACHER, location(whole.teacher.source))]
-        for name in self.planned:
+        for name, planned in self.planned.items():
             folder = self.model_folder(name)
             card = describe(students[name].encoder, str(folder), folder)
             role: Role = "assistant" if name == ASSISTANT else "student"
-            models.append(ReportedModel(name, role, card, TEACHER, folder))
+            models.append(ReportedModel(name, role, card, TEACHER, folder, variant=planned.variant))
             subjects.append(Subject(name, str(folder)))
         losses |= held_out_losses(RunDir(self.folder), list(self.planned))
+        trained = [name for group in (*earlier, self) for name in group.planned]
+        models += self._models_without_files(trained, scores)
         contents = ReportContents("distill", recipe, models, outcome=outcome, notes=notes)
         contents.quality = quality_of(scores.evaluations)
         if self.is_last:
@@ -456,6 +459,22 @@ class StudentGroup:
         contents.evaluations, contents.comparisons = scores.evaluations, scores.comparisons
         contents.auto_class = whole.workload.auto_class
         write_report(RunDir(self.folder), contents)
+
+    def _models_without_files(
+        self, trained: Sequence[str], scores: EvaluationResult
+    ) -> list[ReportedModel]:
+        """The models before their training and, if they were scored, at their checkpoints."""
+        extra = {start.name: start for start in map(without_distillation, trained)}
+        if not scores.evaluations:
+            return list(extra.values())
+        for name, (planned, _) in self.whole.students().items():
+            for step in self.resolved.recipe.eval.at:
+                at = f"{name}{AT}{step}"
+                extra[at] = ReportedModel(at, "checkpoint", None, of=name, step=step)
+            # Variants of one shape share the student that was copied from the teacher.
+            start = replace(without_distillation(planned.like), of=name)
+            extra.setdefault(start.name, start)
+        return list(extra.values())
 
     def _demo_probes(
         self, students: Mapping[str, Student]

@@ -30,7 +30,7 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.finish import ReportContents, ReportedModel, RunResult, write_report
+from kdcli.report.finish import ReportContents, RunResult, with_baseline, write_report
 from kdcli.report.views import short
 from kdcli.run.context import RunContext, open_run
 from kdcli.types import Card, RowHashes, Task
@@ -243,15 +243,6 @@ def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_cod
     )
 
 
-def with_baseline(cards: Mapping[str, Card]) -> list[ReportedModel]:
-    """Report models that are compared with the first of them."""
-    first, *others = cards
-    return [
-        ReportedModel(first, "baseline", cards[first]),
-        *(ReportedModel(name, "candidate", cards[name], first) for name in others),
-    ]
-
-
 def _card(model: Model) -> Card:
     network: Any = model.model
     if isinstance(network, Export):
@@ -342,7 +333,7 @@ def check_gates(result: RunResult, extras: Extras) -> None:
     """Compare every model's metrics with the gates: the mean over the sets, or one set as `SET/METRIC`. Raises
     GateError: at least one gate was missed."""
     missed = []
-    for name in result.report.models if extras.gates else ():
+    for name in result.report.cards if extras.gates else ():
         values = summed_up(
             {e.set: e.metrics for e in result.report.evaluations if e.model == name}, None
         )

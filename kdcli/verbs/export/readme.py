@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from kdcli.deploy.exported import EMBEDDING, file_in
 from kdcli.models.heads import AUTO_CLASS
 from kdcli.models.shape import positions_of
-from kdcli.report.front import EMBEDDER, PIPELINES, front_matter
+from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter
 from kdcli.verbs.export.agreement import said
 
 OPEN = {
@@ -113,7 +113,10 @@ def readme(
         pipeline=PIPELINE[kind],
         task=facts.get("task"),
         data=facts.get("data"),
-        scores=[row | {"metrics": row["file"]} for row in facts.get("scores", ())],
+        scores=[
+            Score(row["task"], row["set"], row["split"], row["file"])
+            for row in facts.get("scores", ())
+        ],
     )
     return f"""---
 {front}

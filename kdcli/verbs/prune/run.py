@@ -23,7 +23,6 @@ from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.combine import Part, combine_reports
 from kdcli.report.finish import RunResult
-from kdcli.report.schema import Role
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, Stage, StageJob, run_command
@@ -41,7 +40,6 @@ from kdcli.workloads.workload import Workload, WorkloadRequest
 
 Recipes = Sequence[Resolved[PruneRecipe]]
 EMBEDDING = "embedding"
-PRUNED_ROLES: dict[str, Role] = {DENSE: "baseline", MASKED: "pruned", COMPACT: "pruned"}
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,7 @@ def _report_several(
         result = RunResult.read(one.folder)
         # The compact form shows the gain: with zeros every model is as big as the dense one.
         form = COMPACT if COMPACT in result.report.cards else MASKED
-        parts.append(Part(one.name, result, {DENSE: DENSE, form: one.name}, PRUNED_ROLES))
+        parts.append(Part(one.name, result, {DENSE: DENSE, form: one.name}))
     method, *others = dict.fromkeys(one.resolved.recipe.method for one in listed)
     notes = list(workload.notes)
     notes += [f"{one.name}: {one.folder.relative_to(context.folder)}" for one in listed]

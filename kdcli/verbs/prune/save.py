@@ -112,6 +112,9 @@ def save_and_report(
         notes.append(f"no compact form: {network.config.model_type} has none ({known} have)")
     if context.session.device.type == "cpu":
         subjects.append(Subject(SPARSE, str(folder), "sparse"))
+        models.append(
+            ReportedModel(SPARSE, "form", None, DENSE, of=MASKED, backend="sparse", dtype="fp32")
+        )
     contents = ReportContents("prune", recipe, models, outcome=outcome, notes=notes)
     contents.evaluations = [row for name, each in scored.items() for row in each.rows(name)]
     if not workload.has_labels:
@@ -135,7 +138,7 @@ def save_and_report(
             write_mask(folder / SCORES, info, masks, head=head, scores=importance, rows=rows)
         size = bytes_of((folder / MASK).stat().st_size)
         notes.append(f"mask: {size} in addition to the base ({MASK})")
-    contents.auto_class = workload.auto_class
+    contents.auto_class, contents.pipeline = workload.auto_class, workload.pipeline
     contents.latency = context.measure(subjects, recipe.measure)
     trace = json.loads((folder / TRACE).read_text("utf-8"))
     contents.pruning = [pruning_facts(recipe, network, masks, trace)]

@@ -1,0 +1,116 @@
+"""Gather the reports of several runs into one; nothing is measured again."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kdcli.deploy.latency import Latency
+from kdcli.deploy.old_machines.portable import read_portable
+from kdcli.disk import MOST_REPORT, read_json
+from kdcli.report.finish import ReportedModel, checked_report
+from kdcli.report.schema import Model, Quality, Report, Role
+from kdcli.report.sections.evaluations import set_name
+from kdcli.types import Card
+
+
+@dataclass
+class Gathered:
+    """Parts of a report, with each model under the name of its run.
+
+    `evaluated_on`: task -> run -> hash and description of the examples.
+    """
+
+    models: list[ReportedModel] = field(default_factory=list)
+    latency: Latency = field(default_factory=Latency)
+    quality: Quality = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    evaluated_on: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)
+
+    def differing(self) -> list[str]:
+        """Return a sentence for every task that runs were evaluated on with different examples."""
+        sentences = []
+        for task, runs in self.evaluated_on.items():
+            if len({rows for rows, _ in runs.values()}) > 1:
+                examples = "; ".join(f"{run}: {words}" for run, (_, words) in runs.items())
+                sentences.append(
+                    f"the scores on {task} cannot be compared, because the runs were evaluated on "
+                    f"different examples ({examples})"
+                )
+        return sentences
+
+
+def gather(sources: Sequence[Path], card_of: Callable[[str], Card]) -> Gathered:
+    """Read run directories, `report.json` files and results of the portable runner.
+
+    `card_of` describes a shape that the portable runner measured.
+
+    Raises:
+        UsageError: a file is missing, damaged, or neither a report nor a portable result.
+    """
+    gathered = Gathered()
+    for source in sources:
+        file, run = source, source.stem
+        if source.is_dir():
+            file, run = source / "report.json", source.name
+        raw = read_json(file, most_bytes=MOST_REPORT)
+        if "models" in raw and "command" in raw:
+            _add_report(gathered, run, checked_report(raw, file))
+        else:
+            _add_portable(gathered, file, card_of)
+    return gathered
+
+
+def _add_report(gathered: Gathered, run: str, report: Report) -> None:
+    measured = {row.model for row in report.latency}
+    # Students before their training and checkpoints are about one run alone.
+    shown = [m for m in report.models if m.card or m.role == "form" or m.name in measured]
+    alone = len(shown) == 1
+    names = {model.name: run if alone else f"{run}: {model.name}" for model in shown}
+    gathered.models += [_reported(model, names, run) for model in shown]
+    for row in report.latency:
+        speedup = row.speedup
+        if speedup is not None:
+            speedup = speedup.model_copy(update={"baseline": names[speedup.baseline]})
+        update = {"model": names[row.model], "speedup": speedup}
+        gathered.latency.rows.append(row.model_copy(update=update))
+    for task, by_model in report.quality.items():
+        known = {names[model]: values for model, values in by_model.items() if model in names}
+        if known:
+            gathered.quality.setdefault(task, {}).update(known)
+    data = report.recipe.get("data")
+    source = data.get("source") if isinstance(data, dict) else None
+    for e in report.evaluations:
+        words = f"{e.n:,} examples of {source or 'its own data'}, {e.split}"
+        runs = gathered.evaluated_on.setdefault(set_name(e.task, e.set), {})
+        runs[run] = e.rows_sha256 or words, words
+
+
+def _reported(model: Model, names: dict[str, str], run: str) -> ReportedModel:
+    return ReportedModel(
+        name=names[model.name],
+        role=model.role,
+        card=model.card,
+        baseline=names.get(model.baseline or ""),
+        of=names.get(model.of or ""),
+        backend=model.backend,
+        dtype=model.dtype,
+        run=run,
+    )
+
+
+def _add_portable(gathered: Gathered, file: Path, card_of: Callable[[str], Card]) -> None:
+    result, run = read_portable(file), file.stem
+    names = {shape: f"{run}: {shape}" for shape in result.shapes}
+    baseline = None
+    for shape, name in names.items():
+        role: Role = "candidate" if baseline else "baseline"
+        gathered.models.append(ReportedModel(name, role, card_of(shape), baseline, run=run))
+        baseline = baseline or name
+    for row in result.rows:
+        speedup = row.speedup
+        if speedup is not None:
+            speedup = speedup.model_copy(update={"baseline": names[speedup.baseline]})
+        update = {"model": names[row.model], "speedup": speedup}
+        gathered.latency.rows.append(row.model_copy(update=update))
+    gathered.notes.append(f"{run}: {json.dumps(result.environment, ensure_ascii=False)}")
