@@ -1,7 +1,7 @@
-"""The files of a model that others made: read with bounds and checked before transformers builds anything from them.
+"""Read a model's files with bounds, and check them before transformers builds anything from them.
 
-`config.json` may name no code, no other file and no size that the weights do not have; an index names safetensors files
-of its own directory only, so that nothing is unpickled.
+`config.json` may not name code, other files, or sizes that the weights do not have. An index may
+name only safetensors files in its own directory, so that nothing is unpickled.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its client, whichever version that is
+from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # the hub's client
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
@@ -53,16 +53,13 @@ FLAGS = (
 SIZE = re.compile(
     r".*(dim|_size|layers|heads|embeddings|positions|groups|group_num|networks|buckets|num_labels)"
 )
-REPEATED = re.compile(r".*(layers|groups|group_num|networks)")  # sizes that count modules
-NONE = re.compile(r".*(buckets|positions)")  # sizes for which DeBERTa writes -1 where it has none
-NEEDED = (
-    "layers",
-    "heads",
-    "hidden_size",
-    "intermediate_size",
-    "embedding_size",
-)  # ALBERT's gap_size may be 0
-MOST_SIZE, MOST_REPEATED = 10_000_000, 1_000
+# Sizes that count modules.
+REPEATED = re.compile(r".*(layers|groups|group_num|networks)")
+# Sizes that may be -1, which DeBERTa writes for an absent table.
+OPTIONAL_SIZE = re.compile(r".*(buckets|positions)")
+# Sizes of at least 1. Others may be 0, such as ALBERT's gap_size.
+POSITIVE_SIZES = ("layers", "heads", "hidden_size", "intermediate_size", "embedding_size")
+MAX_SIZE, MAX_REPEATED = 10_000_000, 1_000
 HUB_ERRORS = (OSError, httpx.HTTPError)
 ATTENTION = (None, "eager", "sdpa")
 OTHER_WEIGHTS = {
@@ -70,49 +67,51 @@ OTHER_WEIGHTS = {
     "transformers_weights": "a file of weights",
 }
 FOREIGN_ERRORS = (
-    *(
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        ImportError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ),
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
     StrictDataclassError,
 )
-"""What transformers and tokenizers raise about files that do not fit them."""
+"""Exceptions that transformers and tokenizers raise for unsuitable files."""
 
 
 def file_of(
     source: str, name: str, revision: str | None = None, *, needed: bool = False
 ) -> Path | None:
-    """A file of a directory or of a hub id, downloaded if it is not cached; None: there is none. Raises HUB_ERRORS: the
-    hub cannot be asked, or a `needed` file is not there."""
-    found = cached_file(
+    """Return a file of a directory or a hub id, downloaded if it is not cached, or None.
+
+    Raises HUB_ERRORS if the hub cannot be reached, or if a `needed` file does not exist.
+    """
+    path = cached_file(
         source, name, revision=revision, _raise_exceptions_for_missing_entries=needed
     )
-    return None if found is None else Path(found)
+    return None if path is None else Path(path)
 
 
 def file_beside(source: str, name: str) -> Path | None:
-    """A file beside a model; None if it has none, or the hub cannot be asked."""
+    """Return a file of a model, or None if it does not exist or the hub cannot be reached."""
     try:
-        found = file_of(source, name)
+        path = file_of(source, name)
     except HUB_ERRORS:
         return None
-    return found if found is not None and found.is_file() else None
+    return path if path is not None and path.is_file() else None
 
 
 def check_config(raw: Mapping[str, Any], source: object) -> None:
-    """Check values of a configuration that transformers trusts. Raises UsageError: a value of another kind, a size
-    beyond any encoder's, an attention implementation that would be downloaded, or weights that are not read."""
+    """Check the values of a configuration that transformers trusts.
+
+    Raises UsageError for a value of the wrong type, a size beyond any encoder's, an attention
+    implementation that would be downloaded, and weights that kdcli does not read.
+    """
 
     def refuse(name: str, allowed: str) -> None:
-        raise UsageError(
-            f"{source}: '{name}' must be {allowed}, got {shortened(repr(raw[name]), 60)}"
-        )
+        value = shortened(repr(raw[name]), 60)
+        raise UsageError(f"{source}: '{name}' must be {allowed}, got {value}")
 
     for name, kind in KINDS.items():
         if not isinstance(raw.get(name), kind | None):
@@ -124,7 +123,7 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
         isinstance(words.get("ids"), list) and isinstance(words.get("auto_class"), str)
     ):
         refuse(LABEL_WORDS, "a JSON object with ids and auto_class")
-    # True is an int too.
+    # An interface of True passes, because bool is a subclass of int.
     if (unilm := raw.get(UNILM)) is not None and not all(
         isinstance(unilm.get(key), int) for key in ("mask_token_id", "position_offset", "interface")
     ):
@@ -134,58 +133,61 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
             refuse(name, "true or false")
         if isinstance(value, float) and not math.isfinite(value):
             refuse(name, "a finite number")
-        most = MOST_REPEATED if REPEATED.fullmatch(name) else MOST_SIZE
-        least = 1 if name.endswith(NEEDED) else -1 if NONE.fullmatch(name) else 0
-        if SIZE.fullmatch(name) and isinstance(value, int | float) and not least <= value <= most:
-            refuse(name, f"at least {least} and at most {most:,}")
-        # Such a key would replace a method of the configuration, or a table that renames its keys.
-        if callable(of_class := getattr(PreTrainedConfig, name, None)) or isinstance(
-            of_class, dict
-        ):
-            raise UsageError(f"{source}: '{name}' is no setting", "leave the key out")
+        upper = MAX_REPEATED if REPEATED.fullmatch(name) else MAX_SIZE
+        lower = 1 if name.endswith(POSITIVE_SIZES) else -1 if OPTIONAL_SIZE.fullmatch(name) else 0
+        is_size = SIZE.fullmatch(name) and isinstance(value, int | float)
+        if is_size and not lower <= value <= upper:
+            refuse(name, f"at least {lower} and at most {upper:,}")
+        # The key would replace a method of the configuration, or a table that renames its keys.
+        attribute = getattr(PreTrainedConfig, name, None)
+        if callable(attribute) or isinstance(attribute, dict):
+            raise UsageError(f"{source}: '{name}' is not a setting", "remove the key")
     if raw.get("chunk_size_feed_forward") not in (None, 0):
-        refuse("chunk_size_feed_forward", "0: it cuts only batches of some lengths")
+        refuse("chunk_size_feed_forward", "0, because other values fail for some batch lengths")
     for name in ("attn_implementation", "_attn_implementation"):
         if raw.get(name) not in ATTENTION:
-            refuse(name, "absent, eager or sdpa; others may be downloaded code")
+            refuse(name, "absent, eager or sdpa, because others may download code")
     for name, what in OTHER_WEIGHTS.items():
         if raw.get(name) is not None:
             raise UsageError(
-                f"{source} names {what} ('{name}'); kdcli reads plain {WEIGHTS[0]}",
-                "save it as such",
+                f"{source} names {what} ('{name}'), but kdcli reads plain {WEIGHTS[0]} only",
+                f"save the model as {WEIGHTS[0]}",
             )
 
 
 @contextmanager
 def config_errors(source: object) -> Iterator[None]:
-    """Turn whatever transformers raises about a configuration into a `UsageError` with the name of its `source`. Only
-    for calls into transformers whose one foreign input is that configuration, so that no fault of ours is hidden."""
+    """Turn any exception that transformers raises about a configuration into a `UsageError`.
+
+    The error names the configuration's `source`. Use it only for calls into transformers whose one
+    foreign input is the configuration, so that no bug of kdcli is hidden.
+    """
     try:
         yield
     except FOREIGN_ERRORS as error:
-        kind = (
-            ""
-            if isinstance(error, ValueError | StrictDataclassError)
-            else f"{type(error).__name__}: "
-        )
+        explains = isinstance(error, ValueError | StrictDataclassError)
+        kind = "" if explains else f"{type(error).__name__}: "
         raise UsageError(f"{source} cannot be used: {kind}{one_line(error)}") from None
 
 
 def check_tokenizer(source: str) -> None:
-    """Raise a `UsageError` where a tokenizer's JSON is damaged, too large or too deep."""
+    """Raise a `UsageError` if a tokenizer's JSON is damaged, too large or nested too deeply."""
     for name in TOKENIZER:
         if (file := file_of(source, name)) is not None:
             read_json(file, most_bytes=TOKENIZER_BYTES)
 
 
 def weight_files(source: str, revision: str | None) -> list[Path]:
-    """The safetensors files of a model, downloaded if need be; `revision`: a commit of the hub. Raises UsageError: an
-    adapter; an index that names anything but safetensors files of its own directory; a damaged file. HUB_ERRORS: a file
-    is missing or cannot be had."""
+    """Return the safetensors files of a model, downloaded if they are not cached.
+
+    `revision` is a commit of the hub. Raises UsageError for an adapter, for an index that names
+    anything but safetensors files in its own directory, and for a damaged file. Raises HUB_ERRORS
+    if a file is missing or cannot be downloaded.
+    """
     if file_of(source, ADAPTER, revision) is not None:
         raise UsageError(
-            f"{source} holds an adapter ({ADAPTER})",
-            "merge it into the model it is for, and save that",
+            f"{source} holds an adapter ({ADAPTER}), not a model",
+            "merge the adapter into its base model, and save the result",
         )
     files = [file_of(source, WEIGHTS[0], revision)]
     if files[0] is None:
@@ -193,68 +195,72 @@ def weight_files(source: str, revision: str | None) -> list[Path]:
         if index is None:
             raise UsageError(f"{source} has no {WEIGHTS[0]}")
         check_index(index)
-        files = [
-            Path(file)
-            for file in get_checkpoint_shard_files(source, str(index), revision=revision)[0]
-        ]
-    found = [file for file in files if file is not None]
-    for file in found:
+        shards, _ = get_checkpoint_shard_files(source, str(index), revision=revision)
+        files = [Path(file) for file in shards]
+    present = [file for file in files if file is not None]
+    for file in present:
         try:
             with safe_open(file, "pt") as tensors:
                 tensors.keys()
         except SafetensorError as error:
             raise UsageError(f"{file} is damaged: {error}", "download or copy it again") from None
-    return found
+    return present
 
 
 def check_index(index: Path) -> None:
-    """Raise a `UsageError` where an index of shards has no metadata or names a file that is no safetensors file of its
-    directory."""
+    """Check an index of shards.
+
+    Raises UsageError if the index has no metadata, or if it names anything but safetensors files in
+    its own directory.
+    """
     tree = read_json(index)
     shards = tree.get("weight_map")
     if not isinstance(tree.get("metadata"), dict):
         raise UsageError(f"{index} has no metadata, which must be a JSON object")
-    if (
-        not isinstance(shards, dict)
-        or not shards
-        or not all(isinstance(name, str) for name in shards.values())
-    ):
+    has_shards = isinstance(shards, dict) and bool(shards)
+    if not has_shards or not all(isinstance(name, str) for name in shards.values()):
         raise UsageError(f"{index} has no weight_map from tensors to files")
     folder = index.parent.resolve()
-    # In the cache of the hub, files are links to the blobs of the same model.
-    allowed = (
-        {folder, folder.parent.parent / "blobs"} if folder.parent.name == "snapshots" else {folder}
-    )
+    allowed = {folder}
+    if folder.parent.name == "snapshots":
+        # In the hub's cache, files are links to the blobs of the same model.
+        allowed.add(folder.parent.parent / "blobs")
     for name in sorted(set(shards.values())):
         plain = Path(name).name == name and name.endswith(".safetensors") and "\0" not in name
         if not plain or (index.parent / name).resolve().parent not in allowed:
             raise UsageError(
-                f"{index} names {shortened(repr(name), 60)}, which is no safetensors file of that directory"
+                f"{index} names {shortened(repr(name), 60)}, which is not a safetensors file in "
+                "its directory"
             )
 
 
 def check_builds(source: str, config: PreTrainedConfig, auto_class: Any) -> PreTrainedModel:
-    """The model of a configuration, without memory. Raises UsageError: transformers cannot build it."""
+    """Build the model of a configuration on the meta device, which takes no memory.
+
+    Raises UsageError if transformers cannot build it.
+    """
+    model: PreTrainedModel
     with config_errors(f"the {CONFIG} of {source}"), torch.device("meta"), no_init_weights():
-        built = (
-            auto_class(config)
-            if issubclass(auto_class, PreTrainedModel)
-            else auto_class.from_config(config)
-        )
-    model: PreTrainedModel = built
+        if issubclass(auto_class, PreTrainedModel):
+            model = auto_class(config)
+        else:
+            model = auto_class.from_config(config)
     return model
 
 
 def check_declared(
     source: str, config: PreTrainedConfig, auto_class: Any, files: list[Path]
 ) -> None:
-    """Compare the parameters of a configuration with the bytes of its files. Raises UsageError: see `check_builds`;
-    more parameters than the files can hold."""
+    """Compare the number of parameters of a configuration with the size of its files.
+
+    Raises UsageError if transformers cannot build the model, or if the files are too small for its
+    parameters.
+    """
     empty = check_builds(source, config, auto_class)
-    declared, stored = (
-        sum(p.numel() for p in empty.parameters()),
-        sum(file.stat().st_size for file in files),
-    )
+    declared = sum(p.numel() for p in empty.parameters())
+    stored = sum(file.stat().st_size for file in files)
     if declared > stored:
-        message = f"the {CONFIG} of {source} declares {declared:,} parameters; its weights hold {stored:,} bytes"
-        raise UsageError(message)
+        raise UsageError(
+            f"the {CONFIG} of {source} declares {declared:,} parameters, but its weights have only "
+            f"{stored:,} bytes"
+        )

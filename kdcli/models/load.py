@@ -1,6 +1,6 @@
-"""Load and save an encoder with its tokenizer: safetensors only, and no code that comes with a model.
+"""Load and save an encoder with its tokenizer: safetensors only, and no code from the model.
 
-A source is a hub id, a directory, or `demo` (the teacher inside the package).
+A source is a hub id, a directory, or `demo`, which is the teacher inside the package.
 """
 
 import functools
@@ -52,25 +52,26 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import NO_ROWS, training_rows, write_training_rows
 from kdcli.types import RowHashes
 
-transformers_logging.disable_progress_bar()  # its bars would break ours
+# The progress bars of transformers would break the ones of kdcli.
+transformers_logging.disable_progress_bar()
 
 DEMO, CARD = "demo", "README.md"
-PINNED = re.compile(
-    r"((?:[\w.-]+/)?[\w.-]+)@([\w./-]+)"
-)  # A model of the hub at a branch, a tag or a commit
+# A model on the hub at a branch, a tag or a commit.
+PINNED = re.compile(r"((?:[\w.-]+/)?[\w.-]+)@([\w./-]+)")
 MODEL_FILES = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py", "*.md", "*.npy"]
 OTHER_FILES = ["onnx/*", "openvino/*", "checkpoints/*"]
-AS_LOADED = "kdcli_as_loaded"  # Attribute of a tokenizer: truncation and padding before any call
-OPTIONAL = (
-    "pooler.",
-    "contact_head.",
-    "embeddings.position_ids",
-)  # what a base model's checkpoint may lack
+# Attribute of a tokenizer that holds truncation and padding before any call.
+AS_LOADED = "kdcli_as_loaded"
+# Tensors that a base model's checkpoint may lack.
+OPTIONAL = ("pooler.", "contact_head.", "embeddings.position_ids")
 
 
 def location(source: str) -> str:
-    """The argument of `from_pretrained` for a source; of `OWNER/NAME@REVISION` the directory of that commit, downloaded
-    into the cache of the hub if need be. Raises UsageError: no such revision; see `kdcli.disk.user_path`."""
+    """Return the argument of `from_pretrained` for a source.
+
+    For `OWNER/NAME@REVISION`, it is the directory of that commit, which is downloaded if it is not
+    cached. Raises UsageError if the revision does not exist, or the user's directory is unknown.
+    """
     if source == DEMO:
         return str(importlib.resources.files("kdcli") / "data" / "demo_teacher")
     if (pinned := PINNED.fullmatch(source)) and not Path(source).exists():
@@ -79,11 +80,12 @@ def location(source: str) -> str:
 
 
 def commit_of(source: str) -> str | None:
-    """The commit of the hub that a source, which was loaded, is at; None for a directory or `demo`."""
+    """Return the hub's commit of a source that was loaded, or None for a directory or `demo`."""
     try:
         commit: str | None = extract_commit_hash(str(file_of(location(source), CONFIG)), None)
     except (*HUB_ERRORS, ValueError):
-        return None  # A shape, or a model that this run made
+        # The source is a shape, or a model that this run made.
+        return None
     return commit
 
 
@@ -95,15 +97,18 @@ def _snapshot(name: str, revision: str) -> str:
         )
     except (*HUB_ERRORS, ValueError) as error:
         raise UsageError(
-            f"model '{name}' was not found at revision '{revision}', neither in the cache nor on the hub: "
-            f"{first_line(error)}",
+            f"model '{name}' was not found at revision '{revision}', neither in the cache nor on "
+            f"the hub: {first_line(error)}",
             "check the revision (a branch, a tag or a commit) and the network",
         ) from None
 
 
 def load_encoder(source: str, *, trust_remote_code: bool = False) -> Model:
-    """Load a base encoder and its tokenizer. Raises UsageError: not found, not an encoder, no tokenizer, pickled
-    weights only, damaged or incomplete weights, or code of its own without `trust_remote_code`."""
+    """Load a base encoder and its tokenizer.
+
+    Raises UsageError if the model is not found, is not an encoder, has no tokenizer, has only
+    pickled weights, has damaged or incomplete weights, or brings code without `trust_remote_code`.
+    """
     load_config(source, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code)
@@ -114,9 +119,17 @@ def load_encoder(source: str, *, trust_remote_code: bool = False) -> Model:
 def load_config(
     source: str, *, trust_remote_code: bool = False, weights: bool = True, compacted: bool = False
 ) -> PreTrainedConfig:
-    """The configuration of a model that can be loaded: it exists, with a supported type and safetensors. `weights`:
-    False skips the check of the weights. `compacted`: accept a model of `kdcli.deploy.sparse.compact`, which no verb can
-    train. Raises UsageError: see `load_encoder`."""
+    """Load the configuration of a model, and check that the model can be loaded.
+
+    Args:
+        source: hub id, directory or `demo`.
+        trust_remote_code: whether to run code that comes with the model.
+        weights: whether to check that there are safetensors files.
+        compacted: whether to accept a model of `kdcli.deploy.sparse.compact`, which no verb can
+            train.
+
+    Raises UsageError if the model is not found, has an unsupported type, or cannot be loaded.
+    """
     where = location(source)
     folder = user_path(where)
     is_folder = folder.is_dir()
@@ -129,8 +142,10 @@ def load_config(
     config = _read_config(source, where, trust_remote_code)
     if hasattr(config, COMPACT) and not compacted:
         raise UsageError(
-            f"{source} is compacted: its layers have shapes of their own, which cannot be trained or learned from",
-            "give the masked model it was made of; evaluate, benchmark, export and kdcli.load take it",
+            f"{source} is compacted: its layers have shapes of their own, so that it can be "
+            "neither a student nor a teacher",
+            "give the masked model that it was made from; only evaluate, benchmark, export and "
+            "kdcli.load accept a compacted model",
         )
     layout_for(config)
     if weights and not is_folder:
@@ -146,12 +161,15 @@ def save_model(
     folder: Path,
     rows: RowHashes = NO_ROWS,
 ) -> None:
-    """Save config.json, model.safetensors, the tokenizer's files, the hashes of the labelled `rows` that trained the
-    model or one it was made of and, for a custom class, the file with its code. Raises MachineError: the disk is full
-    or not writable; then no file is there."""
+    """Save a model's configuration, weights and tokenizer.
+
+    Also saves the hashes of the labelled `rows` that trained the model or a model it was made from,
+    and the code of a custom class. Raises MachineError if the disk is full or not writable. In that
+    case, no file is left.
+    """
     if custom := is_custom(model):
         describe_code(model)
-    # Of several processes each may save one for itself; transformers would write in the first alone.
+    # Each of several processes may save its own model, but transformers writes in the first only.
     model.should_save_on_this_rank = lambda is_main_process: True
     with fill_dir(folder, last=CONFIG) as aside:
         model.save_pretrained(aside)
@@ -161,27 +179,31 @@ def save_model(
         write_training_rows(aside, rows)
         mode = (aside / CONFIG).stat().st_mode
         for file in aside.iterdir():
-            file.chmod(mode)  # safetensors writes for the owner alone
+            # safetensors creates files that only the owner can read.
+            file.chmod(mode)
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save a tokenizer's files, with truncation and padding as they were loaded: each call changes them, so the file
-    would otherwise tell what was tokenised last."""
-    if (before := getattr(tokenizer, AS_LOADED, None)) is not None:
-        (truncation, padding), backend = before, tokenizer.backend_tokenizer
+    """Save a tokenizer's files, with the truncation and padding that it had when it was loaded.
+
+    Every call changes both, so the files would otherwise depend on what was tokenised last.
+    """
+    if (as_loaded := getattr(tokenizer, AS_LOADED, None)) is not None:
+        (truncation, padding), backend = as_loaded, tokenizer.backend_tokenizer
         backend.no_truncation() if truncation is None else backend.enable_truncation(**truncation)
         backend.no_padding() if padding is None else backend.enable_padding(**padding)
     tokenizer.save_pretrained(folder)
 
 
 def _check_repository(source: str) -> None:
-    """Refuse a repository without safetensors: transformers would ask a service to convert its pickle."""
+    """Refuse a repository without safetensors, whose pickle transformers would have converted."""
     if any(isinstance(try_to_load_from_cache(source, name), str) for name in WEIGHTS):
         return
     try:
         files = list_repo_files(source)
     except HUB_ERRORS:
-        return  # offline, the cache is tried
+        # Offline, the cache is tried.
+        return
     if not any(name in files for name in WEIGHTS):
         raise _no_safetensors(source, [name for name in files if name.endswith(".bin")])
 
@@ -190,36 +212,38 @@ def _no_safetensors(source: str, pickles: list[str]) -> UsageError:
     if not pickles:
         return UsageError(f"{source} has no {WEIGHTS[0]}")
     return UsageError(
-        f"{source} has its weights as a pickle ({pickles[0]}), which can run code when opened; kdcli reads safetensors "
-        "only",
-        'if you trust it, convert it once: python -c "from transformers import AutoModelForMaskedLM as M; '
+        f"{source} has its weights as a pickle ({pickles[0]}), which can run code when it is "
+        "opened; kdcli reads safetensors only",
+        "if you trust it, convert it once: python -c "
+        '"from transformers import AutoModelForMaskedLM as M; '
         f"M.from_pretrained('{source}', use_safetensors=False).save_pretrained('converted')\" "
-        "and copy the tokenizer's files beside it",
+        "and copy the tokenizer's files to the new directory",
     )
 
 
 def _read_config(source: str, where: str, trust_remote_code: bool) -> PreTrainedConfig:
-    hint = "read that code, then add --trust-remote-code"
+    hint = "read the code, then add --trust-remote-code"
     custom_code = UsageError(f"{source} brings code of its own, which is not run by default", hint)
     try:
         file = file_of(where, CONFIG, needed=True)
     except (*HUB_ERRORS, ValueError) as error:
         if isinstance(error.__cause__, GatedRepoError):
             message = f"model '{source}' is on the hub, but you have no access to it"
-            raise UsageError(message, "ask for it there, then `hf auth login`") from None
+            raise UsageError(message, "request access there, then run `hf auth login`") from None
         raise UsageError(
-            f"model '{source}' was found neither as a directory, nor in the Hugging Face cache, nor on the hub: "
-            f"{first_line(error)}",
+            f"model '{source}' was found neither as a directory, nor in the Hugging Face cache, "
+            f"nor on the hub: {first_line(error)}",
             "check the name and the network, or use a local directory or 'demo'",
         ) from None
     assert file is not None
     raw = read_json(file)
     check_config(raw, file)
-    # An unsupported type is refused before any code of its own runs.
+    # Refuse an unsupported type before its own code could run.
     kind = str(raw.get("model_type"))
     if "model_type" not in raw:
         raise UsageError(
-            f"the config.json of {source} has no model_type", "is it a model of transformers?"
+            f"the config.json of {source} has no model_type",
+            "give a model that transformers can load",
         )
     if kind not in LAYOUTS and "auto_map" in raw and not trust_remote_code:
         raise custom_code
@@ -236,8 +260,11 @@ def _read_config(source: str, where: str, trust_remote_code: bool) -> PreTrained
 def load_tokenizer(
     source: str, *, trust_remote_code: bool = False, **settings: Any
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model; UsageError if it has none that can be read. `settings` go to `from_pretrained`."""
-    hint = "put the tokenizer's files (tokenizer.json ...) beside its weights"
+    """Load the tokenizer of a model.
+
+    `settings` are passed to `from_pretrained`. Raises UsageError if there is no readable tokenizer.
+    """
+    hint = "put the tokenizer's files (tokenizer.json ...) into the model's directory"
     where = location(source)
     try:
         with _quietly():
@@ -250,16 +277,17 @@ def load_tokenizer(
                 setattr(tokenizer, AS_LOADED, (backend.truncation, backend.padding))
             tokenizer("a", truncation=True, max_length=8)
             if tokenizer.is_fast:
-                tokenizer.backend_tokenizer.no_truncation()  # It would be saved.
+                # The truncation of the call above would be saved.
+                tokenizer.backend_tokenizer.no_truncation()
             if not tokenizer.model_max_length > 0:
                 raise ValueError("its model_max_length must be at least 1")
     except UsageError:
         raise
-    except Exception as error:  # noqa: BLE001  # The library tokenizers raises that very class.
+    except Exception as error:  # noqa: BLE001  # The library tokenizers raises this class.
         raise UsageError(
             f"the tokenizer of {source} cannot be loaded: {first_line(error)}", hint
         ) from None
-    # Without any files transformers makes a tokenizer with special tokens only.
+    # Without any files, transformers makes a tokenizer that has special tokens only.
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         raise UsageError(f"{source} has no tokenizer", hint)
     return tokenizer
@@ -268,19 +296,25 @@ def load_tokenizer(
 def load_weights(
     source: str, auto_class: Any, *, trust_remote_code: bool = False, seed: int = 0, **settings: Any
 ) -> PreTrainedModel:
-    """A model in float32, read from safetensors. `auto_class`: `AutoModel`, or a class with a head that the checkpoint
-    must hold. `seed`: of a pooler that a base model lacks. `settings`: for `from_pretrained`. Raises UsageError:
-    unreadable, damaged or incomplete weights."""
+    """Load a model in float32 from safetensors.
+
+    Args:
+        source: hub id, directory or `demo`.
+        auto_class: `AutoModel`, or a class with a head that the checkpoint must have.
+        trust_remote_code: whether to run code that comes with the model.
+        seed: seed of the pooler, for a base model that lacks it.
+        settings: further arguments of `from_pretrained`.
+
+    Raises UsageError if the weights cannot be read, are damaged or are incomplete.
+    """
     settings |= {
         "trust_remote_code": trust_remote_code,
         "use_safetensors": True,
         "dtype": torch.float32,
     }
-    where, config = (
-        location(source),
-        load_config(source, trust_remote_code=trust_remote_code, compacted=True),
-    )
-    # On the hub: what is checked is of the commit that is loaded.
+    where = location(source)
+    config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
+    # Check the same commit of the hub that is loaded.
     settings["revision"] = None if Path(where).is_dir() else commit_of(source)
     try:
         with _quietly(), torch.random.fork_rng(devices=[]):
@@ -295,38 +329,36 @@ def load_weights(
         ) from None
     except HUB_ERRORS as error:
         raise UsageError(
-            # transformers' own message is about names and directories; its cause says what happened.
+            # The message of transformers is about names and directories. Its cause explains more.
             f"the weights of {source} cannot be read: {first_line(error.__cause__ or error)}",
             "check the network and the files, then try again",
         ) from None
     except (RuntimeError, ValueError) as error:
-        # The message of transformers about sizes points to a table that is not shown.
-        reason = (
-            "tensors of other sizes"
-            if "ignore_mismatched_sizes" in str(error)
-            else first_line(error)
-        )
+        reason = first_line(error)
+        if "ignore_mismatched_sizes" in str(error):
+            # The message of transformers refers to a table that is not printed.
+            reason = "tensors have other sizes"
         raise UsageError(f"the weights of {source} do not fit its config.json: {reason}") from None
     with suppress(*HUB_ERRORS):
-        file_of(
-            where, CARD, settings["revision"]
-        )  # Into the cache: what is made of the model inherits its licence
+        # Put the card into the cache, because models made from this one inherit its licence.
+        file_of(where, CARD, settings["revision"])
     if not is_custom(model):
         forget_custom_classes(model.config)
-    # Under a head, the encoder's tensors have its prefix, and a pooler is needed because the head reads it.
+    # Under a head, the encoder's tensors have a prefix, and the pooler is required because the head
+    # reads it.
     headed = model.base_model is not model
     prefix, optional = (f"{model.base_model_prefix}.", OPTIONAL[1:]) if headed else ("", OPTIONAL)
     allowed = tuple(prefix + name for name in optional)
     if missing := sorted(name for name in info["missing_keys"] if not name.startswith(allowed)):
-        example = f"{len(missing)} tensors are missing, for example {missing[0]}"
-        raise UsageError(f"the weights of {source} are incomplete: {example}")
+        reason = f"{len(missing)} tensors are missing, for example {missing[0]}"
+        raise UsageError(f"the weights of {source} are incomplete: {reason}")
     loaded: PreTrainedModel = model
     return loaded
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Silence transformers' tables of unused and missing tensors; missing ones are checked here."""
+    """Silence transformers' tables of unused and missing tensors. `load_weights` checks them."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:

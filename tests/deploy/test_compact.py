@@ -288,7 +288,7 @@ def test_config_that_names_no_class_of_ours_is_refused(saved, tmp_path):
         file.read_text("utf-8").replace('"CompactBertForSequenceClassification"\n', '"Other"\n'),
         "utf-8",
     )
-    with pytest.raises(UsageError, match="class 'Other', which is not known"):
+    with pytest.raises(UsageError, match="names the unknown class 'Other'"):
         load(tmp_path / "other")
 
 

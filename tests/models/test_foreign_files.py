@@ -33,9 +33,9 @@ CONFIGS = {
     "a vast vocabulary": ({"vocab_size": 10**12}, "'vocab_size' must be"),
     "wider than its weights": (
         {"hidden_size": 10**6, "num_attention_heads": 1},
-        "declares .* parameters; its weights",
+        "declares .* parameters, but its weights",
     ),
-    "more words than its weights": ({"vocab_size": 10**7}, "declares .* parameters; its weights"),
+    "more words than its weights": ({"vocab_size": 10**7}, "declares .* parameters, but its weights"),
     "a kernel of the hub": (
         {"attn_implementation": "owner/kernel"},
         "'attn_implementation' must be absent",
@@ -48,10 +48,10 @@ CONFIGS = {
         {"attn_implementation": "flash_attention_2"},
         "must be absent",
     ),
-    "a key that replaces a method": ({"to_dict": 5}, "'to_dict' is no setting"),
+    "a key that replaces a method": ({"to_dict": 5}, "'to_dict' is not a setting"),
     "a key that renames others": (
         {"attribute_map": {"hidden_size": "x"}},
-        "'attribute_map' is no setting",
+        "'attribute_map' is not a setting",
     ),
     "not a number": ({"hidden_dropout_prob": float("nan")}, "must be a finite number"),
     "dropout above one": ({"hidden_dropout_prob": 7.5}, "dropout"),

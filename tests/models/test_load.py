@@ -100,7 +100,7 @@ BAD = {
     "bert as decoder": (lambda d: change(d, "config.json", is_decoder=True), "'bert' is a decoder"),
     "other width": (
         lambda d: change(d, "config.json", hidden_size=16),
-        "do not fit its config.json: tensors of other",
+        "do not fit its config.json: tensors have other",
     ),
     "other heads": (
         lambda d: change(d, "config.json", num_attention_heads=5),
