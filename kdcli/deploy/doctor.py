@@ -18,7 +18,7 @@ OPTIONAL = {
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "pip install 'kdcli[onnx]'"),
     "openvino": "pip install 'kdcli[openvino]'",
     **dict.fromkeys(("sacrebleu", "rouge-score"), "pip install 'kdcli[generation]'"),
-    "mteb": "pip install 'kdcli[embed]'",
+    **dict.fromkeys(("sentence-transformers", "mteb"), "pip install 'kdcli[embed]'"),
     **{name: f"--report-to {name}" for name in TRACKERS},
 }
 """Libraries that some options need, and what installs them or needs them."""

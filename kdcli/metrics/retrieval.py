@@ -12,6 +12,29 @@ Array = np.ndarray[Any, Any]
 CUT = 10
 
 
+def similarities(q_QD: Array, d_ND: Array, function: str) -> Array:
+    """Return the similarity of each query to each document, [Q, N]; larger is more similar.
+
+    `function` is one of sentence-transformers' names. `cosine` and `dot` are products, while
+    `euclidean` and `manhattan` are negative distances.
+    """
+    if function == "manhattan":
+        # Import here, because SciPy takes time that other functions need not wait for.
+        from scipy.spatial.distance import cdist
+
+        return -np.asarray(cdist(q_QD, d_ND, "cityblock"))
+    if function == "cosine":
+        q_QD, d_ND = (
+            x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (q_QD, d_ND)
+        )
+    products_QN: Array = q_QD @ d_ND.T
+    if function != "euclidean":
+        return products_QN
+    squares_QN = (q_QD**2).sum(1)[:, None] + (d_ND**2).sum(1) - 2 * products_QN
+    distances_QN: Array = np.sqrt(np.maximum(squares_QN, 0.0))
+    return -distances_QN
+
+
 def rank_documents(
     scores_QN: Array,
     queries: Sequence[str],

@@ -31,7 +31,7 @@ from kdcli.errors import UsageError
 from kdcli.losses.ranking import label_loss, padded, score_loss
 from kdcli.metrics.retrieval import ranking_metrics
 from kdcli.models.card import weights_hash
-from kdcli.models.embedder import PROMPTS, beside_model
+from kdcli.models.embedder import PROMPTS, json_file
 from kdcli.models.heads import load_for_task, with_new_head
 from kdcli.models.load import load_config, save_model
 from kdcli.models.model import Model
@@ -598,7 +598,7 @@ def activation_of(model: Model) -> str | None:
     section = getattr(config, "sentence_transformers", None)
     name = section.get("activation_fn") if isinstance(section, dict) else None
     name = name or getattr(config, "sbert_ce_default_activation_function", None)
-    name = name or (beside_model(model.source, PROMPTS) or {}).get("activation_fn")
+    name = name or (json_file(model.source, PROMPTS) or {}).get("activation_fn")
     return name if isinstance(name, str) else None
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from kdcli.data.sources import open_source
 from kdcli.engine.launch import Session
 from kdcli.errors import UsageError
-from kdcli.metrics.retrieval import rank_documents, ranking_metrics
+from kdcli.metrics.retrieval import rank_documents, ranking_metrics, similarities
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.rankings import ranking_scores
 from kdcli.workloads.workload import Array, ModelScores
@@ -90,14 +90,11 @@ def retrieval_scores(data: Retrieval, model: Embedder, session: Session) -> dict
     documents, queries = list(data.documents), list(data.queries)
     d_ND = model.vectors(list(data.documents.values()), "document", session)
     q_QD = model.vectors(list(data.queries.values()), "query", session)
-    if model.format.similarity == "cosine":
-        d_ND, q_QD = (
-            x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (d_ND, q_QD)
-        )
     rankings: list[list[str]] = []
     for begin in range(0, len(queries), QUERIES_AT_ONCE):
         some = queries[begin : begin + QUERIES_AT_ONCE]
-        scores_QN = q_QD[begin : begin + QUERIES_AT_ONCE] @ d_ND.T
+        q_some_QD = q_QD[begin : begin + QUERIES_AT_ONCE]
+        scores_QN = similarities(q_some_QD, d_ND, model.format.similarity)
         rankings += rank_documents(scores_QN, some, documents, data.relevance, TOP)
     rows = [ranking_metrics(r, data.relevance[q]) for q, r in zip(queries, rankings, strict=True)]
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 import pytrec_eval
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sentence_transformers.util import SimilarityFunction
 from sklearn.metrics import ndcg_score
 
 from kdcli.errors import UsageError
-from kdcli.metrics.retrieval import rank_documents, ranking_metrics
+from kdcli.metrics.retrieval import rank_documents, ranking_metrics, similarities
 
 
 def test_by_hand():
@@ -97,3 +99,11 @@ def test_the_document_with_the_querys_own_id_is_not_ranked_unless_it_is_relevant
 def test_scores_that_are_not_finite_are_refused(bad):
     with pytest.raises(UsageError, match="1 of 2 scores of documents are not finite"):
         rank_documents(np.array([[0.1, bad]]), ["q"], ["x", "y"], {}, 2)
+
+
+@pytest.mark.parametrize("function", ["cosine", "dot", "euclidean", "manhattan"])
+def test_similarities_are_those_of_sentence_transformers(function):
+    generator = np.random.default_rng(0)
+    q_QD, d_ND = (generator.normal(size=(n, 16)).astype(np.float32) for n in (3, 50))
+    theirs = SimilarityFunction.to_similarity_fn(function)(torch.tensor(q_QD), torch.tensor(d_ND))
+    np.testing.assert_allclose(similarities(q_QD, d_ND, function), theirs.numpy(), atol=1e-5)

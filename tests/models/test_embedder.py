@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,11 +13,20 @@ from sentence_transformers import SentenceTransformer
 
 from kdcli.engine.launch import Session, start
 from kdcli.errors import UsageError
-from kdcli.models.embedder import EmbeddingFormat, Pool, load_embedder, read_format, save_embedder
+from kdcli.models.embedder import (
+    DenseLayer,
+    EmbeddingFormat,
+    Pool,
+    load_embedder,
+    read_format,
+    save_embedder,
+)
 from kdcli.workloads.embedder import Embedder
 
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11", "w12 w1"]
-DENSE = (torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), torch.ones(8) / 7, True)
+DENSE = DenseLayer(
+    torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), torch.ones(8) / 7, True
+)
 FORMATS = [
     EmbeddingFormat(),
     EmbeddingFormat("cls", normalize=False, max_length=5),
@@ -23,7 +34,7 @@ FORMATS = [
         "last", prompts={"query": "w20 w21 ", "document": "w22 "}, default_prompt="query"
     ),
     EmbeddingFormat("max", dense=DENSE, similarity="dot", normalize=False),
-    EmbeddingFormat("mean_sqrt_len_tokens", dense=(DENSE[0], None, False)),
+    EmbeddingFormat("mean_sqrt_len_tokens", dense=DenseLayer(DENSE.weight, None, False)),
 ]
 
 
@@ -141,6 +152,18 @@ FIRST = [module("Transformer", "", 0), module("Pooling", "1_Pooling", 1)]
         ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "pools by cls and mean"),
         ("1_Pooling/config.json", [], "must hold a JSON object"),
         ("sentence_bert_config.json", {"max_seq_length": "many"}, "must be a number of tokens"),
+        (
+            "modules.json",
+            [FIRST[0], {**FIRST[1], "type": "their_code.Pooling"}],
+            r"its modules are Transformer, their_code\.Pooling",
+        ),
+        (
+            "config_sentence_transformers.json",
+            {"similarity_fn_name": "jaccard"},
+            "unknown similarity_fn_name 'jaccard'",
+        ),
+        ("config_sentence_transformers.json", {"prompts": ["q: "]}, "must be a JSON object"),
+        ("1_Pooling/config.json", {"pooling_mode": 3}, "pools by 3"),
     ],
 )
 def test_other_modules_are_refused(saved, name, content, message):
@@ -158,12 +181,42 @@ def test_a_dense_layer_of_another_kind_or_file_is_refused(saved):
         "2_Dense/config.json",
         config | {"activation_function": "torch.nn.modules.activation.GELU"},
     )
-    with pytest.raises(UsageError, match="activation GELU"):
+    with pytest.raises(UsageError, match=r"activation torch\.nn\.modules\.activation\.GELU"):
         read_format(str(folder))
+    for key, value, message in (
+        ("use_residual", True, "residual connection"),
+        ("module_input_name", "token_embeddings", "reads or writes token states"),
+    ):
+        change(folder, "2_Dense/config.json", config | {key: value})
+        with pytest.raises(UsageError, match=message):
+            read_format(str(folder))
     change(folder, "2_Dense/config.json", config)
     shutil.move(folder / "2_Dense" / "model.safetensors", folder / "2_Dense" / "pytorch_model.bin")
     with pytest.raises(UsageError, match=r"has no 2_Dense/model\.safetensors"):
         read_format(str(folder))
+
+
+def test_a_dense_layer_of_another_width_than_the_encoder_is_refused(saved):
+    narrow = DenseLayer(torch.ones(4, 16), None, False)
+    folder = saved(EmbeddingFormat(dense=narrow))
+    with pytest.raises(UsageError, match="takes vectors of width 16, but its encoder has width 32"):
+        Embedder.open(str(folder))
+
+
+def test_reading_and_computing_do_not_import_sentence_transformers(saved):
+    program = """
+import sys
+import torch
+from kdcli.models.embedder import Pool, load_embedder, read_format
+fmt = read_format(sys.argv[1])
+load_embedder(sys.argv[1])
+Pool(fmt)(torch.ones(1, 2, 32), None)
+print([name for name in sys.modules if name.split(".")[0] == "sentence_transformers"])
+"""
+    folder = saved(EmbeddingFormat(dense=DENSE))
+    command = [sys.executable, "-c", program, str(folder)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
 
 
 def test_a_pooling_that_contradicts_and_a_cross_encoder_are_refused(saved, model_dir):

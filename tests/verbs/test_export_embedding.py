@@ -15,10 +15,12 @@ from own_files import kdcli, refused, report_of, said_by, succeeds, write
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
-from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.embedder import DenseLayer, EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 
-DENSE = torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), torch.ones(8) / 7, True
+DENSE = DenseLayer(
+    torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), torch.ones(8) / 7, True
+)
 FORMAT = EmbeddingFormat("cls", dense=DENSE, prompts={"query": "w30 "}, max_length=20)
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11"]
 COLUMNS = ["--set", "data.columns={text: a, pair: b}"]

@@ -9,11 +9,11 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
 from kdcli.deploy.sparse.mask_file import read_mask
-from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.embedder import DenseLayer, EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.models.training_rows import training_rows, write_training_rows
 
-DENSE = torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), None, False
+DENSE = DenseLayer(torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), None, False)
 FORMAT = EmbeddingFormat("cls", dense=DENSE, prompts={"query": "w30 "}, max_length=20)
 TEXTS = ["w1 w2 w3", "w4 w9", "w5 w6 w7 w8 w9 w10 w11"]
 QUICK = [

@@ -26,7 +26,7 @@ from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings
 from kdcli.losses.embedding import check_dimensions
 from kdcli.models.card import describe, describe_source
-from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_embedder
+from kdcli.models.embedder import DenseLayer, EmbeddingFormat, Pool, read_format, save_embedder
 from kdcli.models.load import location
 from kdcli.models.reduce import components
 from kdcli.models.shape import InitializedStudent
@@ -271,7 +271,7 @@ class EmbeddingDistillation:
             return fmt, basis_ED @ turn_ED
         # Components that are to be cut, and the space of another model, stay as they are: a dense
         # layer turns the student to them.
-        return replace(fmt, dense=(torch.from_numpy(turn_ED), None, False)), basis_ED
+        return replace(fmt, dense=DenseLayer(torch.from_numpy(turn_ED), None, False)), basis_ED
 
     def _basis(self, vectors: Vectors, width: int) -> Array:
         generator = np.random.default_rng(self.context.recipe.train.seed)
