@@ -71,6 +71,22 @@ def test_the_reference_is_up_to_date():
     assert (ROOT / "docs" / "reference.md").read_text("utf-8") == reference(), message
 
 
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+RECIPES = [
+    block
+    for page in PAGES
+    for block in re.findall(r"```yaml\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    if re.search("^verb: ", block, re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.split("\n")[0])
+def test_a_recipe_in_the_documentation_can_be_used(recipe, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(recipe, "utf-8")
+    done = CliRunner().invoke(app, ["recipes", "validate", str(tmp_path / "recipe.yaml")])
+    assert done.exit_code == 0, done.stderr
+
+
 def type_errors(code: str, folder: Path) -> list[str]:
     """The errors of mypy in a file of this code."""
     file = folder / "code.py"

@@ -16,8 +16,6 @@ import yaml
 import kdcli
 from kdcli.errors import KdcliError
 from kdcli.models.layout import LAYOUTS
-from kdcli.recipe.yaml import read_yaml
-from kdcli.verbs.distill.settings import DistillRecipe
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "kdcli"
@@ -178,29 +176,6 @@ def test_every_page_is_reached_from_the_navigation():
     assert {
         p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")
     } == reached
-
-
-def test_the_recipe_in_the_documentation_holds_every_key_with_its_default():
-    text = (ROOT / "docs" / "distill.md").read_text("utf-8")
-    shown = re.search(r"## Recipe keys\n\n```yaml\n(.*?)```", text, re.DOTALL)
-    assert shown
-    tree = read_yaml(shown[1])
-    tree["teacher"], tree["student"]["to"] = None, []
-    assert tree == DistillRecipe().model_dump()
-
-
-@pytest.mark.parametrize(
-    "verb",
-    ["distill", "finetune", "prune", "evaluate", "benchmark", "export", "tokenize", "compress"],
-)
-def test_every_option_is_documented(verb):
-    done = subprocess.run(
-        [sys.executable, "-m", "kdcli", verb, "--help"], capture_output=True, text=True, check=True
-    )
-    options = set(re.findall(r"--[a-z0-9-]+", done.stdout)) - {"--help"}
-    text = (ROOT / "docs" / f"{verb}.md").read_text("utf-8")
-    assert options
-    assert {o for o in options if f"`{o}" not in text and f"{o}`" not in text} == set()
 
 
 def test_every_exit_code_is_documented():

@@ -99,7 +99,7 @@ class TrainSettings(Section):
     batch_size: GlobalBatch = 256
     micro_batch_size: BatchSize | None = Field(
         None,
-        description="Rows that a device processes at once (default: chosen by the data).",
+        description="Rows that a device processes at once (default: as many as fit).",
     )
     warmup_steps: int | None = Field(
         None, ge=0, description="Steps of warm-up (default: the share warmup_fraction)."
@@ -111,9 +111,11 @@ class TrainSettings(Section):
         "linear",
         description="Whether the learning rate falls to 0 after the warm-up, or stays.",
     )
-    weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
+    weight_decay: float = Field(
+        0.01, ge=0, description="Weight decay of AdamW; biases and normalisations have none."
+    )
     beta2: float = Field(0.999, gt=0, lt=1, description="Second beta of AdamW.")
-    clip: float = Field(1.0, gt=0, description="Maximum norm of the gradient.")
+    clip: float = Field(1.0, gt=0, description="Maximum norm of a model's gradient.")
     seed: Seed = 0
     dtype: Dtype = "auto"
     checkpoint_every: int = Field(500, gt=0, description="Steps between checkpoints.")
@@ -138,7 +140,7 @@ class DataSettings(Section):
         "Salesforce/wikitext:wikitext-103-raw-v1",
         description="Text: a hub id (or ID@REV), a file, a directory, a URL, or 'demo'.",
     )
-    max_length: Length = Field(128, description="Tokens per row.")
+    max_length: Length = Field(128, description="Tokens per row, special tokens included.")
     column: str | None = Field(
         None, description="Column of the text (default: 'text', or the only column of strings)."
     )
@@ -165,7 +167,11 @@ class KdSettings(Section):
     """`kd:`, the loss against a teacher: T^2 KL(teacher || model) at temperature T."""
 
     weight: float = Field(
-        0.5, ge=0, le=1, description="Weight of the loss; the labels get the rest."
+        0.5,
+        ge=0,
+        le=1,
+        description="Weight of the loss; the labels get the rest, and some methods have a default "
+        "of their own.",
     )
     temperature: float = Field(2.0, gt=0, description="Temperature of both softmaxes.")
 

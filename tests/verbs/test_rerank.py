@@ -1,8 +1,5 @@
 """`kdcli distill --task rerank` and `kdcli finetune --task rerank`, from end to end on tiny models."""
 
-import re
-from pathlib import Path
-
 import numpy as np
 import own_files
 import pytest
@@ -26,8 +23,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from kdcli.engine import train as engine
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
-from kdcli.recipe.yaml import read_yaml
-from kdcli.workloads.settings import RerankRecipe
 
 QUICK = [
     *(
@@ -387,9 +382,3 @@ def test_models_of_another_kind_are_refused(given, teacher, data, tmp_path):
             tmp_path, "finetune", three, "--task", "rerank", name, value
         )
     assert kdcli("finetune", three, "--task", "rerank").exit_code == 2
-
-
-def test_the_recipe_in_the_documentation_holds_every_key_with_its_default():
-    text = (Path(__file__).parents[2] / "docs" / "rerank.md").read_text("utf-8")
-    shown = re.search(r"## Recipe keys\n\n```yaml\n(.*?)```", text, re.DOTALL)
-    assert read_yaml(shown[1]) == RerankRecipe().model_dump(exclude={"train", "measure"})

@@ -1,8 +1,5 @@
 """Recipes of distilling on a task: what lies beneath what, the stages' own values, lists of variants."""
 
-import re
-from pathlib import Path
-
 import pytest
 import yaml
 from transformers import BertConfig
@@ -12,7 +9,6 @@ from kdcli.errors import UsageError
 from kdcli.losses import check_settings, inputs, on_tasks
 from kdcli.models.shape import parse_shape
 from kdcli.recipe.resolve import resolve, shipped
-from kdcli.recipe.yaml import read_yaml
 from kdcli.types import ModelShape
 from kdcli.verbs.distill.plan import plan
 from kdcli.verbs.distill.recipes import (
@@ -120,15 +116,6 @@ def test_an_option_beats_set_beats_the_recipe_beats_what_lies_beneath(tmp_path):
         asked(str(file), task="cola", overrides={"train.lr": 9e-5}, train__lr=7e-5).recipe.train.lr
         == 9e-5
     )
-
-
-def test_the_recipe_in_the_documentation_holds_every_key_with_its_default():
-    text = (Path(__file__).parents[2] / "docs" / "distill-on-a-task.md").read_text("utf-8")
-    shown = re.search(r"## Recipe keys\n\n```yaml\n(.*?)```", text, re.DOTALL)
-    assert shown
-    default = TaskDistillRecipe().model_dump()
-    elsewhere = {"data", "train", "head", "measure", "workload"}
-    assert read_yaml(shown[1]) == {k: v for k, v in default.items() if k not in elsewhere}
 
 
 def test_another_method_does_not_get_the_values_of_tinybert():

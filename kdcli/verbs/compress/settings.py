@@ -59,9 +59,13 @@ class PlanSettings(Section):
         description="Student shapes that are tried; none means shapes derived from the model.",
     )
     finetune: dict[str, Any] = Field(default_factory=dict, description="Keys of finetune.")
-    distill: dict[str, Any] = Field(default_factory=dict, description="Keys of distill.")
+    distill: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Keys of distill; on a task, method tinybert and stage joint unless given.",
+    )
     prune: dict[str, Any] | None = Field(
-        default_factory=dict, description="Keys of prune; null skips pruning."
+        default_factory=dict,
+        description="Keys of prune, with sparsity 0.9 unless given; null skips pruning.",
     )
     trim_from: float = Field(
         0.25,

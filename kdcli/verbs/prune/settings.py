@@ -30,7 +30,9 @@ class PruneTrainSettings(FinetuneTrainSettings):
         lt=1,
         description="Share of the steps in which the learning rate rises; 0.1 for other methods.",
     )
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay of AdamW.")
+    weight_decay: float = Field(
+        0.0, ge=0, description="Weight decay of AdamW; biases and normalisations have none."
+    )
 
 
 class PruneRecipe(TaskRecipe):
