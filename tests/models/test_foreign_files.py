@@ -35,7 +35,10 @@ CONFIGS = {
         {"hidden_size": 10**6, "num_attention_heads": 1},
         "declares .* parameters, but its weights",
     ),
-    "more words than its weights": ({"vocab_size": 10**7}, "declares .* parameters, but its weights"),
+    "more words than its weights": (
+        {"vocab_size": 10**7},
+        "declares .* parameters, but its weights",
+    ),
     "a kernel of the hub": (
         {"attn_implementation": "owner/kernel"},
         "'attn_implementation' must be absent",
