@@ -233,7 +233,7 @@ class TestCheckpoints:
         assert "none is left: starting anew" in said[0]
 
     @pytest.mark.parametrize(
-        "where", ["training.run_dir.save_file", "disk.fsync", "training.run_dir._sha256"]
+        "where", ["engine.run_dir.save_file", "disk.fsync", "engine.run_dir._sha256"]
     )
     def test_full_disk_keeps_the_one_before_and_nothing_half_written(
         self, run, monkeypatch, full_disk, where
@@ -286,7 +286,7 @@ class TestBest:
         with pytest.raises(MachineError, match=r"best\.safetensors cannot be read"):
             run.load_best(3)
 
-    @pytest.mark.parametrize("where", ["training.run_dir.save_file", "training.run_dir.fsync"])
+    @pytest.mark.parametrize("where", ["engine.run_dir.save_file", "engine.run_dir.fsync"])
     def test_full_disk_keeps_the_one_before(self, run, monkeypatch, full_disk, where):
         run.save_best(3, tensors(1.0))
         full_disk(f"kdcli.{where}")

@@ -365,7 +365,7 @@ def test_a_class_that_kdcli_does_not_know_is_refused(masked_dir, tmp_path):
         lambda: kdcli.load(tmp_path),
         lambda: load_for_task(str(tmp_path), TASKS["class"], new_head=False),
     ):
-        with pytest.raises(UsageError, match="names class 'Other', which is not known"):
+        with pytest.raises(UsageError, match="names the unknown class 'Other'"):
             read()
 
 

@@ -123,7 +123,7 @@ def test_what_a_run_leaves(given, tmp_path):
         assert f"{name}: held-out loss against the labels, from step " in page
         assert all(f"→ {loss:.4f}" in page for loss in (ours, theirs))
     assert "held-out teacher/hard" in page
-    assert report.beside == {"standalone": alone.curve}
+    assert report.compared_runs == {"standalone": alone.curve}
     assert "kdcli cotrain: 3x32 and 2x16, co-distillation" in result.stdout
 
 

@@ -65,7 +65,7 @@ def test_what_a_run_leaves(given, tmp_path):
         "schema",
         "command",
         "status",
-        "created",
+        "focus",
     ]
     assert (report.training.steps, report.training.tokens) == (6, 6 * 8 * 16)
     losses = report.quality["held-out loss"]

@@ -50,9 +50,8 @@ def gather(sources: Sequence[Path], card_of: Callable[[str], Card]) -> Gathered:
     """
     gathered = Gathered()
     for source in sources:
-        file, run = source, source.stem
-        if source.is_dir():
-            file, run = source / "report.json", source.name
+        file = source / "report.json" if source.is_dir() else source
+        run = file.parent.name if file.name == "report.json" else file.stem
         raw = read_json(file, most_bytes=MOST_REPORT)
         if "models" in raw and "command" in raw:
             _add_report(gathered, run, checked_report(raw, file))
