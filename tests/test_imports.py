@@ -81,7 +81,8 @@ def wrong_imports(path: str, source: str) -> list[str]:
     room, tree = room_of(path), ast.parse(source)
     allowed = {"errors"} if room in GROUND else BELOW[room] | GROUND
     found = sorted(imported_rooms(tree) - allowed - {room})
-    if room == "verbs":
+    # Compress calls the other verbs.
+    if room == "verbs" and not path.startswith("verbs/compress/"):
         own = ".".join(["kdcli", *path.split("/")[:2]])
         found += sorted(
             {n for n in imports(tree) if n.startswith("kdcli.verbs") and not n.startswith(own)}
@@ -148,6 +149,7 @@ def test_gradients_are_taken_in_one_place():
             "from kdcli.verbs.distill import run",
             ["kdcli.verbs.distill"],
         ),
+        ("verbs/compress/steps.py", "from kdcli.verbs.distill import run", []),
         ("verbs/prune/cli.py", "from kdcli.recipe.resolve import resolve", ["recipe"]),
         ("verbs/prune/cli.py", "def f():\n    from kdcli.recipe.resolve import resolve", []),
         ("engine/train.py", "from kdcli.types import Batch\nimport torch", []),

@@ -379,8 +379,8 @@ class _Run:
         rows = [len(micro["input_ids"]) for micro in micros]
         by_rank = torch.zeros(self.processes, dtype=torch.float64)
         by_rank[self.rank] = sum(rows)
-        by_rank = self.session.sum_over_ranks(by_rank)
-        begin, total = int(by_rank[: self.rank].sum()), int(by_rank.sum())
+        sizes = [int(size) for size in self.session.sum_over_ranks(by_rank).tolist()]
+        begin, total = sum(sizes[: self.rank]), sum(sizes)
         of_all = {}
         for name in parts[0]:
             own = torch.cat([part[name] for part in parts])

@@ -87,7 +87,7 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
         if not why and runner.journal.left < cost.seconds:
             why = "no time is left to finish its training"
         if why:
-            search.skip(one.shape, f"stopped after {one.steps} of {cost.steps} steps: {why}")
+            search.skip(one.shape, f"trained for {one.steps} of {cost.steps} steps only: {why}")
             continue
         finish(search, one.shape, cost.steps)
         search.judge(f"judged-{one.shape}")

@@ -22,7 +22,7 @@ from kdcli.verbs.compress.recipes import dotted
 from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.distill import run as distill_verb
 from kdcli.verbs.distill.outputs import distill_reranker
-from kdcli.verbs.distill.recipes import task_recipe
+from kdcli.verbs.distill.recipes import demo_recipe, task_recipe
 from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.verbs.evaluate import run as evaluate_verb
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
@@ -118,9 +118,11 @@ def distill(
         values = _merged(recipe, _text(recipe), keys)
         values |= {"teacher": teacher, "method": EMBEDDING, "embedding.pooling": recipe.pooling}
         values |= {} if shape is None else {"student.to": [shape]}
-        # The embedded model is small and needs settings of its own.
-        named = keys.get("recipe") or ("demo-embedding" if teacher == "demo" else None)
-        return distill_verb.distill(resolve(DistillRecipe, recipe=named, options=values), options)
+        named = keys.get("recipe")
+        # The embedded model is small and has a recipe of its own.
+        beneath = demo_recipe(EMBEDDING, ()) if teacher == "demo" and named is None else None
+        resolved = resolve(DistillRecipe, recipe=named, beneath=beneath, options=values)
+        return distill_verb.distill(resolved, options)
 
     def on_lists(options: RunOptions) -> object:
         values = _merged(recipe, _task_data(recipe), keys) | {"teacher": teacher}
