@@ -63,8 +63,9 @@ def measured_here(subjects, protocol):
     with tempfile.TemporaryDirectory() as temporary:
         request = {"subjects": list(map(asdict, subjects)), "threads": 1} | asdict(protocol)
         serve(request, Path(temporary), latency.read)
-    for row in latency.rows:
-        row["p50_ms"] = float(len(row["model"]))
+    latency.rows = [
+        row.model_copy(update={"p50_ms": float(len(row.model))}) for row in latency.rows
+    ]
     return latency
 
 
