@@ -22,7 +22,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.losses import inputs, methods, on_tasks
 from kdcli.models.heads import AUTO_CLASS
-from kdcli.report.views import FINETUNED
+from kdcli.report.schema import FINETUNED
 from kdcli.types import Kind
 
 QUICK = [
