@@ -16,14 +16,17 @@ from kdcli.types import Needs
 
 
 class Rows:
-    """Rows of 1 ... 7 tokens that count up."""
+    """Rows of 1 ... 7 tokens that count up, padded to `width`."""
+
+    def __init__(self, width=200):
+        self.width = width
 
     def __len__(self):
         return 50_000
 
     def batch(self, indices):
-        ids_BL = torch.as_tensor(indices)[:, None] % 50 + torch.arange(200)
-        real_BL = torch.arange(200) < torch.as_tensor(indices % 7 + 1)[:, None]
+        ids_BL = torch.as_tensor(indices)[:, None] % 50 + torch.arange(self.width)
+        real_BL = torch.arange(self.width) < torch.as_tensor(indices % 7 + 1)[:, None]
         return {"input_ids": ids_BL % 55 + 3, "attention_mask": real_BL.long(), "labels": ids_BL}
 
 
@@ -118,7 +121,7 @@ def test_a_narrower_student_starts_near_its_teacher_in_that_basis(kind):
     shape = shape_of(teacher.config)
     to = parse_shape(f"{shape.layers}x24", shape)
     built, drawn = (
-        build_student(teacher, to, text=Rows()),
+        build_student(teacher, to, text=Rows(width=8)),
         build_student(teacher, to, init="random"),
     )
     batch, last = padded_batch(teacher), shape.layers

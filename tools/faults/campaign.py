@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 MOST_SECONDS, MOST_MEGABYTES = 8.0, 2048.0
 """Seconds of computing; resident memory of one command, or that one file read adds to its process."""
 
@@ -292,10 +293,19 @@ def _alike(kind: str, seen: str) -> str:
 
 def brief(error: str, trace: str) -> str:
     """An error in a few words, and the last line of the package that was on the way."""
-    at = re.findall(r'/(kdcli/[\w/]+\.py)", line (\d+)', trace) or re.findall(
-        r'/(tools/[\w/]+\.py)", line (\d+)', trace
-    )
-    return f"{' '.join(error.split())[:300]} ({':'.join(at[-1]) if at else 'elsewhere'})"
+    # Relative to the repository, because its own folder may be called `kdcli` too.
+    files = [
+        (path.relative_to(ROOT), line)
+        for name, line in re.findall(r'"([^"]+\.py)", line (\d+)', trace)
+        if (path := Path(name).resolve()).is_relative_to(ROOT)
+    ]
+    places = [
+        f"{path}:{line}"
+        for folder in ("tools", "kdcli")
+        for path, line in files
+        if path.parts[0] == folder
+    ]
+    return f"{' '.join(error.split())[:300]} ({places[-1] if places else 'elsewhere'})"
 
 
 def unmounted(folder: Path) -> None:

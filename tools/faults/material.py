@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "commands")]
+sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "verbs")]
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
