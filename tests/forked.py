@@ -49,9 +49,13 @@ class Forked:
         """Exit code, less than 0 for a signal; None while it runs."""
         return self._process.exitcode
 
-    def kill(self, sent: signal.Signals = signal.SIGKILL) -> None:
+    @property
+    def pid(self) -> int:
         assert self._process.pid
-        os.kill(self._process.pid, sent)
+        return self._process.pid
+
+    def kill(self, sent: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(self.pid, sent)
 
     def first_line(self) -> str:
         """What it says first on stdout, once it has."""

@@ -88,7 +88,8 @@ def test_train_and_validation_share_no_content_word(task):
 
 
 @pytest.mark.slow
-def test_the_teacher_has_learnt_the_language():
+def test_the_teacher_has_learnt_the_language(monkeypatch):
+    monkeypatch.setattr("kdcli.data.demo.EXAMPLES", 400)
     teacher = load_encoder("demo")
     found = probe_demo(teacher.model, teacher.tokenizer)
     assert found["demo-topic"]["accuracy"] > 0.85

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,8 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from encoders import foreign_tokenizer, tiny_tokenizer
+from forked import Forked
 from texts import DOCUMENTS, corpus, tokens, write
+from typer.testing import CliRunner
 
+from kdcli.cli import app, main
 from kdcli.data.sources import open_source
 from kdcli.data.text import shards, stream
 from kdcli.data.text.corpus import open_corpus
@@ -289,9 +291,10 @@ def test_damaged_and_foreign_files_of_datatrove_are_named(tmp_path, damage, mess
     assert "\n" not in caught.value.message
 
 
-def command(*arguments, **how):
-    line = [sys.executable, "-P", "-m", "kdcli", "tokenize", *map(str, arguments)]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how)
+def run_command(*arguments):
+    """Run `kdcli tokenize` in a forked process."""
+    sys.argv = ["kdcli", "tokenize", *map(str, arguments)]
+    main()
 
 
 @pytest.mark.slow
@@ -307,12 +310,13 @@ def test_a_signal_stops_the_command_and_its_workers(tmp_path, model_dir, number,
         "--workers",
         2,
     )
-    running = command(*line)
+    running = Forked(run_command, *line)
     while not list(tmp_path.glob("out/.*.part")):
-        assert running.poll() is None, running.communicate()
+        assert running.returncode is None, running.communicate()
         time.sleep(0.05)
     children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
-    running.send_signal(number)
+    assert len(children) >= 2
+    running.kill(number)
     _, said = running.communicate(timeout=60)
     assert running.returncode == code, said
     assert ("the shards that are done stay" in said) == (code == 75)
@@ -322,14 +326,11 @@ def test_a_signal_stops_the_command_and_its_workers(tmp_path, model_dir, number,
         time.sleep(0.1)
 
 
-@pytest.mark.slow
 def test_a_dry_run_estimates_and_writes_nothing(text, tmp_path, model_dir):
     for source in (text / "train.jsonl", text):
-        done = command(
-            source, "--tokenizer", model_dir, "-o", tmp_path / "out", "--dry-run", "--json"
-        )
-        said, _ = done.communicate()
-        found = json.loads(said)
+        line = ("tokenize", source, "--tokenizer", model_dir, "-o", tmp_path / "out")
+        done = CliRunner().invoke(app, [*map(str, line), "--dry-run", "--json"])
+        found = json.loads(done.stdout)
         files = [source] if source.is_file() else list(source.iterdir())
         assert found["source_bytes"] == sum(file.stat().st_size for file in files)
         assert found["bytes"] == 2 * found["tokens"]
