@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 FiniteOrNone = Annotated[
     float | None, BeforeValidator(lambda v: v if v is None or math.isfinite(v) else None)
 ]
-"""A number that may be missing: JSON cannot hold the NaN or infinity that a broken backend gives."""
+"""A number, or None for the NaN or infinity of a broken backend, which JSON cannot hold."""
 
 
 class _Part(BaseModel):
@@ -27,8 +27,8 @@ class Speedup(_Part):
 class LatencyRow(_Part):
     """One model in one cell. Times are of a whole batch.
 
-    `dtype` is fp32, bf16, fp16, int8 or q4, and `padding` is full, random or data. `status` says how
-    far to trust the times. `p99_ms` needs 100 runs. `tokens_per_second` counts real tokens, and
+    `dtype` is fp32, bf16, fp16, int8 or q4, and `padding` is full, random or data. `status` says
+    how far to trust the times. `p99_ms` needs 100 runs. `tokens_per_second` counts real tokens, and
     `peak_memory_bytes` is the size of the weights and of one call. `speedup` is null for the row
     that the others are compared with.
     """

@@ -42,14 +42,17 @@ from kdcli.types import Card, Outcome
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run: its report, and where it lies."""
+    """A finished run: its report and its directory."""
 
     report: Report
     folder: Path
 
     @classmethod
     def read(cls, folder: Path) -> "RunResult":
-        """Read back a run that is done. Raises UsageError: its report is damaged or of another version."""
+        """Read a run that is done.
+
+        Raises UsageError if its report is damaged or of another schema.
+        """
         return cls(
             checked_report(read_json(folder / REPORT, most_bytes=MOST_REPORT), folder / REPORT),
             folder,
@@ -59,12 +62,13 @@ class RunResult:
         return self.report.to_json()
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a model, see `kdcli.report.frame`."""
+        """Return a table with a row for each model; see `kdcli.report.frame`."""
         return frame(self.report)
 
     def _repr_html_(self) -> str:
-        """report.html with its pictures, as a notebook shows it."""
-        return f'<iframe srcdoc="{escape(html(self.report))}" width="100%" height="640" frameborder="0"></iframe>'
+        """Return report.html with its pictures, for a notebook."""
+        page = escape(html(self.report))
+        return f'<iframe srcdoc="{page}" width="100%" height="640" frameborder="0"></iframe>'
 
     def renderables(self) -> Iterable[Any]:
         yield from terminal(self.report)
@@ -173,7 +177,7 @@ def with_baseline(cards: Mapping[str, Card]) -> list[ReportedModel]:
 
 @dataclass
 class ReportContents:
-    """What a verb reports.
+    """The content of a report.
 
     Attributes:
         recipe: the recipe that repeats the run.

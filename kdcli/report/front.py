@@ -49,12 +49,12 @@ def front_matter(
 ) -> str:
     """Return the YAML that the hub reads of a model.
 
-    The licence and the languages are those of the base model, if its card has them.
+    The licence and the languages come from the base model's card, if it has them.
 
     Args:
         name: of the model.
-        base: hub id or directory of the base model; empty if there is none. For a directory, the
-            hub's name is the one in its card.
+        base: hub id or directory of the base model; may be empty. The hub id of a directory is read
+            from its card.
         relation: to the base model, in the hub's words: finetune or quantized.
         library: that loads the model.
         tags: of the model.

@@ -1,4 +1,4 @@
-"""Pushes a model directory to a repository of the hub."""
+"""Push a model directory to a repository of the hub."""
 
 import json
 from collections.abc import Iterable
@@ -8,19 +8,19 @@ from typing import Any
 
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]  # its client
+from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]
 
 from kdcli.engine.run_dir import CHECKPOINTS
 from kdcli.errors import UsageError
 
-LEFT_OUT = (f"{CHECKPOINTS}/*", "log.jsonl", ".*", "*/.*")  # What only a resumed run needs
+NOT_PUSHED = (f"{CHECKPOINTS}/*", "log.jsonl", ".*", "*/.*")  # files for resuming a run
 CONFIG = "config.json"
 LOGIN = "`hf auth login` with a token that may write, and the right name"
 
 
 @dataclass(frozen=True)
 class Published:
-    """What was pushed: a commit of a repository."""
+    """A commit that was pushed to a repository."""
 
     repository: str
     revision: str
@@ -29,7 +29,7 @@ class Published:
 
     @property
     def sentence(self) -> str:
-        """For the terminal."""
+        """Return the message for the terminal."""
         kind = "private" if self.private else "public"
         return f"pushed to {self.repository} ({kind}), revision {self.revision}"
 
@@ -41,7 +41,10 @@ class Published:
 
 
 def check_repository(repository: str) -> None:
-    """Raise a UsageError unless a name can be a repository's and there is a token to write with; nothing is asked."""
+    """Check that a repository's name is valid and that there is a token, without a request.
+
+    Raises UsageError if not.
+    """
     try:
         validate_repo_id(repository)
     except HFValidationError:
@@ -53,8 +56,11 @@ def check_repository(repository: str) -> None:
 
 
 def publish(folder: Path, repository: str, *, private: bool = True) -> Published:
-    """Push a model or an export to a repository, which is made if it is not there; one that is there stays as public or
-    private as it is. Raises UsageError: nothing to push, or the hub refuses."""
+    """Push a model or an export to a repository, which is created if it does not exist.
+
+    An existing repository keeps its visibility. Raises UsageError if there is nothing to push or if
+    the hub refuses.
+    """
     check_repository(repository)
     if not (folder / CONFIG).is_file():
         inside = sorted(str(path.parent.relative_to(folder)) for path in folder.glob(f"*/{CONFIG}"))
@@ -67,7 +73,7 @@ def publish(folder: Path, repository: str, *, private: bool = True) -> Published
     hub = HfApi(library_name="kdcli")
     try:
         name = hub.create_repo(repository, private=private, exist_ok=True).repo_id
-        ignored = [*LEFT_OUT, *(f"{path.parent.name}/*" for path in folder.glob(f"*/{CONFIG}"))]
+        ignored = [*NOT_PUSHED, *(f"{path.parent.name}/*" for path in folder.glob(f"*/{CONFIG}"))]
         made = hub.upload_folder(
             repo_id=name,
             folder_path=folder,

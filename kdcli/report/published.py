@@ -65,7 +65,7 @@ def _shapes(models: Sequence[Model], role: Role | None) -> set[str]:
 def _variants(ablations: list[dict[str, Any]], models: Sequence[Model]) -> list[PublishedRow]:
     """Return what a paper reports for the variants of an ablation.
 
-    The rows are those of the model's shape, or else of the paper's smallest shape.
+    The rows have the model's shape or, if there are none, the paper's smallest shape.
     """
     rows = []
     variants = [model for model in models if model.variant is not None]

@@ -31,7 +31,7 @@ Role = Literal[
     "checkpoint",  # another model after an earlier step of its training
     "form",  # the weights of another model on another backend
 ]
-"""What a model is in its report."""
+"""The role of a model in its report."""
 
 Quality = dict[str, dict[str, dict[str, float]]]
 """Task and set, or another measure -> model -> metric -> value."""
@@ -71,7 +71,7 @@ class Model(_Part):
         None, description="The model whose checkpoint, form, or untrained start this one is."
     )
     step: int | None = Field(None, description="The step of a checkpoint.")
-    backend: str | None = Field(None, description="What a form runs on.")
+    backend: str | None = Field(None, description="The backend of a form.")
     dtype: str | None = Field(None, description="The number format of a form.")
     variant: str | None = Field(None, description="The variant of the method, in an ablation.")
     source: str | None = Field(None, description="The model that this one was made from.")
@@ -94,8 +94,9 @@ class Training(_Part):
 class PublishedRow(_Part):
     """A row of a paper's table.
 
-    `shape` is the shape of the paper's model where it is needed to compare speed-ups. `values` has a value for each column. With a `task` and a `metric`, it has a value for each set,
-    in per cent. `model` names our model that is the same variant of the method.
+    `shape` is the shape of the paper's model, where speed-ups or variants are compared. `values`
+    has a value for each column. With a `task` and a `metric`, it has a value for each set, in per
+    cent. `model` names our model that is the same variant of the method.
     """
 
     row: str
@@ -197,7 +198,10 @@ class RunRow(_Part):
 
 
 class Selection(_Part):
-    """The run chosen of several: the setting with the best mean of `metric` over seeds, then its best seed."""
+    """The run that was chosen from several.
+
+    The setting has the best mean of `metric` over its seeds, and the run has the best seed.
+    """
 
     metric: str
     on: str
@@ -207,7 +211,10 @@ class Selection(_Part):
 
 
 class PrunedMatrix(_Part):
-    """One masked matrix: `name` is layer and type, `3.Q`; `kept` of its `weights` are not masked."""
+    """A masked matrix. `name` is its layer and type, such as `3.Q`.
+
+    `kept` of its `weights` are not masked.
+    """
 
     name: str
     layer: int
@@ -217,7 +224,10 @@ class PrunedMatrix(_Part):
 
 
 class Histogram(_Part):
-    """Distribution of the scores after a step: `counts[i]` of them lie between `edges[i]` and `edges[i + 1]`."""
+    """The distribution of the scores after a step.
+
+    `counts[i]` scores lie between `edges[i]` and `edges[i + 1]`.
+    """
 
     step: int
     edges: list[float]
@@ -225,15 +235,18 @@ class Histogram(_Part):
 
 
 class DensityPoint(_Part):
-    """Share of the masked matrices' weights that was kept after a step."""
+    """The share of the masked matrices' weights that is kept after a step."""
 
     step: int
     density: float
 
 
 class Pruning(_Part):
-    """A pruned model: requested `sparsity`, `density` that is left, and in `heads`, layer by layer, the share of the
-    weights of Q, K, V and O that each attention head keeps."""
+    """A pruned model.
+
+    `sparsity` was requested, and `density` is the share of the weights that is left. `heads` has
+    for each layer the share of Q, K, V and O that each attention head keeps.
+    """
 
     model: str
     method: str
@@ -247,8 +260,11 @@ class Pruning(_Part):
 
 
 class Candidate(_Part):
-    """A candidate of a compression: `score` with the ends of its paired interval, `ms` and `speedup` of one sequence of
-    128 tokens, `mb` of its files; without numbers where it was left out. `outcome` says what became of it."""
+    """A candidate of a compression. A candidate that was skipped has no numbers.
+
+    `low` and `high` are the ends of the paired interval of `score`. `ms` and `speedup` are for one
+    sequence of 128 tokens, and `mb` is the size of the files. `outcome` says what became of it.
+    """
 
     name: str
     score: float | None = None
@@ -261,7 +277,10 @@ class Candidate(_Part):
 
 
 class Compression(_Part):
-    """What `compress` tried, the teacher first; `goal` holds the limits that were given, `max_drop` in points."""
+    """The candidates of a compression, the teacher first.
+
+    `goal` has the limits that were given, with `max_drop` in points.
+    """
 
     task: str
     metric: str
@@ -342,7 +361,7 @@ class Report(_Part):
         return {model.name: model.card for model in self.models if model.card is not None}
 
     def model(self, name: str) -> Model:
-        """Return the model of a name. Raises KeyError if there is none."""
+        """Return a model by its name. Raises KeyError if no model has it."""
         for model in self.models:
             if model.name == name:
                 return model

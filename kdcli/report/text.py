@@ -1,4 +1,4 @@
-"""Sections of a report as data, and how numbers and names are written in them."""
+"""Define the parts of a report, and write numbers and names."""
 
 import enum
 import re
@@ -10,7 +10,7 @@ from kdcli.types import Card
 
 
 class View(enum.IntEnum):
-    """The views of a report; each shows all that the ones before it show."""
+    """The views of a report. Each shows everything that the views before it show."""
 
     TERMINAL = 0
     MARKDOWN = 1
@@ -19,7 +19,7 @@ class View(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG element, and a caption that also serves those who cannot see it."""
+    """An SVG element, and a caption that describes it to readers who cannot see it."""
 
     svg: str
     caption: str
@@ -27,8 +27,15 @@ class Picture:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text. `note` stands below, row `marked` stands out, a terminal shows the first `narrow` columns; HTML
-    gives the table the class `style` and shades its cells by `shades` (0 to 1), apart for those on the diagonal."""
+    """A table of texts.
+
+    Attributes:
+        note: the text below the table.
+        marked: the number of the row that is emphasised.
+        narrow: how many columns a terminal shows; None for all.
+        style: the class of the table in HTML.
+        shades: from 0 to 1, the shade of each cell in HTML.
+    """
 
     header: list[str]
     rows: list[list[str]]
@@ -41,8 +48,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """What every view from `least` on shows in its own way. `items` are sentences, each with the texts quoted below it;
-    `draw` makes the pictures, for HTML alone; a part of a section is unfolded in HTML where it is `open`."""
+    """A section of a report.
+
+    Attributes:
+        items: sentences, each followed by the texts that are quoted below it.
+        draw: makes the pictures, which only HTML shows.
+        least: the first view that shows the section.
+        open: whether HTML shows the section unfolded inside its parent.
+    """
 
     title: str
     table: Table | None = None
@@ -57,7 +70,10 @@ class Section:
 def filled(
     rows: list[dict[str, str]], narrow: int | None = None, note: str = "", style: str = ""
 ) -> Table:
-    """A table with the columns of the first row, without the empty ones; `narrow` counts the columns before."""
+    """Return a table with the columns of the first row, without the empty ones.
+
+    `narrow` counts the columns before the empty ones are removed.
+    """
     header = [name for name in rows[0] if any(row.get(name) for row in rows)]
     few = None if narrow is None else sum(name in header for name in list(rows[0])[:narrow])
     return Table(
@@ -70,22 +86,22 @@ def filled(
 
 
 def number(value: float | None) -> str:
-    """A loss or metric with four significant digits, zeros too: 1.000."""
+    """Write a loss or metric with four significant digits, including zeros: 1.000."""
     return "" if value is None else f"{value:#.4g}".rstrip(".")
 
 
 def signed(value: float) -> str:
-    """A difference of metrics, its sign always written."""
+    """Write a difference of metrics with its sign."""
     return f"{value:+.4f}"
 
 
 def names_of(values: Iterable[dict[str, float]]) -> list[str]:
-    """The names in any of several sets of numbers, in the order of their first appearance."""
+    """Return the names in several sets of numbers, in the order of their first appearance."""
     return list(dict.fromkeys(name for named in values for name in named))
 
 
 def percent(share: float | None, digits: int = 2) -> str:
-    """A share in percent; a little does not become 0."""
+    """Write a share in percent. A small share is not rounded to 0."""
     if share is None:
         return ""
     least = 10**-digits
@@ -93,18 +109,18 @@ def percent(share: float | None, digits: int = 2) -> str:
 
 
 def cut(text: str, length: int) -> str:
-    """A text on one line, of at most `length` characters; an ellipsis stands for the rest."""
+    """Shorten a text to one line of at most `length` characters, with an ellipsis."""
     line = " ".join(text.split())
     return line if len(line) <= length else line[: length - 1].rstrip() + "…"
 
 
 def plain(text: str) -> str:
-    """Text from outside that stays text in Markdown, loads no picture there, and stays in one cell of a table."""
+    """Escape a text from outside, so that it stays text in Markdown and in one cell of a table."""
     return re.sub(r"([\\`*|\[\]])", r"\\\1", " ".join(text.split()).replace("<", "&lt;"))
 
 
 def short(model: str) -> str:
-    """A hub id as it is; the last part of a directory or file, since the rest is nobody else's business."""
+    """Return a hub id as it is, and of a directory or file only its last part, for privacy."""
     here = model.startswith((".", "/", "~")) or Path(model).exists()
     return Path(model).resolve().name or model if here else model
 
@@ -115,14 +131,14 @@ def without_owner(model: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`90 s`, `45 min` or `3.2 h`."""
+    """Write a duration: `90 s`, `45 min` or `3.2 h`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def count(value: int) -> str:
-    """A number of things in thousands, millions or billions."""
+    """Write a count in thousands, millions or billions."""
     units = (
         f"{value / size:.3g} {unit}"
         for unit, size in {"G": 1e9, "M": 1e6, "k": 1e3}.items()
@@ -137,12 +153,12 @@ def shape_of(card: Card) -> str:
 
 
 def on_disk(card: Card) -> str:
-    """`90.9 MB`; `2.0 MB, fp16` where weights are not float32, since half the bytes are no fewer weights."""
+    """Write the size of the weights, and their type if it is not float32: `2.0 MB, fp16`."""
     return bytes_of(card.bytes) + (f", {card.held_in}" if card.held_in != "fp32" else "")
 
 
 def bytes_of(value: int) -> str:
-    """A number of bytes in GB or MB, so that sizes can be compared; in kB where that would be 0.0 MB."""
+    """Write a number of bytes in GB or MB, or in kB if it would be 0.0 MB."""
     if value >= 10**9:
         return f"{value / 10**9:,.2f} GB"
     return f"{value / 10**6:,.1f} MB" if value >= 10**5 else f"{value / 1000:.1f} kB"

@@ -105,7 +105,7 @@ class FittedTable:
             ]
             columns = list(zip(*lines, strict=True))
         whole = [_is_whole(*column) for column in columns]
-        # What may be folded needs room for its words.
+        # A column that may fold needs room for its words.
         apart = ["\n" if one else None for one in whole]
         words = [
             [w for text in c for w in text.split(at)] for c, at in zip(columns, apart, strict=True)

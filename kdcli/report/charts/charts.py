@@ -31,10 +31,10 @@ from kdcli.report.text import Picture, cut, names_of, number, percent, shape_of,
 
 HARD = "hard"  # the held-out loss against the labels, of models that are trained together
 HELD = "held-out "  # prefix of the labels of held-out losses
-TOGETHER = "together"  # the line of this run, next to those of the compared runs
+TOGETHER = "together"  # the line of this run, next to the lines of the compared runs
 MAX_LINES = 12  # in one picture
 MAX_TERMS = 9  # with more held-out terms, a picture has a line for each student
-LOWER_IS_BETTER = {"loss", "mse"}  # metrics without a picture of quality
+LOWER_IS_BETTER = {"loss", "mse"}  # metrics without a picture
 MARKERS = "os^Dv"
 
 Cost = Literal["latency", "size", "density"]
@@ -374,7 +374,7 @@ def _by_backend(report: Report) -> dict[str, float]:
 def _most_scored(report: Report, models: list[str]) -> tuple[str, str, dict[str, float]]:
     """Return the task and metric that most of the models have, and their values.
 
-    Metrics of which less is better are skipped.
+    Metrics that are better when lower are skipped.
     """
     candidates = [
         (task, metric, {m: values[m][metric] for m in models if metric in values.get(m, {})})

@@ -1,4 +1,4 @@
-"""Quality over latency and over size of every candidate, with intervals, the Pareto front and the goal."""
+"""Draw the candidates of a compression by quality, latency and size, with the Pareto front."""
 
 import io
 from typing import Any, Literal
@@ -26,12 +26,12 @@ MARKERS = "os^Dv<>PX"
 
 
 def pictures(compression: Compression) -> list[Picture]:
-    """The two pictures of a page."""
+    """Return quality over latency and quality over size."""
     return [_picture(compression, cost) for cost in AXES]
 
 
 def png(compression: Compression) -> bytes:
-    """Both pictures side by side, on white."""
+    """Return both pictures next to each other on white, as PNG."""
     drawing = Figure(figsize=(2 * WIDTH, HEIGHT + 0.6), layout="constrained")
     for axes, cost in zip(drawing.subplots(1, 2), AXES, strict=True):
         _draw(styled(drawing, axes), compression, cost)
@@ -48,10 +48,11 @@ def _picture(compression: Compression, cost: Cost) -> Picture:
     words = "; ".join(
         f"{one.name} {_cost(one, cost):.3g}, {number(one.score)}" for one in _measured(compression)
     )
-    what = f"{compression.metric} on {compression.task} over {AXES[cost]}, bars are 95 % intervals: {words}."
-    return Picture(
-        svg(drawing), f"{what} On the line, the Pareto front: {', '.join(front)}. Dashed: the goal."
+    caption = (
+        f"{compression.metric} on {compression.task} over {AXES[cost]}, bars are 95 % intervals: "
+        f"{words}. On the line, the Pareto front: {', '.join(front)}. Dashed: the goal."
     )
+    return Picture(svg(drawing), caption)
 
 
 def _measured(compression: Compression) -> list[Candidate]:
@@ -63,7 +64,7 @@ def _cost(one: Candidate, cost: Cost) -> float:
 
 
 def _draw(axes: Any, compression: Compression, cost: Cost) -> list[str]:
-    """Draw the candidates; returns the names on the front."""
+    """Draw the candidates, and return the names on the front."""
     shown, goal = _measured(compression), compression.goal
     points = {one.name: (_cost(one, cost), float(one.score or 0.0)) for one in shown}
     front = front_of(points)

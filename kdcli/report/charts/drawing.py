@@ -1,4 +1,4 @@
-"""How every picture of a report looks: SVG text without a title bar, script or font file."""
+"""Draw pictures in the style of the reports, as SVG without scripts or font files."""
 
 import io
 import re
@@ -16,29 +16,21 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from kdcli.report.text import cut, percent
 
-COLOURS = [
-    "#2f74ff",
-    "#e07b00",
-    "#12966b",
-    "#a855f7",
-    "#e0365c",
-    "#0a95b8",
-]  # Readable on a white and a black page
+# Readable on a white and on a black page.
+COLOURS = ["#2f74ff", "#e07b00", "#12966b", "#a855f7", "#e0365c", "#0a95b8"]
 DASHES = ["-", "--", ":", "-."]
-INK = "#778899"  # Stands for the page's own text colour, so that one picture serves a light and a dark page
-WIDTH, HEIGHT = (
-    4.8,
-    3.2,
-)  # Inches. Narrow, so that on a telephone the labels are not scaled below reading
-# Ever darker, so that it reads without colour; light enough for dark numbers.
+# The page's text colour replaces it, so that one picture serves a light and a dark page.
+INK = "#778899"
+# Inches. The pictures are narrow, so that their labels stay readable on a telephone.
+WIDTH, HEIGHT = 4.8, 3.2
+# It becomes darker, so that it can be read without colour, but stays light below dark numbers.
 SCALE = LinearSegmentedColormap.from_list("kept", ["#fff6d5", "#c4e4c1", "#6fbcca", "#4f93d6"])
-NUMBERS = "#16202c"  # Colour of the numbers on SCALE, on a dark page too
-MAX_NUMBERS = 16  # Columns of a map up to which a number fits into a cell
-ROW = 0.235  # Inches of a row of a map
+NUMBERS = "#16202c"  # colour of the numbers on SCALE
+MAX_NUMBERS = 16  # columns of a map whose cells have room for a number
+ROW = 0.235  # height of a row of a map, in inches
 
-Cells = Sequence[
-    Sequence[float | None]
-]  # Shares, row by row; rows may differ in length, and None is no cell
+Cells = Sequence[Sequence[float | None]]
+"""Shares, row by row. Rows may differ in length, and None leaves a gap."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +46,13 @@ class Line:
 
 
 def figure(taller: float = 0.0) -> tuple[Figure, Any]:
-    """A figure, `taller` by so many inches, and its axes in the manner of all pictures."""
+    """Return a figure and its axes. `taller` inches are added to the usual height."""
     drawing = Figure(figsize=(WIDTH, HEIGHT + taller), layout="constrained")
     return drawing, styled(drawing, drawing.add_subplot())
 
 
 def styled(drawing: Figure, axes: Any) -> Any:
-    """The axes of a figure in the manner of all pictures."""
+    """Give the axes of a figure the style of the reports."""
     axes.grid(True, color=INK, alpha=0.25, linewidth=0.6)
     axes.spines[:].set_visible(False)
     axes.tick_params(which="both", colors=INK, labelsize=9, length=0, pad=6)
@@ -72,9 +64,9 @@ def styled(drawing: Figure, axes: Any) -> Any:
 
 
 def svg(drawing: Figure) -> str:
-    """The figure as an SVG element that takes width and ink of its place."""
+    """Return the figure as an SVG element that takes its width and text colour from the page."""
     for label in drawing.findobj(Text):
-        # A dollar sign in a name is a dollar sign.
+        # A dollar sign in a name must not start an equation.
         label.set_parse_math(False)
     text = io.StringIO()
     with mpl.rc_context(
@@ -82,7 +74,7 @@ def svg(drawing: Figure) -> str:
     ):
         drawing.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     made = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>", "", text.getvalue(), flags=re.S)
-    # Without a size of its own the picture takes the width of its place on the page.
+    # Without its own size, the picture takes the width of its place on the page.
     return re.sub(r' (width|height)="[\d.]+pt"', "", made, count=2).replace(INK, "currentColor")
 
 
@@ -95,8 +87,12 @@ def line_chart(
     log: bool = False,
     taller: float = 0.0,
 ) -> tuple[Figure, Any]:
-    """Lines over steps; `across` and `along` name the axes, `columns` are the legend's, `log` makes the axis along
-    logarithmic. A student that equals its teacher has a loss of zero, which has no place there."""
+    """Draw lines over steps.
+
+    `across` and `along` name the axes, and `columns` is the number of columns of the legend. With
+    `log` the axis along is logarithmic; losses of zero, of a student that equals its teacher, are
+    then not drawn.
+    """
     drawing, axes = figure(taller)
     for line in lines:
         style = {
@@ -125,7 +121,7 @@ def plain_logarithm(axis: Any, ticks: tuple[int, ...]) -> None:
 
 
 def ticks(axes: Any, places: Sequence[float], *, log: bool) -> None:
-    """Ticks at the places alone."""
+    """Set ticks at these places only."""
     if log:
         axes.set_xscale("log")
     axes.set_xticks(places, [f"{place:g}" for place in places])
@@ -133,8 +129,7 @@ def ticks(axes: Any, places: Sequence[float], *, log: bool) -> None:
 
 
 def legend(drawing: Figure, columns: int, chosen: str | None = None) -> None:
-    """The legend of the labelled lines of the first axes, above them, in at most so many columns; `chosen` is
-    marked."""
+    """Draw a legend above the first axes, in at most `columns` columns, with a mark at `chosen`."""
     handles, labels = drawing.axes[0].get_legend_handles_labels()
     labels = [f"{label} (chosen)" if label == chosen else label for label in labels]
     style = {
@@ -160,8 +155,11 @@ def scatter_chart(
     front: Sequence[str] | None = None,
     zero: bool = False,
 ) -> str:
-    """A labelled point a model, as SVG: `points` are places across and along, from 0 on with `zero`. A line joins those
-    of `front`, from left to right; the others are hollow."""
+    """Draw a labelled point for each model, as SVG.
+
+    With `zero` the axes begin at 0. A line joins the points of `front` from left to right; the
+    other points are hollow.
+    """
     places, heights = ([point[i] for point in points.values()] for i in (0, 1))
     drawing, axes = figure()
     low, high, least, most = min(heights), max(heights), min(places), max(places)
@@ -180,7 +178,7 @@ def scatter_chart(
         face = colour if front is None or name in front else "none"
         axes.scatter([x], [y], facecolors=face, edgecolors=colour, linewidths=1.6, s=55, zorder=3)
         aside, side = (-8, "right") if x > middle else (8, "left")
-        # Above the line that leaves a point to its right.
+        # The label is above the line that continues to the right of the point.
         place = aside, bottom + (height + 0.045 * (front is not None)) * (top - bottom)
         style = {
             "textcoords": ("offset points", "data"),
@@ -189,7 +187,7 @@ def scatter_chart(
             "fontsize": 9,
             "color": INK,
         }
-        # A long name runs over the edge rather than press the axes together.
+        # A long name may run over the edge; the axes keep their size.
         axes.annotate(labels[name], (x, y), xytext=place, in_layout=False, **style)
     if wide:
         axes.set_xscale("log")
@@ -200,7 +198,7 @@ def scatter_chart(
 
 
 def _apart(heights: list[float], gap: float = 0.07) -> list[float]:
-    """Heights of labels (fractions of the axis), moved up as far as it takes for none to lie on another."""
+    """Move labels up until they do not overlap. Heights are fractions of the axis."""
     placed, last = list(heights), -1.0
     for i in sorted(range(len(heights)), key=heights.__getitem__):
         last = placed[i] = max(heights[i], last + gap)
@@ -216,9 +214,11 @@ def heat_map(
     across: str = "",
     apart: int = 0,
 ) -> str:
-    """A heat map with numbers in its cells, the first row on top, as SVG. The scale reaches a fifth beyond `middle` on
-    either side, so that noise looks like noise; `across` names the columns; the last `apart` rows and columns stand
-    off."""
+    """Draw a heat map with numbers in its cells, the first row on top, as SVG.
+
+    The scale reaches at least a fifth beyond `middle` on either side, so that noise looks like
+    noise. `across` names the columns. A gap separates the last `apart` rows and columns.
+    """
     known = [share for row in cells for share in row if share is not None]
     scale = Normalize(min([*known, 0.8 * middle]), max([*known, 1.2 * middle]))
     xs, ys = ([i + 0.25 * (i >= n - apart) for i in range(n)] for n in (len(columns), len(rows)))
@@ -243,7 +243,7 @@ def heat_map(
             "color": NUMBERS,
         }
         for x, y, share in shares:
-            # In narrow cells three characters; none has room for 100.0.
+            # A narrow cell has room for three characters, and no cell for 100.0.
             whole = 100 * share >= (99.95 if len(columns) <= 12 else 9.95)
             axes.text(x, y, percent(share, 0 if whole else 1), **style)
     else:

@@ -1,4 +1,4 @@
-"""Pictures of a pruning: what is kept by layer and type and by attention head, density and scores over training."""
+"""Draw a pruning: the kept weights by layer, type and head, and density and scores over time."""
 
 import numpy as np
 
@@ -16,28 +16,31 @@ from kdcli.report.schema import Histogram, Pruning
 from kdcli.report.sections.pruning import ALL, kept, kept_by_layer, layers_of, types_of
 from kdcli.report.text import Picture, percent
 
-MAX_RIDGES = 7  # Steps whose distribution of scores is drawn
-TAIL = 5e-4  # Share of the scores at either end that may lie beyond the picture
+MAX_RIDGES = 7  # steps whose distribution of scores is drawn
+TAIL = 5e-4  # share of the scores at either end that the picture may cut off
 
 
 def model_pictures(pruned: Pruning) -> list[Picture]:
-    """The pictures of one model that it has numbers for."""
+    """Return the pictures that a pruned model has numbers for."""
     return [p for draw in (type_map, head_map, density_curve, score_ridges) if (p := draw(pruned))]
 
 
 def type_map(pruned: Pruning) -> Picture | None:
-    """Share kept by layer (rows) and type (columns), and over all of either."""
+    """Draw the kept share by layer (rows) and type (columns), with totals."""
     if not pruned.matrices:
         return None
     types, layers, cells = types_of(pruned), layers_of(pruned), kept_by_layer(pruned)
     own = {f"{m.layer}.{m.kind}": kept(pruned, m.layer, m.kind) or 0.0 for m in pruned.matrices}
     drawing = heat_map(cells, [*types, ALL], [*map(str, layers), ALL], pruned.density, apart=1)
-    what = f"{pruned.model}: weights kept by layer and type of matrix, in percent. {_extremes(own)}"
-    return Picture(drawing, f"{what}; of all {percent(kept(pruned), 1)} %.")
+    caption = (
+        f"{pruned.model}: weights kept by layer and type of matrix, in percent. {_extremes(own)}; "
+        f"of all {percent(kept(pruned), 1)} %."
+    )
+    return Picture(drawing, caption)
 
 
 def head_map(pruned: Pruning) -> Picture | None:
-    """Share of the weights of Q, K, V and O that each attention head keeps; None where there are no heads."""
+    """Draw the share of Q, K, V and O that each attention head keeps, if there are heads."""
     if not any(pruned.heads):
         return None
     by_layer = dict(zip(map(str, layers_of(pruned)), pruned.heads, strict=True))
@@ -49,8 +52,11 @@ def head_map(pruned: Pruning) -> Picture | None:
     heads = [str(head + 1) for head in range(max(map(len, pruned.heads)))]
     mean = sum(own.values()) / len(own)
     drawing = heat_map(pruned.heads, heads, list(by_layer), mean, across="head")
-    what = f"{pruned.model}: weights of Q, K, V and O kept by attention head, in percent. {_extremes(own)}"
-    return Picture(drawing, f"{what}; mean {percent(mean, 1)} %.")
+    caption = (
+        f"{pruned.model}: weights of Q, K, V and O kept by attention head, in percent. "
+        f"{_extremes(own)}; mean {percent(mean, 1)} %."
+    )
+    return Picture(drawing, caption)
 
 
 def _extremes(shares: dict[str, float]) -> str:
@@ -59,7 +65,7 @@ def _extremes(shares: dict[str, float]) -> str:
 
 
 def density_curve(pruned: Pruning) -> Picture | None:
-    """Percent kept over steps, and the requested share; None where it was noted less than twice."""
+    """Draw the kept percentage over the steps, if it was logged twice, and the requested share."""
     points = [(point.step, 100 * point.density) for point in pruned.curve]
     if len(points) < 2:
         return None
@@ -76,8 +82,10 @@ def density_curve(pruned: Pruning) -> Picture | None:
 
 
 def score_ridges(pruned: Pruning) -> Picture | None:
-    """How the scores are distributed after several steps, the first on top, each as high as its fullest bin; None
-    where a method has no scores or they never differ."""
+    """Draw the distribution of the scores after several steps, the first step on top.
+
+    There is no picture if a method has no scores or if its scores never differ.
+    """
     spread = [h for h in pruned.histograms if sum(count > 0 for count in h.counts) > 1]
     if not spread:
         return None
@@ -97,7 +105,8 @@ def score_ridges(pruned: Pruning) -> Picture | None:
     reach = low - 0.02 * (high - low), high + 0.02 * (high - low)
     axes.set(xlim=reach, ylim=(-0.05, len(shown)), xlabel="score", ylabel="step")
     first, last = ranges[0], ranges[-1]
-    what = f"{pruned.model}: distribution of the scores after steps {', '.join(f'{h.step:,}' for h in shown)}"
+    steps = ", ".join(f"{h.step:,}" for h in shown)
+    what = f"{pruned.model}: distribution of the scores after steps {steps}"
     where = (
         f"From {first[0]:.2g} to {first[1]:.2g} at first, {last[0]:.2g} to {last[1]:.2g} at last"
     )
@@ -108,7 +117,7 @@ def score_ridges(pruned: Pruning) -> Picture | None:
 
 
 def _middle(histogram: Histogram) -> tuple[float, float]:
-    """The range that holds all but TAIL of the scores at either end."""
+    """Return the range that holds all but TAIL of the scores at either end."""
     total = np.cumsum(histogram.counts)
     first = int(np.searchsorted(total, TAIL * total[-1], side="right"))
     last = int(np.searchsorted(total, (1 - TAIL) * total[-1]))

@@ -15,7 +15,7 @@ GOALS = {
 
 
 def compression_section(compression: Compression) -> Section:
-    """Show the candidates, the teacher first, and list those that were skipped."""
+    """Show the candidates, the teacher first, and list the skipped ones."""
     tried = [one for one in compression.candidates if one.score is not None]
     header = ["candidate", compression.metric, "lost", "ms", "speed-up", "MB"]
     header += ["lost, 95% interval", "outcome"]

@@ -85,7 +85,7 @@ def _training(report: Report) -> list[Section]:
 
 
 def held_out_terms(point: CurvePoint) -> dict[str, float]:
-    """Name the held-out terms of one model by the term, and those of several `MODEL/TERM`."""
+    """Name a held-out term by itself, or `MODEL/TERM` if there are several models."""
     models = point.held_out or {}
     return {
         term if len(models) == 1 else f"{model}/{term}": value

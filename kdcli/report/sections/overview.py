@@ -85,7 +85,7 @@ def _students(report: Report) -> list[str]:
 
 
 def variants(report: Report) -> list[str]:
-    """Return the students of an ablation, the recipe itself first; empty if they differ in shape."""
+    """Return the students of an ablation, the recipe itself first, if they have one shape."""
     cards = report.cards
     names = [model.name for model in report.models if model.variant is not None]
     return names if len({shape_of(cards[name]) for name in names}) == 1 else []
@@ -122,9 +122,8 @@ def how_made(report: Report) -> str:
         text = f"distilled from {short(teacher.id)} ({shape_of(teacher)})"
         text += (f" with {method}" if method else "") + on_text
     elif report.with_role("trimmed"):
-        text = (
-            f"made from {short(origin(report))} by removing the tokens that{on_text} do not occur"
-        )
+        text = f"made from {short(origin(report))} by removing the tokens that do not occur"
+        text += f" in {short(str(source))}" if source else ""
     else:
         text = _on_tasks(report, f"fine-tuned from {short(origin(report))}")
     if t := report.training:
@@ -273,7 +272,7 @@ def foremost(report: Report) -> str:
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """Return the few numbers to see first: those of one model, compared with the first model."""
+    """Return the few numbers to see first, of one model compared with the first model."""
     cards = report.cards
     first, name = next(iter(cards)), foremost(report)
     card, baseline = cards[name], cards[first]

@@ -48,7 +48,7 @@ def kept_by_layer(pruned: Pruning) -> list[list[float | None]]:
 
 
 def by_type(report: Report) -> Table:
-    """Return a row for each pruned model: the kept share of each type and of all, and the target."""
+    """Return the kept share of each type and of all weights, and the target, by model."""
     types = types_of(*report.pruning)
     rows = [
         [

@@ -5,7 +5,7 @@ import numpy as np
 from kdcli.report.schema import RunRow, Selection
 from kdcli.report.text import Section, Table, View, names_of, number
 
-MAX_METRICS = 6  # with more metrics, those of single sets are skipped
+MAX_METRICS = 6  # with more metrics, the ones of single sets are skipped
 
 Settings = dict[str, float | int | str]
 

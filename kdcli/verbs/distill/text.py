@@ -443,7 +443,7 @@ class StudentGroup:
         for name, planned in self.planned.items():
             folder = self.model_folder(name)
             card = describe(students[name].encoder, str(folder), folder)
-            role: Role = "assistant" if name == ASSISTANT else "student"
+            role: Role = "assistant" if self.is_assistant else "student"
             models.append(ReportedModel(name, role, card, TEACHER, folder, variant=planned.variant))
             subjects.append(Subject(name, str(folder)))
         losses |= held_out_losses(RunDir(self.folder), list(self.planned))
