@@ -50,7 +50,7 @@ def distill(
 ) -> RunResult:
     """Train a smaller student of an encoder: on unlabelled text, or on a task with --task.
 
-    The options are those of `kdcli distill`. Raises kdcli.errors.KdcliError."""
+    It takes the options of `kdcli distill`. Raises kdcli.errors.KdcliError."""
 
 def prune(
     model: Path | str | None = None,
@@ -82,7 +82,7 @@ def prune(
 ) -> RunResult:
     """Remove weights of an encoder while it learns a task (SMP and its baselines).
 
-    The options are those of `kdcli prune`. Raises kdcli.errors.KdcliError."""
+    It takes the options of `kdcli prune`. Raises kdcli.errors.KdcliError."""
 
 def cotrain(
     teacher: Path | str | None = None,
@@ -116,7 +116,7 @@ def cotrain(
 ) -> RunResult:
     """Train two models that learn from each other: on unlabelled text, or on a task with --task.
 
-    The options are those of `kdcli cotrain`. Raises kdcli.errors.KdcliError."""
+    It takes the options of `kdcli cotrain`. Raises kdcli.errors.KdcliError."""
 
 def finetune(
     model: Path | str | None = None,
@@ -145,7 +145,7 @@ def finetune(
 ) -> RunResult:
     """Fine-tune an encoder on a labelled task, and evaluate it.
 
-    The options are those of `kdcli finetune`. Raises kdcli.errors.KdcliError."""
+    It takes the options of `kdcli finetune`. Raises kdcli.errors.KdcliError."""
 
 def evaluate(
     models: Path | str | Sequence[Path | str] | None = None,
@@ -169,7 +169,7 @@ def evaluate(
 ) -> RunResult:
     """Evaluate fine-tuned models on a labelled task, or embedding models, and compare them.
 
-    The options are those of `kdcli evaluate`. Raises kdcli.errors.KdcliError."""
+    It takes the options of `kdcli evaluate`. Raises kdcli.errors.KdcliError."""
 
 def benchmark(
     models: Path | str | Sequence[Path | str] | None = None,
@@ -197,7 +197,7 @@ def benchmark(
 ) -> RunResult:
     """Measure the latency of models or shapes next to a baseline, on several backends.
 
-    The options are those of `kdcli benchmark`. Raises kdcli.errors.KdcliError."""
+    It takes the options of `kdcli benchmark`. Raises kdcli.errors.KdcliError."""
 
 def export(
     model: Path | str,
@@ -222,7 +222,7 @@ def export(
 
     With several of --int8, --fp16 and --q4, the float32 file is written too.
 
-    The options are those of `kdcli export`. Raises kdcli.errors.KdcliError."""
+    It takes the options of `kdcli export`. Raises kdcli.errors.KdcliError."""
 
 def trim(
     model: Path | str,
@@ -239,7 +239,7 @@ def trim(
 ) -> RunResult:
     """Remove the tokens that your text does not need from a model's vocabulary.
 
-    The options are those of `kdcli trim`. Raises kdcli.errors.KdcliError."""
+    It takes the options of `kdcli trim`. Raises kdcli.errors.KdcliError."""
 
 def compress(
     model: Path | str | None = None,
@@ -263,11 +263,11 @@ def compress(
     overwrite: bool = False,
     trust_remote_code: bool = False,
 ) -> RunResult:
-    """Make a model smaller and faster until it meets a goal: plan, distil, prune, export, choose.
+    """Make a model smaller and faster until it meets a goal, by distilling, pruning and exporting.
 
-    The options are those of `kdcli compress`. Raises kdcli.errors.KdcliError."""
+    It takes the options of `kdcli compress`. Raises kdcli.errors.KdcliError."""
 
 def push(directory: Path | str, repository: str, *, public: bool = False) -> Published:
     """Push a model directory or an export to the hub.
 
-    The options are those of `kdcli push`. Raises kdcli.errors.KdcliError."""
+    It takes the options of `kdcli push`. Raises kdcli.errors.KdcliError."""

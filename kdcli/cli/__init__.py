@@ -1,4 +1,4 @@
-"""The command line: parse, resolve the recipe, one call, print. No logic; help imports nothing heavy."""
+"""The command line. Showing help imports nothing heavy."""
 
 import importlib
 from pathlib import Path
@@ -19,9 +19,9 @@ FIRST = (
     "mask",
     "tokenize",
 )
-"""The order of the verbs in help; a verb that is not named here follows."""
+"""The order of the verbs in help; the other verbs follow."""
 
-# Every folder of kdcli/verbs with a cli.py is a verb; importing it adds the verb to the application.
+# Every folder of kdcli/verbs with a cli.py is a verb. Importing it adds it to the application.
 _verbs = [path.parent.name for path in (Path(__file__).parents[1] / "verbs").glob("*/cli.py")]
 for _verb in sorted(
     _verbs, key=lambda verb: (FIRST.index(verb) if verb in FIRST else len(FIRST), verb)

@@ -17,14 +17,14 @@ FAULTS: dict[int, type[KdcliError]] = {getattr(errno, name): MachineError for na
 FAULTS |= {getattr(errno, name): UsageError for name in OF_PATH}
 RESUME_AUTO = ("--resume", "auto")
 MAX_CHARACTERS = 4_096
-"""Characters of an argument: as many as a path may have."""
+"""Characters of an argument; no path is longer."""
 
 
 class Verbs(TyperGroup):
     """Turns errors into messages on stderr and exit codes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """`--resume auto`, as managed restarts ask for it, is `--resume`: where nothing is, that begins."""
+        """Read `--resume auto`, which managed restarts use, as `--resume`."""
         words = [
             word
             for before, word in zip(["", *args], args, strict=False)
@@ -92,7 +92,7 @@ def _say(error: KdcliError) -> None:
 
 
 def _tell_bug(error: Exception) -> None:
-    """Tell the other processes of an error that is not the user's; this one shows it whole."""
+    """Tell the other processes about a bug. This process shows its traceback."""
     from kdcli.engine.processes import joined
 
     if joined():

@@ -1,22 +1,22 @@
-"""Completion of values in the shell: tasks, recipes, shapes of students. Heavy imports wait until a key is pressed."""
+"""Shell completion of tasks, recipes and student shapes. Heavy imports wait for a key press."""
 
 
 def complete_task(incomplete: str) -> list[str]:
-    """Names of tasks."""
+    """Return the tasks that begin like this."""
     from kdcli.data.tasks import OWN, tasks
 
     return [name for name in (*tasks(), OWN) if name.startswith(incomplete)]
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """Names of the shipped recipes."""
+    """Return the shipped recipes that begin like this."""
     from kdcli.recipe.resolve import recipe_names
 
     return [name for name in recipe_names() if name.startswith(incomplete)]
 
 
 def complete_shape(incomplete: str) -> list[str]:
-    """Shapes of students that papers publish."""
+    """Return the published student shapes that begin like this."""
     from kdcli.report.tables import published_shapes
 
     return [shape for shape in published_shapes() if shape.startswith(incomplete)]

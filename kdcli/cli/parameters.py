@@ -65,7 +65,7 @@ class Declaration:
 
     @property
     def description(self) -> str:
-        """What the option does, without its default."""
+        """The description of the option, without its default."""
         return self.option.description or self.setting.description
 
     @property
@@ -120,7 +120,7 @@ class Parameter:
         return None if self.is_recipe_key else self.first.setting.default
 
     def kinds(self, recipes: Iterable[str]) -> list[str]:
-        """Return the kinds of recipe that the parameter goes with, of those that a verb has."""
+        """Return the kinds of a verb's recipes that the parameter goes with."""
         own = self.by_model if self.is_recipe_key else self.option.recipes
         return [kind for kind in recipes if kind in own or not own]
 

@@ -97,7 +97,7 @@ def function(name: str) -> Callable[..., Any]:
     call.__module__ = "kdcli"
     call.__doc__ = (
         f"{verb.description}\n\n"
-        f"The options are those of `kdcli {name}`. Raises kdcli.errors.KdcliError."
+        f"It takes the options of `kdcli {name}`. Raises kdcli.errors.KdcliError."
     )
     call.__signature__ = signature(name)  # type: ignore[attr-defined]
     return call

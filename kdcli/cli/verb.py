@@ -1,4 +1,4 @@
-"""A verb of the command line. Its options come from its settings, which are read when it is used."""
+"""A verb of the command line, whose options come from its settings once it is used."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Verb:
 
     Attributes:
         name: Its name, and its folder's in kdcli/verbs.
-        function: What the verb does with what was given.
+        function: Runs the verb with the given values.
         settings: The module with RECIPES, kind -> recipe model, and OPTIONS, name of the
             verb -> class of the settings that are no recipe keys.
         shared: Names of the options that it shares with other verbs.
@@ -53,7 +53,7 @@ class Verb:
 
     @property
     def description(self) -> str:
-        """What the verb does, as its function's docstring says."""
+        """The docstring of the function, for help."""
         return inspect.getdoc(self.function) or ""
 
     @property
@@ -119,7 +119,7 @@ class Verb:
 
 
 class Given:
-    """What the user gave to a verb: recipe keys, and run settings."""
+    """The values that the user gave to a verb: recipe keys and run settings."""
 
     def __init__(self, verb: Verb, values: dict[str, Any]) -> None:
         self.verb, self.values = verb, values
@@ -166,7 +166,7 @@ class Given:
                     raise UsageError(message, "give one of them")
 
     def pin_revision(self) -> None:
-        """Add `--revision` to the verb's model. Raises UsageError: see `pinned`."""
+        """Add `--revision` to the verb's model. Raises UsageError if the model has no revisions."""
         if (revision := self.values.get("revision")) is not None:
             model = self.verb.parameters[0].name
             self.values[model] = pinned(self.values[model], revision)

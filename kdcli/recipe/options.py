@@ -1,6 +1,6 @@
 """How a recipe key or a run setting becomes an option of the command line.
 
-A field of a settings model declares its option beside its type:
+A field of a settings model declares its option next to its type:
 
     lr: Annotated[float, Option("--lr", panel=TRAINING)] = Field(3e-4, description="Peak ...")
 
@@ -33,7 +33,7 @@ class Option:
         parse: Turns the option's value into the field's. May raise UsageError.
         key: The key inside a field that holds a free mapping, such as `masking` of `pruner`.
         description: Describes the option where the field's description does not.
-        choices: Allowed values, for help and completion. By default those of a `Literal` field.
+        choices: Allowed values, for help and completion. By default the values of a `Literal` field.
         completion: Which values the shell offers: `task`, `recipe` or `shape`.
         enables: A key next to the field, which the option sets to true.
         show_default: Whether help shows the field's default.
@@ -117,7 +117,7 @@ def section_of(annotation: Any) -> Any:
 
 @functools.cache
 def settings_of(model: Any) -> tuple[Setting, ...]:
-    """Return every field of a settings model, those of its sections under dotted keys.
+    """Return every field of a settings model and of its sections, under dotted keys.
 
     Args:
         model: A pydantic model, or a pydantic dataclass.

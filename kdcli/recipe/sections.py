@@ -72,7 +72,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     purpose: ClassVar[str] = ""
-    """What a verb does with such a recipe, where it has several kinds."""
+    """The use of such a recipe, if a verb has several kinds of recipes."""
     instead: ClassVar[Mapping[str, str]] = {}
     """For options of the verb's other recipes: what to do instead."""
 
@@ -93,13 +93,13 @@ class TrainSettings(Section):
     max_steps: Annotated[int | None, Option("--max-steps", panel=TRAINING)] = Field(
         None,
         gt=0,
-        description="Number of optimiser steps (default: as many as the epochs have).",
+        description="Number of optimiser steps (default: all steps of the epochs).",
     )
     epochs: Epochs = 3.0
     batch_size: GlobalBatch = 256
     micro_batch_size: BatchSize | None = Field(
         None,
-        description="Rows that a device processes at once (default: as many as fit).",
+        description="Rows that a device processes at once (default: the most that fit).",
     )
     warmup_steps: int | None = Field(
         None, ge=0, description="Steps of warm-up (default: the share warmup_fraction)."
@@ -237,7 +237,7 @@ class RunOptions:
     stop_after: int | None = None
 
     def check_pushed(self, models: int) -> None:
-        """Raise a UsageError if a run of several models is to be pushed: a repository holds one."""
+        """Raise a UsageError if a run would push several models: a repository holds one."""
         if self.push_to_hub is not None and models > 1:
             raise UsageError(
                 f"--push-to-hub pushes one model, and this run makes {models}",

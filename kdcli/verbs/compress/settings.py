@@ -22,7 +22,7 @@ def seconds_of(budget: str) -> float:
 
 
 class GoalSettings(Section):
-    """`goal:`. Speed and latency are those of one sequence of 128 tokens."""
+    """`goal:`. Speed and latency refer to one sequence of 128 tokens."""
 
     max_drop: Annotated[float | None, Option("--max-drop", panel=GOAL, metavar="POINTS")] = Field(
         None,

@@ -60,8 +60,8 @@ class RelationSettings(Section):
 
     kernel: Literal["auto", "torch", "triton"] = Field(
         "auto",
-        description="What computes relations: PyTorch, or Triton kernels on a CUDA device; auto "
-        "takes Triton from compute capability 8.0 on.",
+        description="Backend of the relations: PyTorch, or Triton kernels on a CUDA device; "
+        "auto takes Triton from compute capability 8.0 on.",
     )
 
 

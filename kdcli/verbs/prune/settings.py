@@ -19,7 +19,7 @@ from kdcli.workloads.settings import (
 
 
 class PruneTrainSettings(FinetuneTrainSettings):
-    """`train:` of `prune`, with SMP's values; other methods have a rate and warm-up of their own."""
+    """`train:` of `prune`, with SMP's values. Other methods have their own rate and warm-up."""
 
     lr: LearningRate = Field(
         2e-2, description="Peak learning rate: of the scores for smp, else the method's."
