@@ -1,9 +1,10 @@
-"""The embedded default: a small generated language, its corpus and its tasks. No file, no network.
+"""The `demo` data: a small generated language, its corpus and its tasks, without files or network.
 
-Content words are invented (syllables), function words are English. A document has a topic and a mood; its nouns, verbs
-and adjectives are drawn from theirs, so that the meaning of a word is the company it keeps, which an encoder can learn
-from text. Examples to fit on and to evaluate on share no content word: only an encoder that learnt that company does
-well. Two of the tasks depend on the order of words, which no bag of words can solve.
+Content words are invented from syllables, and function words are English. A document has a topic
+and a mood, and draws its nouns, verbs and adjectives from them. The meaning of a word is therefore
+the company it keeps, which an encoder can learn from text. Training and evaluation examples share
+no content word, so only an encoder that learnt these meanings does well. Two of the tasks depend on
+the order of words, which no bag of words can solve.
 """
 
 import functools
@@ -17,7 +18,7 @@ from typing import NamedTuple
 TOPICS, MOODS = 6, 2
 DOCUMENTS = {"train": 24_000, "validation": 1_200}
 TASKS = ("demo-topic", "demo-order", "demo-coherence")
-TO_FIT = {"demo-topic": 40}
+TRAIN_EXAMPLES = {"demo-topic": 40}  # Other tasks have EXAMPLES.
 EXAMPLES = 1000
 _ONSETS = [*"bdfgklmnprstvz", "br", "dr", "gr", "kl", "pl", "st", "tr", "sh"]
 _VOWELS = [*"aeiou", "ai", "ou"]
@@ -40,18 +41,18 @@ class _Lexicon(NamedTuple):
 
 @functools.cache
 def _lexicon() -> _Lexicon:
-    """The invented words, all different: nouns and verbs by topic, adjectives by mood."""
+    """Invent distinct words: nouns and verbs by topic, adjectives by mood."""
     rng = random.Random(2311)
     seen: set[str] = set()
 
     def words(count: int) -> list[str]:
-        made: list[str] = []
-        while len(made) < count:
+        invented: list[str] = []
+        while len(invented) < count:
             word = "".join(rng.choice(part) for part in (_ONSETS, _VOWELS, _CODAS) * 2)
             if word not in seen:
                 seen.add(word)
-                made.append(word)
-        return made
+                invented.append(word)
+        return invented
 
     return _Lexicon(
         nouns=[words(40) for _ in range(TOPICS)],
@@ -62,14 +63,14 @@ def _lexicon() -> _Lexicon:
 
 
 def demo_documents(split: str) -> Iterator[str]:
-    """The documents of a split, always the same."""
+    """Yield the documents of a split, which are always the same."""
     rng = random.Random(f"documents {split}")
     for _ in range(DOCUMENTS[split]):
         topic, mood = rng.randrange(TOPICS), rng.randrange(MOODS)
         hero = rng.choice(_lexicon().nouns[topic])
         sentences = [_sentence(rng, topic, mood, None, hero)]
         for _ in range(rng.randint(5, 10)):
-            # Now and then a sentence strays: real text is not pure either.
+            # As in real text, some sentences stray from the topic.
             strays = rng.random() < 0.08
             about = rng.choice([None, hero, hero]) if not strays else None
             sentences.append(
@@ -79,16 +80,19 @@ def demo_documents(split: str) -> Iterator[str]:
 
 
 def demo_task(name: str, split: str) -> list[DemoExample]:
-    """Examples of a demo task, `train` or `validation`, with no content word in common. `demo-topic`: one of six topics
-    of a sentence, from 40 examples; `demo-order`: whether two neighbouring words were swapped; `demo-coherence`:
-    whether the second of two sentences has another topic than the first."""
+    """Return the examples of a demo task's `train` or `validation` split.
+
+    `demo-topic`: the topic of a sentence, one of six, with 40 training examples. `demo-order`:
+    whether two neighbouring words were swapped. `demo-coherence`: whether the second of two
+    sentences has another topic than the first.
+    """
     if name not in TASKS:
         raise ValueError(f"no demo task '{name}'; there are {', '.join(TASKS)}")
     rng = random.Random(f"{name} {split}")
     half = {"train": 0, "validation": 1}[split]
     return [
         _example(name, rng, half)
-        for _ in range(TO_FIT.get(name, EXAMPLES) if half == 0 else EXAMPLES)
+        for _ in range(TRAIN_EXAMPLES.get(name, EXAMPLES) if half == 0 else EXAMPLES)
     ]
 
 
@@ -108,21 +112,24 @@ def _example(task: str, rng: random.Random, half: int) -> DemoExample:
 
 
 def demo_identity() -> str:
-    """A hash of this generator, for the key of a cached corpus."""
+    """Hash the source of this generator, for the key of a cached corpus."""
     return hashlib.sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()
 
 
 def _sentence(
     rng: random.Random, topic: int, mood: int, half: int | None, hero: str | None = None
 ) -> str:
-    """One sentence; `half` restricts its content words to the first or second half of each list."""
+    """Generate a sentence.
+
+    `half` restricts its content words to the first or second half of each list.
+    """
     lexicon = _lexicon()
 
     def pick(words: list[str]) -> str:
         middle = len(words) // 2
-        return rng.choice(
-            words if half is None else words[:middle] if half == 0 else words[middle:]
-        )
+        if half is None:
+            return rng.choice(words)
+        return rng.choice(words[:middle] if half == 0 else words[middle:])
 
     def noun(plural: bool) -> str:
         word = hero if hero and rng.random() < 0.5 else pick(lexicon.nouns[topic])
@@ -141,7 +148,8 @@ def _sentence(
         f"{one} {verb}{s} the {noun(False)} near {place} .",
         f"in {place} {one} {verb}{s} a {adjective} {noun(False)} .",
         f"{one} {verb}{s} because {'they are' if plural else 'it is'} {adjective} .",
-        f"when {one} {verb}{s} , the {noun(True)} {pick(lexicon.verbs[topic])} and {be} {adjective} .",
+        f"when {one} {verb}{s} , the {noun(True)} {pick(lexicon.verbs[topic])} "
+        f"and {be} {adjective} .",
         f"they say that {one} {be} {adjective} and {verb}{s} {place} .",
     )
     return rng.choice(forms if half is None else forms[2:])

@@ -99,7 +99,7 @@ def read_documents(piece: Piece, column: str | None) -> Iterator[str]:
 
 
 def first_texts(documents: Iterable[str]) -> Sample:
-    """Take documents of about `SAMPLE_BYTES`; the size is that of their text."""
+    """Take documents of about `SAMPLE_BYTES`; the size counts the bytes of their text."""
     texts, size = [], 0
     for text in documents:
         texts.append(text)

@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 
 from kdcli.data.batches import BatchOrder
 from kdcli.data.labelled.features import TokenizedRows
-from kdcli.data.text.masking import Masked, PassOrder, tokens_of
+from kdcli.data.text.masking import Masked, PassOrder, mask_vocabulary
 from kdcli.errors import UsageError
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
 from kdcli.models.capture import Capture
@@ -42,7 +42,7 @@ class GenerationWorkload(LabelledWorkload):
 
     def masked(self, rows: TokenizedRows, *, static: bool, seed: int) -> Masked:
         """Rows with a share of their targets masked."""
-        vocabulary = tokens_of(self.tokenizer, self.name)
+        vocabulary = mask_vocabulary(self.tokenizer, self.name)
         return Masked(rows, vocabulary, self.generation.masked, False, static, seed)
 
     def load(

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.batches import BatchOrder
 from kdcli.data.text.corpus import Corpus, open_corpus
-from kdcli.data.text.masking import Masked, PassOrder, check_share, tokens_of
+from kdcli.data.text.masking import Masked, PassOrder, check_share, mask_vocabulary
 from kdcli.engine.launch import Session, make_schedule
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
@@ -82,7 +82,7 @@ class TextWorkload(Workload):
     def _masked(self, blocks: Examples) -> Examples:
         if not self.masked:
             return blocks
-        tokens, mask = tokens_of(self.tokenizer, self.source), self.settings.mask
+        tokens, mask = mask_vocabulary(self.tokenizer, self.source), self.settings.mask
         return Masked(blocks, tokens, mask.share, mask.whole_words, mask.static, self.seed)
 
     def plan(self, settings: TrainSettings) -> Plan:
@@ -155,4 +155,4 @@ def read_corpus(settings: DataSettings, tokenizer: PreTrainedTokenizerBase) -> C
 def check_masking(settings: DataSettings, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
     """Raise a `UsageError` if a tokenizer or the settings cannot mask text."""
     check_share(settings.mask.share)
-    tokens_of(tokenizer, source)
+    mask_vocabulary(tokenizer, source)

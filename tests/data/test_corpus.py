@@ -260,7 +260,7 @@ def test_a_document_is_tokenised_incalls_of_that_lose_nothing(monkeypatch):
     check()
 
 
-def test_a_document_cut_incalls_of_gives_the_tokens_of_the_whole(tmp_path, monkeypatch):
+def test_a_document_cut_for_calls_gives_the_tokens_of_the_whole(tmp_path, monkeypatch):
     write(tmp_path / "c.txt", [" ".join(DOCUMENTS)])
     whole = tokens(corpus(tmp_path / "c.txt")).tolist()
     monkeypatch.setattr("kdcli.data.text.tokenise.CHARS_PER_CALL", 50)

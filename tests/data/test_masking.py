@@ -10,11 +10,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from kdcli.data.batches import BatchOrder, BucketOrder
-from kdcli.data.text.masking import Masked, PassOrder, tokens_of
+from kdcli.data.text.masking import Masked, PassOrder, mask_vocabulary
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED
 
-PLAIN = tokens_of(tiny_tokenizer(), "tiny")
+PLAIN = mask_vocabulary(tiny_tokenizer(), "tiny")
 CLS, SEP, MASK, PAD = 2, 3, 4, 0
 
 
@@ -155,7 +155,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_begins_a_word_is_read_off_the_vocabulary(kind):
     words, begins = KINDS[kind]
-    found = tokens_of(subword(*words), kind)
+    found = mask_vocabulary(subword(*words), kind)
     assert found.begins_V[5:].tolist() == [bool(b) for b in begins]
     assert found.plain_ids.tolist() == list(range(5, 5 + len(words)))
     assert (found.special_V.nonzero()[0].tolist(), found.mask_id) == (list(range(5)), MASK)
@@ -219,7 +219,7 @@ SPACELESS = {
 
 @pytest.mark.parametrize("kind", SPACELESS)
 def test_in_scripts_without_spaces_a_piece_begins_a_word(kind):
-    found = tokens_of(
+    found = mask_vocabulary(
         subword(
             *SPACELESS[kind], *(f"{'▁' if kind == 'SentencePiece' else 'Ġ'}{n}" for n in range(20))
         ),
@@ -232,7 +232,7 @@ def test_in_scripts_without_spaces_a_piece_begins_a_word(kind):
     "pieces", [["▁我", "们", "今", "天"], ["▁http", "://", "a", "7f"], ["▁བོད", "ཡིག", "་", "གི"]]
 )
 def test_the_share_of_whole_words_is_bounded_where_no_space_ends_a_word(pieces):
-    tokens = tokens_of(subword(*pieces, *(f"▁{n}" for n in range(9))), "x")
+    tokens = mask_vocabulary(subword(*pieces, *(f"▁{n}" for n in range(9))), "x")
     ids = np.concatenate(
         [np.full((50, 1), 5), np.random.default_rng(0).integers(6, 9, (50, 127))], 1
     )
@@ -264,7 +264,7 @@ def words_of(row, begins):
 @settings(max_examples=60)
 @given(st.integers(0, 99), st.integers(1, 30), st.sampled_from([0.15, 0.4, 0.8]))
 def test_whole_words_are_masked_as_near_to_the_share_as_they_get(seed, length, share):
-    tokens = tokens_of(subword(*KINDS["WordPiece"][0]), "x")
+    tokens = mask_vocabulary(subword(*KINDS["WordPiece"][0]), "x")
     drawn = np.random.default_rng(seed).integers(3, 11, (4, length))
     rows = Rows(ids=np.where(drawn == 4, 3, drawn))
     found = chosen(
@@ -289,7 +289,7 @@ def test_whole_words_are_masked_as_near_to_the_share_as_they_get(seed, length, s
 
 
 def test_whole_words_leave_single_tokens_their_share():
-    tokens = tokens_of(subword("a", "b", "c", "d"), "x")
+    tokens = mask_vocabulary(subword("a", "b", "c", "d"), "x")
     ids = np.random.default_rng(0).integers(5, 9, (5, 40))
     plain, whole = (
         masked(Rows(ids=ids), tokens=tokens, whole_words=w).batch(np.arange(5))
@@ -312,7 +312,7 @@ def test_what_the_given_examples_bring_is_kept_and_they_are_left_as_they_are():
 
 def test_a_tokenizer_without_a_mask_token_is_named_with_the_methods_that_need_none():
     with pytest.raises(UsageError, match=r"tokenizer of some/model has no mask token") as caught:
-        tokens_of(subword("a", mask=None), "some/model")
+        mask_vocabulary(subword("a", mask=None), "some/model")
     assert "minilm, minilmv2, tinybert" in caught.value.hint
 
 

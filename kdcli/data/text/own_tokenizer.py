@@ -1,7 +1,8 @@
-"""A WordPiece tokenizer as BERT has it, trained from the text that a model will read.
+"""Train a WordPiece tokenizer like BERT's on the text that a model will read.
 
-Words are lower-cased and cut as by BERT; a piece enters the vocabulary when joining its parts shortens the text. Each
-text and size is trained once and cached; the same text gives the same tokenizer.
+Words are lower-cased and split as BERT does. A piece enters the vocabulary when joining its parts
+shortens the text. The tokenizer of a text and size is trained once and cached; the same text gives
+the same tokenizer.
 """
 
 from collections import Counter
@@ -25,91 +26,96 @@ from kdcli.errors import UsageError
 
 PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-LEAST_OFTEN = 2  # Times a pair of pieces must occur to become one.
-LEAST_PIECES = 8  # Besides the special ones: with fewer there is next to nothing to predict.
-# Most letters of pieces, and vocabulary words per letter: rare letters of other scripts would fill a small vocabulary.
-LETTERS, LETTER_SHARE = 1000, 4
-FORMAT = 1  # Raised when the same text would give another tokenizer.
+MIN_FREQUENCY = 2  # Occurrences of a pair of pieces that becomes a piece.
+MIN_PIECES = 8  # Besides the special tokens: with fewer pieces there is hardly anything to predict.
+# Rare letters of other scripts would fill a small vocabulary: it has at most this many letters, and
+# at least this many words for each letter.
+MAX_LETTERS, MIN_WORDS_PER_LETTER = 1000, 4
+FORMAT = 1  # Raise it when the same text would give another tokenizer.
 
 
 def own_tokenizer(
     source: str, column: str | None, vocab_size: int, max_length: int, *, log: Log
 ) -> PreTrainedTokenizerBase:
-    """Train a tokenizer on the training text of a source, or take it from the cache. `vocab_size`: words of its
-    vocabulary, special ones included; a short text gives fewer, which is logged. `max_length`: tokens that the models
-    which read it take at most. Raises UsageError: see `kdcli.data.sources`; a size that leaves no room for pieces, or
-    text without words; MachineError: the cache cannot be written."""
-    least = len(SPECIAL) + LEAST_PIECES
-    if vocab_size < least:
-        raise UsageError(
-            f"a vocabulary of {vocab_size} is too small", f"at least {least}; BERT's has 30,522"
-        )
+    """Train a tokenizer on the training text of a source, or load it from the cache.
+
+    Args:
+        source: a value of `--data`.
+        column: the column of the text; None chooses it.
+        vocab_size: the size of the vocabulary, with the special tokens. A short text gives a
+            smaller vocabulary, which is logged.
+        max_length: the maximum number of tokens that the models accept.
+        log: takes lines of progress.
+
+    Raises:
+        UsageError: the source cannot be read, the text has too few words, or the size leaves no
+            room for pieces.
+        MachineError: the cache cannot be written.
+    """
+    min_size = len(SPECIAL) + MIN_PIECES
+    if vocab_size < min_size:
+        message = f"a vocabulary of {vocab_size} is too small"
+        raise UsageError(message, f"at least {min_size}; BERT's has 30,522")
     opened = open_source(source)
-    file = (
-        cache_dir()
-        / "tokenizers"
-        / f"{cache_key(FORMAT, opened.identity, column, vocab_size)}.json"
-    )
+    key = cache_key(FORMAT, opened.identity, column, vocab_size)
+    file = cache_dir() / "tokenizers" / f"{key}.json"
     with disk_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-    # Of several processes that want it one trains it.
+    # If several processes need the tokenizer, one of them trains it.
     with FileLock(file.with_name(f".{file.name}.lock")):
         if not file.is_file():
             log(f"training a tokenizer of {vocab_size:,} words on the train text of {opened.name}")
-            write_atomic(
-                file, _trained(lambda: opened.documents("train", column), vocab_size).to_str()
-            )
+            trained = _train(lambda: opened.documents("train", column), vocab_size)
+            write_atomic(file, trained.to_str())
     trained = Tokenizer.from_file(str(file))
     size = trained.get_vocab_size()
-    if size < least:
-        raise UsageError(
-            f"the train text of {opened.name} has too few words for a tokenizer", "give more text"
-        )
+    if size < min_size:
+        message = f"the train text of {opened.name} has too few words for a tokenizer"
+        raise UsageError(message, "give more text")
     if size != vocab_size:
-        # All letters of a text are taken, even where there are more than `vocab_size`.
-        log(
-            f"the train text of {opened.name} makes a vocabulary of {size:,} words, not {vocab_size:,}"
-        )
-    inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    special = {
-        "pad_token": PAD,
-        "unk_token": UNKNOWN,
-        "cls_token": CLS,
-        "sep_token": SEP,
-        "mask_token": MASK,
-    }
+        # The letters of a text are all taken, so the vocabulary may also be larger.
+        train_text = f"the train text of {opened.name}"
+        log(f"{train_text} makes a vocabulary of {size:,} words, not {vocab_size:,}")
     return PreTrainedTokenizerFast(
-        tokenizer_object=trained, model_max_length=max_length, model_input_names=inputs, **special
+        tokenizer_object=trained,
+        model_max_length=max_length,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        cls_token=CLS,
+        sep_token=SEP,
+        mask_token=MASK,
     )
 
 
-def _trained(documents: Callable[[], Iterator[str]], vocab_size: int) -> Tokenizer:
-    """Read the documents twice: for the letters, then for the pieces."""
-    tokenizer = _with_words({})
-    count: Counter[str] = Counter()
+def _train(documents: Callable[[], Iterator[str]], vocab_size: int) -> Tokenizer:
+    """Train a tokenizer. The documents are read twice: for the letters, then for the pieces."""
+    tokenizer = _bert_tokenizer({})
+    counts: Counter[str] = Counter()
     for document in documents():
-        count.update(tokenizer.normalizer.normalize_str(document))
-    frequent = sorted(
-        (letter for letter in count if not letter.isspace()), key=lambda one: (-count[one], one)
-    )
-    letters = sorted(frequent[: max(1, min(LETTERS, vocab_size // LETTER_SHARE))])
+        counts.update(tokenizer.normalizer.normalize_str(document))
+    letters = [letter for letter in counts if not letter.isspace()]
+    letters.sort(key=lambda letter: (-counts[letter], letter))
+    max_letters = max(1, min(MAX_LETTERS, vocab_size // MIN_WORDS_PER_LETTER))
+    alphabet = sorted(letters[:max_letters])
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
-        min_frequency=LEAST_OFTEN,
-        # By default letters within words are numbered in no fixed order, and ties are broken by number.
-        special_tokens=[*SPECIAL, *(f"##{letter}" for letter in letters)],
-        initial_alphabet=letters,
-        limit_alphabet=len(letters),
+        min_frequency=MIN_FREQUENCY,
+        # The trainer numbers letters within words in no fixed order, and breaks ties by number.
+        # Special tokens have a fixed order.
+        special_tokens=[*SPECIAL, *(f"##{letter}" for letter in alphabet)],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
         continuing_subword_prefix="##",
         show_progress=False,
     )
     tokenizer.train_from_iterator(documents(), trainer)
-    # Made anew: in the trained one the letters within words count as special tokens.
-    return _with_words(tokenizer.get_vocab())
+    # In the trained tokenizer the letters within words count as special tokens.
+    return _bert_tokenizer(tokenizer.get_vocab())
 
 
-def _with_words(vocabulary: dict[str, int]) -> Tokenizer:
-    """A tokenizer that cuts as BERT's does, and frames one text or two like that."""
+def _bert_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
+    """Build a tokenizer that splits text, and frames one text or two, as BERT's does."""
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -1,7 +1,8 @@
-"""Texts for embedding models: sentences cut from documents, or pairs and triples from columns, each text once.
+"""Texts for embedding models: sentences of documents, or pairs and triples of columns.
 
-Columns `query` (or `anchor`), `positive` and `negative`, `negative_1` ... make pairs and triples; any other source is
-documents, whose sentences are cut at the end of `.`, `!`, `?` and their CJK counterparts, and at line ends.
+Columns `query` (or `anchor`), `positive`, and `negative`, `negative_1` ... make pairs and triples.
+Any other source holds documents, which are cut into sentences: after `.`, `!`, `?` and their CJK
+counterparts, and at the ends of lines. Each text is taken once.
 """
 
 import hashlib
@@ -9,38 +10,43 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import regex  # type: ignore[import-untyped]
 
-from kdcli.data.documents import check_text
+from kdcli.data.documents import check_text, columns_in
 from kdcli.data.rows import Row
 from kdcli.data.sources import Log, Source, open_source
 from kdcli.errors import UsageError
 
-# With closing quotes and brackets; behind CJK marks stands no space.
+# Closing quotes and brackets belong to the sentence. No space follows CJK marks.
 ENDS = regex.compile(
     r"""(?<=[.!?]["'”’)\]]*)\s+|(?<=[。！？])(?![”’」』）])|(?<=[。！？][”’」』）])|[\r\n]+"""
 )
-SHORTEST = 2  # Words of a sentence; CJK characters count as words.
+MIN_WORDS = 2  # Words of a sentence; CJK characters count as words.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
 QUERY, POSITIVE, NEGATIVE = ("query", "anchor"), "positive", re.compile(r"negatives?(_\d+)?")
-HELD_OUT = 0.1  # Share of the texts that may be held out, at most
+MAX_HELD_OUT = 0.1  # Share of the texts.
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Distinct texts in the order of their hashes, so that a held-out part is a prefix that no order changes.
+    """Distinct texts in the order of their hashes.
+
+    The held-out texts are a prefix, which the order of the source does not change.
 
     Attributes:
-        texts: each once.
-        roles: of each, the name of the prompt for it: `query`, `document`, or "" of a sentence.
-        positive: of each, a text that should be near, or -1. [N] int64
-        negatives: of each, texts that should be far, or -1. [N, M] int64, M may be 0
-        rows: of each, its place among the `read` texts of the source; -1 of a positive or negative. [N] int64
+        texts: each text once.
+        roles: the name of the prompt for each text: `query`, `document`, or "" for a sentence.
+        positive: for each text, the number of a text that should be near, or -1. [N] int64
+        negatives: for each text, the numbers of texts that should be far, or -1. [N, M] int64,
+            where M may be 0.
+        rows: for each text, its position among the `read` texts of the source; -1 for a positive
+            or a negative. [N] int64
+        read: the number of texts that were read from the source.
     """
 
     texts: list[str]
@@ -59,103 +65,134 @@ class Texts:
         return bool((self.positive >= 0).any())
 
 
+class Unit(NamedTuple):
+    """A text as it is read, with its positive and its negatives."""
+
+    text: str
+    role: str = ""
+    positive: str | None = None
+    negatives: tuple[str, ...] = ()
+
+
 def read_texts(
     source: str, *, column: str | None, unit: str, rows: int | None, log: Log, paired: bool = False
 ) -> Texts:
-    """The distinct training texts of a source. `unit`: `sentence` cuts documents, `document` does not. `rows`: at most
-    so many, those with the smallest hashes. `paired`: pairs are wanted. Raises UsageError: see `kdcli.data.sources`; a
-    pair without a positive, or no pair where they are wanted; fewer than two texts."""
-    opened = open_source(source)
-    links: dict[str, tuple[str | None, tuple[str, ...]]] = {}  # text -> its positive and negatives
+    """Read the distinct training texts of a source.
+
+    Args:
+        source: a value of `--data`.
+        column: the column of the text; None chooses it.
+        unit: `sentence` cuts documents into sentences, `document` keeps them whole.
+        rows: the maximum number of texts; the ones with the smallest hashes are taken.
+        log: takes a line with the number of texts.
+        paired: the caller needs pairs.
+
+    Raises:
+        UsageError: the source cannot be read, a pair lacks its query or positive, there is no pair
+            although the caller needs pairs, or there are fewer than two texts.
+    """
+    name, units = _read_units(open_source(source), column, unit)
+    links: dict[str, Unit] = {}
     roles: dict[str, str] = {}
-    places: dict[str, int] = {}
+    positions: dict[str, int] = {}
     read = 0
-    first, units = _peeked(opened, column, unit)
-    for text, role, positive, negatives in units:
-        places.setdefault(text, read)
+    for one in units:
+        positions.setdefault(one.text, read)
         read += 1
-        roles.setdefault(text, role)
-        if positive is not None or text not in links:
-            links[text] = positive, negatives
-        for other in (positive, *negatives):
+        roles.setdefault(one.text, one.role)
+        if one.positive is not None or one.text not in links:
+            links[one.text] = one
+        for other in (one.positive, *one.negatives):
             if other is not None:
                 roles.setdefault(other, "document")
-                links.setdefault(other, (text, ()) if other == positive else (None, ()))
+                positive = one.text if other == one.positive else None
+                links.setdefault(other, Unit(other, positive=positive))
     if len(links) < 2:
         raise UsageError(f"{source} holds {len(links)} texts, too few to learn from")
-    ordered = sorted(links, key=_hash)[: rows or len(links)]
-    log(
-        f"{read:,} {first}, {len(links):,} distinct texts"
-        + (f"; {len(ordered):,} are taken" if rows else "")
-    )
-    number = {text: n for n, text in enumerate(ordered)}
-    width = max((len(negatives) for _, negatives in links.values()), default=0)
-    positive_N = np.array([number.get(links[t][0] or "", -1) for t in ordered], dtype=np.int64)
-    negatives_NM = np.full((len(ordered), width), -1, dtype=np.int64)
-    for n, text in enumerate(ordered):
-        for m, negative in enumerate(links[text][1]):
-            negatives_NM[n, m] = number.get(negative, -1)
-    rows_N = np.array([places.get(t, -1) for t in ordered], dtype=np.int64)
-    found = Texts(ordered, [roles[t] for t in ordered], positive_N, negatives_NM, rows_N, read)
-    if paired and not found.paired:
+    taken = sorted(links, key=_hash)[: rows or len(links)]
+    message = f"{read:,} {name}, {len(links):,} distinct texts"
+    log(message + (f"; {len(taken):,} are taken" if rows else ""))
+    texts = _link(taken, links, roles, positions, read)
+    if paired and not texts.paired:
         raise UsageError(
-            f"no text of {source} has a positive among the {len(found):,} taken, so nothing can be contrasted",
+            f"no text of {source} has a positive among the {len(texts):,} taken, so nothing can "
+            "be contrasted",
             "give rows of query and positive, or leave loss.contrastive_weight at 0",
         )
-    return found
+    return texts
 
 
 def held_out_count(texts: Sequence[str], wanted: int) -> int:
-    """How many of the texts, the first ones, are held out: `wanted`, or a tenth of few."""
-    return max(1, min(wanted, int(HELD_OUT * len(texts))))
+    """Return how many of the first texts are held out: `wanted`, but at most a tenth of all."""
+    return max(1, min(wanted, int(MAX_HELD_OUT * len(texts))))
 
 
 def sentences(document: str) -> Iterator[str]:
-    """The sentences of a document that have at least `SHORTEST` words."""
+    """Yield the sentences of a document that have at least `MIN_WORDS` words."""
     for part in ENDS.split(document):
-        if part and len(WORD.findall(part)) >= SHORTEST:
+        if part and len(WORD.findall(part)) >= MIN_WORDS:
             yield part.strip()
 
 
-Unit = tuple[str, str, str | None, tuple[str, ...]]
+def _link(
+    taken: list[str],
+    links: Mapping[str, Unit],
+    roles: Mapping[str, str],
+    positions: Mapping[str, int],
+    read: int,
+) -> Texts:
+    """Number the texts that are taken, and their positives and negatives among them."""
+    numbers = {text: number for number, text in enumerate(taken)}
+    width = max((len(unit.negatives) for unit in links.values()), default=0)
+    positive_N = [numbers.get(links[text].positive or "", -1) for text in taken]
+    negatives_NM = np.full((len(taken), width), -1, dtype=np.int64)
+    for row_M, text in zip(negatives_NM, taken, strict=True):
+        negatives = [numbers.get(negative, -1) for negative in links[text].negatives]
+        row_M[: len(negatives)] = negatives
+    return Texts(
+        texts=taken,
+        roles=[roles[text] for text in taken],
+        positive=np.array(positive_N, dtype=np.int64),
+        negatives=negatives_NM,
+        rows=np.array([positions.get(text, -1) for text in taken], dtype=np.int64),
+        read=read,
+    )
 
 
-def _peeked(source: Source, column: str | None, unit: str) -> tuple[str, Iterator[Unit]]:
-    """What the source holds, and its texts: (text, role, positive, negatives)."""
+def _read_units(source: Source, column: str | None, unit: str) -> tuple[str, Iterator[Unit]]:
+    """Read the texts of a source, and tell for a message what they are."""
     tables = list(source.tables("train"))
-    first = next(tables[0][1], None) if tables else None
+    first = next(tables[0].rows, None) if tables else None
     if first is None:
         raise UsageError(f"{source.name} holds no text")
-    names = [name for name in QUERY if name in first.values]
-    if column is None and (names or POSITIVE in first.values):
-        rest = itertools.chain.from_iterable(rows for _, rows in tables)
-        return "pairs", _pairs(itertools.chain([first], rest), names[0] if names else "query")
-    what = "documents" if unit == "document" else "sentences"
-    return what, _cut(open_source(source.name).documents("train", column), unit)
+    queries = [name for name in QUERY if name in first.values]
+    if column is None and (queries or POSITIVE in first.values):
+        rest = itertools.chain.from_iterable(table.rows for table in tables)
+        rows = itertools.chain([first], rest)
+        return "pairs", _read_pairs(rows, queries[0] if queries else "query")
+    documents = source.documents("train", column)
+    if unit == "document":
+        return "documents", (Unit(document.strip()) for document in documents)
+    parts = itertools.chain.from_iterable(map(sentences, documents))
+    return "sentences", (Unit(sentence) for sentence in parts)
 
 
-def _cut(documents: Iterator[str], unit: str) -> Iterator[Unit]:
-    for document in documents:
-        for text in (document.strip(),) if unit == "document" else sentences(document):
-            yield text, "", None, ()
-
-
-def _pairs(rows: Iterator[Row], query: str) -> Iterator[Unit]:
-    for where, row in rows:
-        text, positive = (_text(where, row, name) for name in (query, POSITIVE))
+def _read_pairs(rows: Iterator[Row], query: str) -> Iterator[Unit]:
+    for where, values in rows:
+        text, positive = (_text(where, values, name) for name in (query, POSITIVE))
         negatives: list[str] = []
-        for name in row:
-            if NEGATIVE.fullmatch(name) and row[name] is not None:
-                given = row[name] if isinstance(row[name], list) else [row[name]]
-                negatives += [_text(where, {name: each}, name) for each in given]
-        yield text, "query", positive, tuple(negatives)
+        for name, value in values.items():
+            if NEGATIVE.fullmatch(name) and value is not None:
+                texts = value if isinstance(value, list) else [value]
+                negatives += [_text(where, {name: one}, name) for one in texts]
+        yield Unit(text, "query", positive, tuple(negatives))
 
 
-def _text(where: str, row: Mapping[str, Any], name: str) -> str:
-    value = row.get(name)
+def _text(where: str, values: Mapping[str, Any], name: str) -> str:
+    value = values.get(name)
     if not isinstance(value, str) or not value.strip():
         raise UsageError(
-            f"{where}: '{name}' must be a text, got {value!r:.60}; there are {', '.join(row)}",
+            f"{where}: '{name}' must be a text, got {value!r:.60}; {columns_in(values)}",
             "pairs have the columns query, positive and perhaps negative",
         )
     return check_text(where, name, value).strip()

@@ -15,8 +15,8 @@ import numpy as np
 from kdcli.data.text.shards import TokenShards
 
 MAX_MAPS = 512  # A map holds a file descriptor, and a process may have some thousand of them.
-# Streams up to this size are read with read-ahead. Blocks are read in random order: of a stream that
-# does not fit in memory, the system would read 128 KB for each 250 bytes (docs/results.md).
+# Streams up to this size are read with read-ahead. Blocks are read in random order: if the stream
+# does not fit in memory, the system reads 128 KB for each 250 bytes (docs/results.md).
 MAX_BYTES_READ_AHEAD = 1 << 32
 
 Array = np.ndarray[Any, Any]
