@@ -4,15 +4,13 @@
     python benchmarks/reading.py read FOLDER [--rounds 3]
     python benchmarks/reading.py rows FILE... [--rounds 3]
     python benchmarks/reading.py tokenise FOLDER/text.jsonl --tokenizer MODEL [--rounds 3]
-    python benchmarks/reading.py resume FOLDER/text.jsonl --tokenizer MODEL
     python benchmarks/reading.py blocks FOLDER/text.jsonl --tokenizer MODEL
     python benchmarks/reading.py promises
 
 `make` writes real paragraphs again and again, each time with other sentences first, as txt, jsonl,
 csv and parquet. `read` takes every document of each file, `rows` every row of labelled files, and
-`tokenise` writes the tokens with two workers. `resume` kills tokenising in the middle and starts it
-again. `blocks` reads random blocks of 128 tokens. `promises` shows what `datasets` makes of rows
-that kdcli reads, or refuses by name.
+`tokenise` writes the tokens with two workers. `blocks` reads random blocks of 128 tokens.
+`promises` shows what `datasets` makes of rows that kdcli reads, or refuses by name.
 
 Each way runs in a fresh process, and the ways take turns. The table has the median of the rounds:
 seconds, CPU seconds of all processes, peak memory of the largest process, and what stays on disk.
@@ -26,8 +24,6 @@ import json
 import os
 import re
 import resource
-import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -224,29 +220,6 @@ def _generated(pieces: list[Any], writer: Any) -> Iterator[dict[str, Any]]:
         yield {"ids": np.concatenate(rows)}
 
 
-# Killing and going on.
-
-
-def resume(file: str, tokenizer: str) -> None:
-    """Kill each way in the middle and start it again; print the CPU seconds of both runs."""
-    for name in WAYS["tokenise"]:
-        with tempfile.TemporaryDirectory() as folder:
-            began = time.perf_counter()
-            whole = _run_one("tokenise", name, file, tokenizer, Path(folder) / "whole")
-            seconds, killed = time.perf_counter() - began, Path(folder) / "killed"
-            # On a busy machine a run may be twice as fast as the one before.
-            while _run_one("tokenise", name, file, tokenizer, killed, seconds * 0.7) is None:
-                shutil.rmtree(killed)
-                seconds /= 2
-            again = _run_one("tokenise", name, file, tokenizer, killed)
-            assert whole is not None
-            assert again is not None
-            spent = [used.ru_utime + used.ru_stime for used in (whole, again)]
-            print(
-                f"{name:30} {spent[0]:6.1f} CPU s; after a kill {spent[1]:6.1f} CPU s", flush=True
-            )
-
-
 # Reading random blocks.
 
 
@@ -422,7 +395,6 @@ def _measure(
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         used = _run_one(what, name, file, tokenizer, Path(folder))
-        assert used is not None
         seconds = time.perf_counter() - began
         disk = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
         count = int((Path(folder) / "count").read_text())
@@ -431,24 +403,15 @@ def _measure(
 
 
 def _run_one(
-    what: str, name: str, file: str, tokenizer: str, folder: Path, kill_after: float | None = None
-) -> resource.struct_rusage | None:
-    """Run a way in a fresh process.
-
-    Returns what the process and its children used; None if it ended before it was to be killed.
-    """
+    what: str, name: str, file: str, tokenizer: str, folder: Path
+) -> resource.struct_rusage:
+    """Run a way in a fresh process; returns what the process and its children used."""
     environment = os.environ | {"HF_DATASETS_CACHE": f"{folder}/cache", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, "one", what, name, file, tokenizer, f"{folder}/out"]
-    folder.mkdir(exist_ok=True)
     with (folder / "count").open("w") as count:
-        one = subprocess.Popen(command, env=environment, stdout=count, start_new_session=True)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.killpg(one.pid, signal.SIGKILL)
+        one = subprocess.Popen(command, env=environment, stdout=count)
     _, status, used = os.wait4(one.pid, 0)
     one.returncode = os.waitstatus_to_exitcode(status)
-    if kill_after is not None:
-        return None if one.returncode == 0 else used
     assert one.returncode == 0, name
     return used
 
@@ -462,7 +425,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["make", "blocks", "resume", "promises", *WAYS])
+    parser.add_argument("what", choices=["make", "blocks", "promises", *WAYS])
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--tokenizer", default="demo")
     parser.add_argument("--rounds", type=int, default=3)
@@ -472,8 +435,6 @@ def main() -> None:
         make(*options.files, options.megabytes)
     elif options.what == "promises":
         promises()
-    elif options.what == "resume":
-        resume(str(options.files[0]), options.tokenizer)
     elif options.what == "blocks":
         blocks(str(options.files[0]), options.tokenizer)
     else:

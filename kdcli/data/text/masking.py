@@ -127,7 +127,7 @@ class Masked:
         begins_BL[:, 1:] |= ~maskable_BL[:, :-1]
         position_L = np.arange(ids_BL.shape[1])
         first_BL = np.maximum.accumulate(np.where(begins_BL, position_L, 0), 1)
-        return begins_BL | ((position_L - first_BL) % MAX_WORD_PIECES == 0)
+        return np.asarray(begins_BL | ((position_L - first_BL) % MAX_WORD_PIECES == 0))
 
     def _draw(self, rows: Array, passes: Array, length: int) -> Array:
         """Draw three uniform numbers in [0, 1) for each token.
