@@ -1,4 +1,4 @@
-"""What a training would cost, and whether the budget allows it."""
+"""The cost of a training, estimated by a dry run, and the checks of the budget."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class TrainingCost:
 
 
 def estimate(runner: StepRunner, name: str, step: Step) -> tuple[TrainingCost, str]:
-    """Return the cost of a training, and why it is not begun: it would fail, or there is no time."""
+    """Return the cost of a training, and why it is not begun; empty if it can begin."""
     cost = runner.journal.once(
         f"estimate {name}", TrainingCost, lambda: training_cost(runner, step)
     )

@@ -94,7 +94,7 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
 
 
 def distilling(search: Search, shape: str, keys: Mapping[str, object] | None = None) -> Step:
-    """Return the step that distils a shape. `keys` are beneath those of the plan."""
+    """Return the step that distils a shape. The plan's keys override `keys`."""
     runner = search.runner
     method = DISTILL if runner.kind == TASK else {}
     merged = {**method, **(keys or {}), **dict(flatten(runner.recipe.plan.distill))}

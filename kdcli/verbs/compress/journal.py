@@ -1,6 +1,6 @@
 """The journal of a compression: what was measured and decided, and the seconds that it took.
 
-A resumed compression reads from log.jsonl what an earlier process measured, so it decides as before.
+A resumed compression reads the earlier measurements from log.jsonl, so it decides as before.
 """
 
 import math
@@ -47,7 +47,7 @@ class Journal:
 
     @property
     def seconds(self) -> float:
-        """The seconds spent so far, in this process and in those that it resumes."""
+        """The seconds spent so far, including the earlier processes of a resumed run."""
         return sum(record.seconds for record in self.records)
 
     @property

@@ -1,4 +1,4 @@
-"""Candidates beside the teacher on held-out rows, by `kdcli evaluate`, and which of them meets the goal."""
+"""Scores of the candidates and the teacher on held-out rows, and the choice among candidates."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,16 +15,26 @@ from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
 from kdcli.verbs.compress.steps import evaluate
 
 POINT = 0.01
-LIMITS = ("speedup", "max_latency_ms", "max_mb")  # Of speed and size
-FEW_ROWS = 100  # Held-out rows below which an interval is said to be wide
-ALIKE = 1.05  # Latencies within this factor count as one, so that the smaller of two is chosen
+LIMITS = ("speedup", "max_latency_ms", "max_mb")
+"""The limits of speed and size."""
+MIN_ROWS = 100
+"""With fewer held-out rows, a note warns that the interval is wide."""
+SAME_LATENCY = 1.05
+"""Latencies within this factor count as equal, and the smaller model is chosen."""
 
 
 @dataclass(frozen=True)
 class ScoredModel:
-    """One model: `score` of the task's first metric, `low` and `high` the ends of its paired interval beside the
-    teacher, `ms` and `speedup` of one sequence of 128 tokens, the latter with its `quartiles`, `mb` of its files.
-    `folder` has the model."""
+    """The teacher or a candidate, with its score, latency and size.
+
+    Attributes:
+        folder: the directory of the model.
+        score: the task's first metric.
+        low, high: the ends of the score's 95 % interval, paired with the teacher.
+        ms, speedup: the latency of one sequence of 128 tokens, and the speed-up over the teacher.
+        quartiles: the quartiles of the speed-up.
+        mb: the size of the model's files.
+    """
 
     name: str
     folder: Path
@@ -39,7 +49,7 @@ class ScoredModel:
 
 @dataclass(frozen=True)
 class CandidateScores:
-    """The teacher and its candidates, measured in one run; `rows` were held out."""
+    """The scores of the teacher and its candidates, from one run on `rows` held-out rows."""
 
     report: Report
     metric: str
@@ -61,7 +71,7 @@ def judge(
 
 
 def read(report: Report, teacher: str, candidates: Mapping[str, Path]) -> CandidateScores:
-    """A report of `evaluate` as what it says of each candidate; the models are in the order that they were given."""
+    """Read the scores from a report of `evaluate`, which lists the models in the given order."""
     names = list(report.cards)
     first = next(iter(report.evaluations[0].metrics))
     rows = {row.model: row for row in report.latency if (row.batch_size, row.seq_len) == CELLS[0]}
@@ -89,7 +99,7 @@ def read(report: Report, teacher: str, candidates: Mapping[str, Path]) -> Candid
 
 
 def misses(goal: GoalSettings, teacher: ScoredModel, one: ScoredModel) -> dict[str, str]:
-    """Limit -> how a candidate misses it; empty where it meets the goal."""
+    """Return how a candidate misses the goal, by limit; empty if it meets the goal."""
     found = {}
     worst = one.low if goal.strict else one.score
     if (
@@ -112,8 +122,10 @@ def misses(goal: GoalSettings, teacher: ScoredModel, one: ScoredModel) -> dict[s
 
 
 def conflict(missed: Collection[Mapping[str, str]]) -> str:
-    """Two limits that some candidates meet each, but none both; an empty string if there are no such two. `missed`: of
-    each candidate, as `misses` gives it."""
+    """Name two limits that some candidates meet, but none meets together; empty if there are none.
+
+    `missed` has the result of `misses` for each candidate.
+    """
     for pair in map(set, combinations(("max_drop", *LIMITS), 2)):
         met = [pair - one.keys() for one in missed]
         if pair not in met and set().union(*met) == pair:
@@ -123,13 +135,17 @@ def conflict(missed: Collection[Mapping[str, str]]) -> str:
 
 
 def is_bounded(goal: GoalSettings) -> bool:
-    """Whether a speed or a size is asked for; `max_drop` alone asks for as fast as can be."""
+    """Whether the goal limits speed or size. `max_drop` alone asks for the fastest model."""
     return any(getattr(goal, limit) is not None for limit in LIMITS)
 
 
 def choose(goal: GoalSettings, judged: CandidateScores) -> tuple[ScoredModel, dict[str, str]]:
-    """The best candidate and what it misses. Of those that meet the goal the fastest, or without `max_drop` the one
-    with the best score; of those alike in that the smallest. If none does, the one that misses least: quality first."""
+    """Return the best candidate, and the limits that it misses.
+
+    If candidates meet the goal, the fastest of them is the best, and the smallest among equally
+    fast ones. Without `max_drop`, it is the candidate with the best score. If no candidate meets
+    the goal, the one that misses the least is chosen, with quality before speed and size.
+    """
     candidates = judged.candidates
     missed = {one.name: misses(goal, judged.teacher, one) for one in candidates}
     if meeting := [one for one in candidates if not missed[one.name]]:
@@ -137,7 +153,7 @@ def choose(goal: GoalSettings, judged: CandidateScores) -> tuple[ScoredModel, di
             return max(meeting, key=lambda one: (one.score, -one.ms)), {}
         fastest = min(one.ms for one in meeting)
         return min(
-            (one for one in meeting if one.ms <= ALIKE * fastest), key=lambda one: one.mb
+            (one for one in meeting if one.ms <= SAME_LATENCY * fastest), key=lambda one: one.mb
         ), {}
     kept = [one for one in candidates if "max_drop" not in missed[one.name]]
     if goal.max_drop is not None and not kept:
@@ -148,15 +164,15 @@ def choose(goal: GoalSettings, judged: CandidateScores) -> tuple[ScoredModel, di
 
 
 def is_sure(goal: GoalSettings, judged: CandidateScores, one: ScoredModel) -> bool:
-    """Whether the lower end of a candidate's interval keeps `max_drop` too."""
+    """Whether a candidate keeps `max_drop` at the lower end of its interval too."""
     return goal.max_drop is None or not misses(
         GoalSettings(max_drop=goal.max_drop, strict=True), judged.teacher, one
     )
 
 
 def check_rows(recipe: CompressRecipe, rows: int) -> list[str]:
-    """A note where the interval is wide for want of rows."""
-    if rows >= FEW_ROWS:
+    """Return a note if too few held-out rows make the interval wide."""
+    if rows >= MIN_ROWS:
         return []
     holds = "must hold" if recipe.goal.strict else "need not hold without --strict"
     bound = (
@@ -168,14 +184,17 @@ def check_rows(recipe: CompressRecipe, rows: int) -> list[str]:
 def sentence(
     judged: CandidateScores, chosen: ScoredModel, missed: Mapping[str, str], goal: GoalSettings
 ) -> str:
-    """What was won and what was lost, or by how much the goal was missed."""
+    """Summarise gain and loss of the chosen candidate, or how far it misses the goal."""
     teacher, lost = judged.teacher, (judged.teacher.score - chosen.score) / POINT
     low, high = ((teacher.score - end) / POINT for end in (chosen.high, chosen.low))
     cost = "at no loss" if lost <= 0 else f"for {lost:.2f} points of {judged.metric}"
     ms, all_ms = milliseconds(chosen.ms), milliseconds(teacher.ms)
     spread = "-".join(f"{end:.1f}" for end in chosen.quartiles)
-    won = f"{chosen.name} is {chosen.speedup:.1f} times as fast as the teacher ({spread}; {ms} ms, not {all_ms}) and "
-    won += f"{teacher.mb / chosen.mb:.1f} times smaller ({chosen.mb:.1f} MB) {cost}, between {low:.2f} and {high:.2f}"
+    won = (
+        f"{chosen.name} is {chosen.speedup:.1f} times as fast as the teacher "
+        f"({spread}; {ms} ms, not {all_ms}) and {teacher.mb / chosen.mb:.1f} times smaller "
+        f"({chosen.mb:.1f} MB) {cost}, between {low:.2f} and {high:.2f}"
+    )
     if missed:
         both = conflict([misses(goal, teacher, one) for one in judged.candidates])
         why = "; ".join([*missed.values(), *([both] if both else [])])

@@ -1,4 +1,4 @@
-"""What a compression tries, from cheap to expensive.
+"""The plan of a compression: candidates from cheap to expensive.
 
 1. The model itself on every backend. 2. Shapes from large to small; those whose untrained latency
 misses the goal are skipped, and the others are trained by successive halving. 3. The model pruned
@@ -59,7 +59,7 @@ def follow_plan(search: Search, untrained: Untrained) -> CandidateScores:
     """Try candidates from cheap to expensive until one meets the goal with confidence."""
     for backend in search.backends:
         search.export(backend, search.teacher, backend)
-    # If the fastest model is wanted, no backend ends the search, and shapes are scored next to them.
+    # If the fastest model is wanted, shapes are scored as well as backends.
     if is_bounded(search.goal) and search.judge(BACKENDS):
         search.notes.append("a backend alone meets the goal, so nothing smaller was trained")
     else:

@@ -1,4 +1,4 @@
-"""The recipe of a command line, checked before anything is loaded: goals, and the keys of every step."""
+"""The recipe of a command line: its goal and the keys of its steps, checked before any loading."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,8 +16,12 @@ RERANK = "rerank"
 def compress_recipe(
     *, recipe: str | None, sets: Sequence[str], options: Mapping[str, Any]
 ) -> Resolved[CompressRecipe]:
-    """The named recipe, else `compress-TASK`, else the defaults. A model that kdcli trained brings its
-    task. Raises UsageError: see `resolve`, `_check_goal` and `_check_steps`."""
+    """Resolve the named recipe, else `compress-TASK`, else the defaults.
+
+    A model that kdcli trained on a task is compressed on that task if none is given.
+
+    Raises UsageError: a recipe, goal or step that cannot be used.
+    """
     resolved = resolve(CompressRecipe, recipe=recipe, sets=sets, options=options)
     if resolved.recipe.model is None:
         raise UsageError("no model given", "kdcli compress MODEL --task TASK --max-drop 1.0")
@@ -48,18 +52,20 @@ def _check_goal(recipe: CompressRecipe) -> None:
     if goal.strict and goal.max_drop is None:
         raise UsageError(
             "--strict is about --max-drop, which is not given",
-            "add --max-drop, or leave --strict out",
+            "add --max-drop, or remove --strict",
         )
     if recipe.steps and recipe.budget is not None:
         raise UsageError(
             "--budget chooses among candidates, and a recipe with steps has one",
-            "leave --budget out",
+            "remove --budget",
         )
 
 
 def _check_steps(recipe: CompressRecipe) -> None:
-    """Check the keys of the planned verbs and of every step. Raises UsageError: an unknown step or key, with the
-    nearest known one, or a value of the wrong type."""
+    """Check the keys of the planned verbs and of every step.
+
+    Raises UsageError: an unknown step or key, or a value of the wrong type.
+    """
     distill = "rerank" if recipe.task == RERANK else "distill-task"
     planned = {
         "finetune": recipe.plan.finetune,
@@ -99,7 +105,7 @@ def _check_steps(recipe: CompressRecipe) -> None:
             "finetune": "rerank" if recipe.task == RERANK else "finetune",
         }.get(name, name)
         models = recipe_models()
-        # Whether an embedding model is distilled is known only once it is read.
+        # The model is not read yet, so it may be an embedding model.
         kinds = [kind, "distill"] if kind == "distill-task" else [kind]
         errors = [error for one in kinds if (error := _error(models[one], keys)) is not None]
         if len(errors) == len(kinds):
@@ -115,6 +121,6 @@ def _error(model: Any, keys: Mapping[str, Any]) -> UsageError | None:
 
 
 def dotted(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nested keys of a step as dotted keys of its recipe, without those that set nothing."""
+    """Return the nested keys of a step as dotted recipe keys, without keys that set nothing."""
     own = {key: value for key, value in keys.items() if key != "recipe"}
     return {key: value for key, value in flatten(own) if value not in (None, {}, [])}

@@ -175,16 +175,19 @@ def finish(search: Search, judged: CandidateScores) -> RunResult:
     )
     notes = [f"{BEST}/ is what to ship, and its README.md says how to run it", *search.notes]
     notes += [
-        f"it took {duration(runner.journal.seconds)}, {duration(dropped)} of it for what is not in {BEST}/"
+        f"it took {duration(runner.journal.seconds)}, "
+        f"{duration(dropped)} of it for what is not in {BEST}/"
     ]
     notes += [note for one in judged.candidates if (note := in_float(one))]
     if any(row.status != "ok" for row in judged.report.latency):
         notes.append(
-            "some latencies are noisy or unstable: the machine had other work, so measure again when it has none"
+            "some latencies are noisy or unstable: the machine had other work, "
+            "so measure again when it has none"
         )
     if len(judged.candidates) > 1 and not runner.recipe.steps:
         notes.append(
-            f"the held-out rows also chose among {len(judged.candidates)} candidates: judge {BEST}/ on others"
+            f"the held-out rows also chose among {len(judged.candidates)} candidates: "
+            f"judge {BEST}/ on others"
         )
     return _write(runner, judged, chosen, compression, notes)
 
@@ -211,7 +214,7 @@ def row_of(
 
 
 def in_float(one: ScoredModel) -> str:
-    """Which products a quantised candidate keeps in float32; an empty string for none."""
+    """Name the products that a quantised candidate keeps in float32; empty for none."""
     file = one.folder / FACTS
     products = read_json(file).get("products", []) if file.is_file() else []
     kept = [each["name"] for each in products if each["float"]]
@@ -223,7 +226,10 @@ def in_float(one: ScoredModel) -> str:
 
 
 def seconds_dropped(search: Search, chosen: ScoredModel) -> float:
-    """What was spent on making candidates that were not chosen; every step of a pipeline is part of the last one."""
+    """Return the seconds spent on candidates that were not chosen.
+
+    In a pipeline, every step contributes to the last model.
+    """
     if search.runner.recipe.steps:
         return 0.0
     parent = search.candidates.get(chosen.name, Candidate(chosen.name)).parent

@@ -1,6 +1,6 @@
 """Runs the steps of a compression, each in a run directory of its own.
 
-What a step made is read from its directory: a finished step is never repeated, and a stopped
+A step's result is read from its directory: a finished training is never repeated, and a stopped
 training continues from its checkpoint.
 """
 

@@ -217,7 +217,7 @@ def _text(recipe: CompressRecipe) -> dict[str, Any]:
 
 
 def _merged(recipe: CompressRecipe, data: RecipeKeys, keys: RecipeKeys) -> dict[str, Any]:
-    """Return the dotted keys of a training. A step's own `keys` replace all but the data's source."""
+    """Return the dotted keys of a training. The step's keys replace all but the data source."""
     own = {"measure.latency": False, "train.seed": recipe.seed}
     source = {key: value for key, value in data.items() if key == "data.source"}
     return {**data, **own, **dotted(keys), **source}

@@ -1,0 +1,273 @@
+"""Parts of `kdcli compress`: the choice, the halving of shapes, the budget, and the journal."""
+
+import itertools
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kdcli.engine.processes import StopRequest
+from kdcli.engine.run_dir import RunDir
+from kdcli.errors import GateError, MachineError, Stopped
+from kdcli.recipe.sections import RunOptions
+from kdcli.types import ModelShape
+from kdcli.verbs.compress import halving, run, steps
+from kdcli.verbs.compress.budget import TrainingCost
+from kdcli.verbs.compress.halving import RungScore, halve, try_shapes
+from kdcli.verbs.compress.journal import Journal
+from kdcli.verbs.compress.judge import (
+    CandidateScores,
+    ScoredModel,
+    choose,
+    conflict,
+    misses,
+    sentence,
+)
+from kdcli.verbs.compress.recipes import dotted
+from kdcli.verbs.compress.runner import OVER, StepRunner
+from kdcli.verbs.compress.search import Search
+from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings, seconds_of
+from kdcli.verbs.compress.shapes import UntrainedTimes, shapes_of, str_of
+from kdcli.verbs.compress.steps import Step
+
+
+def measured(name, score, ms, mb, low=None, high=None):
+    return ScoredModel(
+        name, Path(name), score, low or score, high or score, ms, 10 / ms, mb, (4.0, 6.0)
+    )
+
+
+def scores_of(*candidates):
+    return CandidateScores(
+        None, "accuracy", 500, measured("teacher", 0.9, 10.0, 8.0), list(candidates)
+    )
+
+
+def runner_of(folder, *, budget=None, **goal):
+    recipe = CompressRecipe(model="m", task="own", goal=GoalSettings(**goal), budget=budget)
+    return StepRunner(recipe, "task", RunOptions(), folder, Journal(budget, StopRequest()))
+
+
+def search_of(tmp_path, **goal):
+    return Search(runner_of(tmp_path, **goal), "m")
+
+
+def test_the_fastest_that_keeps_the_quality_is_chosen_and_the_smallest_of_those_alike():
+    one, small, bad = (
+        measured("a", 0.895, 2.0, 4.0),
+        measured("b", 0.893, 2.05, 2.0),
+        measured("c", 0.8, 1.0, 1.0),
+    )
+    assert choose(GoalSettings(max_drop=1.0), scores_of(one, small, bad)) == (small, {})
+    assert choose(GoalSettings(speedup=4.0), scores_of(one, small, bad)) == (one, {})
+    chosen, missed = choose(GoalSettings(max_drop=1.0, speedup=8.0), scores_of(one, bad))
+    assert (chosen, missed) == (one, {"speedup": "5.00 times as fast, not 8"})
+    said = sentence(scores_of(one), one, missed, GoalSettings(max_drop=1.0, speedup=8.0))
+    assert said.startswith(
+        "The goal cannot be met with what was tried. Nearest: a is 5.0 times as fast as the "
+        "teacher (4.0-6.0; "
+    )
+
+
+def test_strict_asks_the_lower_end_of_the_interval():
+    one = measured("a", 0.895, 2.0, 4.0, low=0.885, high=0.905)
+    teacher = scores_of().teacher
+    assert misses(GoalSettings(max_drop=1.0), teacher, one) == {}
+    assert list(misses(GoalSettings(max_drop=1.0, strict=True), teacher, one)) == ["max_drop"]
+    strict = GoalSettings(max_drop=1.0, strict=True)
+    assert choose(strict, scores_of(one, measured("safe", 0.9, 9.0, 8.0)))[0].name == "safe"
+    assert "1.50 points lost at the interval's lower end" in sentence(
+        scores_of(one), *choose(strict, scores_of(one)), strict
+    )
+    # What is allowed exactly is allowed, whatever floating point makes of it.
+    assert misses(GoalSettings(max_drop=1.0), teacher, measured("b", 0.89, 2.0, 4.0)) == {}
+    assert list(misses(GoalSettings(max_latency_ms=1.0, max_mb=3.0), teacher, one)) == [
+        "max_latency_ms",
+        "max_mb",
+    ]
+
+
+def test_limits_that_contradict_each_other_are_named():
+    good, fast = measured("a", 0.9, 9.0, 8.0), measured("b", 0.5, 1.0, 8.0)
+    goal = GoalSettings(max_drop=1.0, speedup=5.0)
+    judged = scores_of(good, fast)
+    said = "--max-drop and --speedup contradict each other here: each can be met, but not both."
+    assert sentence(judged, *choose(goal, judged), goal).endswith(said)
+    assert (
+        conflict(
+            [misses(goal, judged.teacher, one) for one in (good, measured("c", 0.9, 1.0, 8.0))]
+        )
+        == ""
+    )
+    assert conflict([misses(goal, judged.teacher, good)]) == ""
+
+
+def test_the_better_half_stays_and_within_the_goal_the_faster_is_better(capsys):
+    points = {"4x8": 0.9, "3x8": 0.895, "2x8": 0.7, "1x8": 0.5}
+    scores = {name: RungScore(value, "accuracy") for name, value in points.items()}
+    times = {name: UntrainedTimes(ms=float(name[0])) for name in scores}
+    goal = GoalSettings(max_drop=1.0)
+    assert halve(goal, scores, times, last=False) == (["3x8", "4x8"], ["2x8", "1x8"])
+    assert "stopping 2x8 (accuracy 0.7000): 4x8 has accuracy 0.9000\n" in capsys.readouterr().err
+    assert halve(goal, scores, times, last=True)[0] == ["3x8"]
+    why = "3x8 scores within --max-drop of the best and is faster"
+    assert f"stopping 4x8 (accuracy 0.9000): {why}\n" in capsys.readouterr().err
+    assert halve(GoalSettings(speedup=2.0), scores, times, last=True)[0] == ["4x8"]
+
+
+def test_a_loss_has_no_unit_in_common_with_the_goal():
+    scores = {"4x8": RungScore(0.100), "2x8": RungScore(0.105), "1x8": RungScore(0.100)}
+    times = {name: UntrainedTimes(ms=float(name[0])) for name in scores}
+    kept, stopped = halve(GoalSettings(max_drop=1.0), scores, times, last=False)
+    assert (kept, stopped) == (["1x8", "4x8"], ["2x8"])
+
+
+@pytest.mark.parametrize(
+    ("record", "score"),
+    [
+        (
+            {"held_out": {"loss": 0.7, "hard": 0.5}, "metrics": {"f1": 0.9, "accuracy": 0.8}},
+            RungScore(0.9, "f1"),
+        ),
+        # The terms of a loss add up to it.
+        ({"held_out": {"loss": 0.7, "cosine": 0.5, "relation": 0.2}}, RungScore(0.7)),
+    ],
+)
+def test_a_rung_is_scored_by_the_first_metric_or_else_by_the_loss(
+    record, score, tmp_path, monkeypatch
+):
+    search = search_of(tmp_path, max_drop=1.0)
+    monkeypatch.setattr(Step, "run", lambda self, options: None)
+    shape = RunDir.claim(search.runner.path("2x8"), "verb: distill\n")
+    for step in (0, 5, 10):
+        shape.log(record | {"step": step, "loss": 1.0} if step == 5 else {"step": step})
+    assert halving.rung_score(search, "2x8", 20, 1) == score
+
+
+def test_shapes_come_from_large_to_small_and_smaller_than_the_model():
+    names = [str_of(shape) for shape in shapes_of([], ModelShape(6, 384, 1536, 12))]
+    assert names == ["4x384", "3x384", "2x384", "3x192", "2x192"]
+    assert [str_of(shape) for shape in shapes_of(["1x16", "2x16:8"], ModelShape(4, 16, 64, 2))] == [
+        "1x16",
+        "2x16:8",
+    ]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("30m", 1800.0), ("1.5h", 5400.0)])
+def test_a_budget_is_a_time(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+def test_nested_keys_of_a_step_are_dotted_keys_of_its_recipe():
+    keys = {"recipe": "mine", "student": {"to": ["2x16"]}, "train": {"lr": 1e-4}, "loss": {}}
+    assert dotted(keys) == {"student.to": ["2x16"], "train.lr": 1e-4}
+
+
+def times(ms, speedup, best):
+    """Times that are `best` times better at the better quartile."""
+    return UntrainedTimes(ms, speedup, ms / best, speedup * best)
+
+
+SLOW, FAST, UNSTEADY = times(3.0, 4.0, 1.5), times(1.0, 9.0, 1.0), times(2.0, 6.0, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "skipped"),
+    [
+        ({"3x32": UNSTEADY, "1x32": FAST}, "3x32"),
+        ({"3x32": UNSTEADY, "4x32": SLOW}, "4x32"),
+    ],
+)
+def test_unsteady_times_skip_a_shape_only_if_another_is_fast_enough(
+    shapes, skipped, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(halving, "estimate", lambda *_: (TrainingCost(0, 0.0), "no time"))
+    why = "untrained it is 6.0 times as fast, not 8"
+    search = search_of(tmp_path, speedup=8.0)
+    try_shapes(search, shapes)
+    found = {name: one.skipped for name, one in search.candidates.items()}
+    assert found == {name: why if name == skipped else "no time" for name in shapes}
+
+
+def test_the_budget_ends_a_training_that_has_begun(tmp_path, monkeypatch):
+    clock, ran = itertools.count(), []
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    runner = runner_of(tmp_path, budget=20.0)
+
+    def train(options):
+        ran.append("training")
+        while not runner.journal.stop.requested:
+            pass
+        raise Stopped("stopped with a checkpoint")
+
+    assert runner.step("a", Step("distill", train)) == OVER
+    assert 20 <= runner.journal.seconds < 25
+    # What is there by then is exported, but no other training begins.
+    assert runner.step("b", Step("prune", train)) == OVER
+    assert runner.step("c", Step("export", lambda options: None)) == ""
+    assert ran == ["training"]
+    with pytest.raises(GateError, match="teacher: --budget ended before its training did"):
+        runner.require("teacher", Step("finetune", train))
+    assert "run teacher" not in {record.key for record in runner.journal.records}
+
+
+def test_int8_gets_what_training_left_of_the_goal(tmp_path, monkeypatch):
+    search, bounds, failing = search_of(tmp_path, max_drop=1.0), [], [True]
+    scores = [("teacher", 0.9), ("student", 0.894), ("undistilled", 0.5)]
+    rows = [
+        SimpleNamespace(model=name, metrics={"accuracy": score, "f1": 0.0})
+        for name, score in scores
+    ]
+    report = SimpleNamespace(evaluations=rows)
+    monkeypatch.setattr(StepRunner, "result", lambda self, name: SimpleNamespace(report=report))
+
+    def export(source, *, max_drop, task, **_):
+        assert task == (None if max_drop is None else "own")
+        bounds.append(max_drop and round(max_drop, 6))
+        if max_drop is not None and failing:
+            raise GateError("too much is lost")
+
+    monkeypatch.setattr(steps.export_verb, "export", export)
+
+    def bounds_of(name, backend, parent):
+        bounds.clear()
+        assert search.write(name, "model", backend, parent) == ""
+        return list(bounds)
+
+    # If too much is lost with a bound, a file without one stays a candidate.
+    assert bounds_of("a", "onnx-int8", None) == [1.0, None]
+    failing.clear()
+    assert bounds_of("b", "onnx-int8", "2x16") == [0.4]
+    assert bounds_of("c", "onnx", "2x16") == [None]
+    rows[1].metrics["accuracy"] = 0.7
+    assert bounds_of("d", "onnx-int8", "2x16") == [None]
+
+
+def test_the_report_names_the_products_that_stay_in_float32(tmp_path):
+    products = '[{"name": "q", "float": true}, {"name": "k", "float": false}]'
+    (tmp_path / "export.json").write_text(f'{{"products": {products}}}')
+    model = replace(measured("a", 0.9, 1.0, 1.0), folder=tmp_path)
+    assert run.in_float(model).endswith("1 of 2 products stay in float32: q")
+
+
+def test_the_journal_gives_what_was_found_before(tmp_path):
+    journal, cost = Journal(None, StopRequest()), TrainingCost(9, 1.5)
+    assert journal.once("a", TrainingCost, lambda: cost) == cost
+    journal.claim(RunDir.claim(tmp_path / "out", "verb: compress\n"))
+    assert journal.once("b", int, lambda: 2) == 2
+    with (tmp_path / "out" / "log.jsonl").open("a", encoding="utf-8") as log:
+        log.write('{"key": "c", "val')
+    resumed = Journal(None, StopRequest())
+    resumed.read(RunDir(tmp_path / "out"))
+    assert resumed.once("a", TrainingCost, lambda: TrainingCost(0, 0.0)) == cost
+    journal.run.release()
+    resumed.claim(RunDir.claim(tmp_path / "out", "verb: compress\n", resume=True))
+    assert resumed.once("c", int, lambda: 3) == 3
+    assert [record["key"] for record in RunDir(tmp_path / "out").read_log()] == ["a", "b", "c"]
+    with pytest.raises(MachineError, match=r"log\.jsonl is damaged"):
+        resumed.once("b", TrainingCost, lambda: cost)
+    resumed.stop.signalled = True
+    with pytest.raises(Stopped, match="stopped between two steps"):
+        resumed.once("d", int, lambda: 4)
