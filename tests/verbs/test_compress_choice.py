@@ -220,7 +220,10 @@ def test_int8_gets_what_training_left_of_the_goal(tmp_path, monkeypatch):
         SimpleNamespace(model=name, metrics={"accuracy": score, "f1": 0.0})
         for name, score in scores
     ]
-    report = SimpleNamespace(evaluations=rows)
+    models = [SimpleNamespace(name=name, role=name) for name, _ in scores]
+    report = SimpleNamespace(
+        evaluations=rows, with_role=lambda role: [m for m in models if m.role == role]
+    )
     monkeypatch.setattr(StepRunner, "result", lambda self, name: SimpleNamespace(report=report))
 
     def export(source, *, max_drop, task, **_):
