@@ -193,6 +193,7 @@ class LabelledWorkload(Workload):
         return bucketed(lengths, settings, group)
 
     def read_by(self, model: Model) -> LabelledWorkload:
+        """The same examples as another model's tokenizer reads them."""
         shape = row_format(self.settings, self.data.task, model)
         train = self.train and Features.of(
             self.data.task, self.train.examples, model.tokenizer, **shape

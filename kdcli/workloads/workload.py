@@ -285,16 +285,19 @@ class Workload(ABC):
             UsageError: the warm-up is as long as the run.
         """
 
-    def read_by(self, model: Model) -> Workload:
-        """The same examples as another model's tokenizer reads them."""
-        raise NotImplementedError
-
     def with_reference(self, teacher: Model) -> Workload:
         """The same examples, whose evaluation compares with a teacher's outputs, not with labels.
 
         It serves rows without labels, of which `hard` has no term. The teacher is in float32.
+
+        Raises:
+            UsageError: this workload cannot be used without labels.
         """
-        raise NotImplementedError
+        raise self.unsupported("training or evaluation without labels")
+
+    def unsupported(self, what: str) -> UsageError:
+        """The error for an operation that a workload does not implement."""
+        return UsageError(f"task {self.name} does not support {what}", "choose another task")
 
     # -- models -----------------------------------------------------------------------------
 
@@ -432,7 +435,7 @@ class Workload(ABC):
 
     def metrics(self, outputs: Sequence[Array]) -> dict[str, float]:
         """The metrics during training, from the outputs of all held-out examples in order."""
-        raise NotImplementedError
+        return {}
 
     def job(self, model: Model, settings: TrainSettings, keep: Keep) -> tuple[Job, Schedule]:
         """The job that trains one model against the labels, and its schedule.
@@ -538,15 +541,15 @@ class Workload(ABC):
     @property
     def row_count(self) -> int:
         """Number of evaluated rows."""
-        raise NotImplementedError
+        raise self.unsupported("kdcli compress")
 
     def texts_of_rows(self) -> list[str]:
         """The evaluated texts, to compare outputs on."""
-        raise NotImplementedError
+        raise self.unsupported("kdcli export --task")
 
     def rows_for(self, model: Model) -> TokenizedRows:
         """The evaluated rows as a model's tokens, to measure the error of its products on."""
-        raise NotImplementedError
+        raise self.unsupported("kdcli export --max-drop")
 
     @abstractmethod
     def score(self, model: Model, *, worst: int = 0) -> ModelScores:
@@ -586,10 +589,6 @@ class Workload(ABC):
         """
         network: Any = RunnerNetwork(runner, model.model.config)
         return replace(model, model=network)
-
-    def check_export(self, model: Model, exported: Model) -> EvaluationResult:
-        """Compare an exported model with the model that it was made of."""
-        return self.evaluate({"torch": model, "file": exported}, {"file": "torch"})
 
 
 def first_rows(examples: Examples) -> Batch:
