@@ -67,7 +67,7 @@ from kdcli.workloads.settings import (
 Array = np.ndarray[Any, Any]
 RESAMPLES = 1000
 LOGITS = Needs(logits=True)
-OUTPUTS = ("logits", "start_logits", "end_logits")
+OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 DEFAULT_POOL = 64
 """Batches whose groups of rows of similar length are formed together."""

@@ -122,7 +122,7 @@ def pair_job(recipe: Recipe, workload: Workload, pair: Pair) -> tuple[Job, Sched
     community = None
     if frozen is not None:
         community = Teacher.frozen(frozen.source, frozen.model, workload.needs, workload.session)
-    models = pair.captured(recipe.dropout, workload.needs)
+    models = pair.captured(recipe.dropout, workload)
     step = PairStep(recipe, workload, models, community)
     step.freeze_idle(first_rows(workload.examples))
     plan = workload.plan(recipe.train)

@@ -13,7 +13,7 @@ from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT, TEACHER
 from kdcli.models import shape as forms
-from kdcli.models.capture import Capture, capture
+from kdcli.models.capture import Capture
 from kdcli.models.files import check_builds
 from kdcli.models.layout import check_packing
 from kdcli.models.load import (
@@ -25,7 +25,7 @@ from kdcli.models.load import (
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
 from kdcli.models.model import Model
 from kdcli.models.training_rows import all_rows
-from kdcli.types import ModelShape, Needs, RowHashes
+from kdcli.types import ModelShape, RowHashes
 from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
 from kdcli.workloads.labelled import check_vocabulary
 from kdcli.workloads.workload import Workload
@@ -54,12 +54,12 @@ class Pair:
         """The labelled rows that trained any of the models before."""
         return all_rows(*(m.rows for m in (*self.models.values(), self.community) if m is not None))
 
-    def captured(self, dropout: float | None, needs: Needs) -> dict[str, Capture]:
+    def captured(self, dropout: float | None, workload: Workload) -> dict[str, Capture]:
         """Both models as modules that return signals, every dropout rate set unless None."""
         for loaded in self.models.values():
             if dropout is not None:
                 forms.set_dropout(loaded.model, dropout)
-        return {role: capture(loaded.model, needs) for role, loaded in self.models.items()}
+        return {role: workload.capture(loaded) for role, loaded in self.models.items()}
 
 
 def load_task_pair(recipe: CotrainTaskRecipe, workload: Workload) -> Pair:
