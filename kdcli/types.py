@@ -24,7 +24,7 @@ RowHashes = np.ndarray[Any, np.dtype[np.uint64]]
 """Hashes of the texts of labelled rows, see `kdcli.data.labelled.rows`."""
 
 Kind = Literal["class", "multi", "score", "tokens", "span", "text"]
-"""What a task predicts, and the `labels` of its batches:
+"""The prediction of a task, and the `labels` of its batches:
 
 * `class`: one label a text or pair; [B] int64.
 * `multi`: any number of labels; [B, C] float32 of 0 and 1.
@@ -39,7 +39,7 @@ IGNORED = -100
 """Label of a token that counts nowhere."""
 
 Count = Literal["rows", "tokens", "labels"]
-"""What a mean is taken over: rows; tokens that are no padding; labels that are not IGNORED."""
+"""The unit that a mean is taken over: rows; tokens that are no padding; labels that are not IGNORED."""
 COUNTS: tuple[Count, ...] = get_args(Count)
 
 
@@ -360,7 +360,7 @@ class ParamGroup:
 
 @dataclass(frozen=True)
 class Job:
-    """What to train.
+    """A training job.
 
     Attributes:
         modules: each clipped and checkpointed on its own, so modules trained together move as they would alone; only
@@ -370,7 +370,7 @@ class Job:
         compute_metrics: `outputs` of everything held out, float32, in its order -> metrics.
         best: the metric that selects the weights to keep; None keeps the last.
         best_from: the first step whose weights may be selected.
-        param_group: name of a parameter (module name first) -> how it is trained; None trains all alike.
+        param_group: name of a parameter (module name first) -> how it is trained; None gives all the same settings.
         shared: micro-batch on the device -> tensors [B, ...] that the losses of the whole batch read, without
             gradients. `step` finds those of all rows of all processes, [rows, ...], under the same names in its batch,
             and the places of its own rows among them, [B], as `own_rows`; none of them in evaluations.

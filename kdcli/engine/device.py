@@ -85,7 +85,7 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """What the maker calls an accelerator; its kind where PyTorch does not know."""
+    """The product name of an accelerator, or its kind if PyTorch does not know the name."""
     module = torch.get_device_module(device)
     return (
         str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type

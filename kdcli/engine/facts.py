@@ -1,4 +1,4 @@
-"""What the processes of a run compare before the first step."""
+"""Facts that the processes of a run compare before the first step."""
 
 import hashlib
 import math

@@ -121,7 +121,7 @@ def join() -> Peers | None:
 
 @dataclass(frozen=True)
 class Place:
-    """What the launcher's environment variables say.
+    """The launcher's environment variables.
 
     Attributes:
         rank: the number of this process.

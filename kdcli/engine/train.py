@@ -81,7 +81,7 @@ def train(session: Session, job: Job, schedule: Schedule, run: RunDir | None) ->
 
 @dataclass
 class _State:
-    """What a checkpoint holds besides tensors.
+    """The part of a checkpoint that is not tensors.
 
     Attributes:
         micro_batch_size: sequences at once that fit into memory.

@@ -1,4 +1,4 @@
-"""What every step of a run needs to know, gathered once."""
+"""The context of a run: recipe, options, session and directory."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from kdcli.types import Card, Job, Outcome, Schedule
 
 @dataclass(frozen=True)
 class StageJob:
-    """What a stage trains, and what is left to do afterwards.
+    """The training of a stage, and a function that finishes the stage.
 
     Attributes:
         job, schedule: for the engine.
@@ -29,7 +29,7 @@ class StageJob:
         finish: saves the trained models and, in the main process, writes the stage's report if it
             has one of its own. Called in every process.
         cards: descriptions of the models, for the table of a dry run.
-        repeats: how many times the stage runs alike, for instance with several seeds. Only a dry
+        repeats: how many times the stage runs, for instance once per seed. Only a dry
             run counts them.
     """
 

@@ -1,4 +1,4 @@
-"""What a teacher would say, from a file: vectors of texts, or probabilities and scores of a task's rows."""
+"""Teacher outputs from a file: vectors of texts, or probabilities and scores of a task's rows."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

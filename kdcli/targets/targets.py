@@ -1,4 +1,4 @@
-"""What a frozen teacher gives for a batch: computed in every step, stored on disk, or read from a
+"""The signals of a frozen teacher: computed in every step, stored on disk, or read from a
 file."""
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LiveTargets:
 
 @dataclass(frozen=True)
 class StoredTargets:
-    """Signals of the training rows from a store; the teacher computes those of held-out rows."""
+    """Signals of the training rows from a store; held-out rows are computed by the teacher."""
 
     store: SignalStore
     teacher: Teacher

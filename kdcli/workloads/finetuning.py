@@ -65,7 +65,7 @@ def request_of(
     other_models: Sequence[str] = (),
     generates: bool = False,
 ) -> WorkloadRequest:
-    """What a recipe asks of its workload.
+    """Build the request for a recipe's workload.
 
     Args:
         model: the model whose tokenizer reads the rows.
@@ -232,7 +232,7 @@ def drop_weights(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class DownstreamTask:
-    """A task that models are compared on, each fine-tuned alike."""
+    """A task that models are compared on after the same fine-tuning."""
 
     workload: LabelledWorkload
     resolved: Resolved[FinetuneRecipe]
@@ -297,7 +297,7 @@ def compare_downstream(
     seeds: int = 1,
     baselines: Mapping[str, str] | None = None,
 ) -> EvaluationResult:
-    """Fine-tune every model on every task alike and compare the results.
+    """Fine-tune every model on every task with the same recipe and compare the results.
 
     Runs that are done are read back. Their reports stay, their weights are deleted.
 
@@ -351,7 +351,7 @@ def _mean_scores(
     folders: Sequence[Path],
     session: Session,
 ) -> ModelScores:
-    """The mean over runs that differ in their seed. Mistakes would be those of one run."""
+    """The mean over runs that differ in their seed, without the mistakes of any one run."""
     evaluations = [_mean(each) for each in zip(*runs, strict=True)]
     assert workload.evaluator is not None
     counts = {name: end - begin for name, (begin, end) in workload.evaluator.bounds.items()}

@@ -31,7 +31,7 @@ MASKED_LOGITS = Needs(masked_logits=True)
 
 @dataclass
 class GenerationWorkload(LabelledWorkload):
-    """A task whose targets are texts. The loss is that of the masked tokens of each target.
+    """A task whose targets are texts. The loss is computed on the masked tokens of each target.
 
     Attributes:
         generation: how targets are masked and decoded.

@@ -161,7 +161,7 @@ class LabelledWorkload(Workload):
 
     @property
     def evaluated_on(self) -> str:
-        """What evaluations and runs are chosen on, in words."""
+        """Description of the rows that the best evaluation or run is chosen on."""
         if self.choose_on:
             return f"{self.choose_on} {self.split}"
         several = "the mean over all sets of " if len(self.data.sets) > 1 else ""

@@ -593,7 +593,7 @@ def metrics_by_query(lists: Lists, scores_R: Array) -> dict[str, Array]:
 
 
 def activation_of(model: Model) -> str | None:
-    """What a cross-encoder's files say about its activation, in any key that has been in use."""
+    """Read a cross-encoder's activation from its files, under any key that has been in use."""
     config = model.model.config
     section = getattr(config, "sentence_transformers", None)
     name = section.get("activation_fn") if isinstance(section, dict) else None

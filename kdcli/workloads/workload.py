@@ -76,7 +76,7 @@ Keep = Literal["last", "best"]
 
 @dataclass(frozen=True)
 class WorkloadRequest:
-    """What a verb knows when it opens a workload.
+    """A request to open a workload for training.
 
     Attributes:
         task: the name given to `--task`.
@@ -110,7 +110,7 @@ class WorkloadRequest:
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """What a verb knows when it opens a workload to evaluate models.
+    """A request to open a workload for evaluating models.
 
     Attributes:
         task: the name given to `--task`.
@@ -134,7 +134,7 @@ class EvaluationRequest:
 
 @dataclass(frozen=True)
 class ModelScores:
-    """What an evaluation finds about one model.
+    """The scores of one model.
 
     Attributes:
         evaluations: one per set of rows, as a report shows them; `model` is still empty.
@@ -262,7 +262,7 @@ class Workload(ABC):
 
     @property
     def evaluated_on(self) -> str:
-        """What evaluations and runs are chosen on, in words."""
+        """Description of the rows that the best evaluation or run is chosen on."""
         return self.split
 
     # -- examples ---------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class Workload(ABC):
     def with_reference(self, teacher: Model) -> Workload:
         """The same examples, whose evaluation compares with a teacher's outputs, not with labels.
 
-        It serves rows without labels, of which `hard` has no term. The teacher is in float32.
+        Used for rows without labels, for which `hard` returns no term. The teacher is in float32.
 
         Raises:
             UsageError: this workload cannot be used without labels.
@@ -370,12 +370,12 @@ class Workload(ABC):
         place: StorePlace | None = None,
         dry_run: bool = False,
     ) -> Targets:
-        """What a frozen teacher gives for the training examples.
+        """The signals of a frozen teacher for the training examples.
 
         The teacher is on the device and in the compute dtype afterwards.
 
         Args:
-            needs: signals beyond those that `soft` reads.
+            needs: further signals; what `soft` reads is always included.
             passes: number of times that training reads the examples.
             place: where signals may be stored.
             dry_run: stand-ins will do.
@@ -384,7 +384,7 @@ class Workload(ABC):
         return targets_of(teacher, self.examples, needs, self.session, passes=passes, place=place)
 
     def capture(self, model: Model, needs: Needs | None = None) -> Capture:
-        """The model as a module that gives signals: those of this workload and those asked for."""
+        """Wrap a model in a module that returns the signals of this workload and `needs`."""
         return capture(model.model, self.needs | (needs or Needs()))
 
     def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
@@ -396,7 +396,7 @@ class Workload(ABC):
         return True
 
     def mask_facts(self, head: TaskHeadSettings) -> dict[str, Any]:
-        """What a mask file says about the task: fields of `MaskInfo`."""
+        """Fields of `MaskInfo` that describe the task."""
         return {}
 
     def encode(self, model: Model, batch: Batch) -> list[Tensor]:
@@ -430,7 +430,7 @@ class Workload(ABC):
         gradient reaches the teacher."""
 
     def outputs(self, signals: Signals, batch: Batch) -> Tensor | None:
-        """What `metrics` reads of a batch, [B, ...]."""
+        """The outputs of a batch that `metrics` reads, [B, ...]."""
         return signals.logits
 
     def metrics(self, outputs: Sequence[Array]) -> dict[str, float]:
@@ -509,7 +509,7 @@ class Workload(ABC):
         """A job over this workload's examples, with its metrics.
 
         Raises:
-            UsageError: `keep` needs a metric during training, and there is none.
+            UsageError: `keep` needs a metric during training, which this task does not have.
         """
         if keep == "best" and not self.has_metrics:
             raise UsageError(
@@ -608,7 +608,7 @@ def freeze_unused(model: torch.nn.Module, loss: Tensor) -> list[str]:
 
 
 def bucketed(lengths: Array, settings: TrainSettings, group: int) -> Plan:
-    """Batches made of groups of rows of similar length, and the schedule of their passes.
+    """Plan batches of groups in which rows have similar lengths.
 
     Args:
         lengths: tokens of each row.
@@ -624,7 +624,7 @@ def bucketed(lengths: Array, settings: TrainSettings, group: int) -> Plan:
 
 
 def log_padding(order: Order) -> None:
-    """Log the share of padding next to that of random batches."""
+    """Log the share of padding, and the share that random batches would have."""
     if not isinstance(order, BucketOrder):
         return
     lengths = order.lengths

@@ -1,4 +1,4 @@
-"""`kdcli benchmark`: latency of models and shapes beside a baseline, interleaved, on every backend.
+"""`kdcli benchmark`: interleaved latency measurements of models and shapes against a baseline, on every backend.
 
 Data flow: models x backends -> one worker process a backend, with the baseline in each -> rows, paired speed-ups,
 agreement with torch in float32 -> report.

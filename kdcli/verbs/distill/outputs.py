@@ -83,7 +83,7 @@ class OutputDistillation:
         """Compute the teacher's outputs, make the student, and the job that trains it."""
         workload, context = self.workload, self.context
         student = self.make()
-        # Scores are those of the teacher in float32, before it takes the compute dtype.
+        # The teacher is scored in float32, before it takes the compute dtype.
         scores: dict[str, ModelScores] = {}
         if self.teacher is not None and not context.dry_run:
             if not workload.has_labels:

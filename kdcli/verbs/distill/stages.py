@@ -509,7 +509,7 @@ def targets_of_all(
     *,
     dry_run: bool,
 ) -> list[Targets]:
-    """What each teacher gives for the examples; `needs` are those of an objective, which reads the
+    """The signals of each teacher for the examples; `needs` come from an objective, which reads the
     first teacher."""
     found: list[Targets] = []
     for number, teacher in enumerate(teachers):

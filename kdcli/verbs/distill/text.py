@@ -364,7 +364,7 @@ class StudentGroup:
         wanted = self.resolved.recipe.relation.kernel
         kernel = relation_kernel(wanted, session.device, session.compute_dtype)
         students: dict[str, Student] = {}
-        # Variants of one shape start alike, so it is fitted once.
+        # Variants of one shape start from the same weights, so the shape is fitted once.
         first_of_shape = {p.shape: p for p in self.planned.values()}
         starts = {p.shape: self._initialized(teacher, p) for p in first_of_shape.values()}
         for name, planned in self.planned.items():

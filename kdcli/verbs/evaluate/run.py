@@ -121,7 +121,7 @@ def evaluate(
 
 
 def _request(recipe: EvaluateRecipe) -> EvaluationRequest:
-    """What a recipe asks of its workload."""
+    """Build the request for a recipe's workload."""
     trained: dict[str, RowHashes] = {s: training_rows(location(s)) for s in recipe.models}
     for file in recipe.masks:
         if Path(file).suffix != PUBLISHED:

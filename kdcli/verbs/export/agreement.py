@@ -1,4 +1,4 @@
-"""What an exported file's error means for a user: agreement with torch on texts, and scores."""
+"""Compare an exported file with torch: agreement of the outputs on texts, and scores."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def export(
 def _facts_of(
     precision: str, file: ModelFile, found: Found, gate: dict[str, Any]
 ) -> dict[str, Any]:
-    """What export.json has of one file."""
+    """The entry of one file in export.json."""
     facts: dict[str, Any] = {
         "precision": precision,
         "max_abs": file.max_abs,
@@ -334,7 +334,7 @@ def _model_of_task(model: Model, workload: LabelledWorkload, trusted: bool) -> M
 
 
 def _notes(gate: dict[str, Any], found: Found) -> list[str]:
-    """What was bounded, and which products stay in float32."""
+    """Notes on the bound, and on the products that stay in float32."""
     notes = []
     for row in found.comparisons:
         name = f"{row.task} {row.set}".strip()

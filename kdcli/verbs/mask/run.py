@@ -62,7 +62,7 @@ class MaskResult:
 
 
 def info(file: Path) -> MaskResult:
-    """What a mask file is for, and how much each kind of matrix keeps; errors as in `read_mask`."""
+    """Describe a mask file and the density of each kind of matrix; raises as `read_mask`."""
     mask = read_mask(file)
     about, has_scores = mask.info, bool(mask.scores)
     facts = about.model_dump(mode="json") | {"bytes": file.stat().st_size, "scores": has_scores}
@@ -240,7 +240,7 @@ def _cut(
     if not mask.scores:
         raise UsageError(
             f"{mask.path} holds no scores to cut at another density",
-            "give scores.safetensors, which a run of prune leaves beside its mask",
+            "give scores.safetensors, which kdcli prune writes next to its mask",
         )
     kinds = {m.name: m.kind for m in matrices(model)}
     scores = {name: tensor.to(torch.float32) for name, tensor in mask.scores.items()}

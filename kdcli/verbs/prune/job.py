@@ -143,7 +143,7 @@ def _job(
     targets: Targets | None = None
     examples, held_out = workload.examples, workload.held_out
     if teacher is not None:
-        # Whole states, of which only the first token's are read, would fill the store.
+        # Only the first token's state is read; whole states would fill the store.
         place = store_in(folder, recipe.cache_gb) if folder is not None and not contrast else None
         targets = workload.targets(
             teacher,
@@ -244,7 +244,7 @@ def _first_token(signals: Signals) -> Tensor:
 
 
 def density_warnings(recipe: PruneRecipe, pruner: Pruner, steps: int) -> list[str]:
-    """What to know about a method and a number of steps before hours are spent on them."""
+    """Warnings about a method and a number of steps, before hours are spent on them."""
     if pruner.density is None:
         warnings = [
             f"{recipe.method} here has no target density: its regularizer, its learning rate of "

@@ -119,7 +119,7 @@ def _prepare(recipes: Recipes, context: RunContext[PruneRecipe]) -> Run:
 
 
 def prune_request(recipe: PruneRecipe, other_models: Sequence[str]) -> WorkloadRequest:
-    """What a recipe asks of its workload."""
+    """Build the request for a recipe's workload."""
     # Without labels the model learns from its own head, or from a teacher's.
     own_head = recipe.data.labels == "teacher" and recipe.teacher is None
     request = request_of(
@@ -172,7 +172,7 @@ def _stage(
             if not built.pruner.trains_weights:
                 trusted = context.trust_remote_code
                 base = load_weights(str(recipe.model), AutoModel, trust_remote_code=trusted)
-                # Before the scores, which are those of the saved model.
+                # Before scoring, so that the saved model is the one that is scored.
                 restore_precision(built.model.model, base)
             scores = None
             if workload.has_metrics:
