@@ -1,4 +1,4 @@
-"""Fine-tuning beside transformers.Trainer: the same rows, model, batch, dtype and settings, both in
+"""Fine-tuning next to transformers.Trainer: the same rows, model, batch, dtype and settings, both in
 one run.
 
     python benchmarks/finetune.py speed MODEL DATA [--task sst2] [--steps 100] [--rounds 5]

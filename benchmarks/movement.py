@@ -1,4 +1,4 @@
-"""How many weights may go at once by their movement scores: what a fine-tuned model loses, beside other choices.
+"""How many weights may go at once by their movement scores: what a fine-tuned model loses, next to other choices.
 
     python benchmarks/movement.py FINETUNED TRAIN.jsonl.gz [--steps 100] [--rows 384] [--text sentence] [--label label]
 

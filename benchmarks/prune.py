@@ -1,15 +1,15 @@
-"""Pruning beside plain fine-tuning and the dense model, at BERT-base shapes unless told otherwise.
+"""Pruning next to plain fine-tuning and the dense model, at BERT-base shapes unless told otherwise.
 
     python benchmarks/prune.py step    [--shape 12x768] [--batch 32] [--length 128] [--rounds 5] [--device cpu]
     python benchmarks/prune.py memory  [--shape 12x768] [--batch 32] [--length 128] [--device cpu]
     python benchmarks/prune.py sparse  [--shape 12x768] [--rounds 20]
     python benchmarks/prune.py masks   [--shape 12x768]
 
-`step`: one optimiser step of SMP (local, global, proportional) beside AdamW on all weights, interleaved; time of
+`step`: one optimiser step of SMP (local, global, proportional) next to AdamW on all weights, interleaved; time of
 choosing the masks apart. `memory`: what model, optimiser and two steps take, each in a process of its own, in float32
 and with products in bfloat16 (what SMP freezes is then held in it). `sparse`: forward pass of the model at random
-masks, its linears sparse where that is faster, beside the same weights dense, batches of 1 and 8. `masks`: bytes of
-mask files at random masks beside the entropy, and milliseconds to switch the mask of a bank.
+masks, its linears sparse where that is faster, next to the same weights dense, batches of 1 and 8. `masks`: bytes of
+mask files at random masks next to the entropy, and milliseconds to switch the mask of a bank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A step of task distillation, teacher 6x384 → student 3x384, batch 32, beside TextBrewer in one run.
+"""A step of task distillation, teacher 6x384 → student 3x384, batch 32, next to TextBrewer in one run.
 
     python benchmarks/task_step.py [--data SST2_DIR --model DIR] [--textbrewer DIR] [--groups 8 16 32] [--rounds 5]
         [--device cpu]

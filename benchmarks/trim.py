@@ -99,7 +99,7 @@ def main() -> None:
         cutting = time.perf_counter() - began
         count, equal = same_bits(loaded, smaller, texts[:64], kept)
         print(
-            f"size {size}: {notes[0]}; cutting beside reading {cutting:.1f} s; equal on {count} texts: {equal}"
+            f"size {size}: {notes[0]}; cutting next to reading {cutting:.1f} s; equal on {count} texts: {equal}"
         )
 
 

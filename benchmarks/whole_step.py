@@ -12,7 +12,7 @@ The student has BERT's dropout of 0.1 in all three, or what `--dropout` says: dr
 and the recipes for two cores do without.
 
 Prints ratios of tokens/s (medians of interleaved rounds), the model FLOP/s of the step over the machine's own
-matrix-product rate, and what two students of one teacher pass cost beside two runs.
+matrix-product rate, and what two students of one teacher pass cost next to two runs.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ BELOW: dict[str, set[str]] = {
     **{room: set() for room in ("models", "data", "recipe")},
 }
 GROUND = {"errors", "types", "disk"}
-# What the command line may import outside its functions, beside `METHODS`, which reads names from folders.
+# What the command line may import outside its functions, next to `METHODS`, which reads names from folders.
 AT_HELP = {"errors", "cli", "kdcli"}
 METHODS = "kdcli.recipe.methods"
 NO_TORCH = {"cli", "recipe", "errors", "disk"}

@@ -187,7 +187,7 @@ def two_students(bench: Bench) -> list[Row]:
 
 
 def relation(length: int) -> Callable[[Bench], list[Row]]:
-    """Value and gradients of an attention relation of BERT-base and a 6x384 student, PyTorch beside Triton."""
+    """Value and gradients of an attention relation of BERT-base and a 6x384 student, PyTorch next to Triton."""
 
     def piece(bench: Bench) -> list[Row]:
         batch, heads, tokens = (2, 2, 32) if bench.tiny else (max(4, 16384 // length), 12, length)
@@ -289,7 +289,7 @@ def latency(bench: Bench) -> list[Row]:
 
 
 def cuda_graph(bench: Bench) -> list[Row]:
-    """A forward pass of one sequence of 128 tokens as one recorded CUDA graph beside the same kernels one by one."""
+    """A forward pass of one sequence of 128 tokens as one recorded CUDA graph next to the same kernels one by one."""
     if bench.device.type != "cuda":
         return [("CUDA graphs", "not measured: they need a CUDA device")]
     rows, ids_BL = [], rows_of(bench, 1)

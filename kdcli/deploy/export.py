@@ -59,9 +59,7 @@ FILES = {
 class ModelFile:
     """A written model file, and how far it is from torch over the real tokens of `COMPARED`."""
 
-    path: (
-        Path  # The file to load; weights of OpenVINO, or above 2 GB, are in a second file beside it
-    )
+    path: Path  # The file to load; weights of OpenVINO, or above 2 GB, are in a second file next to it
     inputs: tuple[str, ...]  # Names in order; int64 [B, L]
     outputs: tuple[str, ...]
     max_abs: float  # Largest absolute difference
@@ -129,7 +127,7 @@ def recorded(
 ) -> Iterator[Recorded]:
     """Record an encoder in eval mode, or a model with a head for sequences, tokens or questions, to write its file to
     `folder`, which is made if missing; with `pool` an encoder gives `sentence_embedding` too. From a graph recorded for
-    `fp32`, files `at` other precisions may be written beside it. After an error the folder may hold unusable files.
+    `fp32`, files `at` other precisions may be written next to it. After an error the folder may hold unusable files.
     Raises UsageError: torch cannot export this architecture; MachineError: a library is missing, or the graph differs
     from torch; OSError: the folder cannot be written."""
     for name in RUNTIMES[format]:

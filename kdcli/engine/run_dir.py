@@ -54,7 +54,7 @@ _LOCKS: dict[Path, FileLock] = {}
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An intact checkpoint: tensors by name, and the small state beside them."""
+    """An intact checkpoint: tensors by name, and the small state next to them."""
 
     step: int
     tensors: dict[str, Tensor]

@@ -1,7 +1,7 @@
 """Encoders as sequence-to-sequence models: UniLM's masked language models (Dong et al. 2019,
 https://arxiv.org/abs/1905.03197), as the students of MiniLM generate.
 
-Their class, with the decoding, is made in `kdcli.models.modeling_unilm`, which is copied beside the weights.
+Their class, with the decoding, is made in `kdcli.models.modeling_unilm`, which is copied next to the weights.
 """
 
 from typing import Any

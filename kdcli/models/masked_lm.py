@@ -30,7 +30,7 @@ def load_masked_lm(
         )
     expected = AutoModelForMaskedLM._model_mapping[type(config)].__name__
     named = (config.architectures or [expected])[0]
-    # A `ForPreTraining` checkpoint has this head beside others (BERT) or another one instead (ELECTRA); one that
+    # A `ForPreTraining` checkpoint has this head next to others (BERT) or another one instead (ELECTRA); one that
     # generates is its subclass.
     if named.removeprefix("UniLM") != expected and not named.endswith("ForPreTraining"):
         if bare:

@@ -16,7 +16,7 @@ class Matrix:
     """One matrix of one layer."""
 
     layer: int  # 1 ... N; the shared layer of ALBERT is layer 1
-    kind: str  # Q, K, V, O, U, D; G is the gate beside U; P and P2 project DeBERTa's positions
+    kind: str  # Q, K, V, O, U, D; G is the gate next to U; P and P2 project DeBERTa's positions
     path: str  # of the linear, from the base model
     linear: nn.Linear
     rows: Rows  # of the linear's weight [out, in]

@@ -1,4 +1,4 @@
-"""Classes of encoders that transformers does not have: kdcli writes this file beside the weights of such a model.
+"""Classes of encoders that transformers does not have: kdcli writes this file next to the weights of such a model.
 
 It needs torch and transformers only. `CompactBertModel` is transformers' `BertModel` with layers of the sizes in the
 configuration's `compact_layers`. `LabelWordsBertForMaskedLM` is `BertForMaskedLM` as a classifier: its vocabulary is

@@ -1,4 +1,4 @@
-"""Masked language models as sequence-to-sequence models: kdcli writes this file beside the weights of such a model.
+"""Masked language models as sequence-to-sequence models: kdcli writes this file next to the weights of such a model.
 
 It needs torch and transformers only. `UniLMBertForMaskedLM` is transformers' `BertForMaskedLM`, fine-tuned on `[CLS]
 source [SEP] target [SEP]` as in UniLM (https://arxiv.org/abs/1905.03197): a target token is predicted at a [MASK] that

@@ -1,4 +1,4 @@
-"""The rows of labelled data that trained a model: sorted hashes in a file beside its weights.
+"""The rows of labelled data that trained a model: sorted hashes in a file next to its weights.
 
 A model made of another carries the other's rows too. Whoever judges a model leaves its rows out.
 """

@@ -105,7 +105,7 @@ def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Array) -> PreTrained
     with tempfile.TemporaryDirectory() as folder:
         save_tokenizer(tokenizer, Path(folder))
         settings = json.loads((Path(folder) / "tokenizer_config.json").read_text("utf-8"))
-        # Lists of tokens in other files would be read beside this one.
+        # Lists of tokens in other files would be read next to this one.
         for file in Path(folder).iterdir():
             file.unlink()
         settings.pop("added_tokens_decoder", None)

@@ -55,7 +55,7 @@ CacheSize = Annotated[
 ]
 Keep = Annotated[
     Literal["last", "best"],
-    Field(description="Weights that are kept: the last ones, or those of the best evaluation."),
+    Field(description="Which weights to keep: the last ones, or the best evaluation's."),
 ]
 
 

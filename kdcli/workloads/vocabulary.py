@@ -87,7 +87,7 @@ def trimmed(
         if shown:
             cosines = _cosines(loaded, smaller, shown[:: -(-len(shown) // COMPARED)])
             near = f"cosine {cosines.mean():.4f}, the least {cosines.min():.4f}, on {len(cosines)} texts"
-            notes.append(f"{held}: mean state beside that with the whole vocabulary: {near}")
+            notes.append(f"{held}: mean state compared with the whole vocabulary: {near}")
     return smaller, notes
 
 

@@ -60,7 +60,7 @@ def test_the_column_asked_for_is_the_one_read(tmp_path):
 
 
 def test_shards_belong_to_the_split_they_name(tmp_path):
-    """Validation shards beside training shards must not be trained on."""
+    """Validation shards next to training shards must not be trained on."""
     write(tmp_path / "train-00000-of-00002.parquet", ["w1"])
     write(tmp_path / "train-00001-of-00002.parquet", ["w2"])
     write(tmp_path / "validation-00000-of-00001.parquet", ["w3"])

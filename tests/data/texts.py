@@ -31,7 +31,7 @@ def tokens(found: Corpus) -> np.ndarray:
 
 
 def write(path, documents) -> None:
-    """Write documents in the format of the path's name, beside a column that is no text."""
+    """Write documents in the format of the path's name, next to a column that is no text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{"text": d, "label": 1} for d in documents]
     opened = gzip.open if path.suffix == ".gz" else open

@@ -35,7 +35,7 @@ def files_in(folder):
 
 
 def parts(engine, precision):
-    """The files of an export; OpenVINO's weights lie beside the graph."""
+    """The files of an export; OpenVINO's weights lie next to the graph."""
     file = FILES[engine, precision]
     return [file] if engine == "onnx" else [file.replace(".xml", ".bin"), file]
 

@@ -165,7 +165,7 @@ def test_an_interruption_keeps_the_finished_cells(tmp_path, sent):
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
-        (None, "shapes.json belongs beside this file"),
+        (None, "shapes.json belongs next to this file"),
         ("{", "cannot be used: JSONDecodeError"),
         ({"schema": 1}, "has schema 1; this file reads 2"),
         ({"cells": []}, "at least one shape and one cell"),

@@ -327,7 +327,7 @@ def test_a_claim_that_was_killed_anywhere_can_be_claimed_again(how, tmp_path):
             after := after + 1, lambda: RunDir.claim(path, recipe("train.lr=1e-2"), **how)
         ):
             break
-        # A report says that the model beside it is whole.
+        # A report says that the model next to it is whole.
         assert not (path / REPORT).exists() or (path / "model.safetensors").exists()
         claimed = RunDir.claim(path, recipe("train.lr=1e-2"), **how or {"resume": True})
         assert [name for name in listing(path) if name != LOCK] == [LOG, RECIPE]

@@ -1,4 +1,4 @@
-"""Confidence intervals; and for every kind of task, its scorer beside its `evaluate.Metric`."""
+"""Confidence intervals; and for every kind of task, its scorer next to its `evaluate.Metric`."""
 
 import os
 import subprocess

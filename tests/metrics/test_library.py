@@ -1,4 +1,4 @@
-"""Metrics of the `evaluate` library beside a task's own: formats, refusals, and metrics written by the user."""
+"""Metrics of the `evaluate` library next to a task's own: formats, refusals, and metrics written by the user."""
 
 import pytest
 

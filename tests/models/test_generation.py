@@ -1,4 +1,4 @@
-"""Models that generate: the mask, decoding with kept keys and without beside a float64 reference, beams, refusals."""
+"""Models that generate: the mask, decoding with kept keys and without next to a float64 reference, beams, refusals."""
 
 import itertools
 import json

@@ -137,7 +137,7 @@ def test_a_new_head_on_a_saved_encoder(encoder_dir, tmp_path, model_type, kind):
     # `capture` gives the logits of the stock forward, whatever the padding. Splinter masks with the smallest number.
     signals = capture(model, Needs(logits=True))
     with torch.no_grad():
-        # Logits come beside other signals too.
+        # Logits come next to other signals too.
         captured = capture(model, Needs(q=frozenset({1}), logits=True))(batch).logits
         torch.testing.assert_close(captured, logits, atol=1e-5, rtol=1e-4)
         assert not torch.equal(captured[0], captured[1])

@@ -1,4 +1,4 @@
-"""Fitting a narrower student to its teacher, beside numpy in float64."""
+"""Fitting a narrower student to its teacher, next to numpy in float64."""
 
 import numpy as np
 import pytest

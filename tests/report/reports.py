@@ -419,7 +419,7 @@ def benchmark_values(
     cells: tuple[tuple[int, int], ...] = ((1, 128), (8, 128), (1, 32), (1, 512)),
     on: tuple[tuple[str, str], ...] = tuple(BACKENDS),
 ) -> dict[str, object]:
-    """A benchmark of two shapes beside BERT-base; one does not fit once, one is wrong on ONNX in int8."""
+    """A benchmark of two shapes next to BERT-base; one does not fit once, one is wrong on ONNX in int8."""
     sizes: dict[str, dict[str, object]] = {
         "12x768": {},
         "6x384": {"layers": 6, "hidden": 384, "params_total": 22_713_216, "bytes": 90_900_000},

@@ -21,7 +21,7 @@ def undrawn(request, monkeypatch):
 
 @pytest.fixture(scope="session")
 def teacher_of(tmp_path_factory):
-    """Kind of task -> a teacher fine-tuned on it, made once; its data are beside it."""
+    """Kind of task -> a teacher fine-tuned on it, made once; its data are next to it."""
     return functools.cache(lambda kind: own_files.teacher(tmp_path_factory.mktemp(kind), kind))
 
 

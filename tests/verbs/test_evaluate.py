@@ -1,4 +1,4 @@
-"""`kdcli evaluate` on tiny models, beside transformers: metrics, files and refusals."""
+"""`kdcli evaluate` on tiny models, next to transformers: metrics, files and refusals."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""How often an exported file predicts what torch predicts, beside the same count by hand."""
+"""How often an exported file predicts what torch predicts, next to the same count by hand."""
 
 import numpy as np
 import pytest

@@ -211,7 +211,7 @@ def test_an_embedding_model_teaches_by_cosines(data, tmp_path):
 
 
 def test_scores_come_from_the_data(data, teacher, tmp_path):
-    """The teacher's scores written beside the passages teach as the teacher itself."""
+    """The teacher's scores written next to the passages teach as the teacher itself."""
     model = CrossEncoder(str(teacher), device="cpu")
     rows = []
     for row in listed(40):

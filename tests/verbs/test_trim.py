@@ -31,7 +31,7 @@ def test_a_model_with_a_head_gives_the_same_outputs(text, tmp_path):
     assert "10 of 64 tokens kept; they cover 100.000% of the text" in said_by(result)
     assert "text (validation split): 1 of 2 texts are segmented otherwise, 50.0%" in said_by(result)
     assert "'w9', in 1 of them: w9 -> [UNK]" in said_by(result)
-    assert "mean state beside that with the whole vocabulary: cosine 0." in said_by(result)
+    assert "mean state compared with the whole vocabulary: cosine 0." in said_by(result)
     models = [
         AutoModelForSequenceClassification.from_pretrained(path).eval()
         for path in (before, tmp_path / "out")

@@ -146,7 +146,7 @@ def _adapter(rng: random.Random, folder: Path) -> None:
 
 
 def _in_the_way(rng: random.Random, folder: Path) -> None:
-    """Modules of well-known names beside the model, where a user may stand."""
+    """Modules of well-known names next to the model, where a user may stand."""
     for name in (
         "yaml",
         "numpy",

@@ -20,7 +20,7 @@ from kdcli.types import Kind, Task
 HEAD = 100  # Rows that are held and read to tell the columns apart.
 MOST_CLASSES, CLASSES_LISTED = 1000, 10
 MANY_ROWS = 50  # From here on, labels that mostly differ from row to row are refused as classes.
-# Tokens of a row: of a window as for SQuAD, where there must be room beside the question and the overlap; of source and
+# Tokens of a row: of a window as for SQuAD, where there must be room next to the question and the overlap; of source and
 # target as for summaries.
 LENGTHS: Mapping[Kind, int] = {"span": 384, "text": 512}
 

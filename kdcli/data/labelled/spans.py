@@ -91,7 +91,7 @@ def windows(
     """Tokenise the examples of a `span` task; questions lose leading white space and all beyond half of `max_length`.
     `max_length`: tokens of a window at most, special ones included. `stride`: tokens of the context that a window
     shares with the next one. `token_types`: the model tells question and context apart by token types. Raises
-    UsageError: the tokenizer does not tell where its tokens come from or has no padding token, or beside the longest
+    UsageError: the tokenizer does not tell where its tokens come from or has no padding token, or next to the longest
     question a window would hold no more than `stride` tokens of the context."""
     if not tokenizer.is_fast:
         message = f"{type(tokenizer).__name__} does not tell which characters a token stands for, which answers need"
@@ -101,7 +101,7 @@ def windows(
         possible = (
             f"0 to {room - 1} are possible"
             if room > 0
-            else "beside half of it for the question nothing is left"
+            else "half of it is for the question, and nothing is left for the context"
         )
         hint = "lower stride or raise max_length" if stride >= 0 else "give a stride of 0 or more"
         raise UsageError(

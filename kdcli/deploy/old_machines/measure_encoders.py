@@ -2,7 +2,7 @@
 
     python measure_encoders.py [--device auto|cpu|cuda|cuda:1] [--out result.json] [--padding random] [--half]
 
-One file for Python 3.7 and torch 1.8 or newer, nothing else. `kdcli benchmark --portable DIR` writes it beside
+One file for Python 3.7 and torch 1.8 or newer, nothing else. `kdcli benchmark --portable DIR` writes it next to
 shapes.json, which lists encoders and cells (batch size, tokens). kdcli's latency worker imports its statistics.
 
 The model is BERT without pooler and dropout. Attention is eager, so every torch runs the same operations.
@@ -361,7 +361,7 @@ def read_plan(path: Path) -> dict[str, Any]:
             stop(2, f"{path}: heads must divide the hidden width")
         return plan
     except OSError as error:
-        stop(2, f"{error}; shapes.json belongs beside this file")
+        stop(2, f"{error}; shapes.json belongs next to this file")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         stop(2, f"{path} cannot be used: {error!r}")
 

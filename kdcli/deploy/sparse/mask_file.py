@@ -1,4 +1,4 @@
-"""The mask file: all that a pruned task needs beside the base it shares with others, in one `.safetensors`.
+"""The mask file: all that a pruned task needs next to the base it shares with others, in one `.safetensors`.
 
 Tensors: `mask.3.Q`, the coded bits of a matrix (`kdcli.deploy.sparse.coding`); `head.NAME`, a compressed parameter of the task
 that the base does not have; `scores.3.Q`, float16, if scores are stored; `rows`, the hashes of the labelled rows that

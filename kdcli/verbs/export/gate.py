@@ -57,7 +57,7 @@ class Judge(Protocol):
 def write_gated(
     graph: Recorded, judge: Judge, max_drop: float | None
 ) -> tuple[ModelFile, Found, dict[str, Any]]:
-    """Write a file that may be used and loses at most `max_drop` points, None for any; returns it, what it is beside
+    """Write a file that may be used and loses at most `max_drop` points, None for any; returns it, what it is next to
     torch, and as facts the products by name, error and whether they stay in float32, and what each attempt lost. Raises
     GateError: it loses more with every product in float32; MachineError: its vectors are not those of torch."""
     attempts: list[dict[str, Any]] = []

@@ -127,7 +127,7 @@ def readme(
 
 * inputs: {", ".join(facts["inputs"])}
 * outputs: {", ".join(facts["outputs"])}
-* beside torch in float32: {error_of(facts, kind)}{notes}
+* next to torch in float32: {error_of(facts, kind)}{notes}
 
 `pip install {install} transformers`, then in this directory:
 

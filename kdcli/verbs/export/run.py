@@ -102,7 +102,7 @@ class Exported:
         for of in self.by_file:
             table.add_row("precision", of["precision"])
             table.add_row("size", bytes_of(of["bytes"]))
-            table.add_row("beside torch", error_of(of, self.facts["kind"]))
+            table.add_row("next to torch", error_of(of, self.facts["kind"]))
             for row in of.get("scores", ()):
                 values = ", ".join(
                     f"{m} {v:.4f} (torch {row['torch'][m]:.4f})" for m, v in row["file"].items()
