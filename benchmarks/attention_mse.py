@@ -1,10 +1,13 @@
-"""TinyBERT's error of attention scores against the plain formula: time, extra memory, value and gradients, in one run.
+"""TinyBERT's error of attention scores against the plain formula: time, extra memory, value and
+gradients, in one run.
 
-    python benchmarks/attention_mse.py [--threads 2] [--rounds 7] [--rows 8] [--length 512] [--layers 4]
+    python benchmarks/attention_mse.py [--threads 2] [--rounds 7] [--rows 8] [--length 512]
+    [--layers 4]
 
-12 heads of 64 (teacher) and 26 (student) dims, float32, a mask of rows of different lengths, forward and backward of
-the sum over layers. Times are medians of interleaved rounds; memory is the growth of the process's peak, each way in a
-process of its own: the plain formula keeps scores of every layer until the backward pass.
+12 heads of 64 (teacher) and 26 (student) dims, float32, a mask of rows of different lengths,
+forward and backward of the sum over layers. Times are medians of interleaved rounds; memory is the
+growth of the process's peak, each way in a process of its own: the plain formula keeps scores of
+every layer until the backward pass.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ Layer = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def plain(tq: Tensor, tk: Tensor, sq: Tensor, sk: Tensor, mask: Tensor) -> Tensor:
-    """As the formula reads: both scores, their squared difference where query and key are real, its mean."""
+    """As the formula reads: both scores, their squared difference where query and key are real, its
+    mean."""
     t = tq @ tk.transpose(-1, -2) / tq.shape[-1] ** 0.5
     s = sq @ sk.transpose(-1, -2) / sq.shape[-1] ** 0.5
     real = mask.float()
@@ -95,7 +99,8 @@ def main() -> None:
         memory[name] = answer.get()
         worker.join()
     print(
-        f"memory   plain / blocked: {memory['plain'] / max(1, memory['blocked']):.1f}x  {memory} kB beyond the inputs"
+        f"memory   plain / blocked: {memory['plain'] / max(1, memory['blocked']):.1f}x  {memory} "
+        "kB beyond the inputs"
     )
     torch.set_num_threads(options.threads)
     layers, mask = inputs(options.rows, options.length, options.layers)
@@ -108,14 +113,16 @@ def main() -> None:
             seconds[name].append(time.perf_counter() - began)
     ratios = [p / b for p, b in zip(seconds["plain"][1:], seconds["blocked"][1:], strict=True)]
     print(
-        f"time     plain / blocked: {statistics.median(ratios):.1f}x  ({min(ratios):.1f}-{max(ratios):.1f})"
+        f"time     plain / blocked: {statistics.median(ratios):.1f}x  "
+        f"({min(ratios):.1f}-{max(ratios):.1f})"
     )
     (value, gradients), (blocked, of_blocked) = found["plain"], found["blocked"]
     worst = max(
         (a - b).abs().max() / a.abs().max() for a, b in zip(gradients, of_blocked, strict=True)
     )
     print(
-        f"value    differs by {abs(value - blocked) / value:.1e} of it, gradients by {worst:.1e} of their largest"
+        f"value    differs by {abs(value - blocked) / value:.1e} of it, gradients by {worst:.1e} "
+        "of their largest"
     )
 
 

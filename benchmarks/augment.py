@@ -1,11 +1,14 @@
-"""Candidates of a masked language model: asked together, and one word at a time as the authors of TinyBERT do it.
+"""Candidates of a masked language model: asked together, and one word at a time as the authors of
+TinyBERT do it.
 
-    python benchmarks/augment.py [--model DIR] [--texts FILE.jsonl.gz --column sentence] [--count 24] [--rounds 5]
+    python benchmarks/augment.py [--model DIR] [--texts FILE.jsonl.gz --column sentence] [--count
+    24] [--rounds 5]
 
-One word at a time means a batch of one row, logits for all its tokens, top-k over the vocabulary. The authors also
-put the whole text once more behind the masked one; that way is timed apart. Ways are timed in turns, each on all
-texts; a ratio is the median over the rounds. Without `--model` it is BERT-base with random weights; a directory without
-a head of a masked language model gets a random one, which takes as long as a trained one.
+One word at a time means a batch of one row, logits for all its tokens, top-k over the vocabulary.
+The authors also put the whole text once more behind the masked one; that way is timed apart. Ways
+are timed in turns, each on all texts; a ratio is the median over the rounds. Without `--model` it
+is BERT-base with random weights; a directory without a head of a masked language model gets a
+random one, which takes as long as a trained one.
 """
 
 from __future__ import annotations
@@ -64,7 +67,8 @@ def main() -> None:
     words = sum(word.token is not None for one in reads for word in one.words)
     tokens = sum(len(one.ids) for one in reads) / len(reads)
     print(
-        f"{len(texts)} texts of {tokens:.1f} tokens, {words} queries, {options.device}, {options.dtype}",
+        f"{len(texts)} texts of {tokens:.1f} tokens, {words} queries, {options.device}, "
+        f"{options.dtype}",
         flush=True,
     )
     ways: dict[str, Callable[[], object]] = {
@@ -128,7 +132,8 @@ def spelled(number: int) -> str:
 
 
 def texts_of(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Every n-th text of the file, so that all lengths are there; else as long as the sentences of SST-2."""
+    """Every n-th text of the file, so that all lengths are there; else as long as the sentences of
+    SST-2."""
     if options.texts is not None:
         with gzip.open(options.texts, "rt", encoding="utf-8") as file:
             texts = [json.loads(line)[options.column] for line in file]

@@ -1,12 +1,14 @@
-"""How fast text is tokenised by two workers against one, and what opening 10**8 blocks takes. See docs/results.md.
+"""How fast text is tokenised by two workers against one, and what opening 10**8 blocks takes. See
+docs/results.md.
 
     python benchmarks/corpus.py tokenise TEXT.jsonl --tokenizer MODEL [--repeats 3]
     python benchmarks/corpus.py open
 
-`tokenise` runs one worker and two in turns over the same shards: seconds (the start of the workers counts), CPU seconds
-of all processes, their ratio, and what two Python loops gain from running at once on this machine at that moment, which
-is the most that two workers can. `open` makes sparse files of 10**8 blocks of 128 tokens (25 GB, of which nothing is on
-the disk), then opens them and draws batches in a fresh process: seconds, and by how much its memory grew.
+`tokenise` runs one worker and two in turns over the same shards: seconds (the start of the workers
+counts), CPU seconds of all processes, their ratio, and what two Python loops gain from running at
+once on this machine at that moment, which is the most that two workers can. `open` makes sparse
+files of 10**8 blocks of 128 tokens (25 GB, of which nothing is on the disk), then opens them and
+draws batches in a fresh process: seconds, and by how much its memory grew.
 """
 
 import argparse
@@ -46,7 +48,8 @@ def tokenise(text: str, model: str, repeats: int) -> None:
         ratios.append(took[1] / took[2])
         for n, seconds in took.items():
             print(
-                f"{n} workers {seconds:.1f} s, {size / seconds / 1e6:.2f} MB/s, CPU {spent[n]:.1f} s",
+                f"{n} workers {seconds:.1f} s, {size / seconds / 1e6:.2f} MB/s, CPU {spent[n]:.1f} "
+                "s",
                 end="; ",
             )
         print(

@@ -1,15 +1,15 @@
 """A step of co-training against the steps it replaces, in one run.
 
-    python benchmarks/cotrain.py [--rounds 7] [--batch 8] [--length 128] [--threads 1] [--device cpu]
-        [--teacher 6x256] [--student 4x256]
+    python benchmarks/cotrain.py [--rounds 7] [--batch 8] [--length 128] [--threads 1] [--device
+        cpu] [--teacher 6x256] [--student 4x256]
 
-Interleaved rounds of forward and backward over one masked batch (15 %), a vocabulary of 30,522, float32; the optimiser,
-the same for all, is left out:
+Interleaved rounds of forward and backward over one masked batch (15 %), a vocabulary of 30,522,
+float32; the optimiser, the same for all, is left out:
 
 * `together`: one forward of each model, both losses against the labels, both divergences;
 * `apart`: a step of masked language modelling of the one and one of the other;
-* `one-way twice`: the teacher run frozen for the student's step, the student run frozen for the teacher's, both also
-  against the labels.
+* `one-way twice`: the teacher run frozen for the student's step, the student run frozen for the
+  teacher's, both also against the labels.
 
 Aims: together / apart at most 1.10, one-way twice / together at least 1.25.
 """

@@ -1,11 +1,14 @@
-"""An epoch of embedding distillation, and encoding a corpus, against sentence-transformers: ratios in one run.
+"""An epoch of embedding distillation, and encoding a corpus, against sentence-transformers: ratios
+in one run.
 
-    python benchmarks/embedding.py MODEL TEXTS [--rows 2048] [--rounds 3] [--threads 1] [--dtype bf16]
+    python benchmarks/embedding.py MODEL TEXTS [--rows 2048] [--rounds 3] [--threads 1] [--dtype
+    bf16]
 
-MODEL: an encoder; TEXTS: what `--data` takes. Both sides train the same student (three of six layers), on the same
-sentences, in batches of 64, by the squared error to the teacher's vectors, which are computed beforehand for both:
-`kdcli distill --method embedding --set loss.vectors=mse`, and `SentenceTransformerTrainer` with `MSELoss`. Rounds are
-interleaved; saving, evaluation and logging are off on both sides.
+MODEL: an encoder; TEXTS: what `--data` takes. Both sides train the same student (three of six
+layers), on the same sentences, in batches of 64, by the squared error to the teacher's vectors,
+which are computed beforehand for both: `kdcli distill --method embedding --set loss.vectors=mse`,
+and `SentenceTransformerTrainer` with `MSELoss`. Rounds are interleaved; saving, evaluation and
+logging are off on both sides.
 """
 
 from __future__ import annotations
@@ -122,7 +125,10 @@ def theirs(
 def ratio(name: str, ours: list[float], theirs: list[float]) -> str:
     ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
     times = f"{statistics.median(ours):.1f} s | {statistics.median(theirs):.1f} s"
-    return f"| {name} | {times} | {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) |"
+    return (
+        f"| {name} | {times} | {statistics.median(ratios):.2f} "
+        f"({min(ratios):.2f}-{max(ratios):.2f}) |"
+    )
 
 
 def main() -> None:
@@ -163,7 +169,8 @@ def main() -> None:
             epochs["ours"].append(ours(teacher, Rows(rows, targets_NE), session, folder))
             epochs["theirs"].append(theirs(teacher, read.texts, targets_NE, given.dtype, folder))
     print(
-        f"{given.rows} sentences of {rows.lengths.mean():.0f} tokens, {given.threads} threads, {given.rounds} rounds\n"
+        f"{given.rows} sentences of {rows.lengths.mean():.0f} tokens, {given.threads} threads, "
+        f"{given.rounds} rounds\n"
     )
     print("| | kdcli | sentence-transformers | ratio (least-most) |\n|---|---|---|---|")
     print(ratio(f"an epoch, {given.dtype}", epochs["ours"], epochs["theirs"]))

@@ -1,5 +1,5 @@
-"""Fine-tuning next to transformers.Trainer: the same rows, model, batch, dtype and settings, both in
-one run.
+"""Fine-tuning next to transformers.Trainer: the same rows, model, batch, dtype and settings, both
+in one run.
 
     python benchmarks/finetune.py speed MODEL DATA [--task sst2] [--steps 100] [--rounds 5]
     python benchmarks/finetune.py quality MODEL DATA --task cola --lr 1e-4 --seeds 3 [--dtype bf16]
@@ -181,7 +181,8 @@ def quality(task: LabelledWorkload, recipe: FinetuneRecipe, options: argparse.Na
             values = [one[metric] for one in of]
             spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
             print(
-                f"  {who:8} {statistics.fmean(values):.4f}{spread}  {' '.join(f'{v:.4f}' for v in values)}"
+                f"  {who:8} {statistics.fmean(values):.4f}{spread}  "
+                f"{' '.join(f'{v:.4f}' for v in values)}"
             )
 
 

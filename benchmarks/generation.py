@@ -1,9 +1,12 @@
-"""Tokens per second of beam search with kept keys and values, and with every token computed anew, interleaved.
+"""Tokens per second of beam search with kept keys and values, and with every token computed anew,
+interleaved.
 
-    python benchmarks/generation.py [MODEL] [--rows 64] [--source 128] [--target 32] [--beams 5] [--pairs 3]
+    python benchmarks/generation.py [MODEL] [--rows 64] [--source 128] [--target 32] [--beams 5]
+    [--pairs 3]
 
-MODEL is a directory that generates or a masked language model; without one, random weights of MiniLM's 6x384. Every
-target has all its tokens. Prints the ratio of each pair of runs, and their median.
+MODEL is a directory that generates or a masked language model; without one, random weights of
+MiniLM's 6x384. Every target has all its tokens. Prints the ratio of each pair of runs, and their
+median.
 """
 
 import argparse
@@ -77,7 +80,8 @@ def main() -> None:
             f"{ratios[-1]:.1f}x: {rates}; {same} of {given.rows} targets are the same", flush=True
         )
     print(
-        f"median {statistics.median(ratios):.1f}x on {torch.get_num_threads()} threads, torch {torch.__version__}"
+        f"median {statistics.median(ratios):.1f}x on {torch.get_num_threads()} threads, torch "
+        f"{torch.__version__}"
     )
 
 

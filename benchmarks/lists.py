@@ -1,10 +1,12 @@
-"""Lists of candidates for rerankers, made of pairs: each query with the text that belongs to it and texts that share
-most words with it, by BM25.
+"""Lists of candidates for rerankers, made of pairs: each query with the text that belongs to it and
+texts that share most words with it, by BM25.
 
-    python benchmarks/lists.py QNLI OUT [--queries 6000] [--candidates 5] [--judged 500] [--judged-candidates 16]
-    python benchmarks/lists.py QQP OUT --columns question1 question2 --positive 1
+    python benchmarks/lists.py QNLI OUT [--queries 6000] [--candidates 5] [--judged 500]
+    [--judged-candidates 16] python benchmarks/lists.py QQP OUT --columns question1 question2
+    --positive 1
 
-QNLI and QQP are directories with train.jsonl.gz and validation.jsonl.gz; OUT gets train.jsonl and validation.jsonl.
+QNLI and QQP are directories with train.jsonl.gz and validation.jsonl.gz; OUT gets train.jsonl and
+validation.jsonl.
 """
 
 import argparse

@@ -1,11 +1,13 @@
-"""How many weights may go at once by their movement scores: what a fine-tuned model loses, next to other choices.
+"""How many weights may go at once by their movement scores: what a fine-tuned model loses, next to
+other choices.
 
-    python benchmarks/movement.py FINETUNED TRAIN.jsonl.gz [--steps 100] [--rows 384] [--text sentence] [--label label]
+    python benchmarks/movement.py FINETUNED TRAIN.jsonl.gz [--steps 100] [--rows 384] [--text
+    sentence] [--label label]
 
-Scores are those of movement pruning at full density, S ← −α Σ ∂L/∂W · W by AdamW, over steps of 32 rows of a model
-whose weights stay as they are. Then a share of each matrix goes at once: that with the lowest scores, as movement
-pruning has it; with the highest; with the smallest weights; at random. Judged on rows that no score has seen. Uses
-nothing of kdcli.
+Scores are those of movement pruning at full density, S ← −α Σ ∂L/∂W · W by AdamW, over steps of 32
+rows of a model whose weights stay as they are. Then a share of each matrix goes at once: that with
+the lowest scores, as movement pruning has it; with the highest; with the smallest weights; at
+random. Judged on rows that no score has seen. Uses nothing of kdcli.
 """
 
 from __future__ import annotations
@@ -58,7 +60,10 @@ def judged(model: nn.Module, batches: list[dict[str, Tensor]]) -> str:
         differences.append(found.logits[:, 1] - found.logits[:, 0])
     d = torch.cat(differences)
     accuracy = float(torch.cat(right).mean())
-    return f"loss {sum(losses) / len(losses):.3f}  accuracy {accuracy:.3f}  difference {d.mean():+.2f} ± {d.std():.2f}"
+    return (
+        f"loss {sum(losses) / len(losses):.3f}  accuracy {accuracy:.3f}  difference "
+        f"{d.mean():+.2f} ± {d.std():.2f}"
+    )
 
 
 @torch.no_grad()
@@ -68,7 +73,8 @@ def remove(
     order: dict[str, Tensor],
     share: float,
 ) -> None:
-    """Set what comes first in this order to zero, that share of each matrix; the rest is as it was."""
+    """Set what comes first in this order to zero, that share of each matrix; the rest is as it
+    was."""
     for name, weight in weights.items():
         weight.copy_(whole[name])
         gone = (

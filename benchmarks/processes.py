@@ -1,10 +1,11 @@
-"""Two processes of one thread against one process of two, for the same global batch on the same two cores.
+"""Two processes of one thread against one process of two, for the same global batch on the same two
+cores.
 
     python benchmarks/processes.py [--rounds 5] [--steps 5]
 
-The engine trains a 6x384 student of a 12x768 teacher, MiniLM, batch 16 x 128, no dropout, one micro-batch a process.
-The two ways take turns. Prints the median seconds of a step without each way's first one, and the median of paired
-ratios.
+The engine trains a 6x384 student of a 12x768 teacher, MiniLM, batch 16 x 128, no dropout, one
+micro-batch a process. The two ways take turns. Prints the median seconds of a step without each
+way's first one, and the median of paired ratios.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """Pruning next to plain fine-tuning and the dense model, at BERT-base shapes unless told otherwise.
 
-    python benchmarks/prune.py step    [--shape 12x768] [--batch 32] [--length 128] [--rounds 5] [--device cpu]
-    python benchmarks/prune.py memory  [--shape 12x768] [--batch 32] [--length 128] [--device cpu]
-    python benchmarks/prune.py sparse  [--shape 12x768] [--rounds 20]
+    python benchmarks/prune.py step [--shape 12x768] [--batch 32] [--length 128] [--rounds 5]
+    [--device cpu] python benchmarks/prune.py memory [--shape 12x768] [--batch 32] [--length 128]
+    [--device cpu] python benchmarks/prune.py sparse  [--shape 12x768] [--rounds 20]
     python benchmarks/prune.py masks   [--shape 12x768]
 
-`step`: one optimiser step of SMP (local, global, proportional) next to AdamW on all weights, interleaved; time of
-choosing the masks apart. `memory`: what model, optimiser and two steps take, each in a process of its own, in float32
-and with products in bfloat16 (what SMP freezes is then held in it). `sparse`: forward pass of the model at random
-masks, its linears sparse where that is faster, next to the same weights dense, batches of 1 and 8. `masks`: bytes of
-mask files at random masks next to the entropy, and milliseconds to switch the mask of a bank.
+`step`: one optimiser step of SMP (local, global, proportional) next to AdamW on all weights,
+interleaved; time of choosing the masks apart. `memory`: what model, optimiser and two steps take,
+each in a process of its own, in float32 and with products in bfloat16 (what SMP freezes is then
+held in it). `sparse`: forward pass of the model at random masks, its linears sparse where that is
+faster, next to the same weights dense, batches of 1 and 8. `masks`: bytes of mask files at random
+masks next to the entropy, and milliseconds to switch the mask of a bank.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def steps(options: argparse.Namespace) -> None:
         ratios = [a / b for a, b in zip(taken[name], taken["plain"], strict=True)]
         share = statistics.median(choosing[name]) / statistics.median(taken[name])
         print(
-            f"SMP {name:12} {statistics.median(ratios):.2f}x a plain step; choosing the masks {share:.1%} of it"
+            f"SMP {name:12} {statistics.median(ratios):.2f}x a plain step; choosing the masks "
+            f"{share:.1%} of it"
         )
     ratio = statistics.median(
         a / b for a, b in zip(choosing["global"][1:], choosing["local"][1:], strict=True)
@@ -102,7 +104,8 @@ def memory(options: argparse.Namespace) -> None:
         found = {}
         for one in ("plain", "smp"):
             command = [sys.executable, *sys.argv, "--one", one, *(["--bf16"] if bf16 else [])]
-            # Memory that is freed goes back to the system at once, or the peak would be of what lies fragmented.
+            # Memory that is freed goes back to the system at once, or the peak would be of what
+            # lies fragmented.
             given = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
             said = subprocess.run(
                 command, check=True, capture_output=True, text=True, env=given
@@ -201,7 +204,8 @@ def sparse(options: argparse.Namespace) -> None:
                 a / b for a, b in zip(taken["dense"], taken["sparse"], strict=True)
             )
             print(
-                f"{1 - density:.0%} sparse, batch {batch}: {ratio:.2f}x dense; outputs differ by {apart:.0e}"
+                f"{1 - density:.0%} sparse, batch {batch}: {ratio:.2f}x dense; outputs differ by "
+                f"{apart:.0e}"
             )
 
 

@@ -1,10 +1,12 @@
-"""The relation loss against the plain formula: time, extra memory, value and gradients, both in one run.
+"""The relation loss against the plain formula: time, extra memory, value and gradients, both in one
+run.
 
     python benchmarks/relation.py [--threads 2] [--rounds 7]
 
-Batch 8, 12 heads, 512 tokens, 64 (teacher) and 32 (student) dims a head, float32, forward and backward of attention and
-value relation. Times are medians of interleaved rounds; memory is the growth of the process's peak, each way in a
-process of its own. Aims: 5 times as fast, a fifth of the memory, equal to 1e-5.
+Batch 8, 12 heads, 512 tokens, 64 (teacher) and 32 (student) dims a head, float32, forward and
+backward of attention and value relation. Times are medians of interleaved rounds; memory is the
+growth of the process's peak, each way in a process of its own. Aims: 5 times as fast, a fifth of
+the memory, equal to 1e-5.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ def inputs() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
 
 def step(loss, teacher, student) -> torch.Tensor:
-    """Attention and value relation, forward and backward; gradients are left on the student's tensors."""
+    """Attention and value relation, forward and backward; gradients are left on the student's
+    tensors."""
     for x in student:
         x.grad = None
     (tq, tk, tv), (sq, sk, sv) = teacher, student
@@ -81,7 +84,8 @@ def main() -> None:
         memory[name] = answer.get()
         worker.join()
     print(
-        f"memory   plain / blocked: {memory['plain'] / max(1, memory['blocked']):.1f}x  {memory} kB beyond the inputs"
+        f"memory   plain / blocked: {memory['plain'] / max(1, memory['blocked']):.1f}x  {memory} "
+        "kB beyond the inputs"
     )
     torch.set_num_threads(options.threads)
     teacher, student = inputs()
@@ -95,13 +99,15 @@ def main() -> None:
             gradients[name] = [x.grad.clone() for x in student]
     ratios = [p / b for p, b in zip(seconds["plain"][1:], seconds["blocked"][1:], strict=True)]
     print(
-        f"time     plain / blocked: {statistics.median(ratios):.1f}x  ({min(ratios):.1f}-{max(ratios):.1f})"
+        f"time     plain / blocked: {statistics.median(ratios):.1f}x  "
+        f"({min(ratios):.1f}-{max(ratios):.1f})"
     )
     worst = max(
         (a - b).abs().max() / a.abs().max() for a, b in zip(*gradients.values(), strict=True)
     )
     print(
-        f"value    differs by {abs(values['plain'] - values['blocked']):.1e}, gradients by {worst:.1e} of their largest"
+        f"value    differs by {abs(values['plain'] - values['blocked']):.1e}, gradients by "
+        f"{worst:.1e} of their largest"
     )
 
 

@@ -1,19 +1,23 @@
-"""A step of task distillation, teacher 6x384 → student 3x384, batch 32, next to TextBrewer in one run.
+"""A step of task distillation, teacher 6x384 → student 3x384, batch 32, next to TextBrewer in one
+run.
 
-    python benchmarks/task_step.py [--data SST2_DIR --model DIR] [--textbrewer DIR] [--groups 8 16 32] [--rounds 5]
-        [--device cpu]
+    python benchmarks/task_step.py [--data SST2_DIR --model DIR] [--textbrewer DIR] [--groups 8 16
+        32] [--rounds 5] [--device cpu]
 
-The same losses on both sides: squared error of attention scores (three layers), of hidden states (embedding and three
-layers, each through a learned matrix), and soft targets.
+The same losses on both sides: squared error of attention scores (three layers), of hidden states
+(embedding and three layers, each through a learned matrix), and soft targets.
 
-* kdcli: the engine's own loop; rows in groups of similar length, one column for each size of group; the teacher stops
-  at its logits. `cached`: the teacher's signals read from a store on disk, made before and not timed.
-* TextBrewer (`--textbrewer`: where it is installed with tensorboard, a peer, needed only here): its GeneralDistiller's
-  step on random batches padded to their longest row, in float32 as it runs them. Its models hand out scores, not
-  probabilities, so that its losses are the same; that they are is checked first.
+* kdcli: the engine's own loop; rows in groups of similar length, one column for each size of group;
+  the teacher stops at its logits. `cached`: the teacher's signals read from a store on disk, made
+  before and not timed.
+* TextBrewer (`--textbrewer`: where it is installed with tensorboard, a peer, needed only here): its
+  GeneralDistiller's step on random batches padded to their longest row, in float32 as it runs them.
+  Its models hand out scores, not probabilities, so that its losses are the same; that they are is
+  checked first.
 
-`--data` reads the rows of SST-2, `--model` is the teacher and tokenizer for them; without both, weights and rows are
-random and lengths like those of SST-2. Prints real tokens/s and the median of the ratios of interleaved rounds.
+`--data` reads the rows of SST-2, `--model` is the teacher and tokenizer for them; without both,
+weights and rows are random and lengths like those of SST-2. Prints real tokens/s and the median of
+the ratios of interleaved rounds.
 """
 
 from __future__ import annotations
@@ -65,7 +69,8 @@ Way = Callable[[int], tuple[int, float]]
 
 
 def random_rows() -> TokenizedRows:
-    """Rows of random ids whose lengths fall off as those of SST-2 do: 13 tokens on average, few above 40."""
+    """Rows of random ids whose lengths fall off as those of SST-2 do: 13 tokens on average, few
+    above 40."""
     rng = np.random.default_rng(0)
     lengths = np.clip(3 + rng.exponential(10, ROWS).astype(np.int64), 3, 64)
     ids_T = rng.integers(1000, 30000, lengths.sum(), dtype=np.int32)
@@ -244,7 +249,8 @@ class TextBrewer:
 def check_same_losses(
     peer: TextBrewer, ours: Student, listened: Capture, rows: TokenizedRows
 ) -> None:
-    """On rows of one length, without dropout and with matrices that do nothing, both sides must agree.
+    """On rows of one length, without dropout and with matrices that do nothing, both sides must
+    agree.
 
     Raises:
         RuntimeError: they do not.
@@ -367,7 +373,8 @@ def compare(ways: dict[str, Way], options: argparse.Namespace) -> None:
         ratios = [v / b for v, b in zip(values[1:], rates[base][1:], strict=True)]
         said = f"{statistics.median(ratios):.2f}x {base} ({min(ratios):.2f}-{max(ratios):.2f})"
         print(
-            f"{name:34} {statistics.median(values[1:]):7.0f} tokens/s   {'' if name == base else said}"
+            f"{name:34} {statistics.median(values[1:]):7.0f} tokens/s   "
+            f"{'' if name == base else said}"
         )
 
 

@@ -1,9 +1,11 @@
-"""Cutting a vocabulary of the size of XLM-R's: seconds of reading the text, of cutting, and whether outputs stay equal.
+"""Cutting a vocabulary of the size of XLM-R's: seconds of reading the text, of cutting, and whether
+outputs stay equal.
 
     python benchmarks/trim.py [--tokens 250002] [--size 20000] [--texts 20000]
 
-A Unigram vocabulary of made-up pieces, a model of 2 layers x 384 over it, texts of its words. Reading is counting the
-tokens of the texts; cutting is choosing the tokens, with and without a size, and making the tokenizer and the tables.
+A Unigram vocabulary of made-up pieces, a model of 2 layers x 384 over it, texts of its words.
+Reading is counting the tokens of the texts; cutting is choosing the tokens, with and without a
+size, and making the tokenizer and the tables.
 Aim: cutting takes under a minute; outputs on text of kept tokens are equal to the bit.
 """
 
@@ -29,7 +31,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def made(tokens: int, rng: np.random.Generator) -> Model:
-    """Pieces of 1 to 8 letters, the shorter ones likelier, half of them at the beginning of a word."""
+    """Pieces of 1 to 8 letters, the shorter ones likelier, half of them at the beginning of a
+    word."""
     lengths = rng.integers(2, 9, 2 * tokens)
     words = ("".join(LETTERS[n] for n in rng.integers(0, 26, length)) for length in lengths)
     pieces = itertools.chain(
@@ -99,7 +102,8 @@ def main() -> None:
         cutting = time.perf_counter() - began
         count, equal = same_bits(loaded, smaller, texts[:64], kept)
         print(
-            f"size {size}: {notes[0]}; cutting next to reading {cutting:.1f} s; equal on {count} texts: {equal}"
+            f"size {size}: {notes[0]}; cutting next to reading {cutting:.1f} s; equal on {count} "
+            f"texts: {equal}"
         )
 
 

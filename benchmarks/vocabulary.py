@@ -1,12 +1,14 @@
-"""The chunked losses over a vocabulary against the plain formulas: extra memory, time, value and gradient, in one run.
+"""The chunked losses over a vocabulary against the plain formulas: extra memory, time, value and
+gradient, in one run.
 
     python benchmarks/vocabulary.py [--threads 2] [--rounds 7] [--device cpu]
 
-A batch of 32 x 128 tokens of which 15 % are masked, a vocabulary of 30,522, logits of teacher and student in float32
-and in bfloat16; forward and backward of soft targets (T = 2) and of cross-entropy. Memory is what a call takes beyond
-the logits that are there before it, the gradient that it leaves included. Times are medians of interleaved rounds.
-Aims: the chunked soft loss takes a quarter of the plain one's memory at most, is not slower, and equals it to 1e-5 in
-float32.
+A batch of 32 x 128 tokens of which 15 % are masked, a vocabulary of 30,522, logits of teacher and
+student in float32 and in bfloat16; forward and backward of soft targets (T = 2) and of
+cross-entropy. Memory is what a call takes beyond the logits that are there before it, the gradient
+that it leaves included. Times are medians of interleaved rounds.
+Aims: the chunked soft loss takes a quarter of the plain one's memory at most, is not slower, and
+equals it to 1e-5 in float32.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ def compare(name: str, losses: Losses, inputs: tuple[Tensor, Tensor, Tensor], ro
         step(loss, inputs)
         inputs[1].grad = None
         if device.type == "cpu":
-            # What an earlier call gave back may still lie with the process, and a later one would seem to need less.
+            # What an earlier call gave back may still lie with the process, and a later one would
+            # seem to need less.
             ctypes.CDLL(None).malloc_trim(0)
         memory[way] = peak_of(lambda loss=loss: step(loss, inputs), device)
     for _ in range(rounds):
@@ -78,14 +81,17 @@ def compare(name: str, losses: Losses, inputs: tuple[Tensor, Tensor, Tensor], ro
     if None not in memory.values():
         of_both = ", ".join(f"{way} {taken / 1e6:.0f} MB" for way, taken in memory.items())
         print(
-            f"{name:22} memory chunked / plain: {memory['chunked'] / memory['plain']:.2f}  ({of_both})"
+            f"{name:22} memory chunked / plain: {memory['chunked'] / memory['plain']:.2f}  "
+            f"({of_both})"
         )
     print(
-        f"{name:22} time   plain / chunked: {statistics.median(ratios):.2f}x  ({min(ratios):.2f}-{max(ratios):.2f}, "
+        f"{name:22} time   plain / chunked: {statistics.median(ratios):.2f}x  "
+        f"({min(ratios):.2f}-{max(ratios):.2f}, "
         f"chunked {1e3 * statistics.median(seconds['chunked']):.0f} ms)"
     )
     print(
-        f"{name:22} value differs by {abs(values['plain'] - values['chunked']) / values['plain']:.1e} of it, gradients "
+        f"{name:22} value differs by "
+        f"{abs(values['plain'] - values['chunked']) / values['plain']:.1e} of it, gradients "
         f"by {worst:.1e} of their largest"
     )
 

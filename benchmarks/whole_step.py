@@ -1,18 +1,20 @@
-"""A whole distillation step, teacher 12x768 -> student 6x384, batch 16 x 128, three ways in one run.
+"""A whole distillation step, teacher 12x768 -> student 6x384, batch 16 x 128, three ways in one
+run.
 
     python benchmarks/whole_step.py [--rounds 5] [--textbrewer] [--dropout 0] [--device cpu]
 
-* kdcli: what the command runs. The teacher stops at its last q, k, v; matrix products in the dtype `--dtype auto` picks
-  (and in the other one); the blocked relation loss.
-* plain: the teacher's full forward in float32 with `output_attentions=True`, plain formulas for both relations.
-* TextBrewer (`pip install textbrewer tensorboard`, a peer, needed only here): its GeneralDistiller's step with both
-  relations as matches, in float32 as it runs them.
+* kdcli: what the command runs. The teacher stops at its last q, k, v; matrix products in the dtype
+  `--dtype auto` picks (and in the other one); the blocked relation loss.
+* plain: the teacher's full forward in float32 with `output_attentions=True`, plain formulas for
+  both relations.
+* TextBrewer (`pip install textbrewer tensorboard`, a peer, needed only here): its
+  GeneralDistiller's step with both relations as matches, in float32 as it runs them.
 
-The student has BERT's dropout of 0.1 in all three, or what `--dropout` says: drawing it on a CPU is a cost of its own,
-and the recipes for two cores do without.
+The student has BERT's dropout of 0.1 in all three, or what `--dropout` says: drawing it on a CPU is
+a cost of its own, and the recipes for two cores do without.
 
-Prints ratios of tokens/s (medians of interleaved rounds), the model FLOP/s of the step over the machine's own
-matrix-product rate, and what two students of one teacher pass cost next to two runs.
+Prints ratios of tokens/s (medians of interleaved rounds), the model FLOP/s of the step over the
+machine's own matrix-product rate, and what two students of one teacher pass cost next to two runs.
 """
 
 from __future__ import annotations
@@ -184,8 +186,8 @@ def textbrewer_step(*, dropout: float):
 
 
 def step_flops(teacher: BertModel, student: BertModel, batch: int) -> float:
-    """Floating-point operations of a step on rows of 128 tokens: the last layer of both stops at its q, k and v, and a
-    backward pass costs two forward passes."""
+    """Floating-point operations of a step on rows of 128 tokens: the last layer of both stops at
+    its q, k and v, and a backward pass costs two forward passes."""
     of_teacher, of_student = (
         multiply_adds(model) * (1 - 0.75 / model.config.num_hidden_layers)
         for model in (teacher, student)
@@ -240,7 +242,10 @@ def main() -> None:
     print(f"--dtype auto is {str(auto)[6:]} here")
     for name, value in median.items():
         paired = [v / k for v, k in zip(seconds[name][1:], seconds["kdcli"][1:], strict=True)]
-        ratio = f"takes {statistics.median(paired):.2f}x the time of kdcli ({min(paired):.2f}-{max(paired):.2f})"
+        ratio = (
+            f"takes {statistics.median(paired):.2f}x the time of kdcli "
+            f"({min(paired):.2f}-{max(paired):.2f})"
+        )
         print(
             f"{name:20} {BATCH * LENGTH / value:8.0f} tokens/s   {'' if name == 'kdcli' else ratio}"
         )
@@ -254,7 +259,8 @@ def main() -> None:
     flops = step_flops(*teacher_and_student(dropout=options.dropout), BATCH)
     rate = product_rate(auto, device)
     print(
-        f"about {flops / median['kdcli'] / 1e9:.0f} GFLOP/s of {rate / 1e9:.0f} a plain product reaches: "
+        f"about {flops / median['kdcli'] / 1e9:.0f} GFLOP/s of {rate / 1e9:.0f} a plain product "
+        "reaches: "
         f"{flops / median['kdcli'] / rate:.0%}"
     )
 

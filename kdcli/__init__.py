@@ -24,7 +24,8 @@ __version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Bring a function in when it is first asked for: it loads what `kdcli --help` must not wait for."""
+    """Bring a function in when it is first asked for: it loads what `kdcli --help` must not wait
+    for."""
     if name == "load":
         from kdcli.deploy.sparse.load import load
 

@@ -263,7 +263,7 @@ def compress(
     overwrite: bool = False,
     trust_remote_code: bool = False,
 ) -> RunResult:
-    """Make a model smaller and faster until it meets a goal, by distilling, pruning and exporting.
+    """Distill, prune and export a model until it is small and fast enough for a goal.
 
     It takes the options of `kdcli compress`. Raises kdcli.errors.KdcliError."""
 

@@ -23,11 +23,13 @@ ASIDE = len("..part")  # What a name is longer while its file is written aside
 SURROGATE = re.compile(r"[\ud800-\udfff]")
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 COMMITS: dict[str, str] = {}
-"""Data sets of the hub that this run read, as they are named -> the commit that was the present one."""
+"""Data sets of the hub that this run read, as they are named -> the commit that was the present
+one."""
 
 
 def cache_dir() -> Path:
-    """`$KDCLI_CACHE`, else `~/.cache/kdcli`, else a temporary one; holds only what kdcli can make again."""
+    """`$KDCLI_CACHE`, else `~/.cache/kdcli`, else a temporary one; holds only what kdcli can make
+    again."""
     if named := os.environ.get("KDCLI_CACHE"):
         return Path(named)
     try:
@@ -48,8 +50,8 @@ def unprintable(text: str) -> bool:
 
 
 def user_path(given: str | Path) -> Path:
-    """A path that a user gave, its `~` expanded. Raises UsageError: not UTF-8, a zero byte, a name that is too long, or
-    no such user."""
+    """A path that a user gave, its `~` expanded. Raises UsageError: not UTF-8, a zero byte, a name
+    that is too long, or no such user."""
     text = str(given)
     if unprintable(text) or "\0" in text:
         raise UsageError(f"the path {text!a} is not UTF-8 text", "rename it, or give another")
@@ -69,8 +71,9 @@ def user_path(given: str | Path) -> Path:
 
 
 def check_writable(path: Path, *, directory: bool) -> None:
-    """Check, before any work, that a file or directory can be written; makes nothing. Raises UsageError: see
-    `user_path`; the path, or what should be its directory, is of another kind; MachineError: no permission."""
+    """Check, before any work, that a file or directory can be written; makes nothing. Raises
+    UsageError: see `user_path`; the path, or what should be its directory, is of another kind;
+    MachineError: no permission."""
     user_path(path)
     with disk_errors(path):
         if path.exists() and not (path.is_dir() if directory else path.is_file()):
@@ -95,8 +98,8 @@ def check_writable(path: Path, *, directory: bool) -> None:
 
 
 def read_json(path: Path, *, most_bytes: int = MOST_BYTES, kind: type = dict) -> Any:
-    """The object (or list, of `kind`) in a JSON file that others wrote. Raises UsageError, with the file's name: see
-    `parse_json`; it cannot be read, or is larger than `most_bytes`."""
+    """The object (or list, of `kind`) in a JSON file that others wrote. Raises UsageError, with the
+    file's name: see `parse_json`; it cannot be read, or is larger than `most_bytes`."""
     try:
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} cannot be read: it is no file")
@@ -110,8 +113,8 @@ def read_json(path: Path, *, most_bytes: int = MOST_BYTES, kind: type = dict) ->
 
 
 def parse_json(data: bytes, source: object, kind: type = dict) -> Any:
-    """The object (or list, of `kind`) in some JSON; `source` names it in errors. Raises UsageError: not JSON, not
-    UTF-8, nested deeper than `MOST_DEPTH`, or of another kind."""
+    """The object (or list, of `kind`) in some JSON; `source` names it in errors. Raises UsageError:
+    not JSON, not UTF-8, nested deeper than `MOST_DEPTH`, or of another kind."""
     try:
         tree = json.loads(str(data, "utf-8"))
         if ESCAPED_SURROGATE.search(data):
@@ -168,9 +171,9 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file aside, fsync it and rename it into place; a link stays, and what it names is written. Raises
-    UsageError: what is there is no plain file; MachineError: the disk is full or not writable; after an error the old
-    file is untouched."""
+    """Write a file aside, fsync it and rename it into place; a link stays, and what it names is
+    written. Raises UsageError: what is there is no plain file; MachineError: the disk is full or
+    not writable; after an error the old file is untouched."""
     # A rename would replace the link itself, which may be /dev/stdout.
     path = Path(os.path.realpath(path))
     aside = path.with_name(f".{path.name}.part")
@@ -197,8 +200,8 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def atomic_dir(path: Path) -> Iterator[Path]:
-    """Fill a directory aside, then put it in the place of `path`; after an error `path` is as it was. Raises
-    MachineError: the disk is full or not writable."""
+    """Fill a directory aside, then put it in the place of `path`; after an error `path` is as it
+    was. Raises MachineError: the disk is full or not writable."""
     aside, before = (path.with_name(f".{path.name}.{ending}") for ending in ("part", "old"))
     with disk_errors(path):
         remove(aside)
@@ -222,9 +225,10 @@ STAGED = ".staged"
 
 @contextmanager
 def fill_dir(path: Path, *, last: str, clear: bool = False) -> Iterator[Path]:
-    """Fill a directory aside, then move each file into `path`, which itself stays: it may be a mount point, a link or
-    the working directory. `last`: the file that is moved last, since it tells a whole directory. `clear`: remove what
-    else is there. After an error nothing was moved. Raises MachineError: the disk is full or not writable."""
+    """Fill a directory aside, then move each file into `path`, which itself stays: it may be a
+    mount point, a link or the working directory. `last`: the file that is moved last, since it
+    tells a whole directory. `clear`: remove what else is there. After an error nothing was moved.
+    Raises MachineError: the disk is full or not writable."""
     staged, made = path / STAGED, not path.exists()
     try:
         with atomic_dir(staged) as aside:

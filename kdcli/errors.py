@@ -1,7 +1,7 @@
 """Errors that a user can cause, each with its exit code.
 
-A message states what came, what is allowed and what to do. Only `kdcli.cli` prints them; any other exception is a bug
-(exit 1).
+A message states what came, what is allowed and what to do. Only `kdcli.cli` prints them; any other
+exception is a bug (exit 1).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def first_line(error: BaseException) -> str:
 
 
 class KdcliError(Exception):
-    """Base of all errors; `message` states what came and what is allowed, `hint` what to do, on its own line."""
+    """Base of all errors; `message` states what came and what is allowed, `hint` what to do, on its
+    own line."""
 
     exit_code = 1
 

@@ -1,8 +1,9 @@
 """Types that every room shares.
 
-Shape legend, a suffix of tensor names: B sequences, L tokens, A attention heads, K head width, D hidden width,
-F feed-forward width, V vocabulary, P labelled tokens of a batch, C classes, N layers; `q_BALK` has shape [B, A, L, K].
-Layers are numbered as in TinyBERT: 0 is the embedding output, 1 to N are the encoder layers.
+Shape legend, a suffix of tensor names: B sequences, L tokens, A attention heads, K head width, D
+hidden width, F feed-forward width, V vocabulary, P labelled tokens of a batch, C classes, N layers;
+`q_BALK` has shape [B, A, L, K]. Layers are numbered as in TinyBERT: 0 is the embedding output, 1 to
+N are the encoder layers.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 Batch = dict[str, Tensor]
-"""Arguments of an encoder: `input_ids` [B, L] int64; `attention_mask` [B, L] int64 (1 = real token) or, for isolated
-documents in one block, [B, 1, L, L] bool (True = attend); optional `token_type_ids`, `position_ids` [B, L] int64; for a
-labelled task `labels`, see `Kind`; of masked text also `labelled`, see `labelled_places`."""
+"""Arguments of an encoder: `input_ids` [B, L] int64; `attention_mask` [B, L] int64 (1 = real token)
+or, for isolated documents in one block, [B, 1, L, L] bool (True = attend); optional
+`token_type_ids`, `position_ids` [B, L] int64; for a labelled task `labels`, see `Kind`; of masked
+text also `labelled`, see `labelled_places`."""
 
 RowHashes = np.ndarray[Any, np.dtype[np.uint64]]
 """Hashes of the texts of labelled rows, see `kdcli.data.labelled.rows`."""
@@ -30,16 +32,18 @@ Kind = Literal["class", "multi", "score", "tokens", "span", "text"]
 * `multi`: any number of labels; [B, C] float32 of 0 and 1.
 * `score`: a real number; [B] float32.
 * `tokens`: one label a word; [B, L] int64, IGNORED except at the first piece of a word.
-* `span`: an answer in a context; [B, 2] int64, first and last token; both 0 if the window holds none.
-* `text`: a text, the target of a source; [B, L] int64, the ids of the target, IGNORED at the source. The batch also has
-  `sources` [B] int64: how many tokens of each row are the source.
+* `span`: an answer in a context; [B, 2] int64, first and last token; both 0 if the window holds
+  none.
+* `text`: a text, the target of a source; [B, L] int64, the ids of the target, IGNORED at the
+  source. The batch also has `sources` [B] int64: how many tokens of each row are the source.
 """
 
 IGNORED = -100
 """Label of a token that counts nowhere."""
 
 Count = Literal["rows", "tokens", "labels"]
-"""The unit that a mean is taken over: rows; tokens that are no padding; labels that are not IGNORED."""
+"""The unit that a mean is taken over: rows; tokens that are no padding; labels that are not
+IGNORED."""
 COUNTS: tuple[Count, ...] = get_args(Count)
 
 
@@ -86,8 +90,8 @@ class Task:
     """A labelled task: columns, labels, metrics, where its data are.
 
     Attributes:
-        texts: columns: one or two texts, of `text` those of the source; the words of `tokens`; question and context of
-            `span`.
+        texts: columns: one or two texts, of `text` those of the source; the words of `tokens`;
+            question and context of `span`.
         label: column of the label; of `text` the target.
         labels: class names in order of their numbers; empty for `score`, `span` and `text`.
         metrics: names; the first is the one that a single number means.
@@ -99,8 +103,8 @@ class Task:
         glue: set -> file name for the GLUE server.
         glue_words: the GLUE server takes label names, not numbers.
         max_length: tokens a row in the benchmark's protocol.
-        words: label words (SMP), one an output of the head: in the order of `labels`, one for `score`, start and end
-            for `span`.
+        words: label words (SMP), one an output of the head: in the order of `labels`, one for
+            `score`, start and end for `span`.
     """
 
     name: str
@@ -136,8 +140,8 @@ class Example:
         where: `file:line`, for messages.
         id: the data set's, else its number in the file.
         texts: one or two texts; the words of `tokens`; question and context of `span`.
-        label: class number; numbers (`multi`); a real number (`score`); a number a word (`tokens`); gold answers
-            (`span`, empty if unanswerable); the target (`text`). None if withheld.
+        label: class number; numbers (`multi`); a real number (`score`); a number a word (`tokens`);
+            gold answers (`span`, empty if unanswerable); the target (`text`). None if withheld.
     """
 
     where: str
@@ -162,9 +166,9 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Needs:
-    """The signals a loss reads: layers of q, k, v and hidden (0 = embedding output), logits of every row or token, a
-    masked language model's logits of labelled tokens only (`masked_logits`), or an embedding model's vector of each row
-    (`pooled`)."""
+    """The signals a loss reads: layers of q, k, v and hidden (0 = embedding output), logits of
+    every row or token, a masked language model's logits of labelled tokens only (`masked_logits`),
+    or an embedding model's vector of each row (`pooled`)."""
 
     q: frozenset[int] = frozenset()
     k: frozenset[int] = frozenset()
@@ -192,13 +196,17 @@ class Signals:
 
     Attributes:
         mask: attention mask, [B, L] or [B, 1, L, L]; None if every token is real.
-        q, k, v: layer -> [B, A, L, K], after rotary embedding; grouped key/value heads repeated to A.
-        hidden: layer -> [B, L, D]; 0 is the embedding output, the last is the model's `last_hidden_state`.
-        logits: [B, C]; [B, L, C] of tokens; [B, L, 2] of spans (start, end); [P, V] of labelled tokens, row by row.
+        q, k, v: layer -> [B, A, L, K], after rotary embedding; grouped key/value heads repeated to
+        A.
+        hidden: layer -> [B, L, D]; 0 is the embedding output, the last is the model's
+        `last_hidden_state`.
+        logits: [B, C]; [B, L, C] of tokens; [B, L, 2] of spans (start, end); [P, V] of labelled
+        tokens, row by row.
         labels: the batch's labels, if any; see `Kind`.
         labelled: of logits of labelled tokens, their places, see `labelled_places`.
-        pooled: vectors of an embedding model, [B, D]; of a teacher also those of other texts: `anchors` [R, D], of each
-            row's `positive` [B, D] and `negatives` [B, M, D], all zero where a row has none.
+        pooled: vectors of an embedding model, [B, D]; of a teacher also those of other texts:
+            `anchors` [R, D], of each row's `positive` [B, D] and `negatives` [B, M, D], all zero
+            where a row has none.
     """
 
     mask: Tensor | None = None
@@ -237,8 +245,9 @@ class Objective:
 
 @dataclass(frozen=True)
 class Term:
-    """A scalar of a loss that is a mean over the rows, tokens or labels of a batch. A term that is the same for every
-    batch may take any of them. `weight` is that in the loss; the log shows the term without it."""
+    """A scalar of a loss that is a mean over the rows, tokens or labels of a batch. A term that is
+    the same for every batch may take any of them. `weight` is that in the loss; the log shows the
+    term without it."""
 
     value: Tensor
     over: Count
@@ -247,15 +256,15 @@ class Term:
 
 @dataclass(frozen=True)
 class StepLoss:
-    """A step's result: the terms whose weighted sum is minimised, a single one named `loss`; and `outputs` [B, ...] for
-    `Job.compute_metrics`."""
+    """A step's result: the terms whose weighted sum is minimised, a single one named `loss`; and
+    `outputs` [B, ...] for `Job.compute_metrics`."""
 
     terms: Mapping[str, Term]
     outputs: Tensor | None = None
 
     def totals(self) -> dict[Count, Tensor]:
-        """The weighted sum of the terms over each count. The mean over several batches is that of each total, weighted
-        by its own count."""
+        """The weighted sum of the terms over each count. The mean over several batches is that of
+        each total, weighted by its own count."""
         groups: dict[Count, list[Tensor]] = {}
         for term in self.terms.values():
             if term.weight:
@@ -287,8 +296,9 @@ def counts_of(batch: Batch) -> dict[Count, float]:
 
 
 def labelled_places(batch: Batch) -> Tensor:
-    """Places of the labels [B, L] that are not IGNORED, row by row, [P] int64 into B·L. A batch of masked text brings
-    them from the CPU: on a device, finding them would wait for all that it still computes."""
+    """Places of the labels [B, L] that are not IGNORED, row by row, [P] int64 into B·L. A batch of
+    masked text brings them from the CPU: on a device, finding them would wait for all that it still
+    computes."""
     if "labelled" in batch:
         return batch["labelled"]
     return (batch["labels"] != IGNORED).flatten().nonzero()[:, 0]
@@ -341,8 +351,8 @@ class Schedule:
     stop_after: int | None = None
 
     def lr_at(self, step: int) -> float:
-        """Learning rate of a step (1 to steps): linear warm-up; then `constant`, or a `linear` decay to 0 just after
-        the last step."""
+        """Learning rate of a step (1 to steps): linear warm-up; then `constant`, or a `linear`
+        decay to 0 just after the last step."""
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
         if self.lr_schedule == "constant":
@@ -363,20 +373,23 @@ class Job:
     """A training job.
 
     Attributes:
-        modules: each clipped and checkpointed on its own, so modules trained together move as they would alone; only
-            parameters that require a gradient are trained.
-        step: batch on the device -> loss; also called for the held-out loss, with the modules in eval mode and without
-            gradients.
+        modules: each clipped and checkpointed on its own, so modules trained together move as they
+            would alone; only parameters that require a gradient are trained.
+        step: batch on the device -> loss; also called for the held-out loss, with the modules in
+            eval mode and without gradients.
         compute_metrics: `outputs` of everything held out, float32, in its order -> metrics.
         best: the metric that selects the weights to keep; None keeps the last.
         best_from: the first step whose weights may be selected.
-        param_group: name of a parameter (module name first) -> how it is trained; None gives all the same settings.
-        shared: micro-batch on the device -> tensors [B, ...] that the losses of the whole batch read, without
-            gradients. `step` finds those of all rows of all processes, [rows, ...], under the same names in its batch,
-            and the places of its own rows among them, [B], as `own_rows`; none of them in evaluations.
-        on_step_end: called with the number of finished steps: before the first (or next) step, and after each.
-        held_out_size: sequences of an example held out, at most, over those of one trained on; a held-out pass takes so
-            many fewer examples at once.
+        param_group: name of a parameter (module name first) -> how it is trained; None gives all
+        the same settings.
+        shared: micro-batch on the device -> tensors [B, ...] that the losses of the whole batch
+            read, without gradients. `step` finds those of all rows of all processes, [rows, ...],
+            under the same names in its batch, and the places of its own rows among them, [B], as
+            `own_rows`; none of them in evaluations.
+        on_step_end: called with the number of finished steps: before the first (or next) step, and
+        after each.
+        held_out_size: sequences of an example held out, at most, over those of one trained on; a
+            held-out pass takes so many fewer examples at once.
     """
 
     modules: Mapping[str, nn.Module]

@@ -1,4 +1,5 @@
-"""What all tests share: no network, a cache of their own, a fresh accelerate state for each test."""
+"""What all tests share: no network, a cache of their own, a fresh accelerate state for each
+test."""
 
 import errno
 import functools
@@ -23,7 +24,8 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 from kdcli.engine.launch import Session
 from kdcli.models.card import weights_hash
 
-# The same examples every time: a red run must be red again. `--hypothesis-profile default` searches anew.
+# The same examples every time: a red run must be red again. `--hypothesis-profile default` searches
+# anew.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
@@ -42,7 +44,8 @@ def fresh_accelerate():
 
 @pytest.fixture(autouse=True, scope="session")
 def not_synced():
-    """Only a loss of power tells a file that is on the disk from one that is on its way there, and the way is slow."""
+    """Only a loss of power tells a file that is on the disk from one that is on its way there, and
+    the way is slow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -50,8 +53,8 @@ def not_synced():
 
 @pytest.fixture(autouse=True, scope="session")
 def graphs_recorded_once():
-    """Recording a graph takes torch seconds: models equal in class, settings and weights share theirs, and all of them
-    the table of operators, which torch would read anew for each."""
+    """Recording a graph takes torch seconds: models equal in class, settings and weights share
+    theirs, and all of them the table of operators, which torch would read anew for each."""
     record, recorded = torch.onnx.export, {}
     operators = ONNXRegistry.from_torchlib
     ONNXRegistry.from_torchlib = staticmethod(functools.cache(operators))

@@ -69,7 +69,8 @@ def write_file(path: Path, content: str) -> None:
 
 
 def add_row(name: str, path: Path, row: str) -> None:
-    """Put a row at the beginning of a mapping in a module; raise if the module has no such mapping."""
+    """Put a row at the beginning of a mapping in a module; raise if the module has no such
+    mapping."""
     source = path.read_text("utf-8")
     (opening,) = re.findall(rf"^{name}\b.*{{$", source, re.MULTILINE)
     path.write_text(source.replace(opening, f"{opening}\n{row}"), "utf-8")
@@ -111,7 +112,8 @@ def run_pages(pages: list[Path], prepare: Callable[[], None] | None = None) -> N
 
 
 def shorten_demo() -> None:
-    """Shorten the demo's text and tasks: to read all of them takes longer than the documented runs."""
+    """Shorten the demo's text and tasks: to read all of them takes longer than the documented
+    runs."""
     from kdcli.data import demo
 
     demo.DOCUMENTS.update(train=600, validation=300)

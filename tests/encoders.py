@@ -84,7 +84,8 @@ def foreign_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def byte_level(*merges: tuple[str, str]) -> Tokenizer:
-    """Bytes and what the merges make of them; as in all of its kind, a word's first piece holds the space before it."""
+    """Bytes and what the merges make of them; as in all of its kind, a word's first piece holds the
+    space before it."""
     special = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
     pieces = [
         *special,

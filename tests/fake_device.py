@@ -1,9 +1,11 @@
-"""Training steps on a device that computes nothing: run as a program, for it changes torch for its whole process.
+"""Training steps on a device that computes nothing: run as a program, for it changes torch for its
+whole process.
 
-An accelerator defined in Python (PrivateUse1) under FakeTensorMode executes every operation on shapes alone, in the
-engine's own loop. A tensor left on the CPU raises, and so does waiting for the device: reading a value back, finding
-places by a mask, a copy that blocks. The waits that the engine's comments count are let through and counted. It shows
-no numbers, autocast, memory or speed. Prints the cases that ran, and `error: CASE: ...` for each that did not.
+An accelerator defined in Python (PrivateUse1) under FakeTensorMode executes every operation on
+shapes alone, in the engine's own loop. A tensor left on the CPU raises, and so does waiting for the
+device: reading a value back, finding places by a mask, a copy that blocks. The waits that the
+engine's comments count are let through and counted. It shows no numbers, autocast, memory or speed.
+Prints the cases that ran, and `error: CASE: ...` for each that did not.
 
     python fake_device.py few|all|CASE
 """
@@ -105,7 +107,8 @@ class Watch(TorchDispatchMode):
 
 
 def read_back(tensor):
-    """`tolist`, which the engine calls once a step. Every number on the device is 1; on the CPU it is one of rows."""
+    """`tolist`, which the engine calls once a step. Every number on the device is 1; on the CPU it
+    is one of rows."""
     on_device = tensor.device.type == DEVICE
     WAITS[0] += on_device
     (length,) = tensor.shape
@@ -296,8 +299,8 @@ def cotrained(how, kind):
 
 
 def pruned(method, kind, **settings):
-    """`kdcli prune`: masks chosen before the first step and after every one, which for densities in proportion to
-    scores waits; `cap` contrasts with all rows of the batch."""
+    """`kdcli prune`: masks chosen before the first step and after every one, which for densities in
+    proportion to scores waits; `cap` contrasts with all rows of the batch."""
     model = headed(kind, "class")
     pruner = build_pruner(method, settings, model, density=0.3, steps=STEPS, lr=1e-3)
     student = capture(model, Needs(logits=True, hidden=frozenset({2})))
@@ -369,7 +372,8 @@ FAULTS = (
 
 
 def cases() -> dict[str, Callable[[], None]]:
-    """Name -> what it runs: every loss, task kind, pruner and way of co-training on a few types; relations on all."""
+    """Name -> what it runs: every loss, task kind, pruner and way of co-training on a few types;
+    relations on all."""
     found: dict[str, Callable[[], None]] = {}
     for kind in TYPES:
         for method in methods():

@@ -1,4 +1,5 @@
-"""Processes, forked from one that has imported what commands need: of a short one that is most of its time."""
+"""Processes, forked from one that has imported what commands need: of a short one that is most of
+its time."""
 
 import atexit
 import io
@@ -33,7 +34,8 @@ SERVER.set_forkserver_preload([*PRELOADED, "transformers.models.bert.modeling_be
 
 
 class Forked:
-    """A function running in a process of its own, as far as tests need of it like `subprocess.Popen`."""
+    """A function running in a process of its own, as far as tests need of it like
+    `subprocess.Popen`."""
 
     def __init__(self, target: Callable[..., None], *arguments: object, **environment: str) -> None:
         """Start it; `environment` is added to this process's."""
@@ -153,7 +155,8 @@ def in_ranks(
     """What `work` returns in each of several gloo processes, forked from this one."""
     place = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    # A fork has none of the threads that its parent computed with, and accelerate asks for as many as there are cores.
+    # A fork has none of the threads that its parent computed with, and accelerate asks for as many
+    # as there are cores.
     place |= {"OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{rank}.safetensors" for rank in range(count)]
@@ -196,7 +199,8 @@ def free_port() -> str:
 
 
 def killed(after: int, work: Callable[[], object]) -> bool:
-    """Run `work` in a child that dies at its n-th change of the file system; False: it came to its end."""
+    """Run `work` in a child that dies at its n-th change of the file system; False: it came to its
+    end."""
     child = os.fork()
     if child:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -1,7 +1,9 @@
-"""A hub on loopback with as much of the protocol as `from_pretrained`, `huggingface_hub`, uploads and `datasets` need.
+"""A hub on loopback with as much of the protocol as `from_pretrained`, `huggingface_hub`, uploads
+and `datasets` need.
 
-`from hub_server import hub  # noqa: F401` gives a test module the fixture: `hub.add("someone/tiny-bert", folder)`
-publishes a directory, `hub.environment(home)` is the environment of a process that knows no other hub.
+`from hub_server import hub  # noqa: F401` gives a test module the fixture:
+`hub.add("someone/tiny-bert", folder)` publishes a directory, `hub.environment(home)` is the
+environment of a process that knows no other hub.
 """
 
 import base64
@@ -43,14 +45,16 @@ class Hub:
         )
 
     def commit(self, name: str, files: dict[str, bytes]) -> str:
-        """A new commit of a repository, of these files alone: `COMMIT`, then those of the next letters."""
+        """A new commit of a repository, of these files alone: `COMMIT`, then those of the next
+        letters."""
         commits = self.commits.setdefault(name, {})
         commit = chr(ord("a") + len(commits)) * 40
         self.repositories[name] = commits[commit] = files
         return commit
 
     def knows(self, name: str, revision: str) -> bool:
-        """Whether there is such a revision; `main` is the only branch, `COMMIT` the one of files that were just put."""
+        """Whether there is such a revision; `main` is the only branch, `COMMIT` the one of files
+        that were just put."""
         return revision == "main" or any(
             commit.startswith(revision) for commit in self.commits.get(name, [COMMIT])
         )
@@ -79,7 +83,8 @@ class Hub:
         return kept | direct | own | more
 
     def told(self, home: Path, program: str, *arguments: object, **more: str) -> list[str]:
-        """The lines of a program in such a process: libraries read the address of the hub when they are imported."""
+        """The lines of a program in such a process: libraries read the address of the hub when they
+        are imported."""
         command = [sys.executable, "-c", program, *map(str, arguments)]
         done = subprocess.run(
             command, env=self.environment(home, **more), capture_output=True, text=True

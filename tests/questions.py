@@ -1,4 +1,5 @@
-"""Questions with their answers, and small tokenizers of the three kinds that tell characters differently."""
+"""Questions with their answers, and small tokenizers of the three kinds that tell characters
+differently."""
 
 import functools
 
@@ -27,7 +28,8 @@ WORDS = st.builds(
 CONTEXTS = st.lists(WORDS, min_size=1, max_size=120)
 SPECIAL = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 TEXT = [
-    "who where what ran the a cat sat on mat in Wien Zürich naïve café 1872 rivers river running 東京 नमस्ते"
+    "who where what ran the a cat sat on mat in Wien Zürich naïve café 1872 rivers river running "
+    "東京 नमस्ते"
 ] * 4
 KINDS = ["word pieces", "bytes", "sentence pieces"]
 

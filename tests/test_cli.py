@@ -1,4 +1,5 @@
-"""The command line: its words are frozen, its help is quick to think, its errors have exit codes."""
+"""The command line: its words are frozen, its help is quick to think, its errors have exit
+codes."""
 
 import errno
 import importlib.util

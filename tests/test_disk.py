@@ -111,7 +111,8 @@ def test_a_directory_filled_in_place_is_whole_or_can_be_filled_again(tmp_path):
     inode = folder.stat().st_ino
     while killed(after := after + 1, lambda: filled(folder, "new")):
         texts = {p.name: p.read_text("utf-8") for p in content_of(folder)}
-        # Without `done.json` in its place it lies in what was staged, so that the directory is known as ours.
+        # Without `done.json` in its place it lies in what was staged, so that the directory is
+        # known as ours.
         assert (
             set(texts.values()) in ({"old"}, {"new"})
             or (folder / STAGED / "done.json").exists()

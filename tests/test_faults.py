@@ -1,4 +1,5 @@
-"""The search for faults finds one that is planted: every way to fail is seen, kept, and not run again."""
+"""The search for faults finds one that is planted: every way to fail is seen, kept, and not run
+again."""
 
 import os
 import random

@@ -1,4 +1,5 @@
-"""`tools/gpu.py` on a CPU and small shapes: what it measures, keeps, leaves for the next call and refuses."""
+"""`tools/gpu.py` on a CPU and small shapes: what it measures, keeps, leaves for the next call and
+refuses."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""Who may import whom, what the package never does, and what `kdcli --help` must not load. Read off the source."""
+"""Who may import whom, what the package never does, and what `kdcli --help` must not load. Read off
+the source."""
 
 import ast
 import subprocess
@@ -35,7 +36,8 @@ BELOW: dict[str, set[str]] = {
     **{room: set() for room in ("models", "data", "recipe")},
 }
 GROUND = {"errors", "types", "disk"}
-# What the command line may import outside its functions, next to `METHODS`, which reads names from folders.
+# What the command line may import outside its functions, next to `METHODS`, which reads names from
+# folders.
 AT_HELP = {"errors", "cli", "kdcli"}
 METHODS = "kdcli.recipe.methods"
 NO_TORCH = {"cli", "recipe", "errors", "disk"}
@@ -192,7 +194,10 @@ def loaded_by(statement: str) -> set[str]:
     }
 
 
-HELP = "from kdcli.cli import main\nsys.argv = ['kdcli', *{}]\ntry:\n    main()\nexcept SystemExit:\n    pass"
+HELP = (
+    "from kdcli.cli import main\nsys.argv = ['kdcli', *{}]\ntry:\n    main()\nexcept SystemExit:\n "
+    "   pass"
+)
 
 
 # Typer itself reads the values of options with pydantic.

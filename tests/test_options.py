@@ -1,4 +1,5 @@
-"""What options and recipe keys declare: descriptions, help, examples, the type stub, the reference."""
+"""What options and recipe keys declare: descriptions, help, examples, the type stub, the
+reference."""
 
 import re
 import shlex

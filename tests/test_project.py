@@ -1,4 +1,5 @@
-"""What surrounds the code: the map in the README, the pinned versions, links, and words that do not belong here."""
+"""What surrounds the code: the map in the README, the pinned versions, links, and words that do not
+belong here."""
 
 import json
 import os

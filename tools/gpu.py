@@ -1,13 +1,16 @@
-"""python -m tools.gpu [--minutes 9] [--device cuda] [--only NAME,NAME] [--again] [--tiny] [--out runs/gpu]
+"""python -m tools.gpu [--minutes 9] [--device cuda] [--only NAME,NAME] [--again] [--tiny] [--out
+runs/gpu]
 
-Measures kdcli on a machine with a GPU, in pieces: tests, benchmarks, distillation, relation kernels, SMP, latency. A
-call works for `--minutes` and the next goes on with the pieces that are left; a piece that fails is recorded with its
-error's last line, `--again` repeats it. Writes RESULTS.json and RESULTS.md, a table for docs/results.md, and copies
-both to the directory that the variable OUT names, if it does.
+Measures kdcli on a machine with a GPU, in pieces: tests, benchmarks, distillation, relation
+kernels, SMP, latency. A call works for `--minutes` and the next goes on with the pieces that are
+left; a piece that fails is recorded with its error's last line, `--again` repeats it. Writes
+RESULTS.json and RESULTS.md, a table for docs/results.md, and copies both to the directory that the
+variable OUT names, if it does.
 
-Needs a torch with CUDA and what pyproject.toml requires, all importable, and the repository as its working directory;
-pytest for the tests, triton for the kernels. Nothing is downloaded: weights, rows and texts are random or embedded.
-`--device cpu --tiny` runs every piece that needs no GPU, on small shapes: its numbers mean nothing.
+Needs a torch with CUDA and what pyproject.toml requires, all importable, and the repository as its
+working directory; pytest for the tests, triton for the kernels. Nothing is downloaded: weights,
+rows and texts are random or embedded. `--device cpu --tiny` runs every piece that needs no GPU, on
+small shapes: its numbers mean nothing.
 """
 
 from __future__ import annotations
@@ -53,8 +56,8 @@ RATES = {
     "h100": {"fp32": 67, "fp16": 989, "bf16": 989},
     "h200": {"fp32": 67, "fp16": 989, "bf16": 989},
 }
-"""TFLOP/s of dense matrix products by card and number format, from the vendor's data sheets: at the boost clock, and
-without TF32, which PyTorch leaves off."""
+"""TFLOP/s of dense matrix products by card and number format, from the vendor's data sheets: at the
+boost clock, and without TF32, which PyTorch leaves off."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,8 @@ def script(name: str, *arguments: str, tiny: tuple[str, ...] = ()) -> Callable[[
 
 
 def distillation(place: int, number: str) -> Callable[[Bench], list[Row]]:
-    """Steps of MiniLM: rows of 128 tokens, random weights, dropout 0.1; without the scaling of fp16's loss."""
+    """Steps of MiniLM: rows of 128 tokens, random weights, dropout 0.1; without the scaling of
+    fp16's loss."""
 
     def piece(bench: Bench) -> list[Row]:
         shape, dtype = bench.students()[place], checked(number, bench.device)
@@ -167,7 +171,10 @@ def measured(bench: Bench, shape: str, number: str, dtype: torch.dtype, batch: i
     share = f", {reached / rate:.1%} of the card's {rate / 1e12:.0f}" if rate else ""
     teacher = f"{bench.config.num_hidden_layers}x{bench.config.hidden_size}"
     what = f"{teacher} to {shape}, {number}, batch {batch}, relations by {kernel}"
-    speed = f"{batch * 128 / seconds:,.0f} tokens/s; {reached / 1e12:.2f} TFLOP/s{share}; {size_of(peak)} for a step"
+    speed = (
+        f"{batch * 128 / seconds:,.0f} tokens/s; {reached / 1e12:.2f} TFLOP/s{share}; "
+        f"{size_of(peak)} for a step"
+    )
     return [(what, speed)]
 
 
@@ -187,7 +194,8 @@ def two_students(bench: Bench) -> list[Row]:
 
 
 def relation(length: int) -> Callable[[Bench], list[Row]]:
-    """Value and gradients of an attention relation of BERT-base and a 6x384 student, PyTorch next to Triton."""
+    """Value and gradients of an attention relation of BERT-base and a 6x384 student, PyTorch next
+    to Triton."""
 
     def piece(bench: Bench) -> list[Row]:
         batch, heads, tokens = (2, 2, 32) if bench.tiny else (max(4, 16384 // length), 12, length)
@@ -246,7 +254,8 @@ def relation_step(
 
 
 def latency(bench: Bench) -> list[Row]:
-    """`kdcli benchmark`: one sequence of 128 tokens, eager and compiled, the first shape the baseline."""
+    """`kdcli benchmark`: one sequence of 128 tokens, eager and compiled, the first shape the
+    baseline."""
     shapes = (
         ["2x64:128@4", "1x64:128@4"] if bench.tiny else ["12x768", "6x768", "6x384", "4x312:1200"]
     )
@@ -281,7 +290,8 @@ def latency(bench: Bench) -> list[Row]:
         raise RuntimeError(next(line for line in ran.stderr.splitlines() if "error: " in line))
     return [
         (
-            f"{row['model']}, {row['backend']} {row['dtype']}, {row['batch_size']}x{row['seq_len']}",
+            f"{row['model']}, {row['backend']} {row['dtype']}, "
+            f"{row['batch_size']}x{row['seq_len']}",
             f"{row['p50_ms']:.2f} ms, p95 {row['p95_ms']:.2f}",
         )
         for row in json.loads((out / "report.json").read_text("utf-8"))["latency"]
@@ -289,7 +299,8 @@ def latency(bench: Bench) -> list[Row]:
 
 
 def cuda_graph(bench: Bench) -> list[Row]:
-    """A forward pass of one sequence of 128 tokens as one recorded CUDA graph next to the same kernels one by one."""
+    """A forward pass of one sequence of 128 tokens as one recorded CUDA graph next to the same
+    kernels one by one."""
     if bench.device.type != "cuda":
         return [("CUDA graphs", "not measured: they need a CUDA device")]
     rows, ids_BL = [], rows_of(bench, 1)
@@ -338,7 +349,8 @@ def rows_of(bench: Bench, batch: int) -> torch.Tensor:
 
 
 def card_rate(device: torch.device, number: str) -> float | None:
-    """FLOP/s of matrix products by the vendor's data sheet; None for a card that is not in `RATES`."""
+    """FLOP/s of matrix products by the vendor's data sheet; None for a card that is not in
+    `RATES`."""
     name = torch.cuda.get_device_name(device).lower() if device.type == "cuda" else ""
     known = [card for card in RATES if re.search(rf"\b{card}\b", name)]
     rates = RATES[max(known, key=len)] if known else {}
@@ -401,7 +413,8 @@ class Record:
 
 
 def run(names: list[str], record: Record, bench: Bench, minutes: float) -> list[str]:
-    """Run pieces one after the other, each in a process of its own; the names of those left for the next call."""
+    """Run pieces one after the other, each in a process of its own; the names of those left for the
+    next call."""
     end, left = time.monotonic() + 60 * minutes, list(names)
     for number, name in enumerate(names):
         began = time.monotonic()
@@ -421,7 +434,8 @@ def run(names: list[str], record: Record, bench: Bench, minutes: float) -> list[
 
 def alone(name: str, bench: Bench, seconds: float) -> dict[str, Any] | None:
     """Rows of a piece, or the last line of its log as its error; None if it is not done in time."""
-    # A fork has torch loaded already; this process never uses the device, whose state no fork may inherit.
+    # A fork has torch loaded already; this process never uses the device, whose state no fork may
+    # inherit.
     context, log = multiprocessing.get_context("fork"), bench.folder / f"{name}.log"
     read, write = context.Pipe(duplex=False)
     child = context.Process(target=_answer, args=(PIECES[name], bench, log, write))

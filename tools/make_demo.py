@@ -1,12 +1,15 @@
-"""Make the embedded demo teacher: a WordPiece tokenizer and a 4x128 BERT, trained by masked language modelling.
+"""Make the embedded demo teacher: a WordPiece tokenizer and a 4x128 BERT, trained by masked
+language modelling.
 
     python tools/make_demo.py [--steps 2500] [--out kdcli/data/demo_teacher]
 
-Both are made from the text that `kdcli.data.demo` generates and from nothing else. The weights are saved in half
-precision to keep the package small. Takes some ten minutes on two cores; prints the loss and the files' hashes.
+Both are made from the text that `kdcli.data.demo` generates and from nothing else. The weights are
+saved in half precision to keep the package small. Takes some ten minutes on two cores; prints the
+loss and the files' hashes.
 
-A tokenizer that is there is kept, for the trainer of `tokenizers` breaks ties by chance: the same text gives other
-numbers to the pieces each time. With it, the same seed, torch and number of threads give the same weights.
+A tokenizer that is there is kept, for the trainer of `tokenizers` breaks ties by chance: the same
+text gives other numbers to the pieces each time. With it, the same seed, torch and number of
+threads give the same weights.
 """
 
 from __future__ import annotations
@@ -36,9 +39,9 @@ library_name: transformers
 ---
 # The demo teacher of kdcli
 
-A BERT of 4 layers and width 128, trained by `python tools/make_demo.py` on a language that `kdcli/data/demo.py`
-invents. It knows nothing of any real language: it exists so that `kdcli distill demo --to 2x64` needs no network and no
-file.
+A BERT of 4 layers and width 128, trained by `python tools/make_demo.py` on a language that
+`kdcli/data/demo.py` invents. It knows no real language. It exists so that
+`kdcli distill demo --to 2x64` needs no network and no file.
 """
 
 
@@ -70,7 +73,8 @@ def main() -> None:
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     for made in (options.out / "tokenizer.json", options.out / "model.safetensors"):
         print(
-            f"{made}: {made.stat().st_size:,} bytes, sha256 {hashlib.sha256(made.read_bytes()).hexdigest()}"
+            f"{made}: {made.stat().st_size:,} bytes, sha256 "
+            f"{hashlib.sha256(made.read_bytes()).hexdigest()}"
         )
 
 
@@ -118,7 +122,8 @@ def train(model: BertForMaskedLM, tokenizer: BertTokenizerFast, steps: int) -> N
 
 
 def masked(ids_BL: torch.Tensor, tokenizer: BertTokenizerFast) -> dict[str, torch.Tensor]:
-    """BERT's masking: 15 % of the tokens to predict; of these 80 % masked, 10 % random, 10 % left."""
+    """BERT's masking: 15 % of the tokens to predict; of these 80 % masked, 10 % random, 10 %
+    left."""
     special = torch.tensor(sorted(tokenizer.all_special_ids))
     chosen_BL = (torch.rand(ids_BL.shape) < 0.15) & ~torch.isin(ids_BL, special)
     labels_BL = ids_BL.masked_fill(~chosen_BL, -100)

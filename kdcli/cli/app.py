@@ -47,7 +47,8 @@ class Verbs(TyperGroup):
                 _tell_bug(caught)
                 raise
             error = kind(
-                f"{shortened(str(caught.filename or 'a file'), 200)} cannot be used: {caught.strerror}"
+                f"{shortened(str(caught.filename or 'a file'), 200)} cannot be used: "
+                f"{caught.strerror}"
             )
         except RuntimeError as caught:
             from kdcli.engine.processes import lost_another

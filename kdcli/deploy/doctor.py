@@ -47,7 +47,8 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """Run a kernel on the processor and on every accelerator; without one, say why there is no CUDA."""
+    """Run a kernel on the processor and on every accelerator; without one, say why there is no
+    CUDA."""
     devices = {name: _verdict(name) for name in ("cpu", *map(str, accelerators()))}
     if len(devices) == 1:
         devices["cuda"] = _failure(no_cuda())

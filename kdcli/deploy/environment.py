@@ -1,4 +1,5 @@
-"""The machine and the versions that a measurement was taken with; nothing that names a person or a host."""
+"""The machine and the versions that a measurement was taken with; nothing that names a person or a
+host."""
 
 import contextlib
 import importlib.metadata
@@ -38,7 +39,8 @@ def environment() -> dict[str, Any]:
 
 
 def latency_threads() -> int:
-    """Threads for latency: the physical cores that this process may use, whatever a launcher set."""
+    """Threads for latency: the physical cores that this process may use, whatever a launcher
+    set."""
     cores = psutil.cpu_count(logical=False) or 1
     return min(cores, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else cores
 

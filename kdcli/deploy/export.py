@@ -1,7 +1,8 @@
-"""Exports a model to ONNX or OpenVINO, in float32 or with fewer bits, and compares the file with torch.
+"""Exports a model to ONNX or OpenVINO, in float32 or with fewer bits, and compares the file with
+torch.
 
-Both go through `torch.onnx.export`; OpenVINO reads the ONNX file. OpenVINO's own converter gave NaN for padded
-ModernBERT, failed on DeBERTa, and sends telemetry; `read_model` does none of that.
+Both go through `torch.onnx.export`; OpenVINO reads the ONNX file. OpenVINO's own converter gave NaN
+for padded ModernBERT, failed on DeBERTa, and sends telemetry; `read_model` does none of that.
 """
 
 import inspect
@@ -31,20 +32,22 @@ COMPARED = (
     (2, 150),
     (1, 9),
 )  # Those of the comparison with torch; rows are padded to different lengths
-EXACT = 1e-4  # Largest absolute difference of a float32 file, times the largest output where that exceeds 1
+# Largest absolute difference of a float32 file, times the largest output where that exceeds 1.
+EXACT = 1e-4
 VECTORS = "sentence_embedding"  # The output of a pooling, by the name that other tools read
 # The exported outputs of a model, as far as it has them, in this order.
 OUTPUTS = ("last_hidden_state", VECTORS, "start_logits", "end_logits", "logits")
 BY_ROW = ("logits", VECTORS)  # Of a row, unless an output has an axis of tokens
-# Largest relative error of a file. all-MiniLM-L6-v2 has 1e-6, 1e-3, 0.18 and 0.33; other weights give more than 1 in
-# int8. Vectors, and what a task judges, are judged on text instead.
+# Largest relative error of a file. all-MiniLM-L6-v2 has 1e-6, 1e-3, 0.18 and 0.33; other weights
+# give more than 1 in int8. Vectors, and what a task judges, are judged on text instead.
 LIMITS = {"fp32": 1e-3, "fp16": 0.03, "int8": 0.4, "q4": 0.6}
 RUNTIMES = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "openvino": ("onnx", "onnxscript", "openvino"),
 }
 """Format -> libraries that write and run it."""
-# Format and precision -> place of the file, where sentence-transformers and transformers.js look for it.
+# Format and precision -> place of the file, where sentence-transformers and transformers.js look
+# for it.
 FILES = {
     ("onnx", "fp32"): "onnx/model.onnx",
     ("onnx", "fp16"): "onnx/model_fp16.onnx",
@@ -59,7 +62,8 @@ FILES = {
 class ModelFile:
     """A written model file, and how far it is from torch over the real tokens of `COMPARED`."""
 
-    path: Path  # The file to load; weights of OpenVINO, or above 2 GB, are in a second file next to it
+    # The file to load. Weights of OpenVINO, or above 2 GB, are in a second file next to it.
+    path: Path
     inputs: tuple[str, ...]  # Names in order; int64 [B, L]
     outputs: tuple[str, ...]
     max_abs: float  # Largest absolute difference
@@ -68,8 +72,8 @@ class ModelFile:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A model's graph in float32, from which its files are written to `folder`. `judged`: the caller judges the file on
-    text, so that here only NaN is refused."""
+    """A model's graph in float32, from which its files are written to `folder`. `judged`: the
+    caller judges the file on text, so that here only NaN is refused."""
 
     whole: "_Whole"
     format: str
@@ -90,8 +94,8 @@ class Recorded:
         return replace(self, precision=precision, judged=judged)
 
     def write(self, in_float: Keys = frozenset()) -> ModelFile:
-        """Write the file; products of `in_float`, by `kdcli.deploy.quantise.key_of`, keep float32 weights. Raises
-        MachineError: it differs from torch by more than the precision explains."""
+        """Write the file; products of `in_float`, by `kdcli.deploy.quantise.key_of`, keep float32
+        weights. Raises MachineError: it differs from torch by more than the precision explains."""
         openvino = library("openvino", "openvino") if self.format == "openvino" else None
         if openvino is not None:
             graph = openvino.Core().read_model(self.plain)
@@ -110,7 +114,8 @@ class Recorded:
         return ModelFile(self.file, self.inputs, self.outputs, *errors)
 
     def judged_outputs(self, batch: Batch) -> Array:
-        """What torch gives for the real tokens of a batch, as one vector: the vectors of an embedding model alone."""
+        """What torch gives for the real tokens of a batch, as one vector: the vectors of an
+        embedding model alone."""
         names = [VECTORS] if VECTORS in self.outputs else self.outputs
         result = self.whole(**{name: batch[name] for name in self.inputs})
         return _real(names, [result[name].float().cpu().numpy() for name in names], batch)
@@ -125,11 +130,12 @@ def recorded(
     *,
     pool: Pool | None = None,
 ) -> Iterator[Recorded]:
-    """Record an encoder in eval mode, or a model with a head for sequences, tokens or questions, to write its file to
-    `folder`, which is made if missing; with `pool` an encoder gives `sentence_embedding` too. From a graph recorded for
-    `fp32`, files `at` other precisions may be written next to it. After an error the folder may hold unusable files.
-    Raises UsageError: torch cannot export this architecture; MachineError: a library is missing, or the graph differs
-    from torch; OSError: the folder cannot be written."""
+    """Record an encoder in eval mode, or a model with a head for sequences, tokens or questions, to
+    write its file to `folder`, which is made if missing; with `pool` an encoder gives
+    `sentence_embedding` too. From a graph recorded for `fp32`, files `at` other precisions may be
+    written next to it. After an error the folder may hold unusable files. Raises UsageError: torch
+    cannot export this architecture; MachineError: a library is missing, or the graph differs from
+    torch; OSError: the folder cannot be written."""
     for name in RUNTIMES[format]:
         library(name, format)
     file = folder / FILES[format, precision]
@@ -152,22 +158,25 @@ def export_model(
     *,
     pool: Pool | None = None,
 ) -> ModelFile:
-    """Write a model's file to its place under `folder`, see `FILES`. int8: weights of linears and embeddings in 8 bits,
-    with a scale for each output or word, activations quantised at run time (OpenVINO: only with VNNI). q4: weights in
-    4 bits, with a scale for 32. Arguments and errors as of `recorded` and `Recorded.write`."""
+    """Write a model's file to its place under `folder`, see `FILES`. int8: weights of linears and
+    embeddings in 8 bits, with a scale for each output or word, activations quantised at run time
+    (OpenVINO: only with VNNI). q4: weights in 4 bits, with a scale for 32. Arguments and errors as
+    of `recorded` and `Recorded.write`."""
     with recorded(model, folder, format, precision, pool=pool) as graph:
         return graph.write()
 
 
 def difference(reference: Array, other: Array) -> tuple[float, float]:
-    """Largest absolute difference, and the norm of the difference over that of the reference (Frobenius)."""
+    """Largest absolute difference, and the norm of the difference over that of the reference
+    (Frobenius)."""
     reference, other = reference.astype(np.float64), other.astype(np.float64)
     gap = reference - other
     return float(np.abs(gap).max()), float(np.linalg.norm(gap) / np.linalg.norm(reference))
 
 
 class _Whole(nn.Module):
-    """A model, and the pooling of its last hidden states if it has one: inputs by name -> outputs by name."""
+    """A model, and the pooling of its last hidden states if it has one: inputs by name -> outputs
+    by name."""
 
     def __init__(self, model: PreTrainedModel, pool: Pool | None) -> None:
         super().__init__()
@@ -228,8 +237,10 @@ def _write_onnx(whole: _Whole, file: Path) -> tuple[tuple[str, ...], tuple[str, 
             )
         except torch.onnx.OnnxExporterError as error:
             raise UsageError(
-                f"torch cannot export {type(model).__name__} ({model.config.model_type}) to ONNX: {_root_cause(error)}",
-                "every type in kdcli/models/layout.py can be exported; custom model code often cannot",
+                f"torch cannot export {type(model).__name__} ({model.config.model_type}) to ONNX: "
+                f"{_root_cause(error)}",
+                "every type in kdcli/models/layout.py can be exported; custom model code often "
+                "cannot",
             ) from None
         assert program is not None
         program.save(
@@ -253,8 +264,8 @@ def _compare(
     precision: str,
     limit: float,
 ) -> tuple[float, float]:
-    """Run a file and torch on the same batches; returns the largest absolute difference and the relative error. Raises
-    MachineError: they differ by more than the precision explains."""
+    """Run a file and torch on the same batches; returns the largest absolute difference and the
+    relative error. Raises MachineError: they differ by more than the precision explains."""
     model = whole.model
     pairs = [_outputs_of(whole, call, outputs, _batch(model, inputs, *shape)) for shape in COMPARED]
     reference, other = (np.concatenate(side) for side in zip(*pairs, strict=True))
@@ -263,7 +274,8 @@ def _compare(
     # Written so that NaN fails.
     if not (max_abs <= exact and relative <= limit) or not math.isfinite(relative):
         raise MachineError(
-            f"the exported {type(model).__name__} does not compute what torch does: {max_abs:.2e} absolute, "
+            f"the exported {type(model).__name__} does not compute what torch does: {max_abs:.2e} "
+            "absolute, "
             f"{relative:.2e} relative; allowed for {precision}: {exact:.1e} and {limit:g}",
             "export in full precision"
             if precision != "fp32"

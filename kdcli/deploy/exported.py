@@ -44,8 +44,9 @@ class RunnerNetwork:
 
 @dataclass(frozen=True)
 class Export:
-    """An exported model: its directory, the content of export.json and the configuration of the model it was made of.
-    `card` is that model's, with the bytes and the hash of what was written."""
+    """An exported model: its directory, the content of export.json and the configuration of the
+    model it was made of. `card` is that model's, with the bytes and the hash of what was written.
+    """
 
     folder: Path
     facts: Mapping[str, Any]
@@ -76,8 +77,8 @@ class Export:
         return Card(**self.facts["card"])
 
     def runner(self, threads: int) -> Runner:
-        """The file, loaded; outputs in the order of `kdcli.deploy.export.OUTPUTS`. Raises MachineError: the runtime
-        is missing; UsageError: it cannot load the file."""
+        """The file, loaded; outputs in the order of `kdcli.deploy.export.OUTPUTS`. Raises
+        MachineError: the runtime is missing; UsageError: it cannot load the file."""
         file, name = self.file, RUNTIMES[self.format][-1]
         library(name, self.format)
         try:
@@ -89,8 +90,8 @@ class Export:
 
 
 def file_in(facts: Mapping[str, Any]) -> str:
-    """The place in an export's directory of the file to load, by its export.json. Raises KeyError: an unknown format or
-    precision."""
+    """The place in an export's directory of the file to load, by its export.json. Raises KeyError:
+    an unknown format or precision."""
     return FILES[facts["format"], facts["precision"]]
 
 
@@ -100,8 +101,8 @@ def is_export(source: str) -> bool:
 
 
 def open_export(source: str, device: torch.device | None = None) -> Export:
-    """Read an export and check its files. Raises UsageError: damaged, incomplete, of an earlier version, or to be run
-    on a `device` other than the CPU."""
+    """Read an export and check its files. Raises UsageError: damaged, incomplete, of an earlier
+    version, or to be run on a `device` other than the CPU."""
     folder, again = Path(source), "export the model again"
     if device is not None and device.type != "cpu":
         raise UsageError(

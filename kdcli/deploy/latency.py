@@ -1,7 +1,8 @@
 """Latency of several models, measured interleaved in one worker process.
 
-On a shared machine, one model after the other gave speed-ups between 2.6x and 23x for the same pair; interleaved, the
-drift hits all alike. A speed-up is the median of the ratios within each round, with quartiles.
+On a shared machine, one model after the other gave speed-ups between 2.6x and 23x for the same
+pair; interleaved, the drift hits all alike. A speed-up is the median of the ratios within each
+round, with quartiles.
 """
 
 import contextlib
@@ -33,8 +34,9 @@ class Subject:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How to measure; a cell ends when each subject has `min_runs` and all together took `min_seconds`. `padding` is
-    `full` (none), `random` (lengths from a quarter of a cell's tokens up) or `data` (drawn from `lengths`)."""
+    """How to measure; a cell ends when each subject has `min_runs` and all together took
+    `min_seconds`. `padding` is `full` (none), `random` (lengths from a quarter of a cell's tokens
+    up) or `data` (drawn from `lengths`)."""
 
     device: str
     min_runs: int
@@ -72,9 +74,9 @@ class Latency:
 
 
 def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
-    """Measure base encoders; the first subject is the baseline of every speed-up. A subject that does not fit or has
-    wrong output is a failure in the result; Ctrl-C keeps the finished cells. Raises MachineError: the worker died, with
-    its last line or its signal."""
+    """Measure base encoders; the first subject is the baseline of every speed-up. A subject that
+    does not fit or has wrong output is a failure in the result; Ctrl-C keeps the finished cells.
+    Raises MachineError: the worker died, with its last line or its signal."""
     request = {"subjects": list(map(asdict, subjects)), "threads": latency_threads()} | asdict(
         protocol
     )

@@ -1,7 +1,8 @@
-"""Fewer bits for a recorded graph, product by product; and how much each product's own rounding changes the outputs.
+"""Fewer bits for a recorded graph, product by product; and how much each product's own rounding
+changes the outputs.
 
-A product is the linear whose weights it multiplies by. Graphs rename weights and fold transposes, so a product is found
-by the content of its matrix.
+A product is the linear whose weights it multiplies by. Graphs rename weights and fold transposes,
+so a product is found by the content of its matrix.
 """
 
 import hashlib
@@ -20,7 +21,8 @@ from kdcli.types import Batch
 
 Keys = Set[str]
 Outputs = Callable[[Batch], Array]  # The outputs of a model that are judged, as one vector
-# Numbers of an activation that share a scale under OpenVINO: the fastest of 32, 64, 128 and 384 with VNNI.
+# Numbers of an activation that share a scale under OpenVINO: the fastest of 32, 64, 128 and 384
+# with VNNI.
 ACTIVATION_GROUP = 128
 WEIGHT_BLOCK = 32  # Weights of an output that share a scale in 4 bits
 LOGGERS = ("onnxruntime.quantization.matmul_nbits_quantizer", "onnxruntime.transformers.float16")
@@ -47,8 +49,8 @@ def keys_of(model: nn.Module, names: Sequence[str]) -> set[str]:
 def product_errors(
     model: nn.Module, outputs: Outputs, batches: Sequence[Batch], format: str, precision: str
 ) -> dict[str, float]:
-    """Linear -> the relative error of the outputs over calibration batches where that linear alone is rounded as the
-    runtime of `format` rounds it; the largest error first."""
+    """Linear -> the relative error of the outputs over calibration batches where that linear alone
+    is rounded as the runtime of `format` rounds it; the largest error first."""
     with torch.no_grad():
         exact = np.concatenate([outputs(batch) for batch in batches])
         errors = {}
@@ -89,7 +91,8 @@ def _rounded_input(x: Tensor, format: str, precision: str) -> Tensor:
 
 
 def _symmetric(x: Tensor, most: int, group: int | None = None) -> Tensor:
-    """Rounded to -most ... most, with a scale for so many numbers of the last axis, by default for all of them."""
+    """Rounded to -most ... most, with a scale for so many numbers of the last axis, by default for
+    all of them."""
     width = x.shape[-1]
     group = group or width
     groups = F.pad(x, (0, -width % group)).reshape(*x.shape[:-1], -1, group)
@@ -98,10 +101,12 @@ def _symmetric(x: Tensor, most: int, group: int | None = None) -> Tensor:
 
 
 def quantise_onnx(plain: Path, file: Path, precision: str, in_float: Keys) -> None:
-    """Write a float32 ONNX file in `int8`, `fp16` or `q4`; products of `in_float` keep their float32 weights."""
+    """Write a float32 ONNX file in `int8`, `fp16` or `q4`; products of `in_float` keep their
+    float32 weights."""
     onnx = library("onnx", "onnx")
     graph = onnx.load(plain, load_external_data=False)
-    # A linear with one row per sequence is a Gemm, which is quantised transposed; recorded shapes would contradict it.
+    # A linear with one row per sequence is a Gemm, which is quantised transposed; recorded shapes
+    # would contradict it.
     graph.graph.ClearField("value_info")
     kept = (
         [name for name, key in _products(graph, plain.parent) if key in in_float]
@@ -156,8 +161,8 @@ def _products(graph: Any, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def quantise_openvino(graph: Any, in_float: Keys) -> None:
-    """Replace float weights by int8 weights and scales, as NNCF's `compress_weights` without its telemetry; products of
-    `in_float` stay."""
+    """Replace float weights by int8 weights and scales, as NNCF's `compress_weights` without its
+    telemetry; products of `in_float` stay."""
     ops = library("openvino.opset13", "openvino")
     for node in graph.get_ops():
         kind = node.get_type_name()
@@ -182,8 +187,8 @@ def quantise_openvino(graph: Any, in_float: Keys) -> None:
 
 
 def fewest(most: int, holds: Callable[[int], bool]) -> int | None:
-    """The least count in 0 ... `most` that holds, where more is never worse; None: not even `most`. Doubles the count
-    until it holds, then halves the gap."""
+    """The least count in 0 ... `most` that holds, where more is never worse; None: not even `most`.
+    Doubles the count until it holds, then halves the gap."""
     below, count = -1, 0
     while not holds(count):
         if count == most:

@@ -1,4 +1,5 @@
-"""Backends of a forward pass: torch, torch.compile, ONNX Runtime, OpenVINO and sparse, each with its precisions."""
+"""Backends of a forward pass: torch, torch.compile, ONNX Runtime, OpenVINO and sparse, each with
+its precisions."""
 
 import copy
 import functools
@@ -31,14 +32,15 @@ BACKENDS: Mapping[str, tuple[str, ...]] = {  # Backend -> its precisions
 }
 # Precision -> largest relative error of a correct backend; in bf16 all-MiniLM-L6-v2 has 0.011.
 LIMITS: Mapping[str, float] = {**FILE_LIMITS, "bf16": 0.1}
-# Compilations that a process may do for one model class. Beyond torch's default, 8, it silently stops compiling.
+# Compilations that a process may do for one model class. Beyond torch's default, 8, it silently
+# stops compiling.
 COMPILED_SHAPES = 1000
 
 
 @dataclass(frozen=True)
 class Runner:
-    """One way to run an encoder. `output` turns a result of `call`, before the next call, into those of
-    `kdcli.deploy.export.OUTPUTS` that the model has, float32, in that order."""
+    """One way to run an encoder. `output` turns a result of `call`, before the next call, into
+    those of `kdcli.deploy.export.OUTPUTS` that the model has, float32, in that order."""
 
     prepare: Callable[[Batch], Any]  # Batch -> inputs on the backend's device; not timed
     call: Callable[[Any], Any]  # One forward pass; it is over when the call returns
@@ -46,8 +48,9 @@ class Runner:
 
 
 def check_backend(name: str, precision: str) -> None:
-    """Check that a backend can be used here, before anything is loaded. Raises UsageError: unknown backend, or a
-    precision it does not have; MachineError: its library is missing, or the processor lacks the precision."""
+    """Check that a backend can be used here, before anything is loaded. Raises UsageError: unknown
+    backend, or a precision it does not have; MachineError: its library is missing, or the processor
+    lacks the precision."""
     if name not in BACKENDS:
         raise UsageError(
             f"unknown backend '{name}'{did_you_mean(name, BACKENDS)}",
@@ -55,7 +58,8 @@ def check_backend(name: str, precision: str) -> None:
         )
     if precision not in BACKENDS[name]:
         raise UsageError(
-            f"backend {name} has no precision '{precision}'{did_you_mean(precision, BACKENDS[name])}",
+            f"backend {name} has no precision "
+            f"'{precision}'{did_you_mean(precision, BACKENDS[name])}",
             f"allowed: {', '.join(BACKENDS[name])}",
         )
     for needed in RUNTIMES.get(name, ()):
@@ -75,11 +79,12 @@ def runner(
     threads: int,
     folder: Path,
 ) -> Runner:
-    """Make a model, with or without a head, ready to run: in float32 and eval mode, on `device`; it stays unchanged.
-    `backend` and `precision` pass `check_backend`; `threads` are those of ONNX Runtime and OpenVINO, the caller sets
-    those of torch; `folder`, for exported files, must exist as long as the runner is used. Raises UsageError: the
-    backend does not run on `device`, or cannot export the architecture; MachineError: the GPU has no bf16, or an
-    exported file differs from torch."""
+    """Make a model, with or without a head, ready to run: in float32 and eval mode, on `device`; it
+    stays unchanged. `backend` and `precision` pass `check_backend`; `threads` are those of ONNX
+    Runtime and OpenVINO, the caller sets those of torch; `folder`, for exported files, must exist
+    as long as the runner is used. Raises UsageError: the backend does not run on `device`, or
+    cannot export the architecture; MachineError: the GPU has no bf16, or an exported file differs
+    from torch."""
     if backend in ("torch", "compile"):
         return _torch_runner(model, precision, device, compiled=backend == "compile")
     if device.type != "cpu":
@@ -98,9 +103,10 @@ def runner(
 
 
 def agreement(reference: Array, other: Array, mask: Array) -> dict[str, float]:
-    """Compare two last hidden states [B, L, D] over the real tokens of a mask [B, L]: `max_abs` is the largest absolute
-    difference; `relative`, to compare with `LIMITS`, the Frobenius norm of the difference over that of the reference;
-    `cosine` the mean over tokens. NaN counts as wrong: test `not relative <= limit`."""
+    """Compare two last hidden states [B, L, D] over the real tokens of a mask [B, L]: `max_abs` is
+    the largest absolute difference; `relative`, to compare with `LIMITS`, the Frobenius norm of the
+    difference over that of the reference; `cosine` the mean over tokens. NaN counts as wrong: test
+    `not relative <= limit`."""
     real = mask.astype(bool)
     reference_TD, other_TD = reference[real].astype(np.float64), other[real].astype(np.float64)
     max_abs, relative = difference(reference_TD, other_TD)
@@ -117,7 +123,8 @@ def _torch_runner(
     model: PreTrainedModel, precision: str, device: torch.device, *, compiled: bool
 ) -> Runner:
     if precision != "fp32":
-        # `choose_dtype` refuses fp16 on a CPU, where training lacks loss scaling; a forward pass needs none.
+        # `choose_dtype` refuses fp16 on a CPU, where training lacks loss scaling; a forward pass
+        # needs none.
         dtype = choose_dtype("bf16", device) if precision == "bf16" else DTYPES[precision]
         model = prepare_teacher(copy.deepcopy(model), dtype)
     run: Callable[..., Any] = model
@@ -155,7 +162,8 @@ def _torch_runner(
 
 
 def file_runner(file: Path, *, threads: int, precision: str = "f32") -> Runner:
-    """Load a file of ONNX or OpenVINO; arguments as of the callers, `precision` for OpenVINO alone."""
+    """Load a file of ONNX or OpenVINO; arguments as of the callers, `precision` for OpenVINO
+    alone."""
     if file.suffix == ".onnx":
         caller = onnx_caller(file, threads=threads)
     else:

@@ -15,8 +15,8 @@ Array = np.ndarray[Any, Any]
 
 
 class Caller:
-    """A loaded file: `feed` turns a batch into inputs, a call runs it and returns the outputs in order. The next call
-    may overwrite the outputs."""
+    """A loaded file: `feed` turns a batch into inputs, a call runs it and returns the outputs in
+    order. The next call may overwrite the outputs."""
 
     def __init__(
         self, names: Sequence[str], run: Callable[[Mapping[str, Array]], list[Array]]
@@ -25,7 +25,8 @@ class Caller:
         self._run = run
 
     def feed(self, batch: Batch) -> dict[str, Array]:
-        """The inputs of the file as arrays on the CPU; a missing mask or missing token types are filled in."""
+        """The inputs of the file as arrays on the CPU; a missing mask or missing token types are
+        filled in."""
         ids_BL = batch["input_ids"]
         absent = {
             "attention_mask": torch.ones_like(ids_BL),
@@ -50,9 +51,9 @@ def onnx_caller(path: Path, *, threads: int) -> Caller:
 
 
 def openvino_caller(path: Path, *, threads: int, precision: str = "f32") -> Caller:
-    """Load an OpenVINO file, tuned for latency; with `threads` 0 OpenVINO chooses their number. `precision`: of the
-    computation, `f32` or `bf16`. By default OpenVINO takes the fastest one of the processor, so that the same file
-    gives other numbers on another machine."""
+    """Load an OpenVINO file, tuned for latency; with `threads` 0 OpenVINO chooses their number.
+    `precision`: of the computation, `f32` or `bf16`. By default OpenVINO takes the fastest one of
+    the processor, so that the same file gives other numbers on another machine."""
     openvino = library("openvino", "openvino")
     settings: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": precision,
@@ -69,8 +70,8 @@ def openvino_caller(path: Path, *, threads: int, precision: str = "f32") -> Call
 
 
 def library(name: str, extra: str) -> Any:
-    """Import an optional library of one of kdcli's extras. Raises MachineError: it is missing or broken; the hint
-    installs it."""
+    """Import an optional library of one of kdcli's extras. Raises MachineError: it is missing or
+    broken; the hint installs it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -1,4 +1,5 @@
-"""Shapes as untrained BERT models for `kdcli benchmark`, and the protocols of published latency tables."""
+"""Shapes as untrained BERT models for `kdcli benchmark`, and the protocols of published latency
+tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ class Preset:
 
 
 PRESETS: Mapping[str, Preset] = {
-    # Neither paper states its batch; both refer to the protocol of BERT-PKD, 128 sequences of 128 tokens.
+    # Neither paper states its batch; both refer to the protocol of BERT-PKD, 128 sequences of 128
+    # tokens.
     "minilm": Preset(  # arXiv 2002.10957, table 4
         shapes=("12x768", "6x768", "12x384", "6x384", "4x384", "3x384"),
         cells=((128, 128),),
@@ -40,8 +42,8 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def shape(text: str) -> ModelShape:
-    """Read `LxH[:FFN][@HEADS]` without a teacher; FFN defaults to 4H, heads to the largest divisor of H up to 12.
-    Raises UsageError: malformed, zero, or heads that do not divide the width."""
+    """Read `LxH[:FFN][@HEADS]` without a teacher; FFN defaults to 4H, heads to the largest divisor
+    of H up to 12. Raises UsageError: malformed, zero, or heads that do not divide the width."""
     match = GRAMMAR.fullmatch(text.strip())
     layers, hidden = (int(match[1]), int(match[2])) if match else (1, 1)
     heads = max(h for h in range(1, MOST_HEADS + 1) if hidden % h == 0)
@@ -50,7 +52,8 @@ def shape(text: str) -> ModelShape:
 
 
 def config_of(text: str, vocab_size: int = VOCABULARY) -> BertConfig:
-    """The BERT configuration of a shape, with 512 positions and two token types; errors as in `shape`."""
+    """The BERT configuration of a shape, with 512 positions and two token types; errors as in
+    `shape`."""
     sizes = shape(text)
     layers = {
         "num_hidden_layers": sizes.layers,

@@ -32,7 +32,8 @@ Send = Callable[[Mapping[str, Any]], None]
 
 @dataclass
 class _Loaded:
-    """A subject ready to run; `columns` identify it in the report, `first_call_ms` is set by its first call."""
+    """A subject ready to run; `columns` identify it in the report, `first_call_ms` is set by its
+    first call."""
 
     spec: Mapping[str, str]
     config: PretrainedConfig
@@ -118,7 +119,8 @@ def _model(source: str, trust_remote_code: bool) -> PreTrainedModel:
 
 
 def _sample(source: str, model: PreTrainedModel, texts: Sequence[str]) -> Batch:
-    """The padded batch on which backends are compared: real text if the model has a tokenizer, else random ids."""
+    """The padded batch on which backends are compared: real text if the model has a tokenizer, else
+    random ids."""
     if not texts or is_shape(source):
         return cell_batch(model.config, [64, 48, 17, 5])
     tokenizer = AutoTokenizer.from_pretrained(source)
@@ -146,7 +148,8 @@ def _measure_cell(
     cell: tuple[int, int],
     send: Send,
 ) -> None:
-    """Measure all subjects in one cell; a subject that does not fit into memory is a failure, the others go on."""
+    """Measure all subjects in one cell; a subject that does not fit into memory is a failure, the
+    others go on."""
     size = dict(zip(("batch_size", "seq_len"), cell, strict=True))
     lengths = lengths_of(request["padding"], request["lengths"], *cell)
     calls: dict[int, Callable[[], Any]] = {}
@@ -189,7 +192,8 @@ def _measure_cell(
 
 
 def lengths_of(padding: str, lengths: Sequence[int], batch_size: int, seq_len: int) -> list[int]:
-    """Real tokens of each row of a cell; `padding` and `lengths` as in `kdcli.deploy.latency.Protocol`."""
+    """Real tokens of each row of a cell; `padding` and `lengths` as in
+    `kdcli.deploy.latency.Protocol`."""
     drawn = np.random.Generator(np.random.PCG64(batch_size))
     if padding == "random":
         return [int(n) for n in drawn.integers(max(1, seq_len // 4), seq_len + 1, batch_size)]
@@ -208,8 +212,9 @@ def cell_batch(config: PretrainedConfig, lengths: Sequence[int]) -> Batch:
 
 
 def full_length_ids(config: PretrainedConfig, batch_size: int, seq_len: int) -> Tensor:
-    """Random token ids [B, L] without special tokens; the same for the same vocabulary. Vocabularies begin (BERT) or
-    end (RoBERTa, ModernBERT) with their special tokens, so ids come from the middle half."""
+    """Random token ids [B, L] without special tokens; the same for the same vocabulary.
+    Vocabularies begin (BERT) or end (RoBERTa, ModernBERT) with their special tokens, so ids come
+    from the middle half."""
     words = int(config.vocab_size)
     special = {
         v for k, v in config.to_dict().items() if k.endswith("_token_id") and isinstance(v, int)

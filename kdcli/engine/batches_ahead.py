@@ -1,4 +1,5 @@
-"""Batches of a run: on an accelerator built one step ahead, in a thread, while the device computes."""
+"""Batches of a run: on an accelerator built one step ahead, in a thread, while the device
+computes."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,9 +17,10 @@ Make = Callable[[int, int], list[Batch]]
 
 @dataclass
 class BatchesAhead:
-    """A step's micro-batches by `make`, a pure function: what a step gets does not depend on what was built before. On
-    an accelerator a thread, which ends with the context, builds those of the next step, up to step `last`, in pinned
-    memory. On a CPU nothing is built ahead: it would take cores from the step."""
+    """A step's micro-batches by `make`, a pure function: what a step gets does not depend on what
+    was built before. On an accelerator a thread, which ends with the context, builds those of the
+    next step, up to step `last`, in pinned memory. On a CPU nothing is built ahead: it would take
+    cores from the step."""
 
     make: Make
     device: torch.device

@@ -1,8 +1,9 @@
 """Faster dropout and bfloat16 attention for training on a CPU (measured in docs/results.md).
 
-Dropout: PyTorch draws one number an element in a single thread. Here one 64-bit word decides four elements: the rate is
-exact to 1/131,072, and kept elements are scaled by the realised rate, so the expectation is exact.
-Attention in bfloat16: PyTorch's backward pass is slow; up to `SHORT` tokens the written-out formula is faster.
+Dropout: PyTorch draws one number an element in a single thread. Here one 64-bit word decides four
+elements: the rate is exact to 1/131,072, and kept elements are scaled by the realised rate, so the
+expectation is exact. Attention in bfloat16: PyTorch's backward pass is slow; up to `SHORT` tokens
+the written-out formula is faster.
 """
 
 import math
@@ -17,15 +18,17 @@ from torch.overrides import TorchFunctionMode
 
 LEVELS = 1 << 16
 SHORT = 256
-"""Tokens up to which written-out bfloat16 attention is at least as fast as PyTorch's, forward and backward."""
+"""Tokens up to which written-out bfloat16 attention is at least as fast as PyTorch's, forward and
+backward."""
 
 
 def fast_cpu_kernels(
     device: torch.device, models: Iterable[nn.Module]
 ) -> AbstractContextManager[Any]:
-    """A context in which dropout and attention on a CPU use these kernels; a no-op on other devices. Draws come from
-    PyTorch's generator: the seed decides them, whatever the number of threads. In float32 without dropout nothing is
-    intercepted, because intercepting every function costs a tiny model a twelfth of its step."""
+    """A context in which dropout and attention on a CPU use these kernels; a no-op on other
+    devices. Draws come from PyTorch's generator: the seed decides them, whatever the number of
+    threads. In float32 without dropout nothing is intercepted, because intercepting every function
+    costs a tiny model a twelfth of its step."""
     if device.type != "cpu":
         return nullcontext()
     drops = any(isinstance(m, nn.Dropout) and m.p > 0 for model in models for m in model.modules())

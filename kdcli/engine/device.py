@@ -1,8 +1,8 @@
 """Picks device and dtype by running a kernel, because flags lie.
 
-PyTorch reports CUDA as available on a card for which it has no kernels, and bfloat16 as supported by emulation. What is
-no CUDA matter goes through `torch.accelerator`, so that MPS and XPU take the same branches.
-devices.toml, dated, holds what is known of each GPU generation.
+PyTorch reports CUDA as available on a card for which it has no kernels, and bfloat16 as supported
+by emulation. What is no CUDA matter goes through `torch.accelerator`, so that MPS and XPU take the
+same branches. devices.toml, dated, holds what is known of each GPU generation.
 """
 
 import functools
@@ -35,7 +35,8 @@ ABSENT = {
     ),
     "xpu": (
         "this PyTorch finds no Intel GPU here",
-        "it needs the GPU's driver and pip install torch --index-url https://download.pytorch.org/whl/xpu; "
+        "it needs the GPU's driver and pip install torch --index-url "
+        "https://download.pytorch.org/whl/xpu; "
         "or --device auto",
     ),
 }
@@ -43,7 +44,8 @@ ABSENT = {
 
 
 def accelerator() -> torch.device | None:
-    """The kind of accelerator that this PyTorch finds here, without an index; None if there is none."""
+    """The kind of accelerator that this PyTorch finds here, without an index; None if there is
+    none."""
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
@@ -58,15 +60,16 @@ def accelerators() -> list[torch.device]:
 
 
 def choose_device(wanted: str) -> torch.device:
-    """`auto`, `cpu`, or a kind of accelerator with or without `:INDEX` -> a device that has just run a kernel. Raises
-    UsageError: none of these; MachineError: absent (see `no_cuda`), no such index, or this PyTorch has no kernels for
-    it."""
+    """`auto`, `cpu`, or a kind of accelerator with or without `:INDEX` -> a device that has just
+    run a kernel. Raises UsageError: none of these; MachineError: absent (see `no_cuda`), no such
+    index, or this PyTorch has no kernels for it."""
     kind, colon, index = wanted.partition(":")
     here = accelerator()
     kinds = list(dict.fromkeys([*ABSENT, *([here.type] if here else [])]))
     if kind not in ("auto", "cpu", *kinds) or (colon and not (kind in kinds and index.isdecimal())):
         raise UsageError(
-            f"unknown device '{wanted}'; allowed: auto, cpu, {', '.join(kinds)}, and such as cuda:INDEX"
+            f"unknown device '{wanted}'; allowed: auto, cpu, {', '.join(kinds)}, and such as "
+            "cuda:INDEX"
         )
     if kind == "cpu" or (kind == "auto" and here is None):
         return torch.device("cpu")
@@ -93,13 +96,14 @@ def device_name(device: torch.device) -> str:
 
 
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """`auto`, `fp32`, `bf16` or `fp16` -> dtype of matrix products. `auto` is bfloat16 where the hardware has it (on a
-    CPU: where it measures faster; not on MPS, where nothing was measured), else float16 on GPUs with tensor cores, else
-    float32. Raises UsageError: none of these; MachineError: bfloat16 or float16 asked for where it is only emulated or
-    has no loss scaling."""
+    """`auto`, `fp32`, `bf16` or `fp16` -> dtype of matrix products. `auto` is bfloat16 where the
+    hardware has it (on a CPU: where it measures faster; not on MPS, where nothing was measured),
+    else float16 on GPUs with tensor cores, else float32. Raises UsageError: none of these;
+    MachineError: bfloat16 or float16 asked for where it is only emulated or has no loss scaling."""
     if wanted not in ("auto", *DTYPES):
         raise UsageError(
-            f"unknown dtype '{wanted}'; allowed: auto, {', '.join(DTYPES)}{did_you_mean(wanted, DTYPES)}"
+            f"unknown dtype '{wanted}'; allowed: auto, "
+            f"{', '.join(DTYPES)}{did_you_mean(wanted, DTYPES)}"
         )
     if wanted == "auto":
         if device.type != "mps" and has_bf16(device) and (device.type != "cpu" or _cpu_bf16_pays()):
@@ -132,7 +136,8 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def _cpu_bf16_pays() -> bool:
-    """True if a bfloat16 product beats float32 by a tenth; cached by processor and build, so all ranks agree."""
+    """True if a bfloat16 product beats float32 by a tenth; cached by processor and build, so all
+    ranks agree."""
     named = [line for line in _cpuinfo() if line.startswith("model name")]
     key = cache_key(named[:1], sorted(_cpu_flags()), torch.__version__)
     cached = cache_dir() / f"cpu-bf16-{key}.json"
@@ -196,7 +201,8 @@ def known_devices() -> list[dict[str, Any]]:
 
 
 def no_cuda() -> MachineError:
-    """Why torch.cuda is not available and what to do: no driver, a CPU build, a driver too old, or CUDA's reason."""
+    """Why torch.cuda is not available and what to do: no driver, a CPU build, a driver too old, or
+    CUDA's reason."""
     version = _driver_file("version")
     if not version:
         built = (
@@ -205,7 +211,8 @@ def no_cuda() -> MachineError:
             else f"; PyTorch {torch.__version__} is built without CUDA, too"
         )
         return MachineError(
-            f"no CUDA device here: no NVIDIA driver is loaded ({DRIVER / 'version'} is absent){built}",
+            f"no CUDA device here: no NVIDIA driver is loaded ({DRIVER / 'version'} is "
+            f"absent){built}",
             "use --device cpu; a GPU needs its driver first",
         )
     found = re.search(r"\b\d{3}\.[\d.]+", version[0])
@@ -220,7 +227,8 @@ def no_cuda() -> MachineError:
     lines = f"{' or '.join(_installs(models))}   (or --device cpu)"
     if torch.version.cuda is None:
         return MachineError(
-            f"no CUDA device here: PyTorch {torch.__version__} is built without CUDA, but there is an {driver} for "
+            f"no CUDA device here: PyTorch {torch.__version__} is built without CUDA, but there is "
+            f"an {driver} for "
             f"{', '.join(models) or 'a card'}",
             lines,
         )
@@ -232,7 +240,8 @@ def no_cuda() -> MachineError:
     if too_old := re.search(r"driver on your system is too old \(found version (\d+)", reason):
         served = f"{int(too_old[1]) // 1000}.{int(too_old[1]) % 1000 // 10}"
         return MachineError(
-            f"no CUDA device here: the {driver} is too old: it serves CUDA {served}, PyTorch {torch.__version__} is "
+            f"no CUDA device here: the {driver} is too old: it serves CUDA {served}, PyTorch "
+            f"{torch.__version__} is "
             f"built for CUDA {torch.version.cuda}",
             f"update the driver, or install a PyTorch that it serves: {lines}",
         )
@@ -277,7 +286,8 @@ def _row(device: torch.device) -> dict[str, Any]:
 
 
 def _try_kernel(device: torch.device) -> None:
-    """Run one small kernel; the advice on failure depends on whether this build has kernels for the card."""
+    """Run one small kernel; the advice on failure depends on whether this build has kernels for the
+    card."""
     try:
         torch.ones(8, device=device).sum().item()
     except RuntimeError as error:
@@ -290,7 +300,8 @@ def _try_kernel(device: torch.device) -> None:
         major, minor = torch.cuda.get_device_capability(device)
         built = torch.cuda.get_arch_list()
         raise MachineError(
-            f"{cannot} (compute capability {major}.{minor}; this build has {', '.join(built)}): {first}",
+            f"{cannot} (compute capability {major}.{minor}; this build has {', '.join(built)}): "
+            f"{first}",
             "the card or its driver refuses; see what nvidia-smi says, or use --device cpu"
             if _has_kernels(built, major, minor)
             else f"{_install(_row(device))}   (or --device cpu)",
@@ -298,7 +309,8 @@ def _try_kernel(device: torch.device) -> None:
 
 
 def _has_kernels(built: list[str], major: int, minor: int) -> bool:
-    """True if the build has machine code for the card's generation, or portable (`compute_`) code of an older one."""
+    """True if the build has machine code for the card's generation, or portable (`compute_`) code
+    of an older one."""
     for kind, number in (arch.split("_", 1) for arch in built):
         of_major, of_minor = divmod(int(re.sub(r"\D", "", number)), 10)
         if (of_major == major and of_minor <= minor) or (

@@ -29,7 +29,8 @@ class EvaluationOutput:
 
 
 def evaluate(session: Session, job: Job) -> EvaluationOutput:
-    """One pass over the job's held-out examples. Raises MachineError: out of memory with one sequence at a time."""
+    """One pass over the job's held-out examples. Raises MachineError: out of memory with one
+    sequence at a time."""
     if job.held_out is None:
         raise ValueError("the job holds nothing out")
     for module in job.modules.values():
@@ -45,10 +46,11 @@ def evaluate(session: Session, job: Job) -> EvaluationOutput:
 def evaluate_batches(
     session: Session, job: Job, examples: Examples, micro: int
 ) -> EvaluationOutput | None:
-    """Evaluate this rank's share of the examples and gather all; None when any rank ran out of memory."""
+    """Evaluate this rank's share of the examples and gather all; None when any rank ran out of
+    memory."""
     accelerator = session.accelerator
-    # A score is the same whichever verb computes it; a held-out loss is compared with the training loss. Frozen weights
-    # may be held in less than float32 while training.
+    # A score is the same whichever verb computes it; a held-out loss is compared with the training
+    # loss. Frozen weights may be held in less than float32 while training.
     whole = all(
         p.dtype == torch.float32 for module in job.modules.values() for p in module.parameters()
     )

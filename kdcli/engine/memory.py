@@ -15,8 +15,8 @@ STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def peak_of(call: Callable[[], Any], device: torch.device) -> int | None:
-    """Bytes by which memory grew at most during a call: allocated where the device counts them, resident on Linux; None
-    elsewhere."""
+    """Bytes by which memory grew at most during a call: allocated where the device counts them,
+    resident on Linux; None elsewhere."""
     if (counter := _counter(device)) is not None:
         counter.reset_peak_memory_stats(device)
         before = counter.memory_allocated(device)
@@ -33,7 +33,8 @@ def peak_of(call: Callable[[], Any], device: torch.device) -> int | None:
 
 
 def peak_so_far(device: torch.device) -> int:
-    """Bytes that this process has held at most: allocated where the device counts them, resident elsewhere."""
+    """Bytes that this process has held at most: allocated where the device counts them, resident
+    elsewhere."""
     if (counter := _counter(device)) is not None:
         return int(counter.max_memory_allocated(device))
     if sys.platform == "win32":
@@ -59,8 +60,10 @@ def free_cached(device: torch.device) -> None:
 
 
 def _counter(device: torch.device) -> Any:
-    """The module that counts a device's memory; None on a CPU and on MPS, where it is the process's own."""
-    # Not torch.accelerator: its functions are missing before PyTorch 2.9 and fail an assertion on MPS before 2.14.
+    """The module that counts a device's memory; None on a CPU and on MPS, where it is the process's
+    own."""
+    # Not torch.accelerator: its functions are missing before PyTorch 2.9 and fail an assertion on
+    # MPS before 2.14.
     return torch.get_device_module(device) if device.type not in ("cpu", "mps") else None
 
 

@@ -26,7 +26,8 @@ from kdcli.engine.processes import parent_watches, take_slurm
 from kdcli.errors import ChildFailed, KdcliError, MachineError, Stopped, UsageError
 
 JOIN_SECONDS = "KDCLI_JOIN_SECONDS"
-"""Environment variable: seconds that the processes wait for each other at the start (default 40)."""
+"""Environment variable: seconds that the processes wait for each other at the start (default 40).
+"""
 BEAT_SECONDS = 0.5
 MAX_SILENT_BEATS = 80
 """Beats after which a process that said nothing counts as gone. A process counts its own beats, so

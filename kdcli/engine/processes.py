@@ -1,8 +1,9 @@
 """The processes of a run, one a device, and their stop signals.
 
-Under torchrun, `srun` or `accelerate launch`, accelerate joins the processes by their environment, which `take_slurm`
-completes. Otherwise `fan_out` starts the same command once a device. It does so itself because the launchers of torch
-and accelerate exit with 1 whatever a child's exit code was, and kdcli promises its exit codes.
+Under torchrun, `srun` or `accelerate launch`, accelerate joins the processes by their environment,
+which `take_slurm` completes. Otherwise `fan_out` starts the same command once a device. It does so
+itself because the launchers of torch and accelerate exit with 1 whatever a child's exit code was,
+and kdcli promises its exit codes.
 """
 
 import contextlib
@@ -164,7 +165,8 @@ def is_main() -> bool:
 
 def lost_another(error: RuntimeError) -> bool:
     """True for torch errors that mean another process of the run is gone."""
-    # Gloo has no exception type for it; those of NCCL and of the store are not loaded with the command line.
+    # Gloo has no exception type for it; those of NCCL and of the store are not loaded with the
+    # command line.
     gone = (
         "closed by peer",
         "reset by peer",
@@ -192,8 +194,9 @@ class Child(Protocol):
 
 
 def wait_for(children: Sequence[Child], until: Callable[[], bool] | None = None) -> int:
-    """The exit code of one that failed, else 0. Signals are forwarded; when one fails, the others are stopped. Once
-    `until` is true they are asked to stop. Raises MachineError: a signal ended a process."""
+    """The exit code of one that failed, else 0. Signals are forwarded; when one fails, the others
+    are stopped. Once `until` is true they are asked to stop. Raises MachineError: a signal ended a
+    process."""
 
     def pass_on(signum: int, frame: FrameType | None) -> None:
         for child in children:

@@ -1,6 +1,7 @@
 """The progress of a run on stderr.
 
-A terminal gets a live bar, and anything else one line every few seconds. With `-q` there is nothing.
+A terminal gets a live bar, and anything else one line every few seconds. With `-q` there is
+nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The output directory of a run: claimed once, resumable, every write atomic.
 
-Holds `recipe.yaml`, `log.jsonl` and `checkpoints/step-00000500/` while the run goes on; the model and report when done.
+Holds `recipe.yaml`, `log.jsonl` and `checkpoints/step-00000500/` while the run goes on; the model
+and report when done.
 """
 
 from __future__ import annotations
@@ -68,11 +69,13 @@ class RunDir:
     path: Path
 
     def check(self, recipe_yaml: str, *, resume: bool, overwrite: bool) -> bool:
-        """Check that the directory can be claimed; True when it holds a run to resume. Touches nothing. Raises
-        UsageError: not empty, not a run of kdcli, or another recipe (names each differing key)."""
+        """Check that the directory can be claimed; True when it holds a run to resume. Touches
+        nothing. Raises UsageError: not empty, not a run of kdcli, or another recipe (names each
+        differing key)."""
         check_writable(self.path, directory=True)
         with disk_errors(self.path):
-            # Both files: a user's own project may hold a recipe.yaml, and `overwrite` deletes what is there.
+            # Both files: a user's own project may hold a recipe.yaml, and `overwrite` deletes what
+            # is there.
             ours = (self.path / RECIPE).is_file() and (self.path / LOG).is_file()
             occupied = ours or (
                 self.path.is_dir() and any(not _of_torn_claim(p) for p in self.path.iterdir())
@@ -93,11 +96,13 @@ class RunDir:
     def claim(
         cls, path: Path, recipe_yaml: str, *, resume: bool = False, overwrite: bool = False
     ) -> RunDir:
-        """Claim a directory for one run, locked against other processes: write `recipe.yaml` and an empty `log.jsonl`.
+        """Claim a directory for one run, locked against other processes: write `recipe.yaml` and an
+        empty `log.jsonl`.
 
         Args:
             path: empty or missing, unless a flag is set.
-            recipe_yaml: the resolved recipe; `resume` needs the same values as before, comments aside.
+            recipe_yaml: the resolved recipe; `resume` needs the same values as before, comments
+            aside.
             overwrite: delete an earlier run of kdcli.
 
         Raises:
@@ -127,8 +132,9 @@ class RunDir:
                 self.path.rmdir()
 
     def _clear(self) -> None:
-        """Empty the directory for a new run. A kill at any point leaves one that can be claimed again: the report goes
-        first, as it says that the rest is whole; recipe and log are replaced last, as they say that this is a run."""
+        """Empty the directory for a new run. A kill at any point leaves one that can be claimed
+        again: the report goes first, as it says that the rest is whole; recipe and log are replaced
+        last, as they say that this is a run."""
         with disk_errors(self.path):
             (self.path / REPORT).unlink(missing_ok=True)
             # The directory itself stays: it may be a mount point, a link or the working directory.
@@ -176,7 +182,8 @@ class RunDir:
             ]
             raise UsageError(
                 f"{self.path} was started with another recipe:\n" + "\n".join(lines),
-                f"give the same options as before ({self.path / RECIPE}), relative paths from the same working "
+                f"give the same options as before ({self.path / RECIPE}), relative paths from the "
+                "same working "
                 "directory, or start anew with --overwrite",
             )
 
@@ -194,7 +201,8 @@ class RunDir:
             file.write(json.dumps(record) + "\n")
 
     def read_log(self) -> list[dict[str, Any]]:
-        """The records of log.jsonl, without a torn last line. Raises MachineError: another line is damaged."""
+        """The records of log.jsonl, without a torn last line. Raises MachineError: another line is
+        damaged."""
         path = self.path / LOG
         lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
         try:
@@ -259,8 +267,8 @@ class RunDir:
             aside.rename(path)
 
     def load_best(self, step: int) -> dict[str, Tensor]:
-        """The weights that `save_best` wrote after `step`. Raises MachineError: damaged, or of another step; the run
-        must start anew."""
+        """The weights that `save_best` wrote after `step`. Raises MachineError: damaged, or of
+        another step; the run must start anew."""
         path = self.path / CHECKPOINTS / BEST
         try:
             with safe_open(path, framework="pt") as file:
@@ -282,7 +290,8 @@ class RunDir:
 
 
 def numbered(name: str, *, taken: bool) -> Path:
-    """A new directory under `runs/` for a run without `-o`; with `taken` the last existing one of that name."""
+    """A new directory under `runs/` for a run without `-o`; with `taken` the last existing one of
+    that name."""
     base = Path("runs") / name
     number, path = 1, base
     while path.exists():
@@ -292,14 +301,15 @@ def numbered(name: str, *, taken: bool) -> Path:
 
 
 def _of_torn_claim(path: Path) -> bool:
-    """True for what a kill in the middle of `claim` leaves: the lock, an empty log, an unfinished file."""
+    """True for what a kill in the middle of `claim` leaves: the lock, an empty log, an unfinished
+    file."""
     unfinished = path.name in (LOCK, f".{LOG}.part", f".{RECIPE}.part")
     return unfinished or (path.name == LOG and path.is_file() and path.stat().st_size == 0)
 
 
 def pinned(recipe_yaml: str) -> str:
-    """A recipe whose models and data of the hub are named with the commit that was loaded, so that it repeats the run
-    after the hub moved on."""
+    """A recipe whose models and data of the hub are named with the commit that was loaded, so that
+    it repeats the run after the hub moved on."""
 
     def pin(name: re.Match[str]) -> str:
         file = try_to_load_from_cache(name[0], "config.json")
@@ -317,7 +327,8 @@ def pinned(recipe_yaml: str) -> str:
 
 
 def _same(before: str, now: str) -> bool:
-    """Whether two values are the same; of a model that is not yet loaded the commit is not known."""
+    """Whether two values are the same; of a model that is not yet loaded the commit is not
+    known."""
     return before == now or ("@" not in now and COMMIT.sub("", before) == now)
 
 

@@ -1,8 +1,10 @@
-"""Signals of an encoder: `capture(model, needs)` makes a module that returns them and stops at the last one needed.
+"""Signals of an encoder: `capture(model, needs)` makes a module that returns them and stops at the
+last one needed.
 
-Models on transformers' attention interface get the attention function `kd_capture`, which is sdpa that records its
-inputs; the others get forward hooks on their projections. Both give q, k and v as the model's own softmax sees them,
-after any rotary embedding, scaled so that attention is softmax(q·k/√K).
+Models on transformers' attention interface get the attention function `kd_capture`, which is sdpa
+that records its inputs; the others get forward hooks on their projections. Both give q, k and v as
+the model's own softmax sees them, after any rotary embedding, scaled so that attention is
+softmax(q·k/√K).
 """
 
 import inspect
@@ -81,11 +83,12 @@ AttentionMaskInterface.register(INTERFACE, sdpa_mask)
 
 
 class Capture(nn.Module):
-    """A module whose forward(batch) gives `Signals` and computes nothing beyond the last signal needed. `model`: a base
-    encoder, or one with a head (needed for logits); it keeps working as before. `needs`: layers 1 ... N; `hidden` also
-    takes 0, the embedding output. `pool`: last hidden states and mask -> vectors, for `pooled`. Raises UsageError: a
-    model type without a row in `kdcli.models.layout`. Raises ValueError: a layer that the model does not have, or
-    logits of a model without a head."""
+    """A module whose forward(batch) gives `Signals` and computes nothing beyond the last signal
+    needed. `model`: a base encoder, or one with a head (needed for logits); it keeps working as
+    before. `needs`: layers 1 ... N; `hidden` also takes 0, the embedding output. `pool`: last
+    hidden states and mask -> vectors, for `pooled`. Raises UsageError: a model type without a row
+    in `kdcli.models.layout`. Raises ValueError: a layer that the model does not have, or logits of
+    a model without a head."""
 
     def __init__(self, model: PreTrainedModel, needs: Needs, pool: nn.Module | None = None) -> None:
         super().__init__()
@@ -95,7 +98,8 @@ class Capture(nn.Module):
             needs = replace(needs, hidden=needs.hidden | {int(config.num_hidden_layers)})
         self.layout, self.model, self.needs, self.pool = layout_for(config), model, needs, pool
         encoder: Any = model.base_model
-        # A plain list, not submodules: the layers belong to the model already, and a shared layer occurs several times.
+        # A plain list, not submodules: the layers belong to the model already, and a shared layer
+        # occurs several times.
         self.layers = self.layout.modules(encoder)
         vectors = needs.q | needs.k | needs.v
         wrong = sorted(n for n in vectors | needs.hidden if not 0 <= n <= len(self.layers)) + [
@@ -120,7 +124,8 @@ class Capture(nn.Module):
         self.accepted = set(inspect.signature(model.forward).parameters)
 
     def forward(self, batch: Batch) -> Signals:
-        """Run the model on a batch as far as needed. Raises ValueError: `masked_logits` of a batch without labels."""
+        """Run the model on a batch as far as needed. Raises ValueError: `masked_logits` of a batch
+        without labels."""
         signals = Signals(mask=batch.get("attention_mask"), labels=batch.get("labels"))
         if self.needs == Needs():
             return signals
@@ -174,7 +179,8 @@ class Capture(nn.Module):
             of_type = {"interface": self.layout.interface, "dtype": self.model.dtype}
             inputs["attention_mask"] = mask_argument(config, mask, **of_type)
         if "position_ids" in inputs and self.layout.position_offset:
-            # Not always the configuration's padding token: MPNet's padding index is 1 whatever that is.
+            # Not always the configuration's padding token: MPNet's padding index is 1 whatever that
+            # is.
             embeddings: Any = self.model.base_model.get_submodule("embeddings")
             inputs["position_ids"] = inputs["position_ids"] + embeddings.padding_idx + 1
         return inputs
@@ -208,7 +214,8 @@ class Capture(nn.Module):
             )
 
     def _hook_labelled(self, labelled_P: Tensor, hooks: ExitStack) -> None:
-        """Hand the head the labelled tokens only, as one row: it works token by token, over a whole vocabulary."""
+        """Hand the head the labelled tokens only, as one row: it works token by token, over a whole
+        vocabulary."""
 
         def after(module: nn.Module, args: Any, output: Any) -> Any:
             if isinstance(output, tuple):

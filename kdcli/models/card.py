@@ -67,7 +67,8 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> Card:
 
 
 def weights_hash(model: PreTrainedModel) -> str:
-    """SHA-256 over a model in memory: its configuration and its weights' names, shapes and float32 values."""
+    """SHA-256 over a model in memory: its configuration and its weights' names, shapes and float32
+    values."""
     digest = hashlib.sha256(model.config.to_json_string().encode())
     for name, weight in model.state_dict().items():
         digest.update(f"{name} {tuple(weight.shape)}\n".encode())
@@ -76,13 +77,15 @@ def weights_hash(model: PreTrainedModel) -> str:
 
 
 def multiply_adds(model: PreTrainedModel) -> int:
-    """Multiply-adds of a forward pass over one sequence of 128 tokens, or as many as the model has positions, of matrix
-    and attention products alike. "FLOPs" in papers are mostly twice this number."""
+    """Multiply-adds of a forward pass over one sequence of 128 tokens, or as many as the model has
+    positions, of matrix and attention products alike. "FLOPs" in papers are mostly twice this
+    number."""
     attention, was_training = model.config._attn_implementation, model.training
     half = model.config.vocab_size // 2
     length = min(TOKENS, positions_of(model.config) or TOKENS)
     ids_BL = torch.arange(length, device=next(model.parameters()).device)[None] % half + half
-    # The counter's hooks fail on a parameter that is passed to a module (DeBERTa's table of positions).
+    # The counter's hooks fail on a parameter that is passed to a module (DeBERTa's table of
+    # positions).
     weights = {name: p.detach() for name, p in model.named_parameters()}
     model.set_attn_implementation("eager")
     try:

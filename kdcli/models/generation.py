@@ -1,7 +1,8 @@
 """Encoders as sequence-to-sequence models: UniLM's masked language models (Dong et al. 2019,
 https://arxiv.org/abs/1905.03197), as the students of MiniLM generate.
 
-Their class, with the decoding, is made in `kdcli.models.modeling_unilm`, which is copied next to the weights.
+Their class, with the decoding, is made in `kdcli.models.modeling_unilm`, which is copied next to
+the weights.
 """
 
 from typing import Any
@@ -23,10 +24,11 @@ from kdcli.types import Task
 def load_generator(
     source: str, task: Task, *, new_head: bool, seed: int = 0, trust_remote_code: bool = False
 ) -> Model:
-    """Load a model that generates, or make one of a masked language model or, with a new head over the vocabulary tied
-    to the embeddings, of an encoder. `new_head`: False takes only a model that generates already. Raises UsageError:
-    see `kdcli.models.load`; an architecture whose attention takes no mask for each pair of tokens, or without a masked
-    language model; a tokenizer without mask or separator."""
+    """Load a model that generates, or make one of a masked language model or, with a new head over
+    the vocabulary tied to the embeddings, of an encoder. `new_head`: False takes only a model that
+    generates already. Raises UsageError: see `kdcli.models.load`; an architecture whose attention
+    takes no mask for each pair of tokens, or without a masked language model; a tokenizer without
+    mask or separator."""
     config = load_config(source, trust_remote_code=trust_remote_code)
     if hasattr(config, UNILM):
         model = load_weights(source, custom_class(config), trust_remote_code=trust_remote_code)
@@ -67,8 +69,8 @@ def load_generator(
 def as_generator(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str
 ) -> PreTrainedModel:
-    """A masked language model as the class that generates; the two share their tensors. Raises UsageError: the
-    tokenizer has no mask or no separator."""
+    """A masked language model as the class that generates; the two share their tensors. Raises
+    UsageError: the tokenizer has no mask or no separator."""
     end = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
     if tokenizer.mask_token_id is None or end is None:
         missing = "mask token" if tokenizer.mask_token_id is None else "token that ends a text"

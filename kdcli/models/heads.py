@@ -1,7 +1,7 @@
 """Stock encoders under the head of a task, with the head's labels checked against the data's.
 
-Label order is the trap: an MNLI teacher in another order scores 7 % instead of 84 %. Such a checkpoint is refused with
-the mapping that it needs.
+Label order is the trap: an MNLI teacher in another order scores 7 % instead of 84 %. Such a
+checkpoint is refused with the mapping that it needs.
 """
 
 import re
@@ -51,7 +51,8 @@ def modules_of_head(model: PreTrainedModel) -> list[nn.Module]:
 def tokenizer_for(
     source: str, *, of_words: bool, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """As `load_tokenizer`; `of_words`: the rows of the task are lists of words, each with a label."""
+    """As `load_tokenizer`; `of_words`: the rows of the task are lists of words, each with a
+    label."""
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     if (
         of_words
@@ -75,10 +76,11 @@ def load_for_task(
     compacted: bool = False,
     trust_remote_code: bool = False,
 ) -> Model:
-    """Load a model with the head of a task. `label_map`: the data's number of each of the checkpoint's labels, where
-    their orders differ. `new_head`: allow a random head (to fine-tune), of `seed`; otherwise the checkpoint must have a
-    fitting one. `own_head`: use a fitting head of the checkpoint; otherwise make a new one in any case. Raises
-    UsageError: see `kdcli.models.load`; the type has no such head; the checkpoint's head is of another kind, or its
+    """Load a model with the head of a task. `label_map`: the data's number of each of the
+    checkpoint's labels, where their orders differ. `new_head`: allow a random head (to fine-tune),
+    of `seed`; otherwise the checkpoint must have a fitting one. `own_head`: use a fitting head of
+    the checkpoint; otherwise make a new one in any case. Raises UsageError: see
+    `kdcli.models.load`; the type has no such head; the checkpoint's head is of another kind, or its
     labels differ from the task's or are in another order."""
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=compacted)
     auto, own = AUTO_CLASS[task.kind], custom_class(config) if own_head else None
@@ -118,7 +120,8 @@ def load_for_task(
 
 
 def check_head(source: str, config: PreTrainedConfig, task: Task) -> None:
-    """Raise a UsageError unless the head that a configuration describes can serve a task; see `load_for_task`."""
+    """Raise a UsageError unless the head that a configuration describes can serve a task; see
+    `load_for_task`."""
     if (misfit := misfit_of(source, config, task, None)) is not None:
         raise _unfit(source, task, misfit)
 
@@ -144,7 +147,8 @@ def tuned_length(
 
 
 def kind_of_head(config: PreTrainedConfig, name: str) -> Literal["class", "tokens", "span"] | None:
-    """The kind of head of a class, by its name. `class` stands for all kinds per text; None: it has no such head."""
+    """The kind of head of a class, by its name. `class` stands for all kinds per text; None: it has
+    no such head."""
     words, custom = getattr(config, LABEL_WORDS, None), class_named(name)
     names = {name} if custom is None else {parent.__name__ for parent in custom.__mro__}
     kinds: tuple[Literal["class", "tokens", "span"], ...] = ("class", "tokens", "span")
@@ -167,8 +171,8 @@ def _what(kind: Kind) -> str:
 def misfit_of(
     source: str, config: PreTrainedConfig, task: Task, label_map: Sequence[int] | None
 ) -> str | None:
-    """Why the checkpoint's own head cannot serve the task; None when it can. Raises UsageError: its labels are the
-    task's in another order, or `label_map` is no permutation."""
+    """Why the checkpoint's own head cannot serve the task; None when it can. Raises UsageError: its
+    labels are the task's in another order, or `label_map` is no permutation."""
     named = (config.architectures or ["none"])[0]
     kind, what = kind_of_head(config, named), _what(task.kind)
     if kind is None or AUTO_CLASS[kind] is not AUTO_CLASS[task.kind]:
@@ -214,7 +218,8 @@ def _numbered(names: Sequence[str]) -> str:
 
 
 def describe_task(config: PreTrainedConfig, task: Task) -> None:
-    """Write labels and task into a configuration; `transformers.pipeline` reads the labels from there."""
+    """Write labels and task into a configuration; `transformers.pipeline` reads the labels from
+    there."""
     names = {"score": ("score",), "span": ("start", "end")}.get(task.kind, task.labels)
     config.finetuning_task = task.name
     if task.kind == "span":
@@ -236,7 +241,8 @@ def with_new_head(
     source: str,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """An encoder's weights under a head of the task drawn from the seed; `config` is changed to describe it."""
+    """An encoder's weights under a head of the task drawn from the seed; `config` is changed to
+    describe it."""
     forget_custom_classes(config)
     describe_task(config, task)
     torch.manual_seed(seed)
@@ -245,7 +251,8 @@ def with_new_head(
     with config_errors(f"the {CONFIG} of {source}"):
         model = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
     missing = model.base_model.load_state_dict(encoder.state_dict(), strict=False).missing_keys
-    # Only one of the two classes may have a pooler; one that only the head's class has is drawn (Nomic's).
+    # Only one of the two classes may have a pooler; one that only the head's class has is drawn
+    # (Nomic's).
     lost = [name for name in missing if not name.startswith("pooler.")]
     assert not lost, (
         f"{type(model).__name__} has encoder weights that AutoModel does not: {lost[:3]}"
@@ -271,7 +278,8 @@ def _permute(model: PreTrainedModel, label_map: list[int]) -> None:
 
 
 def _spaced(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Make a byte-level tokenizer put a space before each word: without it, words become pieces of one word."""
+    """Make a byte-level tokenizer put a space before each word: without it, words become pieces of
+    one word."""
     # A class of its own (RoBERTa's) obeys `add_prefix_space`; the plain class ignores it.
     backend = tokenizer.backend_tokenizer
     before = [backend.normalizer] if backend.normalizer is not None else []

@@ -1,19 +1,23 @@
-"""A task's head made of label words instead of trained: static model pruning (https://arxiv.org/abs/2210.06210).
+"""A task's head made of label words instead of trained: static model pruning
+(https://arxiv.org/abs/2210.06210).
 
-`embedding`: the logit of a class is the dot product of the last [CLS] state with the input embedding of the word for
-that class; for question answering, of every token's state with the words of start and end. It is written into the
-weights of a stock class, so that the saved model loads anywhere. Most such classes transform the state before their
-classifier; that transform is made the identity:
+`embedding`: the logit of a class is the dot product of the last [CLS] state with the input
+embedding of the word for that class; for question answering, of every token's state with the words
+of start and end. It is written into the weights of a stock class, so that the saved model loads
+anywhere. Most such classes transform the state before their classifier; that transform is made the
+identity:
 
-* activations smooth at 0 get the state scaled down to where they are linear, and the classifier scales back:
-  tanh(εx) / ε = x (1 - (εx)² / 3), gelu(εx) · 2/ε = x (1 + 0.8 εx). Both factors are powers of two: no rounding.
-* relu gets it shifted to where it is linear, and the classifier's bias undoes the shift. In bfloat16 a shifted state is
-  rounded to 1/16 or 1/8, in float32 to a millionth.
-* ModernBERT normalises after its activation: its dense layer divides by the weight of the encoder's last norm, which
-  the head's own norm multiplies by again.
+* activations smooth at 0 get the state scaled down to where they are linear, and the classifier
+  scales back: tanh(εx) / ε = x (1 - (εx)² / 3), gelu(εx) · 2/ε = x (1 + 0.8 εx). Both factors are
+  powers of two: no rounding.
+* relu gets it shifted to where it is linear, and the classifier's bias undoes the shift. In
+  bfloat16 a shifted state is rounded to 1/16 or 1/8, in float32 to a millionth.
+* ModernBERT normalises after its activation: its dense layer divides by the weight of the encoder's
+  last norm, which the head's own norm multiplies by again.
 
-`mlm`: the logits of the checkpoint's masked-language-model head at the label words, as in the authors' code. It needs
-that model's class with its vocabulary cut to the label words (`kdcli.models.modeling_kdcli`).
+`mlm`: the logits of the checkpoint's masked-language-model head at the label words, as in the
+authors' code. It needs that model's class with its vocabulary cut to the label words
+(`kdcli.models.modeling_kdcli`).
 """
 
 import copy
@@ -42,7 +46,8 @@ from kdcli.models.modeling_kdcli import vocabulary_of_head
 from kdcli.types import Task
 
 _LIKE_GELU = ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "silu", "swish")
-# Activation -> the factor ε on its input and its slope at 0. A smaller ε would underflow in float16.
+# Activation -> the factor ε on its input and its slope at 0. A smaller ε would underflow in
+# float16.
 SMALL = {"tanh": (2.0**-10, 1.0)} | dict.fromkeys(_LIKE_GELU, (2.0**-14, 0.5))
 SHIFT = 16.0  # of relu's input; the last states of encoders that end in a norm are well within
 HEAD_DROPOUT = (
@@ -58,8 +63,9 @@ TRAIN_ONE = "train one: --set head.kind=scratch"
 def label_word_ids(
     tokenizer: PreTrainedTokenizerBase, task: Task, words: Sequence[str] | None = None
 ) -> list[int]:
-    """Token ids of a task's label words, or of `words`, one for each output of its head. Raises UsageError: no words,
-    too few or many; a word is not exactly one token; two are the same token."""
+    """Token ids of a task's label words, or of `words`, one for each output of its head. Raises
+    UsageError: no words, too few or many; a word is not exactly one token; two are the same token.
+    """
     chosen = tuple(words) if words else task.words
     outputs = {"score": ("its score",), "span": ("start", "end")}.get(task.kind, task.labels)
     needed = (
@@ -79,8 +85,8 @@ def label_word_ids(
     words_of: dict[int, str] = {}
     for word in chosen:
         pieces: list[str] = tokenizer.tokenize(f" {word}")
-        # Byte-level tokenizers keep the space in the first piece. Some of SentencePiece's make it a piece of its own,
-        # except before the first word of a text.
+        # Byte-level tokenizers keep the space in the first piece. Some of SentencePiece's make it a
+        # piece of its own, except before the first word of a text.
         if len(pieces) > 1 and not pieces[0].startswith("Ġ"):
             pieces = tokenizer.tokenize(word)
         number = tokenizer.convert_tokens_to_ids(pieces)[0] if len(pieces) == 1 else None
@@ -110,9 +116,10 @@ def load_with_label_words(
     seed: int,
     trust_remote_code: bool = False,
 ) -> Model:
-    """Load an encoder under a frozen head of label words (`requires_grad` is off) without dropout. `kind`: see the top
-    of this file. `words`: in place of the task's own. `seed`: of weights that the checkpoint lacks and the head does
-    not read. Raises UsageError: see `load_for_task` and `label_word_ids`; a type or checkpoint without such a head."""
+    """Load an encoder under a frozen head of label words (`requires_grad` is off) without dropout.
+    `kind`: see the top of this file. `words`: in place of the task's own. `seed`: of weights that
+    the checkpoint lacks and the head does not read. Raises UsageError: see `load_for_task` and
+    `label_word_ids`; a type or checkpoint without such a head."""
     if kind == "mlm":
         headed, ids = _from_mlm(source, task, words, trust_remote_code)
     else:
@@ -179,7 +186,8 @@ def _identity(model: PreTrainedModel, head: tuple[str, str] | None) -> tuple[flo
     activation = str(getattr(model.config, head[1], head[1]))
     if activation not in (*SMALL, "relu"):
         raise UsageError(
-            f"the head of {type(model).__name__} has activation {activation}, which cannot be made the identity",
+            f"the head of {type(model).__name__} has activation {activation}, which cannot be made "
+            "the identity",
             f"{TRAIN_ONE}; known: relu, {', '.join(SMALL)}",
         )
     (factor, slope), shift = (
@@ -193,11 +201,13 @@ def _identity(model: PreTrainedModel, head: tuple[str, str] | None) -> tuple[flo
 
 
 def _identity_with_norm(source: str, model: PreTrainedModel) -> None:
-    """Make ModernBERT's dense, activation and norm the identity on the output of the encoder's last norm."""
+    """Make ModernBERT's dense, activation and norm the identity on the output of the encoder's last
+    norm."""
     last, head = submodule(model.base_model, "final_norm"), submodule(model, "head")
     if not last.weight.all():
         raise UsageError(f"the last norm of {source} has weights of 0, so label words give no head")
-    # A normalised state lies within ±√D, so this shift makes it positive; its mean is 0, so the norm undoes the shift.
+    # A normalised state lies within ±√D, so this shift makes it positive; its mean is 0, so the
+    # norm undoes the shift.
     offset_D = torch.full_like(last.weight, math.sqrt(last.weight.numel()) + 8)
     head.dense.weight.copy_((1 / last.weight).diag())
     head.norm.weight.copy_(last.weight)
@@ -212,7 +222,8 @@ def _identity_with_norm(source: str, model: PreTrainedModel) -> None:
 def _from_mlm(
     source: str, task: Task, words: Sequence[str] | None, trust: bool
 ) -> tuple[Model, list[int]]:
-    """The checkpoint's masked language model with the label words as its vocabulary, and their ids."""
+    """The checkpoint's masked language model with the label words as its vocabulary, and their
+    ids."""
     hint = "use the words' embeddings: --set head.kind=embedding"
     loaded = load_masked_lm(source, otherwise=hint, trust_remote_code=trust)
     whole = loaded.model

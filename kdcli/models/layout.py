@@ -1,7 +1,9 @@
-"""Everything kdcli knows about an architecture: one row per model type. To support another type, add its row.
+"""Everything kdcli knows about an architecture: one row per model type. To support another type,
+add its row.
 
-Paths are relative to the base model (`AutoModel`); paths of a layer's parts are relative to the layer. The six matrix
-types are those of the pruning papers: Q K V O, U (feed-forward up, plus its gate in gated units) and D (down).
+Paths are relative to the base model (`AutoModel`); paths of a layer's parts are relative to the
+layer. The six matrix types are those of the pruning papers: Q K V O, U (feed-forward up, plus its
+gate in gated units) and D (down).
 """
 
 from dataclasses import dataclass, replace
@@ -36,7 +38,8 @@ class Layout:
         "embeddings.",
         "embeddings_project.",
     )  # prefixes of what counts as embeddings
-    interface: bool = True  # attention goes through transformers' attention interface; else the linears are hooked
+    # Attention goes through transformers' attention interface; otherwise the linears are hooked.
+    interface: bool = True
     fused: Literal["blocks", "heads"] | None = (
         None  # row order of a fused q/k/v: [3, A, K] or [A, 3, K]
     )
@@ -62,8 +65,8 @@ class Layout:
         None  # why neighbouring documents of a block see each other whatever the mask says
     )
     compact: bool = False  # `modeling_kdcli.layer_paths` finds the parts of its layers
-    # The linear before the classifier of texts, and its activation or the setting that names it; label words make both
-    # the identity. `{base}` is the base model.
+    # The linear before the classifier of texts, and its activation or the setting that names it;
+    # label words make both the identity. `{base}` is the base model.
     head: tuple[str, str] | None = None
     head_norm: bool = False  # the heads of all tasks normalise after their activation
     pooling: str | None = (
@@ -95,11 +98,18 @@ _LEAKS, _DISENTANGLED = (
     "its embeddings take a mask of tokens only",
     "disentangled position terms and their scale",
 )
-# fmt: off
 _LLAMA_LIKE = Layout(
-    layers="layers", embeddings=("embed_tokens.", "embeddings."), rotary="halves", q="self_attn.q_proj",
-    k="self_attn.k_proj", v="self_attn.v_proj", o="self_attn.o_proj", up="mlp.up_proj", gate="mlp.gate_proj",
-    down="mlp.down_proj")
+    layers="layers",
+    embeddings=("embed_tokens.", "embeddings."),
+    rotary="halves",
+    q="self_attn.q_proj",
+    k="self_attn.k_proj",
+    v="self_attn.v_proj",
+    o="self_attn.o_proj",
+    up="mlp.up_proj",
+    gate="mlp.gate_proj",
+    down="mlp.down_proj",
+)
 
 LAYOUTS: dict[str, Layout] = {
     "bert": _BERT,
@@ -113,49 +123,112 @@ LAYOUTS: dict[str, Layout] = {
     "data2vec-text": _ROBERTA,
     "roberta-prelayernorm": replace(_ROBERTA, compact=False, final_norm="LayerNorm"),
     "esm": Layout(
-        rotary="halves", position_offset=True, leaks=_LEAKS, head=_DENSE, final_norm="encoder.emb_layer_norm_after"),
+        rotary="halves",
+        position_offset=True,
+        leaks=_LEAKS,
+        head=_DENSE,
+        final_norm="encoder.emb_layer_norm_after",
+    ),
     "mobilebert": Layout(leaks="its embeddings join each token with its neighbours"),
     "albert": Layout(
-        layers="encoder.albert_layer_groups.0.albert_layers", shared=True,
-        embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in."), head=("{base}.pooler", "tanh"),
-        q="attention.query", k="attention.key", v="attention.value", o="attention.dense", up="ffn", down="ffn_output"),
+        layers="encoder.albert_layer_groups.0.albert_layers",
+        shared=True,
+        embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in."),
+        head=("{base}.pooler", "tanh"),
+        q="attention.query",
+        k="attention.key",
+        v="attention.value",
+        o="attention.dense",
+        up="ffn",
+        down="ffn_output",
+    ),
     "distilbert": Layout(
-        layers="transformer.layer", ffn="hidden_dim", compact=True, head=("pre_classifier", "relu"),
-        q="attention.q_lin", k="attention.k_lin", v="attention.v_lin", o="attention.out_lin", up="ffn.lin1",
-        down="ffn.lin2"),
+        layers="transformer.layer",
+        ffn="hidden_dim",
+        compact=True,
+        head=("pre_classifier", "relu"),
+        q="attention.q_lin",
+        k="attention.k_lin",
+        v="attention.v_lin",
+        o="attention.out_lin",
+        up="ffn.lin1",
+        down="ffn.lin2",
+    ),
     "modernbert": Layout(
-        layers="layers", rotary="halves", local=True, head_norm=True, pooling="cls", fused="blocks",
-        q="attn.Wqkv", k="attn.Wqkv", v="attn.Wqkv", o="attn.Wo", up="mlp.Wi", gate="mlp.Wi", down="mlp.Wo",
-        final_norm="final_norm"),
+        layers="layers",
+        rotary="halves",
+        local=True,
+        head_norm=True,
+        pooling="cls",
+        fused="blocks",
+        q="attn.Wqkv",
+        k="attn.Wqkv",
+        v="attn.Wqkv",
+        o="attn.Wo",
+        up="mlp.Wi",
+        gate="mlp.Wi",
+        down="mlp.Wo",
+        final_norm="final_norm",
+    ),
     "eurobert": replace(_LLAMA_LIKE, head=("dense", "gelu"), pooling="bos", final_norm="norm"),
     "nomic_bert": replace(_LLAMA_LIKE, head=_POOLER),
     "mpnet": replace(
-        _HOOKED, position_offset=True, other_term="relative position bias", head=_DENSE,
-        q="attention.attn.q", k="attention.attn.k", v="attention.attn.v", o="attention.attn.o"),
+        _HOOKED,
+        position_offset=True,
+        other_term="relative position bias",
+        head=_DENSE,
+        q="attention.attn.q",
+        k="attention.attn.k",
+        v="attention.attn.v",
+        o="attention.attn.o",
+    ),
     "deberta": replace(
-        _HOOKED, autocast=False, leaks=_LEAKS, head=("pooler.dense", "pooler_hidden_act"), fused="heads",
-        q="attention.self.in_proj", k="attention.self.in_proj", v="attention.self.in_proj",
-        like_q=("attention.self.pos_proj", "attention.self.pos_q_proj"), other_term=_DISENTANGLED,
-        bias=("attention.self.q_bias", "attention.self.v_bias")),
+        _HOOKED,
+        autocast=False,
+        leaks=_LEAKS,
+        head=("pooler.dense", "pooler_hidden_act"),
+        fused="heads",
+        q="attention.self.in_proj",
+        k="attention.self.in_proj",
+        v="attention.self.in_proj",
+        like_q=("attention.self.pos_proj", "attention.self.pos_q_proj"),
+        other_term=_DISENTANGLED,
+        bias=("attention.self.q_bias", "attention.self.v_bias"),
+    ),
     "deberta-v2": replace(
-        _HOOKED, leaks=_LEAKS, head=("pooler.dense", "pooler_hidden_act"),
-        q="attention.self.query_proj", k="attention.self.key_proj", v="attention.self.value_proj",
-        like_q=("attention.self.pos_key_proj", "attention.self.pos_query_proj"), other_term=_DISENTANGLED),
+        _HOOKED,
+        leaks=_LEAKS,
+        head=("pooler.dense", "pooler_hidden_act"),
+        q="attention.self.query_proj",
+        k="attention.self.key_proj",
+        v="attention.self.value_proj",
+        like_q=("attention.self.pos_key_proj", "attention.self.pos_query_proj"),
+        other_term=_DISENTANGLED,
+    ),
     "roformer": replace(
-        _HOOKED, rotary="pairs", positions="encoder.embed_positions", head=("classifier.dense", "hidden_act")),
+        _HOOKED,
+        rotary="pairs",
+        positions="encoder.embed_positions",
+        head=("classifier.dense", "hidden_act"),
+    ),
     "convbert": replace(
-        _HOOKED, leaks="its convolution runs over neighbouring tokens", head=("classifier.dense", "hidden_act")),
+        _HOOKED,
+        leaks="its convolution runs over neighbouring tokens",
+        head=("classifier.dense", "hidden_act"),
+    ),
     "megatron-bert": replace(_HOOKED, head=_POOLER, final_norm="encoder.ln"),
-    "rembert": replace(_HOOKED, embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in."), head=_POOLER),
+    "rembert": replace(
+        _HOOKED, embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in."), head=_POOLER
+    ),
 }
-# fmt: on
-# Types that can be compacted, with the paths of a layer's attention, attention output, feed-forward up and down.
+# Types that can be compacted, with the paths of a layer's attention, attention output, feed-forward
+# up and down.
 PATHS = {kind: layer_paths(kind) for kind, row in LAYOUTS.items() if row.compact}
 
 
 def layout_for(config: Any) -> Layout:
-    """The row of a configuration's model type. Raises UsageError: the model is a decoder, or its type has no row; the
-    message names the known ones."""
+    """The row of a configuration's model type. Raises UsageError: the model is a decoder, or its
+    type has no row; the message names the known ones."""
     kind = str(config.model_type)
     row = row_of(
         kind,
@@ -171,7 +244,8 @@ def layout_for(config: Any) -> Layout:
 
 
 def check_packing(config: Any, *, isolated: bool) -> None:
-    """Raise a UsageError where documents of a block are to be kept apart, and the architecture cannot do that."""
+    """Raise a UsageError where documents of a block are to be kept apart, and the architecture
+    cannot do that."""
     if isolated and (leaks := layout_for(config).leaks):
         raise UsageError(
             f"data.pack_isolated: {config.model_type} cannot keep documents apart: {leaks}",
@@ -180,7 +254,8 @@ def check_packing(config: Any, *, isolated: bool) -> None:
 
 
 def row_of(kind: str, *, decodes: bool) -> Layout:
-    """The row of a model type, or the UsageError of `layout_for`; `decodes`: its configuration says it is a decoder."""
+    """The row of a model type, or the UsageError of `layout_for`; `decodes`: its configuration says
+    it is a decoder."""
     if kind in LAYOUTS and not decodes:
         return LAYOUTS[kind]
     from transformers.models.auto import modeling_auto as auto
@@ -198,7 +273,8 @@ def row_of(kind: str, *, decodes: bool) -> Layout:
         )
     raise UsageError(
         f"unknown model type '{kind}'{did_you_mean(kind, LAYOUTS)}",
-        f"known: {known}. Another encoder needs one row in kdcli/models/layout.py: see docs/add-a-model-type.md",
+        f"known: {known}. Another encoder needs one row in kdcli/models/layout.py: see "
+        "docs/add-a-model-type.md",
     )
 
 
@@ -206,8 +282,9 @@ Rows = slice | Tensor  # rows of a linear that belong to a matrix: a slice or in
 
 
 def linears(layout: Layout, layer: nn.Module) -> dict[str, list[tuple[nn.Linear, Rows]]]:
-    """The prunable matrices of one layer: type letter -> linears, each with its rows when several share one linear.
-    Rows of Q, K and V are in the order [A, K]. In gated feed-forward blocks `U` also holds the gate."""
+    """The prunable matrices of one layer: type letter -> linears, each with its rows when several
+    share one linear. Rows of Q, K and V are in the order [A, K]. In gated feed-forward blocks `U`
+    also holds the gate."""
     names = {"Q": [layout.q], "K": [layout.k], "V": [layout.v], "O": [layout.o], "D": [layout.down]}
     names["U"] = [layout.up] if layout.gate in (None, layout.up) else [layout.up, str(layout.gate)]
     matrices: dict[str, list[tuple[nn.Linear, Rows]]] = {}

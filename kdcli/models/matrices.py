@@ -34,7 +34,8 @@ class Matrix:
         return math.prod(self.shape)
 
     def of(self, weight: Tensor) -> Tensor:
-        """This matrix's part of a tensor shaped as the linear's weight: a view, or a copy for rows by index."""
+        """This matrix's part of a tensor shaped as the linear's weight: a view, or a copy for rows
+        by index."""
         return weight[self.rows_on(weight.device)]
 
     def rows_on(self, device: torch.device) -> Rows:
@@ -51,8 +52,9 @@ class Matrix:
 
 
 def matrices(model: PreTrainedModel) -> list[Matrix]:
-    """All matrices of the encoder layers, layer by layer in the order Q K V O U G D P; no weight is in two. Embeddings,
-    pooler, head and what only one type has in its layers (ConvBERT's convolution) are excluded."""
+    """All matrices of the encoder layers, layer by layer in the order Q K V O U G D P; no weight is
+    in two. Embeddings, pooler, head and what only one type has in its layers (ConvBERT's
+    convolution) are excluded."""
     layout, found = layout_for(model.config), list[Matrix]()
     paths = {module: path for path, module in model.base_model.named_modules()}
     layers = layout.modules(model.base_model)

@@ -1,8 +1,10 @@
-"""Classes of encoders that transformers does not have: kdcli writes this file next to the weights of such a model.
+"""Classes of encoders that transformers does not have: kdcli writes this file next to the weights
+of such a model.
 
-It needs torch and transformers only. `CompactBertModel` is transformers' `BertModel` with layers of the sizes in the
-configuration's `compact_layers`. `LabelWordsBertForMaskedLM` is `BertForMaskedLM` as a classifier: its vocabulary is
-the configuration's `label_words`. `CompactLabelWordsBertForMaskedLM` is both.
+It needs torch and transformers only. `CompactBertModel` is transformers' `BertModel` with layers of
+the sizes in the configuration's `compact_layers`. `LabelWordsBertForMaskedLM` is `BertForMaskedLM`
+as a classifier: its vocabulary is the configuration's `label_words`.
+`CompactLabelWordsBertForMaskedLM` is both.
 
     AutoModel.from_pretrained(directory, trust_remote_code=True)
     AutoModelForSequenceClassification.from_pretrained(directory, trust_remote_code=True)
@@ -28,8 +30,8 @@ def layer_paths(model_type: str) -> tuple[str, str | None, str, str]:
 
 
 class CompactLinear(nn.Module):
-    """A linear without its empty columns and rows that reads and writes vectors of the full width. `size`: full
-    columns, full rows, kept columns, kept rows."""
+    """A linear without its empty columns and rows that reads and writes vectors of the full width.
+    `size`: full columns, full rows, kept columns, kept rows."""
 
     inputs: Tensor | None
     outputs: Tensor | None
@@ -39,8 +41,8 @@ class CompactLinear(nn.Module):
         wide_in, wide_out, kept_in, kept_out = size
         self.weight = nn.Parameter(torch.empty(kept_out, kept_in))
         self.bias = nn.Parameter(torch.empty(wide_out))
-        # Columns to read, and for each full row its place among the computed ones. A removed row's place is the last
-        # computed row, which is all zeros.
+        # Columns to read, and for each full row its place among the computed ones. A removed row's
+        # place is the last computed row, which is all zeros.
         self.register_buffer(
             "inputs", torch.empty(kept_in, dtype=torch.long) if kept_in < wide_in else None
         )
@@ -73,7 +75,8 @@ class CompactAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **ignored: Any
     ) -> tuple[Tensor, None]:
-        """Attend within `attention_mask`: True where a token may attend, or a bias on the scores."""
+        """Attend within `attention_mask`: True where a token may attend, or a bias on the
+        scores."""
         shape = (*hidden_states.shape[:-1], self.num_attention_heads, -1)
         q, k, v = (
             part(hidden_states).view(shape).transpose(1, 2)
@@ -92,7 +95,8 @@ class CompactAttention(nn.Module):
 
 
 class _Compact:
-    """Mixed in before a class of transformers: its layers take the sizes in `config.compact_layers`."""
+    """Mixed in before a class of transformers: its layers take the sizes in
+    `config.compact_layers`."""
 
     _supports_flash_attn = _supports_flex_attn = False
 
@@ -112,9 +116,9 @@ class _Compact:
 
 
 class _LabelWords:
-    """Mixed in before a class with a masked-language-model head: keeps `config.label_words["ids"]` of its vocabulary.
-    `config.label_words["auto_class"]` selects the output: a class per text, read at its first token; a class per
-    token; or start and end of an answer."""
+    """Mixed in before a class with a masked-language-model head: keeps `config.label_words["ids"]`
+    of its vocabulary. `config.label_words["auto_class"]` selects the output: a class per text, read
+    at its first token; a class per token; or start and end of an answer."""
 
     _tied_weights_keys: Any = (
         None  # a decoder with a few of the vocabulary's rows cannot be tied to the embeddings
@@ -135,7 +139,8 @@ class _LabelWords:
 
 
 def vocabulary_of_head(model: Any) -> dict[str, nn.Parameter]:
-    """Name -> parameter outside the encoder with one row, column or number per word of the vocabulary."""
+    """Name -> parameter outside the encoder with one row, column or number per word of the
+    vocabulary."""
     inside = set(model.base_model.modules())
     return {
         f"{path}.{name}": parameter
@@ -147,7 +152,8 @@ def vocabulary_of_head(model: Any) -> dict[str, nn.Parameter]:
 
 
 def _classifying(forward: Callable[..., Any]) -> Callable[..., outputs.ModelOutput]:
-    """Wrap the forward of a masked language model, keeping its signature, to give a classifier's output."""
+    """Wrap the forward of a masked language model, keeping its signature, to give a classifier's
+    output."""
 
     @functools.wraps(forward)
     def classify(
@@ -170,7 +176,8 @@ def _classifying(forward: Callable[..., Any]) -> Callable[..., outputs.ModelOutp
 
 
 def __getattr__(name: str) -> Any:
-    """Make `CompactX` or `LabelWordsX` from X, a class of transformers or of this file, on first access."""
+    """Make `CompactX` or `LabelWordsX` from X, a class of transformers or of this file, on first
+    access."""
     for prefix, added in (("Compact", _Compact), ("LabelWords", _LabelWords)):
         rest = name.removeprefix(prefix)
         if rest == name:

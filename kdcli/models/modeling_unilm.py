@@ -1,10 +1,12 @@
-"""Masked language models as sequence-to-sequence models: kdcli writes this file next to the weights of such a model.
+"""Masked language models as sequence-to-sequence models: kdcli writes this file next to the weights
+of such a model.
 
-It needs torch and transformers only. `UniLMBertForMaskedLM` is transformers' `BertForMaskedLM`, fine-tuned on `[CLS]
-source [SEP] target [SEP]` as in UniLM (https://arxiv.org/abs/1905.03197): a target token is predicted at a [MASK] that
-follows the earlier ones.
+It needs torch and transformers only. `UniLMBertForMaskedLM` is transformers' `BertForMaskedLM`,
+fine-tuned on `[CLS] source [SEP] target [SEP]` as in UniLM (https://arxiv.org/abs/1905.03197): a
+target token is predicted at a [MASK] that follows the earlier ones.
 
-    AutoModelForMaskedLM.from_pretrained(directory, trust_remote_code=True).generate(["a source", "another"])
+    AutoModelForMaskedLM.from_pretrained(directory, trust_remote_code=True).generate(["a source",
+    "another"])
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import MaskedLMOutput
 
 ROWS_AT_ONCE = 32  # sources that `generate` decodes together
-# Name of the attention function that reads kept keys and values. Copies of this file are modules of their own.
+# Name of the attention function that reads kept keys and values. Copies of this file are modules of
+# their own.
 REUSE = f"reuse_{__name__.replace('.', '_')}"
 
 
 def sequence_mask(sources_B: Tensor, real_BL: Tensor) -> Tensor:
-    """UniLM's attention [B, 1, L, L], True where a token may attend: source tokens see the source, target tokens the
-    source and the targets up to themselves. `sources_B`: tokens of each source; the target follows it."""
+    """UniLM's attention [B, 1, L, L], True where a token may attend: source tokens see the source,
+    target tokens the source and the targets up to themselves. `sources_B`: tokens of each source;
+    the target follows it."""
     at_L = torch.arange(real_BL.shape[1], device=real_BL.device)
     of_source_BL = at_L < sources_B[:, None]
     allowed_BLL = of_source_BL[:, None, :] | (
@@ -38,8 +42,8 @@ def sequence_mask(sources_B: Tensor, real_BL: Tensor) -> Tensor:
 
 
 def mask_argument(config: Any, mask: Tensor, *, interface: bool, dtype: torch.dtype) -> Any:
-    """A mask [B, 1, L, L] as an encoder takes it: one for each kind of layer where some attend in a window; a bias
-    where attention does not go through the interface of transformers."""
+    """A mask [B, 1, L, L] as an encoder takes it: one for each kind of layer where some attend in a
+    window; a bias where attention does not go through the interface of transformers."""
     if getattr(config, "layer_types", None):
         at = torch.arange(mask.shape[-1], device=mask.device)
         near = (at[:, None] - at[None, :]).abs() <= config.sliding_window
@@ -50,9 +54,10 @@ def mask_argument(config: Any, mask: Tensor, *, interface: bool, dtype: torch.dt
 
 
 class _Decoding:
-    """A batch while its targets are decoded. Shapes: S tokens of the padded sources [B, S]; R = B * beams targets; G
-    key heads. `reuse` keeps the keys and values of sources and targets; else each step computes every token anew. The
-    beams of a source share its keys, so nothing of a source is copied when beams change places."""
+    """A batch while its targets are decoded. Shapes: S tokens of the padded sources [B, S]; R = B *
+    beams targets; G key heads. `reuse` keeps the keys and values of sources and targets; else each
+    step computes every token anew. The beams of a source share its keys, so nothing of a source is
+    copied when beams change places."""
 
     is_compileable = False
 
@@ -70,7 +75,8 @@ class _Decoding:
             )
 
     def get_seq_length(self) -> int:
-        """For transformers, which slices inputs by it; `prepare_inputs_for_generation` slices them here."""
+        """For transformers, which slices inputs by it; `prepare_inputs_for_generation` slices them
+        here."""
         return 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -78,7 +84,8 @@ class _Decoding:
         self.of_target = [(k[beam_idx], v[beam_idx]) for k, v in self.of_target]
 
     def next_logits(self, forward: Callable[..., Any], target_RT: Tensor) -> Any:
-        """Logits [R, 1, V] of the token after `target_RT`, whose first column is the start token."""
+        """Logits [R, 1, V] of the token after `target_RT`, whose first column is the start
+        token."""
         targets, steps = target_RT[:, 1:], target_RT.shape[1] - 1
         rows = len(target_RT) // len(self.ids_BS)
         start_R = self.sources_B.repeat_interleave(rows)
@@ -104,7 +111,8 @@ class _Decoding:
         )
         at_L = torch.arange(ids.shape[1], device=ids.device)
         mask = sequence_mask(start_R, at_L <= start_R[:, None] + steps)
-        # The padding after a row gets the padding token again, which some types read their positions from.
+        # The padding after a row gets the padding token again, which some types read their
+        # positions from.
         interface, dtype = self.model.config.unilm["interface"], self.model.dtype
         whole = {
             "attention_mask": mask_argument(
@@ -127,8 +135,8 @@ class _Decoding:
         return run(input_ids=ids, **inputs)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
-        """Attention of one layer, [R, A, n, K]; without sources yet it reads them, [B, A, S, K]. `window`: of a local
-        layer, the first distance that it does not see."""
+        """Attention of one layer, [R, A, n, K]; without sources yet it reads them, [B, A, S, K].
+        `window`: of a local layer, the first distance that it does not see."""
         layer, self.layer = self.layer, self.layer + 1
         at_S = torch.arange(self.ids_BS.shape[1], device=q.device)
         if layer == len(self.of_source):
@@ -172,7 +180,8 @@ class _Decoding:
         return self._by_row(self._by_source(of_source) @ source_v, new) + of_target @ v
 
     def _by_source(self, x: Tensor) -> Tensor:
-        """[B * beams, A, n, *] -> [B, A, beams * n, *]: the beams of a source read the same keys."""
+        """[B * beams, A, n, *] -> [B, A, beams * n, *]: the beams of a source read the same
+        keys."""
         return x.view(len(self.ids_BS), -1, *x.shape[1:]).transpose(1, 2).flatten(2, 3)
 
     def _by_row(self, x: Tensor, new: int) -> Tensor:
@@ -219,9 +228,9 @@ def _only(encoder: nn.Module, at_R: Tensor) -> Any:
 
 
 class _UniLM(transformers.GenerationMixin):  # type: ignore[misc]
-    """Mixed in before a masked language model. `config.unilm`: `mask_token_id`; `position_offset`, the id of the first
-    position; `interface`, False for a type whose keys cannot be kept. `generation_config` holds lengths, beams and
-    penalties; its end token begins a target too."""
+    """Mixed in before a masked language model. `config.unilm`: `mask_token_id`; `position_offset`,
+    the id of the first position; `interface`, False for a type whose keys cannot be kept.
+    `generation_config` holds lengths, beams and penalties; its end token begins a target too."""
 
     @classmethod
     def can_generate(cls) -> bool:
@@ -243,10 +252,11 @@ class _UniLM(transformers.GenerationMixin):  # type: ignore[misc]
         reuse: bool = True,
         **settings: Any,
     ) -> Any:
-        """Decode targets. `inputs`: texts or pairs of texts, which give texts; or ids of sources with their special
-        tokens, padded on the right, [B, S], which give ids of targets, [B, T], padded after their end token. `reuse`:
-        False computes every token anew in each step. `settings`: as of transformers' `generate` (`num_beams`,
-        `max_new_tokens` ...), over `generation_config`. Raises ValueError: no texts, no position for the targets."""
+        """Decode targets. `inputs`: texts or pairs of texts, which give texts; or ids of sources
+        with their special tokens, padded on the right, [B, S], which give ids of targets, [B, T],
+        padded after their end token. `reuse`: False computes every token anew in each step.
+        `settings`: as of transformers' `generate` (`num_beams`, `max_new_tokens` ...), over
+        `generation_config`. Raises ValueError: no texts, no position for the targets."""
         if not isinstance(inputs, Tensor):
             return self._texts(inputs, reuse=reuse, **settings)
         model: Any = self
@@ -293,7 +303,8 @@ class _UniLM(transformers.GenerationMixin):  # type: ignore[misc]
 
 
 def _decoding_too(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the forward of a masked language model, keeping its signature, to do a step of decoding too."""
+    """Wrap the forward of a masked language model, keeping its signature, to do a step of decoding
+    too."""
 
     @functools.wraps(forward)
     def step(self: Any, *args: Any, decoding: _Decoding | None = None, **kwargs: Any) -> Any:

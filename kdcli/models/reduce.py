@@ -1,17 +1,20 @@
-"""Initialise a student from its teacher: copy layers; where a width shrinks, keep the best dimensions; then fit it.
+"""Initialise a student from its teacher: copy layers; where a width shrinks, keep the best
+dimensions; then fit it.
 
-* residual stream (D): the principal components of the teacher's hidden states over a sample, one basis for all layers;
-* q and k, and DeBERTa's position projections: within each head the largest |q row|·|k row|; v and o: the largest
-  |v row|·|o column|. With rotary embeddings or grouped key/value heads, evenly spaced (pairs of) dimensions instead;
+* residual stream (D): the principal components of the teacher's hidden states over a sample, one
+  basis for all layers;
+* q and k, and DeBERTa's position projections: within each head the largest |q row|·|k row|; v and
+  o: the largest |v row|·|o column|. With rotary embeddings or grouped key/value heads, evenly
+  spaced (pairs of) dimensions instead;
 * feed-forward units (F): the largest |up row|·|down column|, times |gate row| in a gated unit.
 
-With another number of heads, a student head takes its dimensions from the teacher heads in the same place. A parameter
-without such a map keeps its random values.
+With another number of heads, a student head takes its dimensions from the teacher heads in the same
+place. A parameter without such a map keeps its random values.
 
-Then one pass of a sample of text fits the student, module by module in the order they run, since its inputs are not
-its teacher's once a layer or a dimension is gone. Each linear gets the weights (ridge regression about the copied ones)
-that give, from the student's own input, the teacher's output in the kept dimensions; each normalisation gets the gain
-and bias that do.
+Then one pass of a sample of text fits the student, module by module in the order they run, since
+its inputs are not its teacher's once a layer or a dimension is gone. Each linear gets the weights
+(ridge regression about the copied ones) that give, from the student's own input, the teacher's
+output in the kept dimensions; each normalisation gets the gain and bias that do.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -34,8 +37,8 @@ SAMPLE = 8192  # Tokens: more than the inputs of the widest linear
 
 
 def sample_of(text: Examples | None, config: Any, longest: int | None) -> Batch:
-    """Rows of text, evenly spaced and cut, with about `SAMPLE` tokens; random tokens for want of text. `longest`:
-    tokens that a model takes."""
+    """Rows of text, evenly spaced and cut, with about `SAMPLE` tokens; random tokens for want of
+    text. `longest`: tokens that a model takes."""
     rows, width = 64, min(128, longest or 128)
     if text is None:
         ids_BL = torch.randint(
@@ -67,9 +70,10 @@ def copy_reduced(
     *,
     fit: bool,
 ) -> tuple[list[str], Tensor | None]:
-    """Fill the parameters of a student of the same type in place; returns the names of those that could not be filled,
-    and the basis [D, N] of the teacher's residual stream that the student has, None if it has all of it. `chosen` is
-    the teacher layer (1 ... N) for each student layer; `fit`: to the teacher's outputs for the sample."""
+    """Fill the parameters of a student of the same type in place; returns the names of those that
+    could not be filled, and the basis [D, N] of the teacher's residual stream that the student has,
+    None if it has all of it. `chosen` is the teacher layer (1 ... N) for each student layer; `fit`:
+    to the teacher's outputs for the sample."""
     maps: dict[int, Maps] = {}
     for n, layer in zip(chosen, layout.modules(student), strict=True):
         maps |= _layer_maps(
@@ -99,7 +103,8 @@ def copy_reduced(
 def copy_head(
     teacher: PreTrainedModel, student: PreTrainedModel, basis_DN: Tensor | None
 ) -> list[str]:
-    """Fill the head of a student of the same class; returns the names of parameters that could not be filled."""
+    """Fill the head of a student of the same class; returns the names of parameters that could not
+    be filled."""
     source = dict(teacher.named_parameters(remove_duplicate=False))
     # A matrix that is tied to the embeddings belongs to the encoder.
     encoder = {id(p) for p in student.base_model.parameters()}
@@ -111,7 +116,8 @@ def copy_head(
 
 
 def _principal(teacher: PreTrainedModel, layout: Layout, sample: Batch, narrow: int) -> Tensor:
-    """The principal components of the hidden states of all layers, [D, N] float64; each layer counts alike."""
+    """The principal components of the hidden states of all layers, [D, N] float64; each layer
+    counts alike."""
     moments_DD: list[Tensor] = []
 
     def add(x_BLD: Tensor) -> None:
@@ -139,7 +145,8 @@ def _principal(teacher: PreTrainedModel, layout: Layout, sample: Batch, narrow: 
 def components(moment_DD: Tensor, count: int) -> Tensor:
     """The eigenvectors of largest eigenvalue, [D, count]."""
     basis_DN: Tensor = torch.linalg.eigh(moment_DD).eigenvectors[:, -count:].flip(1)
-    # Of the two signs of a component the one whose largest entry is positive, whatever the processor.
+    # Of the two signs of a component the one whose largest entry is positive, whatever the
+    # processor.
     signs_1N: Tensor = basis_DN.gather(0, basis_DN.abs().argmax(0, keepdim=True)).sign()
     return basis_DN * signs_1N
 
@@ -149,7 +156,8 @@ def _fill(
     basis_DN: Tensor | None,
     maps: Mapping[int, Maps],
 ) -> list[str]:
-    """Fill the student's (name, parameter, teacher's tensor); returns the names of those that could not be filled."""
+    """Fill the student's (name, parameter, teacher's tensor); returns the names of those that could
+    not be filled."""
     left = []
     for name, parameter, origin in parameters:
         part = (
@@ -210,7 +218,8 @@ def _refit(
 
     def record(own: nn.Module, kept: Tensor | None) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            # Not a pooler, nor what is computed once for all rows (DeBERTa's projections of positions).
+            # Not a pooler, nor what is computed once for all rows (DeBERTa's projections of
+            # positions).
             if isinstance(output, Tensor) and output.dim() == 3 and output.shape[:2] == shape:
                 targets[own] = reduced(real_tokens(output, sample), kept).float()
 
@@ -357,9 +366,10 @@ def _head_maps(
 
 
 def _best_in_heads(one_ED: Tensor, other_ED: Tensor, narrow: int, narrow_heads: int) -> Tensor:
-    """For each student head the principal components of its span of the teacher's width, a head if the counts agree,
-    under two matrices that count alike."""
-    # Spans differ by one if the heads do not divide the width; none is shorter than a student's head.
+    """For each student head the principal components of its span of the teacher's width, a head if
+    the counts agree, under two matrices that count alike."""
+    # Spans differ by one if the heads do not divide the width; none is shorter than a student's
+    # head.
     each, bounds = (
         narrow // narrow_heads,
         [a * len(one_ED) // narrow_heads for a in range(narrow_heads + 1)],
@@ -377,7 +387,8 @@ def _best_in_heads(one_ED: Tensor, other_ED: Tensor, narrow: int, narrow_heads: 
 def _even_in_heads(
     heads: int, each: int, narrow_heads: int, narrow_each: int, rotary: str | None
 ) -> Tensor:
-    """Evenly spaced dimensions, the same in every head; rotary pairs stay together, at the nearest frequencies."""
+    """Evenly spaced dimensions, the same in every head; rotary pairs stay together, at the nearest
+    frequencies."""
     if rotary is None or each % 2 or narrow_each % 2:
         inside = _spread(each, narrow_each)
     else:

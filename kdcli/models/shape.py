@@ -1,4 +1,5 @@
-"""From a teacher and `6x384` to a student: shape grammar, configuration, initial weights (`kdcli.models.reduce`)."""
+"""From a teacher and `6x384` to a student: shape grammar, configuration, initial weights
+(`kdcli.models.reduce`)."""
 
 import copy
 import re
@@ -21,7 +22,8 @@ SLIP = re.compile(r"\d+\s*[A-Za-z*×]\s*\d+([:@].*)?")
 
 @dataclass(frozen=True)
 class InitializedStudent:
-    """A student, notes on its initialisation, and its basis of the teacher's residual stream (`models.reduce`)."""
+    """A student, notes on its initialisation, and its basis of the teacher's residual stream
+    (`models.reduce`)."""
 
     model: PreTrainedModel
     notes: list[str]
@@ -29,8 +31,8 @@ class InitializedStudent:
 
 
 def is_shape(source: str) -> bool:
-    """Whether a model is given as a shape (`6x384`, `4x312:1200@12`), not as a directory (`./6x384`) or hub id. Raises
-    UsageError: a mistyped shape."""
+    """Whether a model is given as a shape (`6x384`, `4x312:1200@12`), not as a directory
+    (`./6x384`) or hub id. Raises UsageError: a mistyped shape."""
     well_formed = GRAMMAR.fullmatch(source.strip()) is not None
     if not well_formed and SLIP.fullmatch(source.strip()):
         raise _no_shape(source)
@@ -49,7 +51,8 @@ def shape_of(config: Any) -> ModelShape:
 
 
 def positions_of(config: Any) -> int | None:
-    """Length of a model's table of positions in tokens; None if it has none or uses distances only."""
+    """Length of a model's table of positions in tokens; None if it has none or uses distances
+    only."""
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None or positions < 1 or layout_for(config).rotary:
         return None
@@ -57,8 +60,9 @@ def positions_of(config: Any) -> int | None:
 
 
 def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
-    """Read `LxH[:FFN][@HEADS]`; FFN defaults to the teacher's ratio to its width, heads to the teacher's. Raises
-    UsageError: malformed, zero, heads that do not divide the width, or deeper or wider than the teacher."""
+    """Read `LxH[:FFN][@HEADS]`; FFN defaults to the teacher's ratio to its width, heads to the
+    teacher's. Raises UsageError: malformed, zero, heads that do not divide the width, or deeper or
+    wider than the teacher."""
     if not (match := GRAMMAR.fullmatch(text.strip())):
         raise _no_shape(text)
     layers, hidden = int(match[1]), int(match[2])
@@ -87,24 +91,30 @@ def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
             ),
         )
     if layers > teacher.layers or hidden > teacher.hidden:
-        message = f"student {layers}x{hidden} is larger than its teacher {teacher.layers}x{teacher.hidden}"
+        message = (
+            f"student {layers}x{hidden} is larger than its teacher "
+            f"{teacher.layers}x{teacher.hidden}"
+        )
         raise UsageError(message, f"at most {teacher.layers} layers and width {teacher.hidden}")
     return ModelShape(layers, hidden, ffn, heads)
 
 
 def student_config(teacher: Any, shape: ModelShape, layers: list[int] | None = None) -> Any:
-    """The teacher's configuration with the student's sizes; `layers` as in `build_student`. Raises UsageError: heads of
-    an odd width under rotary embeddings, or that do not divide MobileBERT's fixed width."""
+    """The teacher's configuration with the student's sizes; `layers` as in `build_student`. Raises
+    UsageError: heads of an odd width under rotary embeddings, or that do not divide MobileBERT's
+    fixed width."""
     inner = getattr(teacher, "true_hidden_size", shape.hidden)
     if inner % shape.heads:
         raise UsageError(
-            f"student {shape}: {teacher.model_type} attends in a width of {inner}, which {shape.heads} heads do not "
+            f"student {shape}: {teacher.model_type} attends in a width of {inner}, which "
+            f"{shape.heads} heads do not "
             "divide",
             f"write {shape.layers}x{shape.hidden}@{teacher.num_attention_heads}",
         )
     if layout_for(teacher).rotary and shape.hidden // shape.heads % 2:
         raise UsageError(
-            f"student {shape}: {teacher.model_type} turns pairs of dimensions (rotary positions), so a head cannot be "
+            f"student {shape}: {teacher.model_type} turns pairs of dimensions (rotary positions), "
+            "so a head cannot be "
             f"{shape.hidden // shape.heads} wide",
             f"choose a width that is a multiple of {2 * shape.heads}, or another number of heads",
         )
@@ -141,11 +151,12 @@ def build_student(
     text: Examples | None = None,
     seed: int = 0,
 ) -> InitializedStudent:
-    """Make a student of a shape from a base encoder. `init`: `teacher` copies weights and fits them to the
-    teacher's outputs (`kdcli.models.reduce`), `copied` does not fit them, `random` draws them as the model type does,
-    from `seed`. `layers`: teacher layers 1 ... N to copy, one per student layer; None for evenly spaced ones with the
-    last. `dropout`: rate of every dropout in memory; the saved configuration keeps the teacher's. `text`: what to fit
-    to; without it nothing is fitted. Raises UsageError: `layers` has the wrong count or names a layer that the teacher
+    """Make a student of a shape from a base encoder. `init`: `teacher` copies weights and fits them
+    to the teacher's outputs (`kdcli.models.reduce`), `copied` does not fit them, `random` draws
+    them as the model type does, from `seed`. `layers`: teacher layers 1 ... N to copy, one per
+    student layer; None for evenly spaced ones with the last. `dropout`: rate of every dropout in
+    memory; the saved configuration keeps the teacher's. `text`: what to fit to; without it nothing
+    is fitted. Raises UsageError: `layers` has the wrong count or names a layer that the teacher
     lacks; see `student_config`."""
     source = shape_of(teacher.config)
     chosen = layers or evenly_spaced_layers(source.layers, shape.layers)

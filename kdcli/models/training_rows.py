@@ -20,8 +20,9 @@ NO_ROWS: RowHashes = np.empty(0, np.uint64)
 
 
 def training_rows(where: str) -> RowHashes:
-    """The hashes, sorted, of the rows that trained a model; none where nothing is recorded. `where`: a directory or a
-    hub id, as `from_pretrained` takes it. Raises UsageError: the file is damaged."""
+    """The hashes, sorted, of the rows that trained a model; none where nothing is recorded.
+    `where`: a directory or a hub id, as `from_pretrained` takes it. Raises UsageError: the file is
+    damaged."""
     if (file := file_beside(where, FILE)) is None:
         return NO_ROWS
     try:
@@ -38,7 +39,8 @@ def training_rows(where: str) -> RowHashes:
 
 
 def write_training_rows(folder: Path, rows: RowHashes) -> None:
-    """Record the rows in a model's directory; no file for no rows. Raises MachineError: see `write_atomic`."""
+    """Record the rows in a model's directory; no file for no rows. Raises MachineError: see
+    `write_atomic`."""
     if len(rows):
         write_atomic(folder / FILE, save({TENSOR: all_rows(rows)}))
 

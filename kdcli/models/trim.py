@@ -1,14 +1,16 @@
-"""A vocabulary cut to the tokens that texts need: the tokenizer of a model, and the rows of its tables.
+"""A vocabulary cut to the tokens that texts need: the tokenizer of a model, and the rows of its
+tables.
 
 A text whose tokens are all kept is segmented as before:
 
 * WordPiece takes the longest token that fits: among fewer tokens the longest is still there.
-* Unigram takes the likeliest path: among fewer paths it is still the likeliest. The least likely token stays, because
-  the score of an unknown character is made from it.
-* BPE merges the pair of the lowest rank. A token is kept with every token on the way to it; as no merge crosses the
-  borders of the final tokens, each step finds the same pair.
+* Unigram takes the likeliest path: among fewer paths it is still the likeliest. The least likely
+  token stays, because the score of an unknown character is made from it.
+* BPE merges the pair of the lowest rank. A token is kept with every token on the way to it; as no
+  merge crosses the borders of the final tokens, each step finds the same pair.
 
-Special tokens and single characters or bytes always stay, so other text becomes smaller pieces, not unknown ones.
+Special tokens and single characters or bytes always stay, so other text becomes smaller pieces, not
+unknown ones.
 """
 
 import copy
@@ -53,8 +55,8 @@ def check_trimmable(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
 
 
 def needed_by(tokenizer: PreTrainedTokenizerBase) -> Callable[[Iterable[int]], Array]:
-    """A function from ids to those to keep so that texts of these are segmented as before, sorted: these, what BPE
-    makes them of, added and special tokens, single characters and bytes."""
+    """A function from ids to those to keep so that texts of these are segmented as before, sorted:
+    these, what BPE makes them of, added and special tokens, single characters and bytes."""
     whole = _description(tokenizer)
     model, number = whole["model"], tokenizer.get_vocab()
     always = {added["id"] for added in whole["added_tokens"]} | set(tokenizer.all_special_ids)
@@ -125,8 +127,9 @@ def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Array) -> PreTrained
 
 
 def cut_model(model: PreTrainedModel, kept: Array) -> PreTrainedModel:
-    """A model with the rows `kept` of its tables of tokens, heads over the vocabulary included, and everything else
-    shared. `kept` holds those of `named_in`. Raises UsageError: its table has no row for one of the tokens."""
+    """A model with the rows `kept` of its tables of tokens, heads over the vocabulary included, and
+    everything else shared. `kept` holds those of `named_in`. Raises UsageError: its table has no
+    row for one of the tokens."""
     rows = int(model.config.vocab_size)
     if kept[-1] >= rows:
         raise UsageError(
@@ -177,7 +180,8 @@ def _description(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 
 def _merges(model: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The pairs of a BPE model in the order of their ranks, in the old form of texts or the new one of lists."""
+    """The pairs of a BPE model in the order of their ranks, in the old form of texts or the new one
+    of lists."""
     pairs = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"])
     return [(first, second) for first, second in pairs]
 
@@ -212,7 +216,8 @@ def _renumber(processor: Any, place: Mapping[int, int]) -> None:
 
 
 def counted(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Array:
-    """How often each token occurs in some texts, [V]; special tokens that frame a text are not counted."""
+    """How often each token occurs in some texts, [V]; special tokens that frame a text are not
+    counted."""
     rows = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
     ids = np.fromiter((n for row in rows for n in row), np.int64)
     return np.bincount(ids, minlength=len(tokenizer))

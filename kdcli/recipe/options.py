@@ -33,7 +33,8 @@ class Option:
         parse: Turns the option's value into the field's. May raise UsageError.
         key: The key inside a field that holds a free mapping, such as `masking` of `pruner`.
         description: Describes the option where the field's description does not.
-        choices: Allowed values, for help and completion. By default the values of a `Literal` field.
+        choices: Allowed values, for help and completion. By default the values of a `Literal`
+        field.
         completion: Which values the shell offers: `task`, `recipe` or `shape`.
         enables: A key next to the field, which the option sets to true.
         show_default: Whether help shows the field's default.

@@ -18,13 +18,15 @@ from kdcli.report.text import bytes_of, count, duration
 from kdcli.types import Card, Job, Schedule
 
 PROBE_STEPS = 4  # Steps of a dry run: one to warm up, three to time
-# Where these take less, as many as fill the seconds: three short steps say little on a machine that others use.
+# Where these take less, as many as fill the seconds: three short steps say little on a machine that
+# others use.
 PROBE_SECONDS, PROBE_STEPS_MOST = 2.0, 32
 
 
 @dataclass(frozen=True)
 class StageEstimate:
-    """One stage: its optimiser steps, passes over the data, expected seconds of training and peak memory."""
+    """One stage: its optimiser steps, passes over the data, expected seconds of training and peak
+    memory."""
 
     folder: str
     steps: int
@@ -69,8 +71,8 @@ class Estimate:
 def estimate_stage(
     session: Session, job: Job, schedule: Schedule, folder: Path, steps_of_pass: float
 ) -> StageEstimate:
-    """Train for a few steps, writing nothing, and scale up what they take. The first step warms up, the mean of the
-    others is the time of a step; evaluations come on top."""
+    """Train for a few steps, writing nothing, and scale up what they take. The first step warms up,
+    the mean of the others is the time of a step; evaluations come on top."""
     outcome = train(
         session, job, replace(schedule, stop_after=min(schedule.steps, PROBE_STEPS)), None
     )

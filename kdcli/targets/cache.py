@@ -1,11 +1,13 @@
 """A teacher's signals on disk: for rows that are read in every epoch the teacher runs once.
 
-`tokens.bin` holds bfloat16: one record per real token, with its hidden states, queries, keys and values side by side.
-`logits.bin` holds float32: one record per row, or per token where the head labels tokens; of an embedding model, a
-row's vector in float16. Rows are stored by length,
-so computing appends and a batch of similar lengths reads one region. `index.json` holds a hash of every block.
+`tokens.bin` holds bfloat16: one record per real token, with its hidden states, queries, keys and
+values side by side. `logits.bin` holds float32: one record per row, or per token where the head
+labels tokens; of an embedding model, a row's vector in float16. Rows are stored by length,
+so computing appends and a batch of similar lengths reads one region. `index.json` holds a hash of
+every block.
 
-A row reads the same bits in every batch. Against a float32 teacher a value is off by at most 1/256; logits are exact.
+A row reads the same bits in every batch. Against a float32 teacher a value is off by at most 1/256;
+logits are exact.
 """
 
 import hashlib
@@ -44,7 +46,8 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """A signal's place in a token's record: values `begin` to `end`, viewed as `shape`, (A, K) or (D,)."""
+    """A signal's place in a token's record: values `begin` to `end`, viewed as `shape`, (A, K) or
+    (D,)."""
 
     kind: str
     layer: int
@@ -56,8 +59,8 @@ class Column:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """What is stored: the columns of a token's record, and the shape of the logits of a row or token, or of its vector
-    (`pooled`), if any."""
+    """What is stored: the columns of a token's record, and the shape of the logits of a row or
+    token, or of its vector (`pooled`), if any."""
 
     columns: tuple[Column, ...]
     logits: tuple[int, ...] | None
@@ -73,8 +76,8 @@ class RecordLayout:
     def of(
         cls, teacher: nn.Module, rows: TokenizedRows, needs: Needs, device: torch.device
     ) -> Self:
-        """Run the teacher on the shortest row to get the widths. Raises ValueError: masked logits, whose tokens change
-        from epoch to epoch."""
+        """Run the teacher on the shortest row to get the widths. Raises ValueError: masked logits,
+        whose tokens change from epoch to epoch."""
         if needs.masked_logits:
             raise ValueError(
                 "masked logits cannot be cached: the masked tokens change from epoch to epoch"
@@ -107,7 +110,8 @@ class RecordLayout:
         )
 
     def size(self, rows: TokenizedRows) -> int:
-        """Bytes of everything: two per value of a record, four per logit, two per component of a vector."""
+        """Bytes of everything: two per value of a record, four per logit, two per component of a
+        vector."""
         bytes_each = np.dtype(self.dtype).itemsize
         return 2 * math.prod(self.tokens_shape(rows)) + bytes_each * math.prod(
             self.logits_shape(rows)
@@ -141,16 +145,18 @@ class SignalStore:
         limit_bytes: int,
         log: Callable[[str], None],
     ) -> Self | None:
-        """Find a teacher's signals for rows in one of the stores of a directory, or compute them. An existing store is
-        read once to check its hashes; a damaged or incomplete one is computed again. Of several processes one computes
-        and the others wait. `teacher`: batch -> `Signals`, on `device`; put into eval mode. `fingerprint`: hash of its
-        weights and configuration. Returns None if it would take more than `limit_bytes`, or more than the free disk
-        less `RESERVED_BYTES`. Raises ValueError: see `RecordLayout.of`; MachineError: the disk is full or not writable,
-        or out of memory on one row."""
+        """Find a teacher's signals for rows in one of the stores of a directory, or compute them.
+        An existing store is read once to check its hashes; a damaged or incomplete one is computed
+        again. Of several processes one computes and the others wait. `teacher`: batch -> `Signals`,
+        on `device`; put into eval mode. `fingerprint`: hash of its weights and configuration.
+        Returns None if it would take more than `limit_bytes`, or more than the free disk less
+        `RESERVED_BYTES`. Raises ValueError: see `RecordLayout.of`; MachineError: the disk is full
+        or not writable, or out of memory on one row."""
         layout = RecordLayout.of(teacher, rows, needs, device)
         if (size := layout.size(rows)) > limit_bytes:
             log(
-                f"the teacher's signals are not cached: they would take {_mb(size)}, allowed are {_mb(limit_bytes)}"
+                f"the teacher's signals are not cached: they would take {_mb(size)}, allowed are "
+                f"{_mb(limit_bytes)}"
             )
             return None
         key = _key(rows, layout, fingerprint)
@@ -180,8 +186,9 @@ class SignalStore:
         return len(self.rows)
 
     def batch(self, indices: Array) -> Batch:
-        """The batch of some rows, with the stored records padded on the right with zeros; `signals` takes these out.
-        They are `teacher.tokens` [B, L, width] bfloat16, and `teacher.logits` [B, ...] or [B, L, ...] float32."""
+        """The batch of some rows, with the stored records padded on the right with zeros; `signals`
+        takes these out. They are `teacher.tokens` [B, L, width] bfloat16, and `teacher.logits` [B,
+        ...] or [B, L, ...] float32."""
         lengths = self.lengths[indices]
         real_BL = np.arange(lengths.max())[None, :] < lengths[:, None]
         # Past the end of a row any record will do: it is overwritten.
@@ -210,7 +217,8 @@ class SignalStore:
         return TOKENS_KEY in batch or LOGITS_KEY in batch
 
     def signals(self, batch: Batch) -> Signals:
-        """Take the teacher's signals out of a batch, in the dtype the teacher computes in, logits in float32."""
+        """Take the teacher's signals out of a batch, in the dtype the teacher computes in, logits
+        in float32."""
         signals = Signals(mask=batch.get("attention_mask"), labels=batch.get("labels"))
         signals.logits = batch.pop(LOGITS_KEY, None)
         tokens = batch.pop(TOKENS_KEY, None)
@@ -245,7 +253,8 @@ class SignalStore:
     def _make(
         self, key: str, teacher: nn.Module, device: torch.device, log: Callable[[str], None]
     ) -> bool:
-        """Compute and write everything; False if the disk has no room. The caller holds the lock."""
+        """Compute and write everything; False if the disk has no room. The caller holds the
+        lock."""
         parent = self.folder.parent
         if self.folder.exists():
             log(f"the teacher's signals in {self.folder} are damaged: they are made anew")
@@ -255,7 +264,8 @@ class SignalStore:
         size, free = self.layout.size(self.rows), shutil.disk_usage(parent).free
         if size > free - RESERVED_BYTES:
             log(
-                f"the teacher's signals are not cached: they would take {_mb(size)}, and {parent} has {_mb(free)} "
+                f"the teacher's signals are not cached: they would take {_mb(size)}, and {parent} "
+                f"has {_mb(free)} "
                 f"free, of which {_mb(RESERVED_BYTES)} stay so"
             )
             return False
@@ -347,8 +357,8 @@ def _records(
     layout: RecordLayout,
     device: torch.device,
 ) -> Iterator[tuple[Array, Array]]:
-    """The records of a group of rows, in their order; out of memory halves the group. Returns bit patterns of bfloat16
-    [tokens, width] int16, and logits [rows or tokens, ...] float32."""
+    """The records of a group of rows, in their order; out of memory halves the group. Returns bit
+    patterns of bfloat16 [tokens, width] int16, and logits [rows or tokens, ...] float32."""
     try:
         computed = _compute(teacher, rows, indices, layout, device)
     except RuntimeError as error:

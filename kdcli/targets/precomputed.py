@@ -18,9 +18,10 @@ SUM_OFF = 1e-2  # of the probabilities of a row
 
 
 def read_vectors(file: Path, texts: Texts) -> Array:
-    """The vector of each text, [N, E]. A `.npy` array [rows, E] has one for each text of the source, in its order; a
-    `.parquet` file has the columns `text` and `vector`. Raises UsageError: another format, number or kind of values; a
-    text without a vector; a vector that is zero or not finite."""
+    """The vector of each text, [N, E]. A `.npy` array [rows, E] has one for each text of the
+    source, in its order; a `.parquet` file has the columns `text` and `vector`. Raises UsageError:
+    another format, number or kind of values; a text without a vector; a vector that is zero or not
+    finite."""
     if not file.is_file():
         raise UsageError(f"no vectors at {file}", "give a .npy or .parquet file")
     if file.suffix not in (".npy", ".parquet"):
@@ -49,7 +50,8 @@ def _of_npy(file: Path, texts: Texts) -> Array:
     rows_RE = _mapped(file)
     if rows_RE.ndim != 2 or rows_RE.dtype.kind != "f":
         raise UsageError(
-            f"{file} holds {rows_RE.dtype} {list(rows_RE.shape)}; it must hold floats, a row for each text"
+            f"{file} holds {rows_RE.dtype} {list(rows_RE.shape)}; it must hold floats, a row for "
+            "each text"
         )
     if len(rows_RE) != texts.read or (texts.rows < 0).any():
         pairs = (
@@ -88,17 +90,19 @@ def _of_parquet(file: Path, texts: Texts) -> Array:
     if found is None or not seen.all():
         first = texts.texts[int(np.flatnonzero(~seen)[0])]
         raise UsageError(
-            f"{file} has no vector for {int((~seen).sum()):,} of {len(texts):,} texts, the first {first!r:.60}"
+            f"{file} has no vector for {int((~seen).sum()):,} of {len(texts):,} texts, the first "
+            f"{first!r:.60}"
         )
     return found
 
 
 def read_soft_labels(file: Path, task: Task, examples: Sequence[Example]) -> tuple[Array, str]:
-    """Logits of each training row, [N, C] float32, and how they were matched. A `.npy` array [N, C] holds
-    probabilities, or scores [N] of a `score` task, in the order of the rows. A row of `.jsonl` or `.parquet` has
-    `probabilities` or `logits`, a list in the order of the labels or a mapping of their names, or `score`; with the
-    task's columns of texts too, rows are matched by these, otherwise by their order. Raises UsageError: another format,
-    number or kind of values; a training row without soft labels."""
+    """Logits of each training row, [N, C] float32, and how they were matched. A `.npy` array [N, C]
+    holds probabilities, or scores [N] of a `score` task, in the order of the rows. A row of
+    `.jsonl` or `.parquet` has `probabilities` or `logits`, a list in the order of the labels or a
+    mapping of their names, or `score`; with the task's columns of texts too, rows are matched by
+    these, otherwise by their order. Raises UsageError: another format, number or kind of values; a
+    training row without soft labels."""
     if task.kind not in ("class", "multi", "score"):
         raise UsageError(
             f"--soft-labels are for whole rows; task {task.name} is of kind {task.kind}"
@@ -111,7 +115,8 @@ def read_soft_labels(file: Path, task: Task, examples: Sequence[Example]) -> tup
         if array.dtype.kind not in "fiu" or array.ndim != (1 if task.kind == "score" else 2):
             shape = "[rows]" if task.kind == "score" else "[rows, classes]"
             raise UsageError(
-                f"{file} holds {array.dtype} {list(array.shape)}; task {task.name} needs numbers {shape}"
+                f"{file} holds {array.dtype} {list(array.shape)}; task {task.name} needs numbers "
+                f"{shape}"
             )
         _check_count(file, len(array), examples)
         values_NC = np.array(array, dtype=np.float64).reshape(len(array), -1)
@@ -148,7 +153,8 @@ def _of_rows(file: Path, task: Task, examples: Sequence[Example]) -> tuple[Array
     if -1 in at:
         first = examples[at.index(-1)]
         raise UsageError(
-            f"{file} has no soft labels for {at.count(-1):,} of {len(at):,} training rows, the first {first.where}"
+            f"{file} has no soft labels for {at.count(-1):,} of {len(at):,} training rows, the "
+            f"first {first.where}"
         )
     return logits_NC[at], f"matched by {' and '.join(task.texts)}"
 
@@ -157,7 +163,8 @@ def _check_count(file: Path, found: int, examples: Sequence[Example]) -> None:
     if found != len(examples):
         raise UsageError(
             f"{file} has {found:,} rows for {len(examples):,} training rows",
-            "rows may be held back from training: a .jsonl or .parquet file with the texts is matched by them",
+            "rows may be held back from training: a .jsonl or .parquet file with the texts is "
+            "matched by them",
         )
 
 

@@ -28,7 +28,8 @@ class Teacher:
         session: Session,
         pool: nn.Module | None = None,
     ) -> Self:
-        """The model in eval mode on the device, its weights in the compute dtype; `pool` stays in float32."""
+        """The model in eval mode on the device, its weights in the compute dtype; `pool` stays in
+        float32."""
         model = prepare_teacher(model.to(session.device), session.compute_dtype)
         if pool is not None:
             pool.to(session.device).requires_grad_(False)

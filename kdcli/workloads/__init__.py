@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @cache
 def modules_by_task() -> dict[str, str]:
-    """Name of a task -> the module that serves it. Only modules that define `TASKS` are imported."""
+    """Name of a task -> the module that serves it. Only modules that define `TASKS` are
+    imported."""
     found: dict[str, str] = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
         source = path.read_text("utf-8")

@@ -12,9 +12,10 @@ from kdcli.recipe.resolve import RecipeT, Resolved, defaulted, flatten, read_rec
 def as_trained(
     resolved: Resolved[RecipeT], model: str | None, *, task: bool = True, trains: bool = True
 ) -> Resolved[RecipeT]:
-    """The recipe with the columns, length and split of the run that made a model, where nobody set them, and says so;
-    of another task nothing is taken. `task`: take the task too if there is none. `trains`: False leaves the length to
-    each judged model. Raises UsageError: its recipe.yaml cannot be read."""
+    """The recipe with the columns, length and split of the run that made a model, where nobody set
+    them, and says so; of another task nothing is taken. `task`: take the task too if there is none.
+    `trains`: False leaves the length to each judged model. Raises UsageError: its recipe.yaml
+    cannot be read."""
     made = _recipe_of(Path(location(model))) if model is not None else {}
     known, wanted = made.get("data"), getattr(resolved.recipe, "task", None)
     if wanted is None and task:
@@ -37,7 +38,8 @@ def as_trained(
 
 
 def _recipe_of(folder: Path) -> dict[str, Any]:
-    """The recipe of the run that wrote a model there or, of a pair or of another form of one model, above."""
+    """The recipe of the run that wrote a model there or, of a pair or of another form of one model,
+    above."""
     for run in (folder, folder.resolve().parent) if folder.is_dir() else ():
         if (run / RECIPE).is_file() and (run / LOG).is_file():
             return read_recipe(str(run / RECIPE), None)
@@ -45,5 +47,6 @@ def _recipe_of(folder: Path) -> dict[str, Any]:
 
 
 def trained_task(model: str | None) -> str | None:
-    """The task of the run that made a model, if any. Raises UsageError: its recipe.yaml cannot be read."""
+    """The task of the run that made a model, if any. Raises UsageError: its recipe.yaml cannot be
+    read."""
     return _recipe_of(Path(location(model))).get("task") if model is not None else None

@@ -1,6 +1,7 @@
 """An embedding model at work: texts -> vectors, and what vectors are judged by without fine-tuning.
 
-Pairs with a score: correlation of the cosine with it. Retrieval: the ranking of a corpus for each query.
+Pairs with a score: correlation of the cosine with it. Retrieval: the ranking of a corpus for each
+query.
 """
 
 import hashlib
@@ -70,15 +71,18 @@ class Embedder(Model):
     def open_scored(
         cls, source: str, *, pooling: str | None = None, trust_remote_code: bool = False
     ) -> Self:
-        """One that is judged, not trained: an export or a compacted model too. Raises UsageError: see `open` and
-        `open_export`; an export of a model with a head."""
+        """One that is judged, not trained: an export or a compacted model too. Raises UsageError:
+        see `open` and `open_export`; an export of a model with a head."""
         if not is_export(source):
             return cls.open(
                 source, pooling=pooling, trust_remote_code=trust_remote_code, compacted=True
             )
         export = open_export(source)
         if not {VECTORS, "last_hidden_state"} & set(export.outputs):
-            message = f"{source} is an export of a model with a head: it gives {', '.join(export.outputs)}, no vectors"
+            message = (
+                f"{source} is an export of a model with a head: it gives "
+                f"{', '.join(export.outputs)}, no vectors"
+            )
             raise UsageError(message, "export an embedding model, or an encoder with --pooling")
         fmt, note = format_for(source, export.config, pooling)
         tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
@@ -91,7 +95,8 @@ class Embedder(Model):
 
     @property
     def max_length(self) -> int:
-        """Tokens of a text at most: of its format, else its tokenizer's, and no more than it has positions."""
+        """Tokens of a text at most: of its format, else its tokenizer's, and no more than it has
+        positions."""
         wanted = self.format.max_length or self.tokenizer.model_max_length
         return int(min(wanted, positions_of(self.model.config) or wanted))
 
@@ -117,7 +122,8 @@ class Embedder(Model):
         return capture(self.model, Needs(pooled=True), Pool(self.format))
 
     def prompt(self, role: str) -> str:
-        """What is put before a text of a role. Raises UsageError: the prompt's tokens are left out of the pooling."""
+        """What is put before a text of a role. Raises UsageError: the prompt's tokens are left out
+        of the pooling."""
         names = [n for n in (*ROLES[role], self.format.default_prompt) if n in self.format.prompts]
         prompt = self.format.prompts[names[0]] if names else ""
         if prompt and not self.format.prompt_counts:
@@ -140,8 +146,8 @@ class Embedder(Model):
         return encode(TEXTS, examples, self.tokenizer, max_length=length, token_types=types)
 
     def vectors(self, texts: Sequence[str], role: str, session: Session) -> Array:
-        """The vector of each text, float32 [N, E]; in float32, the longest texts first. Raises MachineError: out of
-        memory with one text at a time."""
+        """The vector of each text, float32 [N, E]; in float32, the longest texts first. Raises
+        MachineError: out of memory with one text at a time."""
         rows = self.tokenize(texts, [role] * len(texts))
         lengths = rows.lengths
         found = np.empty((len(rows), self.format.width(self.model.config.hidden_size)), np.float32)
@@ -176,12 +182,13 @@ class Embedder(Model):
         return self._cut(found)
 
     def cuts(self, name: str, dimensions: Sequence[int]) -> "dict[str, Embedder]":
-        """Name -> this model with its vectors cut to each of `dimensions`; itself without any. Raises UsageError: more
-        than there are."""
+        """Name -> this model with its vectors cut to each of `dimensions`; itself without any.
+        Raises UsageError: more than there are."""
         width = self.format.width(self.model.config.hidden_size)
         if dimensions and max(dimensions) > width:
             raise UsageError(
-                f"{self.source} has vectors of {width} numbers: dimensions={max(dimensions)} is too many"
+                f"{self.source} has vectors of {width} numbers: dimensions={max(dimensions)} is "
+                "too many"
             )
         return {f"{name}, {d} numbers": replace(self, dimensions=d) for d in dimensions} or {
             name: self
@@ -194,7 +201,8 @@ class Embedder(Model):
         return np.asarray(cut_ND / np.maximum(np.linalg.norm(cut_ND, axis=1, keepdims=True), 1e-12))
 
     def _by_runner(self, made: Runner, batch: Batch, pad_id: int, pool: Pool) -> Array:
-        """The vectors of a batch: pooled by the file itself, or here from its last hidden states."""
+        """The vectors of a batch: pooled by the file itself, or here from its last hidden
+        states."""
         batch = padded(batch, pad_id, positions_of(self.model.config))
         by_name = dict(zip(self.outputs, made.output(made.call(made.prepare(batch))), strict=True))
         if VECTORS in by_name:

@@ -159,8 +159,8 @@ PAIRS, NEIGHBOURS = 10_000, 10
 class TeacherAgreement:
     """Agreement with a teacher's vectors of held-out texts.
 
-    `spearman` correlates the cosines of pairs drawn by the seed; `neighbours@10` is the share of the
-    teacher's ten nearest neighbours of a text that are among the model's.
+    `spearman` correlates the cosines of pairs drawn by the seed; `neighbours@10` is the share of
+    the teacher's ten nearest neighbours of a text that are among the model's.
 
     Attributes:
         texts: the held-out texts.
@@ -279,7 +279,8 @@ class EmbeddingWorkload(Workload):
             texts = self.all_texts
             self._tokens = self.reader.tokenize(texts.texts, texts.roles, self.max_length)
             Progress.log(
-                f"{len(self._tokens):,} texts of {self._tokens.lengths.mean():.0f} tokens on average"
+                f"{len(self._tokens):,} texts of {self._tokens.lengths.mean():.0f} tokens on "
+                "average"
             )
         return self._tokens
 
@@ -374,7 +375,8 @@ class EmbeddingWorkload(Workload):
         own, of_teacher = (e.format.width(e.shape.hidden) for e in (self.reader, teacher))
         if own != of_teacher:
             raise UsageError(
-                f"{teacher.source} has vectors of {of_teacher} numbers, {self.reader.source} of {own}",
+                f"{teacher.source} has vectors of {of_teacher} numbers, {self.reader.source} of "
+                f"{own}",
                 "choose a teacher of the same width",
             )
         tokens, texts = self.tokens, self.all_texts
@@ -402,7 +404,8 @@ class EmbeddingWorkload(Workload):
             objective = build_objective(METHOD, self.loss, shape, shape)
             if objective.teacher_needs != Needs():
                 raise UsageError(
-                    "loss.relations_weight and loss.hidden_weight are for kdcli distill, not for prune"
+                    "loss.relations_weight and loss.hidden_weight are for kdcli distill, not for "
+                    "prune"
                 )
             check_dimensions(self.loss, self.reader.format.width(shape.hidden))
             self._objective = objective

@@ -1,4 +1,5 @@
-"""Tasks whose targets are texts: masked targets in training, as in UniLM, and decoding in scoring."""
+"""Tasks whose targets are texts: masked targets in training, as in UniLM, and decoding in
+scoring."""
 
 from __future__ import annotations
 

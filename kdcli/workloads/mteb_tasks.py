@@ -1,4 +1,5 @@
-"""Tasks of mteb by name, `mteb:STS12`: its data and measures, and the vectors of kdcli's encoder."""
+"""Tasks of mteb by name, `mteb:STS12`: its data and measures, and the vectors of kdcli's
+encoder."""
 
 import logging
 import warnings
@@ -55,8 +56,9 @@ class Encoder:
 
 
 def open_task(name: str) -> Any:
-    """A task of mteb with its data. `name`: with `PREFIX`. Raises UsageError: no such task, one of other than texts,
-    or its data is neither in a cache nor to be had; MachineError: mteb is missing."""
+    """A task of mteb with its data. `name`: with `PREFIX`. Raises UsageError: no such task, one of
+    other than texts, or its data is neither in a cache nor to be had; MachineError: mteb is
+    missing."""
     mteb = library("mteb", "embed")
     logging.getLogger("mteb").setLevel(logging.ERROR)
     try:
@@ -70,13 +72,17 @@ def open_task(name: str) -> Any:
         raise UsageError(f"{name} is made of several tasks", f"name one of them: {parts}")
     if task.metadata.modalities != ["text"]:
         raise UsageError(
-            f"{name} is a task of {', '.join(task.metadata.modalities)}, and kdcli's models read texts"
+            f"{name} is a task of {', '.join(task.metadata.modalities)}, and kdcli's models read "
+            "texts"
         )
     try:
         task.load_data()
     except (*HUB_ERRORS, ValueError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        message = f"the data of {name} ({task.metadata.dataset['path']}) is not in the cache and cannot be had: {reason}"
+        message = (
+            f"the data of {name} ({task.metadata.dataset['path']}) is not in the cache and cannot "
+            f"be had: {reason}"
+        )
         raise UsageError(
             message, "run it once where the hub can be reached, or judge by --task own or retrieval"
         ) from None

@@ -1,4 +1,5 @@
-"""From a model's outputs to its evaluation in a report: predictions, metrics, confusion, the worst examples."""
+"""From a model's outputs to its evaluation in a report: predictions, metrics, confusion, the worst
+examples."""
 
 from __future__ import annotations
 
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A model's prediction for one example. `value`: in the format of the task's metrics, see `kdcli.metrics.scorer`.
-    `shown`: the same for people and for prediction files. `scores`: class probabilities, if there are classes; for
-    `span` the margin of no answer over the best span. `error`: a loss, an absolute error, or the share of wrong words;
-    0 for `span` and `text` and where the label is withheld."""
+    """A model's prediction for one example. `value`: in the format of the task's metrics, see
+    `kdcli.metrics.scorer`.
+    `shown`: the same for people and for prediction files. `scores`: class probabilities, if there
+    are classes; for `span` the margin of no answer over the best span. `error`: a loss, an absolute
+    error, or the share of wrong words; 0 for `span` and `text` and where the label is withheld."""
 
     value: Any
     shown: Any
@@ -61,7 +63,8 @@ class Features:
         token_types: bool,
         target: Mapping[str, int] | None = None,
     ) -> Features:
-        """Tokenise examples; see `encode`, `windows` and, of which `target` are two arguments, `encode_targets`."""
+        """Tokenise examples; see `encode`, `windows` and, of which `target` are two arguments,
+        `encode_targets`."""
         if task.kind == "text":
             assert target is not None
             rows = encode_targets(
@@ -84,7 +87,8 @@ class Features:
     def predictions(self, outputs: Sequence[Array]) -> list[Prediction]:
         """Predictions in the order of `examples`, from the model's output for each row."""
         if self.windows is not None:
-            # The metric tries every threshold, so it gets the best span even where no answer is likelier.
+            # The metric tries every threshold, so it gets the best span even where no answer is
+            # likelier.
             return [
                 Prediction(
                     {"id": d.id, "text": d.text, "no_answer": d.no_answer},
@@ -143,7 +147,8 @@ class Features:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """The evaluated sets of a task as one list of examples; `bounds` gives each set's slice of it."""
+    """The evaluated sets of a task as one list of examples; `bounds` gives each set's slice of
+    it."""
 
     features: Features
     bounds: Mapping[str, tuple[int, int]]
@@ -171,8 +176,8 @@ class Evaluator:
         return self.features.task
 
     def with_metrics(self, names: Sequence[str], *, trust_remote_code: bool) -> Evaluator:
-        """The same with metrics of the `evaluate` library, each tried on the references of the first set. Raises
-        UsageError: see `kdcli.metrics.library`."""
+        """The same with metrics of the `evaluate` library, each tried on the references of the
+        first set. Raises UsageError: see `kdcli.metrics.library`."""
         if not names:
             return self
         # Imported on demand: the library takes seconds.
@@ -310,7 +315,8 @@ def as_label(task: Task, example: Example, prediction: Prediction) -> Example:
 
 
 def summed_up(by_set: Mapping[str, Mapping[str, float]], choose_on: str | None) -> dict[str, float]:
-    """The metrics of set `choose_on`, else means over sets; with several sets also each, as `SET/METRIC`."""
+    """The metrics of set `choose_on`, else means over sets; with several sets also each, as
+    `SET/METRIC`."""
     if choose_on is not None:
         total = dict(by_set[choose_on])
     else:
@@ -347,7 +353,8 @@ def shown_label(task: Task, example: Example) -> Any:
 
 
 def readable(task: Task, example: Example, value: Any, other: Any) -> str:
-    """A label or prediction as text; for `tokens` only the words in which it differs from `other`."""
+    """A label or prediction as text; for `tokens` only the words in which it differs from
+    `other`."""
     if task.kind == "tokens":
         return ", ".join(
             f"{w} {v}" for w, v, o in zip(example.texts, value, other, strict=True) if v != o

@@ -1,4 +1,5 @@
-"""Recipes of fine-tuning: the named one, the one shipped for a task, or one model's part of another verb's recipe."""
+"""Recipes of fine-tuning: the named one, the one shipped for a task, or one model's part of another
+verb's recipe."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,8 @@ from kdcli.workloads.settings import (
 def finetune_recipe(
     *, recipe: str | None = None, sets: Sequence[str] = (), options: Mapping[str, Any]
 ) -> Resolved[FinetuneRecipe]:
-    """The named recipe, else the one shipped for the task, else the defaults; arguments and errors as of `resolve`."""
+    """The named recipe, else the one shipped for the task, else the defaults; arguments and errors
+    as of `resolve`."""
     resolved = resolve(FinetuneRecipe, recipe=recipe, sets=sets, options=options)
     if recipe is None and (task := resolved.recipe.task) in shipped("finetune"):
         return resolve(FinetuneRecipe, recipe=task, sets=sets, options=options)
@@ -29,8 +31,8 @@ def finetune_recipe(
 def as_finetune(
     recipe: OnTask, model: str, *, head: TaskHeadSettings | None = None
 ) -> FinetuneRecipe:
-    """The part of a task recipe that trains or evaluates one of its models. `head`: settings of the model's head; None
-    is the recipe's without `label_map`, which belongs to the teacher."""
+    """The part of a task recipe that trains or evaluates one of its models. `head`: settings of the
+    model's head; None is the recipe's without `label_map`, which belongs to the teacher."""
     shared = {
         key: getattr(recipe, key)
         for key in ("task", "keep", "choose_on", "data", "train", "measure")
@@ -42,8 +44,8 @@ def as_finetune(
 def downstream_recipe(
     settings: DownstreamSettings, task: str, seed: int
 ) -> Resolved[FinetuneRecipe]:
-    """The recipe of one task of `eval`: the shipped one, with the overrides. Raises UsageError: an override that
-    `finetune` does not know; a directory of several tasks without this one's."""
+    """The recipe of one task of `eval`: the shipped one, with the overrides. Raises UsageError: an
+    override that `finetune` does not know; a directory of several tasks without this one's."""
     source = settings.source
     if source is not None and (Path(source) / task).is_dir():
         source = str(Path(source) / task)

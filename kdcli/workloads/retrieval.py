@@ -46,8 +46,8 @@ class Retrieval:
 
 
 def read_retrieval(source: str) -> Retrieval:
-    """Raises UsageError: a file is missing; an id occurs twice; a judgement of an unknown query or document, or two
-    that differ; no query has a relevant document; a judged query without text."""
+    """Raises UsageError: a file is missing; an id occurs twice; a judgement of an unknown query or
+    document, or two that differ; no query has a relevant document; a judged query without text."""
     folder = Path(source).expanduser()
     qrels = next(
         (p for p in (folder / "qrels" / "test.tsv", folder / "qrels.tsv") if p.is_file()), None
@@ -73,7 +73,8 @@ def read_retrieval(source: str) -> Retrieval:
                 raise UsageError(f"{qrels}:{number} judges {unknown}, which is not there")
             if relevance.setdefault(query, {}).setdefault(document, grade) != grade:
                 raise UsageError(
-                    f"{qrels}:{number} judges document {document} for query {query} again, otherwise"
+                    f"{qrels}:{number} judges document {document} for query {query} again, "
+                    "otherwise"
                 )
     asked = {q: t for q, t in queries.items() if any(g > 0 for g in relevance.get(q, {}).values())}
     if not asked:

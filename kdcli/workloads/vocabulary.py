@@ -1,7 +1,7 @@
 """The tokens that a text needs, and a loaded model without the others.
 
-Texts -> how often each token occurs -> the tokens to keep -> tokenizer and tables without the others, and what other
-text becomes.
+Texts -> how often each token occurs -> the tokens to keep -> tokenizer and tables without the
+others, and what other text becomes.
 """
 
 import itertools
@@ -51,17 +51,19 @@ def trimmed(
     column: str | None = None,
     prompts: Iterable[str] = (),
 ) -> tuple[Model, list[str]]:
-    """Cut a model's tokenizer and tables of tokens to those that a text needs, and note what that changes.
+    """Cut a model's tokenizer and tables of tokens to those that a text needs, and note what that
+    changes.
 
     Args:
-        text: a source of text, or a YAML file with one a language, which count alike however long they are.
+        text: a source of text, or a YAML file with one a language, which count alike however long
+        they are.
         size: keep the most frequent tokens only, at most so many.
         column: of a table; None reads every text of a row.
         prompts: further text that the model reads.
 
     Raises:
-        UsageError: a tokenizer that cannot be cut, text that cannot be read, a size too small, or every token is
-            needed.
+        UsageError: a tokenizer that cannot be cut, text that cannot be read, a size too small, or
+            every token is needed.
     """
     tokenizer = loaded.tokenizer
     named = named_in(loaded.model.config) | {
@@ -86,7 +88,10 @@ def trimmed(
         notes += _changes(held, shown, tokenizer, smaller.tokenizer, kept)
         if shown:
             cosines = _cosines(loaded, smaller, shown[:: -(-len(shown) // COMPARED)])
-            near = f"cosine {cosines.mean():.4f}, the least {cosines.min():.4f}, on {len(cosines)} texts"
+            near = (
+                f"cosine {cosines.mean():.4f}, the least {cosines.min():.4f}, on {len(cosines)} "
+                "texts"
+            )
             notes.append(f"{held}: mean state compared with the whole vocabulary: {near}")
     return smaller, notes
 
@@ -103,7 +108,8 @@ def kept_tokens(
     named: set[int],
     size: int | None,
 ) -> tuple[Array, list[str]]:
-    """Choose the ids to keep by how often each occurs in texts, and note how much of each text they cover.
+    """Choose the ids to keep by how often each occurs in texts, and note how much of each text they
+    cover.
 
     `named`: ids that stay in any case. Raises UsageError: see `trimmed`.
     """
@@ -117,7 +123,8 @@ def kept_tokens(
 
 
 def _sources(text: str) -> dict[str, str]:
-    """Return name -> source of the texts that count alike: the one given, or those that a YAML file lists by language.
+    """Return name -> source of the texts that count alike: the one given, or those that a YAML file
+    lists by language.
 
     Raises UsageError: a file that is no list of texts.
     """
@@ -135,8 +142,8 @@ def _sources(text: str) -> dict[str, str]:
 def _kept(
     tokenizer: PreTrainedTokenizerBase, shares: Array, named: set[int], size: int | None
 ) -> Array:
-    """The ids to keep: those `named` and those that occur, or the most frequent of them that make a vocabulary of at
-    most `size`."""
+    """The ids to keep: those `named` and those that occur, or the most frequent of them that make a
+    vocabulary of at most `size`."""
     needed = needed_by(tokenizer)
     frequent = np.argsort(-shares, kind="stable")[: int((shares > 0).sum())].tolist()
     kept = needed([*named, *frequent])
@@ -161,7 +168,8 @@ def _kept(
 
 
 def _counts(source: str, column: str | None, tokenizer: PreTrainedTokenizerBase) -> Array:
-    """How often each token occurs in the training split of a source, cached; what the hub holds may change."""
+    """How often each token occurs in the training split of a source, cached; what the hub holds may
+    change."""
     opened = open_source(source)
     key = cache_key("vocabulary", opened.identity, column, tokenizer_hash(tokenizer))
     file = cache_dir() / "vocabularies" / f"{key}.safetensors"
@@ -188,7 +196,8 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 @torch.no_grad()
 def _cosines(loaded: Any, smaller: Any, texts: Sequence[str]) -> Array:
-    """Of each text the cosine between its mean last states under two models that read it in tokens of their own."""
+    """Of each text the cosine between its mean last states under two models that read it in tokens
+    of their own."""
     means = []
     for each in (loaded, smaller):
         longest = min(COMPARED_TOKENS, positions_of(each.model.config) or COMPARED_TOKENS)
@@ -211,8 +220,8 @@ def _changes(
     cut: PreTrainedTokenizerBase,
     kept: Array,
 ) -> list[str]:
-    """How many of some texts change, and what their commonest changed words become. A text changes where it holds a
-    removed token."""
+    """How many of some texts change, and what their commonest changed words become. A text changes
+    where it holds a removed token."""
     removed, changed, words = set(range(len(tokenizer))) - set(kept.tolist()), 0, Counter[str]()
     for batch in _batches(texts):
         rows = tokenizer(batch, add_special_tokens=False, verbose=False)
@@ -226,7 +235,8 @@ def _changes(
     if not texts:
         return []
     notes = [
-        f"{name}: {changed:,} of {len(texts):,} texts are segmented otherwise, {changed / len(texts):.1%}"
+        f"{name}: {changed:,} of {len(texts):,} texts are segmented otherwise, "
+        f"{changed / len(texts):.1%}"
     ]
     for word, times in words.most_common(CHANGES_SHOWN):
         before, after = (" ".join(each.tokenize(word)) for each in (tokenizer, cut))

@@ -633,6 +633,7 @@ def log_padding(order: Order) -> None:
     drawn = [lengths[plain.indices(step)] for step in steps]
     random = 1 - sum(int(b.sum()) for b in drawn) / sum(len(b) * int(b.max()) for b in drawn)
     Progress.log(
-        f"{len(lengths):,} rows of {lengths.mean():.0f} tokens on average; grouping by length leaves "
+        f"{len(lengths):,} rows of {lengths.mean():.0f} tokens on average; grouping by length "
+        "leaves "
         f"{order.padding():.1%} padding (random batches: {random:.1%})"
     )

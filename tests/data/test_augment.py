@@ -1,4 +1,5 @@
-"""Copies: only words are replaced and only by their candidates; the same copies however the work was divided."""
+"""Copies: only words are replaced and only by their candidates; the same copies however the work
+was divided."""
 
 import json
 from dataclasses import dataclass, field
@@ -34,7 +35,8 @@ NEW = ["eins", "zwei", "drei"]
 
 @dataclass
 class FakeWords:
-    """A masked language model and word vectors in one: the same candidates for each word, and a list of the texts."""
+    """A masked language model and word vectors in one: the same candidates for each word, and a
+    list of the texts."""
 
     texts: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
@@ -77,7 +79,8 @@ def copies_of(found: Augmented, given):
 
 
 def undone(text: str, copy: str, choices) -> int | None:
-    """How many words of a text were replaced to make the copy, each by one of its candidates; None if none did."""
+    """How many words of a text were replaced to make the copy, each by one of its candidates; None
+    if none did."""
     if not choices:
         return 0 if text == copy else None
     (begin, end, options), *rest = choices

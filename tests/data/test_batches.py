@@ -54,7 +54,8 @@ def test_every_number_is_as_often_at_every_place(n):
 
 
 def test_neighbours_of_a_large_permutation_are_independent():
-    """Of all numbers below a million, and of places far apart in one of 10**12, of which no array could be made."""
+    """Of all numbers below a million, and of places far apart in one of 10**12, of which no array
+    could be made."""
     whole = permuted(np.arange(10**6), 10**6, 0, 0)
     pairs, _, _ = np.histogram2d(whole[:-1], whole[1:], 20)
     steps = np.bincount((whole[1:] - whole[:-1]) % 10**6 // 10**4, minlength=100)
@@ -152,5 +153,6 @@ def test_a_batch_is_a_mixture_of_lengths_and_its_groups_are_not():
         < 20
         < np.mean([lengths[b].std() for b in batches])
     )
-    # Means of 32 independent draws would spread by 28.9 / sqrt(32) = 5.1, of 4 groups by 28.9 / sqrt(4) = 14.4.
+    # Means of 32 independent draws would spread by 28.9 / sqrt(32) = 5.1, of 4 groups by 28.9 /
+    # sqrt(4) = 14.4.
     assert np.std([lengths[b].mean() for b in batches]) < 16

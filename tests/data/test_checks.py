@@ -40,9 +40,11 @@ def test_every_kind_of_fault_is_counted_with_its_first_lines_at_once(tmp_path):
     first, *others = error.value.message.splitlines()
     assert first == "17 of 116 rows cannot be used:"
     assert set(others) == {
-        f"  12 rows: {file}:101: the label 'label' is missing; also 102, 103, 104, 105, 106, 107, 108, 109, 110, ...",
+        f"  12 rows: {file}:101: the label 'label' is missing; also 102, 103, 104, 105, 106, 107, "
+        "108, 109, 110, ...",
         f"  {file}:113: column 'text' must hold text, got int",
-        f"  {file}:114: not JSON: Expecting property name enclosed in double quotes: line 2 column 1 (char 2)",
+        f"  {file}:114: not JSON: Expecting property name enclosed in double quotes: line 2 column "
+        "1 (char 2)",
         f"  {file}:115: a row must be a JSON object, got list",
         f"  {file}:116: column 'label' is not there; there are text",
         f"  {file}:51: half a surrogate pair at character 0 of 'label'",
@@ -102,7 +104,8 @@ def test_class_counts_and_doubts_are_said():
     )
     assert found == [
         "training rows by class: Good day 40, bad 30, goodday  11, N/A 3",
-        "classes that differ in case or white space alone: 'Good day' and 'goodday ' (40, 11 rows; first f.csv:73, "
+        "classes that differ in case or white space alone: 'Good day' and 'goodday ' (40, 11 rows; "
+        "first f.csv:73, "
         "f.csv:74, f.csv:75 and 8 more)",
         "class 'N/A' reads like a missing label: f.csv:70, f.csv:71, f.csv:72",
         "classes of fewer than 10 training rows: N/A 3",

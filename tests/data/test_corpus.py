@@ -1,4 +1,5 @@
-"""Corpora: blocks hold all of the text and isolate documents; the cache survives kills, damage and a second process."""
+"""Corpora: blocks hold all of the text and isolate documents; the cache survives kills, damage and
+a second process."""
 
 import json
 import os
@@ -298,7 +299,8 @@ for config in ("no-training", "unknown"):
         corpus(sys.argv[1] + ":" + config)
     except UsageError as error:
         messages.append(error.message)
-print(json.dumps([list(source.documents("train", None)), len(corpus(sys.argv[1] + ":plain").train), messages]))
+documents = list(source.documents("train", None))
+print(json.dumps([documents, len(corpus(sys.argv[1] + ":plain").train), messages]))
 """
 
 

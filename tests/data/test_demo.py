@@ -1,4 +1,5 @@
-"""The embedded language, its tasks, and its teacher, which `tools/make_demo.py` makes of the text generated now."""
+"""The embedded language, its tasks, and its teacher, which `tools/make_demo.py` makes of the text
+generated now."""
 
 import hashlib
 import importlib.util
@@ -28,12 +29,14 @@ def tool():
 
 
 def test_the_text_is_the_one_the_teacher_was_trained_on():
-    """A change of the generated language needs a new teacher: run tools/make_demo.py, then change TEXT."""
+    """A change of the generated language needs a new teacher: run tools/make_demo.py, then change
+    TEXT."""
     assert hashlib.sha256("\n".join(demo_documents("train")).encode()).hexdigest().startswith(TEXT)
 
 
 def test_a_tokenizer_that_is_there_is_kept(tool, tmp_path):
-    """The trainer numbers the pieces differently each time; weights trained with other numbers would be worthless."""
+    """The trainer numbers the pieces differently each time; weights trained with other numbers
+    would be worthless."""
     (tmp_path / "tokenizer.json").write_bytes((TEACHER / "tokenizer.json").read_bytes())
     kept = tool.make_tokenizer(tmp_path).get_vocab()
     assert kept == json.loads((TEACHER / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]

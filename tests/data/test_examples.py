@@ -1,4 +1,5 @@
-"""Rows of labelled data: each kind of task reads its rows, and names file and row of those that do not fit."""
+"""Rows of labelled data: each kind of task reads its rows, and names file and row of those that do
+not fit."""
 
 import math
 

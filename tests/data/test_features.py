@@ -1,4 +1,5 @@
-"""Examples as rows of tokens: what the tokenizer says of each alone, padded on the right, labels where they belong."""
+"""Examples as rows of tokens: what the tokenizer says of each alone, padded on the right, labels
+where they belong."""
 
 import numpy as np
 import pytest

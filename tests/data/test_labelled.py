@@ -168,7 +168,8 @@ def test_folders_of_languages_without_any_validation_split_hold_some_of_the_trai
     )
     assert sorted(ids(found.train) + held) == list(range(30))
     assert log == [
-        f"there is no validation split: {len(held)} of the 30 training examples are held back to judge by"
+        f"there is no validation split: {len(held)} of the 30 training examples are held back to "
+        "judge by"
     ]
     # The same without English, and from files that are not in folders.
     (tmp_path / "en" / "train.jsonl").unlink()
@@ -212,7 +213,8 @@ def test_without_a_validation_split_a_tenth_is_held_back(tmp_path):
         "held back from train",
     )
     assert log == [
-        f"there is no validation split: {len(held)} of the 205 training examples are held back to judge by"
+        f"there is no validation split: {len(held)} of the 205 training examples are held back to "
+        "judge by"
     ]
 
 
@@ -234,7 +236,8 @@ def test_fewer_rows_are_drawn_once_and_for_all_in_their_own_order(tmp_path):
     assert (one.train, one.sets, len(one.train), len(one.sets[""])) == (two.train, two.sets, 30, 10)
     for begin, drawn in ((0, ids(one.train)), (200, ids(one.sets[""]))):
         assert drawn == sorted(set(drawn)) != list(range(begin, begin + len(drawn)))
-    # More examples are these and some others, so that what is learnt from few and from many compares.
+    # More examples are these and some others, so that what is learnt from few and from many
+    # compares.
     assert set(ids(one.train)) < set(ids(read("cola", tmp_path, train_rows=60).train))
     assert len(read("cola", tmp_path, train_rows=1000).train) == 200
 
@@ -365,7 +368,8 @@ FORMATS = "(.jsonl, .csv, .tsv, .parquet, each also .gz)"
         (
             "sst2",
             {},
-            f"a directory with train.*, validation.* {FORMATS} and the columns sentence, label (negative, po",
+            f"a directory with train.*, validation.* {FORMATS} and the columns sentence, label "
+            "(negative, po",
         ),
         (
             "sst2",

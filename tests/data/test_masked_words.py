@@ -1,4 +1,5 @@
-"""Words by a masked language model: batched and gathered, yet what one full query a word would say."""
+"""Words by a masked language model: batched and gathered, yet what one full query a word would
+say."""
 
 import pytest
 import torch
@@ -66,7 +67,8 @@ def test_the_head_sees_the_masked_places_only():
 
 
 def alone(asked: MaskedWords, text: str, begin: int, end: int, count: int) -> list[str] | None:
-    """The definition, with nothing batched, gathered or shared; None where these characters are not one known token."""
+    """The definition, with nothing batched, gathered or shared; None where these characters are not
+    one known token."""
     tokenizer, words = asked.tokenizer, whole_words(asked.tokenizer)
     row = tokenizer(text, return_offsets_mapping=True)
     own = text[begin:end]

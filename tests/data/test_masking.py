@@ -1,4 +1,5 @@
-"""Masked text: how much, what of it, whole words, and that masks belong to a row and a pass and to nothing else."""
+"""Masked text: how much, what of it, whole words, and that masks belong to a row and a pass and to
+nothing else."""
 
 import numpy as np
 import pytest

@@ -46,7 +46,8 @@ def test_size_pieces_and_frame(source):
 def test_another_process_trains_the_same(source, cache):
     program = (
         "import json, sys; from kdcli.data.text.own_tokenizer import own_tokenizer\n"
-        "print(json.dumps(own_tokenizer(sys.argv[1], None, 70, 512, log=lambda line: None).get_vocab()))"
+        "print(json.dumps(own_tokenizer(sys.argv[1], None, 70, 512, log=lambda line: "
+        "None).get_vocab()))"
     )
     found = trained(source).get_vocab()
     command, environment = (

@@ -1,6 +1,7 @@
 """What the readers and the tokenised corpora promise, whatever library does the work.
 
-The order of blocks has its own file, test_batches.py; only values that old runs depend on are fixed here.
+The order of blocks has its own file, test_batches.py; only values that old runs depend on are fixed
+here.
 """
 
 import csv

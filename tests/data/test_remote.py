@@ -1,4 +1,5 @@
-"""Sources elsewhere: web servers, file systems of fsspec, the hub. Each reads as the same files would here."""
+"""Sources elsewhere: web servers, file systems of fsspec, the hub. Each reads as the same files
+would here."""
 
 import gzip
 import json

@@ -1,4 +1,5 @@
-"""No evaluated row trained a model: split by content, subsets, and rows that are left out of the judgement."""
+"""No evaluated row trained a model: split by content, subsets, and rows that are left out of the
+judgement."""
 
 import json
 import random

@@ -1,4 +1,5 @@
-"""Shards of tokens: what they hold does not depend on how they were made; nothing damaged or foreign is read."""
+"""Shards of tokens: what they hold does not depend on how they were made; nothing damaged or
+foreign is read."""
 
 import hashlib
 import json
@@ -217,8 +218,8 @@ def ds(
     size=2,
     frame=((), (3,)),
 ):
-    """A file as `DocumentTokenizer(eos_token="[SEP]", shuffle_documents=False)` of datatrove 0.10.1 writes it, compared
-    byte for byte."""
+    """A file as `DocumentTokenizer(eos_token="[SEP]", shuffle_documents=False)` of datatrove 0.10.1
+    writes it, compared byte for byte."""
     folder.mkdir(exist_ok=True)
     read = tiny_tokenizer()
     ids = [

@@ -1,4 +1,5 @@
-"""Windows hold every token and know their characters; answers come back from them exactly, whatever the tokenizer."""
+"""Windows hold every token and know their characters; answers come back from them exactly, whatever
+the tokenizer."""
 
 import numpy as np
 import pytest
@@ -282,7 +283,8 @@ def test_what_is_beyond_a_window_changes_nothing():
 
 
 def by_loops(windows, logits, examples, best, max_answer_tokens) -> list[Decoded]:
-    """As the reference scripts do it: every candidate pair on its own, then the best of the list."""
+    """As the reference scripts do it: every candidate pair on its own, then the best of the
+    list."""
     found = []
     for number, example in enumerate(examples):
         candidates, nulls = [], []

@@ -1,4 +1,5 @@
-"""Sources and targets as rows: what the tokenizer says of each, what is cut, labels and types on the target alone."""
+"""Sources and targets as rows: what the tokenizer says of each, what is cut, labels and types on
+the target alone."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""The named tasks as the data sets on the hub have them, and the files of the GLUE server to the byte."""
+"""The named tasks as the data sets on the hub have them, and the files of the GLUE server to the
+byte."""
 
 import os
 
@@ -10,7 +11,8 @@ from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.tasks import task_of, tasks
 from kdcli.errors import MachineError, UsageError
 
-# Task → columns, names of the labels in the order of their numbers: the `ClassLabel` features of nyu-mll/glue.
+# Task → columns, names of the labels in the order of their numbers: the `ClassLabel` features of
+# nyu-mll/glue.
 GLUE = {
     "cola": (("sentence",), ("unacceptable", "acceptable")),
     "sst2": (("sentence",), ("negative", "positive")),

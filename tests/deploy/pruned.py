@@ -1,4 +1,5 @@
-"""Masks for tiny models: random ones, and ones with empty rows, columns and heads as pruning leaves them."""
+"""Masks for tiny models: random ones, and ones with empty rows, columns and heads as pruning leaves
+them."""
 
 import torch
 from transformers import PreTrainedModel
@@ -21,7 +22,8 @@ def random_masks(model: PreTrainedModel, density: float, seed: int = 0) -> dict[
 
 
 def structured_masks(model: PreTrainedModel, seed: int = 0) -> dict[str, torch.Tensor]:
-    """A third of the weights in half of the rows and most columns; the first head of layer 2 writes nothing."""
+    """A third of the weights in half of the rows and most columns; the first head of layer 2 writes
+    nothing."""
     drawn = torch.Generator().manual_seed(seed)
     masks = random_masks(model, 0.33, seed)
     for mask in masks.values():

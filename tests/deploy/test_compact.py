@@ -1,4 +1,5 @@
-"""A compacted model computes what the masked one does, from fewer weights, wherever it is loaded."""
+"""A compacted model computes what the masked one does, from fewer weights, wherever it is
+loaded."""
 
 import ast
 import copy
@@ -78,7 +79,8 @@ def zeroed(model, letter, layer=0):
 
 
 def cut(model, *places):
-    """Set rows or columns of layer 1 to zero: `("V", 0, rows)` or `("O", 1, columns)`; 2 is the bias."""
+    """Set rows or columns of layer 1 to zero: `("V", 0, rows)` or `("O", 1, columns)`; 2 is the
+    bias."""
     with torch.no_grad():
         for letter, dim, index in places:
             linear = zeroed(model, letter)

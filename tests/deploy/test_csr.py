@@ -167,7 +167,8 @@ def test_linears_and_then_blocks_are_timed_once_for_all_that_are_alike(monkeypat
         torch.testing.assert_close(small(IDS)[0], expected, atol=1e-5, rtol=1e-5)
     linears = [(SparseLinear, width) for width in (32, 32, 128)]  # 32 × 32, 32 × 128, 128 × 32
     assert timed == [*linears, (SparseFeedForward, 32), (SparseAttention, 32)]
-    # The feed-forward block of layer 1 is joined, its D alone would not have been; U of layer 2 runs sparse by itself.
+    # The feed-forward block of layer 1 is joined, its D alone would not have been; U of layer 2
+    # runs sparse by itself.
     kinds = [type(m) for m in small.modules()]
     assert (kinds.count(SparseLinear), kinds.count(SparseFeedForward)) == (2 * 5 + 1, 1)
 

@@ -51,7 +51,8 @@ def padded(rows: int, length: int, types: bool = False) -> dict[str, torch.Tenso
 
 
 def gap(model, file, batch, engine: str) -> float:
-    """Largest difference from torch over real tokens, relative to the largest output where that exceeds 1."""
+    """Largest difference from torch over real tokens, relative to the largest output where that
+    exceeds 1."""
     call = CALLERS[engine](file.path, threads=1)
     with torch.no_grad():
         expected = model(**batch)
@@ -191,7 +192,8 @@ def traced():
     ids=["shifted", "nan", "mirrored"],
 )
 def test_wrong_file_is_refused(spoil, int8, traced, tmp_path, monkeypatch):
-    """The engine's output is changed; for int8 only that of the second file, after the float32 one."""
+    """The engine's output is changed; for int8 only that of the second file, after the float32
+    one."""
     loaded = []
 
     def spoilt(path, *, threads):

@@ -1,4 +1,5 @@
-"""The file for old machines: it needs nothing newer, computes what BERT computes, and measures interleaved."""
+"""The file for old machines: it needs nothing newer, computes what BERT computes, and measures
+interleaved."""
 
 import ast
 import functools
@@ -279,7 +280,8 @@ def test_rounds_go_on_until_the_time_is_up(monkeypatch, at_once):
     times = there.interleaved(
         {"a": lambda: None, "b": lambda: None}, CPU, min_runs=2, min_seconds=50.0
     )
-    # A fake second passes at every look: two at each run, so four a round, and one before each round after the second.
+    # A fake second passes at every look: two at each run, so four a round, and one before each
+    # round after the second.
     assert len(times["a"]) == len(times["b"]) == 11
 
 

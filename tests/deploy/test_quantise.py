@@ -23,7 +23,8 @@ def test_the_fewest_that_hold_are_found_in_few_attempts(most, needed):
 
 
 class Two(nn.Module):
-    """A product whose inputs have an outlier, before one whose inputs have none; and one that is not used."""
+    """A product whose inputs have an outlier, before one whose inputs have none; and one that is
+    not used."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +40,8 @@ class Two(nn.Module):
 
 
 def reference(weight, x, engine):
-    """A product in float64 with rounded weights and inputs, written for one engine without groups of activations."""
+    """A product in float64 with rounded weights and inputs, written for one engine without groups
+    of activations."""
     most = {"onnx": 63, "openvino": 127}[engine]
     scale = np.abs(weight).max(1, keepdims=True) / most
     rounded = np.round(weight / scale) * scale

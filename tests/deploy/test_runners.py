@@ -1,4 +1,5 @@
-"""Every backend agrees with torch and uses the given threads; an impossible one is refused before loading."""
+"""Every backend agrees with torch and uses the given threads; an impossible one is refused before
+loading."""
 
 import sys
 

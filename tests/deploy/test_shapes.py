@@ -1,4 +1,5 @@
-"""The grammar of shapes without a teacher, and the parameters and work that papers print for them."""
+"""The grammar of shapes without a teacher, and the parameters and work that papers print for
+them."""
 
 import pytest
 from transformers import BertModel

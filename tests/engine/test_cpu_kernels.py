@@ -1,4 +1,5 @@
-"""Training on a CPU: the rate, scale and gradients of dropout, attention in bfloat16, and that nothing else changes."""
+"""Training on a CPU: the rate, scale and gradients of dropout, attention in bfloat16, and that
+nothing else changes."""
 
 import math
 

@@ -1,4 +1,5 @@
-"""What needs a CUDA device: the losses there are those of the CPU, and every verb that computes runs on it."""
+"""What needs a CUDA device: the losses there are those of the CPU, and every verb that computes
+runs on it."""
 
 import json
 

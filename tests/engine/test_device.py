@@ -1,4 +1,5 @@
-"""Devices and number formats, on cards this machine does not have: torch.cuda's answers are made up."""
+"""Devices and number formats, on cards this machine does not have: torch.cuda's answers are made
+up."""
 
 import contextlib
 import re
@@ -72,7 +73,8 @@ def no_card(monkeypatch, tmp_path):
 
 @pytest.fixture
 def driver(no_card, monkeypatch, tmp_path):
-    """A function that puts a driver here whose cards torch.cuda cannot use, and says why; None: built without CUDA."""
+    """A function that puts a driver here whose cards torch.cuda cannot use, and says why; None:
+    built without CUDA."""
 
     def make(version: str, models: list[str], failure: str | None) -> None:
         of_driver = f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Sat Oct  7 2023\n"
@@ -123,7 +125,8 @@ def test_with_a_card(card):
 
 @pytest.fixture
 def other(monkeypatch):
-    """A function that puts an accelerator here that is no CUDA card; its kernel runs, or fails as said."""
+    """A function that puts an accelerator here that is no CUDA card; its kernel runs, or fails as
+    said."""
     ones = torch.ones
 
     def make(

@@ -1,4 +1,5 @@
-"""The training loop: the same numbers whatever the micro-batch, the interruption or the number of students."""
+"""The training loop: the same numbers whatever the micro-batch, the interruption or the number of
+students."""
 
 import dataclasses
 import json
@@ -531,7 +532,8 @@ class TestJudge:
         [{5: 0.5, 10: 0.4, 12: 0.3}, {5: 0.4, 10: 0.5, 12: 0.3}, {5: 0.1, 10: 0.2, 12: 0.3}],
     )
     def test_a_resumed_run_keeps_the_same(self, tmp_path, cut, scores):
-        """Also where the best one was judged before the checkpoint that it goes on from, or after it and again."""
+        """Also where the best one was judged before the checkpoint that it goes on from, or after
+        it and again."""
         at = {"step": 0}
 
         def metrics(_):
@@ -590,7 +592,8 @@ sys.exit(3)
 
 @pytest.mark.slow
 def test_a_process_leaves_its_group_before_it_ends_whatever_it_ends_with():
-    # One that takes the group along into the interpreter's end aborts now and then: exit code 134 in place of its own.
+    # One that takes the group along into the interpreter's end aborts now and then: exit code 134
+    # in place of its own.
     common = os.environ | {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",

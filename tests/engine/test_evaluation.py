@@ -1,4 +1,5 @@
-"""The pass over what is held out: means that do not depend on micro-batches, outputs in order, memory that runs out."""
+"""The pass over what is held out: means that do not depend on micro-batches, outputs in order,
+memory that runs out."""
 
 import dataclasses
 
@@ -42,7 +43,8 @@ def weights(numbers):
 
 
 def step_of(model, room=None, outputs=True):
-    """A step whose loss is the weighed mean of the row's numbers, and that has memory for `room` rows at once."""
+    """A step whose loss is the weighed mean of the row's numbers, and that has memory for `room`
+    rows at once."""
 
     def step(batch):
         numbers = batch["input_ids"][:, 0].double()
@@ -206,7 +208,8 @@ class Rank:
 
 @pytest.mark.parametrize("count", [2, 3, 100])
 def test_several_processes_find_together_what_one_finds(monkeypatch, count):
-    """Each takes its share, the last ones of a hundred none at all; all of them hold all outputs in order."""
+    """Each takes its share, the last ones of a hundred none at all; all of them hold all outputs in
+    order."""
     parts: list[object] = []
     monkeypatch.setattr(held_out, "gather_object", lambda mine: parts.extend(mine) or parts)
     taken = []

@@ -1,4 +1,5 @@
-"""Steps on an accelerator: no tensor stays on the CPU, and the device is waited for where a comment says so."""
+"""Steps on an accelerator: no tensor stays on the CPU, and the device is waited for where a comment
+says so."""
 
 import os
 import subprocess

@@ -1,4 +1,5 @@
-"""Processes of one run: none waits for another that failed, is gone or never came, and one message is said."""
+"""Processes of one run: none waits for another that failed, is gone or never came, and one message
+is said."""
 
 import dataclasses
 import os
@@ -22,7 +23,8 @@ from kdcli.types import StepLoss, Term
 
 
 def lives(*does, patience="20", **environment):
-    """Exit codes of processes that join a run and do this, and all that they say; None never starts."""
+    """Exit codes of processes that join a run and do this, and all that they say; None never
+    starts."""
     place = {"WORLD_SIZE": str(len(does)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     place |= {"ACCELERATE_USE_CPU": "true", peers.JOIN_SECONDS: patience} | environment
     started = [
@@ -262,7 +264,8 @@ def test_a_micro_batch_that_does_not_fit_is_halved_before_the_first_step_by_all(
 
 
 def waits(rank):
-    """A main thread in a library that runs no handler of Python's: the other process never comes to the barrier."""
+    """A main thread in a library that runs no handler of Python's: the other process never comes to
+    the barrier."""
     session = Session(start(CPU, torch.float32), CPU)
     session.wait()
     if rank == 0:

@@ -11,7 +11,8 @@ from kdcli.engine.progress import LINE_SECONDS, PACE_STEPS, LogRecord, Progress
 
 @pytest.fixture(params=[False, True], ids=["lines", "bar"])
 def run(request, monkeypatch):
-    """Runs 100 steps, each as long as `seconds_of` says, and returns the remaining time after each, as it is shown."""
+    """Runs 100 steps, each as long as `seconds_of` says, and returns the remaining time after each,
+    as it is shown."""
     clock = [1000.0]
     monkeypatch.setattr(shown.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(

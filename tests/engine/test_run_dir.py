@@ -1,4 +1,5 @@
-"""Run directories: what may be claimed, what survives a kill, a full disk or damage, and what is never deleted."""
+"""Run directories: what may be claimed, what survives a kill, a full disk or damage, and what is
+never deleted."""
 
 import errno
 import json
@@ -123,7 +124,8 @@ class TestClaim:
         code = (
             "import sys; from pathlib import Path; from kdcli.errors import UsageError\n"
             "from kdcli.engine.run_dir import RunDir\n"
-            "try:\n    RunDir.claim(Path(sys.argv[1]), Path(sys.argv[1], 'recipe.yaml').read_text(), resume=True)\n"
+            "try:\n    RunDir.claim(Path(sys.argv[1]), Path(sys.argv[1], "
+            "'recipe.yaml').read_text(), resume=True)\n"
             "except UsageError as error:\n    print(error.message)"
         )
         command = [sys.executable, "-c", code, run.path]

@@ -1,6 +1,8 @@
-"""What Triton's interpreter can say of the kernels: `test_relation_triton.py` runs this file in a process of its own.
+"""What Triton's interpreter can say of the kernels: `test_relation_triton.py` runs this file in a
+process of its own.
 
-Whether a function of Triton, its library's included, is compiled or interpreted is settled when it is imported.
+Whether a function of Triton, its library's included, is compiled or interpreted is settled when it
+is imported.
 """
 
 import pytest

@@ -52,7 +52,8 @@ def mse_of_row(t: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
 
 
 def relation_reference(of_row, tx, ty, sx, sy, mask) -> torch.Tensor:
-    """Mean of `of_row(teacher scores, student scores)` over heads and real queries, over the keys that a query sees."""
+    """Mean of `of_row(teacher scores, student scores)` over heads and real queries, over the keys
+    that a query sees."""
     batch, heads, length, _ = tx.shape
     total, rows = torch.zeros((), dtype=torch.float64), 0
     for b in range(batch):

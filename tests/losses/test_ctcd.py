@@ -1,4 +1,5 @@
-"""Co-distillation's terms: their values, where their gradients go, what is not computed, what is refused."""
+"""Co-distillation's terms: their values, where their gradients go, what is not computed, what is
+refused."""
 
 import pytest
 import torch

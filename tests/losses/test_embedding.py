@@ -24,7 +24,8 @@ CASES = [
 
 
 def pair(*, grad: bool = False) -> tuple[Signals, Signals]:
-    """A teacher's and a student's signals; of the rows, the second has no positive and the third no first negative."""
+    """A teacher's and a student's signals; of the rows, the second has no positive and the third no
+    first negative."""
     t = Signals(pooled=normal(5, 6, seed=1), anchors=normal(7, 6, seed=2))
     t.positive, t.negatives = normal(5, 6, seed=3), normal(5, 2, 6, seed=4)
     t.positive[1], t.negatives[2, 0] = 0, 0

@@ -1,4 +1,5 @@
-"""Layer maps: the three strategies, layer counts that do not divide, and the grammar of a map written out."""
+"""Layer maps: the three strategies, layer counts that do not divide, and the grammar of a map
+written out."""
 
 import pytest
 from hypothesis import given
@@ -41,7 +42,8 @@ def test_every_strategy_maps_every_layer_in_order_into_the_teacher(text, m):
     [
         (
             "middle",
-            r"'middle' is neither uniform, top, bottom nor a list of student:teacher pairs such as 0:0,1:2",
+            r"'middle' is neither uniform, top, bottom nor a list of student:teacher pairs "
+            r"such as 0:0,1:2",
         ),
         ("", r"'' is neither"),
         ("1:3,", r"is neither"),

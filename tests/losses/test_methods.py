@@ -1,4 +1,5 @@
-"""Contract of every method, and what only one of them has; TinyBERT and PKD have files of their own."""
+"""Contract of every method, and what only one of them has; TinyBERT and PKD have files of their
+own."""
 
 import importlib
 import pkgutil
@@ -79,7 +80,8 @@ def test_every_loss_file_is_under_contract():
     assert {
         m.__name__.split(".")[-1].replace("_", "-") for m in modules if hasattr(m, "objective")
     } == set(methods())
-    # Soft targets add no terms of their own: see test_task_losses.py; vectors: see test_embedding.py.
+    # Soft targets add no terms of their own: see test_task_losses.py; vectors: see
+    # test_embedding.py.
     assert set(methods()) == {*OF_LAYERS, *MASKED, "soft-targets", "embedding"}
     assert all(inputs(method) == {"masked"} for method in MASKED)
     assert all({"text", "task"} >= inputs(method) for method in (*OF_LAYERS, "soft-targets"))
@@ -145,7 +147,8 @@ def can_be_zero(method, keys):
 def test_a_student_with_its_teachers_signals_has_no_loss(method, keys):
     made = build(method, keys, AS_WIDE)
     one = signals(Needs(*(frozenset({1}),) * 4, masked_logits=True), TEACHER, 0)
-    # All layers are alike, so whichever are compared agree; matrices of equal widths start as the identity.
+    # All layers are alike, so whichever are compared agree; matrices of equal widths start as the
+    # identity.
     layers = {
         kind: dict.fromkeys(range(5), getattr(one, kind)[1]) for kind in ("q", "k", "v", "hidden")
     }

@@ -1,4 +1,5 @@
-"""`relation_kl` and `score_mse`: equal to float64 references, blind to padding, zero for a perfect student."""
+"""`relation_kl` and `score_mse`: equal to float64 references, blind to padding, zero for a perfect
+student."""
 
 import pytest
 import torch

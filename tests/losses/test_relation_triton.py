@@ -1,8 +1,9 @@
-"""The Triton kernels of the relation losses: right in Triton's interpreter, and compiled for four generations of GPU.
+"""The Triton kernels of the relation losses: right in Triton's interpreter, and compiled for four
+generations of GPU.
 
-Triton (286 MB) is no part of `.[dev]`, and continuous integration has none: only the refusals run there. The rest needs
-`pip install -e .[triton]`; what is marked `cuda` also needs a device. The interpreter multiplies bfloat16 wrongly, so
-that type is tested on a device only.
+Triton (286 MB) is no part of `.[dev]`, and continuous integration has none: only the refusals run
+there. The rest needs `pip install -e .[triton]`; what is marked `cuda` also needs a device. The
+interpreter multiplies bfloat16 wrongly, so that type is tested on a device only.
 """
 
 import importlib.util
@@ -51,7 +52,8 @@ class Recorded:
         self.launched = dict(zip(self.kernel.arg_names, inputs, strict=False)) | named
 
     def compiled(self, capability):
-        """Shared memory in bytes of the program that a card of this compute capability would run."""
+        """Shared memory in bytes of the program that a card of this compute capability would
+        run."""
         import triton
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource

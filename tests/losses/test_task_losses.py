@@ -1,4 +1,5 @@
-"""`hard_loss` and `soft_loss` of every kind against formulas in float64; padding and micro-batches change nothing."""
+"""`hard_loss` and `soft_loss` of every kind against formulas in float64; padding and micro-batches
+change nothing."""
 
 import itertools
 import math
@@ -41,7 +42,8 @@ def drawn(kind, seed=0):
 
 
 def rows_of(kind, logits, labels):
-    """The rows whose losses are averaged, without padding, each with its label where labels are numbers of classes."""
+    """The rows whose losses are averaged, without padding, each with its label where labels are
+    numbers of classes."""
     if kind == "tokens":
         return [
             (logits[i, j], labels[i, j])

@@ -1,4 +1,5 @@
-"""TinyBERT: equal to formulas written for one token at a time in float64, sums over layers, and what is refused."""
+"""TinyBERT: equal to formulas written for one token at a time in float64, sums over layers, and
+what is refused."""
 
 import pytest
 import torch

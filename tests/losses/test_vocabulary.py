@@ -1,4 +1,5 @@
-"""Losses over a vocabulary: equal to float64 references in any chunking, and nothing as large as the logits kept."""
+"""Losses over a vocabulary: equal to float64 references in any chunking, and nothing as large as
+the logits kept."""
 
 import pytest
 import torch
@@ -110,7 +111,8 @@ def test_half_types_are_computed_in_float32_and_their_gradient_has_their_type(dt
 def test_a_loss_scale_lifts_gradients_that_float16_could_not_hold():
     s = torch.tensor([[0.0, 20.0]] * 600, dtype=torch.float16, requires_grad=True)
     (masked_ce(s, torch.ones(600, dtype=torch.long)) * 2.0**16).backward()
-    # The probability of the other word is e⁻²⁰ = 2e-9, and its gradient a 600th of it: far below float16.
+    # The probability of the other word is e⁻²⁰ = 2e-9, and its gradient a 600th of it: far below
+    # float16.
     expected = torch.tensor(20.0).neg().exp() / 600 * 2.0**16
     assert s.grad[0, 0].float() == pytest.approx(float(expected), rel=0.3)
 

@@ -1,4 +1,5 @@
-"""Metrics of classes and of several labels an example, against formulas written out and against scikit-learn."""
+"""Metrics of classes and of several labels an example, against formulas written out and against
+scikit-learn."""
 
 import numpy as np
 import pytest
@@ -26,7 +27,8 @@ def f1_of(predicted, true, label):
 
 
 def matthews_of(predicted, true, classes):
-    """The correlation of the indicator matrices of truth and prediction, over their centred entries."""
+    """The correlation of the indicator matrices of truth and prediction, over their centred
+    entries."""
     x, y = (np.eye(classes, dtype=np.float64)[v] for v in (predicted, true))
     x, y = x - x.mean(axis=0), y - y.mean(axis=0)
     norm = np.sqrt((x * x).sum() * (y * y).sum())

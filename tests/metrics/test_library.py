@@ -1,4 +1,5 @@
-"""Metrics of the `evaluate` library next to a task's own: formats, refusals, and metrics written by the user."""
+"""Metrics of the `evaluate` library next to a task's own: formats, refusals, and metrics written by
+the user."""
 
 import pytest
 
@@ -20,7 +21,8 @@ import evaluate
 class Own(evaluate.Metric):
     def _info(self):
         features = datasets.Features(dict.fromkeys(("predictions", "references"), FORMAT))
-        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+        text = dict.fromkeys(("description", "citation", "inputs_description"), "")
+        return evaluate.MetricInfo(features=features, **text)
 
     def _compute(self, predictions, references):
         RESULT

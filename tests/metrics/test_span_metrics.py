@@ -1,4 +1,5 @@
-"""Answers against the rules of the SQuAD and MLQA scripts by hand, and thresholds against trying every one."""
+"""Answers against the rules of the SQuAD and MLQA scripts by hand, and thresholds against trying
+every one."""
 
 import math
 
@@ -57,7 +58,8 @@ def compute(task, rows, language=""):
         ("cat", [], "", 0, 0),
         ("", ["cat"], "", 0, 0),
         ("the", ["a"], "", 1, 0),
-        # Letters are compared by code point, as in the scripts: accents as one character or two are different.
+        # Letters are compared by code point, as in the scripts: accents as one character or two are
+        # different.
         ("caf\u00e9", ["cafe\u0301"], "", 0, 0),
         ("caf\u00e9", ["CAF\u00c9"], "", 1, 1),
         ("ＡＢＣ", ["ａｂｃ"], "", 1, 1),
@@ -119,9 +121,11 @@ def test_without_unanswerable_questions_the_best_span_counts():
 
 def test_threshold_by_hand():
     # Answering up to and including a score gains, in this order of scores:
-    #   -3: right, +1; -1: half right, F1 +2/3; 0: text where there is none, -1; 1: right, +1; 2: right, +1;
+    #   -3: right, +1; -1: half right, F1 +2/3; 0: text where there is none, -1; 1: right, +1; 2:
+    #   right, +1;
     #    4: text where there is none, -1; 5: nothing where there is none, 0.
-    # Silent throughout, 3 of 7 are right. The sums over 3 are for exact 1 1 0 1 2 1 1, most at 2, so 5 of 7.
+    # Silent throughout, 3 of 7 are right. The sums over 3 are for exact 1 1 0 1 2 1 1, most at 2,
+    # so 5 of 7.
     rows = [
         ("owl", 4.0, []),
         ("cat", -3.0, ["cat"]),
@@ -132,7 +136,8 @@ def test_threshold_by_hand():
         ("bird", 1.0, ["the bird"]),
     ]
     assert compute(WITH_NONE, rows) == {
-        # At 0: cat right, red dog half, fish wrong though there is none, owl and "" silent and right, the rest missed.
+        # At 0: cat right, red dog half, fish wrong though there is none, owl and "" silent and
+        # right, the rest missed.
         "exact": pytest.approx(3 / 7),
         "f1": pytest.approx((3 + 2 / 3) / 7),
         "best_exact": pytest.approx(5 / 7),
@@ -160,7 +165,8 @@ def test_the_sweep_counts_any_text_as_wrong_where_there_is_no_answer():
 
 
 def test_gold_answers_of_articles_only_do_not_count_beside_unanswerable_questions():
-    # The official script of 2.0 drops them, and then judges as if there were none; that of 1.1 keeps them.
+    # The official script of 2.0 drops them, and then judges as if there were none; that of 1.1
+    # keeps them.
     assert compute(WITH_NONE, [("the", -1.0, ["the", "cat"])])["exact"] == 0.0
     assert compute(PLAIN, [("the", -1.0, ["the", "cat"])])["exact"] == 1.0
 
@@ -192,7 +198,8 @@ def overlap(text, gold):
 
 
 def at(rows, threshold):
-    """Exact and F1 of each row when an answer with a score above the threshold is taken for none, [n, 2]."""
+    """Exact and F1 of each row when an answer with a score above the threshold is taken for none,
+    [n, 2]."""
     result = []
     for text, none, golds in rows:
         said = "" if none > threshold else text

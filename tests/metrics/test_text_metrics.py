@@ -1,4 +1,5 @@
-"""Metrics of generated texts: as sacrebleu and rouge-score give them for a whole set, on any choice of examples."""
+"""Metrics of generated texts: as sacrebleu and rouge-score give them for a whole set, on any choice
+of examples."""
 
 import sys
 

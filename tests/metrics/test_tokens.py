@@ -72,7 +72,8 @@ def test_metrics_are_the_formulas(sentences):
 
 
 def test_any_tags_score_as_by_seqeval():
-    # Recorded from seqeval 1.2.2 without a scheme; tags without a prefix were given to it as I-NOUN.
+    # Recorded from seqeval 1.2.2 without a scheme; tags without a prefix were given to it as
+    # I-NOUN.
     true = [
         ["B-PER", "I-PER", "O", "B-LOC", "E-LOC", "S-ORG"],
         ["I-PER", "I-LOC", "B-LOC", "B-LOC", "O"],
@@ -143,7 +144,8 @@ def test_sentences_apart_by_o_have_their_own_entities(first, second):
     [
         # found, predicted, true
         (["B-PER", "I-LOC", "O"], ["B-PER", "O", "B-LOC"], (1, 2, 2)),
-        # Tags without a prefix: a run of one is an entity, and one that begins with O or with E is as good as any.
+        # Tags without a prefix: a run of one is an entity, and one that begins with O or with E is
+        # as good as any.
         (["PER", "PER", "ORG"], ["PER", "PER", "ORG"], (2, 2, 2)),
         (["PER", "PER", "O"], ["PER", "PER", "ORG"], (1, 1, 2)),
         (["NN", "IN", "EX"], ["NN", "NN", "EX"], (1, 3, 2)),

@@ -1,4 +1,5 @@
-"""Every supported model type: signals are what the model computes, and students train, save and reload."""
+"""Every supported model type: signals are what the model computes, and students train, save and
+reload."""
 
 import pytest
 import torch
@@ -55,7 +56,8 @@ def test_softmax_of_captured_q_and_k_is_the_models_own_attention(model):
         if layout_for(model.config).other_term is None:
             assert difference < 1e-6
         else:
-            # The row says that the model adds a term of its own; if it did not, the row would be wrong.
+            # The row says that the model adds a term of its own; if it did not, the row would be
+            # wrong.
             assert difference > 1e-6
 
 

@@ -1,4 +1,5 @@
-"""The files of sentence-transformers: each side computes what the other wrote; other modules are refused."""
+"""The files of sentence-transformers: each side computes what the other wrote; other modules are
+refused."""
 
 import json
 import shutil

@@ -1,4 +1,5 @@
-"""Files of a model that others made: whatever they hold, they are refused by name or loaded, within bounds."""
+"""Files of a model that others made: whatever they hold, they are refused by name or loaded, within
+bounds."""
 
 import json
 import struct

@@ -1,4 +1,5 @@
-"""Models that generate: the mask, decoding with kept keys and without next to a float64 reference, beams, refusals."""
+"""Models that generate: the mask, decoding with kept keys and without next to a float64 reference,
+beams, refusals."""
 
 import itertools
 import json
@@ -41,7 +42,8 @@ def sources(*lengths):
 
 
 def reference(model, source, target):
-    """Logits of the next token, from one unpadded row and the mask of the paper, without anything of the decoding."""
+    """Logits of the next token, from one unpadded row and the mask of the paper, without anything
+    of the decoding."""
     ids = torch.tensor([[*source, *target, model.config.unilm["mask_token_id"]]])
     length, n = ids.shape[1], len(source)
     mask = torch.tensor(

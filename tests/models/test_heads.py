@@ -1,4 +1,5 @@
-"""Heads of every type: a saved encoder under a new head; heads that a checkpoint brings, their labels checked."""
+"""Heads of every type: a saved encoder under a new head; heads that a checkpoint brings, their
+labels checked."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -134,7 +135,8 @@ def test_a_new_head_on_a_saved_encoder(encoder_dir, tmp_path, model_type, kind):
     back = load(tmp_path, kind, new_head=False)
     assert back.note == "its own head"
     assert_same_state(back.model, model)
-    # `capture` gives the logits of the stock forward, whatever the padding. Splinter masks with the smallest number.
+    # `capture` gives the logits of the stock forward, whatever the padding. Splinter masks with the
+    # smallest number.
     signals = capture(model, Needs(logits=True))
     with torch.no_grad():
         # Logits come next to other signals too.

@@ -1,4 +1,5 @@
-"""Heads of label words: logits are dot products of states with embeddings, in every type, and stay so when saved."""
+"""Heads of label words: logits are dot products of states with embeddings, in every type, and stay
+so when saved."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,12 +43,14 @@ WITH_MLM = [
 CLOSE = {"rtol": 1e-3, "atol": 1e-3}
 """Of logits whose size is some units (asserted)."""
 RECOMPUTED = {"rtol": 1e-5, "atol": 1e-6}
-"""Logits of the same weights at another place in memory: the sums of a matrix product depend on alignment."""
+"""Logits of the same weights at another place in memory: the sums of a matrix product depend on
+alignment."""
 
 
 @pytest.fixture(scope="module")
 def model_dir_of(tmp_path_factory) -> Callable[..., Path]:
-    """Auto class, model type and changes -> a directory with a tiny model, whose logits are some units large."""
+    """Auto class, model type and changes -> a directory with a tiny model, whose logits are some
+    units large."""
     made: dict[str, Path] = {}
 
     def of(auto, model_type: str, **changes: object) -> Path:
@@ -128,7 +131,8 @@ def test_logits_of_texts_are_dot_products_and_stay_so_when_saved(encoder_dir, tm
     again = load_for_task(str(tmp_path), TASKS["class"], new_head=False)
     assert again.note == "its own head"
     assert_same_model(again.model, model, batch)
-    # The head is frozen; of the encoder only its own pooler and what never trains (RoFormer's table of positions) are.
+    # The head is frozen; of the encoder only its own pooler and what never trains (RoFormer's table
+    # of positions) are.
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
     head = {
         name
@@ -409,7 +413,8 @@ def bytes_with_yes() -> hf.PreTrainedTokenizerFast:
 
 
 def sentence_piece() -> hf.PreTrainedTokenizerFast:
-    """Without a normaliser that joins spaces: a text that begins with one begins with a piece for it."""
+    """Without a normaliser that joins spaces: a text that begins with one begins with a piece for
+    it."""
     pieces = [
         ("<unk>", 0.0),
         ("▁", -2.0),

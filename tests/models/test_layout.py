@@ -1,4 +1,5 @@
-"""Rows: which types are known, what the others get, and that each weight of a layer's linears is in one matrix."""
+"""Rows: which types are known, what the others get, and that each weight of a layer's linears is in
+one matrix."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""Loading and saving: what cannot be used is refused with a reason, nothing that comes with a model is run."""
+"""Loading and saving: what cannot be used is refused with a reason, nothing that comes with a model
+is run."""
 
 import contextlib
 import errno
@@ -301,7 +302,8 @@ def test_a_hub_gives_a_model_once_or_one_error(hub, model_dir, tmp_path):  # noq
         "gated": "error: model 'someone/gated' is on the hub, but you have no access to it",
         "speechless": "error: someone/speechless has no tokenizer",
         "broken": "error: the weights of someone/broken cannot be read: peer closed connection",
-        "absent": "error: model 'someone/absent' was found neither as a directory, nor in the Hugging Face cache",
+        "absent": "error: model 'someone/absent' was found neither as a directory, "
+        "nor in the Hugging Face cache",
     }
     for name in ("tiny-bert", *cases):
         hub.add(f"someone/{name}", model_dir)

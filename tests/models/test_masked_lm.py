@@ -1,4 +1,5 @@
-"""Masked language models of every type that has them: loaded, captured, and students under their teacher's head."""
+"""Masked language models of every type that has them: loaded, captured, and students under their
+teacher's head."""
 
 import pytest
 import torch

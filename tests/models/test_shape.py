@@ -93,7 +93,8 @@ def test_heads_are_regrouped_where_their_numbers_do_not_divide():
     built = build_student(teacher, parse_shape("2x20:80@5", ModelShape(2, 32, 128, 4)))
     of_student = built.model.encoder.layer[0].attention.self
     assert of_student.query.bias.shape == (20,)
-    # Spans of 32 rows for 5 heads start at 0, 6, 12, 19, 25; each gives its 4 strongest, the strongest first.
+    # Spans of 32 rows for 5 heads start at 0, 6, 12, 19, 25; each gives its 4 strongest, the
+    # strongest first.
     rows = [r for end in (6, 12, 19, 25, 32) for r in range(end - 1, end - 5, -1)]
     torch.testing.assert_close(
         of_student.query.weight, of.query.weight[rows] @ built.basis_DN.float()

@@ -1,4 +1,5 @@
-"""Masks inside a model: values, gradients, types, copies, checkpoints, and a stock model at the end."""
+"""Masks inside a model: values, gradients, types, copies, checkpoints, and a stock model at the
+end."""
 
 import copy
 

@@ -1,4 +1,5 @@
-"""Contract of every pruning method, through the engine: density, what is trained, resumption, the model at the end."""
+"""Contract of every pruning method, through the engine: density, what is trained, resumption, the
+model at the end."""
 
 import copy
 import math

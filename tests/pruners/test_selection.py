@@ -230,7 +230,8 @@ def test_a_kind_shares_by_mean_sigmoid_however_low_all_its_scores_are(
         int(mask.sum())
         for mask in proportional(scores, dict.fromkeys(scores, "Q"), density, temperature).values()
     ]
-    # The definition in float64 logarithms: those above 1 are full, largest first, and the others share what is left.
+    # The definition in float64 logarithms: those above 1 are full, largest first, and the others
+    # share what is left.
     logs = [
         float(np.logaddexp.reduce(-np.logaddexp(0, -s.double().numpy().ravel() / temperature)))
         for s in scores.values()

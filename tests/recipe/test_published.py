@@ -1,4 +1,5 @@
-"""Every value of every shipped recipe, and every default of a method, against a table written from the papers."""
+"""Every value of every shipped recipe, and every default of a method, against a table written from
+the papers."""
 
 from pathlib import Path
 

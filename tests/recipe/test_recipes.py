@@ -1,4 +1,5 @@
-"""Every shipped recipe: it resolves, its loss fits its shapes, it says what it is. Values: test_published.py."""
+"""Every shipped recipe: it resolves, its loss fits its shapes, it says what it is. Values:
+test_published.py."""
 
 import pytest
 import yaml

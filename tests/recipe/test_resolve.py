@@ -1,4 +1,5 @@
-"""Recipes: precedence, origins, messages for what is wrong, and a resolved recipe that reads back as itself."""
+"""Recipes: precedence, origins, messages for what is wrong, and a resolved recipe that reads back
+as itself."""
 
 import json
 
@@ -159,7 +160,8 @@ def test_words_that_other_yaml_takes_for_something_else_are_words(write, text):
     [
         (
             "data.columns.text.x=a",
-            "'data.columns.text.x' lies under 'data.columns.text', which must be a valid string or a valid list, "
+            "'data.columns.text.x' lies under 'data.columns.text', which must be a valid string or "
+            "a valid list, "
             "got {'x': 'a'} (--set)",
         ),
         (
@@ -434,7 +436,10 @@ class TestVerbOf:
 
     def test_a_verb_that_there_is_not(self, write):
         file = write("verb: finetun\n")
-        said = f"{file} is a recipe of 'finetun'; did you mean 'finetune'?; known: benchmark, compress, cotrain, "
+        said = (
+            f"{file} is a recipe of 'finetun'; did you mean 'finetune'?; known: benchmark, "
+            "compress, cotrain, "
+        )
         assert said in refusal(verb_of, file)
 
     def test_no_two_verbs_ship_a_recipe_of_one_name(self):
@@ -502,7 +507,8 @@ class TestDownstreamRecipe:
 
 
 class TestOpenKeys:
-    """Sections whose keys are those of something else: columns of a file, settings of a loss, keys of another verb."""
+    """Sections whose keys are those of something else: columns of a file, settings of a loss, keys
+    of another verb."""
 
     def test_any_key_below_them_is_taken(self):
         sets = ["data.columns.text=body text", "data.columns.label=y", "grid.train.lr=[1e-3]"]

@@ -48,7 +48,8 @@ def printed(report: Report, width: int = 200) -> str:
 
 
 def model(role: str, baseline: str | None = None, **fields: object) -> dict[str, object]:
-    """A model of a report, without its name; `of`, `step` and so on are kept, the rest is its card."""
+    """A model of a report, without its name; `of`, `step` and so on are kept, the rest is its
+    card."""
     kept = {"of", "step", "backend", "dtype", "variant", "source", "run"}
     entry = {"role": role, "baseline": baseline}
     entry |= {key: value for key, value in fields.items() if key in kept}
@@ -295,7 +296,8 @@ def evaluation(
 
 
 def many_labels(number: int = 77) -> dict[str, object]:
-    """A confusion matrix in which label i is taken i times for the next one, and the scores of its classes."""
+    """A confusion matrix in which label i is taken i times for the next one, and the scores of its
+    classes."""
     labels = [f"card_payment_reason_{i:03d}" for i in range(number)]
     counts = np.diag([50] * number) + np.roll(np.diag(range(number)), 1, axis=1)
     score = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "support": 50}
@@ -392,7 +394,8 @@ def evaluate_values(parts: tuple[str, ...] = ("",), task: str = "sst2") -> dict[
     }
 
 
-# Milliseconds of one sequence of 128 tokens under torch in float32, and those of the backends relative to them.
+# Milliseconds of one sequence of 128 tokens under torch in float32, and those of the backends
+# relative to them.
 LATENCY_SHAPES = {"12x768": 60.0, "6x384": 10.0, "3x384": 6.0}
 BACKENDS = {("torch", "fp32"): 1.0, ("onnx", "fp32"): 0.8, ("onnx", "int8"): 0.5}
 
@@ -419,7 +422,8 @@ def benchmark_values(
     cells: tuple[tuple[int, int], ...] = ((1, 128), (8, 128), (1, 32), (1, 512)),
     on: tuple[tuple[str, str], ...] = tuple(BACKENDS),
 ) -> dict[str, object]:
-    """A benchmark of two shapes next to BERT-base; one does not fit once, one is wrong on ONNX in int8."""
+    """A benchmark of two shapes next to BERT-base; one does not fit once, one is wrong on ONNX in
+    int8."""
     sizes: dict[str, dict[str, object]] = {
         "12x768": {},
         "6x384": {"layers": 6, "hidden": 384, "params_total": 22_713_216, "bytes": 90_900_000},
@@ -554,7 +558,8 @@ def pruned_values(
     scores=True,
     **changes: object,
 ) -> dict[str, object]:
-    """Shares that grow towards the middle layers and differ between types and heads; a cubic schedule."""
+    """Shares that grow towards the middle layers and differ between types and heads; a cubic
+    schedule."""
     density, values = 1 - sparsity, np.random.default_rng(0)
     matrices = []
     for layer in range(1, layers + 1):
@@ -621,7 +626,8 @@ def _values(
 
 
 def prune_values() -> dict[str, object]:
-    """One sparsity: the dense model, the masked one, the compacted one, and the sparse form that has no card."""
+    """One sparsity: the dense model, the masked one, the compacted one, and the sparse form that
+    has no card."""
     shape = {"layers": 6, "hidden": 384, "bytes": 90_900_000, "params_total": 22_713_216}
     models = {
         "dense": model("baseline", id="bert-base-uncased", **shape, params_nonzero=22_700_000),
@@ -666,7 +672,8 @@ def sparsities_values() -> dict[str, object]:
 
 
 def odd_values() -> dict[str, object]:
-    """Gates, as many heads as no number fits for, and layers that are not alike; a method without scores."""
+    """Gates, as many heads as no number fits for, and layers that are not alike; a method without
+    scores."""
     other = pruned_values(
         "gates", 0.5, "QKVOUGD", layers=4, number_of_heads=24, scores=False, method="magnitude"
     )

@@ -14,7 +14,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)
 WIDTHS = (390, 1280)
 
-# The page is laid out in frames of exactly the widths: a headless window has a least width of its own.
+# The page is laid out in frames of exactly the widths: a headless window has a least width of its
+# own.
 PROBE = """<!doctype html><meta charset="utf-8"><pre></pre>
 <script>
 const found = {{}};
@@ -27,11 +28,12 @@ for (const width of {widths}) {{
     found[width] = {{
       inner: frame.contentWindow.innerWidth,
       scroll: root.scrollWidth,
-      beyond: wide.filter(e => e.getBoundingClientRect().right > width + 0.5).map(e => e.tagName + " " + e.className),
+      beyond: wide.filter(e => e.getBoundingClientRect().right > width + 0.5)
+        .map(e => e.tagName + " " + e.className),
       scripts: page.scripts.length,
       resources: frame.contentWindow.performance.getEntriesByType("resource").map(e => e.name),
-      cut: [...page.querySelectorAll(".scores.stacked, .scores.differences")].map(e => e.closest(".scroll")).filter(
-        e => e.scrollWidth > e.clientWidth + 1).length,
+      cut: [...page.querySelectorAll(".scores.stacked, .scores.differences")]
+        .map(e => e.closest(".scroll")).filter(e => e.scrollWidth > e.clientWidth + 1).length,
       pictures: [...page.querySelectorAll("svg")].map(e => e.getBoundingClientRect().width),
     }};
     document.querySelector("pre").textContent = JSON.stringify(found);

@@ -302,7 +302,8 @@ def test_confusion_has_shares_of_the_true_class():
 def test_confusion_of_many_labels_shows_those_with_most_errors(labels):
     shown = matrix(labels.evaluations[0])
     assert len(shown.header) - 1 == len(shown.rows) == MAX_LABELS
-    # Label i is missed i times and named i - 1 times for another; the last one is taken for the first.
+    # Label i is missed i times and named i - 1 times for another; the last one is taken for the
+    # first.
     assert [int(label[-3:]) for label in shown.header[1:]] == [0, *range(38, 77)]
     assert "Of 77 classes the 40 with the most errors" in words(labels)
     assert "2 more in report.html" in markdown(labels), "the matrix and the table by class"

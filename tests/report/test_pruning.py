@@ -1,4 +1,5 @@
-"""What a pruning left: tables and pictures that hold the numbers of the schema, and the views around them."""
+"""What a pruning left: tables and pictures that hold the numbers of the schema, and the views
+around them."""
 
 import re
 
@@ -189,7 +190,8 @@ def test_model_card_tells_what_was_pruned(pruned):
     assert not missing(
         model_card(pruned, "masked", "AutoModelForSequenceClassification"),
         "# bert-base-uncased on sst2, smp 90 %, made by kdcli prune",
-        f"pruned from bert-base-uncased on sst2 with smp, {density} % of the weights of its layers kept",
+        f"pruned from bert-base-uncased on sst2 with smp, {density} % of the weights of its layers "
+        "kept",
         "base_model: bert-base-uncased",
     )
 

@@ -1,4 +1,5 @@
-"""report.json: exactly the keys that were promised, and the same after reading as before writing."""
+"""report.json: exactly the keys that were promised, and the same after reading as before
+writing."""
 
 import functools
 import json

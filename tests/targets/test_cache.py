@@ -1,4 +1,5 @@
-"""The teacher's signals on disk: equal to the live ones up to rounding; damaged files are computed again."""
+"""The teacher's signals on disk: equal to the live ones up to rounding; damaged files are computed
+again."""
 
 import os
 import random

@@ -1,5 +1,5 @@
-"""Fixtures of the command tests. Slow parts with tests of their own are replaced: pictures (tests/report),
-multiply-adds (tests/models), the process that measures latency (tests/deploy)."""
+"""Fixtures of the command tests. Slow parts with tests of their own are replaced: pictures
+(tests/report), multiply-adds (tests/models), the process that measures latency (tests/deploy)."""
 
 import functools
 
@@ -48,7 +48,8 @@ def asked(request, teacher_of):
 
 @pytest.fixture(autouse=True, scope="package")
 def quicker():
-    """Count the multiply-adds of a shape once; fork the latency process from one with all imports."""
+    """Count the multiply-adds of a shape once; fork the latency process from one with all
+    imports."""
     counted: dict[tuple[object, ...], int] = {}
 
     def once(model):

@@ -88,7 +88,8 @@ ROWS = {
 
 
 TEXTS = ("text", "premise", "hypothesis", "tokens", "question", "context")
-SHARED = 256  # Rows of seed 0 that no other seed repeats: they train models, which are not judged by them.
+# Rows of seed 0 that no other seed repeats. They train models and evaluate none.
+SHARED = 256
 
 
 def rows(kind: str, n: int, seed: int = 0) -> list[dict]:
@@ -166,7 +167,8 @@ def headed(folder: Path, labels: tuple[str, ...] = (), seed: int = 0, **settings
 
 
 def teacher(folder: Path, kind: str) -> Path:
-    """A tiny BERT of four layers, fine-tuned on an own task of `kind` with data in `folder/data`."""
+    """A tiny BERT of four layers, fine-tuned on an own task of `kind` with data in
+    `folder/data`."""
     base = encoder(folder / "base", num_hidden_layers=4)
     data, out = own(folder / "data", kind, n=96, judged=32), folder / "teacher"
     succeeds(
@@ -190,7 +192,8 @@ def succeeds(*arguments: object):
 
 
 def refused(folder: Path, *arguments: object) -> str:
-    """Run a command that must exit with 2, print one message and write nothing in a directory; the message."""
+    """Run a command that must exit with 2, print one message and write nothing in a directory; the
+    message."""
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
     result = kdcli(*arguments, "-o", folder / "refused")
     assert (result.exit_code, result.stdout, result.stderr.count("error: ")) == (2, "", 1), (

@@ -44,7 +44,8 @@ def as_ranks(begin: Callable[..., Forked], *, slurm: bool = False) -> list[Forke
 
 
 def two_ranks(*arguments: object, code: int = 0, slurm: bool = False) -> tuple[str, str]:
-    """Run a command as two processes that exit with `code`; the output of the first. The second prints nothing."""
+    """Run a command as two processes that exit with `code`; the output of the first. The second
+    prints nothing."""
     both = ranks(*arguments, slurm=slurm)
     first, second = (rank.communicate() for rank in both)
     assert [rank.returncode for rank in both] == [code, code], (first, second)
@@ -55,7 +56,8 @@ def two_ranks(*arguments: object, code: int = 0, slurm: bool = False) -> tuple[s
 def killed_and_resumed(
     folder: Path, *arguments: object, stage: str = ".", models: tuple[str, ...] = (".",)
 ) -> None:
-    """Kill a command at a random early step of a stage; resumed, it leaves models and log as if it had not been."""
+    """Kill a command at a random early step of a stage; resumed, it leaves models and log as if it
+    had not been."""
     out = folder / "b"
     killed, cut, log = (
         process(*arguments, "-o", out),

@@ -1,4 +1,5 @@
-"""`kdcli distill --ablate` on text: variants of a loss from one pass of the teacher, scored along the way."""
+"""`kdcli distill --ablate` on text: variants of a loss from one pass of the teacher, scored along
+the way."""
 
 import own_files
 import pytest

@@ -35,7 +35,8 @@ run, succeeds = (functools.partial(of, "benchmark") for of in (own_files.kdcli, 
 
 @pytest.fixture
 def requests(monkeypatch):
-    """Every request to a worker; each subject takes half as long as the one before, the first 8 ms."""
+    """Every request to a worker; each subject takes half as long as the one before, the first 8
+    ms."""
     requests = []
 
     def measured(subjects, protocol):

@@ -376,7 +376,8 @@ def test_an_environment_with_only_transformers_reloads_what_is_trained(
     program = (
         "import sys; sys.modules['kdcli'] = None\n"
         "from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer\n"
-        "for folder, auto in zip(sys.argv[1:], (AutoModelForMaskedLM, AutoModelForMaskedLM, AutoModel)):\n"
+        "for folder, auto in zip(sys.argv[1:], (AutoModelForMaskedLM, AutoModelForMaskedLM, "
+        "AutoModel)):\n"
         "    t, m = AutoTokenizer.from_pretrained(folder), auto.from_pretrained(folder)\n"
         "    print(tuple(m(**t('w1 w2', return_tensors='pt'))[0].shape))"
     )

@@ -1,4 +1,5 @@
-"""The job of a co-training: one forward pass per model and step, separate gradients and rates; how the pair starts."""
+"""The job of a co-training: one forward pass per model and step, separate gradients and rates; how
+the pair starts."""
 
 from pathlib import Path
 

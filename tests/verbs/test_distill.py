@@ -273,7 +273,10 @@ def labelled(tmp_path_factory):
 
 
 def tasks_of(folder, *names):
-    train = "{max_steps: 8, batch_size: 16, lr: 0.003, eval_every: 4, checkpoint_every: 2, log_every: 1}"
+    train = (
+        "{max_steps: 8, batch_size: 16, lr: 0.003, eval_every: 4, checkpoint_every: 2, log_every: "
+        "1}"
+    )
     asked = ["--set", f"eval.overrides.train={train}", "--set", f"eval.source={folder}"]
     asked += ["--set", "eval.overrides.data.max_length=16"]
     return [*asked, *(part for name in names for part in ("--eval-task", name))]

@@ -1,4 +1,5 @@
-"""`kdcli distill --method embedding` and `kdcli evaluate` of embedding models, from end to end on tiny models."""
+"""`kdcli distill --method embedding` and `kdcli evaluate` of embedding models, from end to end on
+tiny models."""
 
 import itertools
 

@@ -1,4 +1,5 @@
-"""`kdcli distill --task` from end to end on tiny models: what its stages leave, repeat and share."""
+"""`kdcli distill --task` from end to end on tiny models: what its stages leave, repeat and
+share."""
 
 import numpy as np
 import own_files
@@ -148,7 +149,8 @@ def test_the_teachers_signals_are_cached_and_gone_when_they_are_not_needed(done,
     )
     assert "signals" not in said_by(without)
     a, b = weights(out / "intermediate"), weights(tmp_path / "without" / "intermediate")
-    # Of Adam's steps only the sign is certain where a gradient is near zero; a step is 1e-3 at most.
+    # Of Adam's steps only the sign is certain where a gradient is near zero; a step is 1e-3 at
+    # most.
     assert all((a[k] - b[k]).abs().mean() < 2e-4 for k in a), "they are rounded to bfloat16"
     assert not all(torch.equal(a[k], b[k]) for k in a)
     assert [e.model for e in report_of(tmp_path / "without").evaluations] == ["teacher", STUDENT]
@@ -300,7 +302,8 @@ def test_a_teacher_of_other_tokens_teaches_by_its_logits(asked, stranger, tmp_pa
 
 
 def test_logits_are_matched_to_rows_of_other_tokens(asked, tmp_path):
-    """The same weights under renumbered words say the same, so both losses are those of a teacher of equal tokens."""
+    """The same weights under renumbered words say the same, so both losses are those of a teacher
+    of equal tokens."""
     teacher = asked()[1]
     renumbered = tmp_path / "renumbered"
     model = AutoModelForSequenceClassification.from_pretrained(teacher)
@@ -414,7 +417,8 @@ def test_two_processes_are_one_with_the_same_global_batch(asked, tmp_path):
     ]
     succeeds(*arguments, "-o", tmp_path / "one")
     processes.two_ranks(*arguments, "-o", tmp_path / "two")
-    # Dropout of the prediction stage is drawn by each process for itself; the stage before has none.
+    # Dropout of the prediction stage is drawn by each process for itself; the stage before has
+    # none.
     for one, other in zip(
         *(log_of(tmp_path / n / "intermediate") for n in ("one", "two")), strict=True
     ):

@@ -1,4 +1,5 @@
-"""`kdcli distill --task` with what comes before its stages: text, copies with other words; and several variants."""
+"""`kdcli distill --task` with what comes before its stages: text, copies with other words; and
+several variants."""
 
 import json
 
@@ -65,7 +66,8 @@ def masked_teacher(teacher_of, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sentences(tmp_path_factory):
-    """Sentences of the embedded language with their topics, and a teacher that was fine-tuned on them."""
+    """Sentences of the embedded language with their topics, and a teacher that was fine-tuned on
+    them."""
     folder = tmp_path_factory.mktemp("sentences")
     for split, count in (("train", 24), ("validation", 24)):
         rows = [
@@ -120,7 +122,8 @@ def test_text_then_task_in_one_command(asked, text_file, tmp_path):
 def test_a_student_of_text_serves_several_tasks(asked, teacher_of, text_file, tmp_path):
     text = tmp_path / "text.yaml"
     text.write_text(
-        f"verb: distill\nteacher: {teacher_of('class').parent / 'base'}\nmethod: tinybert\nassistant: none\n"
+        f"verb: distill\nteacher: {teacher_of('class').parent / 'base'}\nmethod: "
+        "tinybert\nassistant: none\n"
         f"student: {{to: [2x16], init: random}}\nloss: {{layers: top}}\n"
         f"data: {{source: {text_file}, max_length: 16, held_out_blocks: 8}}\n"
         "train: {max_steps: 4, batch_size: 8, log_every: 1, lr: 1e-3}\n"

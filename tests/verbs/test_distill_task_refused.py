@@ -1,4 +1,5 @@
-"""`kdcli distill --task` given what it cannot use: exit 2 or 3, one message, and nothing left behind."""
+"""`kdcli distill --task` given what it cannot use: exit 2 or 3, one message, and nothing left
+behind."""
 
 import errno
 
@@ -293,7 +294,8 @@ def full(*_, **__):
 
 
 def test_a_disk_that_is_full(data, teacher, tmp_path, monkeypatch):
-    """While signals are kept, and while the student is saved: what is there is whole, and the run can go on."""
+    """While signals are kept, and while the student is saved: what is there is whole, and the run
+    can go on."""
     arguments = [
         "distill",
         teacher,

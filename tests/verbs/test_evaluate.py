@@ -24,8 +24,11 @@ import evaluate
 
 class Share(evaluate.Metric):
     def _info(self):
-        features = datasets.Features(dict.fromkeys(("predictions", "references"), datasets.Value("int64")))
-        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+        features = datasets.Features(
+            dict.fromkeys(("predictions", "references"), datasets.Value("int64"))
+        )
+        text = dict.fromkeys(("description", "citation", "inputs_description"), "")
+        return evaluate.MetricInfo(features=features, **text)
 
     def _compute(self, predictions, references):
         return {"right": sum(map(int.__eq__, predictions, references)) / len(references)}
@@ -488,7 +491,8 @@ def test_the_file_for_the_server_to_the_byte(tmp_path, task):
             for t, n in zip(texts, labels, strict=True)
         ]
         write(tmp_path / "data" / f"validation{of_set}.jsonl", rows[:12])
-        # As on the hub: labels of -1, and a number of its own for each row, not in order; one set without labels.
+        # As on the hub: labels of -1, and a number of its own for each row, not in order; one set
+        # without labels.
         tests[of_set] = [r | {"label": -1, "idx": 1000 - i} for i, r in enumerate(rows)]
         if number:
             tests[of_set] = [{k: v for k, v in r.items() if k != "label"} for r in tests[of_set]]

@@ -1,4 +1,5 @@
-"""A bound on what a file may lose: kept by the fewest products in float32, or nothing is written."""
+"""A bound on what a file may lose: kept by the fewest products in float32, or nothing is
+written."""
 
 import json
 

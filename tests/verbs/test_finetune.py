@@ -139,7 +139,8 @@ def span_scores(folder, kind, rows):
     return {"exact": np.mean(exact)}
 
 
-# Kind -> an independent computation, the main metric, its least value (far above chance), and the labels.
+# Kind -> an independent computation, the main metric, its least value (far above chance), and the
+# labels.
 EXPECTED = {
     "class": (class_scores, "accuracy", 0.7, sorted(NAMES)),
     "pair": (class_scores, "accuracy", 0.7, ["other", "same"]),
@@ -308,7 +309,8 @@ def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_are_one_with_the_same_global_batch(encoder, tmp_path):
-    # The loss of a tokens task is a mean over a varying number of words; 47 rows do not divide by two.
+    # The loss of a tokens task is a mean over a varying number of words; 47 rows do not divide by
+    # two.
     data, steady = own_files.own(tmp_path / "data", "tokens", judged=47), tmp_path / "steady"
     shutil.copytree(encoder, steady)
     # Each process draws its own dropout masks.

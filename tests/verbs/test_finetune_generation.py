@@ -1,4 +1,5 @@
-"""`kdcli finetune` on tasks that generate: a tiny model copies and reverses, reloads, is judged; what is refused."""
+"""`kdcli finetune` on tasks that generate: a tiny model copies and reverses, reloads, is judged;
+what is refused."""
 
 import json
 import random
@@ -232,7 +233,8 @@ def test_students_and_teacher_are_compared_by_what_they_generate(encoder, data, 
     ]
     arguments += [
         "--set",
-        "eval.overrides={data: {max_length: 24, judged_rows: 8}, generation: {max_tokens: 8}, train: {max_steps: 2}}",
+        "eval.overrides={data: {max_length: 24, judged_rows: 8}, generation: {max_tokens: 8}, "
+        "train: {max_steps: 2}}",
     ]
     succeeds(*arguments, "--set", "measure.latency=false", "-o", out)
     found = {e.model: e.metrics for e in report_of(out).evaluations}

@@ -1,4 +1,5 @@
-"""`kdcli finetune --grid --seeds`: every run has its own directory; the best mean over seeds is chosen."""
+"""`kdcli finetune --grid --seeds`: every run has its own directory; the best mean over seeds is
+chosen."""
 
 import math
 from dataclasses import replace
@@ -215,7 +216,8 @@ def test_a_grid_of_one_value_trains_with_it_in_the_directory_itself(given, tmp_p
 
 @pytest.fixture
 def two_sets(tmp_path):
-    """A task with two sets; all labels of the second are wrong, so a model is right on one of them only."""
+    """A task with two sets; all labels of the second are wrong, so a model is right on one of them
+    only."""
     texts = [r["text"] for r in own_files.rows("class", 96)]
     rows = [{"premise": text, "hypothesis": text, "label": i % 2} for i, text in enumerate(texts)]
     rare = {"premise": "w40", "hypothesis": "w40", "label": 2}

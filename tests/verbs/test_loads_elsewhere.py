@@ -1,4 +1,5 @@
-"""What is shipped gives equal outputs by other programs: transformers, sentence-transformers, ONNX Runtime, Node."""
+"""What is shipped gives equal outputs by other programs: transformers, sentence-transformers, ONNX
+Runtime, Node."""
 
 import json
 import os
@@ -25,7 +26,8 @@ env.localModelPath = process.argv[2];
 (async () => {
   const [task, name, dtype, texts] = process.argv.slice(3);
   const run = await pipeline(task, name, { dtype });
-  const how = task === "feature-extraction" ? { pooling: "mean", normalize: true } : { top_k: null };
+  const pooled = { pooling: "mean", normalize: true };
+  const how = task === "feature-extraction" ? pooled : { top_k: null };
   const made = await run(JSON.parse(texts), how);
   console.log(JSON.stringify(made.tolist ? made.tolist() : made));
 })();
@@ -78,7 +80,8 @@ def by_node(folder, task, dtype="fp32"):
     )
     if not found or found.returncode:
         pytest.skip(
-            "needs Node and: npm install --ignore-scripts @huggingface/transformers; NODE_PATH=node_modules"
+            "needs Node and: npm install --ignore-scripts @huggingface/transformers; "
+            "NODE_PATH=node_modules"
         )
     script = folder.parent / "run.cjs"
     script.write_text(FEATURES)

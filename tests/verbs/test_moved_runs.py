@@ -1,4 +1,5 @@
-"""A run directory names nothing of the machine that made it, and its parts find each other wherever it lies."""
+"""A run directory names nothing of the machine that made it, and its parts find each other wherever
+it lies."""
 
 import shutil
 from pathlib import Path
@@ -49,7 +50,8 @@ def place(teacher_of, tmp_path, monkeypatch):
 
 @pytest.fixture(params=["on a task", "on text", "cotrain"])
 def asked(request, place, text_file):
-    """Each with stages that read what an earlier one of the same run made; the stage, and the command."""
+    """Each with stages that read what an earlier one of the same run made; the stage, and the
+    command."""
     shutil.copy(text_file, "text.txt")
     text = [
         "--data",

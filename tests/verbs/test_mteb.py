@@ -1,4 +1,5 @@
-"""`kdcli evaluate --task mteb:NAME`: mteb's measure of kdcli's vectors, and tasks that cannot be had."""
+"""`kdcli evaluate --task mteb:NAME`: mteb's measure of kdcli's vectors, and tasks that cannot be
+had."""
 
 import numpy as np
 import own_files

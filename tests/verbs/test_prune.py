@@ -1,4 +1,5 @@
-"""`kdcli prune` and `kdcli mask` on a tiny encoder: exact densities, frozen weights, equal forms, resumption."""
+"""`kdcli prune` and `kdcli mask` on a tiny encoder: exact densities, frozen weights, equal forms,
+resumption."""
 
 import json
 from pathlib import Path
@@ -134,7 +135,8 @@ def test_every_form_is_the_same_model(base, pruned):
 
 
 def test_the_trace_goes_with_the_checkpoints(tmp_path):
-    # A kill between the report and its end leaves both, and only checkpoints are looked for afterwards.
+    # A kill between the report and its end leaves both, and only checkpoints are looked for
+    # afterwards.
     (tmp_path / TRACE).parent.mkdir()
     (tmp_path / TRACE).touch()
     RunDir(tmp_path).drop_checkpoints()
@@ -312,7 +314,8 @@ def test_evaluate_and_benchmark_take_a_compact_directory_and_training_refuses_it
     given, task, pruned, tmp_path
 ):
     out, _ = pruned
-    # In a fresh process: transformers caches facts by class, so classes that other tests loaded could hide an error.
+    # In a fresh process: transformers caches facts by class, so classes that other tests loaded
+    # could hide an error.
     alone = processes.process("evaluate", out / "compact", *task, "-o", tmp_path / "scores")
     output = alone.communicate()
     assert alone.returncode == 0, output
@@ -616,7 +619,8 @@ def test_without_a_density_to_ask_for_the_last_weights_are_kept_and_that_is_said
 
 @pytest.mark.slow
 def test_two_processes_contrast_the_rows_of_both(given, task, tmp_path):
-    """The terms of the first step are those of one process, whatever each process and micro-batch holds of a batch."""
+    """The terms of the first step are those of one process, whatever each process and micro-batch
+    holds of a batch."""
     base = own_files.encoder(
         tmp_path / "base", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )

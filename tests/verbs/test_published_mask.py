@@ -28,7 +28,8 @@ FILE = "mnli_0.50_kd_mag.npy"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A base with its masked-language-model head, a mask in the authors' layout, rows of MNLI, and the masked model."""
+    """A base with its masked-language-model head, a mask in the authors' layout, rows of MNLI, and
+    the masked model."""
     folder = tmp_path_factory.mktemp("published")
     torch.manual_seed(0)
     model = BertForMaskedLM(tiny_config("bert", initializer_range=0.3)).eval()
@@ -65,7 +66,8 @@ def made(tmp_path_factory):
 
 
 def by_hand(model, rows, *words):
-    """Logits of words at [CLS], from the whole head of the masked model; of a task's model all that it has."""
+    """Logits of words at [CLS], from the whole head of the masked model; of a task's model all that
+    it has."""
     ids = [WORDS.index(word) for word in words]
     found = []
     for row in rows:

@@ -1,4 +1,5 @@
-"""`kdcli distill --task rerank` and `kdcli finetune --task rerank`, from end to end on tiny models."""
+"""`kdcli distill --task rerank` and `kdcli finetune --task rerank`, from end to end on tiny
+models."""
 
 import numpy as np
 import own_files
@@ -111,7 +112,8 @@ def mrr(model):
 
 
 def test_rerankers_are_judged_beside_each_other(given, data, tmp_path):
-    """The same numbers as in the run that made the student; its export's too, and of an embedding model by cosines."""
+    """The same numbers as in the run that made the student; its export's too, and of an embedding
+    model by cosines."""
     out, longest = tmp_path / "out", ("--set", "data.max_length=24", "--dtype", "fp32")
     succeeds(*given, "--to", "2x32", "-o", out)
     succeeds("export", out, "--format", "onnx", "-o", tmp_path / "onnx")

@@ -1,4 +1,5 @@
-"""Recipes of distilling on a task: what lies beneath what, the stages' own values, lists of variants."""
+"""Recipes of distilling on a task: what lies beneath what, the stages' own values, lists of
+variants."""
 
 import pytest
 import yaml

@@ -1,4 +1,5 @@
-"""Text is tokenised before the processes of a run join: a group that waits for one of its processes ends."""
+"""Text is tokenised before the processes of a run join: a group that waits for one of its processes
+ends."""
 
 import os
 from pathlib import Path

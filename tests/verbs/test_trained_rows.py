@@ -36,7 +36,8 @@ def hashes_in(texts):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A model fine-tuned on a file without a validation split: folder, file and the rows that trained it."""
+    """A model fine-tuned on a file without a validation split: folder, file and the rows that
+    trained it."""
     folder = tmp_path_factory.mktemp("made")
     file = write(folder / "sayings.jsonl", sayings(300))
     base = own_files.encoder(folder / "base", num_hidden_layers=2)

@@ -1,4 +1,5 @@
-"""Two machines that share nothing but a network: each has a working directory, a cache and an environment."""
+"""Two machines that share nothing but a network: each has a working directory, a cache and an
+environment."""
 
 import os
 import shutil

@@ -1,4 +1,5 @@
-"""From outputs to evaluations: predictions in the order of the examples, metrics per set, the worst examples."""
+"""From outputs to evaluations: predictions in the order of the examples, metrics per set, the worst
+examples."""
 
 import math
 

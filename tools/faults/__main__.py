@@ -1,6 +1,8 @@
-"""python -m tools.faults [--minutes 10] [--seed 0] [--jobs N] [--kinds kills,words] [--only KIND:NUMBER]
+"""python -m tools.faults [--minutes 10] [--seed 0] [--jobs N] [--kinds kills,words] [--only
+KIND:NUMBER]
 
-Runs what is left of the campaign and prints a table; exit 1 if a case failed. The same seed on the same code goes on.
+Runs what is left of the campaign and prints a table; exit 1 if a case failed. The same seed on the
+same code goes on.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def main() -> int:
     for alike in failures:
         name, seen = min(alike, key=lambda failure: len(failure[1]))
         print(
-            f"\n{len(alike)} x python -m tools.faults --seed {given.seed} --only {name}\n  {seen[:600]}"
+            f"\n{len(alike)} x python -m tools.faults --seed {given.seed} --only {name}\n  "
+            f"{seen[:600]}"
         )
     return bool(failures)
 

@@ -1,4 +1,5 @@
-"""Cases of every kind in forked processes under limits of time and memory, and a table of what came out."""
+"""Cases of every kind in forked processes under limits of time and memory, and a table of what came
+out."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_SECONDS, MOST_MEGABYTES = 8.0, 2048.0
-"""Seconds of computing; resident memory of one command, or that one file read adds to its process."""
+"""Seconds of computing; resident memory of one command, or that one file read adds to its process.
+"""
 
 
 class Fault(Exception):
@@ -39,8 +41,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Kind:
-    """Cases of one kind. `run` raises `Fault`. A process runs `chunk` of them; none may last `wall` seconds. `open`:
-    what is known to fail, by the number of a case."""
+    """Cases of one kind. `run` raises `Fault`. A process runs `chunk` of them; none may last `wall`
+    seconds. `open`: what is known to fail, by the number of a case."""
 
     name: str
     count: int
@@ -52,7 +54,8 @@ class Kind:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of the cases `first` to `last` of a kind: a failure is a number with what was seen."""
+    """What came of the cases `first` to `last` of a kind: a failure is a number with what was
+    seen."""
 
     kind: str
     first: int
@@ -121,7 +124,8 @@ class Campaign:
         return [chunk[1:] for chunk in sorted(chunks, key=lambda chunk: chunk[0])]
 
     def failures(self) -> list[list[tuple[str, str]]]:
-        """`kind:number` of the cases that failed and are not known to, and what was seen; alike ones together."""
+        """`kind:number` of the cases that failed and are not known to, and what was seen; alike
+        ones together."""
         found: dict[str, list[tuple[str, str]]] = {}
         for verdict in self.verdicts:
             kind = self.kinds.get(verdict.kind)
@@ -162,7 +166,8 @@ class Campaign:
         )
 
     def alone(self, kind: Kind, number: int, folder: Path) -> float:
-        """Run one case in this process; the seconds of computing it took, commands included. Raises Fault."""
+        """Run one case in this process; the seconds of computing it took, commands included. Raises
+        Fault."""
         case = Case(
             number, random.Random(f"{self.seed} {kind.name} {number}"), folder, self.material
         )
@@ -171,7 +176,8 @@ class Campaign:
             _megabytes(),
             resource.getrusage(resource.RUSAGE_CHILDREN),
         )
-        # A fork holds its parent's pages but for those of mapped files: only what it adds says something of a case.
+        # A fork holds its parent's pages but for those of mapped files: only what it adds says
+        # something of a case.
         self._held = before if self._held is None else self._held
         commands = used.ru_utime + used.ru_stime
         try:

@@ -1,4 +1,5 @@
-"""Files that a program or a person may have damaged: each is read, or refused in one message, in bounded time."""
+"""Files that a program or a person may have damaged: each is read, or refused in one message, in
+bounded time."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def places(tree: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(rng: random.Random, tree: Any) -> Any:
-    """A JSON value with one to three changes: an odd value somewhere, a key missing, new or of another name."""
+    """A JSON value with one to three changes: an odd value somewhere, a key missing, new or of
+    another name."""
     tree = copy.deepcopy(tree)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         *above, last = rng.choice(list(places(tree))[1:] or [("x",)])
@@ -128,8 +130,8 @@ def intact(case: Case) -> bool:
 
 
 def read(what: str, reader: Callable[[], object], *, whole: bool = False) -> object:
-    """Read something. Raises Fault: an error that is no message, or one without end, or any if the file is `whole`. A
-    message returns None."""
+    """Read something. Raises Fault: an error that is no message, or one without end, or any if the
+    file is `whole`. A message returns None."""
     from kdcli.errors import KdcliError
 
     try:
@@ -144,7 +146,8 @@ def read(what: str, reader: Callable[[], object], *, whole: bool = False) -> obj
 
 
 def recipe(case: Case) -> None:
-    """A shipped recipe, damaged; one that resolves reads back the same from what `recipe.yaml` would hold."""
+    """A shipped recipe, damaged; one that resolves reads back the same from what `recipe.yaml`
+    would hold."""
     from kdcli.recipe.resolve import recipe_models, resolve, shipped
     from kdcli.recipe.yaml import one_line, read_yaml
 
@@ -302,7 +305,8 @@ def _bare(folder: Path) -> Any:
 
 
 def data_rows(case: Case) -> None:
-    """Files of text and of a labelled task: odd values in rows, damaged bytes, as jsonl, csv, txt, and gzipped."""
+    """Files of text and of a labelled task: odd values in rows, damaged bytes, as jsonl, csv, txt,
+    and gzipped."""
     from kdcli.data.labelled.task_data import open_labelled
     from kdcli.data.sources import open_source
 
@@ -435,7 +439,8 @@ def run_files(case: Case) -> None:
 
 
 def model_files(case: Case) -> None:
-    """A model's config, index, tokenizer and the header of its weights, loaded as every verb does."""
+    """A model's config, index, tokenizer and the header of its weights, loaded as every verb
+    does."""
     from kdcli.models.load import load_encoder
 
     rng, folder = case.rng, case.folder / "model"
@@ -451,7 +456,8 @@ def model_files(case: Case) -> None:
 
 
 def spoiled(rng: random.Random, folder: Path, name: str) -> None:
-    """Change one file of a model's directory: odd values in JSON, an index, or the weights' header."""
+    """Change one file of a model's directory: odd values in JSON, an index, or the weights'
+    header."""
     weights = folder / "model.safetensors"
     if name == "index":
         data = weights.read_bytes()

@@ -1,4 +1,5 @@
-"""Commands killed, or out of disk, at their n-th call of the system: what goes on must end as if nothing had been."""
+"""Commands killed, or out of disk, at their n-th call of the system: what goes on must end as if
+nothing had been."""
 
 from __future__ import annotations
 
@@ -143,7 +144,8 @@ def state(folder: Path) -> dict[str, Any]:
 
 @functools.cache
 def reference(material: Path, verb: str) -> tuple[dict[str, Any], list[str]]:
-    """What an undisturbed run leaves, and the calls it makes; made by the first case that asks, kept in `material`."""
+    """What an undisturbed run leaves, and the calls it makes; made by the first case that asks,
+    kept in `material`."""
     kept = material / f"reference-{verb}.json"
     if not kept.exists():
         folder = material / f"made-{verb}-{os.getpid()}"
@@ -196,7 +198,8 @@ def on_with(verb: str, case: Case) -> list[str]:
 
 
 def killed(case: Case) -> None:
-    """Kill a verb at a call, in a quarter of the cases what goes on with it too, then let it end."""
+    """Kill a verb at a call, in a quarter of the cases what goes on with it too, then let it
+    end."""
     verb = VERBS[case.number % len(VERBS)]
     _, calls = reference(case.material, verb)
     times, more = 1 + (case.rng.random() < 0.25), []

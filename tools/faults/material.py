@@ -1,4 +1,5 @@
-"""Small models, data and finished runs that cases start from; made once for a state of the code, never changed."""
+"""Small models, data and finished runs that cases start from; made once for a state of the code,
+never changed."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def state_of_code() -> str:
 
 
 def imported() -> None:
-    """Import what commands need, so that forked processes need not; one thread, since a fork copies no other."""
+    """Import what commands need, so that forked processes need not; one thread, since a fork copies
+    no other."""
     os.environ.update(ENVIRONMENT)
     import importlib
 

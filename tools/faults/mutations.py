@@ -1,7 +1,8 @@
 """python -m tools.faults.mutations [--count 60] [--seed 0] [--jobs 1]
 
-Changes formulas, schedules, recipe values and exit codes one at a time in a copy of the tree and runs the tests there:
-first those of the changed file, then all. Prints the changes that no test noticed; exit 1 if more than one in twenty.
+Changes formulas, schedules, recipe values and exit codes one at a time in a copy of the tree and
+runs the tests there: first those of the changed file, then all. Prints the changes that no test
+noticed; exit 1 if more than one in twenty.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ OTHER = {
     ast.Mod: "*",
 }
 TURNED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
-PAIRS = "mean sum, log exp, sqrt square, max min, softmax log_softmax, ceil floor, argmax argmin, abs neg, sigmoid tanh"
+PAIRS = (
+    "mean sum, log exp, sqrt square, max min, softmax log_softmax, ceil floor, argmax argmin, abs "
+    "neg, sigmoid tanh"
+)
 CALLS = dict(pair.split() for pair in PAIRS.split(", "))
 CALLS |= {now: was for was, now in CALLS.items()}
 
@@ -73,7 +77,8 @@ class Mutation:
 
 
 def mutations(count: int, seed: int) -> list[Mutation]:
-    """As many as asked for, the same for the same seed and code; each share's in turn over its files."""
+    """As many as asked for, the same for the same seed and code; each share's in turn over its
+    files."""
     rng, found = random.Random(f"mutations {seed}"), []
     for share, (patterns, of_sixty, _) in SHARES.items():
         paths = sorted(
@@ -113,7 +118,8 @@ def _possible(share: str, path: Path) -> Iterator[Mutation]:
 
 
 def _changes(tree: ast.Module, text: list[str]) -> Iterator[tuple[int, int, int, int, str]]:
-    """Place and new text of every change: a number, a sign, a comparison, `and`, `not`, True, or the name of a sum."""
+    """Place and new text of every change: a number, a sign, a comparison, `and`, `not`, True, or
+    the name of a sum."""
     skipped = {n for outer in ast.walk(tree) for n in _not_code(outer)}
     for node in ast.walk(tree):
         if node in skipped or not hasattr(node, "lineno"):
@@ -148,7 +154,8 @@ def _between(
 
 
 def _not_code(node: ast.AST) -> Iterator[ast.AST]:
-    """What computes nothing: annotations, decorators, messages, limits of settings, the steps of a loop."""
+    """What computes nothing: annotations, decorators, messages, limits of settings, the steps of a
+    loop."""
     for name in ("annotation", "returns"):
         if inner := getattr(node, name, None):
             yield from ast.walk(inner)

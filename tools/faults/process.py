@@ -1,4 +1,5 @@
-"""A command of kdcli in a forked process, which may be killed, or find the disk full, at its n-th system call."""
+"""A command of kdcli in a forked process, which may be killed, or find the disk full, at its n-th
+system call."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Done:
     megabytes: float
 
     def check(self, *codes: int) -> Done:
-        """Raise a Fault: another exit code, a traceback, no or more than one message, too long or too large."""
+        """Raise a Fault: another exit code, a traceback, no or more than one message, too long or
+        too large."""
         shown = self.stderr.strip()[-1200:]
         if "Traceback" in self.stderr or "Traceback" in self.stdout:
             raise Fault(
@@ -67,14 +69,16 @@ class Done:
 
 @dataclass(frozen=True)
 class At:
-    """What happens at the `number`-th watched call: SIGKILL before or after it, or a disk that is full from then on."""
+    """What happens at the `number`-th watched call: SIGKILL before or after it, or a disk that is
+    full from then on."""
 
     number: int
     how: str  # before, after or full
 
 
 class Command:
-    """A running command; its outputs go to files in `folder`, its working directory is `cwd` or `folder`."""
+    """A running command; its outputs go to files in `folder`, its working directory is `cwd` or
+    `folder`."""
 
     def __init__(
         self,
@@ -112,7 +116,8 @@ class Command:
             if time.monotonic() - self._began > seconds:
                 os.kill(self.pid, signal.SIGKILL)
                 raise Fault(
-                    f"still running after {seconds:g} s: {self.name.with_suffix('.err').read_text()[-500:]}"
+                    f"still running after {seconds:g} s: "
+                    f"{self.name.with_suffix('.err').read_text()[-500:]}"
                 )
             time.sleep(0.003)
         return done

@@ -1,4 +1,5 @@
-"""Several processes: of one run, of which one differs, dies or never starts, and of several runs in one directory."""
+"""Several processes: of one run, of which one differs, dies or never starts, and of several runs in
+one directory."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ TOGETHER = ("finetune", "distill", "prune", "cotrain", "chain")
 
 
 def together(case: Case) -> None:
-    """Two or three commands in one directory, at once or shortly after each other: one run comes out."""
+    """Two or three commands in one directory, at once or shortly after each other: one run comes
+    out."""
     rng, verb = case.rng, TOGETHER[case.number % len(TOGETHER)]
     how = ([], ["--resume"], ["--overwrite"])[case.number // len(TOGETHER) % 3]
     words = [*commands(case.material)[verb], "-o", "out"]
@@ -47,7 +49,8 @@ def together(case: Case) -> None:
 def by_hand(
     case: Case, words: list[object], ranks: list[list[object] | None]
 ) -> list[Command | None]:
-    """A command as two processes of a launcher, each with words of its own; None is never started."""
+    """A command as two processes of a launcher, each with words of its own; None is never
+    started."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -151,7 +154,8 @@ def scene_of(number: int) -> str:
 
 
 def ranks(case: Case) -> None:
-    """One scene: within a minute every process ends with a promised code, and all together say one thing."""
+    """One scene: within a minute every process ends with a promised code, and all together say one
+    thing."""
     scene, verb = scene_of(case.number), VERBS[case.number // len(SCENES) % len(VERBS)]
     own = case.folder / DATA
     own.mkdir()
@@ -172,7 +176,8 @@ def ranks(case: Case) -> None:
                 raise Fault(f"codes {codes}, {ended[0].stderr[-500:]}")
         elif 0 in codes or said != 1:
             raise Fault(
-                f"codes {codes} and {said} messages: {' // '.join(done.stderr.strip()[-300:] for done in ended)}"
+                f"codes {codes} and {said} messages: "
+                f"{' // '.join(done.stderr.strip()[-300:] for done in ended)}"
             )
     except Fault as fault:
         raise Fault(f"{verb}, {scene}: {fault}") from None

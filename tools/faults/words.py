@@ -1,4 +1,5 @@
-"""Bad command lines, made from the options themselves: each must be refused in one message, with nothing written."""
+"""Bad command lines, made from the options themselves: each must be refused in one message, with
+nothing written."""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ def options(words: Words) -> list[Any]:
 
 @functools.cache
 def lines(material: Path) -> tuple[list[Line], list[Line]]:
-    """Every option of every verb times what is bad for its type, contradictions; and every recipe key below `--set`."""
+    """Every option of every verb times what is bad for its type, contradictions; and every recipe
+    key below `--set`."""
     of_options: list[Line] = []
     of_keys: list[Line] = []
     for verb, words in verbs(material).items():
@@ -164,7 +166,8 @@ def _unknown(words: Words) -> Iterator[Words]:
 
 
 def refused(case: Case) -> None:
-    """One bad line: a promised code, one message, and the directory as it was unless a run began."""
+    """One bad line: a promised code, one message, and the directory as it was unless a run
+    began."""
     words, ends = case.rng.choice(lines(case.material)[case.number % 2])
     (case.folder / "file").write_text("not a directory")
     (case.folder / "loop").symlink_to("loop")

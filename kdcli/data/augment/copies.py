@@ -1,9 +1,11 @@
-"""Copies of labelled examples with words replaced: TinyBERT's augmentation (https://arxiv.org/abs/1909.10351, alg. 1).
+"""Copies of labelled examples with words replaced: TinyBERT's augmentation
+(https://arxiv.org/abs/1909.10351, alg. 1).
 
-A copy replaces each word with a probability by one of its candidates: what a masked language model predicts with this
-one word masked or, for a word of several tokens, its nearest neighbours among word vectors. All other characters and
-the label stay. Copies of a pair change one text in turn; of a question about a context only the question changes; of
-labelled words each stays one word. Candidates are cached for each different text, copies are drawn anew.
+A copy replaces each word with a probability by one of its candidates: what a masked language model
+predicts with this one word masked or, for a word of several tokens, its nearest neighbours among
+word vectors. All other characters and the label stay. Copies of a pair change one text in turn; of
+a question about a context only the question changes; of labelled words each stays one word.
+Candidates are cached for each different text, copies are drawn anew.
 """
 
 import hashlib
@@ -31,8 +33,8 @@ Choices = list[tuple[int, int, list[str]]]
 
 @dataclass(frozen=True)
 class Augmented:
-    """The examples given, then all copies of the first, of the second ... `replaced` is the share of words replaced in
-    the texts that copies change; `notes` are for the log and the report."""
+    """The examples given, then all copies of the first, of the second ... `replaced` is the share
+    of words replaced in the texts that copies change; `notes` are for the log and the report."""
 
     examples: list[Example]
     replaced: float
@@ -54,11 +56,12 @@ def augment(
     fingerprint: str,
     log: Log,
 ) -> Augmented:
-    """Examples with copies; a copy depends on the seed, the example's texts and the copy's number alone. `tokenizer`:
-    finds the words of scripts without spaces where there is no masked language model. `masked_words`: None takes
-    neighbours for all words. `copies`: of each example. `probability`: with which a word is replaced. `candidates`: of
-    a word, at most. `folder`: where candidates are cached; only one process may write there. `fingerprint`: of the
-    models, tokenizers and word vectors that candidates come from. Raises UsageError: a slow tokenizer, see
+    """Examples with copies; a copy depends on the seed, the example's texts and the copy's number
+    alone. `tokenizer`: finds the words of scripts without spaces where there is no masked language
+    model. `masked_words`: None takes neighbours for all words. `copies`: of each example.
+    `probability`: with which a word is replaced. `candidates`: of a word, at most. `folder`: where
+    candidates are cached; only one process may write there. `fingerprint`: of the models,
+    tokenizers and word vectors that candidates come from. Raises UsageError: a slow tokenizer, see
     `kdcli.data.augment.words`; MachineError: the cache cannot be written."""
     texts = list(dict.fromkeys(text for e in examples for text in _texts(task, e)))
     key = cache_key(fingerprint, candidates, masked_words is not None, TEXTS_PER_FILE, texts)
@@ -93,7 +96,8 @@ def augment(
     if masked_words is None:
         source = "no masked language model, so neighbours serve for all words"
     notes = [
-        f"{len(made):,} copies of {len(examples):,} examples, {copies} of each; {share:.1%} of their words replaced",
+        f"{len(made):,} copies of {len(examples):,} examples, {copies} of each; {share:.1%} of "
+        "their words replaced",
         f"{source}; {neighbours.note}",
     ]
     if without:
@@ -153,7 +157,8 @@ def _copies(
     probability: float,
     seed: int,
 ) -> Iterator[tuple[Example, int, int]]:
-    """The copies of an example, each with the words of the text it changes and how many of them it replaced."""
+    """The copies of an example, each with the words of the text it changes and how many of them it
+    replaced."""
     turns = [i for i, words in enumerate(choices) if any(options for _, _, options in words)] or [0]
     digest = hashlib.sha256(json.dumps([seed, example.texts]).encode("ascii")).hexdigest()
     rng = np.random.Generator(np.random.PCG64(int(digest, 16)))
@@ -201,7 +206,8 @@ def _edited_words(words: Sequence[str], edits: Sequence[tuple[int, int, str]]) -
 
 
 def rows(task: Task, examples: Sequence[Example]) -> Iterator[Mapping[str, Any]]:
-    """Examples as rows in the task's columns, as `--task` reads them; classes by number, of own files by name."""
+    """Examples as rows in the task's columns, as `--task` reads them; classes by number, of own
+    files by name."""
     named: Any = task.labels if task.hub is None else range(len(task.labels))
     for example in examples:
         texts = [list(example.texts)] if task.kind == "tokens" else example.texts

@@ -1,8 +1,9 @@
 """The words that a masked language model predicts in the place of each word of a text.
 
-A query masks one word and leaves the others, so a text of n words costs n forward passes of its length. Queries of the
-same length form a batch, whichever texts they are from: nothing is padded, and no text influences another. Equal
-queries are computed once, and the head computes the masked positions alone.
+A query masks one word and leaves the others, so a text of n words costs n forward passes of its
+length. Queries of the same length form a batch, whichever texts they are from: nothing is padded,
+and no text influences another. Equal queries are computed once, and the head computes the masked
+positions alone.
 """
 
 import itertools
@@ -17,7 +18,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kdcli.data.augment.words import Read, Word, read, whole_words
 from kdcli.errors import UsageError
 
-WINDOW = 256  # Tokens of a query; a word of a longer text is queried within the piece of this size that holds it.
+# Tokens of a query. A word of a longer text is queried within the piece of this size that holds it.
+WINDOW = 256
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}  # More does not make it faster.
 SPARE = (
     6  # Extra words per query: the masked word and its other spellings are among the likely ones.
@@ -33,9 +35,10 @@ class _Query(NamedTuple):
 
 
 class MaskedWords:
-    """A masked language model that predicts words. `model`: with the head of a masked language model; moved to `device`
-    and put in eval mode. `tokenizer`: the model's; it need not be that of the model to be trained on the copies. Raises
-    UsageError: the tokenizer is a slow one, has no mask token, or no token that is a word."""
+    """A masked language model that predicts words. `model`: with the head of a masked language
+    model; moved to `device` and put in eval mode. `tokenizer`: the model's; it need not be that of
+    the model to be trained on the copies. Raises UsageError: the tokenizer is a slow one, has no
+    mask token, or no token that is a word."""
 
     def __init__(
         self,
@@ -47,7 +50,10 @@ class MaskedWords:
         known = whole_words(tokenizer)
         name = type(tokenizer).__name__
         if tokenizer.mask_token_id is None:
-            hint = "name a masked language model, such as the checkpoint that the teacher was fine-tuned from"
+            hint = (
+                "name a masked language model, such as the checkpoint that the teacher was "
+                "fine-tuned from"
+            )
             raise UsageError(f"{name} has no mask token, so its model cannot predict words", hint)
         if not known:
             raise UsageError(
@@ -75,9 +81,9 @@ class MaskedWords:
     def candidates(
         self, texts: Sequence[str], count: int
     ) -> list[list[tuple[Word, list[str] | None]]]:
-        """For each word of each text the `count` likeliest words in its place, the likeliest first. Never the word
-        itself, in whichever case, nor pieces of words or special tokens; fewer where the vocabulary has fewer; None for
-        a word of several tokens."""
+        """For each word of each text the `count` likeliest words in its place, the likeliest first.
+        Never the word itself, in whichever case, nor pieces of words or special tokens; fewer where
+        the vocabulary has fewer; None for a word of several tokens."""
         reads = read(texts, self.tokenizer)
         queries = [[self._query(one, word) for word in one.words] for one in reads]
         likely = self._predict(
@@ -136,7 +142,8 @@ class MaskedWords:
 
     @torch.inference_mode()
     def logits(self, rows_BL: Tensor, places_B: Tensor) -> Tensor:
-        """The logits at one position of each unpadded row, [B, V] float32; the head computes no others."""
+        """The logits at one position of each unpadded row, [B, V] float32; the head computes no
+        others."""
         rows_BL, places_B = rows_BL.to(self.device), places_B.to(self.device)
 
         def gather(module: torch.nn.Module, arguments: Any, out: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Words of similar meaning: the nearest by cosine among word vectors, of a GloVe file or of a model's embeddings."""
+"""Words of similar meaning: the nearest by cosine among word vectors, of a GloVe file or of a
+model's embeddings."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kdcli.data.augment.words import IDS_ONLY, whole_words, words_in
 from kdcli.errors import UsageError
 
-# Lines of a GloVe file whose words may be neighbours: the rest are names and misspellings, and would cost a gigabyte.
+# Lines of a GloVe file whose words may be neighbours: the rest are names and misspellings, and
+# would cost a gigabyte.
 MOST_FREQUENT = 100_000
 WORDS_PER_PRODUCT = 64  # Searched in one matrix product: 25 MB of similarities.
 SPARE = 4  # Extra neighbours: the word itself and its other spellings are among the nearest.
@@ -39,7 +41,8 @@ class Neighbours:
     note: str  # where they come from, for the log
 
     def nearest(self, words: Sequence[str], count: int) -> list[list[str]]:
-        """The `count` nearest neighbours of each word, or fewer, nearest first; never the word itself in any case."""
+        """The `count` nearest neighbours of each word, or fewer, nearest first; never the word
+        itself in any case."""
         most = min(count + SPARE, len(self.words))
         if not most:
             return [[] for _ in words]
@@ -65,12 +68,14 @@ class Neighbours:
     def of_embeddings(
         cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     ) -> Neighbours:
-        """Neighbours by a model's input embeddings, among words that are one token; a word of several has their mean.
-        Raises UsageError: the tokenizer is a slow one, or has no whole words."""
+        """Neighbours by a model's input embeddings, among words that are one token; a word of
+        several has their mean. Raises UsageError: the tokenizer is a slow one, or has no whole
+        words."""
         known = {number: word for number, (word, _) in whole_words(tokenizer).items()}
         if not known:
             raise UsageError(
-                "the tokenizer has no token that is a word, so that there are no neighbours to choose"
+                "the tokenizer has no token that is a word, so that there are no neighbours to "
+                "choose"
             )
         embedding: Any = model.get_input_embeddings()
         table_VD = embedding.weight.detach().float().cpu().numpy()
@@ -90,10 +95,11 @@ class Neighbours:
 
     @classmethod
     def of_glove(cls, path: Path, words: Collection[str]) -> Neighbours:
-        """Neighbours by a GloVe file: lines `word v1 ... vd`, UTF-8, perhaps gzipped. A first line of two numbers, as
-        word2vec and fastText write it, is skipped. The first `MOST_FREQUENT` words may be neighbours. `words`: of the
-        data, whose vectors are kept wherever they stand; in lower case where the file has only that. Raises UsageError:
-        no such file, a broken line (named), or no vector of any of the words."""
+        """Neighbours by a GloVe file: lines `word v1 ... vd`, UTF-8, perhaps gzipped. A first line
+        of two numbers, as word2vec and fastText write it, is skipped. The first `MOST_FREQUENT`
+        words may be neighbours. `words`: of the data, whose vectors are kept wherever they stand;
+        in lower case where the file has only that. Raises UsageError: no such file, a broken line
+        (named), or no vector of any of the words."""
         lowered = {word.lower() for word in words}
         vectors: dict[str, Vectors] = {}
         frequent = 0
@@ -110,8 +116,14 @@ class Neighbours:
             frequent += number < MOST_FREQUENT
         known = sum(word in vectors or word.lower() in vectors for word in words)
         if not known:
-            message = f"{path} has vectors of {len(vectors):,} words and none of the {len(words):,} words of the data"
-            hint = "is it of another language? without the file, neighbours are those of the model's own embeddings"
+            message = (
+                f"{path} has vectors of {len(vectors):,} words and none of the {len(words):,} "
+                "words of the data"
+            )
+            hint = (
+                "is it of another language? without the file, neighbours are those of the model's "
+                "own embeddings"
+            )
             raise UsageError(message, hint)
         zero_D = np.zeros_like(next(iter(vectors.values())))
 
@@ -141,7 +153,8 @@ def _is_word(text: str) -> bool:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str, list[str]]]:
-    """`file:line`, the word and its numbers as strings: most are not needed. Broken lines are UsageErrors."""
+    """`file:line`, the word and its numbers as strings: most are not needed. Broken lines are
+    UsageErrors."""
     width = 0
     try:
         with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:

@@ -1,8 +1,8 @@
 """Words of a text as spans of its characters, and the words that are one token of a tokenizer.
 
-A word is a run of letters and the marks on them; what holds a digit is none. Of runs joined by an apostrophe only a
-later one of three letters or more is a word: `homme` of "l'homme", nothing of "don't". In scripts without spaces the
-pieces of the tokenizer are the words.
+A word is a run of letters and the marks on them; what holds a digit is none. Of runs joined by an
+apostrophe only a later one of three letters or more is a word: `homme` of "l'homme", nothing of
+"don't". In scripts without spaces the pieces of the tokenizer are the words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -68,10 +68,14 @@ def words_in(text: str) -> list[Word]:
 
 
 def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise a UsageError for a tokenizer written in Python: it does not tell which characters a token stands for."""
+    """Raise a UsageError for a tokenizer written in Python: it does not tell which characters a
+    token stands for."""
     if not tokenizer.is_fast:
         message = "does not tell which characters a token stands for, as augmentation needs"
-        hint = "use a model with a tokenizer.json (a fast tokenizer), or name another masked language model"
+        hint = (
+            "use a model with a tokenizer.json (a fast tokenizer), or name another masked language "
+            "model"
+        )
         raise UsageError(f"{type(tokenizer).__name__} {message}", hint)
 
 
@@ -104,7 +108,8 @@ def read(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Read]
 
 
 def _continuation(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The prefix of pieces within a word; empty where the tokenizer marks the beginnings of words instead."""
+    """The prefix of pieces within a word; empty where the tokenizer marks the beginnings of words
+    instead."""
     return str(getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None) or "")
 
 
@@ -115,7 +120,8 @@ def _trimmed(text: str, begin: int, end: int) -> tuple[int, int]:
 
 
 def _words(text: str, tokens: Sequence[tuple[int, int, bool, bool]]) -> Iterator[Word]:
-    """Words with their tokens; of each token: begin, end, whether it goes on a word, whether it is a known one."""
+    """Words with their tokens; of each token: begin, end, whether it goes on a word, whether it is
+    a known one."""
     first = 0
     for word in words_in(text):
         while first < len(tokens) and tokens[first][1] <= word.begin:
@@ -144,9 +150,10 @@ def _words(text: str, tokens: Sequence[tuple[int, int, bool, bool]]) -> Iterator
 
 
 def whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, tuple[str, bool]]:
-    """Token id -> the word that it alone is in a text, and whether its script has no spaces. Left out are special and
-    added tokens, pieces within words, tokens with anything but letters, and tokens whose word the tokenizer would
-    encode in another way. The tokenizer must pass `check_fast`."""
+    """Token id -> the word that it alone is in a text, and whether its script has no spaces. Left
+    out are special and added tokens, pieces within words, tokens with anything but letters, and
+    tokens whose word the tokenizer would encode in another way. The tokenizer must pass
+    `check_fast`."""
     check_fast(tokenizer)
     prefix, suffix = (
         _continuation(tokenizer),
@@ -178,7 +185,8 @@ def whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, tuple[str, bool
 def _encoded_as_themselves(
     tokenizer: PreTrainedTokenizerBase, words: dict[int, str]
 ) -> dict[int, str]:
-    """The words whose encoding is this very token; some need a space before, some must not have one."""
+    """The words whose encoding is this very token; some need a space before, some must not have
+    one."""
     kept: dict[int, str] = {}
     for before in (" ", ""):
         rest = {number: word for number, word in words.items() if number not in kept}

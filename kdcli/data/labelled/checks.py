@@ -1,4 +1,5 @@
-"""What is wrong with labelled rows: those that cannot be used, all at once, and labels that look like mistakes."""
+"""What is wrong with labelled rows: those that cannot be used, all at once, and labels that look
+like mistakes."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,8 @@ SKIP = "--set data.skip_bad=true leaves such rows out"
 
 
 class BadRows:
-    """Collects rows that cannot be used, by what is wrong; a row counts once, with its first fault."""
+    """Collects rows that cannot be used, by what is wrong; a row counts once, with its first
+    fault."""
 
     def __init__(self) -> None:
         self._places: set[str] = set()
@@ -35,7 +37,8 @@ class BadRows:
             self._kinds.setdefault(row.problem, []).append(row)
 
     def settle(self, usable: int, *, skip: bool) -> list[str]:
-        """With `skip` notes on what was left out, else a UsageError that counts and places every kind of fault."""
+        """With `skip` notes on what was left out, else a UsageError that counts and places every
+        kind of fault."""
         count, lines = len(self._places), [self._line(problem) for problem in self._kinds]
         if not count:
             return []
@@ -71,7 +74,8 @@ def class_counts(task: Task, examples: Iterable[Example]) -> list[int]:
 
 
 def looked_over(task: Task, examples: Sequence[Example]) -> list[str]:
-    """The count of each class of the training rows, and a line for each doubt about labels and texts."""
+    """The count of each class of the training rows, and a line for each doubt about labels and
+    texts."""
     lines = []
     if task.labels:
         counts = dict(zip(task.labels, class_counts(task, examples), strict=True))
@@ -86,13 +90,15 @@ def looked_over(task: Task, examples: Sequence[Example]) -> list[str]:
 
 
 def _doubts(counts: dict[str, int], examples: Sequence[Example], task: Task) -> list[str]:
-    """Lines on classes that are one but for case or space, that mean no answer, or that are small."""
+    """Lines on classes that are one but for case or space, that mean no answer, or that are
+    small."""
     alike: dict[str, list[str]] = {}
     for name in counts:
         alike.setdefault("".join(name.split()).casefold(), []).append(name)
     lines = [
         f"classes that differ in case or white space alone: {' and '.join(map(repr, names))} "
-        f"({', '.join(f'{counts[n]:,}' for n in names)} rows; first {_places(examples, task, names[1])})"
+        f"({', '.join(f'{counts[n]:,}' for n in names)} rows; first "
+        f"{_places(examples, task, names[1])})"
         for names in alike.values()
         if len(names) > 1
     ]

@@ -1,4 +1,5 @@
-"""A row of a labelled data set -> an `Example`, or an error that names the row and what is wrong with it."""
+"""A row of a labelled data set -> an `Example`, or an error that names the row and what is wrong
+with it."""
 
 import math
 import re
@@ -31,9 +32,10 @@ def number_of(text: str) -> int | float | None:
 
 
 def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> Example:
-    """Check a row and take what the task reads. `number`: of the row in its file, which names the example when the row
-    does not. `withheld`: the split has no labels (test sets): a missing one, or the -1 of GLUE, is not an error. Raises
-    BadRow: a column is missing or of another type, or the label is none of the task's."""
+    """Check a row and take what the task reads. `number`: of the row in its file, which names the
+    example when the row does not. `withheld`: the split has no labels (test sets): a missing one,
+    or the -1 of GLUE, is not an error. Raises BadRow: a column is missing or of another type, or
+    the label is none of the task's."""
     where, values = row
     named = next((values[c] for c in IDS if values.get(c) is not None), number)
     read = _words if task.kind == "tokens" else _texts
@@ -83,7 +85,8 @@ def _words(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]
 
 
 def _class(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> int:
-    """A class by its name or its number, which in a CSV file is a string; numbers of an own file are the names."""
+    """A class by its name or its number, which in a CSV file is a string; numbers of an own file
+    are the names."""
     if str(label) in task.labels:
         return task.labels.index(str(label))
     number = int(label) if isinstance(label, str) and label.isdecimal() else label
@@ -147,7 +150,10 @@ def _answers(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tupl
         form = '{"text": [...], "answer_start": [...]} as in SQuAD'
         raise BadRow(where, f"'{task.label}' must be {form}", f", got {_short(label)}")
     if not answers and not task.impossible:
-        hint = "where answers may be missing, some must be missing in training too; of SQuAD use --task squad_v2"
+        hint = (
+            "where answers may be missing, some must be missing in training too; of SQuAD use "
+            "--task squad_v2"
+        )
         raise BadRow(
             where, f"a question without an answer, which task {task.name} does not know", hint=hint
         )

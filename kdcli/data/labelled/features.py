@@ -20,8 +20,8 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class TokenizedRows:
-    """Rows of token ids with their labels; an `Examples` of `kdcli.types`. `labels` hold a row each, as in
-    `kdcli.types.Kind`, of `tokens` one for each of `ids_T`; None when withheld."""
+    """Rows of token ids with their labels; an `Examples` of `kdcli.types`. `labels` hold a row
+    each, as in `kdcli.types.Kind`, of `tokens` one for each of `ids_T`; None when withheld."""
 
     ids_T: Array  # of all rows, one after another, int32
     types_T: Array | None  # int8; None when the model has no token types
@@ -106,13 +106,17 @@ def encode(
     max_length: int,
     token_types: bool,
 ) -> TokenizedRows:
-    """Tokenise the examples of any task but `span` and `text` ones, which have modules of their own. `max_length`:
-    tokens of a row at most, special ones included; a pair loses from its longer text. `token_types`: the model tells
-    the two texts of a pair apart by token types. Raises UsageError: the tokenizer has no padding token or, of `tokens`,
-    does not tell which word a token is of or makes no token of any labelled word."""
+    """Tokenise the examples of any task but `span` and `text` ones, which have modules of their
+    own. `max_length`: tokens of a row at most, special ones included; a pair loses from its longer
+    text. `token_types`: the model tells the two texts of a pair apart by token types. Raises
+    UsageError: the tokenizer has no padding token or, of `tokens`, does not tell which word a token
+    is of or makes no token of any labelled word."""
     of_words = task.kind == "tokens"
     if of_words and not tokenizer.is_fast:
-        message = f"{type(tokenizer).__name__} does not tell of which word a token is, as task {task.name} needs"
+        message = (
+            f"{type(tokenizer).__name__} does not tell of which word a token is, as task "
+            f"{task.name} needs"
+        )
         raise UsageError(message, "use a model with a tokenizer.json (a fast tokenizer)")
     ids: list[Array] = []
     types: list[Array] = []

@@ -1,8 +1,8 @@
 """Queries with their candidate passages, for rerankers.
 
-A row is a pair (`query`, `passage`, perhaps `label` and `score`; rows of one query make its list), or a list: `query`
-with `passages` (and `labels`, `scores`), or with `positive` and `negative`, `negative_1` ... A label is a relevance,
-from 0; a score is a teacher's.
+A row is a pair (`query`, `passage`, perhaps `label` and `score`; rows of one query make its list),
+or a list: `query` with `passages` (and `labels`, `scores`), or with `positive` and `negative`,
+`negative_1` ... A label is a relevance, from 0; a score is a teacher's.
 """
 
 import math
@@ -89,9 +89,10 @@ class Lists:
 def read_lists(
     source: str, *, seed: int, log: Log, labelled: bool = True
 ) -> tuple[Lists, Lists, str]:
-    """Lists to train on, lists to judge by, and the name of the judged split: `validation`, else whole queries held
-    back from `train` by their hashes. A judged query is in no training list. Raises UsageError: rows of another form;
-    no query has both relevant and other candidates to judge by."""
+    """Lists to train on, lists to judge by, and the name of the judged split: `validation`, else
+    whole queries held back from `train` by their hashes. A judged query is in no training list.
+    Raises UsageError: rows of another form; no query has both relevant and other candidates to
+    judge by."""
     opened = open_source(source)
     if isinstance(opened, DemoSource):
         raise UsageError(
@@ -106,14 +107,16 @@ def read_lists(
         )
         if len(kept) < len(train):
             log(
-                f"{len(train) - len(kept):,} queries are in the validation split too: not trained on"
+                f"{len(train) - len(kept):,} queries are in the validation split too: not trained "
+                "on"
             )
         train = train.take(kept)
     else:
         split = "held back from train"
         held = held_back(RERANK, [Example("", "", (query,), None) for query in train.queries], seed)
         log(
-            f"there is no validation split: {held.sum():,} of {len(train):,} queries are held back to judge by"
+            f"there is no validation split: {held.sum():,} of {len(train):,} queries are held back "
+            "to judge by"
         )
         judged, train = train.take(np.flatnonzero(held)), train.take(np.flatnonzero(~held))
     if not len(train):
@@ -124,11 +127,13 @@ def read_lists(
     if not able.any():
         raise UsageError(
             f"no query of the {split} split of {Path(source).name} can be judged",
-            "a judged list needs a label for each passage, one above 0 and one of 0 (or positive and negative)",
+            "a judged list needs a label for each passage, one above 0 and one of 0 (or positive "
+            "and negative)",
         )
     if not able.all():
         log(
-            f"{(~able).sum():,} of {len(judged):,} judged queries are left out: none or all of their passages matter"
+            f"{(~able).sum():,} of {len(judged):,} judged queries are left out: none or all of "
+            "their passages matter"
         )
     judged = judged.take(np.flatnonzero(able))
     log(f"{len(train):,} queries of {train.sizes.mean():.1f} passages; judged by {len(judged):,}")
@@ -149,7 +154,10 @@ def _read(tables: Iterator[tuple[str, Iterator[Row]]], log: Log) -> Lists:
             for passage, label, score in candidates:
                 before = of_query.setdefault(passage, (label, score))
                 if not _same(before[1], score):
-                    message = f"{where}: the passage {passage!r:.60} of {query!r:.60} has another score before"
+                    message = (
+                        f"{where}: the passage {passage!r:.60} of {query!r:.60} has another score "
+                        "before"
+                    )
                     raise UsageError(message, "give each pair once")
                 if not _same(before[0], label):
                     # A passage mined as a negative of a query that it answers elsewhere.
@@ -159,7 +167,8 @@ def _read(tables: Iterator[tuple[str, Iterator[Row]]], log: Log) -> Lists:
             raise UsageError(f"{name} holds no rows", FORM)
     if differ:
         log(
-            f"pairs of query and passage with several labels, of which the highest counts: {differ:,}"
+            "pairs of query and passage with several labels, of which the highest counts: "
+            f"{differ:,}"
         )
     passages = [passage for of_query in found.values() for passage in of_query]
     values = np.array([pair for of_query in found.values() for pair in of_query.values()]).reshape(

@@ -1,4 +1,5 @@
-"""The task that a user's own rows hold: columns by convention or as given, kind and classes by the labels."""
+"""The task that a user's own rows hold: columns by convention or as given, kind and classes by the
+labels."""
 
 import itertools
 import re
@@ -20,8 +21,8 @@ from kdcli.types import Kind, Task
 HEAD = 100  # Rows that are held and read to tell the columns apart.
 MOST_CLASSES, CLASSES_LISTED = 1000, 10
 MANY_ROWS = 50  # From here on, labels that mostly differ from row to row are refused as classes.
-# Tokens of a row: of a window as for SQuAD, where there must be room next to the question and the overlap; of source and
-# target as for summaries.
+# Tokens of a row: of a window as for SQuAD, where there must be room next to the question and the
+# overlap; of source and target as for summaries.
 LENGTHS: Mapping[Kind, int] = {"span": 384, "text": 512}
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -41,7 +42,8 @@ _METRICS: Mapping[Kind, tuple[str, ...]] = {
 }
 _METRICS_OF_TWO = ("accuracy", "f1", "matthews")
 
-# Names as `_key` writes them. The first group with a column decides; two columns of one group are ambiguous.
+# Names as `_key` writes them. The first group with a column decides; two columns of one group are
+# ambiguous.
 _Groups = tuple[tuple[str, ...], ...]
 _TEXT: _Groups = (("text",), ("sentence",), ("review", "content", "comment", "title"))
 _LABEL: _Groups = (
@@ -68,12 +70,14 @@ def own_task(
     log: Log,
     bad: OnBadRow = raise_bad_row,
 ) -> Task:
-    """Find out, in one pass over the training rows, which task they hold. `str` of each label is a name in the task's
-    `labels`; the labels of `score` and `span` have no names. `rows`: all training rows; no text of them is kept.
-    `columns`: role (those of `_ROLES`) -> column, of `text` perhaps a list of two; and `kind`, which is no column.
-    `log`: takes one sentence with the result. `bad`: takes rows whose label cannot be read, which then say nothing
-    about the task. Raises UsageError: roles or columns that do not exist or are ambiguous, no rows, or labels that do
-    not fit a task."""
+    """Find out, in one pass over the training rows, which task they hold. `str` of each label is a
+    name in the task's `labels`; the labels of `score` and `span` have no names. `rows`: all
+    training rows; no text of them is kept.
+    `columns`: role (those of `_ROLES`) -> column, of `text` perhaps a list of two; and `kind`,
+    which is no column.
+    `log`: takes one sentence with the result. `bad`: takes rows whose label cannot be read, which
+    then say nothing about the task. Raises UsageError: roles or columns that do not exist or are
+    ambiguous, no rows, or labels that do not fit a task."""
     kind, given = _given(columns)
     rest = iter(rows)
     head = list(itertools.islice(rest, HEAD))
@@ -140,7 +144,8 @@ def _given(
     return kind, given
 
 
-# Kind, columns of the texts and of the label; None leaves the choice of class, multi and score to the labels.
+# Kind, columns of the texts and of the label; None leaves the choice of class, multi and score to
+# the labels.
 _Reading = tuple[Kind | None, tuple[str, ...], str]
 
 
@@ -169,7 +174,8 @@ class _Columns:
         self.lists = [c for c in self.free if isinstance(self.first[c], list)]
 
     def read(self, kind: Kind | None) -> _Reading:
-        """The columns to read for a kind, or for any; a UsageError where there are several ways, or none."""
+        """The columns to read for a kind, or for any; a UsageError where there are several ways, or
+        none."""
         kinds = [k for k in KINDS if kind in (None, k) and set(self.given) <= set(_ROLES[k])]
         if not kinds:
             no_kind = f"kind {kind} does not all read" if kind else "no kind reads together"
@@ -254,7 +260,10 @@ class _Columns:
                 else "give jsonl, csv, tsv or parquet with a column of labels"
             )
             raise UsageError(f"{file} is plain text: its lines hold no labels", hint)
-        message = f"{self.where}: {why or f'which column holds the {role}?'} there are {', '.join(self.first)}"
+        message = (
+            f"{self.where}: {why or f'which column holds the {role}?'} there are "
+            f"{', '.join(self.first)}"
+        )
         of_pair = "; of a pair also data.columns.pair" if role == "text" else ""
         raise UsageError(
             message, f"give --set data.columns.{role}={'|'.join(choices) or 'NAME'}{of_pair}"
@@ -278,14 +287,15 @@ _LABEL_HINT = "if it is not the label, give --set data.columns.label=NAME"
 
 
 class _Labels:
-    """The labels of all training rows, added one by one; memory does not grow with the number of rows. `rows` counts
-    the labels, `empty` those without a class or an answer."""
+    """The labels of all training rows, added one by one; memory does not grow with the number of
+    rows. `rows` counts the labels, `empty` those without a class or an answer."""
 
     def __init__(self, column: str, kind: Kind | None) -> None:
         self.column, self.kind = column, kind
         self.rows = self.empty = 0
         self._first_at = ""
-        # `str` of a label -> the number it spells and where it first stands; at most MOST_CLASSES + 1 of them.
+        # `str` of a label -> the number it spells and where it first stands; at most MOST_CLASSES +
+        # 1 of them.
         self._seen: dict[str, tuple[int | float | None, str]] = {}
         self._types: dict[bool, tuple[str, str]] = {}
         self._first_set: frozenset[str] | None = None
@@ -293,7 +303,8 @@ class _Labels:
         self._infinite_at = ""
 
     def add(self, where: str, label: Any) -> None:
-        """Take a row's label; a BadRow if it is missing, of another type than those before, or not of the kind."""
+        """Take a row's label; a BadRow if it is missing, of another type than those before, or not
+        of the kind."""
         self._first_at = self._first_at or where
         if self.kind == "text":
             return
@@ -320,8 +331,9 @@ class _Labels:
         self._sets_differ |= self._first_set != frozenset(names)
 
     def decide(self) -> tuple[Kind, tuple[str, ...]]:
-        """The kind, and the names of its classes in order: numbers by size, the rest by name, of tokens `O` first. A
-        UsageError for labels that cannot be learnt: only one, too many, not finite, or alike."""
+        """The kind, and the names of its classes in order: numbers by size, the rest by name, of
+        tokens `O` first. A UsageError for labels that cannot be learnt: only one, too many, not
+        finite, or alike."""
         if self.kind == "text":
             return "text", ()
         if self.kind == "span":
@@ -336,7 +348,8 @@ class _Labels:
             raise UsageError(
                 f"{self._infinite_at}: the label in '{self.column}' is not a finite number"
             )
-        # What no two labels may share: the number where all spell numbers, else the name but for spaces around it.
+        # What no two labels may share: the number where all spell numbers, else the name but for
+        # spaces around it.
         keys: dict[str, Any] = {
             name: name.strip() if number is None or self._has_word else number
             for name, (number, _) in self._seen.items()
@@ -346,7 +359,10 @@ class _Labels:
             if kind == "multi"
             else len(set(keys.values()) if kind == "score" else keys) > 1
         ):
-            every = f"every {'word' if kind == 'tokens' else 'example'} has the label {', '.join(keys) or '[]'}"
+            every = (
+                f"every {'word' if kind == 'tokens' else 'example'} has the label "
+                f"{', '.join(keys) or '[]'}"
+            )
             message = f"{self._first_at}: from here on {every} in '{self.column}': nothing to learn"
             raise UsageError(message, _LABEL_HINT)
         if kind == "score":
@@ -355,7 +371,10 @@ class _Labels:
         if (beyond := len(keys) > MOST_CLASSES) or (
             kind == "class" and not self.kind and mostly_differ
         ):
-            held = f"{f'more than {MOST_CLASSES}' if beyond else len(keys)} different labels in {self.rows} examples"
+            held = (
+                f"{f'more than {MOST_CLASSES}' if beyond else len(keys)} different labels in "
+                f"{self.rows} examples"
+            )
             message = (
                 f"{self._first_at}: from here on '{self.column}' holds {held}, too many for classes"
             )
@@ -372,7 +391,8 @@ class _Labels:
             if first != name:
                 (_, first_at), (_, where) = self._seen[first], self._seen[name]
                 raise UsageError(
-                    f"{where}: the label {name!r} in '{self.column}' is spelled {first!r} at {first_at}"
+                    f"{where}: the label {name!r} in '{self.column}' is spelled {first!r} at "
+                    f"{first_at}"
                 )
         order = {name: name if self._has_word else key for name, key in keys.items()}
         return kind, tuple(

@@ -1,8 +1,9 @@
-"""The identity of a labelled row: which rows are held back, which are taken of many, which trained a model.
+"""The identity of a labelled row: which rows are held back, which are taken of many, which trained
+a model.
 
-All follow from a hash of the row's texts, so that neither the order nor the number of rows in a file, nor the verb,
-changes them. Texts that differ in case, white space or Unicode composition alone have one hash. The label has no part
-in it.
+All follow from a hash of the row's texts, so that neither the order nor the number of rows in a
+file, nor the verb, changes them. Texts that differ in case, white space or Unicode composition
+alone have one hash. The label has no part in it.
 """
 
 import unicodedata
@@ -27,8 +28,8 @@ def hashes_of(examples: Sequence[Example]) -> RowHashes:
 def held_back(
     task: Task, examples: Sequence[Example], seed: int
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Whether each row is held back, [rows] bool. Of a `span` task the context alone decides, of `text` the first text:
-    a passage with several questions is never on both sides."""
+    """Whether each row is held back, [rows] bool. Of a `span` task the context alone decides, of
+    `text` the first text: a passage with several questions is never on both sides."""
     of_passage = {"span": slice(1, None), "text": slice(1)}.get(task.kind, slice(None))
     parts = (e.texts[of_passage] for e in examples)
     salt = seed.to_bytes(_BYTES, "big")
@@ -39,7 +40,8 @@ def held_back(
 
 
 def fewest(examples: Sequence[Example], count: int | None) -> list[Example]:
-    """The `count` rows with the smallest hashes, in their own order; more rows contain the fewer."""
+    """The `count` rows with the smallest hashes, in their own order; more rows contain the
+    fewer."""
     if count is None or count >= len(examples):
         return list(examples)
     hashes = hashes_of(examples).tolist()

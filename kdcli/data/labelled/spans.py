@@ -1,7 +1,8 @@
-"""Extractive question answering: questions and contexts as overlapping windows, and answers read off their logits.
+"""Extractive question answering: questions and contexts as overlapping windows, and answers read
+off their logits.
 
-As in the reference scripts of SQuAD, a context that does not fit is cut into overlapping windows, and the best span of
-all windows is the answer.
+As in the reference scripts of SQuAD, a context that does not fit is cut into overlapping windows,
+and the best span of all windows is the answer.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from kdcli.types import Answer, Example
 class Windows:
     """Windows of `[CLS] question [SEP] context [SEP]` and where their tokens stand in the contexts.
 
-    `rows.labels` [rows, 2] int64 are the first and last token of the first gold answer, both `cls` where a window does
-    not hold all of it; `rows.truncated` counts the examples of several windows. `char_begin_T` and `char_end_T` are the
-    characters of the context that a token stands for, int32, perhaps with the space before; -1 outside the context.
+    `rows.labels` [rows, 2] int64 are the first and last token of the first gold answer, both `cls`
+    where a window does not hold all of it; `rows.truncated` counts the examples of several windows.
+    `char_begin_T` and `char_end_T` are the characters of the context that a token stands for,
+    int32, perhaps with the space before; -1 outside the context.
     """
 
     rows: TokenizedRows
-    cls: Array  # position of the classification token, [rows] int64; its logits are those of "no answer"
+    # Position of the classification token, [rows] int64; its logits mean "no answer".
+    cls: Array
     char_begin_T: Array
     char_end_T: Array
     misplaced: list[
@@ -71,12 +74,16 @@ def misplaced(example: Example) -> str | None:
         if not answer.text.strip():
             return f"{example.where}: an answer is empty; leave out the answers where there is none"
         if answer.start < 0 or not context.startswith(answer.text, answer.start):
-            return f"{example.where}: answer '{answer.text}' is not at character {answer.start} of its context"
+            return (
+                f"{example.where}: answer '{answer.text}' is not at character {answer.start} of "
+                "its context"
+            )
     return None
 
 
 def check_answers(examples: Sequence[Example]) -> list[str]:
-    """A line for each example with a gold answer that is not in its place, even if it stands elsewhere."""
+    """A line for each example with a gold answer that is not in its place, even if it stands
+    elsewhere."""
     return [line for line in map(misplaced, examples) if line is not None]
 
 
@@ -88,13 +95,18 @@ def windows(
     stride: int,
     token_types: bool,
 ) -> Windows:
-    """Tokenise the examples of a `span` task; questions lose leading white space and all beyond half of `max_length`.
-    `max_length`: tokens of a window at most, special ones included. `stride`: tokens of the context that a window
-    shares with the next one. `token_types`: the model tells question and context apart by token types. Raises
-    UsageError: the tokenizer does not tell where its tokens come from or has no padding token, or next to the longest
-    question a window would hold no more than `stride` tokens of the context."""
+    """Tokenise the examples of a `span` task; questions lose leading white space and all beyond
+    half of `max_length`.
+    `max_length`: tokens of a window at most, special ones included. `stride`: tokens of the context
+    that a window shares with the next one. `token_types`: the model tells question and context
+    apart by token types. Raises UsageError: the tokenizer does not tell where its tokens come from
+    or has no padding token, or next to the longest question a window would hold no more than
+    `stride` tokens of the context."""
     if not tokenizer.is_fast:
-        message = f"{type(tokenizer).__name__} does not tell which characters a token stands for, which answers need"
+        message = (
+            f"{type(tokenizer).__name__} does not tell which characters a token stands for, which "
+            "answers need"
+        )
         raise UsageError(message, "use a model that comes with a fast tokenizer (tokenizer.json)")
     room = max_length - max_length // 2 - tokenizer.num_special_tokens_to_add(pair=True)
     if not 0 <= stride < room:
@@ -138,11 +150,11 @@ def decode(
     best: int = 20,
     max_answer_tokens: int = 30,
 ) -> list[Decoded]:
-    """Turn logits into answers, one for each example, in their order. A span begins at one of the `best` first tokens
-    of a window, ends at one of its `best` last tokens, and lies in the context. The windows' highest sum of a span
-    counts, and their lowest sum for "no answer". `windows`: of all the examples. `logits`: of each window [L, 2] for
-    first and last token; beyond the window is padding, which is ignored. `max_answer_tokens`: tokens of an answer at
-    most."""
+    """Turn logits into answers, one for each example, in their order. A span begins at one of the
+    `best` first tokens of a window, ends at one of its `best` last tokens, and lies in the context.
+    The windows' highest sum of a span counts, and their lowest sum for "no answer". `windows`: of
+    all the examples. `logits`: of each window [L, 2] for first and last token; beyond the window is
+    padding, which is ignored. `max_answer_tokens`: tokens of an answer at most."""
     score = np.full(len(examples), -np.inf)
     null = np.full(len(examples), np.inf)
     chars = np.zeros((len(examples), 2), dtype=np.int64)
@@ -181,7 +193,8 @@ def decode(
 
 
 def _text(context: str, begin: int, end: int) -> str:
-    # Tokenizers that strip accents do not count a combining mark at the end of a token as part of it.
+    # Tokenizers that strip accents do not count a combining mark at the end of a token as part of
+    # it.
     while end > begin and end < len(context) and unicodedata.category(context[end]).startswith("M"):
         end += 1
     return context[begin:end].strip()
@@ -194,7 +207,8 @@ def _tokenised(
     stride: int,
     token_types: bool,
 ) -> Iterator[tuple[Array, Array, Array, int, int, tuple[int, int]]]:
-    """For each window its ids, its token types, [L, 2] characters, example, position of [CLS] and label."""
+    """For each window its ids, its token types, [L, 2] characters, example, position of [CLS] and
+    label."""
     cls_id = tokenizer.cls_token_id
     for begin in range(0, len(examples), EXAMPLES_PER_CALL):
         portion = examples[begin : begin + EXAMPLES_PER_CALL]
@@ -240,7 +254,8 @@ def _questions(questions: list[str], tokenizer: PreTrainedTokenizerBase, limit: 
     plain = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
     encoded = tokenizer(questions, return_offsets_mapping=True, **plain)
     for i, offsets in enumerate(encoded["offset_mapping"]):
-        # Part of a word, or of a character of several tokens, may take more tokens than it took within the whole.
+        # Part of a word, or of a character of several tokens, may take more tokens than it took
+        # within the whole.
         kept = limit
         while len(offsets) > limit and len(tokenizer(questions[i], **plain)["input_ids"]) > limit:
             questions[i] = questions[i][: offsets[kept - 1][1]] if kept else ""
@@ -249,7 +264,8 @@ def _questions(questions: list[str], tokenizer: PreTrainedTokenizerBase, limit: 
 
 
 def _characters(offsets: Sequence[tuple[int, int]], texts: Sequence[int | None]) -> Array:
-    """The characters of a window's tokens, [L, 2] int32, -1 for those not of the context, which is text 1."""
+    """The characters of a window's tokens, [L, 2] int32, -1 for those not of the context, which is
+    text 1."""
     chars_L2 = np.full((len(offsets), 2), -1, dtype=np.int32)
     if 1 in texts:
         # One run of tokens.
@@ -280,7 +296,8 @@ def _labels(
         for w, at in zip(windows, inside, strict=True)
     ]
     held = [part for part in parts if part is not None]
-    # Compared with what the tokens of all windows hold of the answer: a tokenizer may drop some of its characters.
+    # Compared with what the tokens of all windows hold of the answer: a tokenizer may drop some of
+    # its characters.
     whole = (min(p[0] for p in held), max(p[1] for p in held)) if held else None
     return [
         (int(at[0]), int(at[-1])) if part is not None and part == whole else (place, place)

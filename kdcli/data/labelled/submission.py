@@ -1,4 +1,5 @@
-"""Files for the GLUE server: one a task (two for MNLI), tab-separated, a header and a row an example."""
+"""Files for the GLUE server: one a task (two for MNLI), tab-separated, a header and a row an
+example."""
 
 import csv
 import io
@@ -23,8 +24,9 @@ def check_submission(task: Task) -> None:
 
 
 def write_submission(folder: Path, task: Task, name: str, values: Sequence[Any]) -> Path:
-    """Write the file of one set of a task; `name` is "" where there is one set. `values`: the class number or the score
-    of each test example, in the order of the test file. Raises MachineError: the disk is full or not writable."""
+    """Write the file of one set of a task; `name` is "" where there is one set. `values`: the class
+    number or the score of each test example, in the order of the test file. Raises MachineError:
+    the disk is full or not writable."""
     file = f"{task.glue[name] if name else next(iter(task.glue.values()))}.tsv"
     text = io.StringIO()
     writer = csv.writer(text, delimiter="\t", lineterminator="\n")

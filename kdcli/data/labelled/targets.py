@@ -22,14 +22,15 @@ def encode_targets(
     end_id: int,
     token_types: bool,
 ) -> TokenizedRows:
-    """Tokenise sources and their targets. `max_length`: tokens of a row at most, of which `target_length` are the
-    target's with `end_id`, the last one; of a source in two texts the longer is cut. `token_types`: 0 for the source, 1
-    for the target. An example without a target is its source alone. Raises UsageError: no room for a source; no
-    padding token."""
+    """Tokenise sources and their targets. `max_length`: tokens of a row at most, of which
+    `target_length` are the target's with `end_id`, the last one; of a source in two texts the
+    longer is cut. `token_types`: 0 for the source, 1 for the target. An example without a target is
+    its source alone. Raises UsageError: no room for a source; no padding token."""
     room = max_length - target_length
     if room < LEAST:
         raise UsageError(
-            f"rows of {max_length} tokens with targets of {target_length} leave {max(0, room)} for the source",
+            f"rows of {max_length} tokens with targets of {target_length} leave {max(0, room)} for "
+            "the source",
             "raise data.max_length (at most the model's positions), or lower generation.max_tokens",
         )
     rows: list[Array] = []

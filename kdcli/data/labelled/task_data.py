@@ -1,4 +1,5 @@
-"""The examples of a labelled task: those to train on, and the sets to evaluate on, of which no row trained a model."""
+"""The examples of a labelled task: those to train on, and the sets to evaluate on, of which no row
+trained a model."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -71,14 +72,15 @@ def open_labelled(
         split_seed: of the choice of rows to hold back where there is no validation split.
         train_rows, judged_rows: only this many, chosen by their hashes, so that runs compare.
         skip_bad: leave out rows that do not fit the task.
-        trained: model -> hashes of the rows that trained it; they are left out of the evaluated sets.
+        trained: model -> hashes of the rows that trained it; they are left out of the evaluated
+        sets.
         judge_trained_rows: keep them.
         training: read the training split.
         labels: class names of an own task from elsewhere, taken where they cover those of its rows.
 
     Raises:
-        UsageError: unknown task, no such data, rows that do not fit the task (file and row are named), or too few rows
-            that trained no model.
+        UsageError: unknown task, no such data, rows that do not fit the task (file and row are
+            named), or too few rows that trained no model.
     """
     try:
         bad = BadRows()
@@ -156,7 +158,8 @@ def open_labelled(
 
 
 def _is_one_file(task: Task, source: str | None) -> bool:
-    """Whether a source is one file, or files without a split in their names; they count as `train`."""
+    """Whether a source is one file, or files without a split in their names; they count as
+    `train`."""
     whole = _folders(task, source)[0] if source is not None else None
     return isinstance(whole, FileSource) and list(whole.files) == ["train"]
 
@@ -164,8 +167,8 @@ def _is_one_file(task: Task, source: str | None) -> bool:
 def _trained_on(
     task: Task, examples: list[Example], trained: Mapping[str, RowHashes], seed: int
 ) -> bool:
-    """Whether models were trained on these very data: they know those rows that are not held back, or the smallest
-    hashes of them, as `fewest` takes them."""
+    """Whether models were trained on these very data: they know those rows that are not held back,
+    or the smallest hashes of them, as `fewest` takes them."""
     known = np.unique(np.concatenate([*trained.values(), np.empty(0, np.uint64)]))
     offered = np.unique(
         hashes_of(
@@ -179,9 +182,10 @@ def _trained_on(
 def judgeable(
     found: Labelled, trained: Mapping[str, RowHashes], *, keep: bool, published: bool, log: Log
 ) -> Labelled:
-    """Leave the rows that trained a model out of the evaluated sets, and say so. `trained`: model -> hashes. `keep`:
-    leave them in, and name the split so. `published`: a benchmark with a split of its own keeps its few rows that its
-    training split holds too, as published results do. Raises UsageError: too few other rows."""
+    """Leave the rows that trained a model out of the evaluated sets, and say so. `trained`: model
+    -> hashes. `keep`: leave them in, and name the split so. `published`: a benchmark with a split
+    of its own keeps its few rows that its training split holds too, as published results do. Raises
+    UsageError: too few other rows."""
     sets, notes, split = {}, list(found.notes), found.split
     for name, examples in found.sets.items():
         hashes = hashes_of(examples)
@@ -213,7 +217,8 @@ def judgeable(
         elif total - count < min(LEAST, (total + 1) // 2):
             raise UsageError(
                 f"{count:,} of {total:,} rows{where} cannot be judged by: {who}",
-                "give --data with other rows; or judge on them all the same with --set data.judge_trained_rows=true",
+                "give --data with other rows; or judge on them all the same with --set "
+                "data.judge_trained_rows=true",
             )
         else:
             notes.append(f"left out {count:,} of {total:,} rows{where}: {who}")
@@ -300,7 +305,8 @@ def _training(
 
 
 def _folders(task: Task, source: str) -> tuple[Source | None, list[str]]:
-    """A source, None where it is nothing but folders of sets, and the sets that have a folder of their own."""
+    """A source, None where it is nothing but folders of sets, and the sets that have a folder of
+    their own."""
     folders = [name for name in task.sets if (Path(source) / name).is_dir()]
     try:
         return open_source(source), folders

@@ -1,4 +1,5 @@
-"""Named tasks: one file a benchmark family with one row a task; the row's name is the name that `--task` takes."""
+"""Named tasks: one file a benchmark family with one row a task; the row's name is the name that
+`--task` takes."""
 
 import importlib
 import pkgutil

@@ -1,5 +1,6 @@
-"""Generation: questions to SQuAD 1.1's answers (Du and Cardie 2018, https://arxiv.org/abs/1805.05942), XSum (Narayan
-et al. 2018, https://arxiv.org/abs/1808.08745), CNN/DailyMail (See et al. 2017, https://arxiv.org/abs/1704.04368)."""
+"""Generation: questions to SQuAD 1.1's answers (Du and Cardie 2018,
+https://arxiv.org/abs/1805.05942), XSum (Narayan et al. 2018, https://arxiv.org/abs/1808.08745),
+CNN/DailyMail (See et al. 2017, https://arxiv.org/abs/1704.04368)."""
 
 from kdcli.types import Task
 

@@ -1,5 +1,6 @@
-"""SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018, https://arxiv.org/abs/1606.05250, https://arxiv.org/abs/1806.03822)
-and MLQA (Lewis et al. 2019, https://arxiv.org/abs/1910.07475), trained on SQuAD 1.1 and evaluated by language."""
+"""SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018, https://arxiv.org/abs/1606.05250,
+https://arxiv.org/abs/1806.03822) and MLQA (Lewis et al. 2019, https://arxiv.org/abs/1910.07475),
+trained on SQuAD 1.1 and evaluated by language."""
 
 from typing import Any
 

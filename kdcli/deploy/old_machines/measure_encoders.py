@@ -1,15 +1,20 @@
-"""Latency of BERT-shaped encoders with random weights, for machines that run nothing newer than torch 1.8.
+"""Latency of BERT-shaped encoders with random weights, for machines that run nothing newer than
+torch 1.8.
 
-    python measure_encoders.py [--device auto|cpu|cuda|cuda:1] [--out result.json] [--padding random] [--half]
+    python measure_encoders.py [--device auto|cpu|cuda|cuda:1] [--out result.json] [--padding
+    random] [--half]
 
-One file for Python 3.7 and torch 1.8 or newer, nothing else. `kdcli benchmark --portable DIR` writes it next to
-shapes.json, which lists encoders and cells (batch size, tokens). kdcli's latency worker imports its statistics.
+One file for Python 3.7 and torch 1.8 or newer, nothing else. `kdcli benchmark --portable DIR`
+writes it next to shapes.json, which lists encoders and cells (batch size, tokens). kdcli's latency
+worker imports its statistics.
 
-The model is BERT without pooler and dropout. Attention is eager, so every torch runs the same operations.
+The model is BERT without pooler and dropout. Attention is eager, so every torch runs the same
+operations.
 
-All encoders run in turns, in a new random order each round, so that load of the machine hits all alike. A speed-up over
-the first encoder is the median of the ratios within each round, with quartiles. Ctrl-C keeps the finished cells.
-Exit codes: 0 done, 2 wrong usage, 3 this machine cannot run it, 130 interrupted.
+All encoders run in turns, in a new random order each round, so that load of the machine hits all
+alike. A speed-up over the first encoder is the median of the ratios within each round, with
+quartiles. Ctrl-C keeps the finished cells. Exit codes: 0 done, 2 wrong usage, 3 this machine cannot
+run it, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -36,7 +41,8 @@ from torch import Tensor, nn
 SCHEMA = 2
 WARM_RUNS, WARM_SECONDS = 10, 1.0
 OK, NOISY = 0.10, 0.25
-"""Upper bounds of interquartile range over median for the status ok and noisy; above it is unstable."""
+"""Upper bounds of interquartile range over median for the status ok and noisy; above it is
+unstable."""
 RUNS_OF_P99 = 100
 """With fewer runs, the 99th percentile would rest on one or two of them."""
 OUT_OF_MEMORY = (
@@ -102,7 +108,8 @@ class Encoder(nn.Module):
                 nn.init.normal_(tensor, std=0.02)
 
     def forward(self, ids_BL: Tensor, mask_BL: Tensor | None = None) -> Tensor:
-        """Last hidden states [B, L, D] of token ids; `mask_BL` is 1 at tokens and 0 at padding, None without any."""
+        """Last hidden states [B, L, D] of token ids; `mask_BL` is 1 at tokens and 0 at padding,
+        None without any."""
         positions_L = torch.arange(ids_BL.size(1), device=ids_BL.device)
         x_BLD: Tensor = self.norm(
             self.words(ids_BL) + self.types(torch.zeros_like(ids_BL)) + self.positions(positions_L)
@@ -120,7 +127,8 @@ class Encoder(nn.Module):
 def inputs(
     cell: Sequence[int], vocab_size: int, padding: str, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Token ids [B, L] without special tokens; for `random` padding also a mask, the first row at full length."""
+    """Token ids [B, L] without special tokens; for `random` padding also a mask, the first row at
+    full length."""
     batch_size, seq_len = cell
     drawn = torch.Generator().manual_seed(0)
     ids_BL = torch.randint(
@@ -163,7 +171,8 @@ def attempt(call: Callable[[], Any], device: torch.device) -> float | None:
 
 
 def warm(call: Callable[[], Any], device: torch.device) -> bool:
-    """Run a call at least `WARM_RUNS` times and `WARM_SECONDS` long; return False if it does not fit into memory."""
+    """Run a call at least `WARM_RUNS` times and `WARM_SECONDS` long; return False if it does not
+    fit into memory."""
     began, runs = time.perf_counter(), 0
     while runs < WARM_RUNS or time.perf_counter() - began < WARM_SECONDS:
         if attempt(call, device) is None:
@@ -175,9 +184,11 @@ def warm(call: Callable[[], Any], device: torch.device) -> bool:
 def interleaved(
     calls: Mapping[Any, Callable[[], Any]], device: torch.device, min_runs: int, min_seconds: float
 ) -> dict[Any, list[float]]:
-    """Seconds of every run by subject; run i of each belongs to round i. Subjects that run out of memory are left out.
+    """Seconds of every run by subject; run i of each belongs to round i. Subjects that run out of
+    memory are left out.
 
-    Each subject first warms up alone. Rounds go on until there are `min_runs` of them and they took `min_seconds`.
+    Each subject first warms up alone. Rounds go on until there are `min_runs` of them and they took
+    `min_seconds`.
     """
     drawn = torch.Generator().manual_seed(0)
     collecting = gc.isenabled()
@@ -212,7 +223,8 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def summary(seconds: Sequence[float]) -> dict[str, Any]:
-    """Columns of a row that describe the times of a cell; without times the cell did not fit into memory."""
+    """Columns of a row that describe the times of a cell; without times the cell did not fit into
+    memory."""
     names = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "iqr_over_p50")
     if not seconds:
         return {"n": 0, **dict.fromkeys(names), "status": "out of memory"}
@@ -253,7 +265,8 @@ def driver() -> str | None:
 
 
 def choose_device(wanted: str, install: Mapping[str, str]) -> torch.device:
-    """Pick a device and run a small kernel on it; `install` maps compute capability to the pip line that fits."""
+    """Pick a device and run a small kernel on it; `install` maps compute capability to the pip line
+    that fits."""
     found = re.fullmatch(r"auto|cpu|cuda(?::(\d{1,3}))?", wanted)
     if not found:
         stop(2, f"unknown device '{wanted}'; allowed: auto, cpu, cuda, cuda:INDEX")
@@ -262,7 +275,8 @@ def choose_device(wanted: str, install: Mapping[str, str]) -> torch.device:
         if wanted.startswith("cuda"):
             stop(
                 3,
-                f"no CUDA device here ({built}); install a torch that fits the driver, or use --device cpu",
+                f"no CUDA device here ({built}); install a torch that fits the driver, or use "
+                "--device cpu",
             )
         if wanted == "auto" and driver():
             print(
@@ -285,9 +299,12 @@ def choose_device(wanted: str, install: Mapping[str, str]) -> torch.device:
         ]
         stop(
             3,
-            f"{built} cannot run on {torch.cuda.get_device_name(device)} (compute capability {major}.{minor}; this "
-            f"torch has {', '.join(arch_list)}): {str(error).splitlines()[0]}\nrun nvidia-smi to check the card; "
-            f"install a torch with kernels for it: {(known or ['an older one'])[-1]}; or use --device cpu",
+            f"{built} cannot run on {torch.cuda.get_device_name(device)} (compute capability "
+            f"{major}.{minor}; this "
+            f"torch has {', '.join(arch_list)}): {str(error).splitlines()[0]}\nrun nvidia-smi to "
+            "check the card; "
+            f"install a torch with kernels for it: {(known or ['an older one'])[-1]}; or use "
+            "--device cpu",
         )
     return device
 
@@ -355,7 +372,8 @@ def read_plan(path: Path) -> dict[str, Any]:
         ):
             stop(
                 2,
-                f"{path}: at least one shape and one cell are needed, and every number whole and at least 1",
+                f"{path}: at least one shape and one cell are needed, and every number whole and "
+                "at least 1",
             )
         if any(shape.hidden % shape.heads for shape in plan["shapes"].values()):
             stop(2, f"{path}: heads must divide the hidden width")
@@ -419,7 +437,8 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
             else f"{row['p50_ms']:10.3f} ms, 95 %: {row['p95_ms']:10.3f} ms"
         )
         print(
-            f"{row['model']:>24} {row['batch_size']:>4} x {row['seq_len']:<5} {row['status']:<14}{took}"
+            f"{row['model']:>24} {row['batch_size']:>4} x {row['seq_len']:<5} "
+            f"{row['status']:<14}{took}"
         )
         if row["speedup"] is not None:
             ratio = row["speedup"]

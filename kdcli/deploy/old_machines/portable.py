@@ -1,4 +1,5 @@
-"""Writes measure_encoders.py and shapes.json for machines on which kdcli does not run, and reads their result."""
+"""Writes measure_encoders.py and shapes.json for machines on which kdcli does not run, and reads
+their result."""
 
 import dataclasses
 import hashlib
@@ -96,13 +97,15 @@ def write_portable(
     cells: Sequence[tuple[int, int]],
     vocab_size: int = VOCABULARY,
 ) -> list[Path]:
-    """Write measure_encoders.py and shapes.json for shapes `LxH[:FFN][@HEADS]`, the baseline of every speed-up first,
-    and cells (batch size, tokens); a missing folder is made. Raises UsageError: no shape, a malformed one, a number
-    below 1, or a different file of the same name; MachineError: the folder cannot be written."""
+    """Write measure_encoders.py and shapes.json for shapes `LxH[:FFN][@HEADS]`, the baseline of
+    every speed-up first, and cells (batch size, tokens); a missing folder is made. Raises
+    UsageError: no shape, a malformed one, a number below 1, or a different file of the same name;
+    MachineError: the folder cannot be written."""
     sizes = {text.strip(): dataclasses.asdict(shape(text)) for text in shapes}
     if not sizes or not cells or min(vocab_size, *(n for cell in cells for n in cell)) < 1:
         raise UsageError(
-            f"nothing to measure in {len(sizes)} shapes, cells {list(cells)} and {vocab_size} words",
+            f"nothing to measure in {len(sizes)} shapes, cells {list(cells)} and {vocab_size} "
+            "words",
             "name at least one shape and one cell, every number at least 1",
         )
     plan = {

@@ -1,1 +1,2 @@
-"""Pruned models in use: mask files, many masks on one base, compacted models, sparse inference on the CPU."""
+"""Pruned models in use: mask files, many masks on one base, compacted models, sparse inference on
+the CPU."""

@@ -1,7 +1,9 @@
-"""One base in memory, many tasks: switching writes the next task's kept weights into the one set of matrices.
+"""One base in memory, many tasks: switching writes the next task's kept weights into the one set of
+matrices.
 
-A sparse matrix is stored as places and values, and written tile by tile while a tile is in the cache. Other matrices
-are stored as bits, through which the base is written. Numpy releases the GIL for both, so threads share the work.
+A sparse matrix is stored as places and values, and written tile by tile while a tile is in the
+cache. Other matrices are stored as bits, through which the base is written. Numpy releases the GIL
+for both, so threads share the work.
 """
 
 from collections.abc import Mapping
@@ -58,7 +60,8 @@ class _Entry(NamedTuple):
 
 
 class Bank:
-    """Tasks on one encoder, on the CPU in float32: `use` overwrites its matrices, of which the bank keeps a copy."""
+    """Tasks on one encoder, on the CPU in float32: `use` overwrites its matrices, of which the bank
+    keeps a copy."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._base: PreTrainedModel = model.base_model
@@ -67,7 +70,8 @@ class Bank:
             weight = matrix.linear.weight
             if weight.device.type != "cpu" or weight.dtype != torch.float32:
                 raise UsageError(
-                    f"a bank needs its base on the CPU in float32, not {weight.dtype} on {weight.device}"
+                    f"a bank needs its base on the CPU in float32, not {weight.dtype} on "
+                    f"{weight.device}"
                 )
         self._weights = [
             m.of(m.linear.weight.detach()).clone().reshape(-1).numpy() for m in self._matrices
@@ -87,9 +91,10 @@ class Bank:
         info: MaskInfo | None = None,
         head: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Add a task. `masks`: by `Matrix.name`, bool [out, in]. `info`: names the class of the task's model and its
-        settings; None for the bare encoder. `head`: parameters by their names in that model. Raises UsageError: masks
-        that do not fit the base, a head that does not fit its class, or a name that is taken."""
+        """Add a task. `masks`: by `Matrix.name`, bool [out, in]. `info`: names the class of the
+        task's model and its settings; None for the bare encoder. `head`: parameters by their names
+        in that model. Raises UsageError: masks that do not fit the base, a head that does not fit
+        its class, or a name that is taken."""
         if name in self._entries:
             raise UsageError(f"the bank already holds a task {name}", "give this one another name")
         check_fit(masks, self._base, f"the mask of {name}")
@@ -106,8 +111,8 @@ class Bank:
         self._entries[name] = _Entry(model, forms)
 
     def use(self, name: str) -> PreTrainedModel:
-        """Switch to a task and return its model, the same object at every call. Models of other tasks now compute with
-        this one's weights. An unknown task is a `UsageError`."""
+        """Switch to a task and return its model, the same object at every call. Models of other
+        tasks now compute with this one's weights. An unknown task is a `UsageError`."""
         if name not in self._entries:
             raise UsageError(
                 f"the bank holds no task '{name}'{did_you_mean(name, self._entries)}",

@@ -1,7 +1,8 @@
 """Masks as bytes, near the entropy of their bits.
 
-Each matrix takes the smaller of two forms: the distances between kept weights, one byte each, or the bits packed eight
-to a byte. Either is Huffman-coded (deflate without matches, which random bits lack): 1.00 to 1.01 of the entropy.
+Each matrix takes the smaller of two forms: the distances between kept weights, one byte each, or
+the bits packed eight to a byte. Either is Huffman-coded (deflate without matches, which random bits
+lack): 1.00 to 1.01 of the entropy.
 """
 
 import zlib
@@ -32,7 +33,8 @@ def encode(mask: Array) -> Array:
 
 
 def decode(coded: Array, size: int) -> Array:
-    """Decode a mask of `size` bits: bool [size]. Raises ValueError: the bytes are no mask of that size."""
+    """Decode a mask of `size` bits: bool [size]. Raises ValueError: the bytes are no mask of that
+    size."""
     data = coded.tobytes()
     try:
         # Huffman codes without matches have a bit a byte or more, so a longer output is no mask.
@@ -56,7 +58,8 @@ def decode(coded: Array, size: int) -> Array:
 
 
 def inflate(data: bytes, most: int, wbits: int = zlib.MAX_WBITS) -> bytes:
-    """Decompress at most `most` bytes. Raises ValueError: the data hold more, or end too soon; zlib.error: damaged."""
+    """Decompress at most `most` bytes. Raises ValueError: the data hold more, or end too soon;
+    zlib.error: damaged."""
     stream = zlib.decompressobj(wbits)
     raw = stream.decompress(data, most + 1)
     if len(raw) > most or not stream.eof:

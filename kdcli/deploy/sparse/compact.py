@@ -2,14 +2,16 @@
 
 Of a layer, in exact arithmetic and without dropout:
 
-* a feed-forward unit whose row of U is empty gives act(bias) for every token, which goes into D's bias. One whose
-  column of D is empty gives nothing. Both are removed.
-* a dimension of V whose row is empty gives its bias for every token, as attention weights add up to 1: it goes into O's
-  bias. One whose column of O is empty gives nothing. A head without V is removed as a whole.
-* a dimension whose row of K is empty adds the same to a query's scores of all keys, which the softmax cancels. With an
-  empty row of Q and a bias b, it adds b · (row of K · x): all such dimensions of a head become one, with the sum of
-  those rows.
-* empty rows and columns that are left in a matrix, where they are enough to pay for the copy that skipping them takes.
+* a feed-forward unit whose row of U is empty gives act(bias) for every token, which goes into D's
+  bias. One whose column of D is empty gives nothing. Both are removed.
+* a dimension of V whose row is empty gives its bias for every token, as attention weights add up to
+  1: it goes into O's bias. One whose column of O is empty gives nothing. A head without V is
+  removed as a whole.
+* a dimension whose row of K is empty adds the same to a query's scores of all keys, which the
+  softmax cancels. With an empty row of Q and a bias b, it adds b · (row of K · x): all such
+  dimensions of a head become one, with the sum of those rows.
+* empty rows and columns that are left in a matrix, where they are enough to pay for the copy that
+  skipping them takes.
 """
 
 import copy
@@ -24,15 +26,18 @@ from kdcli.errors import UsageError
 from kdcli.models.custom_class import COMPACT, custom_class, empty_model, load_tensors
 from kdcli.models.layout import PATHS, layout_for, linears
 
-# Share of empty rows, or columns, from which a matrix skips them; below, picking the others costs what it saves.
+# Share of empty rows, or columns, from which a matrix skips them; below, picking the others costs
+# what it saves.
 SKIP_ABOVE = 0.5
 
 
 def compact(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTrainedModel:
     """A smaller model that computes the same, of class `Compact...` with the sizes of its layers in
-    `config.compact_layers`; the given one, with its removed weights at zero and in eval mode, stays as it is.
-    `drop_rows_below`: treat rows with fewer weights as empty, which changes the outputs; 0 or 1 changes nothing. Raises
-    UsageError: a model type that cannot be compacted, or a compacted model."""
+    `config.compact_layers`; the given one, with its removed weights at zero and in eval mode, stays
+    as it is.
+    `drop_rows_below`: treat rows with fewer weights as empty, which changes the outputs; 0 or 1
+    changes nothing. Raises UsageError: a model type that cannot be compacted, or a compacted model.
+    """
     kind = str(model.config.model_type)
     if kind not in PATHS:
         raise UsageError(f"{kind} cannot be compacted", f"supported: {', '.join(sorted(PATHS))}")
@@ -95,7 +100,8 @@ class _Part:
         return self.weight.any(0)
 
     def fold(self, constant: Tensor) -> None:
-        """Add to the bias what inputs that are the same for every token contribute (0 for the others)."""
+        """Add to the bias what inputs that are the same for every token contribute (0 for the
+        others)."""
         self.bias = self.bias + self.weight @ constant
 
     def packed(self) -> tuple[dict[str, Tensor], tuple[int, int, int, int]]:
@@ -114,7 +120,8 @@ class _Part:
 
 
 def _kept_if_few(kept: Tensor) -> Tensor | None:
-    """Indices of the kept rows or columns, at least one; None when too few are empty to skip them."""
+    """Indices of the kept rows or columns, at least one; None when too few are empty to skip
+    them."""
     # The row of zeros counts as kept, and so does the one that stays where all are empty.
     if len(kept) - max(1, int(kept.sum())) - 1 < SKIP_ABOVE * len(kept):
         return None

@@ -1,10 +1,13 @@
-"""Sparse inference on the CPU: linears with few weights left run as CSR times dense, the others stay as they are.
+"""Sparse inference on the CPU: linears with few weights left run as CSR times dense, the others
+stay as they are.
 
-The weight [rows, columns] is the sparse factor and tokens are the columns of the dense one, so that a weight is read
-once for many tokens. `TOKENS` at a time keep what a row reads in the cache; 32-bit indices halve the reads.
+The weight [rows, columns] is the sparse factor and tokens are the columns of the dense one, so that
+a weight is read once for many tokens. `TOKENS` at a time keep what a row reads in the cache; 32-bit
+indices halve the reads.
 
-Transposing input and output costs half of what the product gains. So consecutive linears are joined, with nothing
-transposed between them: one module for the four linears of attention, one for a feed-forward block (docs/results.md).
+Transposing input and output costs half of what the product gains. So consecutive linears are
+joined, with nothing transposed between them: one module for the four linears of attention, one for
+a feed-forward block (docs/results.md).
 """
 
 import copy
@@ -76,7 +79,8 @@ class SparseFeedForward(nn.Module):
 
 
 class SparseAttention(nn.Module):
-    """Self-attention and its output linear, all four sparse; only input and output are transposed."""
+    """Self-attention and its output linear, all four sparse; only input and output are
+    transposed."""
 
     def __init__(self, parts: Mapping[str, SparseLinear], heads: int) -> None:
         super().__init__()
@@ -86,7 +90,8 @@ class SparseAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any
     ) -> tuple[Tensor, None]:
-        """Attend within `attention_mask`: bool, True may attend, or a bias that is added to the scores."""
+        """Attend within `attention_mask`: bool, True may attend, or a bias that is added to the
+        scores."""
         batch, length, width = hidden_states.shape
         out_BLO = hidden_states.new_empty(batch, length, self.o.out_features)
         mask_BALL = out_BLO.new_zeros(batch, 1, 1, 1)
@@ -138,14 +143,15 @@ def _by_tokens(x: Tensor, rows: int, compute: Callable[[Tensor], Tensor]) -> Ten
 def sparsify(
     model: PreTrainedModel, choose: Callable[[nn.Linear], bool] | None = None
 ) -> PreTrainedModel:
-    """A copy of a model, with its removed weights at zero, whose linears run sparse where that is faster; it shares all
-    tensors with the model. The copy is for inference: it cannot be saved or trained. `choose`: decides whether a linear
-    runs sparse; else a timing does, one for all of a shape and nearly a density. Raises UsageError: not float32 on the
-    CPU, or compacted."""
+    """A copy of a model, with its removed weights at zero, whose linears run sparse where that is
+    faster; it shares all tensors with the model. The copy is for inference: it cannot be saved or
+    trained. `choose`: decides whether a linear runs sparse; else a timing does, one for all of a
+    shape and nearly a density. Raises UsageError: not float32 on the CPU, or compacted."""
     for parameter in model.parameters():
         if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
             raise UsageError(
-                f"sparse inference is for float32 on the CPU, not {parameter.dtype} on {parameter.device}"
+                f"sparse inference is for float32 on the CPU, not {parameter.dtype} on "
+                f"{parameter.device}"
             )
     if hasattr(model.config, COMPACT):
         raise UsageError(

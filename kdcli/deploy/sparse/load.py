@@ -1,4 +1,5 @@
-"""Loads a model ready to use: a base under a mask with the head of its task, or a compacted directory."""
+"""Loads a model ready to use: a base under a mask with the head of its task, or a compacted
+directory."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -43,19 +44,21 @@ NOT_OF_A_TASK = (
     "torch_dtype",
     "auto_map",
 )
-# Words of the masks that the authors of static model pruning publish, in the data's order of labels, where they are not
-# the task's: MNLI was trained with its labels renumbered as a teacher had them.
+# Words of the masks that the authors of static model pruning publish, in the data's order of
+# labels, where they are not the task's: MNLI was trained with its labels renumbered as a teacher
+# had them.
 PUBLISHED_WORDS = {"mnli": ("Maybe", "No", "Yes")}
 
 
 def load(
     base: str | Path, mask: str | Path | None = None, *, trust_remote_code: bool = False
 ) -> PreTrainedModel:
-    """Load a model, in float32 and eval mode, of the class that the mask names, or without a mask of the one that the
-    base's configuration names. `base`: hub id, directory or `demo`; what kdcli wrote needs no `trust_remote_code`.
-    `mask`: a mask file made for this base; the model then has the head of the mask's task. Raises UsageError: see
-    `kdcli.models.load`, `read_mask`, `check_base` and `with_head`; a mask for a compacted model, whose matrices are no
-    longer the base's."""
+    """Load a model, in float32 and eval mode, of the class that the mask names, or without a mask
+    of the one that the base's configuration names. `base`: hub id, directory or `demo`; what kdcli
+    wrote needs no `trust_remote_code`.
+    `mask`: a mask file made for this base; the model then has the head of the mask's task. Raises
+    UsageError: see `kdcli.models.load`, `read_mask`, `check_base` and `with_head`; a mask for a
+    compacted model, whose matrices are no longer the base's."""
     source = str(base)
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
     if mask is None:
@@ -80,9 +83,10 @@ def published_mask(
     words: Sequence[str] | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[MaskFile, PreTrainedModel]:
-    """An `.npy` of the authors of static model pruning as a mask file, and the encoder of `source`, not masked yet. The
-    `.npy` holds bits alone: `task`, `kind` and `words` give the head, by default the one that the authors trained
-    under; no task leaves the encoder bare. Raises UsageError: see `read_smp` and `load_with_label_words`."""
+    """An `.npy` of the authors of static model pruning as a mask file, and the encoder of `source`,
+    not masked yet. The `.npy` holds bits alone: `task`, `kind` and `words` give the head, by
+    default the one that the authors trained under; no task leaves the encoder bare. Raises
+    UsageError: see `read_smp` and `load_with_label_words`."""
     base = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
     masks = read_smp(file, base)
     kept, total = sum(int(m.sum()) for m in masks.values()), sum(m.numel() for m in masks.values())
@@ -123,8 +127,9 @@ def is_compact(source: str) -> bool:
 def task_part(
     model: PreTrainedModel, base: PreTrainedModel
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What a task's model has that its base, as it was loaded, does not: `write_mask`'s head and `MaskInfo.config`.
-    These are parameters by their names in `model`, without the masked matrices, and settings of the configuration."""
+    """What a task's model has that its base, as it was loaded, does not: `write_mask`'s head and
+    `MaskInfo.config`. These are parameters by their names in `model`, without the masked matrices,
+    and settings of the configuration."""
     prefix, of_base = f"{model.base_model_prefix}.", base.state_dict()
     masked = {f"{m.path}.weight" for m in matrices(base)}
     head = {}
@@ -146,13 +151,14 @@ def task_part(
 def with_head(
     base: PreTrainedModel, info: MaskInfo, head: Mapping[str, Tensor], source: str
 ) -> PreTrainedModel:
-    """A task's model around an encoder; the two share the encoder's tensors. Raises UsageError: no such class in
-    transformers, or the head, from `source`, does not fit it."""
+    """A task's model around an encoder; the two share the encoder's tensors. Raises UsageError: no
+    such class in transformers, or the head, from `source`, does not fit it."""
     if info.architecture is None:
         return base
     if (task_class := _class(info.architecture)) is None:
         raise UsageError(
-            f"{source} needs class {info.architecture}, which transformers {transformers.__version__} does not have"
+            f"{source} needs class {info.architecture}, which transformers "
+            f"{transformers.__version__} does not have"
         )
     before = base.config.to_dict()
     check_config(before | info.config, source)
@@ -175,7 +181,8 @@ def with_head(
     }
     if missing := sorted(name for name, tensor in tensors.items() if tensor is None):
         raise UsageError(
-            f"{source} lacks {len(missing)} tensors of {info.architecture}, for example {missing[0]}"
+            f"{source} lacks {len(missing)} tensors of {info.architecture}, for example "
+            f"{missing[0]}"
         )
     try:
         return load_tensors(model, {name: t for name, t in tensors.items() if t is not None}, base)

@@ -1,9 +1,11 @@
-"""The mask file: all that a pruned task needs next to the base it shares with others, in one `.safetensors`.
+"""The mask file: all that a pruned task needs next to the base it shares with others, in one
+`.safetensors`.
 
-Tensors: `mask.3.Q`, the coded bits of a matrix (`kdcli.deploy.sparse.coding`); `head.NAME`, a compressed parameter of the task
-that the base does not have; `scores.3.Q`, float16, if scores are stored; `rows`, the hashes of the labelled rows that
-trained it, 8 bytes a row. The header holds `MaskInfo` and a SHA-256 of
-the whole file, computed with the digits of that hash as zeros, so that any damaged byte is detected.
+Tensors: `mask.3.Q`, the coded bits of a matrix (`kdcli.deploy.sparse.coding`); `head.NAME`, a
+compressed parameter of the task that the base does not have; `scores.3.Q`, float16, if scores are
+stored; `rows`, the hashes of the labelled rows that trained it, 8 bytes a row. The header holds
+`MaskInfo` and a SHA-256 of the whole file, computed with the digits of that hash as zeros, so that
+any damaged byte is detected.
 """
 
 import hashlib
@@ -62,7 +64,8 @@ class _Header(BaseModel):
 
 
 class MaskInfo(BaseModel):
-    """What a mask is for; `write_mask` fills in densities and shapes. Without a task the last fields are empty."""
+    """What a mask is for; `write_mask` fills in densities and shapes. Without a task the last
+    fields are empty."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -108,7 +111,8 @@ class MaskFile:
 
 
 def facts_of(base: PreTrainedModel, source: str) -> dict[str, Any]:
-    """What a mask says of the encoder at `source` that it is for, and `check_base` compares; call it before masking."""
+    """What a mask says of the encoder at `source` that it is for, and `check_base` compares; call
+    it before masking."""
     facts = {
         "base": source,
         "base_sha256": base_hash(base),
@@ -136,10 +140,12 @@ def write_mask(
     scores: Mapping[str, Tensor] | None = None,
     rows: RowHashes = NO_ROWS,
 ) -> MaskInfo:
-    """Write a mask file atomically; returns `info` with densities and shapes filled in. `masks`: by `Matrix.name`, bool
-    [out, in]. `head`: parameters of the task's model that are not the base's, see `kdcli.deploy.sparse.load.task_part`.
-    `scores`: by `Matrix.name`, to cut at another density later; stored in float16. `rows`: hashes of those that trained
-    it. Raises MachineError: the disk is full or not writable; an older file of that name is untouched."""
+    """Write a mask file atomically; returns `info` with densities and shapes filled in. `masks`: by
+    `Matrix.name`, bool [out, in]. `head`: parameters of the task's model that are not the base's,
+    see `kdcli.deploy.sparse.load.task_part`.
+    `scores`: by `Matrix.name`, to cut at another density later; stored in float16. `rows`: hashes
+    of those that trained it. Raises MachineError: the disk is full or not writable; an older file
+    of that name is untouched."""
     densities = {name: float(mask.float().mean()) for name, mask in masks.items()}
     shapes = {name: (mask.shape[0], mask.shape[1]) for name, mask in masks.items()}
     info = info.model_copy(update={"densities": densities, "shapes": shapes})
@@ -194,8 +200,9 @@ class CodedMask:
     head: dict[str, tuple[str, tuple[int, ...]]]  # parameter -> dtype and shape
 
     def decode(self, base: PreTrainedModel | None = None) -> MaskFile:
-        """Decode masks, head and scores. What is allocated is bounded by the parameters of `base`, without one by
-        `MOST_WEIGHTS`. Raises UsageError: the header declares more, or the coded bytes are not of its shapes."""
+        """Decode masks, head and scores. What is allocated is bounded by the parameters of `base`,
+        without one by `MOST_WEIGHTS`. Raises UsageError: the header declares more, or the coded
+        bytes are not of its shapes."""
         shapes, heads = (
             self.info.shapes,
             {name: math.prod(shape) for name, (_, shape) in self.head.items()},
@@ -233,7 +240,8 @@ class CodedMask:
 
     @property
     def rows(self) -> RowHashes:
-        """Hashes of the labelled rows that trained it. Raises ValueError: they are not of their type."""
+        """Hashes of the labelled rows that trained it. Raises ValueError: they are not of their
+        type."""
         return (
             all_rows(self._of("rows", torch.int64).numpy().view(np.uint64))
             if "rows" in self.tensors
@@ -263,7 +271,8 @@ def _invalid(path: Path, reason: object) -> UsageError:
 
 
 def open_mask(path: Path) -> CodedMask:
-    """Open a mask file and check its hash and header; a missing, damaged or foreign one is a `UsageError`."""
+    """Open a mask file and check its hash and header; a missing, damaged or foreign one is a
+    `UsageError`."""
     try:
         data = user_path(path).read_bytes()
     except OSError as error:
@@ -272,7 +281,8 @@ def open_mask(path: Path) -> CodedMask:
     if (digest := DIGEST.search(data, 8, min(8 + size, len(data)))) is None:
         raise UsageError(
             f"{path} is no mask file of kdcli, or damaged: no hash in its header",
-            f"{COPY_AGAIN}; a model is no mask, and kdcli.load takes no .npy: `kdcli mask apply` makes it a model",
+            f"{COPY_AGAIN}; a model is no mask, and kdcli.load takes no .npy: `kdcli mask apply` "
+            "makes it a model",
         )
     start, end = digest.span(1)
     if (
@@ -307,10 +317,11 @@ def read_mask(path: Path, base: PreTrainedModel | None = None) -> MaskFile:
 
 
 def read_smp(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
-    """Read the masks that the authors of static model pruning publish (https://arxiv.org/abs/2210.06210): `Matrix.name`
-    -> bool [out, in]. Their `.npy` holds the bits of all matrices packed one after the other, in the string order of
-    the weights' names: layer 0, 1, 10, 11, 2, ..., and in a layer attention output, key, query, value, then
-    feed-forward up and down. Raises UsageError: no such file, not an `.npy` of bytes, or not as many weights as the
+    """Read the masks that the authors of static model pruning publish
+    (https://arxiv.org/abs/2210.06210): `Matrix.name` -> bool [out, in]. Their `.npy` holds the bits
+    of all matrices packed one after the other, in the string order of the weights' names: layer 0,
+    1, 10, 11, 2, ..., and in a layer attention output, key, query, value, then feed-forward up and
+    down. Raises UsageError: no such file, not an `.npy` of bytes, or not as many weights as the
     model has."""
     try:
         with path.open("rb") as file:
@@ -325,7 +336,8 @@ def read_smp(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
     if packed.dtype != np.uint8 or packed.size * 8 != sum(sizes) or any(n % 8 for n in sizes):
         raise UsageError(
             f"{path} holds {packed.size} values of {packed.dtype}; the {len(ordered)} matrices of "
-            f"{model.config.model_type} have {sum(sizes)} weights, so {sum(sizes) / 8:g} bytes of uint8 are needed",
+            f"{model.config.model_type} have {sum(sizes)} weights, so {sum(sizes) / 8:g} bytes of "
+            "uint8 are needed",
             "give the model the mask was made for, for example bert-base-uncased",
         )
     bits = torch.from_numpy(np.unpackbits(packed.reshape(-1)).astype(bool))
@@ -337,8 +349,9 @@ def read_smp(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def check_base(mask: CodedMask | MaskFile, model: PreTrainedModel, source: str) -> None:
-    """Raise a `UsageError` where a mask was made for another type or other weights than this base, called `source`, or
-    with tokens that the base no longer has: it would read the task in other pieces."""
+    """Raise a `UsageError` where a mask was made for another type or other weights than this base,
+    called `source`, or with tokens that the base no longer has: it would read the task in other
+    pieces."""
     info, kind = mask.info, str(model.config.model_type)
     if kind != info.model_type:
         raise UsageError(
@@ -347,12 +360,16 @@ def check_base(mask: CodedMask | MaskFile, model: PreTrainedModel, source: str) 
         )
     if (own := base_hash(model)) != info.base_sha256:
         raise UsageError(
-            f"{mask.path} was made for {info.base}, whose masked weights have the hash {info.base_sha256}; "
+            f"{mask.path} was made for {info.base}, whose masked weights have the hash "
+            f"{info.base_sha256}; "
             f"those of {source} have {own}",
             f"use the base it was made for: {info.base}",
         )
     if model.config.vocab_size < info.vocab_size:
-        trimmed = f"{mask.path} was made with {info.vocab_size:,} tokens; {source} has {model.config.vocab_size:,} of them"
+        trimmed = (
+            f"{mask.path} was made with {info.vocab_size:,} tokens; {source} has "
+            f"{model.config.vocab_size:,} of them"
+        )
         raise UsageError(
             trimmed, f"prune {source} itself, or use the base with all tokens: {info.base}"
         )
@@ -360,7 +377,8 @@ def check_base(mask: CodedMask | MaskFile, model: PreTrainedModel, source: str) 
 
 
 def check_fit(masks: Mapping[str, Tensor], model: PreTrainedModel, source: str) -> None:
-    """Raise a `UsageError` where masks are not exactly those of a model's matrices, by names and shapes."""
+    """Raise a `UsageError` where masks are not exactly those of a model's matrices, by names and
+    shapes."""
     _check_shapes({name: tuple(mask.shape) for name, mask in masks.items()}, model, source)
 
 
@@ -371,7 +389,8 @@ def _check_shapes(
     wrong = [f"no mask for matrix {n}" for n in shapes if n not in masks]
     wrong += [f"a mask for {n}, which the model does not have" for n in masks if n not in shapes]
     wrong += [
-        f"the mask of {n} is {' x '.join(map(str, mask))}, the matrix {' x '.join(map(str, shapes[n]))}"
+        f"the mask of {n} is {' x '.join(map(str, mask))}, the matrix "
+        f"{' x '.join(map(str, shapes[n]))}"
         for n, mask in masks.items()
         if n in shapes and mask != shapes[n]
     ]

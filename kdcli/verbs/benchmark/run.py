@@ -1,7 +1,8 @@
-"""`kdcli benchmark`: interleaved latency measurements of models and shapes against a baseline, on every backend.
+"""`kdcli benchmark`: interleaved latency measurements of models and shapes against a baseline, on
+every backend.
 
-Data flow: models x backends -> one worker process a backend, with the baseline in each -> rows, paired speed-ups,
-agreement with torch in float32 -> report.
+Data flow: models x backends -> one worker process a backend, with the baseline in each -> rows,
+paired speed-ups, agreement with torch in float32 -> report.
 """
 
 import itertools
@@ -87,8 +88,8 @@ class PortableFiles:
 
 
 def write_runner(resolved: Resolved[BenchmarkRecipe], folder: Path) -> PortableFiles:
-    """Write the portable runner for the shapes and cells of a recipe. Raises UsageError: a model that is not a shape,
-    or no shape."""
+    """Write the portable runner for the shapes and cells of a recipe. Raises UsageError: a model
+    that is not a shape, or no shape."""
     models, cells = models_and_cells(resolved.recipe)
     if trained := [model for model in models if not is_shape(model)]:
         raise UsageError(
@@ -99,8 +100,10 @@ def write_runner(resolved: Resolved[BenchmarkRecipe], folder: Path) -> PortableF
 
 
 def benchmark(resolved: Resolved[BenchmarkRecipe], invocation: RunOptions) -> RunResult:
-    """Measure every model on every backend and report. Raises Interrupted: Ctrl-C; finished cells are in the report;
-    KdcliError: see `kdcli.errors`; nothing was written if recipe, models or device cannot be used."""
+    """Measure every model on every backend and report. Raises Interrupted: Ctrl-C; finished cells
+    are in the report;
+    KdcliError: see `kdcli.errors`; nothing was written if recipe, models or device cannot be used.
+    """
     sources, cells = models_and_cells(resolved.recipe)
     resolved = as_trained(resolved, sources[0], task=False, trains=False)
     recipe = resolved.recipe
@@ -145,8 +148,10 @@ def benchmark(resolved: Resolved[BenchmarkRecipe], invocation: RunOptions) -> Ru
         raise Interrupted("interrupted", f"finished cells are in {folder}")
     if scores.worse:
         raise MachineError(
-            f"less accurate than torch in float32 by more than max_drop {recipe.max_drop:g}: {'; '.join(scores.worse)}",
-            f"the report is in {folder}; take another precision, or raise the limit with --set max_drop=...",
+            f"less accurate than torch in float32 by more than max_drop {recipe.max_drop:g}: "
+            f"{'; '.join(scores.worse)}",
+            f"the report is in {folder}; take another precision, or raise the limit with --set "
+            "max_drop=...",
         )
     if wrong := [a for a in latency.agreements if a.wrong]:
         names = "; ".join(
@@ -164,8 +169,8 @@ def benchmark(resolved: Resolved[BenchmarkRecipe], invocation: RunOptions) -> Ru
 def compare(
     resolved: Resolved[BenchmarkRecipe], invocation: RunOptions, sources: Sequence[Path]
 ) -> RunResult:
-    """Report measurements of several runs side by side; nothing is measured. Raises UsageError: a source that is
-    neither a report nor a portable result."""
+    """Report measurements of several runs side by side; nothing is measured. Raises UsageError: a
+    source that is neither a report nor a portable result."""
     gathered = gather(sources, lambda shape: _card(shape, invocation))
     folder = invocation.output_dir or numbered("benchmark-compare", taken=invocation.overwrite)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
@@ -187,14 +192,16 @@ def compare(
 
 
 def check_gates(report: Report, folder: Path, gates: Gates) -> None:
-    """Compare every candidate with the gates. Raises GateError: at least one gate was missed; UnstableError: a cell is
-    unstable under `strict`."""
+    """Compare every candidate with the gates. Raises GateError: at least one gate was missed;
+    UnstableError: a cell is unstable under `strict`."""
     unstable = [r for r in report.latency if r.status == "unstable"]
     if gates.strict and unstable:
         r = unstable[0]
         raise UnstableError(
-            f"{len(unstable)} of {len(report.latency)} measurements are unstable, for example {r.model} at "
-            f"{r.batch_size} x {r.seq_len}: the middle half of its runs spreads over {r.iqr_over_p50:.0%} of p50",
+            f"{len(unstable)} of {len(report.latency)} measurements are unstable, for example "
+            f"{r.model} at "
+            f"{r.batch_size} x {r.seq_len}: the middle half of its runs spreads over "
+            f"{r.iqr_over_p50:.0%} of p50",
             "measure on a quieter machine, or longer with --set measure.min_seconds=...",
         )
     missed, baseline = [], next(iter(report.cards))
@@ -210,8 +217,8 @@ def check_gates(report: Report, folder: Path, gates: Gates) -> None:
 
 
 def models_and_cells(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int, int]]]:
-    """Models, baseline first, and cells, from the recipe and its preset. Raises UsageError: unknown preset, or no
-    model."""
+    """Models, baseline first, and cells, from the recipe and its preset. Raises UsageError: unknown
+    preset, or no model."""
     if recipe.preset is not None and recipe.preset not in PRESETS:
         raise UsageError(
             f"unknown preset '{recipe.preset}'{did_you_mean(recipe.preset, PRESETS)}",
@@ -236,8 +243,9 @@ def models_and_cells(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int
 def check_backends(
     recipe: BenchmarkRecipe, models: Sequence[str], device: torch.device | None = None
 ) -> list[tuple[str, str]]:
-    """Read `BACKEND[-PRECISION]` and check each; without a precision it is `dtype`. Raises UsageError, MachineError:
-    see `check_backend`; a device without the precision; sparse with a compacted model."""
+    """Read `BACKEND[-PRECISION]` and check each; without a precision it is `dtype`. Raises
+    UsageError, MachineError: see `check_backend`; a device without the precision; sparse with a
+    compacted model."""
     backends = [
         (name, precision or recipe.dtype)
         for name, _, precision in (b.partition("-") for b in recipe.backends)
@@ -249,8 +257,10 @@ def check_backends(
         for model in models if backend == "sparse" else ():
             if is_compact(model):
                 raise UsageError(
-                    f"backend sparse cannot run {model}: a compacted model has no weights left to skip",
-                    "measure the masked model on sparse, and the compacted one in a run without sparse",
+                    f"backend sparse cannot run {model}: a compacted model has no weights left to "
+                    "skip",
+                    "measure the masked model on sparse, and the compacted one in a run without "
+                    "sparse",
                 )
     return backends
 
@@ -294,7 +304,8 @@ def _protocol(
     invocation: RunOptions,
     workload: Workload | None,
 ) -> Protocol:
-    """The worker's settings; texts and lengths come from the task or `--data`, without them texts from the demo."""
+    """The worker's settings; texts and lengths come from the task or `--data`, without them texts
+    from the demo."""
     source, trusted = recipe.data.source, invocation.trust_remote_code
     if workload is not None:
         texts = workload.texts_of_rows()[:LENGTH_TEXTS]
@@ -326,7 +337,8 @@ def _subject(name: str, model: str, backend: str, precision: str) -> Subject:
 
 
 def _estimate(models: Mapping[str, str], cards: Mapping[str, Card], protocol: Protocol) -> float:
-    """About how many seconds a worker takes for shapes, from one pass of the smallest and the multiply-adds of all."""
+    """About how many seconds a worker takes for shapes, from one pass of the smallest and the
+    multiply-adds of all."""
     smallest = min(models, key=lambda name: cards[name].multiply_adds)
     model = (
         AutoModel.from_config(config_of(models[smallest]), dtype=torch.float32)
@@ -350,8 +362,8 @@ def _estimate(models: Mapping[str, str], cards: Mapping[str, Card], protocol: Pr
 def _measure(
     models: Mapping[str, str], backends: Sequence[tuple[str, str]], dtype: str, protocol: Protocol
 ) -> Latency:
-    """One worker for each backend, with the baseline in each, on torch in `dtype` unless it is an export; its rows are
-    kept once."""
+    """One worker for each backend, with the baseline in each, on torch in `dtype` unless it is an
+    export; its rows are kept once."""
     baseline = _subject(*next(iter(models.items())), "torch", dtype)
     groups: dict[str, list[Subject]] = {}
     for backend, precision in backends:

@@ -7,7 +7,7 @@ from kdcli.cli.verb import SCORING, Given, verb
 
 @verb(*SCORING, "resume", example="kdcli compress demo --task demo-topic --max-drop 1.0")
 def compress(given: Given) -> Any:
-    """Make a model smaller and faster until it meets a goal, by distilling, pruning and exporting."""
+    """Distill, prune and export a model until it is small and fast enough for a goal."""
     from kdcli.verbs.compress.recipes import compress_recipe
 
     options, keys = given.run_options, given.keys("compress")

@@ -1,4 +1,5 @@
-"""The two models that are trained together: from shapes, from given weights, or from a frozen third model."""
+"""The two models that are trained together: from shapes, from given weights, or from a frozen third
+model."""
 
 import tempfile
 from dataclasses import dataclass, replace
@@ -43,7 +44,8 @@ LEAST_POSITIONS = 512  # Positions of a model without a base, unless the text ne
 
 @dataclass(frozen=True)
 class Pair:
-    """Both models by role and, on text, the frozen community teacher; `notes` say how each model starts."""
+    """Both models by role and, on text, the frozen community teacher; `notes` say how each model
+    starts."""
 
     models: dict[str, Model]
     notes: list[str]
@@ -90,9 +92,9 @@ def load_task_pair(recipe: CotrainTaskRecipe, workload: Workload) -> Pair:
 
 
 def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
-    """Load or make both masked language models: a pure function of the recipe. Raises UsageError: see
-    `kdcli.models.masked_lm.load_masked_lm` and `kdcli.models.shape.parse_shape`; different vocabularies; text too long
-    for a model, or packed so that it cannot keep documents apart."""
+    """Load or make both masked language models: a pure function of the recipe. Raises UsageError:
+    see `kdcli.models.masked_lm.load_masked_lm` and `kdcli.models.shape.parse_shape`; different
+    vocabularies; text too long for a model, or packed so that it cannot keep documents apart."""
     sources = {TEACHER: str(recipe.teacher), STUDENT: str(recipe.student)}
     third = recipe.community.model
     community = (
@@ -120,7 +122,8 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
     notes = []
     for number, role in enumerate(ROLES):
         if role in given:
-            # One tokenizer reads the text for both: equal vocabularies may still split words differently.
+            # One tokenizer reads the text for both: equal vocabularies may still split words
+            # differently.
             models[role], how = (
                 replace(given[role], tokenizer=tokenizer),
                 f"the weights of {sources[role]}",
@@ -141,7 +144,10 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
 
 
 def _load(source: str, what: str, trust_remote_code: bool) -> Model:
-    otherwise = "co-training needs masked language models; a shape in place of a model starts from the beginning"
+    otherwise = (
+        "co-training needs masked language models; a shape in place of a model starts from the "
+        "beginning"
+    )
     try:
         return load_masked_lm(source, otherwise=otherwise, trust_remote_code=trust_remote_code)
     except UsageError as error:
@@ -151,8 +157,8 @@ def _load(source: str, what: str, trust_remote_code: bool) -> Model:
 def _origin(
     recipe: CotrainRecipe, model: Model | None, trust_remote_code: bool
 ) -> tuple[Any, PreTrainedTokenizerBase, int | None]:
-    """Configuration, tokenizer and heads for shapes, heads None if they depend on the width. From the base, else the
-    first given model, else a BERT with a tokenizer trained from the text."""
+    """Configuration, tokenizer and heads for shapes, heads None if they depend on the width. From
+    the base, else the first given model, else a BERT with a tokenizer trained from the text."""
     if recipe.base is not None:
         config = load_config(recipe.base, trust_remote_code=trust_remote_code, weights=False)
         if type(config) not in AutoModelForMaskedLM._model_mapping:
@@ -175,8 +181,9 @@ def _origin(
 
 
 def tokenizer_of(recipe: CotrainRecipe, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """The tokenizer that reads the text for both models: the base's, else the first given model's, else one trained
-    from the text. Raises UsageError: see `kdcli.models.load` and `kdcli.data.text.own_tokenizer`."""
+    """The tokenizer that reads the text for both models: the base's, else the first given model's,
+    else one trained from the text. Raises UsageError: see `kdcli.models.load` and
+    `kdcli.data.text.own_tokenizer`."""
     given = [
         recipe.community.model,
         *(s for s in map(str, (recipe.teacher, recipe.student)) if not forms.is_shape(s)),
@@ -238,8 +245,10 @@ def _check_vocabularies(named: list[tuple[str, str, PreTrainedTokenizerBase, Any
         words, others = first_tokenizer.get_vocab(), tokenizer.get_vocab()
         if words != others or sizes[0] != sizes[1]:
             raise UsageError(
-                f"{first_what} {first_source} and {what} {source} have different vocabularies: {sizes[0]:,} and "
-                f"{sizes[1]:,} words, {len(set(words.items()) ^ set(others.items())):,} entries differ",
+                f"{first_what} {first_source} and {what} {source} have different vocabularies: "
+                f"{sizes[0]:,} and "
+                f"{sizes[1]:,} words, {len(set(words.items()) ^ set(others.items())):,} entries "
+                "differ",
                 "take models of one tokenizer, or a shape in place of one of them",
             )
 
@@ -248,7 +257,8 @@ def _check_text(recipe: CotrainRecipe, role: str, config: Any) -> None:
     positions = forms.positions_of(config)
     if positions is not None and positions < recipe.data.max_length:
         raise UsageError(
-            f"the {role} reads at most {positions} tokens, data.max_length is {recipe.data.max_length}",
+            f"the {role} reads at most {positions} tokens, data.max_length is "
+            f"{recipe.data.max_length}",
             f"set data.max_length={positions} or less",
         )
     check_packing(config, isolated=recipe.data.pack_isolated)

@@ -30,7 +30,8 @@ class WordSource:
 def open_words(
     settings: AugmentSettings, task: LabelledWorkload, teacher: Model, *, trust_remote_code: bool
 ) -> WordSource:
-    """Read and check the sources of words; a `UsageError` if the model has another vocabulary than the teacher."""
+    """Read and check the sources of words; a `UsageError` if the model has another vocabulary than
+    the teacher."""
     model, hashed = None, [""]
     if settings.model is not None:
         otherwise = "name another for augment.model, or none: then neighbours serve for all words"
@@ -39,8 +40,10 @@ def open_words(
         )
         if model.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
             raise UsageError(
-                f"augment.model {settings.model} has another vocabulary than teacher {teacher.source}",
-                "name the masked language model that the teacher was fine-tuned from, or one of the same tokenizer",
+                f"augment.model {settings.model} has another vocabulary than teacher "
+                f"{teacher.source}",
+                "name the masked language model that the teacher was fine-tuned from, or one of "
+                "the same tokenizer",
             )
         hashed = [weights_hash(model.model)]
     else:
@@ -68,7 +71,8 @@ def augmented(
     *,
     seed: int,
 ) -> Augmented:
-    """The task's training examples and their copies, see `augment`; only one process may write the cache."""
+    """The task's training examples and their copies, see `augment`; only one process may write the
+    cache."""
     examples, model = task.data.train, source.language_model
     how = settings.model_dump(include={"copies", "probability", "candidates"}) | {
         "seed": seed,

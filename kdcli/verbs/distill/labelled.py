@@ -233,7 +233,8 @@ def _open_general(
     resolved = general_recipe(context.recipe)
     source, trusted = str(resolved.recipe.teacher), context.trust_remote_code
     check_vocabulary(teacher, load_tokenizer(source, trust_remote_code=trusted), source)
-    # `--overwrite` deletes a run inside the output directory; a run elsewhere may serve other tasks.
+    # `--overwrite` deletes a run inside the output directory; a run elsewhere may serve other
+    # tasks.
     inside = folder.resolve().is_relative_to(context.folder.resolve())
     overwrite = context.options.overwrite and inside
     if not RunDir(folder).done or overwrite:

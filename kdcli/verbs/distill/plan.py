@@ -29,9 +29,10 @@ class Planned:
 
 
 def plan(recipe: DistillRecipe, config: Any) -> dict[str, Planned]:
-    """The students by name in the report: their shapes', their variants' where there are any, without those that would
-    train as another does. Raises UsageError: the teacher cannot keep documents apart, it or its assistant cannot teach
-    one of these shapes, or variants differ in more than their losses and assistants."""
+    """The students by name in the report: their shapes', their variants' where there are any,
+    without those that would train as another does. Raises UsageError: the teacher cannot keep
+    documents apart, it or its assistant cannot teach one of these shapes, or variants differ in
+    more than their losses and assistants."""
     check_packing(config, isolated=recipe.data.pack_isolated)
     teacher = shape_of(config)
     shapes, variants, planned = (
@@ -80,15 +81,18 @@ def _trains_as(one: DistillRecipe, other: DistillRecipe) -> bool:
 
 
 def variants_of(recipe: DistillRecipe) -> dict[str, DistillRecipe]:
-    """Name -> the recipe of each of `variants`; the recipe itself without any. A variant of another method keeps no key
-    of the recipe's loss. Raises UsageError: one changes another key."""
+    """Name -> the recipe of each of `variants`; the recipe itself without any. A variant of another
+    method keeps no key of the recipe's loss. Raises UsageError: one changes another key."""
     found = {}
     for name, changes in recipe.variants.items():
         changed = dict(flatten(changes))
         if wrong := [
             k for k in changed if k not in ("method", "assistant") and not k.startswith("loss.")
         ]:
-            message = f"variant {name} sets {wrong[0]}; variants of a run on text set method, loss and assistant"
+            message = (
+                f"variant {name} sets {wrong[0]}; variants of a run on text set method, loss and "
+                "assistant"
+            )
             raise UsageError(message, "compare other keys in runs of their own")
         method = changed.get("method", recipe.method)
         loss = dict(recipe.loss) if method == recipe.method else {}
@@ -107,7 +111,8 @@ def variants_of(recipe: DistillRecipe) -> dict[str, DistillRecipe]:
 
 
 def student_shapes(recipe: DistillRecipe, teacher: ModelShape) -> dict[str, ModelShape]:
-    """The students' shapes by name in the report: `student`, or with several students the shape as given."""
+    """The students' shapes by name in the report: `student`, or with several students the shape as
+    given."""
     texts = recipe.student.to
     if len(set(texts)) < len(texts):
         raise UsageError(f"--to names a shape twice: {', '.join(texts)}")
@@ -118,9 +123,10 @@ def student_shapes(recipe: DistillRecipe, teacher: ModelShape) -> dict[str, Mode
 def assistant_shape(
     recipe: DistillRecipe, teacher: ModelShape, students: Mapping[str, ModelShape]
 ) -> ModelShape | None:
-    """The shape of the teacher assistant that all students learn from, if they need one (MiniLM, arXiv 2002.10957,
-    section 3.3). A student with at most half the teacher's layers and half its width learns better from an assistant,
-    which has the teacher's layers and the student's width and learnt from the teacher."""
+    """The shape of the teacher assistant that all students learn from, if they need one (MiniLM,
+    arXiv 2002.10957, section 3.3). A student with at most half the teacher's layers and half its
+    width learns better from an assistant, which has the teacher's layers and the student's width
+    and learnt from the teacher."""
     if recipe.assistant == "none":
         return None
     if recipe.assistant != "auto":
@@ -132,7 +138,8 @@ def assistant_shape(
     if len(set(needed.values())) > 1:
         listed = "; ".join(f"{name}: {shape or 'none'}" for name, shape in needed.items())
         raise UsageError(
-            f"the students need different teacher assistants ({listed}), so one teacher pass cannot serve them",
+            f"the students need different teacher assistants ({listed}), so one teacher pass "
+            "cannot serve them",
             "distil them one by one, or give one --assistant for all (none, or LxH)",
         )
     return next(iter(needed.values()))

@@ -53,9 +53,9 @@ def task_recipe(
     options: Mapping[str, Any],
     overrides: Mapping[str, Any] | None = None,
 ) -> Resolved[TaskDistillRecipe]:
-    """The recipe of a task's distillation, over the shipped recipe of its method and task. A `recipe` of `distill` on
-    text becomes the stage on text. `overrides` win over everything, such as a variant's. The other arguments, and
-    errors, are those of `resolve`."""
+    """The recipe of a task's distillation, over the shipped recipe of its method and task. A
+    `recipe` of `distill` on text becomes the stage on text. `overrides` win over everything, such
+    as a variant's. The other arguments, and errors, are those of `resolve`."""
     given = {key: value for key, value in options.items() if value is not None} | dict(
         overrides or {}
     )
@@ -95,14 +95,16 @@ def task_recipe(
 
 
 def ablations(name: str) -> dict[str, dict[str, Any]]:
-    """Variants in a shipped list (`recipes/ablations/NAME.yaml`) or a YAML file: name -> dotted keys it overrides. The
-    first is the recipe itself. Raises a `UsageError` if there is no such list or it has another form."""
+    """Variants in a shipped list (`recipes/ablations/NAME.yaml`) or a YAML file: name -> dotted
+    keys it overrides. The first is the recipe itself. Raises a `UsageError` if there is no such
+    list or it has another form."""
     known = shipped("ablations")
     path = known.get(name, Path(name))
     if not path.is_file():
         raise UsageError(
             f"no list of variants '{name}'{did_you_mean(name, known)}",
-            f"shipped: {', '.join(known)}; or give the path of a YAML file: name: {{key.path: value}}",
+            f"shipped: {', '.join(known)}; or give the path of a YAML file: name: "
+            f"{{key.path: value}}",
         )
     listed = read_recipe(str(path), None)
     for key, value in listed.items():
@@ -112,8 +114,8 @@ def ablations(name: str) -> dict[str, dict[str, Any]]:
 
 
 def stage_settings(recipe: TaskDistillRecipe) -> FinetuneTrainSettings:
-    """`train:` of the intermediate stage: the prediction stage's, with the keys of `intermediate`. Raises a
-    `UsageError` for an unknown key, a wrong value, or a key that all stages share."""
+    """`train:` of the intermediate stage: the prediction stage's, with the keys of `intermediate`.
+    Raises a `UsageError` for an unknown key, a wrong value, or a key that all stages share."""
     known = list(FinetuneTrainSettings.model_fields)
     for key in recipe.intermediate:
         if key in ("seed", "dtype"):
@@ -132,7 +134,8 @@ def stage_settings(recipe: TaskDistillRecipe) -> FinetuneTrainSettings:
 
 
 def undistilled_recipe(recipe: TaskDistillRecipe, student: str) -> Resolved[FinetuneRecipe]:
-    """How a student is fine-tuned without a teacher: the task's shipped recipe, with the overrides."""
+    """How a student is fine-tuned without a teacher: the task's shipped recipe, with the
+    overrides."""
     options: dict[str, Any] = {"model": student} | {
         key: getattr(recipe, key) for key in ("task", "keep", "choose_on")
     }

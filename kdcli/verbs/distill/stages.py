@@ -1,4 +1,5 @@
-"""Distilling on a task: [text ->] [copies ->] intermediate -> prediction -> the student undistilled.
+"""Distilling on a task: [text ->] [copies ->] intermediate -> prediction -> the student
+undistilled.
 
 Every stage is a run in a directory of its own; the prediction stage is the run of the output
 directory itself.

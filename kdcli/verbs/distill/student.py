@@ -1,4 +1,5 @@
-"""Distilling as the engine sees it: students, each with a loss, against the signals of one teacher."""
+"""Distilling as the engine sees it: students, each with a loss, against the signals of one
+teacher."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, reduce
@@ -22,8 +23,8 @@ from kdcli.workloads.workload import Workload
 
 @cache
 def relation_kernel(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
-    """`relation.kernel` and where it is to run -> a `kdcli.losses.relation.KERNEL`. Raises MachineError: Triton was
-    asked for and cannot run."""
+    """`relation.kernel` and where it is to run -> a `kdcli.losses.relation.KERNEL`. Raises
+    MachineError: Triton was asked for and cannot run."""
     if wanted == "torch" or (wanted == "auto" and device.type != "cuda"):
         return "torch"
     if wanted == "auto" and torch.cuda.get_device_capability(device) < (8, 0):
@@ -42,7 +43,8 @@ def relation_kernel(wanted: str, device: torch.device, dtype: torch.dtype) -> st
 
 
 class Student(nn.Module):
-    """An encoder, its loss and the loss's projections: trained, clipped and checkpointed together."""
+    """An encoder, its loss and the loss's projections: trained, clipped and checkpointed
+    together."""
 
     def __init__(
         self, encoder: PreTrainedModel, objective: Objective, pool: nn.Module | None = None
@@ -77,8 +79,9 @@ def teacher_needs(students: Mapping[str, Student]) -> Needs:
 def fit_projections(
     objective: Objective, teacher: PreTrainedModel, student: PreTrainedModel, text: Examples | None
 ) -> None:
-    """Fit the projections of narrower states to the teacher's by least squares over a sample of `text`; both models on
-    the CPU. Random ones would first pull the student's states away from where they start."""
+    """Fit the projections of narrower states to the teacher's by least squares over a sample of
+    `text`; both models on the CPU. Random ones would first pull the student's states away from
+    where they start."""
     fitted = [
         p
         for p in objective.projections.modules()
@@ -111,7 +114,8 @@ def fit_projections(
 def freeze_unreached(
     students: Mapping[str, Student], teacher: PreTrainedModel, batch: Batch
 ) -> None:
-    """Freeze, and log, the weights that a student's loss does not depend on; all models and `batch` on the CPU."""
+    """Freeze, and log, the weights that a student's loss does not depend on; all models and `batch`
+    on the CPU."""
     with torch.no_grad():
         signals = capture(teacher, teacher_needs(students))(batch)
     freeze_unused(students, batch, signals)
@@ -127,7 +131,8 @@ def freeze_unused(students: Mapping[str, Student], batch: Batch, signals: Signal
         if unreached:
             modules = {p.removeprefix("captured.model.").rsplit(".", 1)[0] for p in unreached}
             Progress.log(
-                f"{name}: no gradient reaches {len(unreached)} tensors behind the last signal; they keep their initial "
+                f"{name}: no gradient reaches {len(unreached)} tensors behind the last signal; "
+                "they keep their initial "
                 f"values: {', '.join(sorted(modules))}"
             )
 

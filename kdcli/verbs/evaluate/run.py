@@ -138,7 +138,8 @@ def _request(recipe: EvaluateRecipe) -> EvaluationRequest:
 
 
 def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
-    """Check what needs neither data nor model. Raises UsageError: no model, no task, or contradicting options."""
+    """Check what needs neither data nor model. Raises UsageError: no model, no task, or
+    contradicting options."""
     if not recipe.models or recipe.task is None:
         missing = "no model" if not recipe.models else "no task"
         raise UsageError(
@@ -147,7 +148,8 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
     if recipe.masks and (len(recipe.models) > 1 or recipe.measure.latency):
         raise UsageError(
             "--mask takes one model, the base of every mask, and measures no latency",
-            "kdcli evaluate BASE --mask FILE [--mask FILE]; kdcli mask apply saves a model to measure",
+            "kdcli evaluate BASE --mask FILE [--mask FILE]; kdcli mask apply saves a model to "
+            "measure",
         )
     bits = bool(recipe.masks) and all(Path(mask).suffix == PUBLISHED for mask in recipe.masks)
     if not bits and (recipe.head.kind is not None or recipe.head.words is not None):
@@ -208,8 +210,8 @@ def _load(
 
 
 def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_code: bool) -> Model:
-    """A base under a mask, with the head of the mask. Raises UsageError: see `kdcli.deploy.sparse.load.load`; a mask for
-    another task or other labels."""
+    """A base under a mask, with the head of the mask. Raises UsageError: see
+    `kdcli.deploy.sparse.load.load`; a mask for another task or other labels."""
     base = recipe.models[0]
     if file.suffix == PUBLISHED:
         how: dict[str, Any] = {"kind": recipe.head.kind or "mlm", "words": recipe.head.words}
@@ -226,7 +228,8 @@ def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_cod
     info = open_mask(file).info
     if (info.task, info.labels) != (task.name, task.labels):
         raise UsageError(
-            f"{file} is for task {info.task} with labels {', '.join(info.labels) or 'none'}; {task.name} has "
+            f"{file} is for task {info.task} with labels {', '.join(info.labels) or 'none'}; "
+            f"{task.name} has "
             f"{', '.join(task.labels) or 'none'}",
             "evaluate a mask on its own task",
         )
@@ -316,22 +319,23 @@ def _predict_test(workload: LabelledWorkload, model: Model) -> dict[str, list[An
 
 
 def check_gate_names(data: Labelled, extras: Extras) -> None:
-    """Check the metrics of `--min-metric` before anything is computed. Raises UsageError: unknown for the task, or
-    lower is better."""
+    """Check the metrics of `--min-metric` before anything is computed. Raises UsageError: unknown
+    for the task, or lower is better."""
     higher = [m for m in data.task.metrics if m != "mse" and not m.endswith("_threshold")]
     metrics = [*higher, *(f"{set_name}/{m}" for set_name in data.sets if set_name for m in higher)]
     for metric in extras.gates:
         if metric not in metrics:
             raise UsageError(
-                f"--min-metric {metric}: task {data.task.name} has no such metric for which higher is better"
+                f"--min-metric {metric}: task {data.task.name} has no such metric for which higher "
+                "is better"
                 f"{did_you_mean(metric, metrics)}",
                 f"it has {', '.join(metrics)}",
             )
 
 
 def check_gates(result: RunResult, extras: Extras) -> None:
-    """Compare every model's metrics with the gates: the mean over the sets, or one set as `SET/METRIC`. Raises
-    GateError: at least one gate was missed."""
+    """Compare every model's metrics with the gates: the mean over the sets, or one set as
+    `SET/METRIC`. Raises GateError: at least one gate was missed."""
     missed = []
     for name in result.report.cards if extras.gates else ():
         values = summed_up(

@@ -124,9 +124,9 @@ def agreement(
 ) -> dict[str, float]:
     """Compare a runner with torch in float32 on texts.
 
-    `same`: the share of equal predictions: of texts; for `tokens` of real tokens. `mean` and `most`: of `score`, the
-    absolute differences. `cosine` and `least`: of an encoder (kind None), the mean and least cosine between the two
-    means of the last hidden states over real tokens."""
+    `same`: the share of equal predictions: of texts; for `tokens` of real tokens. `mean` and
+    `most`: of `score`, the absolute differences. `cosine` and `least`: of an encoder (kind None),
+    the mean and least cosine between the two means of the last hidden states over real tokens."""
     found: list[Array] = []
     for begin in range(0, len(texts), ROWS):
         # A question is a text, its context the next one.
@@ -167,11 +167,15 @@ def said(of: dict[str, float], kind: str | None) -> str:
         return f"cosine of the mean vectors {of['cosine']:.4f} {on}, the least {of['least']:.4f}"
     if kind == "score":
         return f"scores differ by {of['mean']:.3g} {on}, at most by {of['most']:.3g}"
-    return f"{of['same']:.1%} of the {'labels of tokens' if kind == 'tokens' else 'predictions'} are the same {on}"
+    return (
+        f"{of['same']:.1%} of the {'labels of tokens' if kind == 'tokens' else 'predictions'} are "
+        f"the same {on}"
+    )
 
 
 def _predicted(outputs: Sequence[Array], kind: Kind | None, mask_BL: Array) -> Array:
-    """Predictions as numbers: a row a text, of `tokens` a row a token; of an encoder the mean vectors [B, D]."""
+    """Predictions as numbers: a row a text, of `tokens` a row a token; of an encoder the mean
+    vectors [B, D]."""
     first = outputs[0]
     if kind is None:
         return np.asarray((first * mask_BL[..., None]).sum(1) / mask_BL.sum(1, keepdims=True))

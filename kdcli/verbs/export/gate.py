@@ -1,4 +1,5 @@
-"""Writes a file whose loss is bounded: products that lose most stay in float32, as few as the bound allows."""
+"""Writes a file whose loss is bounded: products that lose most stay in float32, as few as the bound
+allows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -57,9 +58,10 @@ class Judge(Protocol):
 def write_gated(
     graph: Recorded, judge: Judge, max_drop: float | None
 ) -> tuple[ModelFile, Found, dict[str, Any]]:
-    """Write a file that may be used and loses at most `max_drop` points, None for any; returns it, what it is next to
-    torch, and as facts the products by name, error and whether they stay in float32, and what each attempt lost. Raises
-    GateError: it loses more with every product in float32; MachineError: its vectors are not those of torch."""
+    """Write a file that may be used and loses at most `max_drop` points, None for any; returns it,
+    what it is next to torch, and as facts the products by name, error and whether they stay in
+    float32, and what each attempt lost. Raises GateError: it loses more with every product in
+    float32; MachineError: its vectors are not those of torch."""
     attempts: list[dict[str, Any]] = []
     errors: dict[str, float] = {}
     latest: tuple[ModelFile, Found] | None = None
@@ -92,7 +94,8 @@ def write_gated(
         assert latest is not None
         kind = MachineError if judge.too_far(latest[1]) else GateError
         raise kind(
-            f"the file in {graph.precision} is worse than allowed{' with every product in float32' * bool(errors)}: "
+            f"the file in {graph.precision} is worse than "
+            f"allowed{' with every product in float32' * bool(errors)}: "
             f"{reason}",
             "allow more (--max-drop), or export in full precision or to the other format",
         )

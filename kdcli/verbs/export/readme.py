@@ -44,12 +44,14 @@ USE: dict[str | None, tuple[str, str]] = {
     ),
     None: (
         TEXTS,
-        "(last_hidden_state,) = run(inputs)\nprint(last_hidden_state.shape)  # texts, tokens, width",
+        "(last_hidden_state,) = run(inputs)\nprint(last_hidden_state.shape)  # texts, tokens, "
+        "width",
     ),
     "class": (TEXTS, "(logits,) = run(inputs)\nprint([labels[i] for i in logits.argmax(-1)])"),
     "multi": (
         TEXTS,
-        "(logits,) = run(inputs)\nprint([[labels[i] for i in (row > 0).nonzero()[0]] for row in logits])",
+        "(logits,) = run(inputs)\nprint([[labels[i] for i in (row > 0).nonzero()[0]] for row in "
+        "logits])",
     ),
     "score": (TEXTS, "(logits,) = run(inputs)\nprint(logits[:, 0].tolist())"),
     "tokens": (

@@ -1,7 +1,8 @@
-"""`kdcli export`: an encoder or a fine-tuned model as a directory for ONNX Runtime or OpenVINO, without torch.
+"""`kdcli export`: an encoder or a fine-tuned model as a directory for ONNX Runtime or OpenVINO,
+without torch.
 
-The directory holds the model file, the tokenizer, config.json with the labels, README.md with example code, and
-export.json with the measured error. It is written atomically.
+The directory holds the model file, the tokenizer, config.json with the labels, README.md with
+example code, and export.json with the measured error. It is written atomically.
 """
 
 import hashlib
@@ -127,14 +128,16 @@ def export(
     overwrite: bool = False,
     trust_remote_code: bool = False,
 ) -> Exported:
-    """Export a model (hub id, directory or `demo`) and compare each file with torch. An embedding model, or an encoder
-    with `pooling`, gives vectors of texts. `precisions`: if several, the first is `fp32`; the files lie side by side,
-    and export.json has the others under `also`. `data`: see `ExportRecipe`; text is by default the demo's. With `task`
-    a file is judged on its data: then products stay in float32 until it loses at most `max_drop` points of the first
-    metric. `weights`: model.safetensors too. `output_dir` is by default runs/export-NAME-FORMAT, numbered; `overwrite`
-    replaces an export there. Raises UsageError: unknown format or precision, a directory that is not an export, a model
-    that cannot be loaded or exported; GateError: too much is lost; MachineError: a library is missing, the disk is
-    full, or the file differs from torch."""
+    """Export a model (hub id, directory or `demo`) and compare each file with torch. An embedding
+    model, or an encoder with `pooling`, gives vectors of texts. `precisions`: if several, the first
+    is `fp32`; the files lie side by side, and export.json has the others under `also`. `data`: see
+    `ExportRecipe`; text is by default the demo's. With `task` a file is judged on its data: then
+    products stay in float32 until it loses at most `max_drop` points of the first metric.
+    `weights`: model.safetensors too. `output_dir` is by default runs/export-NAME-FORMAT, numbered;
+    `overwrite` replaces an export there. Raises UsageError: unknown format or precision, a
+    directory that is not an export, a model that cannot be loaded or exported; GateError: too much
+    is lost; MachineError: a library is missing, the disk is full, or the file differs from torch.
+    """
     check_request(format, precisions, task, max_drop)
     name = "-".join(
         ["export", Path(short(source)).name, format, *(p for p in precisions if p != "fp32")]
@@ -211,7 +214,8 @@ def _facts_of(
 
 
 def _parts(file: Path) -> list[Path]:
-    """A model file and that of its weights: `openvino_model.bin`, or `model.onnx.data` above 2 GB."""
+    """A model file and that of its weights: `openvino_model.bin`, or `model.onnx.data` above 2
+    GB."""
     return sorted(
         part for part in file.parent.iterdir() if part.name.split(".")[0] == file.name.split(".")[0]
     )
@@ -243,8 +247,8 @@ def check_request(
 
 @dataclass(frozen=True)
 class _Part:
-    """A model ready to export: `kind` of its head (`embedding`: vectors, None: no head), tokens that it reads at most
-    (None: its positions), how vectors are made."""
+    """A model ready to export: `kind` of its head (`embedding`: vectors, None: no head), tokens
+    that it reads at most (None: its positions), how vectors are made."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -344,15 +348,16 @@ def _notes(gate: dict[str, Any], found: Found) -> list[str]:
     if kept:
         names = ", ".join(f"{each['name']} ({each['error']:.2g})" for each in kept)
         notes.append(
-            f"{len(kept)} of {len(gate['products'])} products are in float32, by the error that each alone causes: "
+            f"{len(kept)} of {len(gate['products'])} products are in float32, by the error that "
+            "each alone causes: "
             f"{names}"
         )
     return notes
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:
-    """Allow a new or empty directory, and with `overwrite` an earlier export. Raises UsageError: a file, or another
-    directory that is not empty."""
+    """Allow a new or empty directory, and with `overwrite` an earlier export. Raises UsageError: a
+    file, or another directory that is not empty."""
     check_writable(folder, directory=True)
     is_export = any((place / FACTS).is_file() for place in (folder, folder / STAGED))
     if folder.is_dir() and content_of(folder) and not (is_export and overwrite):
@@ -367,7 +372,8 @@ def check_folder(folder: Path, overwrite: bool) -> None:
 def _load(
     source: str, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Kind | None, list[str]]:
-    """The model with the head that its config.json names, its tokenizer, the kind of the head, and notes."""
+    """The model with the head that its config.json names, its tokenizer, the kind of the head, and
+    notes."""
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     architecture = next(iter(config.architectures or ()), type(config).__name__)

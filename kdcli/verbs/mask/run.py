@@ -91,8 +91,8 @@ def info(file: Path) -> MaskResult:
 
 
 def diff(first: Path, second: Path) -> MaskResult:
-    """How much two masks of the same shapes have in common, matrix by matrix. Raises UsageError: see `read_mask`; they
-    mask other matrices."""
+    """How much two masks of the same shapes have in common, matrix by matrix. Raises UsageError:
+    see `read_mask`; they mask other matrices."""
     one, other = read_mask(first), read_mask(second)
     if one.info.shapes != other.info.shapes:
         raise UsageError(
@@ -133,12 +133,14 @@ def apply(
     output_dir: Path | None,
     trust_remote_code: bool,
 ) -> MaskResult:
-    """Save the model that a mask makes of its base, by default in runs/mask-NAME, numbered. `base` None is where the
-    mask says, which an `.npy` of the SMP authors does not. `task` and `sets` (of `head.kind` and `head.words`) give
-    such an `.npy` its head; a task of None is the one that the file's name begins with, as the authors' do. `sparsity`
-    and `masking` re-threshold the stored scores, see `kdcli.pruners.selection`; `compacted` removes what is empty, see
-    `kdcli.deploy.sparse.compact`, instead of storing zeros. Raises UsageError: see `read_mask`, `check_base`, `published_mask`
-    and `compact`; no scores to cut; a directory that is not empty."""
+    """Save the model that a mask makes of its base, by default in runs/mask-NAME, numbered. `base`
+    None is where the mask says, which an `.npy` of the SMP authors does not. `task` and `sets` (of
+    `head.kind` and `head.words`) give such an `.npy` its head; a task of None is the one that the
+    file's name begins with, as the authors' do. `sparsity` and `masking` re-threshold the stored
+    scores, see `kdcli.pruners.selection`; `compacted` removes what is empty, see
+    `kdcli.deploy.sparse.compact`, instead of storing zeros. Raises UsageError: see `read_mask`,
+    `check_base`, `published_mask` and `compact`; no scores to cut; a directory that is not empty.
+    """
     folder = output_dir or numbered(f"mask-{file.stem}", taken=False)
     check_writable(folder, directory=True)
     # Where a kill left something staged, the rest is what had been moved into place.

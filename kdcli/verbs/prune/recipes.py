@@ -12,10 +12,10 @@ from kdcli.workloads.as_trained import trained_task
 def prune_recipes(
     methods: Sequence[str], *, recipe: str | None, sets: Sequence[str], options: Mapping[str, Any]
 ) -> list[Resolved[PruneRecipe]]:
-    """Resolve a recipe for each method, or for the recipe's own if none is given; see `resolve`. Unless `recipe` names
-    a task itself, a method takes the shipped recipe of its name and the task, beneath `recipe`. The data and budget of
-    that recipe hold for the other methods too. A model that kdcli trained on a task is pruned on it if none is
-    given."""
+    """Resolve a recipe for each method, or for the recipe's own if none is given; see `resolve`.
+    Unless `recipe` names a task itself, a method takes the shipped recipe of its name and the task,
+    beneath `recipe`. The data and budget of that recipe hold for the other methods too. A model
+    that kdcli trained on a task is pruned on it if none is given."""
     given = resolve(PruneRecipe, recipe=recipe, sets=sets, options=options)
     if "task" not in given.origins and (task := trained_task(given.recipe.model)) is not None:
         options = {**options, "task": task}
@@ -46,8 +46,8 @@ def prune_recipes(
 
 
 def with_defaults(resolved: Resolved[PruneRecipe]) -> Resolved[PruneRecipe]:
-    """The recipe with what its method's authors ran it with, for keys that nobody set. Raises UsageError: no such
-    method."""
+    """The recipe with what its method's authors ran it with, for keys that nobody set. Raises
+    UsageError: no such method."""
     method = resolved.recipe.method
     own = defaults(method)
     keys = {

@@ -2,7 +2,8 @@
 sparsity.
 
 A batch of token ids -> outputs under the masks -> the labels' loss, a teacher's, the method's own
-terms -> engine. After training: the masked, the compact and the sparse form next to the dense model.
+terms -> engine. After training: the masked, the compact and the sparse form next to the dense
+model.
 """
 
 from __future__ import annotations

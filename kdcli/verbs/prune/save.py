@@ -75,7 +75,8 @@ def save_and_report(
     if outcome.best_step is not None:
         notes.append(
             f"the weights of step {outcome.best_step} were kept, chosen by {workload.metric} on "
-            f"{workload.evaluated_on}, on which the scores are also reported, among the evaluations "
+            f"{workload.evaluated_on}, on which the scores are also reported, among the "
+            "evaluations "
             f"from step {built.job.best_from} on, which have the requested density"
         )
     loads = "anywhere"

@@ -31,8 +31,9 @@ BEFORE, AFTER = "untrimmed", "trimmed"
 
 
 def run(resolved: Resolved[TrimRecipe], invocation: RunOptions) -> RunResult | None:
-    """Trim a model and report; None in a process that prints nothing. Raises KdcliError: see `kdcli.errors`; nothing
-    was written if model or data cannot be used, or every token is needed."""
+    """Trim a model and report; None in a process that prints nothing. Raises KdcliError: see
+    `kdcli.errors`; nothing was written if model or data cannot be used, or every token is needed.
+    """
     recipe = resolved.recipe
     if recipe.data.source is None:
         raise UsageError(
