@@ -421,9 +421,29 @@ def test_a_fault_of_the_file_system_is_one_line(fault, code, monkeypatch):
     assert (done.exit_code, done.stderr) == (code, "error: /the/file cannot be used: the reason\n")
 
 
-def test_a_missing_file_that_nobody_named_stays_a_bug(monkeypatch):
+def test_a_full_disk_needs_no_file_name(monkeypatch):
     def fail(*_, **__):
-        raise FileNotFoundError(errno.ENOENT, "gone", "x")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("kdcli.verbs.distill.run.distill", fail)
+    done = run("distill", "demo")
+    message = "error: a file cannot be used: No space left on device\n"
+    assert (done.exit_code, done.stderr) == (3, message)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, "gone", "x"),
+        OSError(errno.EMFILE, "Too many open files", "x"),
+        PermissionError(errno.EPERM, "Operation not permitted"),
+        NotADirectoryError(errno.ENOTDIR, "Not a directory"),
+    ],
+    ids=repr,
+)
+def test_a_fault_that_kdcli_may_have_caused_stays_a_bug(monkeypatch, error):
+    def fail(*_, **__):
+        raise error
 
     monkeypatch.setattr("kdcli.verbs.distill.run.distill", fail)
     assert run("distill", "demo").exit_code == 1

@@ -10,11 +10,11 @@ from typer.core import TyperGroup
 from kdcli import __version__
 from kdcli.errors import Interrupted, KdcliError, MachineError, Stopped, UsageError, shortened
 
-# Faults of a file system that no code of ours can cause; a missing file would be ours.
-OF_MACHINE = ("EACCES", "EPERM", "EROFS", "EIO", "ENOSPC", "EDQUOT", "EMFILE", "ENFILE")
-OF_PATH = ("ENAMETOOLONG", "ENOTDIR", "ELOOP")  # only a path that a user gave can have these
-FAULTS: dict[int, type[KdcliError]] = {getattr(errno, name): MachineError for name in OF_MACHINE}
-FAULTS |= {getattr(errno, name): UsageError for name in OF_PATH}
+# Errors of a file system that no code of kdcli can cause. A missing file, a full table of file
+# descriptors, or a permission that belongs to no file would be a bug of kdcli.
+OF_DISK = ("EROFS", "EIO", "ENOSPC", "EDQUOT", "ENFILE")
+OF_PERMISSION = ("EACCES", "EPERM")
+OF_PATH = ("ENAMETOOLONG", "ENOTDIR", "ELOOP")  # Only a path that the user gave can have these.
 RESUME_AUTO = ("--resume", "auto")
 MAX_CHARACTERS = 4_096
 """Characters of an argument; no path is longer."""
@@ -43,13 +43,11 @@ class Verbs(TyperGroup):
         except KdcliError as caught:
             error = caught
         except OSError as caught:
-            if (kind := FAULTS.get(caught.errno or 0)) is None:
+            if (kind := _kind_of(caught)) is None:
                 _tell_bug(caught)
                 raise
-            error = kind(
-                f"{shortened(str(caught.filename or 'a file'), 200)} cannot be used: "
-                f"{caught.strerror}"
-            )
+            name = shortened(str(caught.filename or "a file"), 200)
+            error = kind(f"{name} cannot be used: {caught.strerror}")
         except RuntimeError as caught:
             from kdcli.engine.processes import lost_another
 
@@ -64,6 +62,14 @@ class Verbs(TyperGroup):
             raise
         _say(error)
         raise typer.Exit(error.exit_code) from None
+
+
+def _kind_of(error: OSError) -> type[KdcliError] | None:
+    """Return what an error of a file system is to the user; None for a bug of kdcli."""
+    name = errno.errorcode.get(error.errno or 0)
+    if name in OF_DISK or (name in OF_PERMISSION and error.filename is not None):
+        return MachineError
+    return UsageError if name in OF_PATH and error.filename is not None else None
 
 
 def _say(error: KdcliError) -> None:

@@ -163,20 +163,25 @@ def is_main() -> bool:
     return int(os.environ.get("RANK", own)) == 0
 
 
+PEER_IS_GONE = (
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "remote process exited",
+    "remote server shutdown",
+    "ncclRemoteError",
+    "NCCL communicator was aborted",
+    "collective operation timeout",
+)
+
+
 def lost_another(error: RuntimeError) -> bool:
-    """True for torch errors that mean another process of the run is gone."""
-    # Gloo has no exception type for it; those of NCCL and of the store are not loaded with the
-    # command line.
-    gone = (
-        "closed by peer",
-        "reset by peer",
-        "Broken pipe",
-        "remote process exited",
-        "remote server shutdown",
-    )
-    return joined() and (
-        any(words in str(error) for words in gone) or type(error).__name__.startswith("Dist")
-    )
+    """Whether an error of torch means that another process of the run is gone."""
+    # Gloo has no exception type for it. The types of the store are not loaded with the command
+    # line, so they are known by name. A `DistBackendError` may also be a wrong call of NCCL, which
+    # is a bug, so its message decides.
+    of_store = type(error).__name__ in ("DistNetworkError", "DistStoreError")
+    return joined() and (of_store or any(words in str(error) for words in PEER_IS_GONE))
 
 
 class Child(Protocol):

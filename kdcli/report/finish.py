@@ -134,6 +134,7 @@ class ReportedModel:
         variant: of the method, in an ablation.
         source: the model that this one was made from, if the recipe does not say.
         run: the run that measured the model, in a comparison of runs.
+        timed: what is loaded to measure the model's latency; None if it is not measured.
     """
 
     name: str
@@ -148,6 +149,7 @@ class ReportedModel:
     variant: str | None = None
     source: str | None = None
     run: str | None = None
+    timed: Subject | None = None
 
     def entry(self, run: Path) -> Model:
         """Return what report.json has; a model inside the run's directory goes by its name.
@@ -168,11 +170,24 @@ def without_distillation(
     return ReportedModel(student + UNDISTILLED, role, None, of=student)
 
 
-def with_baseline(cards: Mapping[str, Card]) -> list[ReportedModel]:
-    """Return models that are compared with the first of them."""
+def with_baseline(
+    cards: Mapping[str, Card], timed: Mapping[str, Subject] | None = None
+) -> list[ReportedModel]:
+    """Return models that are compared with the first of them.
+
+    Args:
+        timed: what is loaded to measure each model's latency.
+    """
+    timed = timed or {}
     first, *others = cards
-    candidates = [ReportedModel(name, "candidate", cards[name], first) for name in others]
-    return [ReportedModel(first, "baseline", cards[first]), *candidates]
+    baseline = ReportedModel(first, "baseline", cards[first], timed=timed.get(first))
+    return [
+        baseline,
+        *(
+            ReportedModel(name, "candidate", cards[name], first, timed=timed.get(name))
+            for name in others
+        ),
+    ]
 
 
 @dataclass

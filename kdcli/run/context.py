@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 
-from kdcli.deploy.latency import Latency, Subject
 from kdcli.engine.launch import Session, choose_output_dir, launch, start
+from kdcli.engine.run_dir import RunDir
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import MeasureSettings, RunOptions, Section
-from kdcli.report.finish import measure
+from kdcli.report.finish import ReportContents, RunResult, measure, write_report
 
 RecipeT = TypeVar("RecipeT", bound=Section)
 
@@ -68,10 +67,23 @@ class RunContext(Generic[RecipeT]):
         chosen = choose_output_dir("", resolved, options, self.session)
         return RunContext(resolved, options, self.session, chosen)
 
-    def measure(self, subjects: Sequence[Subject], settings: MeasureSettings) -> Latency:
-        """Measure latency as a recipe's `measure` section says; the first subject is the
-        baseline."""
-        return measure(subjects, settings, self.session)
+    def report(
+        self,
+        contents: ReportContents,
+        settings: MeasureSettings | None = None,
+        folder: Path | None = None,
+    ) -> RunResult:
+        """Measure the models that are to be timed, then write the report and the model cards.
+
+        Args:
+            contents: the first of the timed models is the baseline of the speed-ups.
+            settings: how latency is measured; None measures nothing.
+            folder: the directory of a stage; None for the run's own.
+        """
+        timed = [model.timed for model in contents.models if model.timed is not None]
+        if settings is not None and timed:
+            contents.latency = measure(timed, settings, self.session)
+        return write_report(RunDir(folder or self.folder), contents)
 
 
 def cpu_session(*, trust_remote_code: bool = False) -> Session:

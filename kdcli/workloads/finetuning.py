@@ -16,17 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from kdcli.data.tasks import OWN, task_of
-from kdcli.deploy.latency import Latency, Subject
+from kdcli.deploy.latency import Subject
 from kdcli.disk import write_atomic
 from kdcli.engine.launch import Session, make_schedule
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import RunDir
 from kdcli.metrics.bootstrap import Array, Scorer
 from kdcli.models.card import describe
 from kdcli.models.model import Model
 from kdcli.models.training_rows import FILE, all_rows
 from kdcli.recipe.resolve import Resolved
-from kdcli.report.finish import ReportContents, ReportedModel, RunResult, write_report
+from kdcli.report.finish import ReportContents, ReportedModel, RunResult
 from kdcli.report.schema import FINETUNED, Evaluation, Selection
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Stage, StageJob, run_stage
@@ -138,12 +137,9 @@ def finetune_stage(
 
 
 def scores_after_training(workload: Workload, model: Model, outcome: Outcome) -> ModelScores:
-    """Score a model after its training; its tokenizer then limits rows as the training did."""
+    """Score a model after its training."""
     if outcome.best_step is not None:
         Progress.log(f"the best weights are those of step {outcome.best_step}")
-    if isinstance(workload, LabelledWorkload):
-        # Saved with the model: kdcli reads it, and so does any other user of the model.
-        model.tokenizer.model_max_length = workload.max_length
     return workload.score(model, worst=WORST)
 
 
@@ -179,16 +175,15 @@ def save_and_report(
     contents.outcome = outcome
     contents.notes = [*workload.notes, *kept_weights_note(workload, outcome)]
     contents.evaluations = scores.rows(FINETUNED)
-    if measured:
-        contents.latency = measured_latency(context, recipe, folder)
-    write_report(RunDir(folder), contents)
+    context.report(contents, recipe.measure if measured else None, folder)
 
 
 def finetune_contents(
     workload: Workload, recipe: FinetuneRecipe, folder: Path, card: Card
 ) -> ReportContents:
     """The report of a fine-tuned model, without scores and latency."""
-    model = ReportedModel(FINETUNED, "finetuned", card, folder=folder)
+    timed = Subject(FINETUNED, str(folder))
+    model = ReportedModel(FINETUNED, "finetuned", card, folder=folder, timed=timed)
     return ReportContents(
         "finetune",
         recipe,
@@ -196,11 +191,6 @@ def finetune_contents(
         auto_class=workload.auto_class,
         pipeline=workload.pipeline,
     )
-
-
-def measured_latency(context: RunContext[Any], recipe: FinetuneRecipe, folder: Path) -> Latency:
-    """The latency of a fine-tuned model, as its recipe says."""
-    return context.measure([Subject(FINETUNED, str(folder))], recipe.measure)
 
 
 def selected_report(
@@ -220,8 +210,7 @@ def selected_report(
     contents.notes = chosen.report.notes
     contents.selection = selection
     contents.evaluations = chosen.report.evaluations
-    contents.latency = measured_latency(context, context.recipe, context.folder)
-    write_report(RunDir(context.folder), contents)
+    context.report(contents, context.recipe.measure)
 
 
 def drop_weights(folder: Path) -> None:

@@ -40,6 +40,7 @@ class GenerationWorkload(LabelledWorkload):
 
     generation: GenerationSettings = field(default_factory=GenerationSettings)
     needs: Needs = MASKED_LOGITS
+    one_pass: bool = False
 
     def masked(self, rows: TokenizedRows, *, static: bool, seed: int) -> Masked:
         """Rows with a share of their targets masked."""

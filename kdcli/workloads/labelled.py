@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from kdcli.models.heads import (
     GENERIC,
     check_head,
     load_for_task,
+    misfit_of,
     tokenizer_for,
     tuned_length,
 )
@@ -262,12 +264,7 @@ class LabelledWorkload(Workload):
         )
 
     def load_teacher(
-        self,
-        source: str,
-        reader: Model,
-        label_map: Sequence[int] | None = None,
-        *,
-        own_tokens: bool = False,
+        self, source: str, reader: Model, *, head: TaskHeadSettings, own_tokens: bool = False
     ) -> Model:
         """Load a teacher that was fine-tuned for the task.
 
@@ -281,7 +278,7 @@ class LabelledWorkload(Workload):
         teacher = load_for_task(
             source,
             self.data.task,
-            label_map=label_map,
+            label_map=head.label_map,
             new_head=False,
             trust_remote_code=self.session.trust_remote_code,
         )
@@ -289,6 +286,15 @@ class LabelledWorkload(Workload):
             check_vocabulary(teacher, reader.tokenizer, reader.source)
         Progress.log(f"teacher {source}: {teacher.note}")
         return teacher
+
+    def fits(self, source: str) -> bool:
+        config = load_config(source, trust_remote_code=self.session.trust_remote_code)
+        return misfit_of(source, config, self.data.task, None) is None
+
+    def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
+        # Every user of the saved model cuts rows at the length that it was trained with.
+        model.tokenizer.model_max_length = self.max_length
+        super().save(model, folder, rows)
 
     def targets(
         self,

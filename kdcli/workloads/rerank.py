@@ -35,7 +35,7 @@ from kdcli.models.embedder import PROMPTS, json_file
 from kdcli.models.heads import load_for_task, with_new_head
 from kdcli.models.load import load_config, save_model
 from kdcli.models.model import Model
-from kdcli.models.shape import build_student, positions_of
+from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.sections import KdSettings, TrainSettings
 from kdcli.targets.targets import StorePlace, stored_signals
@@ -67,7 +67,6 @@ from kdcli.workloads.workload import (
     Workload,
     WorkloadRequest,
     bucketed,
-    freeze_unused,
 )
 
 TASKS = (RERANK.name,)
@@ -79,6 +78,8 @@ ACTIVATIONS = {
     "Identity": "torch.nn.modules.linear.Identity",
 }
 SCORES_KEY = "scores"
+SAMPLED_LISTS = 100
+"""Number of lists that a student is fitted to its teacher on."""
 
 
 @dataclass(frozen=True)
@@ -209,16 +210,13 @@ class RerankWorkload(Workload):
 
     @property
     def list_rows(self) -> tuple[ListRows, ListRows]:
-        """The lists to train on and to score, as the reader's tokens, with the scores in the
-        data."""
+        """The lists to train on and to score, as the reader's tokens."""
         if self._rows is None:
             assert self.reader is not None
             parts = [
                 ListRows(lists, tokenize_lists(lists, self.reader, self.row_length))
                 for lists in (self._train, self.judged)
             ]
-            if self.scored:
-                parts = [replace(part, scores=_known(part.lists.scores)) for part in parts]
             self._rows = parts[0], parts[1]
         return self._rows
 
@@ -229,13 +227,6 @@ class RerankWorkload(Workload):
     @property
     def held_out(self) -> Examples:
         return self.list_rows[1]
-
-    def with_scores(self, targets: ScoreTargets) -> RerankWorkload:
-        """The same lists with a teacher's score of each candidate."""
-        train, judged = targets.attach(*self.list_rows)
-        assert isinstance(train, ListRows)
-        assert isinstance(judged, ListRows)
-        return replace(self, _rows=(train, judged))
 
     def with_reference(self, teacher: Model) -> RerankWorkload:
         scores_R = self.candidate_scores(teacher, self.judged).astype(np.float64)
@@ -249,6 +240,12 @@ class RerankWorkload(Workload):
         if self._rows is not None:
             rows = self._rows[0], replace(self._rows[1], lists=judged)
         return replace(self, judged=judged, notes=[*self.notes, note], labels="teacher", _rows=rows)
+
+    @property
+    def sample(self) -> Examples:
+        assert self.reader is not None
+        few = self._train.take(np.arange(min(len(self._train), SAMPLED_LISTS)))
+        return tokenize_lists(few, self.reader, self.row_length)
 
     def plan(self, settings: TrainSettings) -> Plan:
         group = settings.micro_batch_size
@@ -268,6 +265,9 @@ class RerankWorkload(Workload):
             source, seed=seed, trust_remote_code=self.session.trust_remote_code
         )
 
+    def fits(self, source: str) -> bool:
+        return is_reranker(source, trust_remote_code=self.session.trust_remote_code)
+
     def student(
         self,
         origin: Model,
@@ -283,11 +283,7 @@ class RerankWorkload(Workload):
         if shape == full and init != "random":
             network = copy.deepcopy(origin.model)
             return replace(origin, model=network, tokenizer=copy.deepcopy(origin.tokenizer))
-        few = self._train.take(np.arange(min(len(self._train), 100)))
-        text = tokenize_lists(few, origin, self.row_length)
-        built = build_student(
-            origin.model.base_model, shape, init=init, layers=layers, text=text, seed=seed
-        )
+        built = self.make_student(origin, shape, init=init, layers=layers, seed=seed)
         trusted = self.session.trust_remote_code
         config = copy.deepcopy(built.model.config)
         model = with_new_head(
@@ -337,32 +333,15 @@ class RerankWorkload(Workload):
 
     def job(self, model: Model, settings: TrainSettings, keep: Keep) -> tuple[Job, Schedule]:
         """The job that trains a model against labels and, if the lists have any, scores."""
-        learns = self.list_rows[0].scores is not None
-        weight = self.settings.weight if learns else 0.0
-        if weight < 1 and not self.has_labels:
-            raise UsageError(
-                "the data have no labels, so ranking.weight must be 1", "omit ranking.weight"
-            )
-        kd = KdSettings(weight=weight, temperature=self.settings.temperature)
-        captured, plan = self.capture(model), self.plan(settings)
-
-        def step(batch: Batch) -> StepLoss:
-            scores_R = batch.get(SCORES_KEY)
-            teachers = []
-            if scores_R is not None and weight:
-                teachers = [Signals(mask=batch["attention_mask"], logits=scores_R[:, None])]
-            signals = self.forward(captured, batch)
-            terms = self.mixed_terms(signals, teachers, batch, kd)
-            return StepLoss(terms, self.outputs(signals, batch))
-
-        job = self.training_job({"model": captured}, step, plan.order, keep)
-        freeze_unused(captured, step(self.examples.batch(np.arange(1))).total)
-        return job, plan.schedule
+        if not self.scored:
+            return super().job(model, settings, keep)
+        kd = KdSettings(weight=self.settings.weight, temperature=self.settings.temperature)
+        scores = ScoreTargets(self._train.scores, self.judged.scores)
+        return self.taught_job(model, settings, keep, [scores], kd)
 
     def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
         # Scores that were learnt from labels alone are logits of a relevance.
-        learnt_scores = self.list_rows[0].scores is not None
-        default = ACTIVATIONS["Identity" if learnt_scores else "Sigmoid"]
+        default = ACTIVATIONS["Identity" if self.scored else "Sigmoid"]
         set_activation(model.model, activation_of(model) or default)
         model.tokenizer.model_max_length = tokens_in_row(model, self.row_length)
         save_model(model.model, model.tokenizer, folder, rows)

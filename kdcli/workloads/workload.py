@@ -242,6 +242,8 @@ class Workload(ABC):
         has_labels: whether the training rows have labels.
         has_classes: whether each row has one class.
         has_metrics: whether `metrics` can score the outputs during training.
+        one_pass: whether a model's outputs take one forward pass, so that any runner can compute
+            them.
         held_out_size: size of a held-out example relative to a training example, in sequences.
     """
 
@@ -258,6 +260,7 @@ class Workload(ABC):
     has_labels: bool = True
     has_classes: bool = False
     has_metrics: bool = True
+    one_pass: bool = True
     held_out_size: float = 1.0
 
     @property
@@ -310,6 +313,23 @@ class Workload(ABC):
         Raises:
             UsageError: the model cannot be used, or has no fitting head and gets none.
         """
+
+    def load_teacher(self, source: str, reader: Model, *, head: TaskHeadSettings) -> Model:
+        """Load a model that was trained for this workload, to learn from.
+
+        Args:
+            reader: the model whose tokenizer reads the rows.
+
+        Raises:
+            UsageError: the model cannot be used, or cannot read the same rows.
+        """
+        teacher = self.load(source, head=head, new_head=False)
+        Progress.log(f"teacher {source}: {teacher.note}")
+        return teacher
+
+    def fits(self, source: str) -> bool:
+        """Whether a model can be scored as it is, without training it first."""
+        return True
 
     def make_student(
         self,
@@ -470,6 +490,41 @@ class Workload(ABC):
         losses = self.hard(signals, batch)
         freeze_unused(captured, self.total(losses, signals) if losses else outputs.sum())
         return job, plan.schedule
+
+    def taught_job(
+        self,
+        model: Model,
+        settings: TrainSettings,
+        keep: Keep,
+        targets: Sequence[Targets],
+        kd: KdSettings,
+        extra_terms: Callable[[Signals, Signals], Mapping[str, Term]] | None = None,
+    ) -> tuple[Job, Schedule]:
+        """The job that trains one model against the labels and its teachers' targets.
+
+        The loss is that of `mixed_terms`. Held-out rows without targets count by their labels
+        alone.
+
+        Args:
+            extra_terms: further terms, from the signals of the first teacher and of the model.
+        """
+        job, schedule = self.model_job(model, settings, keep)
+        captured = job.modules["model"]
+        assert isinstance(captured, Capture)
+        examples, held_out = self.examples, self.held_out
+        for each in targets:
+            examples, held_out = each.attach(examples, held_out)
+
+        def step(batch: Batch) -> StepLoss:
+            # First, because it takes tensors out of the batch that no model reads.
+            taught = [s for each in targets if (s := each.signals(batch)) is not None]
+            own = self.forward(captured, batch)
+            terms = self.mixed_terms(own, taught, batch, kd)
+            if extra_terms is not None and taught:
+                terms |= extra_terms(taught[0], own)
+            return StepLoss(terms, self.outputs(own, batch))
+
+        return replace(job, step=step, examples=examples, held_out=held_out), schedule
 
     def mixed_terms(
         self,

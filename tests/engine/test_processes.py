@@ -91,3 +91,20 @@ def test_a_deadline_requests_a_stop():
         request.deadline = 0.0
         assert request.requested
         assert not request.signalled
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "lost"),
+    [
+        ("DistNetworkError", "failed to recv, got 0 bytes", True),
+        ("DistStoreError", "wait timeout after 300000ms", True),
+        ("DistBackendError", "NCCL error: ncclRemoteError: a call failed on the other side", True),
+        ("DistBackendError", "NCCL error: ncclInvalidUsage: wrong datatype", False),
+        ("RuntimeError", "Connection closed by peer [127.0.0.1]:1", True),
+        ("RuntimeError", "The size of tensor a (3) must match the size of tensor b (4)", False),
+    ],
+)
+def test_only_a_lost_peer_is_taken_for_a_lost_peer(monkeypatch, name, message, lost):
+    monkeypatch.setattr(processes, "joined", lambda: True)
+    error = type(name, (RuntimeError,), {})(message)
+    assert processes.lost_another(error) is lost

@@ -28,7 +28,6 @@ from kdcli.report.schema import Comparison, Evaluation
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.embedder import Embedder
-from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.retrieval import RETRIEVAL
 from kdcli.workloads.settings import TaskHeadSettings
 from kdcli.workloads.workload import EvaluationRequest, ModelScores, Workload
@@ -90,7 +89,7 @@ def open_task(
     session = Session(start(device, torch.float32), device, trust_remote_code)
     request = EvaluationRequest(task, list(models.values()), recipe.data, trained)
     workload = open_evaluation(request, session)
-    if isinstance(workload, LabelledWorkload) and workload.kind == "text":
+    if not workload.one_pass:
         raise UsageError(
             f"task {task} generates text, which this verb cannot do", "use kdcli evaluate"
         )

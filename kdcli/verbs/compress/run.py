@@ -14,8 +14,6 @@ from kdcli.engine.processes import stop_requests
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir, numbered
 from kdcli.errors import GateError
-from kdcli.models.heads import misfit_of
-from kdcli.models.load import load_config
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report import schema
@@ -39,10 +37,7 @@ from kdcli.verbs.compress.runner import StepRunner, kind_of
 from kdcli.verbs.compress.search import TEACHER, Candidate, Search, check_backends
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
 from kdcli.verbs.compress.shapes import Untrained, measure_untrained
-from kdcli.verbs.compress.steps import RERANK, Kind
 from kdcli.workloads import open_evaluation
-from kdcli.workloads.labelled import LabelledWorkload
-from kdcli.workloads.rerank import is_reranker
 from kdcli.workloads.workload import EvaluationRequest
 
 BEST, PICTURE = "best", "pareto.png"
@@ -88,7 +83,7 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
 def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResult:
     """Check goal, model and data, claim the directory, run all steps, and report."""
     recipe, options, journal = resolved.recipe, runner.options, runner.journal
-    rows, fits = check_model(recipe, runner.kind, trusted=options.trust_remote_code)
+    rows, fits = check_model(recipe, trusted=options.trust_remote_code)
     search = Search(runner, str(recipe.model))
     for note in check_rows(recipe, rows):
         Progress.log(note)
@@ -124,7 +119,7 @@ def checked(recipe: CompressRecipe, result: RunResult) -> RunResult:
     return result
 
 
-def check_model(recipe: CompressRecipe, kind: Kind, *, trusted: bool) -> tuple[int, bool]:
+def check_model(recipe: CompressRecipe, *, trusted: bool) -> tuple[int, bool]:
     """Return the number of held-out rows, and whether the model can do the task as it is.
 
     Raises UsageError: the data or the model cannot be used, or no row has a label.
@@ -132,13 +127,7 @@ def check_model(recipe: CompressRecipe, kind: Kind, *, trusted: bool) -> tuple[i
     model, task = str(recipe.model), str(recipe.task)
     request = EvaluationRequest(task, [model], recipe.data, pooling=recipe.pooling)
     workload = open_evaluation(request, cpu_session(trust_remote_code=trusted))
-    rows = workload.row_count
-    if kind == RERANK:
-        return rows, is_reranker(model, trust_remote_code=trusted)
-    if isinstance(workload, LabelledWorkload):
-        config = load_config(model, trust_remote_code=trusted)
-        return rows, misfit_of(model, config, workload.data.task, None) is None
-    return rows, True
+    return workload.row_count, workload.fits(model)
 
 
 def finish(search: Search, judged: CandidateScores) -> RunResult:

@@ -28,7 +28,6 @@ from kdcli.report.finish import (
     ReportedModel,
     RunResult,
     quality_of,
-    write_report,
 )
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
@@ -55,7 +54,7 @@ from kdcli.workloads.finetuning import (
     open_downstream,
     request_of,
 )
-from kdcli.workloads.labelled import WORST, LabelledWorkload
+from kdcli.workloads.labelled import WORST
 from kdcli.workloads.recipes import as_finetune
 from kdcli.workloads.text import TextWorkload, check_masking, read_corpus
 from kdcli.workloads.workload import Workload
@@ -161,13 +160,13 @@ class Cotraining:
         # Each learns from the other.
         rows = all_rows(pair.rows, workload.rows)
         for (name, folder), loaded in zip(self.folders.items(), pair.models.values(), strict=True):
-            if isinstance(workload, LabelledWorkload):
-                # Saved with the model: other users of it cut rows at this length too.
-                loaded.tokenizer.model_max_length = workload.max_length
             if self.context.is_main:
                 workload.save(loaded, folder, rows)
                 card = describe(loaded.model, str(folder), folder)
-                models.append(ReportedModel(name, "peer", card, folder=folder, source=origin))
+                timed = Subject(name, str(folder))
+                models.append(
+                    ReportedModel(name, "peer", card, folder=folder, source=origin, timed=timed)
+                )
         contents = ReportContents("cotrain", self.resolved.recipe, models, outcome=outcome)
         contents.notes, contents.auto_class = self.notes, workload.auto_class
         if workload.has_metrics:
@@ -180,7 +179,7 @@ class Cotraining:
         self.contents = contents
         # Only the comparison run reports itself.
         if self.alone and self.context.is_main:
-            write_report(RunDir(self.folder), contents)
+            self.context.report(contents, folder=self.folder)
 
 
 def origin_of(recipe: Recipe) -> str | None:
@@ -204,7 +203,6 @@ def _report(main: Cotraining, others: list[Cotraining], community: Any) -> None:
     sources: dict[str, str | Path] = {**main.folders}
     if community is not None:
         sources = {TEACHER: location(community.source), **sources}
-    subjects = [Subject(name, str(source)) for name, source in sources.items()]
     for each in others:
         sources |= {f"{name} {STANDALONE}": folder for name, folder in each.folders.items()}
     baselines = {name: f"{name} {STANDALONE}" for name in main.folders} if others else {}
@@ -218,7 +216,8 @@ def _report(main: Cotraining, others: list[Cotraining], community: Any) -> None:
     models = []
     if community is not None:
         card = describe_source(community.model, community.source)
-        models.append(ReportedModel(TEACHER, "teacher", card))
+        timed = Subject(TEACHER, location(community.source))
+        models.append(ReportedModel(TEACHER, "teacher", card, timed=timed))
     # The last model, which the report's first numbers are about, is the student.
     first, last = (replace(model, baseline=baselines.get(model.name)) for model in contents.models)
     models.append(first)
@@ -243,8 +242,7 @@ def _report(main: Cotraining, others: list[Cotraining], community: Any) -> None:
         contents.comparisons = result.comparisons
         quality = quality_of(result.evaluations) | quality
     contents.quality = quality
-    contents.latency = context.measure(subjects, context.recipe.measure)
-    write_report(RunDir(context.folder), contents)
+    context.report(contents, context.recipe.measure)
 
 
 def _prepare(context: RunContext[Any]) -> Run:

@@ -37,7 +37,6 @@ from kdcli.report.finish import (
     ReportedModel,
     quality_of,
     without_distillation,
-    write_report,
 )
 from kdcli.report.front import EMBEDDER
 from kdcli.report.schema import TEACHER, UNDISTILLED
@@ -339,13 +338,14 @@ class EmbeddingDistillation:
                     untrained = replace(untrained, format=fmt)
                 scored[name + UNDISTILLED] = untrained
         result = self.workload.evaluate(scored)
-        models = [ReportedModel(TEACHER, "teacher", describe_source(teacher.model, teacher.source))]
-        subjects = [Subject(TEACHER, location(teacher.source))]
+        card = describe_source(teacher.model, teacher.source)
+        timed = Subject(TEACHER, location(teacher.source))
+        models = [ReportedModel(TEACHER, "teacher", card, timed=timed)]
         for name in names:
             folder = self.model_folder(name)
             card = describe(students[name].encoder, str(folder), folder)
-            models.append(ReportedModel(name, "student", card, TEACHER, folder))
-            subjects.append(Subject(name, str(folder)))
+            timed = Subject(name, str(folder))
+            models.append(ReportedModel(name, "student", card, TEACHER, folder, timed=timed))
         models += map(without_distillation, names)
         notes = [
             f"{teacher.source}: {teacher.note}",
@@ -365,9 +365,8 @@ class EmbeddingDistillation:
         losses = held_out_losses(RunDir(context.folder), names)
         contents.quality = quality_of(result.evaluations) | {HELD_OUT: losses}
         contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
-        contents.latency = context.measure(subjects, recipe.measure)
         contents.auto_class = EMBEDDER
-        write_report(RunDir(context.folder), contents)
+        context.report(contents, recipe.measure)
 
 
 def check_embedding(recipe: DistillRecipe) -> None:

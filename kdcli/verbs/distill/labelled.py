@@ -44,6 +44,7 @@ from kdcli.workloads.labelled import (
     same_tokens,
 )
 from kdcli.workloads.recipes import as_finetune
+from kdcli.workloads.settings import TaskHeadSettings
 
 GENERAL = "general"
 """Directory of the stage on text, inside the run."""
@@ -149,7 +150,7 @@ def open_distillation(context: RunContext[TaskDistillRecipe]) -> TaskDistillatio
     shape, workload, reader = _student_shape(context, workload, reader)
     own_tokens = workload.kind in ROW_KINDS
     teachers += [
-        workload.load_teacher(source, reader, own_tokens=own_tokens)
+        workload.load_teacher(source, reader, head=TaskHeadSettings(), own_tokens=own_tokens)
         for source in recipe.more_teachers
     ]
     start, text = Path(recipe.student.source or context.folder / START), None

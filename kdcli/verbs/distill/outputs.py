@@ -8,15 +8,13 @@ own start.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kdcli.deploy.latency import Subject
-from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.models.card import describe, describe_source
 from kdcli.models.load import location
@@ -30,14 +28,13 @@ from kdcli.report.finish import (
     ReportedModel,
     RunResult,
     without_distillation,
-    write_report,
 )
 from kdcli.report.schema import TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, Stage, StageJob, run_command
 from kdcli.targets.targets import StorePlace
-from kdcli.types import Batch, Needs, Outcome, StepLoss
+from kdcli.types import Job, Needs, Outcome, Schedule
 from kdcli.verbs.distill.settings import TaskDistillRecipe
 from kdcli.workloads import open_workload
 from kdcli.workloads.finetuning import request_of, scores_after_training
@@ -104,14 +101,14 @@ class OutputDistillation:
             folder = context.folder
             taught = [self.teacher.rows] if self.teacher else []
             workload.save(student, folder, all_rows(workload.rows, student.rows, *taught))
-            models, subjects = [], []
+            models = []
             if card is not None and self.teacher is not None:
-                models.append(ReportedModel(TEACHER, "teacher", card))
-                subjects.append(Subject(TEACHER, location(self.teacher.source)))
+                timed = Subject(TEACHER, location(self.teacher.source))
+                models.append(ReportedModel(TEACHER, "teacher", card, timed=timed))
             baseline = TEACHER if models else None
             own = describe(student.model, str(folder), folder)
-            models.append(ReportedModel(STUDENT, "student", own, baseline, folder))
-            subjects.append(Subject(STUDENT, str(folder)))
+            timed = Subject(STUDENT, str(folder))
+            models.append(ReportedModel(STUDENT, "student", own, baseline, folder, timed=timed))
             models.append(without_distillation(STUDENT))
             chosen = [STUDENT] if outcome.best_step is not None else []
             result = compare(workload.name, scores, chosen=chosen)
@@ -119,8 +116,7 @@ class OutputDistillation:
             contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
             contents.notes = workload.notes
             contents.auto_class, contents.pipeline = workload.auto_class, workload.pipeline
-            contents.latency = context.measure(subjects, self.measure)
-            write_report(RunDir(folder), contents)
+            context.report(contents, self.measure)
 
         cards = {}
         if context.dry_run:
@@ -129,7 +125,7 @@ class OutputDistillation:
                 cards = {TEACHER: card, **cards}
         return StageJob(job, schedule, plan.steps_per_pass, finish, cards)
 
-    def _job(self, workload: Workload, student: Model) -> Any:
+    def _job(self, workload: Workload, student: Model) -> tuple[Job, Schedule]:
         if self.teacher is None:
             return workload.job(student, self.train, self.keep)
         plan = workload.plan(self.train)
@@ -141,21 +137,7 @@ class OutputDistillation:
             place=self.place,
             dry_run=self.context.dry_run,
         )
-        if isinstance(workload, RerankWorkload):
-            # Scores of candidates lie in the batches, as scores in the data do.
-            return workload.with_scores(targets).job(student, self.train, self.keep)  # type: ignore[arg-type]
-        job, schedule = workload.model_job(student, self.train, self.keep)
-        captured: Any = job.modules["model"]
-        examples, held_out = targets.attach(workload.examples, workload.held_out)
-
-        def step(batch: Batch) -> StepLoss:
-            # First, because it takes tensors out of the batch that no model reads.
-            taught = targets.signals(batch)
-            own = workload.forward(captured, batch)
-            terms = workload.mixed_terms(own, [taught] if taught else [], batch, self.kd)
-            return StepLoss(terms, workload.outputs(own, batch))
-
-        return replace(job, step=step, examples=examples, held_out=held_out), schedule
+        return workload.taught_job(student, self.train, self.keep, [targets], self.kd)
 
 
 def distill_reranker(
@@ -198,8 +180,7 @@ def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
         )
     teacher = None
     if recipe.teacher is not None:
-        teacher = workload.load(recipe.teacher, head=TaskHeadSettings(), new_head=False)
-        Progress.log(f"teacher {recipe.teacher}: {teacher.note}")
+        teacher = workload.load_teacher(recipe.teacher, origin, head=TaskHeadSettings())
         workload.notes = [f"the teacher is {recipe.teacher}"]
     else:
         workload.notes = [f"the student learned the scores in {recipe.data.source}"]
@@ -237,8 +218,7 @@ def prepare_outputs(context: RunContext[TaskDistillRecipe]) -> Run:
     source = str(recipe.student.source or recipe.teacher)
     request = request_of(as_finetune(recipe, source), source, other_models=[str(recipe.teacher)])
     workload, origin = open_workload(request, context.session)
-    teacher = workload.load(str(recipe.teacher), head=TaskHeadSettings(), new_head=False)
-    Progress.log(f"teacher {recipe.teacher}: {teacher.note}")
+    teacher = workload.load_teacher(str(recipe.teacher), origin, head=TaskHeadSettings())
     student = recipe.student
     shape = parse_shape(student.to[0], origin.shape) if student.to else origin.shape
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +35,6 @@ from kdcli.report.finish import (
     ReportedModel,
     RunResult,
     without_distillation,
-    write_report,
 )
 from kdcli.report.schema import TEACHER, UNDISTILLED, Evaluation
 from kdcli.run.context import RunContext
@@ -50,7 +49,6 @@ from kdcli.targets.targets import (
     targets_of,
 )
 from kdcli.types import (
-    Batch,
     Card,
     Job,
     ModelShape,
@@ -59,7 +57,6 @@ from kdcli.types import (
     Outcome,
     RowHashes,
     Schedule,
-    StepLoss,
 )
 from kdcli.verbs.distill.augment import WordSource, augmented
 from kdcli.verbs.distill.recipes import stage_settings, undistilled_recipe
@@ -247,7 +244,7 @@ class TaskDistillation:
             contents.outcome, contents.notes = outcome, list(objective.notes)
             contents.models.append(without_distillation(STUDENT))
             contents.quality = {HELD_OUT: held_out_losses(RunDir(folder), [STUDENT])}
-            write_report(RunDir(folder), contents)
+            self.context.report(contents, folder=folder)
             delete_signals(self.folder)
 
         per_copy = settings.max_steps is None
@@ -317,7 +314,7 @@ class TaskDistillation:
         recipe, folder = self.recipe, self.folder
         student, scores, outcome = self.trained
         delete_signals(folder)
-        save_model(student.model, student.tokenizer, folder, all_rows(self.rows, student.rows))
+        self.workload.save(student, folder, all_rows(self.rows, student.rows))
         contents = self._contents(folder, student)
         contents.outcome, contents.auto_class = outcome, self.workload.auto_class
         contents.evaluations = [*self.teacher_evaluations, *scores.rows(STUDENT)]
@@ -346,10 +343,7 @@ class TaskDistillation:
                 "without a teacher"
             )
         contents.notes = notes
-        subjects = [Subject(TEACHER, location(t.source)) for t in self.teachers[:1]]
-        subjects.append(Subject(STUDENT, str(folder)))
-        contents.latency = self.context.measure(subjects, recipe.measure)
-        write_report(RunDir(folder), contents)
+        self.context.report(contents, recipe.measure)
 
     def _begin(self, stage: str) -> dict[str, Card]:
         """Log the stage and score the teacher; in a dry run, the teacher's card."""
@@ -407,10 +401,11 @@ class TaskDistillation:
         """A report of teacher and student."""
         models = []
         if self.teacher_card is not None:
-            models.append(ReportedModel(TEACHER, "teacher", self.teacher_card))
+            timed = Subject(TEACHER, location(self.teachers[0].source))
+            models.append(ReportedModel(TEACHER, "teacher", self.teacher_card, timed=timed))
         card = describe(student.model, str(folder), folder)
-        baseline = TEACHER if models else None
-        models.append(ReportedModel(STUDENT, "student", card, baseline, folder))
+        baseline, timed = TEACHER if models else None, Subject(STUDENT, str(folder))
+        models.append(ReportedModel(STUDENT, "student", card, baseline, folder, timed=timed))
         return ReportContents("distill", self.recipe, models)
 
 
@@ -464,41 +459,32 @@ def prediction_job(
         place: where the signals of a single teacher may be stored, and logits of a teacher with a
             tokenizer of its own.
     """
-    plain, schedule = workload.model_job(student, recipe.train, recipe.keep)
-    captured = plain.modules["model"]
-    assert isinstance(captured, Capture)
-    modules, needs = dict(plain.modules), Needs()
+    needs, projections = Needs(), None
     if objective is not None:
-        captured.needs = captured.needs | objective.student_needs
         needs = objective.teacher_needs
         if any(True for _ in objective.projections.parameters()):
-            modules["projections"] = objective.projections
+            projections = objective.projections
             first = teachers[0]
             assert isinstance(first, Model)
             network, rows = first.model.cpu(), workload.train_rows
-            fit_projections(objective, network, student.model.cpu(), rows)
+            fit_projections(objective, network, student.model, rows)
     targets: list[Targets] = []
     # Without a weight and an objective, nothing is learned from the teachers.
     if kd.weight or objective is not None or not workload.has_labels:
-        passes = schedule.steps / workload.plan(recipe.train).steps_per_pass
+        plan = workload.plan(recipe.train)
+        passes = plan.schedule.steps / plan.steps_per_pass
         targets = targets_of_all(workload, teachers, needs, passes, place, dry_run=dry_run)
-    examples, held_out = plain.examples, plain.held_out
-    assert held_out is not None
-    for each in targets:
-        examples, held_out = each.attach(examples, held_out)
-
-    def step(batch: Batch) -> StepLoss:
-        # First, because it takes tensors out of the batch that no model reads.
-        signals = [s for each in targets if (s := each.signals(batch)) is not None]
-        own = workload.forward(captured, batch)
-        terms = workload.mixed_terms(own, signals, batch, kd)
-        if objective is not None and signals:
-            terms |= objective_terms(objective, signals[0], own)
-        return StepLoss(terms, workload.outputs(own, batch))
-
-    return replace(
-        plain, modules=modules, step=step, examples=examples, held_out=held_out
-    ), schedule
+    extra_terms = None if objective is None else partial(objective_terms, objective)
+    job, schedule = workload.taught_job(
+        student, recipe.train, recipe.keep, targets, kd, extra_terms
+    )
+    if objective is not None:
+        captured = job.modules["model"]
+        assert isinstance(captured, Capture)
+        captured.needs = captured.needs | objective.student_needs
+    if projections is not None:
+        job = replace(job, modules={**job.modules, "projections": projections})
+    return job, schedule
 
 
 def targets_of_all(

@@ -36,7 +36,6 @@ from kdcli.report.finish import (
     RunResult,
     quality_of,
     without_distillation,
-    write_report,
 )
 from kdcli.report.schema import ASSISTANT, AT, TEACHER, UNDISTILLED, Role
 from kdcli.run.context import RunContext
@@ -413,7 +412,8 @@ class StudentGroup:
         """Write the stage's report. The last one also shows the assistant, probes and measures
         latency."""
         whole, recipe = self.whole, self.resolved.recipe
-        models = [ReportedModel(TEACHER, "teacher", whole.card)]
+        timed = Subject(TEACHER, location(whole.teacher.source))
+        models = [ReportedModel(TEACHER, "teacher", whole.card, timed=timed)]
         losses: dict[str, dict[str, float]] = {}
         notes: list[str] = []
         if scores.evaluations:
@@ -439,26 +439,25 @@ class StudentGroup:
                 for name, planned in group.planned.items()
             ]
             losses |= report.quality[HELD_OUT]
-        subjects = [Subject(TEACHER, location(whole.teacher.source))]
+        role: Role = "assistant" if self.is_assistant else "student"
         for name, planned in self.planned.items():
             folder = self.model_folder(name)
             card = describe(students[name].encoder, str(folder), folder)
-            role: Role = "assistant" if self.is_assistant else "student"
-            models.append(ReportedModel(name, role, card, TEACHER, folder, variant=planned.variant))
-            subjects.append(Subject(name, str(folder)))
+            timed, variant = Subject(name, str(folder)), planned.variant
+            models.append(
+                ReportedModel(name, role, card, TEACHER, folder, variant=variant, timed=timed)
+            )
         losses |= held_out_losses(RunDir(self.folder), list(self.planned))
         trained = [name for group in (*earlier, self) for name in group.planned]
         models += self._models_without_files(trained, scores)
         contents = ReportContents("distill", recipe, models, outcome=outcome, notes=notes)
         contents.quality = quality_of(scores.evaluations)
-        if self.is_last:
-            contents.latency = whole.context.measure(subjects, recipe.measure)
-            if recipe.data.source == "demo":
-                contents.quality |= self._demo_probes(students)
+        if self.is_last and recipe.data.source == "demo":
+            contents.quality |= self._demo_probes(students)
         contents.quality |= {HELD_OUT: losses}
         contents.evaluations, contents.comparisons = scores.evaluations, scores.comparisons
         contents.auto_class = whole.workload.auto_class
-        write_report(RunDir(self.folder), contents)
+        whole.context.report(contents, recipe.measure if self.is_last else None, self.folder)
 
     def _models_without_files(
         self, trained: Sequence[str], scores: EvaluationResult

@@ -30,7 +30,7 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.finish import ReportContents, RunResult, with_baseline, write_report
+from kdcli.report.finish import ReportContents, RunResult, with_baseline
 from kdcli.report.views import short
 from kdcli.run.context import RunContext, open_run
 from kdcli.types import Card, RowHashes, Task
@@ -269,13 +269,12 @@ def _report(
     recipe = context.recipe
     result = workload.compare(scores, resamples=recipe.resamples)
     cards = {name: _card(model) for name, model in models.items()}
-    contents = ReportContents("evaluate", recipe, with_baseline(cards))
+    timed = {name: _subject(name, model) for name, model in models.items()}
+    contents = ReportContents("evaluate", recipe, with_baseline(cards, timed))
     contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
     notes = [f"{name}: {note}" for name, each in scores.items() for note in each.notes]
     contents.notes = [*workload.notes, *notes]
-    subjects = [_subject(name, model) for name, model in models.items()]
-    contents.latency = context.measure(subjects, recipe.measure)
-    return write_report(RunDir(context.folder), contents)
+    return context.report(contents, recipe.measure)
 
 
 def _write_predictions(

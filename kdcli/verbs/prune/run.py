@@ -36,7 +36,6 @@ from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads import open_workload
 from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.finetuning import request_of, scores_after_training
-from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.workload import Workload, WorkloadRequest
 
 Recipes = Sequence[Resolved[PruneRecipe]]
@@ -141,11 +140,7 @@ def prune_request(recipe: PruneRecipe, other_models: Sequence[str]) -> WorkloadR
 def _load_teacher(workload: Workload, recipe: PruneRecipe, model: Model) -> Model | None:
     if recipe.teacher is None:
         return None
-    if isinstance(workload, LabelledWorkload):
-        return workload.load_teacher(recipe.teacher, model, recipe.head.label_map)
-    teacher = workload.load(recipe.teacher, head=recipe.head, new_head=False)
-    Progress.log(f"teacher {recipe.teacher}: {teacher.note}")
-    return teacher
+    return workload.load_teacher(recipe.teacher, model, head=recipe.head)
 
 
 def _stage(

@@ -18,7 +18,6 @@ from kdcli.deploy.latency import Subject
 from kdcli.deploy.sparse.compact import compact
 from kdcli.deploy.sparse.load import task_part
 from kdcli.deploy.sparse.mask_file import MaskInfo, facts_of, write_mask
-from kdcli.engine.run_dir import RunDir
 from kdcli.errors import MachineError
 from kdcli.models.card import describe
 from kdcli.models.custom_class import is_custom
@@ -29,7 +28,7 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import all_rows
 from kdcli.pruners.selection import down_to_one
 from kdcli.report import schema
-from kdcli.report.finish import ReportContents, ReportedModel, quality_of, write_report
+from kdcli.report.finish import ReportContents, ReportedModel, quality_of
 from kdcli.report.schema import PrunedMatrix
 from kdcli.report.text import bytes_of
 from kdcli.run.context import RunContext
@@ -87,20 +86,19 @@ def save_and_report(
     workload.save(model, folder, rows)
     card = describe(network, str(folder), folder)
     models = [
-        ReportedModel(DENSE, "baseline", built.dense),
-        ReportedModel(MASKED, "pruned", card, DENSE, folder),
+        ReportedModel(
+            DENSE, "baseline", built.dense, timed=Subject(DENSE, location(str(recipe.model)))
+        ),
+        ReportedModel(MASKED, "pruned", card, DENSE, folder, timed=Subject(MASKED, str(folder))),
     ]
     forms = {MASKED: model}
-    subjects = [Subject(DENSE, location(str(recipe.model))), Subject(MASKED, str(folder))]
     scored = {MASKED: scores} if scores else {}
     if network.config.model_type in PATHS:
         small = replace(model, model=compact(network, drop_rows_below=recipe.drop_rows_below))
         place = folder / COMPACT
         workload.save(small, place, rows)
-        models.append(
-            ReportedModel(COMPACT, "pruned", describe(small.model, str(place), place), DENSE)
-        )
-        subjects.append(Subject(COMPACT, str(place)))
+        card, timed = describe(small.model, str(place), place), Subject(COMPACT, str(place))
+        models.append(ReportedModel(COMPACT, "pruned", card, DENSE, timed=timed))
         forms[COMPACT] = small
         if scores:
             scored[COMPACT] = scores
@@ -112,10 +110,17 @@ def save_and_report(
         known = ", ".join(sorted(PATHS))
         notes.append(f"no compact form: {network.config.model_type} has none ({known} have)")
     if context.session.device.type == "cpu":
-        subjects.append(Subject(SPARSE, str(folder), "sparse"))
-        models.append(
-            ReportedModel(SPARSE, "form", None, DENSE, of=MASKED, backend="sparse", dtype="fp32")
+        sparse = ReportedModel(
+            SPARSE,
+            "form",
+            None,
+            DENSE,
+            of=MASKED,
+            backend="sparse",
+            dtype="fp32",
+            timed=Subject(SPARSE, str(folder), "sparse"),
         )
+        models.append(sparse)
     contents = ReportContents("prune", recipe, models, outcome=outcome, notes=notes)
     contents.evaluations = [row for name, each in scored.items() for row in each.rows(name)]
     if not workload.has_labels:
@@ -140,10 +145,9 @@ def save_and_report(
         size = bytes_of((folder / MASK).stat().st_size)
         notes.append(f"mask: {size} in addition to the base ({MASK})")
     contents.auto_class, contents.pipeline = workload.auto_class, workload.pipeline
-    contents.latency = context.measure(subjects, recipe.measure)
     trace = json.loads((folder / TRACE).read_text("utf-8"))
     contents.pruning = [pruning_facts(recipe, network, masks, trace)]
-    write_report(RunDir(folder), contents)
+    context.report(contents, recipe.measure, folder)
 
 
 def _mask_info(

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from kdcli.deploy.latency import Subject
 from kdcli.deploy.sparse.load import load
-from kdcli.engine.launch import choose_output_dir, launch
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
@@ -20,17 +19,16 @@ from kdcli.report.finish import (
     ReportContents,
     ReportedModel,
     RunResult,
-    measure,
-    write_report,
 )
 from kdcli.report.front import EMBEDDER
+from kdcli.run.context import open_run
 from kdcli.verbs.trim.settings import TrimRecipe
 from kdcli.workloads.vocabulary import trimmed
 
 BEFORE, AFTER = "untrimmed", "trimmed"
 
 
-def run(resolved: Resolved[TrimRecipe], invocation: RunOptions) -> RunResult | None:
+def run(resolved: Resolved[TrimRecipe], options: RunOptions) -> RunResult | None:
     """Trim a model and report; None in a process that prints nothing. Raises KdcliError: see
     `kdcli.errors`; nothing was written if model or data cannot be used, or every token is needed.
     """
@@ -39,11 +37,11 @@ def run(resolved: Resolved[TrimRecipe], invocation: RunOptions) -> RunResult | N
         raise UsageError(
             "no text given", "kdcli trim MODEL --data TEXT: the tokens of the text are kept"
         )
-    session = launch("fp32", invocation, judging=True)
-    if session is None:
+    source = str(recipe.model)
+    context = open_run(resolved, options, f"trim-{Path(source).name}", dtype="fp32", evaluates=True)
+    if context is None:
         return None
-    source, trusted = str(recipe.model), session.trust_remote_code
-    folder = choose_output_dir(f"trim-{Path(source).name}", resolved, invocation, session)
+    folder, trusted = context.folder, context.trust_remote_code
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
     model, fmt = load(source, trust_remote_code=trusted), read_format(source)
     smaller, notes = trimmed(
@@ -53,7 +51,7 @@ def run(resolved: Resolved[TrimRecipe], invocation: RunOptions) -> RunResult | N
         column=recipe.data.column,
         prompts=fmt.prompts.values() if fmt else (),
     )
-    RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
+    RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
     rows = training_rows(location(source))
     if fmt is not None:
         save_embedder(smaller.model, smaller.tokenizer, fmt, folder, rows)
@@ -62,17 +60,18 @@ def run(resolved: Resolved[TrimRecipe], invocation: RunOptions) -> RunResult | N
     head = next((h for h in HEADS if type(model).__name__.endswith(f"For{h}")), None)
     for note in notes:
         Progress.log(note)
-    subjects = [Subject(BEFORE, location(source)), Subject(AFTER, str(folder))]
+    before = describe_source(model, source)
     after = describe(smaller.model, str(folder), folder)
     contents = ReportContents(
         "trim",
         recipe,
         [
-            ReportedModel(BEFORE, "baseline", describe_source(model, source)),
-            ReportedModel(AFTER, "trimmed", after, BEFORE, folder),
+            ReportedModel(BEFORE, "baseline", before, timed=Subject(BEFORE, location(source))),
+            ReportedModel(
+                AFTER, "trimmed", after, BEFORE, folder, timed=Subject(AFTER, str(folder))
+            ),
         ],
-        latency=measure(subjects, recipe.measure, session),
         notes=notes,
         auto_class=EMBEDDER if fmt else f"AutoModelFor{head}" if head else "AutoModel",
     )
-    return write_report(RunDir(folder), contents)
+    return context.report(contents, recipe.measure)
