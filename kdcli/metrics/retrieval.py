@@ -10,6 +10,8 @@ from kdcli.errors import UsageError
 
 Array = np.ndarray[Any, Any]
 CUT = 10
+METRICS = ("ndcg@10", "mrr@10", "recall@10", "recall@100")
+"""The metrics of a ranking, for all of which more is better."""
 
 
 def similarities(q_QD: Array, d_ND: Array, function: str) -> Array:

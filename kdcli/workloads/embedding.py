@@ -27,6 +27,7 @@ from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective
 from kdcli.losses.embedding import check_dimensions
+from kdcli.metrics.retrieval import METRICS
 from kdcli.models.capture import Capture, capture
 from kdcli.models.embedder import Pool, read_format, save_embedder
 from kdcli.models.model import Model
@@ -139,6 +140,7 @@ class RetrievalEvaluation:
     data: Retrieval
     session: Session
     name: str = RETRIEVAL
+    gated_metrics: Sequence[str] = METRICS
 
     @property
     def row_count(self) -> int:
@@ -174,6 +176,7 @@ class TeacherAgreement:
     session: Session
     seed: int
     name: str = "agreement with the teacher"
+    gated_metrics: Sequence[str] = ("spearman", "neighbours@10")
 
     @property
     def row_count(self) -> int:
@@ -230,6 +233,9 @@ class EvalSet(Protocol):
 
     @property
     def row_count(self) -> int: ...
+
+    @property
+    def gated_metrics(self) -> Sequence[str]: ...
 
     def score(self, model: Model) -> ModelScores: ...
 
@@ -467,6 +473,11 @@ class EmbeddingWorkload(Workload):
         assert isinstance(model, Embedder)
         texts = self.texts_of_rows()
         return model.tokenize(texts, [""] * len(texts))
+
+    @property
+    def gated_metrics(self) -> Sequence[str]:
+        (one,) = self.eval_sets
+        return one.gated_metrics
 
     def score(self, model: Model, *, worst: int = 0) -> ModelScores:
         (one,) = self.eval_sets

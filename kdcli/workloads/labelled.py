@@ -380,6 +380,13 @@ class LabelledWorkload(Workload):
     def row_count(self) -> int:
         return sum(map(len, self.data.sets.values()))
 
+    @property
+    def gated_metrics(self) -> Sequence[str]:
+        metrics = self.data.task.metrics
+        # Of an error or a threshold, more is not better.
+        higher = [m for m in metrics if m != "mse" and not m.endswith("_threshold")]
+        return [*higher, *(f"{name}/{m}" for name in self.data.sets if name for m in higher)]
+
     def texts_of_rows(self) -> list[str]:
         return [" ".join(e.texts) for rows in self.data.sets.values() for e in rows]
 

@@ -3,7 +3,7 @@ encoder."""
 
 import logging
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -107,6 +107,10 @@ class MtebEvaluation:
     def row_count(self) -> int:
         """Unknown: mteb reads the rows."""
         return 0
+
+    @property
+    def gated_metrics(self) -> Sequence[str]:
+        return (self.task.metadata.main_score,)
 
     def score(self, model: Model) -> ModelScores:
         """Score a model by the task's main score, for each subset and split. The number of rows is

@@ -334,10 +334,10 @@ class RerankWorkload(Workload):
     def job(self, model: Model, settings: TrainSettings, keep: Keep) -> tuple[Job, Schedule]:
         """The job that trains a model against labels and, if the lists have any, scores."""
         if not self.scored:
-            return super().job(model, settings, keep)
+            self.require_labels()
+        targets = [ScoreTargets(self._train.scores, self.judged.scores)] if self.scored else []
         kd = KdSettings(weight=self.settings.weight, temperature=self.settings.temperature)
-        scores = ScoreTargets(self._train.scores, self.judged.scores)
-        return self.taught_job(model, settings, keep, [scores], kd)
+        return self.taught_job(model, settings, keep, targets, kd)
 
     def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
         # Scores that were learnt from labels alone are logits of a relevance.
@@ -384,6 +384,10 @@ class RerankWorkload(Workload):
     @property
     def row_count(self) -> int:
         return len(self.judged)
+
+    @property
+    def gated_metrics(self) -> Sequence[str]:
+        return METRICS
 
     def texts_of_rows(self) -> list[str]:
         return self.judged.passages

@@ -463,12 +463,16 @@ class Workload(ABC):
         Raises:
             UsageError: the rows have no labels.
         """
+        self.require_labels()
+        return self.model_job(model, settings, keep)
+
+    def require_labels(self) -> None:
+        """Raise a `UsageError` if the training rows have no labels."""
         if not self.has_labels:
             raise UsageError(
                 f"task {self.name}: the rows have no labels to train on",
                 "distill or prune learn from a teacher's outputs instead",
             )
-        return self.model_job(model, settings, keep)
 
     def model_job(self, model: Model, settings: TrainSettings, keep: Keep) -> tuple[Job, Schedule]:
         """A job over one model, `model`, whose loss is the labels'; without labels it is zero.
@@ -597,6 +601,11 @@ class Workload(ABC):
     def row_count(self) -> int:
         """Number of evaluated rows."""
         raise self.unsupported("kdcli compress")
+
+    @property
+    def gated_metrics(self) -> Sequence[str]:
+        """The metrics that a gate may bound from below; `SET/METRIC` for one of several sets."""
+        return (self.metric,)
 
     def texts_of_rows(self) -> list[str]:
         """The evaluated texts, to compare outputs on."""

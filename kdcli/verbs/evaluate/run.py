@@ -88,8 +88,7 @@ def evaluate(
         return None
     workload = open_evaluation(_request(recipe), context.session)
     labelled = workload if isinstance(workload, LabelledWorkload) else None
-    if labelled is not None:
-        check_gate_names(labelled.data, extras)
+    check_gate_names(workload, extras)
     if extras.submission is not None:
         assert labelled is not None
         check_submission(labelled.data.task)
@@ -317,17 +316,17 @@ def _predict_test(workload: LabelledWorkload, model: Model) -> dict[str, list[An
     return values
 
 
-def check_gate_names(data: Labelled, extras: Extras) -> None:
-    """Check the metrics of `--min-metric` before anything is computed. Raises UsageError: unknown
-    for the task, or lower is better."""
-    higher = [m for m in data.task.metrics if m != "mse" and not m.endswith("_threshold")]
-    metrics = [*higher, *(f"{set_name}/{m}" for set_name in data.sets if set_name for m in higher)]
+def check_gate_names(workload: Workload, extras: Extras) -> None:
+    """Check the metrics of `--min-metric` before anything is computed.
+
+    Raises UsageError: the task has no such metric, or a lower value of it is better.
+    """
+    metrics = workload.gated_metrics
     for metric in extras.gates:
         if metric not in metrics:
             raise UsageError(
-                f"--min-metric {metric}: task {data.task.name} has no such metric for which higher "
-                "is better"
-                f"{did_you_mean(metric, metrics)}",
+                f"--min-metric {metric}: task {workload.name} has no such metric for which higher "
+                f"is better{did_you_mean(metric, metrics)}",
                 f"it has {', '.join(metrics)}",
             )
 
