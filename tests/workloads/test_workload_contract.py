@@ -205,6 +205,7 @@ def test_a_model_agrees_with_itself(workload):
         scores = workload.score(workload.model)
         assert scores.evaluations[0].reference == "labels"
         assert sum(scores.counts.values()) == workload.row_count
+        assert workload.gated_metrics[0] in scores.evaluations[0].metrics
         return
     reference = workload.with_reference(workload.model)
     result = reference.evaluate({"teacher": workload.model, "same": workload.model})
