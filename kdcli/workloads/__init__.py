@@ -34,7 +34,7 @@ def modules_by_task() -> dict[str, str]:
 
 def module_of(task: str) -> Any:
     """The module that serves a task."""
-    name = modules_by_task().get(task, f"{__name__}.labelled")
+    name = modules_by_task().get(task, f"{__name__}.tasks")
     return importlib.import_module(name)
 
 

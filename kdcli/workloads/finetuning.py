@@ -33,13 +33,12 @@ from kdcli.types import Card, Outcome
 from kdcli.workloads.labelled import (
     WORST,
     LabelledWorkload,
-    check_task_data,
-    open_workload,
     row_format,
 )
 from kdcli.workloads.predictions import Features, Prediction
 from kdcli.workloads.recipes import downstream_recipe
 from kdcli.workloads.settings import DownstreamSettings, FinetuneRecipe, GenerationSettings, OnTask
+from kdcli.workloads.tasks import check_task_data, open_workload
 from kdcli.workloads.workload import (
     EvaluationResult,
     ModelScores,

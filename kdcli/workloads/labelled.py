@@ -17,11 +17,8 @@ import torch
 from torch import Tensor
 
 from kdcli.data.batches import BatchOrder
-from kdcli.data.labelled.checks import looked_over
 from kdcli.data.labelled.features import TokenizedRows
-from kdcli.data.labelled.spans import check_answers, misplaced
-from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
-from kdcli.data.tasks import OWN
+from kdcli.data.labelled.task_data import Labelled
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.exported import in_own_runtime, is_export, open_export
 from kdcli.deploy.runners import Runner
@@ -34,7 +31,6 @@ from kdcli.losses.soft_targets import soft_loss
 from kdcli.models.card import weights_hash
 from kdcli.models.heads import (
     AUTO_CLASS,
-    GENERIC,
     check_head,
     load_for_task,
     misfit_of,
@@ -42,7 +38,7 @@ from kdcli.models.heads import (
     tuned_length,
 )
 from kdcli.models.label_words import load_with_label_words
-from kdcli.models.load import load_config, location
+from kdcli.models.load import load_config
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import training_rows
@@ -64,15 +60,13 @@ from kdcli.types import (
     Term,
 )
 from kdcli.workloads.predictions import Evaluator, Features, Prediction, as_label
-from kdcli.workloads.settings import GenerationSettings, LabelledSettings, TaskHeadSettings
+from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
 from kdcli.workloads.workload import (
     LOGITS,
     Array,
-    EvaluationRequest,
     ModelScores,
     Plan,
     Workload,
-    WorkloadRequest,
     bucketed,
 )
 
@@ -82,8 +76,6 @@ DATA_KEYS = {
     *("source", "columns", "split", "split_seed"),
     *("judged_rows", "skip_bad", "judge_trained_rows"),
 }
-MISPLACED_ALLOWED = 0.01
-"""Share of answers that may be missing from their contexts; above it, the data are wrong."""
 WORST = 20
 """Mistakes that the report of a training lists."""
 FORWARD_ROWS = 16
@@ -259,9 +251,7 @@ class LabelledWorkload(Workload):
         trusted, task = self.session.trust_remote_code, self.data.task
         if is_export(source) or not new_head:
             return load_scored(source, task, label_map=head.label_map, trust_remote_code=trusted)
-        return load_trained(
-            source, task, head, generation=None, seed=seed, trust_remote_code=trusted
-        )
+        return load_trained(source, task, head, seed=seed, trust_remote_code=trusted)
 
     def load_teacher(
         self, source: str, reader: Model, *, head: TaskHeadSettings, own_tokens: bool = False
@@ -429,195 +419,20 @@ class LabelledWorkload(Workload):
         return Job(modules, step, rows, order, rows, compute_metrics=evaluator.metrics)
 
 
-def open_workload(request: WorkloadRequest, session: Session) -> tuple[LabelledWorkload, Model]:
-    """Check a task's data and model, tokenise, and return both.
-
-    Raises:
-        UsageError: unusable data or model; too many answers are missing from their contexts.
-    """
-    data, model, notes = check_task_data(request, session)
-    workload = opened(request, session, data, model, notes)
-    return workload, model
-
-
-def opened(
-    request: WorkloadRequest, session: Session, data: Labelled, model: Model, notes: list[str]
-) -> LabelledWorkload:
-    """Tokenise checked data for a model."""
-    shape = row_format(request.data, data.task, model)
-    train = Features.of(data.task, data.train, model.tokenizer, **shape)
-    workload = new_workload(
-        data.task.kind,
-        session,
-        data,
-        request.data,
-        train,
-        max_length=shape["max_length"],
-        tokenizer=model.tokenizer,
-        metric_names=request.metrics,
-        choose_on=request.choose_on,
-        generation=request.generation,
-    )
-    workload.evaluator = workload._evaluator(model, shape)
-    truncated = train.rows.truncated / len(data.train)
-    verb = "need more than one window of" if data.task.kind == "span" else "were cut at"
-    facts = [f"{truncated:.1%} of the training examples {verb} {shape['max_length']} tokens"]
-    if data.split != "validation":
-        facts.append(f"evaluated on {data.split}")
-    Progress.log(*facts)
-    workload.notes = [*notes, *facts]
-    return workload
-
-
-def new_workload(
-    kind: Kind,
-    session: Session,
-    data: Labelled,
-    reading: LabelledSettings,
-    train: Features | None = None,
-    *,
-    max_length: int | None = None,
-    tokenizer: Any = None,
-    metric_names: Sequence[str] = (),
-    choose_on: str | None = None,
-    generation: GenerationSettings | None = None,
-) -> LabelledWorkload:
-    """The workload of a kind of labels."""
-    made = LabelledWorkload(
-        session,
-        data,
-        reading,
-        train,
-        None,
-        max_length,
-        tokenizer,
-        list(data.notes),
-        metric_names,
-        choose_on,
-    )
-    if kind != "text":
-        return made
-    from kdcli.metrics.generation import require_libraries
-    from kdcli.workloads.generation import GenerationWorkload
-
-    require_libraries()
-    return GenerationWorkload(**vars(made), generation=generation or GenerationSettings())
-
-
-def check_task_data(
-    request: WorkloadRequest, session: Session
-) -> tuple[Labelled, Model, list[str]]:
-    """Load and check a task's data and model without tokenising; also return notes on them.
-
-    Raises:
-        UsageError: unusable data or model; too many answers are missing from their contexts.
-    """
-    trained = {
-        source: training_rows(location(source))
-        for source in dict.fromkeys([request.model, *request.other_models])
-    }
-    data = open_labelled(
-        request.task,
-        train_source=request.data.train,
-        train_rows=request.data.train_rows,
-        trained=trained,
-        withheld=request.data.labels == "teacher",
-        log=Progress.log,
-        **request.data.model_dump(include=DATA_KEYS),
-    )
-    if data.task.kind == "text" and not request.generates:
-        raise UsageError(
-            f"task {data.task.name} generates text, which this verb cannot do",
-            "kdcli finetune, evaluate and the --eval-task of distill take such a task",
-        )
-    notes = list(data.notes)
-    if request.data.labels == "teacher":
-        data = without_labels(data)
-    else:
-        check_training(data)
-        looked = looked_over(data.task, data.train)
-        Progress.log(*looked)
-        notes += looked
-    if request.choose_on is not None and request.choose_on not in data.sets:
-        sets = ", ".join(filter(None, data.sets)) or "there is only one"
-        raise UsageError(f"choose_on {request.choose_on} is not among the evaluated sets: {sets}")
-    trusted = session.trust_remote_code
-    if request.new_head:
-        model = load_trained(
-            request.model,
-            data.task,
-            request.head,
-            generation=request.generation,
-            seed=request.seed,
-            trust_remote_code=trusted,
-        )
-    else:
-        label_map = request.head.label_map
-        model = load_for_task(
-            request.model,
-            data.task,
-            label_map=label_map,
-            new_head=False,
-            seed=request.seed,
-            trust_remote_code=trusted,
-        )
-    Progress.log(f"{request.model}: {model.note}")
-    if data.task.kind == "span":
-        data, dropped = without_misplaced(data)
-        notes += dropped
-        Progress.log(*dropped)
-    return data, model, notes
-
-
-def open_evaluation(request: EvaluationRequest, session: Session) -> LabelledWorkload:
-    """Open a task to evaluate models on; each reads the rows with its own tokenizer.
-
-    Raises:
-        UsageError: unknown task or unusable data.
-    """
-    first, trusted = request.models[0], session.trust_remote_code
-    weights = not is_export(first)
-    config = load_config(first, trust_remote_code=trusted, weights=weights, compacted=True)
-    names = tuple(str(config.id2label[i]) for i in range(config.num_labels))
-    own = request.task == OWN and not any(GENERIC.fullmatch(name) for name in names)
-    data = open_labelled(
-        request.task,
-        training=False,
-        labels=names if own else None,
-        trained=request.trained,
-        withheld=request.data.labels == "teacher",
-        log=Progress.log,
-        **request.data.model_dump(include=DATA_KEYS),
-    )
-    if request.data.labels == "teacher":
-        data = without_labels(data)
-    return new_workload(data.task.kind, session, data, request.data, metric_names=request.metrics)
-
-
 def load_trained(
     source: str,
     task: Task,
     head: TaskHeadSettings,
     *,
-    generation: GenerationSettings | None,
     seed: int,
     trust_remote_code: bool,
 ) -> Model:
     """Load a model to train: with its own head, a head of label words, or a new head.
 
-    Args:
-        generation: how targets are decoded, for tasks that generate text.
-
     Raises:
         UsageError: see `kdcli.models.heads.load_for_task` and
             `kdcli.models.label_words.load_with_label_words`.
     """
-    if task.kind == "text":
-        from kdcli.workloads.generation import load_generation
-
-        return load_generation(
-            source, task, generation, seed=seed, trust_remote_code=trust_remote_code
-        )
     if head.kind in ("embedding", "mlm"):
         return load_with_label_words(
             source,
@@ -649,10 +464,6 @@ def load_scored(
     Raises:
         UsageError: see `load_for_task` and `open_export`; a `label_map` for an export.
     """
-    if task.kind == "text":
-        from kdcli.models.generation import load_generator
-
-        return load_generator(source, task, new_head=False, trust_remote_code=trust_remote_code)
     if not is_export(source):
         return load_for_task(
             source,
@@ -713,13 +524,6 @@ def row_format(
     return shape
 
 
-def without_labels(data: Labelled) -> Labelled:
-    """Drop the labels of all examples."""
-    train = [replace(example, label=None) for example in data.train]
-    sets = {name: [replace(e, label=None) for e in rows] for name, rows in data.sets.items()}
-    return replace(data, train=train, sets=sets)
-
-
 def check_vocabulary(teacher: Model, tokenizer: Any, student: str) -> None:
     """Raise a `UsageError` if teacher and student have different vocabularies."""
     if not same_tokens(teacher.tokenizer, tokenizer):
@@ -728,28 +532,6 @@ def check_vocabulary(teacher: Model, tokenizer: Any, student: str) -> None:
             "both read the same rows of tokens; choose a teacher that was fine-tuned from a model "
             "with the same tokenizer",
         )
-
-
-def without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
-    """Drop training questions whose answer lies outside its context, and list them.
-
-    Raises:
-        UsageError: more than 1 % of the answers are misplaced.
-    """
-    lines = check_answers(data.train)
-    if not lines:
-        return data, []
-    if len(lines) > MISPLACED_ALLOWED * len(data.train):
-        message = (
-            f"{len(lines)} of {len(data.train)} answers are not where their row says, for example"
-        )
-        raise UsageError(
-            "\n".join([message, *lines[:5]]),
-            "answer_start counts characters of the context, from 0",
-        )
-    shown = lines[:20] + ([f"... {len(lines) - 20} more"] if len(lines) > 20 else [])
-    kept = [example for example in data.train if misplaced(example) is None]
-    return replace(data, train=kept), [f"{len(lines)} training questions were dropped:", *shown]
 
 
 def scores_of(

@@ -15,9 +15,9 @@ from kdcli.errors import UsageError
 from kdcli.recipe.resolve import combinations, grid_options
 from kdcli.verbs.finetune.run import check_grid
 from kdcli.workloads.finetuning import request_of
-from kdcli.workloads.labelled import check_task_data, open_workload
 from kdcli.workloads.recipes import finetune_recipe
 from kdcli.workloads.settings import FinetuneRecipe
+from kdcli.workloads.tasks import check_task_data, open_workload
 
 
 @pytest.fixture(scope="module")

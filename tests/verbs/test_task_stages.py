@@ -21,8 +21,8 @@ from kdcli.types import Signals, StepLoss
 from kdcli.verbs.distill.stages import STUDENT, objective_job, prediction_job
 from kdcli.verbs.distill.student import fit_projections
 from kdcli.workloads.finetuning import request_of
-from kdcli.workloads.labelled import open_workload
 from kdcli.workloads.settings import FinetuneRecipe, FinetuneTrainSettings, LabelledSettings
+from kdcli.workloads.tasks import open_workload
 
 LABELS = ("brisk", "calm")
 ROWS = np.arange(6)

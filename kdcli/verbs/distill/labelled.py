@@ -40,11 +40,11 @@ from kdcli.workloads.labelled import (
     ROW_KINDS,
     LabelledWorkload,
     check_vocabulary,
-    open_workload,
     same_tokens,
 )
 from kdcli.workloads.recipes import as_finetune
 from kdcli.workloads.settings import TaskHeadSettings
+from kdcli.workloads.tasks import open_workload
 
 GENERAL = "general"
 """Directory of the stage on text, inside the run."""
