@@ -13,7 +13,7 @@ from transformers import (
 
 from kdcli.deploy.export import OUTPUTS
 from kdcli.deploy.runners import Runner
-from kdcli.verbs.export.agreement import ROWS, agreement, said
+from kdcli.verbs.export.agreement import ROWS, agreement, agreement_text
 
 TEXTS = [f"w{i} w{i + 1} w{i + 2}"[: 4 + i % 9] for i in range(ROWS + 3)]
 OUTPUTS_OF = {"score": 1, "span": 2}
@@ -83,7 +83,7 @@ def test_scores_differ_by_what_was_added():
         pytest.approx(max(added), abs=1e-5),
     )
     assert (
-        said(found, "score")
+        agreement_text(found, "score")
         == f"scores differ by {np.mean(added):.3g} on {len(TEXTS)} texts, at most by 7"
     )
 

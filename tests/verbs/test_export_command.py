@@ -29,7 +29,7 @@ from kdcli.models.load import save_model
 from kdcli.models.matrices import matrices
 from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.verbs.export import run as export
-from kdcli.verbs.export.gate import Found
+from kdcli.verbs.export.facts import FileComparison, GatedFile
 
 NAMES = {0: "no", 1: "maybe", 2: "yes"}
 HEADS = {
@@ -155,10 +155,10 @@ def test_several_precisions_lie_side_by_side(saved, tmp_path):
         {p: place for (f, p), place in files.FILES.items() if f == "onnx"},
     )
     done = exported(source, tmp_path / "out", precisions=list(places))
-    assert set(done.facts["files"]) == set(places.values())
+    assert set(done.facts.files) == set(places.values())
     rows = done.to_frame().set_index("precision")
     assert list(rows.index) == list(places) == ["fp32", "fp16", "int8", "q4"]
-    assert [done.facts["files"][place] for place in places.values()] == list(rows["bytes"])
+    assert [done.facts.files[place] for place in places.values()] == list(rows["bytes"])
     assert rows["relative"]["fp32"] < rows["relative"]["fp16"] < rows["relative"]["int8"]
     # Other verbs take the float32 file.
     opened = open_export(str(tmp_path / "out"))
@@ -170,8 +170,8 @@ def test_several_precisions_lie_side_by_side(saved, tmp_path):
 
 def test_a_head_that_is_left_out_is_noted(saved, tmp_path):
     done = exported(saved(AutoModelForMaskedLM), tmp_path / "out")
-    assert done.facts["outputs"] == ["last_hidden_state"]
-    (note,) = done.facts["notes"]
+    assert done.facts.outputs == ["last_hidden_state"]
+    (note,) = done.facts.main.notes
     assert "BertForMaskedLM" in note
     assert note in (done.folder / "README.md").read_text("utf-8")
 
@@ -186,7 +186,7 @@ def test_a_compacted_directory_keeps_its_head(saved, tmp_path):
     assert small.num_parameters() < model.num_parameters()
     save_model(small, tiny_tokenizer(), tmp_path / "small")
     done = exported(tmp_path / "small", tmp_path / "out")
-    assert (done.facts["kind"], done.facts["outputs"], done.facts["notes"]) == (
+    assert (done.facts.kind, done.facts.outputs, done.facts.main.notes) == (
         "class",
         ["logits"],
         [],
@@ -253,8 +253,8 @@ def quickly(monkeypatch):
         yield SimpleNamespace(at=lambda *_, **__: made)
 
     monkeypatch.setattr(export, "recorded", quick)
-    found = Found({"texts": 64, "cosine": 1.0, "least": 1.0})
-    monkeypatch.setattr(export, "write_gated", lambda made, *_: (made, found, {}))
+    comparison = FileComparison({"texts": 64, "cosine": 1.0, "least": 1.0})
+    monkeypatch.setattr(export, "write_gated", lambda file, *_: GatedFile(file, comparison))
 
 
 def test_a_wrong_file_leaves_nothing_behind(saved, tmp_path, monkeypatch):

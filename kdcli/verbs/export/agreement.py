@@ -1,11 +1,10 @@
-"""Compare an exported file with torch: agreement of the outputs on texts, and scores."""
+"""Compare an exported file with torch: its outputs on texts, and its scores."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,27 +20,27 @@ from kdcli.models.shape import positions_of
 from kdcli.report.schema import Comparison
 from kdcli.run.context import cpu_session
 from kdcli.types import Batch, Kind
-from kdcli.verbs.export.gate import Found, Scores
+from kdcli.verbs.export.facts import FileComparison, Scores
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.workload import ModelScores, Workload
 
 ROWS, TOKENS = 8, 128
-"""Texts in a batch, and maximum number of tokens in a text."""
+"""Number of texts in a batch, and maximum number of tokens in a text."""
 CALIBRATED = 32
-"""Rows on which the error of each product is measured."""
+"""Number of rows on which the error of each product is measured."""
 SAME = 0.99
 """Minimum mean cosine to torch's vectors."""
 
 
 @dataclass(frozen=True)
 class ExportCheck:
-    """Compares a model's file with torch: on texts, and on the rows of a workload if there is one.
+    """Compares a model's file with torch on texts, and on the rows of a workload if there is one.
 
     Attributes:
-        model: the model in torch.
-        kind: the kind of its head; None for an encoder without one.
-        texts: texts that outputs are compared on.
-        workload: rows that both are scored on.
+        model: The model in torch.
+        kind: The kind of its head; None for an encoder without a head.
+        texts: The texts on which the outputs are compared.
+        workload: The rows on which both are scored; None for no scores.
     """
 
     model: Model
@@ -51,7 +50,7 @@ class ExportCheck:
 
     @functools.cached_property
     def vectors_of_torch(self) -> Array:
-        """An embedding model's vectors of the texts."""
+        """The embedding model's vectors of the texts."""
         assert isinstance(self.model, Embedder)
         return self.model.vectors(self.texts, "", cpu_session())
 
@@ -62,12 +61,12 @@ class ExportCheck:
         Progress.log(f"{self.workload.name}: scoring the model in torch")
         return self.workload.score(self.model)
 
-    def judge(self, file: ModelFile) -> Found:
+    def compare(self, file: ModelFile) -> FileComparison:
         """Compare a file with torch."""
         agreement = self._agreement(file)
         workload = self.workload
         if workload is None:
-            return Found(agreement)
+            return FileComparison(agreement)
         runner = file_runner(file.path, threads=0)
         of_file = workload.score(workload.run_by(self.model, runner, file.outputs))
         scores = {"torch": self.scores_of_torch, "file": of_file}
@@ -75,107 +74,120 @@ class ExportCheck:
         rows = zip(self.scores_of_torch.evaluations, of_file.evaluations, strict=True)
         both = [Scores(a.task, a.set, a.split, a.n, a.metrics, b.metrics) for a, b in rows]
         metric = next(iter(self.scores_of_torch.evaluations[0].metrics))
-        return Found(agreement, both, result.comparisons, dropped(result.comparisons, metric))
+        drop = dropped(result.comparisons, metric)
+        return FileComparison(agreement, both, result.comparisons, drop)
 
     def _agreement(self, file: ModelFile) -> dict[str, float]:
+        """Compare the predictions or vectors of the texts."""
         runner = file_runner(file.path, threads=0)
         if not isinstance(self.model, Embedder):
             network, tokenizer = self.model.model, self.model.tokenizer
             return agreement(network, tokenizer, runner, self.kind, self.texts)
         in_file = replace(self.model, runner=runner, outputs=file.outputs)
         values = cosines(self.vectors_of_torch, in_file.vectors(self.texts, "", cpu_session()))
-        facts = {"cosine": float(values.mean()), "least": float(values.min())}
-        return {"texts": len(self.texts), **facts}
+        least = float(values.min())
+        return {"texts": len(self.texts), "cosine": float(values.mean()), "least": least}
 
-    def too_far(self, found: Found) -> str | None:
-        """Why a file may not be used, whatever it scores; None if it may."""
+    def too_far(self, comparison: FileComparison) -> str | None:
+        """Return why a file may not be used, whatever it scores; None if it may."""
         if not isinstance(self.model, Embedder):
             return None
         # Not `<`: a NaN must fail too.
-        cosine = found.agreement["cosine"]
+        cosine = comparison.agreement["cosine"]
         if cosine >= SAME:
             return None
         return f"the mean cosine of its vectors to torch's is {cosine:.3f}"
 
     def calibration(self) -> list[Batch]:
-        """Rows on which the error of each product is measured."""
+        """Return the rows on which the error of each product is measured."""
         if isinstance(self.model, Embedder):
             texts = self.texts[:CALIBRATED]
             rows = self.model.tokenize(texts, [""] * len(texts))
             chosen = np.arange(len(rows))
         else:
-            assert self.workload is not None, "without a task nothing is bounded"
+            assert self.workload is not None, "without a task, no drop is bounded"
             rows = self.workload.rows_for(self.model)
             chosen = np.unique(np.linspace(0, len(rows) - 1, CALIBRATED).astype(int))
         return [rows.batch(chosen[begin : begin + ROWS]) for begin in range(0, len(chosen), ROWS)]
 
 
 def dropped(comparisons: Sequence[Comparison], metric: str) -> float:
-    """Points (hundredths) of a metric that the file lost, in its worst set."""
+    """Return the points (hundredths) of a metric that the file loses on its worst set."""
     return max(-100 * row.difference for row in comparisons if row.metric == metric)
 
 
 def agreement(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    made: Runner,
+    runner: Runner,
     kind: Kind | None,
     texts: Sequence[str],
 ) -> dict[str, float]:
     """Compare a runner with torch in float32 on texts.
 
-    `same`: the share of equal predictions: of texts; for `tokens` of real tokens. `mean` and
-    `most`: of `score`, the absolute differences. `cosine` and `least`: of an encoder (kind None),
-    the mean and least cosine between the two means of the last hidden states over real tokens."""
-    found: list[Array] = []
+    Returns `texts`, the number of texts, and values that depend on the kind of the head:
+
+    * None, an encoder: `cosine` and `least`, the mean and the smallest cosine between the mean
+      vectors of the last hidden states over real tokens.
+    * `score`: `mean` and `most`, the mean and the largest absolute difference.
+    * `tokens`: `same`, the share of real tokens with equal predictions.
+    * other kinds: `same`, the share of texts with equal predictions.
+    """
+    differences: list[Array] = []
     for begin in range(0, len(texts), ROWS):
-        # A question is a text, its context the next one.
+        # Each text is a question, and the next text is its context.
         pair = [[*texts[1:], texts[0]][begin : begin + ROWS]] if kind == "span" else []
         length = min(TOKENS, positions_of(model.config) or TOKENS)
-        how: dict[str, Any] = {
-            "padding": True,
-            "truncation": True,
-            "max_length": length,
-            "return_tensors": "pt",
-        }
-        rows = tokenizer(list(texts[begin : begin + ROWS]), *pair, **how)
+        rows = tokenizer(
+            list(texts[begin : begin + ROWS]),
+            *pair,
+            padding=True,
+            truncation=True,
+            max_length=length,
+            return_tensors="pt",
+        )
         batch = {k: rows[k] for k in ("input_ids", "attention_mask", "token_type_ids") if k in rows}
         with torch.no_grad():
             outputs = model(**batch)
         sides = (
             [outputs[name].float().numpy() for name in OUTPUTS if name in outputs],
-            made.output(made.call(made.prepare(batch))),
+            runner.output(runner.call(runner.prepare(batch))),
         )
         mask_BL = batch["attention_mask"].numpy().astype(bool)
         predicted = [_predicted(side, kind, mask_BL) for side in sides]
-        found.append(_cosine(*predicted) if kind is None else np.abs(predicted[0] - predicted[1]))
-    values = np.concatenate(found)
+        differences.append(
+            _cosine(*predicted) if kind is None else np.abs(predicted[0] - predicted[1])
+        )
+    values = np.concatenate(differences)
     if kind is None:
         return {"texts": len(texts), "cosine": float(values.mean()), "least": float(values.min())}
     if kind == "score":
         return {"texts": len(texts), "mean": float(values.mean()), "most": float(values.max())}
-    alike = values == 0
-    return {"texts": len(texts), "same": float((alike if alike.ndim == 1 else alike.all(1)).mean())}
+    same = values == 0
+    return {"texts": len(texts), "same": float((same if same.ndim == 1 else same.all(1)).mean())}
 
 
-def said(of: dict[str, float], kind: str | None) -> str:
-    """The agreement in words; `kind` of a head, `embedding` or None."""
-    on = f"on {of['texts']:.0f} texts"
+def agreement_text(values: dict[str, float], kind: str | None) -> str:
+    """Describe the result of `agreement`. `kind` is the head's, `embedding` or None."""
+    texts = f"on {values['texts']:.0f} texts"
     if kind == EMBEDDING:
-        return f"cosine of the vectors {of['cosine']:.4f} {on}, the least {of['least']:.4f}"
+        return (
+            f"cosine of the vectors {values['cosine']:.4f} {texts}, the least {values['least']:.4f}"
+        )
     if kind is None:
-        return f"cosine of the mean vectors {of['cosine']:.4f} {on}, the least {of['least']:.4f}"
+        cosine, least = values["cosine"], values["least"]
+        return f"cosine of the mean vectors {cosine:.4f} {texts}, the least {least:.4f}"
     if kind == "score":
-        return f"scores differ by {of['mean']:.3g} {on}, at most by {of['most']:.3g}"
-    return (
-        f"{of['same']:.1%} of the {'labels of tokens' if kind == 'tokens' else 'predictions'} are "
-        f"the same {on}"
-    )
+        return f"scores differ by {values['mean']:.3g} {texts}, at most by {values['most']:.3g}"
+    predictions = "labels of tokens" if kind == "tokens" else "predictions"
+    return f"{values['same']:.1%} of the {predictions} are the same {texts}"
 
 
 def _predicted(outputs: Sequence[Array], kind: Kind | None, mask_BL: Array) -> Array:
-    """Predictions as numbers: a row a text, of `tokens` a row a token; of an encoder the mean
-    vectors [B, D]."""
+    """Return predictions as numbers.
+
+    A row is a text, for `tokens` a token. An encoder gives its mean vectors [B, D].
+    """
     first = outputs[0]
     if kind is None:
         return np.asarray((first * mask_BL[..., None]).sum(1) / mask_BL.sum(1, keepdims=True))
@@ -190,5 +202,6 @@ def _predicted(outputs: Sequence[Array], kind: Kind | None, mask_BL: Array) -> A
 
 
 def _cosine(one_BD: Array, other_BD: Array) -> Array:
+    """Return the cosine of each pair of rows [B]."""
     lengths_B = np.linalg.norm(one_BD, axis=-1) * np.linalg.norm(other_BD, axis=-1)
     return np.asarray((one_BD * other_BD).sum(-1) / lengths_B)

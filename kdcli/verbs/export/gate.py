@@ -1,113 +1,115 @@
-"""Writes a file whose loss is bounded: products that lose most stay in float32, as few as the bound
-allows."""
+"""Write a file whose loss is bounded, with as few products in float32 as the bound allows.
+
+The products whose rounding causes the largest errors stay in float32.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from kdcli.deploy.export import ModelFile, Recorded
 from kdcli.deploy.quantise import fewest, keys_of, linears, product_errors
 from kdcli.engine.progress import Progress
 from kdcli.errors import GateError, MachineError
-from kdcli.report.schema import Comparison
 from kdcli.types import Batch
+from kdcli.verbs.export.facts import Attempt, FileComparison, GatedFile, Product
 
-ROUNDED = ("int8", "q4")  # Precisions that round product by product
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The scores of torch and of a file on one set of rows."""
-
-    task: str
-    set: str
-    split: str
-    n: int
-    torch: dict[str, float]
-    file: dict[str, float]
+QUANTISED = ("int8", "q4")
+"""Precisions that round product by product."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """How a file compares with torch.
+class FileCheck(Protocol):
+    """Compares a file with torch, and provides rows for calibration."""
 
-    Attributes:
-        agreement: of predictions or vectors on texts.
-        scores: of both on each set of a workload.
-        comparisons: paired differences of these scores.
-        drop: points (hundredths) of the first metric that the file lost, in its worst set.
+    def compare(self, file: ModelFile) -> FileComparison:
+        """Compare a file with torch."""
+
+    def too_far(self, comparison: FileComparison) -> str | None:
+        """Return why a file may not be used, whatever it scores; None if it may."""
+
+    def calibration(self) -> Sequence[Batch]:
+        """Return the rows on which the error of each product is measured."""
+
+
+def write_gated(graph: Recorded, check: FileCheck, max_drop: float | None) -> GatedFile:
+    """Write a file that may be used and loses at most `max_drop` points.
+
+    Args:
+        graph: The graph of the model in the wanted precision.
+        check: Compares a file with torch.
+        max_drop: The largest drop of the first metric, in points; None for any drop.
+
+    Raises GateError: the file loses more, even with every product in float32.
+    Raises MachineError: the file's vectors are not torch's.
     """
-
-    agreement: dict[str, float]
-    scores: list[Scores] = field(default_factory=list)
-    comparisons: list[Comparison] = field(default_factory=list)
-    drop: float | None = None
-
-
-class Judge(Protocol):
-    """Judges a file, and gives rows to calibrate on."""
-
-    def judge(self, file: ModelFile) -> Found: ...
-
-    def too_far(self, found: Found) -> str | None:
-        """Why a file may not be used, whatever it scores; None if it may."""
-
-    def calibration(self) -> Sequence[Batch]: ...
-
-
-def write_gated(
-    graph: Recorded, judge: Judge, max_drop: float | None
-) -> tuple[ModelFile, Found, dict[str, Any]]:
-    """Write a file that may be used and loses at most `max_drop` points, None for any; returns it,
-    what it is next to torch, and as facts the products by name, error and whether they stay in
-    float32, and what each attempt lost. Raises GateError: it loses more with every product in
-    float32; MachineError: its vectors are not those of torch."""
-    attempts: list[dict[str, Any]] = []
-    errors: dict[str, float] = {}
-    latest: tuple[ModelFile, Found] | None = None
-    reason = ""
-
-    def holds(count: int) -> bool:
-        nonlocal latest, reason
-        if count and not errors:
-            Progress.log(f"measuring the error of each product: {reason}")
-            how = (graph.judged_outputs, judge.calibration(), graph.format, graph.precision)
-            errors.update(product_errors(graph.whole.model, *how))
-        file = graph.write(keys_of(graph.whole.model, list(errors)[:count]))
-        found = judge.judge(file)
-        latest = file, found
-        reason = judge.too_far(found) or ""
-        if max_drop is not None and not reason:
-            assert found.drop is not None, "a bound needs a task"
-            # Not `>`: a NaN is no score.
-            reason = (
-                ""
-                if found.drop <= max_drop
-                else f"{found.drop:.2f} points lost, allowed {max_drop:g}"
-            )
-        attempts.append({"in_float": count, "drop": found.drop, "holds": not reason})
-        Progress.log(f"{count} products in float32: {reason or 'holds'}")
-        return not reason
-
-    count = fewest(len(linears(graph.whole.model)) if graph.precision in ROUNDED else 0, holds)
+    search = _Search(graph, check, max_drop)
+    products = len(linears(graph.whole.model)) if graph.precision in QUANTISED else 0
+    count = fewest(products, search.holds)
     if count is None:
-        assert latest is not None
-        kind = MachineError if judge.too_far(latest[1]) else GateError
-        raise kind(
-            f"the file in {graph.precision} is worse than "
-            f"allowed{' with every product in float32' * bool(errors)}: "
-            f"{reason}",
+        raise search.failure()
+    if search.attempts[-1].in_float != count:
+        # The best version was not the last one, so write it again.
+        search.holds(count)
+        search.attempts.pop()
+    return search.result(count)
+
+
+class _Search:
+    """Writes versions of a file, and remembers the latest one."""
+
+    def __init__(self, graph: Recorded, check: FileCheck, max_drop: float | None) -> None:
+        self.graph, self.check, self.max_drop = graph, check, max_drop
+        self.attempts: list[Attempt] = []
+        self.errors: dict[str, float] = {}
+        self.reason = ""
+        self.latest: tuple[ModelFile, FileComparison] | None = None
+
+    def holds(self, count: int) -> bool:
+        """Write the file with `count` products in float32. Tell whether it may be used."""
+        graph = self.graph
+        if count and not self.errors:
+            self._measure_errors()
+        file = graph.write(keys_of(graph.whole.model, list(self.errors)[:count]))
+        comparison = self.check.compare(file)
+        self.latest = file, comparison
+        self.reason = self.check.too_far(comparison) or self._excess(comparison.drop)
+        self.attempts.append(Attempt(count, comparison.drop, not self.reason))
+        Progress.log(f"{count} products in float32: {self.reason or 'holds'}")
+        return not self.reason
+
+    def failure(self) -> MachineError | GateError:
+        """Return the error for a file of which no version may be used."""
+        assert self.latest is not None
+        kind = MachineError if self.check.too_far(self.latest[1]) else GateError
+        in_float = " with every product in float32" if self.errors else ""
+        return kind(
+            f"the file in {self.graph.precision} is worse than allowed{in_float}: {self.reason}",
             "allow more (--max-drop), or export in full precision or to the other format",
         )
-    if attempts[-1]["in_float"] != count:
-        holds(count)
-        attempts.pop()
-    assert latest is not None
-    facts: dict[str, Any] = (
-        {"max_drop": max_drop, "attempts": attempts} if max_drop is not None or errors else {}
-    )
-    if errors:
-        facts["products"] = [
-            {"name": n, "error": e, "float": i < count} for i, (n, e) in enumerate(errors.items())
+
+    def result(self, count: int) -> GatedFile:
+        """Return the latest file, which has `count` products in float32."""
+        assert self.latest is not None
+        products = [
+            Product(name, error, in_float=rank < count)
+            for rank, (name, error) in enumerate(self.errors.items())
         ]
-    return *latest, facts
+        return GatedFile(*self.latest, self.max_drop, self.attempts, products)
+
+    def _measure_errors(self) -> None:
+        """Measure the error that each product causes if it alone is rounded."""
+        graph = self.graph
+        Progress.log(f"measuring the error of each product: {self.reason}")
+        rows = self.check.calibration()
+        self.errors = product_errors(
+            graph.whole.model, graph.judged_outputs, rows, graph.format, graph.precision
+        )
+
+    def _excess(self, drop: float | None) -> str:
+        """Return by how much a drop exceeds the bound in words; empty if it does not."""
+        if self.max_drop is None:
+            return ""
+        assert drop is not None, "a bound needs a task"
+        # Not `>`: a NaN is no score.
+        if drop <= self.max_drop:
+            return ""
+        return f"{drop:.2f} points lost, allowed {self.max_drop:g}"

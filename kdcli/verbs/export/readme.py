@@ -1,15 +1,15 @@
-"""README.md of an export: what it is, how far it is from torch, and the lines that run it."""
+"""Write README.md of an export: its inputs, its difference from torch, and example code."""
 
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedModel
 
-from kdcli.deploy.exported import EMBEDDING, file_in
+from kdcli.deploy.exported import EMBEDDING
 from kdcli.models.heads import AUTO_CLASS
 from kdcli.models.shape import positions_of
 from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter
-from kdcli.verbs.export.agreement import said
+from kdcli.verbs.export.agreement import agreement_text
+from kdcli.verbs.export.facts import ExportFacts, FileFacts
 
 OPEN = {
     "onnx": """import onnxruntime
@@ -34,7 +34,7 @@ def run(inputs):
 
 """,
 }
-"""Format -> code that loads a file and defines `run`: arrays by name -> list of outputs."""
+"""Format -> code that loads a file and defines `run`, from arrays by name to a list of outputs."""
 
 TEXTS = '["A first text.", "A second and somewhat longer one."]'
 USE: dict[str | None, tuple[str, str]] = {
@@ -65,75 +65,81 @@ USE: dict[str | None, tuple[str, str]] = {
         'print(tokenizer.decode(inputs["input_ids"][0][begin : end + 1]))',
     ),
 }
-"""Kind of the head (None: no head) -> the tokenised texts, and the code that uses the inputs."""
-
+"""Kind of the head (None: no head) -> texts to tokenise, and code that uses the inputs."""
 
 PIPELINE = {kind: PIPELINES[auto.__name__] for kind, auto in AUTO_CLASS.items()} | {
     None: PIPELINES["AutoModel"],
     EMBEDDING: PIPELINES[EMBEDDER],
 }
-"""Kind of the head -> what the hub calls its task."""
+"""Kind of the head -> the hub's name of its task."""
 
 
-def error_of(of: dict[str, Any], kind: str | None) -> str:
-    """How far a file is from torch, in words."""
-    # What a quantised file's relative error means for its predictions nobody can tell.
-    exact = f"; the largest difference is {of['max_abs']:.1e}" if of["precision"] == "fp32" else ""
-    return said(of["agreement"], kind) + exact
-
-
-def readme(
-    facts: dict[str, Any], model: PreTrainedModel, kind: str | None, most: int | None, source: str
-) -> str:
-    """Front matter, title, inputs, outputs, error and example code of the directory."""
-    texts, rest = USE[kind]
-    positions = most or positions_of(model.config)
-    options = [
-        *(["truncation=True", f"max_length={positions}"] if positions else []),
-        "padding=True",
-    ]
-    options += ["return_token_type_ids=True"] if "token_type_ids" in facts["inputs"] else []
-    labelled = "labels[" in rest
-    imports = "from transformers import " + ("AutoConfig, " * labelled) + "AutoTokenizer\n"
-    labels = ['labels = AutoConfig.from_pretrained(".").id2label'] if labelled else []
-    inputs = f'inputs = tokenizer({texts}, {", ".join(options)}, return_tensors="np")'
-    code = "\n".join(
-        [OPEN[facts["format"]].format(imports=imports, file=file_in(facts)), *labels, inputs, rest]
+def difference_text(file: FileFacts, kind: str | None) -> str:
+    """Describe the difference between a file and torch."""
+    text = agreement_text(file.agreement, kind)
+    # The relative error of a quantised file says nothing about its predictions.
+    return text + (
+        f"; the largest difference is {file.gated.file.max_abs:.1e}"
+        if file.precision == "fp32"
+        else ""
     )
-    install = {"onnx": "onnxruntime", "openvino": "openvino"}[facts["format"]]
-    lines = list(facts["notes"])
-    for of in facts["also"]:
-        lines += [f"`{file_in(facts | of)}`, {of['precision']}: {error_of(of, kind)}", *of["notes"]]
+
+
+def readme(facts: ExportFacts, model: PreTrainedModel, max_length: int | None, source: str) -> str:
+    """Return README.md: front matter, title, inputs, outputs, difference and example code.
+
+    Args:
+        facts: The content of export.json.
+        model: The exported model.
+        max_length: The maximum number of tokens of a text; None for the model's positions.
+        source: The hub id or directory of the model.
+    """
+    precisions = [file.precision for file in facts.by_file]
+    lines = list(facts.main.notes)
+    for file in facts.also:
+        difference = difference_text(file, facts.kind)
+        lines += [f"`{facts.path_of(file)}`, {file.precision}: {difference}", *file.notes]
     notes = "".join(f"\n* {line}" for line in lines)
-    precisions = [of["precision"] for of in (facts, *facts["also"])]
+    install = {"onnx": "onnxruntime", "openvino": "openvino"}[facts.format]
     front = front_matter(
-        f"{Path(facts['source']).name}-{facts['format']}-{'-'.join(precisions)}",
+        f"{Path(facts.source).name}-{facts.format}-{'-'.join(precisions)}",
         base=source,
         relation="quantized" if precisions != ["fp32"] else None,
-        library={"onnx": "transformers.js", "openvino": "openvino"}[facts["format"]],
-        tags=["kdcli", facts["format"], *precisions, model.config.model_type],
-        pipeline=PIPELINE[kind],
-        task=facts.get("task"),
-        data=facts.get("data"),
-        scores=[
-            Score(row["task"], row["set"], row["split"], row["file"])
-            for row in facts.get("scores", ())
-        ],
+        library={"onnx": "transformers.js", "openvino": "openvino"}[facts.format],
+        tags=["kdcli", facts.format, *precisions, model.config.model_type],
+        pipeline=PIPELINE[facts.kind],
+        task=facts.task,
+        data=facts.data,
+        scores=[Score(row.task, row.set, row.split, row.file) for row in facts.main.scores],
     )
     return f"""---
 {front}
 ---
-# {facts["source"]} as {facts["format"]}, {", ".join(precisions)}
+# {facts.source} as {facts.format}, {", ".join(precisions)}
 
-{facts["architecture"]}, exported by kdcli. Any batch size and length.
+{facts.architecture}, exported by kdcli. Any batch size and length.
 
-* inputs: {", ".join(facts["inputs"])}
-* outputs: {", ".join(facts["outputs"])}
-* next to torch in float32: {error_of(facts, kind)}{notes}
+* inputs: {", ".join(facts.inputs)}
+* outputs: {", ".join(facts.outputs)}
+* next to torch in float32: {difference_text(facts.main, facts.kind)}{notes}
 
 `pip install {install} transformers`, then in this directory:
 
 ```python
-{code}
+{_code(facts, max_length or positions_of(model.config))}
 ```
 """
+
+
+def _code(facts: ExportFacts, max_length: int | None) -> str:
+    """Return code that loads the main file and runs it on example texts."""
+    texts, use = USE[facts.kind]
+    has_labels = "labels[" in use
+    imports = "from transformers import " + "AutoConfig, " * has_labels + "AutoTokenizer\n"
+    labels = ['labels = AutoConfig.from_pretrained(".").id2label'] if has_labels else []
+    options = ["truncation=True", f"max_length={max_length}"] if max_length else []
+    options.append("padding=True")
+    options += ["return_token_type_ids=True"] if "token_type_ids" in facts.inputs else []
+    inputs = f'inputs = tokenizer({texts}, {", ".join(options)}, return_tensors="np")'
+    load = OPEN[facts.format].format(imports=imports, file=facts.path_of(facts.main))
+    return "\n".join([load, *labels, inputs, use])

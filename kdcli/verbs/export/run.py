@@ -1,15 +1,17 @@
-"""`kdcli export`: an encoder or a fine-tuned model as a directory for ONNX Runtime or OpenVINO,
-without torch.
+"""`kdcli export`: write an encoder or a fine-tuned model for ONNX Runtime or OpenVINO.
 
 The directory holds the model file, the tokenizer, config.json with the labels, README.md with
-example code, and export.json with the measured error. It is written atomically.
+example code, and export.json with the measured error. It is written atomically, and running the
+model needs no torch.
 """
+
+from __future__ import annotations
 
 import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from kdcli.data.sources import open_source
 from kdcli.data.text.sentences import sentences
 from kdcli.deploy.environment import versions
-from kdcli.deploy.export import EXACT, FILES, LIMITS, RUNTIMES, ModelFile, recorded
+from kdcli.deploy.export import EXACT, FILES, LIMITS, RUNTIMES, recorded
 from kdcli.deploy.exported import EMBEDDING, FACTS
 from kdcli.deploy.sessions import library
 from kdcli.disk import STAGED, check_writable, content_of, fill_dir, write_atomic
@@ -46,8 +48,9 @@ from kdcli.report.views import short
 from kdcli.run.context import cpu_session
 from kdcli.types import Kind
 from kdcli.verbs.export.agreement import ExportCheck
-from kdcli.verbs.export.gate import Found, Judge, write_gated
-from kdcli.verbs.export.readme import error_of, readme
+from kdcli.verbs.export.facts import ExportFacts, FileFacts, GatedFile
+from kdcli.verbs.export.gate import FileCheck, write_gated
+from kdcli.verbs.export.readme import difference_text, readme
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.labelled import LabelledWorkload
@@ -55,62 +58,68 @@ from kdcli.workloads.settings import LabelledSettings
 from kdcli.workloads.workload import EvaluationRequest, Workload
 
 TEXTS_COMPARED, VECTORS_COMPARED = 64, 256
-TEXT = LabelledSettings()  # That of the demo
+TEXT = LabelledSettings()  # the text of the demo
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The result of `kdcli export`; `facts` as in export.json."""
+    """The result of `kdcli export`.
 
-    facts: dict[str, Any]
+    Attributes:
+        facts: The content of export.json.
+        folder: The directory of the export.
+    """
+
+    facts: ExportFacts
     folder: Path
 
     def to_json(self) -> str:
-        return json.dumps(self.facts, indent=2)
+        """Return the content of export.json."""
+        return json.dumps(self.facts.to_dict(), indent=2)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a file: size, how far it is from torch, and the scores of both."""
+        """Return one row a file: its size, its difference from torch, and the scores of both."""
         rows = []
-        for of in self.by_file:
-            row = {key: self.facts[key] for key in ("source", "format")}
-            row |= {key: of[key] for key in ("precision", "max_abs", "relative", "bytes")} | of[
-                "agreement"
-            ]
-            for scores in of.get("scores", ()):
-                task = f"{scores['task']} {scores['set']}".strip()
-                row |= {
-                    f"{task} {m} {side}": v
-                    for side in ("torch", "file")
-                    for m, v in scores[side].items()
-                }
+        for file in self.facts.by_file:
+            row: dict[str, Any] = {
+                "source": self.facts.source,
+                "format": self.facts.format,
+                "precision": file.precision,
+                "max_abs": file.gated.file.max_abs,
+                "relative": file.gated.file.relative,
+                "bytes": file.bytes,
+            }
+            row |= file.agreement
+            for scores in file.scores:
+                task = f"{scores.task} {scores.set}".strip()
+                row |= {f"{task} {name} torch": value for name, value in scores.torch.items()}
+                row |= {f"{task} {name} file": value for name, value in scores.file.items()}
             rows.append(row)
         return pd.DataFrame(rows)
-
-    @property
-    def by_file(self) -> list[dict[str, Any]]:
-        """What is known of each file."""
-        return [self.facts, *self.facts["also"]]
 
     def _repr_html_(self) -> str:
         return str(self.to_frame().to_html(index=False))
 
     def renderables(self) -> Iterable[Any]:
+        """Return what the terminal shows: a table, notes, and the directory."""
+        facts = self.facts
         table = Table("", "", show_header=False, box=None)
-        for key in ("source", "format"):
-            table.add_row(key, self.facts[key])
-        table.add_row("inputs", ", ".join(self.facts["inputs"]))
-        table.add_row("outputs", ", ".join(self.facts["outputs"]))
-        for of in self.by_file:
-            table.add_row("precision", of["precision"])
-            table.add_row("size", bytes_of(of["bytes"]))
-            table.add_row("next to torch", error_of(of, self.facts["kind"]))
-            for row in of.get("scores", ()):
+        table.add_row("source", facts.source)
+        table.add_row("format", facts.format)
+        table.add_row("inputs", ", ".join(facts.inputs))
+        table.add_row("outputs", ", ".join(facts.outputs))
+        for file in facts.by_file:
+            table.add_row("precision", file.precision)
+            table.add_row("size", bytes_of(file.bytes))
+            table.add_row("next to torch", difference_text(file, facts.kind))
+            for scores in file.scores:
                 values = ", ".join(
-                    f"{m} {v:.4f} (torch {row['torch'][m]:.4f})" for m, v in row["file"].items()
+                    f"{name} {value:.4f} (torch {scores.torch[name]:.4f})"
+                    for name, value in scores.file.items()
                 )
-                table.add_row(row["task"], values)
+                table.add_row(scores.task, values)
         yield table
-        yield from (note for of in self.by_file for note in of["notes"])
+        yield from (note for file in facts.by_file for note in file.notes)
         yield f"model in {self.folder} (README.md shows how to run it)"
 
 
@@ -128,94 +137,131 @@ def export(
     overwrite: bool = False,
     trust_remote_code: bool = False,
 ) -> Exported:
-    """Export a model (hub id, directory or `demo`) and compare each file with torch. An embedding
-    model, or an encoder with `pooling`, gives vectors of texts. `precisions`: if several, the first
-    is `fp32`; the files lie side by side, and export.json has the others under `also`. `data`: see
-    `ExportRecipe`; text is by default the demo's. With `task` a file is judged on its data: then
-    products stay in float32 until it loses at most `max_drop` points of the first metric.
-    `weights`: model.safetensors too. `output_dir` is by default runs/export-NAME-FORMAT, numbered;
-    `overwrite` replaces an export there. Raises UsageError: unknown format or precision, a
-    directory that is not an export, a model that cannot be loaded or exported; GateError: too much
-    is lost; MachineError: a library is missing, the disk is full, or the file differs from torch.
+    """Export a model and compare each file with torch.
+
+    An embedding model, or an encoder with `pooling`, gives vectors of texts. With `max_drop`,
+    products stay in float32 until a file loses at most this many points of the first metric.
+
+    Args:
+        source: A hub id, a directory or `demo`.
+        format: `onnx` or `openvino`.
+        precisions: The precisions of the files. Of several, the first is `fp32`, and export.json
+            has the others under `also`.
+        data: The data on which each file is compared with torch; by default the demo's text.
+        pooling: How an encoder makes the vector of a text.
+        task: The task on which the model and each file are scored.
+        max_drop: The maximum drop of the task's first metric, in points.
+        weights: Write model.safetensors too.
+        output_dir: The directory; by default runs/export-NAME-FORMAT, numbered.
+        overwrite: Replace the export that the directory holds.
+        trust_remote_code: Allow a model to run code of its own.
+
+    Raises UsageError: an unknown format or precision, a directory that is not an export, or a
+        model that cannot be loaded or exported.
+    Raises GateError: a file loses too much.
+    Raises MachineError: a library is missing, the disk is full, or a file differs from torch.
     """
     check_request(format, precisions, task, max_drop)
-    name = "-".join(
-        ["export", Path(short(source)).name, format, *(p for p in precisions if p != "fp32")]
-    )
+    smaller = [precision for precision in precisions if precision != "fp32"]
+    name = "-".join(["export", Path(short(source)).name, format, *smaller])
     folder = output_dir or numbered(name, taken=overwrite)
     check_folder(folder, overwrite)
-    loaded = _load_vectors if pooling is not None or read_format(source) is not None else _load_head
-    part = loaded(source, data, pooling, task, trust_remote_code)
+    load = _load_vectors if pooling is not None or read_format(source) is not None else _load_head
+    loaded = load(source, data, pooling, task, trust_remote_code)
     Progress.log(f"exporting {short(source)} to {format}, {', '.join(precisions)}")
-    model, kind, tokenizer = part.model, part.kind, part.tokenizer
-    with fill_dir(folder, last=FACTS, clear=True) as aside:
-        made: list[tuple[ModelFile, dict[str, Any]]] = []
-        with recorded(model, aside, format, precisions[0], pool=part.pool) as graph:
-            for precision in precisions:
-                judged = max_drop is not None or (kind == EMBEDDING and precision != "fp32")
-                file, found, gate = write_gated(
-                    graph.at(precision, judged=judged), part.judge, max_drop
-                )
-                made.append((file, _facts_of(precision, file, found, gate)))
-        written = {file.path: _parts(file.path) for file, _ in made}
-        for file, of in made:
-            of["bytes"] = sum(part.stat().st_size for part in written[file.path])
-        (file, main), *also = made
-        facts: dict[str, Any] = {
-            "source": short(source),
-            "format": format,
-            "architecture": type(model).__name__,
-        }
-        facts |= {"kind": kind, "inputs": list(file.inputs), "outputs": list(file.outputs)}
-        parts = sorted(part for parts in written.values() for part in parts)
-        facts["files"] = {f.relative_to(aside).as_posix(): f.stat().st_size for f in parts}
-        card = replace(
-            describe(model, short(source), None),
-            bytes=main["bytes"],
-            held_in=precisions[0],
-            sha256=_sha256(written[file.path]),
-        )
-        facts["card"] = asdict(card)
-        facts |= main | {"notes": [*part.notes, *main["notes"]], "also": [of for _, of in also]}
-        facts |= {"task": task, "data": data.source} if task is not None else {}
-        facts["versions"] = versions() | {
-            name: library(name, format).__version__ for name in RUNTIMES[format]
-        }
-        (model if weights else model.config).save_pretrained(aside)
-        if part.format is not None:
-            save_format(part.format, model.config.hidden_size, aside)
-        save_tokenizer(tokenizer, aside)
-        write_training_rows(aside, training_rows(location(source)))
-        write_atomic(
-            aside / "README.md", readme(facts, model, kind, part.longest, location(source))
-        )
-        write_atomic(aside / FACTS, json.dumps(facts, indent=2))
+    with fill_dir(folder, last=FACTS, clear=True) as staged:
+        files = _write_files(loaded, staged, format, precisions, max_drop)
+        facts = _facts(loaded, source, format, files, staged)
+        if task is not None:
+            facts = replace(facts, task=task, data=data.source)
+        _write_rest(loaded, facts, source, staged, weights)
     return Exported(facts, folder)
 
 
-def _facts_of(
-    precision: str, file: ModelFile, found: Found, gate: dict[str, Any]
-) -> dict[str, Any]:
-    """The entry of one file in export.json."""
-    facts: dict[str, Any] = {
-        "precision": precision,
-        "max_abs": file.max_abs,
-        "relative": file.relative,
-    }
-    facts |= {"agreement": found.agreement}
-    facts["limits"] = {
-        "max_abs": EXACT if precision == "fp32" else None,
-        "relative": LIMITS[precision],
-    }
-    if found.scores:
-        rows = [row.model_dump() for row in found.comparisons]
-        facts |= {"scores": [asdict(row) for row in found.scores], "comparisons": rows}
-    return facts | gate | {"notes": _notes(gate, found)}
+def _write_files(
+    loaded: _Loaded,
+    staged: Path,
+    format: str,
+    precisions: Sequence[str],
+    max_drop: float | None,
+) -> dict[str, GatedFile]:
+    """Write a file in each precision. Returns the files by precision."""
+    files = {}
+    with recorded(loaded.model, staged, format, precisions[0], pool=loaded.pool) as graph:
+        for precision in precisions:
+            is_vectors = loaded.kind == EMBEDDING and precision != "fp32"
+            judged = max_drop is not None or is_vectors
+            files[precision] = write_gated(
+                graph.at(precision, judged=judged), loaded.check, max_drop
+            )
+    return files
+
+
+def _facts(
+    loaded: _Loaded, source: str, format: str, files: dict[str, GatedFile], staged: Path
+) -> ExportFacts:
+    """Return the content of export.json for files in a staged directory."""
+    written = {precision: _parts(gated.file.path) for precision, gated in files.items()}
+    main, *also = (
+        _file_facts(precision, gated, written[precision]) for precision, gated in files.items()
+    )
+    file = main.gated.file
+    parts = sorted(part for parts in written.values() for part in parts)
+    return ExportFacts(
+        source=short(source),
+        format=format,
+        architecture=type(loaded.model).__name__,
+        kind=loaded.kind,
+        inputs=list(file.inputs),
+        outputs=list(file.outputs),
+        files={part.relative_to(staged).as_posix(): part.stat().st_size for part in parts},
+        card=replace(
+            describe(loaded.model, short(source), None),
+            bytes=main.bytes,
+            held_in=main.precision,
+            sha256=_sha256(written[main.precision]),
+        ),
+        main=replace(main, notes=[*loaded.notes, *main.notes]),
+        also=also,
+        versions=versions()
+        | {name: library(name, format).__version__ for name in RUNTIMES[format]},
+    )
+
+
+def _file_facts(precision: str, gated: GatedFile, parts: Sequence[Path]) -> FileFacts:
+    """Return the entry of one file in export.json."""
+    return FileFacts(
+        precision,
+        gated,
+        limits={
+            "max_abs": EXACT if precision == "fp32" else None,
+            "relative": LIMITS[precision],
+        },
+        notes=_notes(gated),
+        bytes=sum(part.stat().st_size for part in parts),
+    )
+
+
+def _write_rest(
+    loaded: _Loaded, facts: ExportFacts, source: str, staged: Path, weights: bool
+) -> None:
+    """Write what lies next to the model files; export.json comes last."""
+    model = loaded.model
+    (model if weights else model.config).save_pretrained(staged)
+    if loaded.format is not None:
+        save_format(loaded.format, model.config.hidden_size, staged)
+    save_tokenizer(loaded.tokenizer, staged)
+    write_training_rows(staged, training_rows(location(source)))
+    text = readme(facts, model, loaded.max_length, location(source))
+    write_atomic(staged / "README.md", text)
+    write_atomic(staged / FACTS, json.dumps(facts.to_dict(), indent=2))
 
 
 def _parts(file: Path) -> list[Path]:
-    """A model file and that of its weights: `openvino_model.bin`, or `model.onnx.data` above 2
-    GB."""
+    """Return a model file and the file of its weights, if the weights lie in a second file.
+
+    This is `openvino_model.bin`, or `model.onnx.data` above 2 GB.
+    """
     return sorted(
         part for part in file.parent.iterdir() if part.name.split(".")[0] == file.name.split(".")[0]
     )
@@ -224,17 +270,20 @@ def _parts(file: Path) -> list[Path]:
 def check_request(
     format: str, precisions: Sequence[str], task: str | None, max_drop: float | None
 ) -> None:
-    """Check what needs no model. Raises UsageError, MachineError: see `run`."""
+    """Check the arguments of `export` before a model is loaded.
+
+    Raises UsageError: an unknown format or precision, or a bound that is negative or has no task.
+    Raises MachineError: a library is missing.
+    """
     if format not in RUNTIMES:
         raise UsageError(
             f"unknown format '{format}'{did_you_mean(format, RUNTIMES)}",
             f"allowed: {', '.join(RUNTIMES)}",
         )
-    if wrong := next(
-        (precision for precision in precisions if (format, precision) not in FILES), None
-    ):
-        allowed = ", ".join(p for f, p in FILES if f == format)
-        raise UsageError(f"{format} is not written in {wrong}", f"allowed: {allowed}")
+    for precision in precisions:
+        if (format, precision) not in FILES:
+            allowed = ", ".join(p for f, p in FILES if f == format)
+            raise UsageError(f"{format} is not written in {precision}", f"allowed: {allowed}")
     for name in RUNTIMES[format]:
         library(name, format)
     if max_drop is not None and task is None:
@@ -246,26 +295,37 @@ def check_request(
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A model ready to export: `kind` of its head (`embedding`: vectors, None: no head), tokens
-    that it reads at most (None: its positions), how vectors are made."""
+class _Loaded:
+    """A model that is ready to export.
+
+    Attributes:
+        model: The model.
+        tokenizer: Its tokenizer.
+        kind: The kind of its head; `embedding` for vectors, None for an encoder without a head.
+        notes: Sentences for the reader.
+        check: Compares a file with the model.
+        format: How vectors are made; None for a model that gives no vectors.
+        max_length: The maximum number of tokens of a text; None for the model's positions.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     kind: str | None
     notes: list[str]
-    judge: Judge
+    check: FileCheck
     format: EmbeddingFormat | None = None
-    longest: int | None = None
+    max_length: int | None = None
 
     @property
     def pool(self) -> Pool | None:
+        """The layer that turns hidden states into the vectors of texts."""
         return None if self.format is None else Pool(self.format).eval()
 
 
 def _load_vectors(
     source: str, data: LabelledSettings, pooling: str | None, task: str | None, trusted: bool
-) -> _Part:
+) -> _Loaded:
+    """Load an embedding model, or an encoder with a pooling."""
     embedder = Embedder.open(source, pooling=pooling, compacted=True, trust_remote_code=trusted)
     workload = _open_workload(task, data, source, pooling or embedder.format.pooling)
     if workload is None:
@@ -274,22 +334,22 @@ def _load_vectors(
         compared = list(itertools.islice(texts, VECTORS_COMPARED))
     else:
         compared = workload.texts_of_rows()[:VECTORS_COMPARED]
-    embedder.tokenizer.model_max_length = longest = embedder.max_length
-    check = ExportCheck(embedder, None, compared, workload)
-    return _Part(
+    embedder.tokenizer.model_max_length = max_length = embedder.max_length
+    return _Loaded(
         embedder.model,
         embedder.tokenizer,
         EMBEDDING,
         [embedder.note],
-        check,
+        ExportCheck(embedder, None, compared, workload),
         embedder.format,
-        longest,
+        max_length,
     )
 
 
 def _load_head(
     source: str, data: LabelledSettings, _: str | None, task: str | None, trusted: bool
-) -> _Part:
+) -> _Loaded:
+    """Load an encoder or a model with a head. Raises UsageError: a task, but no head."""
     texts: list[str] = []
     if task is None:
         documents = open_source(data.source or "demo").documents("train", None)
@@ -307,13 +367,13 @@ def _load_head(
         if isinstance(workload, LabelledWorkload):
             model = _model_of_task(model, workload, trusted)
         texts = workload.texts_of_rows()[:TEXTS_COMPARED]
-    return _Part(network, tokenizer, kind, notes, ExportCheck(model, kind, texts, workload))
+    return _Loaded(network, tokenizer, kind, notes, ExportCheck(model, kind, texts, workload))
 
 
 def _open_workload(
     task: str | None, data: LabelledSettings, source: str, pooling: str | None
 ) -> Workload | None:
-    """The rows that a file is scored on, without rows that trained the model."""
+    """Return the rows on which a file is scored, without rows that trained the model."""
     if task is None:
         return None
     trained = {source: training_rows(location(source))}
@@ -323,10 +383,9 @@ def _open_workload(
 
 
 def _model_of_task(model: Model, workload: LabelledWorkload, trusted: bool) -> Model:
-    """The model with the tokenizer and the row length that its task uses.
+    """Return the model with the tokenizer and the row length that its task uses.
 
-    Raises:
-        UsageError: a head for another task.
+    Raises UsageError: the head is for another task.
     """
     task = workload.data.task
     check_head(model.source, model.model.config, task)
@@ -337,27 +396,30 @@ def _model_of_task(model: Model, workload: LabelledWorkload, trusted: bool) -> M
     return Model(model.model, tokenizer, model.source, "", length, rows)
 
 
-def _notes(gate: dict[str, Any], found: Found) -> list[str]:
-    """Notes on the bound, and on the products that stay in float32."""
+def _notes(gated: GatedFile) -> list[str]:
+    """Return notes on the loss of a file, and on its products in float32."""
     notes = []
-    for row in found.comparisons:
+    for row in gated.comparison.comparisons:
         name = f"{row.task} {row.set}".strip()
         between = f"95 % between {row.low:+.4f} and {row.high:+.4f}"
         notes.append(f"{name}: {row.metric} differs from torch by {row.difference:+.4f}, {between}")
-    kept = [each for each in gate.get("products", ()) if each["float"]]
-    if kept:
-        names = ", ".join(f"{each['name']} ({each['error']:.2g})" for each in kept)
+    in_float = [product for product in gated.products if product.in_float]
+    if in_float:
+        names = ", ".join(f"{product.name} ({product.error:.2g})" for product in in_float)
         notes.append(
-            f"{len(kept)} of {len(gate['products'])} products are in float32, by the error that "
-            "each alone causes: "
-            f"{names}"
+            f"{len(in_float)} of {len(gated.products)} products are in float32, by the error that "
+            f"each alone causes: {names}"
         )
     return notes
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:
-    """Allow a new or empty directory, and with `overwrite` an earlier export. Raises UsageError: a
-    file, or another directory that is not empty."""
+    """Check that an export may be written to a directory.
+
+    It may be new or empty, and with `overwrite` it may hold an earlier export.
+
+    Raises UsageError: a file, or another directory that is not empty.
+    """
     check_writable(folder, directory=True)
     is_export = any((place / FACTS).is_file() for place in (folder, folder / STAGED))
     if folder.is_dir() and content_of(folder) and not (is_export and overwrite):
@@ -372,8 +434,10 @@ def check_folder(folder: Path, overwrite: bool) -> None:
 def _load(
     source: str, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Kind | None, list[str]]:
-    """The model with the head that its config.json names, its tokenizer, the kind of the head, and
-    notes."""
+    """Load a model with the head that its config.json names.
+
+    Returns the model, its tokenizer, the kind of the head, and notes.
+    """
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     architecture = next(iter(config.architectures or ()), type(config).__name__)
@@ -394,6 +458,7 @@ def _load(
 
 
 def _sha256(files: Iterable[Path]) -> str:
+    """Return the hash of the files' contents, one after the other."""
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:

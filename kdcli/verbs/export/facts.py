@@ -1,0 +1,200 @@
+"""The content of export.json: an export's model and files, and how they compare with torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from kdcli.deploy.export import FILES, ModelFile
+from kdcli.report.schema import Comparison
+from kdcli.types import Card
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of torch and of a file on one set of rows."""
+
+    task: str
+    set: str
+    split: str
+    n: int
+    torch: dict[str, float]
+    file: dict[str, float]
+
+
+@dataclass(frozen=True)
+class FileComparison:
+    """The differences between a file and torch.
+
+    Attributes:
+        agreement: How closely the predictions or vectors of texts agree.
+        scores: The scores of both on each set of a workload.
+        comparisons: The paired differences between these scores.
+        drop: The points (hundredths) of the first metric that the file loses on its worst set.
+    """
+
+    agreement: dict[str, float]
+    scores: list[Scores] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    drop: float | None = None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One version of a file, with `in_float` products in float32.
+
+    Attributes:
+        in_float: The number of products in float32.
+        drop: The points that the version loses; None without a task.
+        holds: Whether the version may be used.
+    """
+
+    in_float: int
+    drop: float | None
+    holds: bool
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of a quantised file.
+
+    Attributes:
+        name: The name of its linear layer.
+        error: The relative error of the outputs if this product alone is quantised.
+        in_float: Whether it stays in float32.
+    """
+
+    name: str
+    error: float
+    in_float: bool
+
+
+@dataclass(frozen=True)
+class GatedFile:
+    """A file that passed its check.
+
+    Attributes:
+        file: The file.
+        comparison: The differences between the file and torch.
+        max_drop: The points that it was allowed to lose; None for any number.
+        attempts: The versions that were tried, in order.
+        products: The products by their error, the largest first; empty if no error was measured.
+    """
+
+    file: ModelFile
+    comparison: FileComparison
+    max_drop: float | None = None
+    attempts: list[Attempt] = field(default_factory=list)
+    products: list[Product] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """The entry of one file in export.json.
+
+    Attributes:
+        precision: `fp32`, `fp16`, `int8` or `q4`.
+        gated: The file, and how it compares with torch.
+        limits: The largest errors that are allowed by name; None for no limit.
+        notes: Sentences for the reader.
+        bytes: The size of the file and its weights.
+    """
+
+    precision: str
+    gated: GatedFile
+    limits: dict[str, float | None]
+    notes: list[str]
+    bytes: int
+
+    @property
+    def agreement(self) -> dict[str, float]:
+        """How closely the predictions or vectors of texts agree with torch's."""
+        return self.gated.comparison.agreement
+
+    @property
+    def scores(self) -> list[Scores]:
+        """The scores of torch and the file; empty without a task."""
+        return self.gated.comparison.scores
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values as export.json holds them."""
+        file, gated = self.gated.file, self.gated
+        values: dict[str, Any] = {
+            "precision": self.precision,
+            "max_abs": file.max_abs,
+            "relative": file.relative,
+            "agreement": self.agreement,
+            "limits": self.limits,
+        }
+        if self.scores:
+            values["scores"] = [asdict(row) for row in self.scores]
+            values["comparisons"] = [row.model_dump() for row in gated.comparison.comparisons]
+        if gated.max_drop is not None or gated.products:
+            values["max_drop"] = gated.max_drop
+            values["attempts"] = [asdict(each) for each in gated.attempts]
+        if gated.products:
+            values["products"] = [
+                {"name": each.name, "error": each.error, "float": each.in_float}
+                for each in gated.products
+            ]
+        return values | {"notes": self.notes, "bytes": self.bytes}
+
+
+@dataclass(frozen=True)
+class ExportFacts:
+    """The content of export.json.
+
+    Attributes:
+        source: The exported model: a hub id, a directory or `demo`.
+        format: `onnx` or `openvino`.
+        architecture: The class of the model.
+        kind: The kind of its head; `embedding` for vectors, None for an encoder without a head.
+        inputs: The names of the inputs, in order.
+        outputs: The names of the outputs, in order.
+        files: The size of every model file, by its path in the directory.
+        card: The size of the model, with the bytes and the hash of the main file.
+        main: The file that other verbs load.
+        also: The files in other precisions.
+        versions: The version of each library.
+        task: The task on which the files were scored; None if they were not scored.
+        data: The source of the task's rows; None for the task's own data set.
+    """
+
+    source: str
+    format: str
+    architecture: str
+    kind: str | None
+    inputs: list[str]
+    outputs: list[str]
+    files: dict[str, int]
+    card: Card
+    main: FileFacts
+    also: list[FileFacts]
+    versions: dict[str, Any]
+    task: str | None = None
+    data: str | None = None
+
+    @property
+    def by_file(self) -> list[FileFacts]:
+        """The entries of all files, the main one first."""
+        return [self.main, *self.also]
+
+    def path_of(self, file: FileFacts) -> str:
+        """Return the path of a file in the directory."""
+        return FILES[self.format, file.precision]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values as export.json holds them."""
+        values: dict[str, Any] = {
+            "source": self.source,
+            "format": self.format,
+            "architecture": self.architecture,
+            "kind": self.kind,
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "files": self.files,
+            "card": asdict(self.card),
+        }
+        values |= self.main.to_dict() | {"also": [file.to_dict() for file in self.also]}
+        values |= {} if self.task is None else {"task": self.task, "data": self.data}
+        return values | {"versions": self.versions}
