@@ -257,43 +257,7 @@ def write_report(run: RunDir, contents: ReportContents) -> RunResult:
 
     The training curve is read from the run's log.
     """
-    latency, evaluations, outcome = contents.latency, contents.evaluations, contents.outcome
-    quality = quality_of(evaluations) if contents.quality is None else contents.quality
-    recipe = contents.recipe.model_dump()
-    models = [model.entry(run.path) for model in contents.models]
-    trained = [model.name for model in contents.models if model.folder is not None]
-    report = Report.model_validate(
-        {
-            "command": contents.command,
-            "status": "done",
-            "focus": contents.focus,
-            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "versions": versions(),
-            "environment": environment(),
-            "recipe": recipe,
-            "models": models,
-            "training": outcome
-            and {name: getattr(outcome, name) for name in Training.model_fields},
-            "curve": curve_of(run.read_log(), trained),
-            "compared_runs": {
-                name: other.report.curve for name, other in contents.compared_runs.items()
-            },
-            "quality": quality,
-            "latency": latency.rows,
-            "failures": latency.failures,
-            "agreements": latency.agreements,
-            "published": published_for(models, recipe),
-            "notes": [
-                *contents.notes,
-                *(f"data {source}: commit {commit}" for source, commit in COMMITS.items()),
-            ],
-            "evaluations": evaluations,
-            "comparisons": contents.comparisons,
-            "selection": contents.selection,
-            "pruning": contents.pruning,
-            "compression": contents.compression,
-        }
-    )
+    report = _report(run, contents)
     for model in contents.models:
         if model.folder is None:
             continue
@@ -309,3 +273,40 @@ def write_report(run: RunDir, contents: ReportContents) -> RunResult:
     write_views(run.path, report)
     run.drop_checkpoints()
     return RunResult(report, run.path)
+
+
+def _report(run: RunDir, contents: ReportContents) -> Report:
+    """Build and check the report of a run."""
+    latency, evaluations, outcome = contents.latency, contents.evaluations, contents.outcome
+    recipe = contents.recipe.model_dump()
+    models = [model.entry(run.path) for model in contents.models]
+    trained = [model.name for model in contents.models if model.folder is not None]
+    training = outcome and {name: getattr(outcome, name) for name in Training.model_fields}
+    compared = {name: other.report.curve for name, other in contents.compared_runs.items()}
+    commits = [f"data {source}: commit {commit}" for source, commit in COMMITS.items()]
+    return Report.model_validate(
+        {
+            "command": contents.command,
+            "status": "done",
+            "focus": contents.focus,
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "versions": versions(),
+            "environment": environment(),
+            "recipe": recipe,
+            "models": models,
+            "training": training,
+            "curve": curve_of(run.read_log(), trained),
+            "compared_runs": compared,
+            "quality": quality_of(evaluations) if contents.quality is None else contents.quality,
+            "latency": latency.rows,
+            "failures": latency.failures,
+            "agreements": latency.agreements,
+            "published": published_for(models, recipe),
+            "notes": [*contents.notes, *commits],
+            "evaluations": evaluations,
+            "comparisons": contents.comparisons,
+            "selection": contents.selection,
+            "pruning": contents.pruning,
+            "compression": contents.compression,
+        }
+    )

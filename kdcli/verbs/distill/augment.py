@@ -1,4 +1,7 @@
-"""Copies of a task's examples with other words; candidates for words are kept in the cache."""
+"""Augment a task's examples with copies in which some words are replaced.
+
+Candidates for words are kept in the cache.
+"""
 
 import json
 from collections.abc import Iterable
@@ -20,7 +23,13 @@ from kdcli.workloads.labelled import LabelledWorkload
 
 @dataclass(frozen=True)
 class WordSource:
-    """Candidates for words; `fingerprint` is a hash of both sources and the vocabulary."""
+    """The sources of candidates for words.
+
+    Attributes:
+        language_model: A masked language model; None if neighbours serve for all words.
+        neighbours: The nearest neighbours of words.
+        fingerprint: A hash of both sources and the vocabulary.
+    """
 
     language_model: Model | None
     neighbours: Neighbours
@@ -30,11 +39,15 @@ class WordSource:
 def open_words(
     settings: AugmentSettings, task: LabelledWorkload, teacher: Model, *, trust_remote_code: bool
 ) -> WordSource:
-    """Read and check the sources of words; a `UsageError` if the model has another vocabulary than
-    the teacher."""
+    """Load and check the sources of words.
+
+    Raises UsageError: the masked language model has another vocabulary than the teacher.
+    """
     model, hashed = None, [""]
     if settings.model is not None:
-        otherwise = "name another for augment.model, or none: then neighbours serve for all words"
+        otherwise = (
+            "name another model for augment.model, or none: neighbours then serve for all words"
+        )
         model = load_masked_lm(
             settings.model, otherwise=otherwise, trust_remote_code=trust_remote_code
         )
@@ -42,7 +55,7 @@ def open_words(
             raise UsageError(
                 f"augment.model {settings.model} has another vocabulary than teacher "
                 f"{teacher.source}",
-                "name the masked language model that the teacher was fine-tuned from, or one of "
+                "name the masked language model that the teacher was fine-tuned from, or one with "
                 "the same tokenizer",
             )
         hashed = [weights_hash(model.model)]
@@ -71,27 +84,32 @@ def augmented(
     *,
     seed: int,
 ) -> Augmented:
-    """The task's training examples and their copies, see `augment`; only one process may write the
-    cache."""
+    """Return the task's training examples and their copies; see `augment`.
+
+    Only one process may write the cache.
+    """
     examples, model = task.data.train, source.language_model
-    how = settings.model_dump(include={"copies", "probability", "candidates"}) | {
-        "seed": seed,
-        "log": Progress.log,
-    }
-    how |= {
-        "folder": cache_dir() / "candidates",
-        "fingerprint": source.fingerprint,
-        "neighbours": source.neighbours,
-    }
-    how["masked_words"] = (
-        MaskedWords(model.model, model.tokenizer, task.session.device) if model else None
+    return augment(
+        task.data.task,
+        examples,
+        teacher.tokenizer,
+        copies=settings.copies,
+        probability=settings.probability,
+        candidates=settings.candidates,
+        seed=seed,
+        log=Progress.log,
+        folder=cache_dir() / "candidates",
+        fingerprint=source.fingerprint,
+        neighbours=source.neighbours,
+        masked_words=(
+            MaskedWords(model.model, model.tokenizer, task.session.device) if model else None
+        ),
     )
-    return augment(task.data.task, examples, teacher.tokenizer, **how)
 
 
 @dataclass(frozen=True)
 class Copies:
-    """A file of copies, and notes on how they were made."""
+    """A file of copies, their number, and notes on how they were made."""
 
     file: Path
     count: int

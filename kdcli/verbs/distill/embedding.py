@@ -1,8 +1,8 @@
-"""Distilling an embedding model: texts -> the teacher's vectors, once -> students -> reports.
+"""Distil an embedding model: texts -> the teacher's vectors, once -> students -> reports.
 
-A student's target is the teacher's vector. If the student's own vectors are narrower, or the loss
-cuts them (Matryoshka), the target is the vector in the principal components of the teacher's space,
-so that its first components carry most of it.
+A student's target is the teacher's vector. If the student's vectors are narrower, or the loss cuts
+them (Matryoshka), the target is projected onto the principal components of the teacher's space, so
+that the first components carry most of the energy.
 """
 
 from __future__ import annotations
@@ -66,13 +66,15 @@ DEFAULTS: dict[str, Any] = {"train.lr": 5e-4, "train.batch_size": 64, "train.epo
 """Defaults for keys the user did not set."""
 BASIS_ROWS = 50_000
 """Number of vectors that give the principal components."""
-TURNED_ROWS = 1000
-"""Number of a student's vectors before training that the components are rotated to."""
+ROTATED_ROWS = 1000
+"""Number of a student's vectors before training to which the targets are rotated."""
 
 
 def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
-    """Choose the method that the teacher needs if none was named, and set that method's
-    defaults."""
+    """Choose the method that the teacher needs if the user named none, and set its defaults.
+
+    Raises UsageError: a key that belongs to another method.
+    """
     recipe = resolved.recipe
     is_embedder = recipe.teacher is not None and read_format(recipe.teacher) is not None
     if "method" not in resolved.origins and is_embedder:
@@ -83,7 +85,7 @@ def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
         raise UsageError(
             f"--student: method {recipe.method} compares token states, so its student starts from "
             "the teacher",
-            f"another encoder learns by --method {METHOD}, or on a task by --task T "
+            f"distil another encoder with --method {METHOD}, or on a task with --task T "
             "--method soft-targets",
         )
     if recipe.embedding != EmbeddingSettings():
@@ -94,8 +96,10 @@ def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
 
 
 class Basis(nn.Module):
-    """The teacher's principal components that a student learns, [E, D]. They are no parameter, but
-    are part of a checkpoint."""
+    """Projects vectors onto the teacher's principal components that a student learns, [E, D].
+
+    The components are not trained, but checkpoints hold them.
+    """
 
     basis_ED: Tensor
 
@@ -109,7 +113,7 @@ class Basis(nn.Module):
 
 
 def projected(objective: Objective, basis_ED: Array | None) -> Objective:
-    """The objective against the teacher's vectors in another basis."""
+    """Return the objective with the teacher's vectors in another basis."""
     if basis_ED is None:
         return objective
     basis = Basis(torch.from_numpy(basis_ED), objective.projections)
@@ -128,9 +132,10 @@ def projected(objective: Objective, basis_ED: Array | None) -> Objective:
 
 
 def principal_basis(vectors_NE: Array, width: int) -> Array:
-    """The `width` directions with the most energy, [E, width] float32, orthonormal.
+    """Return the `width` orthonormal directions with the most energy, [E, width] in float32.
 
-    They are those of second moments, because cosines are about the origin and not about the mean.
+    They come from the second moments rather than the covariance, because cosines are measured
+    from the origin and not from the mean.
     """
     x_NE = torch.from_numpy(vectors_NE.astype(np.float64))
     return np.ascontiguousarray(components(x_NE.T @ x_NE, width).float().numpy())
@@ -141,18 +146,18 @@ class EmbeddingDistillation:
     """A distillation of an embedding model, checked.
 
     Attributes:
-        context: the run.
-        teacher: the model whose vectors are learned.
-        workload: the texts, read by the model that the students start from.
-        shapes: the students' shapes by name.
-        given_NE: the teacher's vectors from a file; None computes them.
+        context: The run.
+        teacher: The model whose vectors are learned.
+        workload: The texts, tokenised for the model that the students start from.
+        shapes: The students' shapes by name.
+        precomputed_NE: The teacher's vectors from a file; None computes them.
     """
 
     context: RunContext[DistillRecipe]
     teacher: Embedder
     workload: EmbeddingWorkload
     shapes: Mapping[str, ModelShape]
-    given_NE: Array | None
+    precomputed_NE: Array | None
 
     @property
     def origin(self) -> Embedder:
@@ -161,12 +166,12 @@ class EmbeddingDistillation:
         return self.workload.reader
 
     def model_folder(self, name: str) -> Path:
-        """Where a student is saved: the run directory, or of several students one each."""
+        """Return where a student is saved: the run directory, or a directory of its own in it."""
         folder = self.context.folder
         return folder if len(self.shapes) == 1 else folder / as_directory(name)
 
     def build(self) -> StageJob:
-        """Compute the teacher's vectors, make the students, and the job that trains them."""
+        """Compute the teacher's vectors, make the students, and build the job that trains them."""
         recipe, session, workload = self.context.recipe, self.context.session, self.workload
         vectors = self._vectors()
         train = workload.train_numbers
@@ -184,7 +189,7 @@ class EmbeddingDistillation:
             for note in built.notes:
                 Progress.log(f"{name}: {note}")
         needs = teacher_needs(students)
-        # It reads the rows of the students.
+        # The teacher reads the students' rows, so it needs their tokens.
         reader = (self.teacher if recipe.student.source else self.origin).model
         live = None
         if needs != Needs():
@@ -194,11 +199,11 @@ class EmbeddingDistillation:
         reader.cpu()
         examples, _ = targets.attach(workload.examples, workload.held_out)
         batch = first_rows(examples)
-        of_teacher = targets.signals(batch)
-        assert of_teacher is not None
+        signals = targets.signals(batch)
+        assert signals is not None
         for student in students.values():
             fit_projections(student.objective, reader, student.encoder, workload.examples)
-        freeze_unused(students, batch, of_teacher)
+        freeze_unused(students, batch, signals)
         reader.to(session.device)
         targets = replace(targets, anchors_RE=anchors_RE.to(session.device))
         plan = workload.plan(recipe.train)
@@ -234,15 +239,15 @@ class EmbeddingDistillation:
 
     @property
     def teacher_width(self) -> int:
-        """Number of components of the teacher's vectors."""
-        if self.given_NE is not None:
-            return int(self.given_NE.shape[1])
+        """The number of components of the teacher's vectors."""
+        if self.precomputed_NE is not None:
+            return int(self.precomputed_NE.shape[1])
         return self.teacher.format.width(self.teacher.shape.hidden)
 
     def _vectors(self) -> Vectors:
-        given_NE, workload = self.given_NE, self.workload
-        if given_NE is not None:
-            return lambda at: np.take(given_NE, at, axis=0)
+        precomputed_NE, workload = self.precomputed_NE, self.workload
+        if precomputed_NE is not None:
+            return lambda at: np.take(precomputed_NE, at, axis=0)
         tokens, texts = workload.tokens, workload.all_texts
         if self.teacher is not self.origin:
             max_length = self.context.recipe.data.max_length
@@ -252,27 +257,33 @@ class EmbeddingDistillation:
     def _format(
         self, to: ModelShape, model: PreTrainedModel, vectors: Vectors
     ) -> tuple[EmbeddingFormat, Array | None]:
-        """How a student of a shape, initialised as `model`, makes vectors; and the basis of its
-        targets."""
+        """Return how a student makes vectors, and the basis of its targets; None for no basis.
+
+        Args:
+            to: The student's shape.
+            model: The student before training.
+            vectors: The teacher's vectors.
+        """
         recipe, fmt = self.context.recipe, self.origin.format
-        wide, dimensions = self.teacher_width, recipe.loss.get("dimensions")
-        foreign = self.given_NE is not None or recipe.student.source is not None
+        teacher_width, dimensions = self.teacher_width, recipe.loss.get("dimensions")
+        foreign = self.precomputed_NE is not None or recipe.student.source is not None
         if to.hidden != self.origin.shape.hidden or foreign or dimensions:
             fmt = replace(fmt, dense=None)
         width, basis_ED = fmt.width(to.hidden), None
-        if width == wide and not (foreign or dimensions):
+        if width == teacher_width and not (foreign or dimensions):
             return fmt, None
-        if dimensions or (width < wide and not recipe.embedding.dense):
-            basis_ED = self._basis(vectors, min(width, wide))
+        if dimensions or (width < teacher_width and not recipe.embedding.dense):
+            basis_ED = self._basis(vectors, min(width, teacher_width))
         student = Embedder(model.eval(), self.origin.tokenizer, "", format=fmt)
-        turn_ED = self._turn(basis_ED, student, vectors)
+        rotation_ED = self._rotation(basis_ED, student, vectors)
         if basis_ED is not None and not dimensions:
-            return fmt, basis_ED @ turn_ED
-        # Components that are to be cut, and the space of another model, stay as they are: a dense
-        # layer turns the student to them.
-        return replace(fmt, dense=DenseLayer(torch.from_numpy(turn_ED), None, False)), basis_ED
+            return fmt, basis_ED @ rotation_ED
+        # If the components will be cut, or the space is another model's, the targets must not be
+        # rotated. A dense layer rotates the student's vectors instead.
+        return replace(fmt, dense=DenseLayer(torch.from_numpy(rotation_ED), None, False)), basis_ED
 
     def _basis(self, vectors: Vectors, width: int) -> Array:
+        """Return the principal components of the teacher's vectors, and log their energy."""
         generator = np.random.default_rng(self.context.recipe.train.seed)
         drawn = generator.permutation(self.workload.train_numbers)[:BASIS_ROWS]
         sample = np.sort(drawn)
@@ -285,18 +296,19 @@ class EmbeddingDistillation:
         )
         return basis_ED
 
-    def _turn(self, basis_ED: Array | None, student: Embedder, vectors: Vectors) -> Array:
-        """The rotation [E, D] from targets, the teacher's vectors in a basis, to where the
-        student's vectors are before training (orthogonal Procrustes).
+    def _rotation(self, basis_ED: Array | None, student: Embedder, vectors: Vectors) -> Array:
+        """Return the rotation [E, D] that best maps the targets to the student's vectors.
 
-        Every rotation keeps all cosines, so the nearest one leaves least to learn.
+        The targets are the teacher's vectors in a basis, and the student's vectors are taken
+        before training (orthogonal Procrustes). Every rotation keeps all cosines, so the nearest
+        one leaves the least to learn.
         """
         texts = self.workload.all_texts.texts
         generator = np.random.default_rng(self.context.recipe.train.seed)
-        at = np.sort(generator.permutation(len(texts))[:TURNED_ROWS])
+        rows = np.sort(generator.permutation(len(texts))[:ROTATED_ROWS])
         on_cpu = replace(self.context.session, device=torch.device("cpu"))
-        own_ND = student.vectors([texts[n] for n in at], "", on_cpu)
-        targets_NE = vectors(at).astype(np.float64)
+        own_ND = student.vectors([texts[n] for n in rows], "", on_cpu)
+        targets_NE = vectors(rows).astype(np.float64)
         if basis_ED is not None:
             targets_NE = targets_NE @ basis_ED
         u, _, v = np.linalg.svd(targets_NE.T @ own_ND, full_matrices=False)
@@ -324,7 +336,7 @@ class EmbeddingDistillation:
         recipe, names = context.recipe, list(self.shapes)
         scored: dict[str, Embedder] = {TEACHER: teacher}
         if self.workload.eval_sets:
-            # The vectors were computed in the compute dtype, scores are in float32.
+            # The targets were computed in the compute dtype, but models are scored in float32.
             trusted, pooling = context.trust_remote_code, recipe.embedding.pooling
             scored[TEACHER] = Embedder.open(
                 str(recipe.teacher), pooling=pooling, trust_remote_code=trusted
@@ -370,7 +382,10 @@ class EmbeddingDistillation:
 
 
 def check_embedding(recipe: DistillRecipe) -> None:
-    """Raise a `UsageError` for a mistake in the recipe alone."""
+    """Check a recipe before models and texts are read.
+
+    Raises UsageError: a missing teacher or shape, or a key that this method does not use.
+    """
     if recipe.teacher is None or not (recipe.student.to or recipe.student.source):
         missing = "no teacher" if recipe.teacher is None else "no student shape"
         raise UsageError(
@@ -388,10 +403,9 @@ def check_embedding(recipe: DistillRecipe) -> None:
 
 
 def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
-    """Check everything and read the texts; claims nothing.
+    """Check everything and read the texts, without claiming the run directory.
 
-    Raises:
-        KdcliError: recipe, model or texts cannot be used.
+    Raises KdcliError: the recipe, a model or the texts cannot be used.
     """
     recipe, session = context.recipe, context.session
     relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
@@ -413,13 +427,13 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
     texts = read_texts(
         data.source,
         column=data.column,
-        # A file has a vector for each text as it stands.
+        # A file of vectors has one vector for each whole text.
         unit="document" if settings.vectors else settings.unit,
         rows=settings.rows,
         paired=recipe.loss.get("contrastive_weight", 0) > 0,
         log=Progress.log,
     )
-    given_NE = read_vectors(Path(settings.vectors), texts) if settings.vectors else None
+    precomputed_NE = read_vectors(Path(settings.vectors), texts) if settings.vectors else None
     workload = EmbeddingWorkload(
         session,
         origin,
@@ -431,7 +445,7 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
         data.held_out_blocks,
         recipe.train.seed,
     )
-    whole = EmbeddingDistillation(context, teacher, workload, shapes, given_NE)
+    whole = EmbeddingDistillation(context, teacher, workload, shapes, precomputed_NE)
     for to in shapes.values():
         check_dimensions(recipe.loss, min(to.hidden, whole.teacher_width))
     assert workload.tokens is not None
@@ -441,7 +455,10 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
 def _check_signals(
     recipe: DistillRecipe, teacher: Embedder, origin: Embedder, shapes: Mapping[str, ModelShape]
 ) -> None:
-    """Raise a `UsageError` if the loss compares tokens and the student has others."""
+    """Check that a loss that compares tokens has a student with the teacher's tokens.
+
+    Raises UsageError: the student's tokenizer is another one.
+    """
     if not recipe.student.source or same_tokens(teacher.tokenizer, origin.tokenizer):
         return
     for to in shapes.values():
@@ -449,21 +466,23 @@ def _check_signals(
         if objective.teacher_needs != Needs():
             raise UsageError(
                 "loss.relations_weight and loss.hidden_weight compare tokens, and "
-                f"{origin.source} has others than {teacher.source}",
+                f"{origin.source} has other tokens than {teacher.source}",
                 "leave them at 0: vectors, similarity and contrastive compare whole texts",
             )
 
 
 def _origin(recipe: DistillRecipe, teacher: Embedder, session: Session) -> Embedder:
-    """The encoder of `student.source`. An encoder without modules of its own makes vectors as the
-    teacher does."""
+    """Load the encoder of `student.source`.
+
+    If it is not an embedding model, it makes vectors in the same way as the teacher.
+    """
     source = str(recipe.student.source)
     origin = Embedder.open(source, trust_remote_code=session.trust_remote_code)
     if read_format(source) is None:
-        longest = teacher.format.max_length
-        if longest is not None:
-            longest = min(longest, origin.max_length)
-        fmt = replace(teacher.format, dense=None, max_length=longest)
+        max_length = teacher.format.max_length
+        if max_length is not None:
+            max_length = min(max_length, origin.max_length)
+        fmt = replace(teacher.format, dense=None, max_length=max_length)
         origin = replace(origin, format=fmt, note=f"{fmt.pooling} pooling, as its teacher has")
     Progress.log(f"{source}: {origin.note}")
     return origin

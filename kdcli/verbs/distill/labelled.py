@@ -1,4 +1,4 @@
-"""Distilling on a task: checks of recipe, models and data before anything is trained."""
+"""Distil on a task: check the recipe, the models and the data before anything is trained."""
 
 from __future__ import annotations
 
@@ -51,13 +51,16 @@ GENERAL = "general"
 
 
 def check_teacher(recipe: TaskDistillRecipe) -> None:
-    """Raise a `UsageError` without a teacher or a task."""
+    """Check that a recipe has a teacher and a task.
+
+    Raises UsageError: it does not, or the soft labels contradict other keys.
+    """
     if recipe.soft_labels is not None:
         _check_soft_labels(recipe)
     elif recipe.teacher is None:
         raise UsageError(
             "no teacher given",
-            "kdcli distill TEACHER --task TASK --to LxH; TEACHER is fine-tuned on it",
+            "kdcli distill TEACHER --task TASK --to LxH; TEACHER is fine-tuned on the task",
         )
     if recipe.task is None:
         raise UsageError(
@@ -66,10 +69,11 @@ def check_teacher(recipe: TaskDistillRecipe) -> None:
 
 
 def _check_soft_labels(recipe: TaskDistillRecipe) -> None:
+    """Check that soft labels contradict no other key of the recipe."""
     if recipe.teacher is not None or recipe.more_teachers:
-        given = recipe.teacher or recipe.more_teachers[0]
+        teacher = recipe.teacher or recipe.more_teachers[0]
         raise UsageError(
-            f"--soft-labels and teacher {given} contradict each other",
+            f"--soft-labels and teacher {teacher} contradict each other",
             "the file takes the teacher's place: give one of them",
         )
     if recipe.student.source is None:
@@ -89,11 +93,14 @@ def _check_soft_labels(recipe: TaskDistillRecipe) -> None:
 
 
 def check_task(recipe: TaskDistillRecipe) -> None:
-    """Raise a `UsageError` for a mistake in the recipe alone, before models and data are read."""
+    """Check a recipe before models and data are read.
+
+    Raises UsageError: a key is missing, or keys contradict each other.
+    """
     check_teacher(recipe)
     if len(recipe.student.to) > 1:
         raise UsageError(
-            "on a task one student is distilled at a time, "
+            "on a task, one student is distilled at a time, but "
             f"{len(recipe.student.to)} shapes were given",
             "run the command once for each --to",
         )
@@ -103,7 +110,7 @@ def check_task(recipe: TaskDistillRecipe) -> None:
         )
     if recipe.general.use and recipe.student.source is not None:
         raise UsageError(
-            "--student brings a student, and the stage on text would make one",
+            "--student names a student, but the stage on text would make one",
             "omit one of them",
         )
     on_tasks(recipe.method)
@@ -117,7 +124,7 @@ def check_task(recipe: TaskDistillRecipe) -> None:
 
 
 def read_general(recipe: TaskDistillRecipe, options: RunOptions) -> None:
-    """Tokenise the text of the stage on text, unless the stage is done; see `read_text`."""
+    """Tokenise the text for the stage on text, unless the stage is done; see `read_text`."""
     if recipe.general.use:
         inside = options.output_dir / GENERAL if options.output_dir else None
         start = Path(recipe.general.run) if recipe.general.run else inside
@@ -126,10 +133,9 @@ def read_general(recipe: TaskDistillRecipe, options: RunOptions) -> None:
 
 
 def prepare_task(context: RunContext[TaskDistillRecipe]) -> Run:
-    """Check models and data against each other for all stages, and tokenise; claims nothing.
+    """Check models and data for all stages, and tokenise, without claiming the run directory.
 
-    Raises:
-        KdcliError: the recipe, models or data cannot be used.
+    Raises KdcliError: the recipe, a model or the data cannot be used.
     """
     return open_distillation(context).run
 
@@ -165,8 +171,8 @@ def open_distillation(context: RunContext[TaskDistillRecipe]) -> TaskDistillatio
         context, workload, teachers, reader, soft_NC, shape, start, text, words
     )
     Progress.log(*whole.objective().notes)
-    # The warm-up must leave steps in every stage. Copies, whose number is not known yet, only add
-    # steps.
+    # Planning checks that the warm-up leaves steps in every stage. The number of copies is not
+    # known yet, but they only add steps.
     workload.plan(recipe.train)
     if whole.stage == "separate" and not recipe.augment.use:
         workload.plan(stage_settings(recipe))
@@ -176,15 +182,15 @@ def open_distillation(context: RunContext[TaskDistillRecipe]) -> TaskDistillatio
 
 
 def load_task(context: RunContext[TaskDistillRecipe]) -> tuple[LabelledWorkload, Model]:
-    """The task's rows, and the teacher with its own head; without a teacher, the student."""
+    """Load the task's rows, and the teacher with its own head; without a teacher, the student."""
     recipe = context.recipe
     if recipe.teacher is None:
         student = as_finetune(recipe, str(recipe.student.source))
         return open_workload(request_of(student, str(student.model)), context.session)
     head = recipe.head.model_copy(update={"kind": None, "words": None})
     teacher = as_finetune(recipe, recipe.teacher, head=head)
-    given = [recipe.student.source, recipe.general.run, recipe.general.teacher]
-    others = [*recipe.more_teachers, *(source for source in given if source)]
+    sources = [recipe.student.source, recipe.general.run, recipe.general.teacher]
+    others = [*recipe.more_teachers, *(source for source in sources if source)]
     request = request_of(teacher, recipe.teacher, new_head=False, other_models=others)
     return open_workload(request, context.session)
 
@@ -192,11 +198,12 @@ def load_task(context: RunContext[TaskDistillRecipe]) -> tuple[LabelledWorkload,
 def _student_shape(
     context: RunContext[TaskDistillRecipe], workload: LabelledWorkload, teacher: Model
 ) -> tuple[ModelShape, LabelledWorkload, Model]:
-    """The student's shape, and the task as the student reads it with the model whose tokenizer
-    that is.
+    """Find out the student's shape, and tokenise the task for the student.
 
-    Raises:
-        UsageError: a student with other tokens, if the method or the kind of task compares tokens.
+    Returns the shape, the workload in the student's tokens, and the model whose tokenizer it uses.
+
+    Raises UsageError: the student has other tokens than the teacher, and the method or the kind of
+        task compares tokens.
     """
     recipe = context.recipe
     shape = parse_shape(recipe.student.to[0], teacher.shape) if recipe.student.to else None
@@ -211,8 +218,9 @@ def _student_shape(
         return student.shape, workload, teacher
     if workload.kind not in ROW_KINDS:
         raise UsageError(
-            f"task {workload.name} labels tokens, and {source} has others than {teacher.source}",
-            "choose a student with the teacher's tokenizer (--to), or fine-tune this one: "
+            f"task {workload.name} labels tokens, and {source} has other tokens than "
+            f"{teacher.source}",
+            "choose a student with the teacher's tokenizer (--to), or fine-tune this one with "
             "kdcli finetune",
         )
     if recipe.method != SOFT_TARGETS and recipe.stage != "none":
@@ -230,12 +238,12 @@ def _student_shape(
 def _open_general(
     context: RunContext[TaskDistillRecipe], folder: Path, teacher: Model
 ) -> TextDistillation | None:
-    """The stages on text; None if they are done."""
+    """Open the stages on text; None if they are done."""
     resolved = general_recipe(context.recipe)
     source, trusted = str(resolved.recipe.teacher), context.trust_remote_code
     check_vocabulary(teacher, load_tokenizer(source, trust_remote_code=trusted), source)
-    # `--overwrite` deletes a run inside the output directory; a run elsewhere may serve other
-    # tasks.
+    # `--overwrite` only deletes a run inside the output directory, because a run elsewhere may
+    # serve other tasks.
     inside = folder.resolve().is_relative_to(context.folder.resolve())
     overwrite = context.options.overwrite and inside
     if not RunDir(folder).done or overwrite:
@@ -251,8 +259,10 @@ def write_copies(
 ) -> Copies | None:
     """Write the copies that `--augment` would train on, as jsonl in the task's columns.
 
-    Raises:
-        KdcliError: as `distill_on_task`; or the file exists and is not to be overwritten.
+    Returns None in a process that prints nothing.
+
+    Raises KdcliError: the recipe, the teacher or the data cannot be used, or the file exists and
+        `--overwrite` was not given.
     """
     resolved = as_trained(resolved, resolved.recipe.teacher)
     recipe = resolved.recipe
@@ -263,9 +273,9 @@ def write_copies(
     if file.exists() and not options.overwrite:
         raise UsageError(
             f"--augment-only {file}: the file already exists",
-            "--overwrite replaces it; or name another",
+            "--overwrite replaces it; or name another file",
         )
-    # A dry run starts no further processes.
+    # A dry run starts no other processes.
     dry = replace(options, dry_run=True)
     session = launch(recipe.train.dtype, dry)
     if session is None:
@@ -274,8 +284,8 @@ def write_copies(
     workload, teacher = load_task(context)
     trusted = session.trust_remote_code
     words = open_words(recipe.augment, workload, teacher, trust_remote_code=trusted)
-    made = augmented(recipe.augment, workload, teacher, words, seed=recipe.train.seed)
-    copies = made.examples[len(workload.data.train) :]
+    copied = augmented(recipe.augment, workload, teacher, words, seed=recipe.train.seed)
+    copies = copied.examples[len(workload.data.train) :]
     lines = [f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows(workload.data.task, copies)]
     write_atomic(file, "".join(lines))
-    return Copies(file, len(copies), made.notes)
+    return Copies(file, len(copies), copied.notes)

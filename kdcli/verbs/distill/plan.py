@@ -17,8 +17,12 @@ from kdcli.verbs.distill.settings import DistillRecipe, OnTextDownstream
 class Planned:
     """A student that will be trained.
 
-    `like` names its shape, and `variant` the variant of the method, if there are any. `recipe` has
-    its method and loss. An `assistant` of that shape teaches it.
+    Attributes:
+        like: The name of its shape.
+        shape: Its shape.
+        recipe: The recipe with its method and loss.
+        assistant: The shape of the assistant that teaches it; None for no assistant.
+        variant: The name of its variant; None without variants.
     """
 
     like: str
@@ -29,10 +33,14 @@ class Planned:
 
 
 def plan(recipe: DistillRecipe, config: Any) -> dict[str, Planned]:
-    """The students by name in the report: their shapes', their variants' where there are any,
-    without those that would train as another does. Raises UsageError: the teacher cannot keep
-    documents apart, it or its assistant cannot teach one of these shapes, or variants differ in
-    more than their losses and assistants."""
+    """Return the students by their name in the report.
+
+    There is one student for each shape and variant. A student is skipped if another one would be
+    trained in exactly the same way.
+
+    Raises UsageError: the teacher cannot keep documents apart, the teacher or an assistant cannot
+        teach a shape, or variants differ in more than their methods, losses and assistants.
+    """
     check_packing(config, isolated=recipe.data.pack_isolated)
     teacher = shape_of(config)
     shapes, variants, planned = (
@@ -47,15 +55,15 @@ def plan(recipe: DistillRecipe, config: Any) -> dict[str, Planned]:
                 build_objective(recipe.method, recipe.loss, teacher, assistant)
             except UsageError as error:
                 raise error.of(
-                    f"the teacher assistant {assistant}", "--assistant none leaves it out"
+                    f"the teacher assistant {assistant}", "--assistant none omits it"
                 ) from None
         for like, shape in shapes.items():
             if assistant is not None and (
                 shape.layers > assistant.layers or shape.hidden > assistant.hidden
             ):
                 raise UsageError(
-                    f"the {shape} of '{like}' is larger than its teacher assistant {assistant}",
-                    "give an --assistant that is at least as deep and wide, or none",
+                    f"the student '{like}' ({shape}) is larger than its teacher assistant {assistant}",
+                    "give an --assistant that is at least as deep and wide, or --assistant none",
                 )
             build_objective(own.method, own.loss, assistant or teacher, shape)
             one = Planned(like, shape, own, assistant, variant or None)
@@ -70,20 +78,25 @@ def plan(recipe: DistillRecipe, config: Any) -> dict[str, Planned]:
             planned[name] = one
     if len({masks_text(own.method, own.loss) for own in variants.values()}) > 1:
         raise UsageError(
-            "some variants read masked text and some do not", "compare them in runs of their own"
+            "some variants read masked text and some do not", "compare them in separate runs"
         )
     return planned
 
 
 def _trains_as(one: DistillRecipe, other: DistillRecipe) -> bool:
+    """Tell whether two recipes have the same method with the same settings."""
     settings = [(own.method, check_settings(own.method, own.loss)) for own in (one, other)]
     return settings[0] == settings[1]
 
 
 def variants_of(recipe: DistillRecipe) -> dict[str, DistillRecipe]:
-    """Name -> the recipe of each of `variants`; the recipe itself without any. A variant of another
-    method keeps no key of the recipe's loss. Raises UsageError: one changes another key."""
-    found = {}
+    """Return the recipe of each variant by name; without variants, the recipe itself.
+
+    A variant with another method keeps no key of the recipe's loss.
+
+    Raises UsageError: a variant sets a key other than the method, the loss and the assistant.
+    """
+    recipes = {}
     for name, changes in recipe.variants.items():
         changed = dict(flatten(changes))
         if wrong := [
@@ -93,7 +106,7 @@ def variants_of(recipe: DistillRecipe) -> dict[str, DistillRecipe]:
                 f"variant {name} sets {wrong[0]}; variants of a run on text set method, loss and "
                 "assistant"
             )
-            raise UsageError(message, "compare other keys in runs of their own")
+            raise UsageError(message, "compare other keys in separate runs")
         method = changed.get("method", recipe.method)
         loss = dict(recipe.loss) if method == recipe.method else {}
         loss |= {
@@ -106,13 +119,17 @@ def variants_of(recipe: DistillRecipe) -> dict[str, DistillRecipe]:
             "loss": loss,
             "assistant": changed.get("assistant", recipe.assistant),
         }
-        found[name] = recipe.model_copy(update=update | {"variants": {}})
-    return found or {"": recipe}
+        recipes[name] = recipe.model_copy(update=update | {"variants": {}})
+    return recipes or {"": recipe}
 
 
 def student_shapes(recipe: DistillRecipe, teacher: ModelShape) -> dict[str, ModelShape]:
-    """The students' shapes by name in the report: `student`, or with several students the shape as
-    given."""
+    """Return the students' shapes by their name in the report.
+
+    A single student is called `student`. Several students are called by their shapes as given.
+
+    Raises UsageError: a shape is given twice, or is none.
+    """
     texts = recipe.student.to
     if len(set(texts)) < len(texts):
         raise UsageError(f"--to names a shape twice: {', '.join(texts)}")
@@ -123,10 +140,14 @@ def student_shapes(recipe: DistillRecipe, teacher: ModelShape) -> dict[str, Mode
 def assistant_shape(
     recipe: DistillRecipe, teacher: ModelShape, students: Mapping[str, ModelShape]
 ) -> ModelShape | None:
-    """The shape of the teacher assistant that all students learn from, if they need one (MiniLM,
-    arXiv 2002.10957, section 3.3). A student with at most half the teacher's layers and half its
-    width learns better from an assistant, which has the teacher's layers and the student's width
-    and learnt from the teacher."""
+    """Return the shape of the teacher assistant that teaches all students; None for no assistant.
+
+    A student with at most half the teacher's layers and half its width learns better from an
+    assistant (MiniLM, arXiv 2002.10957, section 3.3). The assistant has the teacher's layers and
+    the student's width, and learns from the teacher.
+
+    Raises UsageError: the students need different assistants.
+    """
     if recipe.assistant == "none":
         return None
     if recipe.assistant != "auto":
@@ -140,13 +161,13 @@ def assistant_shape(
         raise UsageError(
             f"the students need different teacher assistants ({listed}), so one teacher pass "
             "cannot serve them",
-            "distil them one by one, or give one --assistant for all (none, or LxH)",
+            "distil them one by one, or give one --assistant for all of them (none, or LxH)",
         )
     return next(iter(needed.values()))
 
 
 def assistant_recipe(resolved: Resolved[DistillRecipe], short: str) -> Resolved[DistillRecipe]:
-    """The recipe that alone repeats the assistant's stage; `short` is its shape."""
+    """Return the recipe that repeats the assistant's stage alone; `short` is its shape."""
     recipe = resolved.recipe
     student = recipe.student.model_copy(update={"to": [short], "layers": None})
     origins = dict(resolved.origins) | {
@@ -160,7 +181,7 @@ def assistant_recipe(resolved: Resolved[DistillRecipe], short: str) -> Resolved[
 def variants_recipe(
     resolved: Resolved[DistillRecipe], students: Iterable[Planned]
 ) -> Resolved[DistillRecipe]:
-    """The recipe that alone repeats the stage of some variants' students."""
+    """Return the recipe that repeats the stage of some variants' students alone."""
     recipe, wanted = resolved.recipe, {student.variant for student in students}
     kept = {v: changes for v, changes in recipe.variants.items() if v in wanted}
     return replace(
@@ -169,12 +190,15 @@ def variants_recipe(
 
 
 def short_name(shape: ModelShape, teacher: ModelShape) -> str:
-    """A shape without the parts that the grammar fills in: `6x384` for `6x384:1536@12`."""
+    """Return a shape without the parts that follow from the teacher's.
+
+    For example, `6x384:1536@12` becomes `6x384`.
+    """
     ffn = "" if shape.ffn == round(shape.hidden * teacher.ffn / teacher.hidden) else f":{shape.ffn}"
     heads = "" if shape.heads == teacher.heads else f"@{shape.heads}"
     return f"{shape.layers}x{shape.hidden}{ffn}{heads}"
 
 
 def as_directory(name: str) -> str:
-    """A name for a directory; some file systems refuse ':'."""
+    """Return a name for a directory without ':', which some file systems refuse."""
     return name.replace(":", "_")

@@ -1,4 +1,4 @@
-"""The recipes of a task's distillation: the method's on the task, its stages', its variants'."""
+"""Resolve the recipes of a distillation on a task, of its stages and of its variants."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +25,10 @@ SOFT_TARGETS = "soft-targets"
 
 
 def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
-    """The stage on text: `general`, with the task's teacher, student and seed."""
+    """Return the recipe of the stage on text.
+
+    It has the keys of `general:`, and the task's teacher, student and seed.
+    """
     general, student = recipe.general, recipe.student
     options: dict[str, Any] = {
         f"student.{key}": getattr(student, key) for key in ("to", "init", "layers")
@@ -38,7 +41,7 @@ def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
         "measure.latency": False,
     }
     if general.recipe is None:
-        # No assistant: it is worth its steps where the student on text is the result.
+        # An assistant is only worth its steps if the student on text is the final result.
         loss = {f"loss.{key}": value for key, value in recipe.loss.items()}
         options |= {"method": recipe.method, "assistant": "none"} | loss
     return resolve(
@@ -53,12 +56,21 @@ def task_recipe(
     options: Mapping[str, Any],
     overrides: Mapping[str, Any] | None = None,
 ) -> Resolved[TaskDistillRecipe]:
-    """The recipe of a task's distillation, over the shipped recipe of its method and task. A
-    `recipe` of `distill` on text becomes the stage on text. `overrides` win over everything, such
-    as a variant's. The other arguments, and errors, are those of `resolve`."""
-    given = {key: value for key, value in options.items() if value is not None} | dict(
-        overrides or {}
-    )
+    """Resolve the recipe of a distillation on a task.
+
+    The shipped recipe of the method and the task, if there is one, gives the defaults.
+
+    Args:
+        recipe: The name or the path of a recipe. A recipe of `distill` on text becomes the stage
+            on text.
+        sets: Assignments of keys, such as `train.lr=0.01`.
+        options: Recipe keys and their values; None for a key that was not given.
+        overrides: Keys that win over all others, such as a variant's.
+
+    Raises UsageError: an unknown recipe or key, or a wrong value.
+    """
+    values = {key: value for key, value in options.items() if value is not None}
+    values |= overrides or {}
     beneath: dict[str, Mapping[str, Any]] = {}
     if recipe is not None and verb_of(recipe) == "distill":
         text = resolve(DistillRecipe, recipe=recipe).recipe
@@ -73,19 +85,19 @@ def task_recipe(
             **{f"loss.{key}": value for key, value in text.loss.items()},
         }
         recipe = None
-    resolved = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=given)
+    resolved = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=values)
     if resolved.recipe.soft_labels is not None and "method" not in resolved.origins:
         # A file has no token states.
-        given["method"] = SOFT_TARGETS
+        values["method"] = SOFT_TARGETS
         resolved = resolve(
-            TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=given
+            TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=values
         )
     first = resolved.recipe
     name = f"{first.method}-{first.task}"
     if name in shipped("distill-task"):
         beneath = {f"recipe {name}": dict(flatten(read_recipe(name, "distill-task")))} | beneath
-    resolved = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=given)
-    # Setting one key of this mapping leaves the defaults of the others.
+    resolved = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=values)
+    # A user who sets one key of this mapping keeps the defaults of the others.
     rest = {
         k: v
         for k, v in TaskDistillRecipe().intermediate.items()
@@ -95,9 +107,15 @@ def task_recipe(
 
 
 def ablations(name: str) -> dict[str, dict[str, Any]]:
-    """Variants in a shipped list (`recipes/ablations/NAME.yaml`) or a YAML file: name -> dotted
-    keys it overrides. The first is the recipe itself. Raises a `UsageError` if there is no such
-    list or it has another form."""
+    """Read a list of variants. Returns the dotted keys that each variant overrides, by its name.
+
+    The first variant is the recipe itself.
+
+    Args:
+        name: A shipped list (`recipes/ablations/NAME.yaml`), or the path of a YAML file.
+
+    Raises UsageError: there is no such list, or it is not a mapping of mappings.
+    """
     known = shipped("ablations")
     path = known.get(name, Path(name))
     if not path.is_file():
@@ -114,8 +132,12 @@ def ablations(name: str) -> dict[str, dict[str, Any]]:
 
 
 def stage_settings(recipe: TaskDistillRecipe) -> FinetuneTrainSettings:
-    """`train:` of the intermediate stage: the prediction stage's, with the keys of `intermediate`.
-    Raises a `UsageError` for an unknown key, a wrong value, or a key that all stages share."""
+    """Return `train:` of the intermediate stage.
+
+    It has the prediction stage's keys, overridden by the keys of `intermediate`.
+
+    Raises UsageError: an unknown key, a wrong value, or a key that all stages share.
+    """
     known = list(FinetuneTrainSettings.model_fields)
     for key in recipe.intermediate:
         if key in ("seed", "dtype"):
@@ -134,8 +156,10 @@ def stage_settings(recipe: TaskDistillRecipe) -> FinetuneTrainSettings:
 
 
 def undistilled_recipe(recipe: TaskDistillRecipe, student: str) -> Resolved[FinetuneRecipe]:
-    """How a student is fine-tuned without a teacher: the task's shipped recipe, with the
-    overrides."""
+    """Return the recipe that fine-tunes a student without a teacher.
+
+    It is the task's shipped recipe with the keys of `undistilled.overrides`.
+    """
     options: dict[str, Any] = {"model": student} | {
         key: getattr(recipe, key) for key in ("task", "keep", "choose_on")
     }

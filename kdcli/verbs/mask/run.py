@@ -40,7 +40,13 @@ from kdcli.report.text import bytes_of, number, percent
 
 @dataclass(frozen=True)
 class MaskResult:
-    """Facts for `--json`; a table (header first) and lines for the terminal."""
+    """The result of a mask command.
+
+    Attributes:
+        facts: The values that `--json` prints.
+        lines: Lines for the terminal.
+        table: A table for the terminal, the header first.
+    """
 
     facts: dict[str, Any]
     lines: list[str]
@@ -52,24 +58,27 @@ class MaskResult:
     def renderables(self) -> Iterable[Any]:
         if self.table:
             (first, *others), *rows = self.table
-            shown = Table(
+            grid = Table(
                 first, *(Column(name, justify="right") for name in others), header_style="bold"
             )
             for row in rows:
-                shown.add_row(*row)
-            yield shown
+                grid.add_row(*row)
+            yield grid
         yield from self.lines
 
 
 def info(file: Path) -> MaskResult:
-    """Describe a mask file and the density of each kind of matrix; raises as `read_mask`."""
+    """Describe a mask file and the density of each kind of matrix.
+
+    Raises UsageError: the file is missing, damaged, or not a mask.
+    """
     mask = read_mask(file)
     about, has_scores = mask.info, bool(mask.scores)
     facts = about.model_dump(mode="json") | {"bytes": file.stat().st_size, "scores": has_scores}
     facts |= {"density": _density(mask.masks.values()), "density_asked": about.density}
     by_kind: dict[str, list[Tensor]] = {}
-    for name, of_matrix in mask.masks.items():
-        by_kind.setdefault(name.split(".")[1], []).append(of_matrix)
+    for name, bits in mask.masks.items():
+        by_kind.setdefault(name.split(".")[1], []).append(bits)
     table = [
         ["mask", file.name],
         ["base", f"{about.base} ({about.model_type})"],
@@ -91,8 +100,10 @@ def info(file: Path) -> MaskResult:
 
 
 def diff(first: Path, second: Path) -> MaskResult:
-    """How much two masks of the same shapes have in common, matrix by matrix. Raises UsageError:
-    see `read_mask`; they mask other matrices."""
+    """Compare two masks of the same shapes, matrix by matrix.
+
+    Raises UsageError: a file is missing, damaged or not a mask, or the shapes differ.
+    """
     one, other = read_mask(first), read_mask(second)
     if one.info.shapes != other.info.shapes:
         raise UsageError(
@@ -133,17 +144,26 @@ def apply(
     output_dir: Path | None,
     trust_remote_code: bool,
 ) -> MaskResult:
-    """Save the model that a mask makes of its base, by default in runs/mask-NAME, numbered. `base`
-    None is where the mask says, which an `.npy` of the SMP authors does not. `task` and `sets` (of
-    `head.kind` and `head.words`) give such an `.npy` its head; a task of None is the one that the
-    file's name begins with, as the authors' do. `sparsity` and `masking` re-threshold the stored
-    scores, see `kdcli.pruners.selection`; `compacted` removes what is empty, see
-    `kdcli.deploy.sparse.compact`, instead of storing zeros. Raises UsageError: see `read_mask`,
-    `check_base`, `published_mask` and `compact`; no scores to cut; a directory that is not empty.
+    """Save the model that a mask makes of its base.
+
+    Args:
+        file: A mask file, or an `.npy` of the SMP authors.
+        base: The base model; None for the base that the mask file names. An `.npy` names none.
+        sparsity: Select the weights again from the stored scores, for this share of zeros.
+        masking: How weights are selected; see `kdcli.pruners.selection`.
+        task: The task of an `.npy`; None for the task that the file's name begins with.
+        sets: `head.kind` and `head.words` of an `.npy`.
+        compacted: Remove empty rows instead of storing zeros; see `kdcli.deploy.sparse.compact`.
+        drop_rows_below: Also remove rows with fewer weights than this.
+        output_dir: The directory; by default runs/mask-NAME, numbered.
+        trust_remote_code: Allow a model to run code of its own.
+
+    Raises UsageError: the file is damaged or not a mask, it is for another base, it has no scores
+        to select from, the model cannot be compacted, or the directory is not empty.
     """
     folder = output_dir or numbered(f"mask-{file.stem}", taken=False)
     check_writable(folder, directory=True)
-    # Where a kill left something staged, the rest is what had been moved into place.
+    # A staged directory is left by a killed command, which had moved the other files into place.
     if folder.is_dir() and content_of(folder) and not (folder / STAGED).is_dir():
         raise UsageError(f"output directory {folder} is not empty", "choose another with -o")
     mask, model, source = _open(file, base, task, sets, trust_remote_code)
@@ -162,10 +182,21 @@ def apply(
         save_embedder(whole, tokenizer, fmt, folder, rows)
     else:
         save_model(whole, tokenizer, folder, rows)
-    loads = f"{type(whole).__name__}.from_pretrained('{folder}')"
-    if is_custom(whole):
-        loads = f"kdcli.load('{folder}'), or from_pretrained(..., trust_remote_code=True)"
     Progress.log(f"{source} under {file}", *down_to_one(masks))
+    return _applied(file, mask, masks, whole, folder)
+
+
+def _applied(
+    file: Path,
+    mask: MaskFile,
+    masks: Mapping[str, Tensor],
+    model: PreTrainedModel,
+    folder: Path,
+) -> MaskResult:
+    """Describe the saved model."""
+    loads = f"{type(model).__name__}.from_pretrained('{folder}')"
+    if is_custom(model):
+        loads = f"kdcli.load('{folder}'), or from_pretrained(..., trust_remote_code=True)"
     kept, total = _density(masks.values()), sum(m.numel() for m in masks.values())
     size = sum(f.stat().st_size for f in folder.glob("model*.safetensors"))
     facts = {"folder": str(folder), "kept": kept, "weights": total, "bytes": size, "loads": loads}
@@ -182,6 +213,8 @@ def apply(
 
 
 class _Head(Section):
+    """`head:` of an `.npy` of the SMP authors."""
+
     kind: Literal["embedding", "mlm"] = "mlm"
     words: list[str] | None = None
 
@@ -196,43 +229,49 @@ class _HeadRecipe(Section):
 def _open(
     file: Path, base: str | None, task: str | None, sets: Sequence[str], trust_remote_code: bool
 ) -> tuple[MaskFile, PreTrainedModel, str]:
-    """A mask, the encoder it is for, checked against each other, and the encoder's source."""
+    """Open a mask and the encoder that it masks, and check them against each other.
+
+    Returns the mask, the encoder, and the encoder's source.
+    """
     if file.suffix == PUBLISHED:
         if base is None:
             raise UsageError(
                 f"{file} does not say which model it masks", "give it: --base bert-base-uncased"
             )
-        head, named = (
-            resolve(_HeadRecipe, recipe=None, sets=sets).recipe.head,
-            file.stem.split("_")[0],
-        )
-        of_task = task_of(task) if task is not None else tasks().get(named)
-        if of_task is None and sets:
+        head = resolve(_HeadRecipe, recipe=None, sets=sets).recipe.head
+        # The authors' file names begin with the task.
+        trained_on = task_of(task) if task is not None else tasks().get(file.stem.split("_")[0])
+        if trained_on is None and sets:
             raise UsageError(
                 f"{file} does not say which task its head is for", "give it: --task TASK"
             )
-        how: dict[str, Any] = {
-            "kind": head.kind,
-            "words": head.words,
-            "trust_remote_code": trust_remote_code,
-        }
-        mask, model = published_mask(file, base, of_task, **how)
+        mask, model = published_mask(
+            file,
+            base,
+            trained_on,
+            kind=head.kind,
+            words=head.words,
+            trust_remote_code=trust_remote_code,
+        )
         return mask, model, base
     if task is not None or sets:
         raise UsageError(
             f"--task and --set are for an .npy of the SMP authors; {file} holds its own head"
         )
-    coded = open_mask(file)
-    source = base or coded.info.base
+    mask_file = open_mask(file)
+    source = base or mask_file.info.base
     model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
-    check_base(coded, model, source)
-    return coded.decode(model), model, source
+    check_base(mask_file, model, source)
+    return mask_file.decode(model), model, source
 
 
 def _cut(
     mask: MaskFile, model: PreTrainedModel, sparsity: float, masking: str
 ) -> Mapping[str, Tensor]:
-    """Masks of another sparsity, from the scores of a mask file."""
+    """Select masks of another sparsity from the scores of a mask file.
+
+    Raises UsageError: a wrong sparsity or masking, or a mask file without scores.
+    """
     if not 0 <= sparsity < 1:
         raise UsageError(
             f"--sparsity must be at least 0 and less than 1, got {sparsity:g}", "0.9 removes 90 %"
@@ -250,6 +289,6 @@ def _cut(
 
 
 def _density(masks: Iterable[Tensor]) -> float:
-    """Share of the weights of some matrices that is kept."""
+    """Return the share of all weights that the masks keep."""
     counts = [(int(mask.sum()), mask.numel()) for mask in masks]
     return sum(kept for kept, _ in counts) / sum(total for _, total in counts)

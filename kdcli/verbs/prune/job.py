@@ -1,4 +1,7 @@
-"""The engine's job of one pruning: labels, a teacher's outputs, the method's masks and terms."""
+"""Build the engine's job for one pruning.
+
+The job learns from the labels, from a teacher's outputs, and from the method's own terms.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,9 @@ from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads.workload import Workload, first_rows, freeze_unused, log_padding
 
 TRACE = f"{CHECKPOINTS}/pruning.json"
-"""Density and scores over training; deleted with the checkpoints."""
+"""File of the density and the scores over training; it is deleted with the checkpoints."""
 TRACE_POINTS, BINS = 20, 40
-"""Points of the density curve; bars of a histogram of scores."""
+"""Number of points of the density curve, and of bars in a histogram of scores."""
 SAFE_STEP = 0.001
 """Share of the weights that scores alone may remove in one step without harm (docs/results.md)."""
 
@@ -43,11 +46,13 @@ class Pruning:
     """A model under masks and its job.
 
     Attributes:
-        model: the model under masks.
-        dense: description of the model as it was loaded.
-        pruner: the method, bound to the model.
-        steps_per_pass: optimiser steps in one pass over the examples.
-        warnings: what to know before hours are spent.
+        model: The model under masks.
+        dense: The description of the model as it was loaded.
+        pruner: The method, bound to the model.
+        job: The job that trains the model.
+        schedule: The schedule of the job.
+        steps_per_pass: The number of optimiser steps in one pass over the examples.
+        warnings: Problems that the user should know before hours are spent.
     """
 
     model: Model
@@ -70,13 +75,17 @@ def build_pruning(
     """Put masks on a model and make its job.
 
     Args:
-        teacher: fine-tuned for the workload; its outputs and, for methods that contrast, its
-            states are learned too. Without labels and without a teacher the model learns its own
-            outputs before pruning.
-        folder: run directory for the trace and the teacher's signals; None writes nothing.
+        context: Where and how the verb runs.
+        workload: The rows that the model learns.
+        recipe: The recipe of the run.
+        model: The model to prune.
+        teacher: A model that was fine-tuned for the workload. The model also learns its outputs
+            and, if the method contrasts, its states. Without labels and without a teacher, the
+            model learns its own outputs before pruning.
+        folder: The run directory for the trace and the teacher's signals; None writes nothing.
     """
     schedule = workload.plan(recipe.train).schedule
-    # Before a copy of the model takes the compute dtype.
+    # Describe the model before a copy of it is cast to the compute dtype.
     dense = describe_source(model.model, str(recipe.model))
     if teacher is None and not workload.has_labels:
         teacher = replace(model, model=copy.deepcopy(model.model))
@@ -97,8 +106,8 @@ def build_pruning(
         context, workload, recipe, model, pruner, teacher, folder
     )
     if not pruner.trains_weights:
-        # Frozen weights in the compute dtype take half the memory and no casts. After `_job`, which
-        # runs without autocast.
+        # Frozen weights in the compute dtype take half the memory and need no casts. This comes
+        # after `_job`, which runs without autocast.
         for parameter in encoder_parameters(model.model).values():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(context.session.compute_dtype)
@@ -107,10 +116,11 @@ def build_pruning(
 
 
 def restore_precision(model: PreTrainedModel, base: PreTrainedModel) -> None:
-    """Give the frozen weights of a masked model their float32 values back.
+    """Restore the float32 values of a masked model's frozen weights.
 
     Args:
-        base: the encoder that the model was loaded from.
+        model: The masked model.
+        base: The encoder that the model was loaded from.
     """
     weights = base.state_dict()
     for name, parameter in encoder_parameters(model).items():
@@ -120,7 +130,7 @@ def restore_precision(model: PreTrainedModel, base: PreTrainedModel) -> None:
 
 
 def encoder_parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
-    """Parameters of the encoder. The pooler belongs to the head."""
+    """Return the parameters of the encoder by name, without the pooler, which is the head's."""
     named = model.base_model.named_parameters()
     return {name: p for name, p in named if not name.startswith("pooler.")}
 
@@ -134,38 +144,32 @@ def _job(
     teacher: Model | None,
     folder: Path | None,
 ) -> tuple[Job, Schedule, float]:
+    """Build the job of a pruning. Returns the job, its schedule and its steps per pass."""
     session, plan = context.session, workload.plan(recipe.train)
     contrast = pruner.contrast
     log_padding(plan.order)
     student = workload.capture(model, _last_layer(model.model) if contrast else None)
     writes = folder if session.is_main else None
     trace = Trace(pruner, writes, plan.schedule.steps)
-    targets: Targets | None = None
     examples, held_out = workload.examples, workload.held_out
-    if teacher is not None:
-        # Only the first token's state is read; whole states would fill the store.
-        place = store_in(folder, recipe.cache_gb) if folder is not None and not contrast else None
-        targets = workload.targets(
-            teacher,
-            _last_layer(teacher.model) if contrast else Needs(),
-            passes=plan.schedule.steps / plan.steps_per_pass,
-            place=place,
-            dry_run=context.dry_run,
-        )
+    targets = _targets(context, workload, recipe, teacher, folder, contrasts=contrast is not None)
+    if targets is not None:
         examples, held_out = targets.attach(examples, held_out)
     shared = None
     if contrast is not None:
         shared = _contrasted(workload, recipe, model, pruner, targets)
 
     def learned(batch: Batch) -> tuple[Signals, dict[str, Term]]:
-        # The teacher before the model, because it takes tensors out of the batch.
-        taught = targets.signals(batch) if targets is not None else None
+        # The teacher runs before the model, because it takes tensors out of the batch.
+        teacher_signals = targets.signals(batch) if targets is not None else None
         signals = workload.forward(student, batch)
-        terms = workload.mixed_terms(signals, [taught] if taught else [], batch, recipe.kd)
+        teachers = [teacher_signals] if teacher_signals else []
+        terms = workload.mixed_terms(signals, teachers, batch, recipe.kd)
         return signals, terms
 
     def step(batch: Batch) -> StepLoss:
-        # The method's terms come first: backward runs them last, when the activations are freed.
+        # The method's terms come first, so that backward reaches them last, when the activations
+        # are freed.
         own: dict[str, Term] = {}
         if torch.is_grad_enabled():
             own = {name: Term(value, "rows") for name, value in pruner.terms().items()}
@@ -197,6 +201,30 @@ def _job(
     return job, plan.schedule, plan.steps_per_pass
 
 
+def _targets(
+    context: RunContext[Any],
+    workload: Workload,
+    recipe: PruneRecipe,
+    teacher: Model | None,
+    folder: Path | None,
+    *,
+    contrasts: bool,
+) -> Targets | None:
+    """Return the teacher's signals for the examples; None without a teacher."""
+    if teacher is None:
+        return None
+    plan = workload.plan(recipe.train)
+    # Only the first token's state is read. Storing whole states would fill the store.
+    place = store_in(folder, recipe.cache_gb) if folder is not None and not contrasts else None
+    return workload.targets(
+        teacher,
+        _last_layer(teacher.model) if contrasts else Needs(),
+        passes=plan.schedule.steps / plan.steps_per_pass,
+        place=place,
+        dry_run=context.dry_run,
+    )
+
+
 def _contrasted(
     workload: Workload,
     recipe: PruneRecipe,
@@ -204,8 +232,11 @@ def _contrasted(
     pruner: Pruner,
     targets: Targets | None,
 ) -> Callable[[Batch], Mapping[str, Tensor]]:
-    """States of the model before pruning and of the teacher, which contrasts compare with."""
-    # Nothing is removed yet: the folded copy is the model as it was loaded.
+    """Return a function from a batch to the states that the method contrasts with.
+
+    These are the states of the model before pruning and the teacher's.
+    """
+    # Nothing is removed yet, so the folded copy is the model as it was loaded.
     untouched, masks = copy.deepcopy((model.model, pruner.masks))
     masks.fold()
     encoder = prepare_teacher(untouched.base_model.to(workload.session.device), torch.float32)
@@ -213,19 +244,19 @@ def _contrasted(
 
     def shared(batch: Batch) -> Mapping[str, Tensor]:
         states = {cap.PRETRAINED: _first_token(pretrained.signals(batch))}
-        taught = targets.signals(batch) if targets is not None else None
-        if taught is not None:
-            states[cap.FINETUNED] = _first_token(taught)
+        teacher_signals = targets.signals(batch) if targets is not None else None
+        if teacher_signals is not None:
+            states[cap.FINETUNED] = _first_token(teacher_signals)
         return states | ({cap.CLASSES: batch["labels"]} if workload.has_classes else {})
 
     return shared
 
 
 def first_at_final_density(pruner: Pruner, steps: int) -> int:
-    """The first step after which the density is the requested one.
+    """Return the first step after which the density is the requested one.
 
-    Scores before it are those of larger models. It is the last step if no density can be
-    requested.
+    Before this step the model is larger, so its scores do not count. If the method has no target
+    density, it is the last step.
     """
     if pruner.density is None:
         return steps
@@ -234,17 +265,18 @@ def first_at_final_density(pruner: Pruner, steps: int) -> int:
 
 
 def _last_layer(model: PreTrainedModel) -> Needs:
+    """Return a request for the last layer's hidden states."""
     return Needs(hidden=frozenset({len(layout_for(model.config).modules(model.base_model))}))
 
 
 def _first_token(signals: Signals) -> Tensor:
-    """The last layer's states of the first tokens, [B, D]."""
+    """Return the last layer's states of the first tokens, [B, D]."""
     ((_, hidden_BLD),) = signals.hidden.items()
     return hidden_BLD[:, 0]
 
 
 def density_warnings(recipe: PruneRecipe, pruner: Pruner, steps: int) -> list[str]:
-    """Warnings about a method and a number of steps, before hours are spent on them."""
+    """Return warnings about a method and a number of steps, before hours are spent on them."""
     if pruner.density is None:
         warnings = [
             f"{recipe.method} here has no target density: its regularizer, its learning rate of "
@@ -270,7 +302,10 @@ def density_warnings(recipe: PruneRecipe, pruner: Pruner, steps: int) -> list[st
 
 
 class Trace:
-    """Density and histogram of the scores at some steps; a resumed run continues the file."""
+    """Records the density and a histogram of the scores at some steps.
+
+    A resumed run continues the file.
+    """
 
     def __init__(self, pruner: Pruner, folder: Path | None, steps: int) -> None:
         self.pruner, self.every, self.steps = pruner, max(1, steps // TRACE_POINTS), steps
@@ -286,7 +321,7 @@ class Trace:
         }
         if done % self.every and done != self.steps:
             return
-        # This waits for the device, at a few points of the run.
+        # Reading the density waits for the device, so it is read at a few steps only.
         density = self.pruner.masks.density()
         self.lists["curve"].append(DensityPoint(step=done, density=density).model_dump())
         if scores := self.pruner.masks.scores():
@@ -298,7 +333,7 @@ class Trace:
 
 
 def _histogram(step: int, scores: Mapping[str, Tensor]) -> Histogram:
-    """Counts of all scores between their extremes."""
+    """Count all scores in equal bins between the smallest and the largest."""
     extremes = [(float(s.min()), float(s.max())) for s in scores.values()]
     low, high = min(a for a, _ in extremes), max(b for _, b in extremes)
     # Before the first step all scores are equal.

@@ -1,4 +1,7 @@
-"""One recipe for each method: the same examples and budget, the method's own settings."""
+"""Resolve one recipe for each pruning method.
+
+The methods share the examples and the budget, and have their own settings.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,15 +15,26 @@ from kdcli.workloads.as_trained import trained_task
 def prune_recipes(
     methods: Sequence[str], *, recipe: str | None, sets: Sequence[str], options: Mapping[str, Any]
 ) -> list[Resolved[PruneRecipe]]:
-    """Resolve a recipe for each method, or for the recipe's own if none is given; see `resolve`.
-    Unless `recipe` names a task itself, a method takes the shipped recipe of its name and the task,
-    beneath `recipe`. The data and budget of that recipe hold for the other methods too. A model
-    that kdcli trained on a task is pruned on it if none is given."""
-    given = resolve(PruneRecipe, recipe=recipe, sets=sets, options=options)
-    if "task" not in given.origins and (task := trained_task(given.recipe.model)) is not None:
+    """Resolve a recipe for each method.
+
+    Unless `recipe` names a task itself, each method also takes values from the shipped recipe of
+    its name and the task. The other methods share the data and the budget of that recipe. A model
+    that kdcli trained on a task is pruned on this task by default.
+
+    Args:
+        methods: The methods; empty for the recipe's own method.
+        recipe: The name or the path of a recipe.
+        sets: Assignments of keys, such as `train.lr=0.01`.
+        options: Recipe keys and their values.
+
+    Raises UsageError: an unknown recipe or key, or a wrong value.
+    """
+    resolved_once = resolve(PruneRecipe, recipe=recipe, sets=sets, options=options)
+    model = resolved_once.recipe.model
+    if "task" not in resolved_once.origins and (task := trained_task(model)) is not None:
         options = {**options, "task": task}
-        given = resolve(PruneRecipe, recipe=recipe, sets=sets, options=options)
-    first = given.recipe
+        resolved_once = resolve(PruneRecipe, recipe=recipe, sets=sets, options=options)
+    first = resolved_once.recipe
     chosen = list(methods) or [first.method]
     whole = recipe is not None and "task" in read_recipe(recipe, "prune")
     names = {} if whole else {method: f"{method}-{first.task}" for method in chosen}
@@ -33,7 +47,7 @@ def prune_recipes(
     for method in chosen:
         beneath = {}
         for other, values in available.items():
-            # Methods share examples and steps, not the learning rate.
+            # Methods share the examples and the steps, but not the learning rate.
             shared = [k for k in values if k.startswith(("data.", "train.")) and k != "train.lr"]
             beneath[f"recipe {names[other]}"] = (
                 values if other == method else {k: values[k] for k in shared}
@@ -46,8 +60,10 @@ def prune_recipes(
 
 
 def with_defaults(resolved: Resolved[PruneRecipe]) -> Resolved[PruneRecipe]:
-    """The recipe with what its method's authors ran it with, for keys that nobody set. Raises
-    UsageError: no such method."""
+    """Set the values of the method's authors for keys that the user did not set.
+
+    Raises UsageError: there is no such method.
+    """
     method = resolved.recipe.method
     own = defaults(method)
     keys = {

@@ -1,9 +1,8 @@
-"""`kdcli prune`: removes weights of an encoder while it learns; one stage for each method and
-sparsity.
+"""`kdcli prune`: remove weights of an encoder while it learns.
 
-A batch of token ids -> outputs under the masks -> the labels' loss, a teacher's, the method's own
-terms -> engine. After training: the masked, the compact and the sparse form next to the dense
-model.
+Every method and sparsity is a stage. A batch of token ids gives outputs under the masks. The loss
+adds the labels' terms, the teacher's terms and the method's own. After training, the masked, the
+compact and the sparse form are compared with the dense model.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ class StageRecipe:
     """One method and sparsity.
 
     Attributes:
-        name: in the report that compares several.
-        resolved: the recipe that alone repeats the stage.
-        folder: the stage's run directory.
+        name: The name in a report that compares several stages.
+        resolved: The recipe that repeats this stage alone.
+        folder: The stage's run directory.
     """
 
     name: str
@@ -58,13 +57,13 @@ class StageRecipe:
 
 
 def prune(recipes: Recipes, options: RunOptions) -> RunResult | Estimate | None:
-    """Prune once for each method and sparsity and report; with several, compare them.
+    """Prune once for each method and sparsity, and report. If there are several, compare them.
 
     Args:
-        recipes: one for each method, equal in everything but the method's own settings.
+        recipes: One recipe for each method; they differ in the method's own settings only.
+        options: Where and how to run.
 
-    Raises:
-        KdcliError: see `run_command`.
+    Raises KdcliError: the recipes, the models or the data cannot be used, or the run fails.
     """
     origin = recipes[0].recipe
     recipes = [as_trained(as_trained(each, origin.model), origin.teacher) for each in recipes]
@@ -76,9 +75,9 @@ def prune(recipes: Recipes, options: RunOptions) -> RunResult | Estimate | None:
     for each in recipes:
         check_settings(each.recipe.method, each.recipe.pruner)
     sparsities = [f"{s:g}" for s in first.sparsity]
-    for what, given in (("method", methods), ("sparsity", sparsities)):
-        if twice := [one for one in given if given.count(one) > 1]:
-            raise UsageError(f"{what} {twice[0]} was given twice", "give each once")
+    for name, values in (("method", methods), ("sparsity", sparsities)):
+        if repeated := [value for value in values if values.count(value) > 1]:
+            raise UsageError(f"{name} {repeated[0]} was given twice", "give each once")
     for_vectors = ("embedding.", "loss.", "eval.")
     wrong = [key for each in recipes for key in each.origins if key.startswith(for_vectors)]
     if wrong and first.task != EMBEDDING:
@@ -92,7 +91,7 @@ def prune(recipes: Recipes, options: RunOptions) -> RunResult | Estimate | None:
 
 
 def _prepare(recipes: Recipes, context: RunContext[PruneRecipe]) -> Run:
-    """Check models and data against each other and tokenise; claims nothing."""
+    """Check models and data against each other and tokenise, without claiming the directory."""
     recipe = context.recipe
     others = [recipe.teacher] if recipe.teacher is not None else []
     workload, model = open_workload(prune_request(recipe, others), context.session)
@@ -101,7 +100,7 @@ def _prepare(recipes: Recipes, context: RunContext[PruneRecipe]) -> Run:
         workload = workload.with_reference(teacher or model)
     heads = {repr(each.recipe.head): each.recipe for each in recipes}
     for head, each in heads.items():
-        # Methods differ in their heads: a head that cannot be made is an error before the first
+        # Methods differ in their heads. A head that cannot be made is an error before the first
         # stage begins.
         if head != repr(recipe.head):
             workload.load(str(each.model), head=each.head, seed=each.train.seed)
@@ -120,7 +119,7 @@ def _prepare(recipes: Recipes, context: RunContext[PruneRecipe]) -> Run:
 
 def prune_request(recipe: PruneRecipe, other_models: Sequence[str]) -> WorkloadRequest:
     """Build the request for a recipe's workload."""
-    # Without labels the model learns from its own head, or from a teacher's.
+    # Without labels, the model learns from its own head or from a teacher's.
     own_head = recipe.data.labels == "teacher" and recipe.teacher is None
     request = request_of(
         recipe, str(recipe.model), new_head=not own_head, other_models=other_models
@@ -138,6 +137,7 @@ def prune_request(recipe: PruneRecipe, other_models: Sequence[str]) -> WorkloadR
 
 
 def _load_teacher(workload: Workload, recipe: PruneRecipe, model: Model) -> Model | None:
+    """Load the recipe's teacher; None if it names none."""
     if recipe.teacher is None:
         return None
     return workload.load_teacher(recipe.teacher, model, head=recipe.head)
@@ -150,7 +150,7 @@ def _stage(
     teacher: Model | None,
     loaded: list[Model],
 ) -> Stage:
-    """One method and sparsity; the first stage takes the model that is `loaded` already."""
+    """Build the stage of one method and sparsity. The first stage takes the model in `loaded`."""
     recipe, folder = one.resolved.recipe, one.folder
 
     def build() -> StageJob:
@@ -168,7 +168,7 @@ def _stage(
             if not built.pruner.trains_weights:
                 trusted = context.trust_remote_code
                 base = load_weights(str(recipe.model), AutoModel, trust_remote_code=trusted)
-                # Before scoring, so that the saved model is the one that is scored.
+                # Restore before scoring, so that the scored model is the saved one.
                 restore_precision(built.model.model, base)
             scores = None
             if workload.has_metrics:
@@ -188,13 +188,13 @@ def _stage(
 def _report_several(
     context: RunContext[PruneRecipe], workload: Workload, listed: Sequence[StageRecipe]
 ) -> None:
-    """Compare the stages; a single stage wrote the report."""
+    """Compare the stages, unless a single stage has written the report."""
     if len(listed) == 1 or not context.is_main:
         return
     parts = []
     for one in listed:
         result = RunResult.read(one.folder)
-        # The compact form shows the gain: with zeros every model is as big as the dense one.
+        # Only the compact form is smaller: a model with zeros is as big as the dense one.
         form = COMPACT if COMPACT in result.report.cards else MASKED
         parts.append(Part(one.name, result, {DENSE: DENSE, form: one.name}))
     method, *others = dict.fromkeys(one.resolved.recipe.method for one in listed)
@@ -202,17 +202,17 @@ def _report_several(
     notes += [f"{one.name}: {one.folder.relative_to(context.folder)}" for one in listed]
     if others:
         notes.append(f"recipe.yaml here is the recipe of {method}; each run has its own")
-    # Latencies stay in each stage's own report.
+    # Each stage's own report has its latencies.
     combine_reports(
         context.folder, command="prune", recipe=context.recipe, parts=parts, notes=notes
     )
 
 
 def stage_recipes(recipes: Recipes, folder: Path) -> list[StageRecipe]:
-    """Name, recipe and directory of each stage.
+    """Return the name, recipe and directory of each stage.
 
-    The directory is `METHOD/`, `sparsity-S/` or both if there are several of either. A method
-    whose density cannot be chosen has one stage.
+    If there are several methods or sparsities, the directory is `METHOD/`, `sparsity-S/` or both.
+    A method whose density cannot be chosen has one stage.
     """
     stages = []
     for resolved in recipes:

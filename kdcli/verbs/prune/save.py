@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from kdcli.report.finish import ReportContents, ReportedModel, quality_of
 from kdcli.report.schema import PrunedMatrix
 from kdcli.report.text import bytes_of
 from kdcli.run.context import RunContext
-from kdcli.types import Outcome
+from kdcli.types import Outcome, RowHashes
 from kdcli.verbs.prune.job import TRACE, Pruning
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads.labelled import WORST
@@ -40,13 +40,33 @@ from kdcli.workloads.predictions import summed_up
 from kdcli.workloads.workload import ModelScores, Workload
 
 DENSE, MASKED, COMPACT, SPARSE = "dense", "masked", "compact", "sparse"
-"""Models of a report: as loaded, with zeros, without its empty rows, with sparse linears."""
+"""The models of a report: as loaded, with zeros, without empty rows, and with sparse linears."""
 MASK, SCORES = "mask/mask.safetensors", "mask/scores.safetensors"
-"""In a folder of their own, because the safetensors next to a model's config.json are its
-weights."""
+"""Paths of the mask files.
+
+They have a folder of their own, because the safetensors next to a config.json are the model's
+weights.
+"""
 LOSSLESS = 1e-4
 """Largest difference between the outputs of the masked and the compact model, relative to the
 largest output."""
+
+
+@dataclass
+class _Forms:
+    """The saved forms of a pruned model.
+
+    Attributes:
+        reported: Their entries in the report, after the dense model's.
+        models: The models by name.
+        scores: The scores by name; empty without sets to score on.
+        notes: Sentences for the report.
+    """
+
+    reported: list[ReportedModel]
+    models: dict[str, Model] = field(default_factory=dict)
+    scores: dict[str, ModelScores] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 def save_and_report(
@@ -60,76 +80,32 @@ def save_and_report(
     base: PreTrainedModel | None,
     teacher: Model | None,
 ) -> None:
-    """Save every form of a pruned model, measure them next to the dense model, and report.
+    """Save every form of a pruned model, measure the forms next to the dense model, and report.
 
     Args:
-        scores: of the masked model; None if the workload has no sets to score it on.
-        base: the encoder that the model was loaded from, unless its weights were trained.
+        context: Where and how the verb runs.
+        workload: The rows that the model was trained and scored on.
+        built: The model and its pruner.
+        recipe: The recipe of the run.
+        folder: The directory of the run.
+        outcome: The outcome of the training.
+        scores: The scores of the masked model; None if the workload has no sets to score it on.
+        base: The encoder that the model was loaded from; None if its weights were trained.
+        teacher: The model that taught; None without a teacher.
     """
     model, pruner = built.model, built.pruner
     network = model.model.cpu().eval()
     masks, importance = pruner.masks.masks(), pruner.masks.scores()
     rows = all_rows(model.rows, workload.rows, *([teacher.rows] if teacher else []))
-    notes = [*built.warnings, *down_to_one(masks), *workload.notes]
-    if outcome.best_step is not None:
-        notes.append(
-            f"the weights of step {outcome.best_step} were kept, chosen by {workload.metric} on "
-            f"{workload.evaluated_on}, on which the scores are also reported, among the "
-            "evaluations "
-            f"from step {built.job.best_from} on, which have the requested density"
-        )
-    loads = "anywhere"
-    if is_custom(network):
-        loads += " with trust_remote_code, because its class lies next to it"
-    notes.append(f"masked: zeros in a model that is not faster and loads {loads}")
     pruner.masks.fold()
-    workload.save(model, folder, rows)
-    card = describe(network, str(folder), folder)
-    models = [
-        ReportedModel(
-            DENSE, "baseline", built.dense, timed=Subject(DENSE, location(str(recipe.model)))
-        ),
-        ReportedModel(MASKED, "pruned", card, DENSE, folder, timed=Subject(MASKED, str(folder))),
-    ]
-    forms = {MASKED: model}
-    scored = {MASKED: scores} if scores else {}
-    if network.config.model_type in PATHS:
-        small = replace(model, model=compact(network, drop_rows_below=recipe.drop_rows_below))
-        place = folder / COMPACT
-        workload.save(small, place, rows)
-        card, timed = describe(small.model, str(place), place), Subject(COMPACT, str(place))
-        models.append(ReportedModel(COMPACT, "pruned", card, DENSE, timed=timed))
-        forms[COMPACT] = small
-        if scores:
-            scored[COMPACT] = scores
-        notes.append(_check_compact(workload, model, small, recipe.drop_rows_below))
-        if recipe.drop_rows_below > 1 and scores:
-            on_cpu = replace(context.session, device=torch.device("cpu"))
-            scored[COMPACT] = replace(workload, session=on_cpu).score(small, worst=WORST)  # type: ignore[type-var]
-    else:
-        known = ", ".join(sorted(PATHS))
-        notes.append(f"no compact form: {network.config.model_type} has none ({known} have)")
-    if context.session.device.type == "cpu":
-        sparse = ReportedModel(
-            SPARSE,
-            "form",
-            None,
-            DENSE,
-            of=MASKED,
-            backend="sparse",
-            dtype="fp32",
-            timed=Subject(SPARSE, str(folder), "sparse"),
-        )
-        models.append(sparse)
-    contents = ReportContents("prune", recipe, models, outcome=outcome, notes=notes)
-    contents.evaluations = [row for name, each in scored.items() for row in each.rows(name)]
+    notes = [*built.warnings, *down_to_one(masks), *workload.notes]
+    notes += _chosen_step(workload, built, outcome)
+    forms = _save_forms(context, workload, built, recipe, folder, scores, rows)
+    notes += forms.notes
+    contents = ReportContents("prune", recipe, forms.reported, outcome=outcome, notes=notes)
+    contents.evaluations = [row for name, each in forms.scores.items() for row in each.rows(name)]
     if not workload.has_labels:
-        # The dense model is a model of the workload too, and the others learned from it.
-        dense = workload.load(str(recipe.model), head=recipe.head, new_head=False)
-        forms = {DENSE: dense, **forms}
-        result = workload.evaluate(forms)
-        contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
-        contents.quality = quality_of(result.evaluations) | workload.resemblance(forms, DENSE)
+        _compare_with_dense(workload, recipe, forms.models, contents)
     if base is None:
         notes.append(
             f"no mask file: {recipe.method} trains the weights too, so a mask alone would not make "
@@ -150,6 +126,108 @@ def save_and_report(
     context.report(contents, recipe.measure, folder)
 
 
+def _chosen_step(workload: Workload, built: Pruning, outcome: Outcome) -> list[str]:
+    """Return a note on the step whose weights were kept, if it was chosen by a metric."""
+    if outcome.best_step is None:
+        return []
+    return [
+        f"the weights of step {outcome.best_step} were kept, chosen by {workload.metric} on "
+        f"{workload.evaluated_on}, on which the scores are also reported, among the evaluations "
+        f"from step {built.job.best_from} on, which have the requested density"
+    ]
+
+
+def _save_forms(
+    context: RunContext[Any],
+    workload: Workload,
+    built: Pruning,
+    recipe: PruneRecipe,
+    folder: Path,
+    scores: ModelScores | None,
+    rows: RowHashes,
+) -> _Forms:
+    """Save the masked model, and the compact one if its architecture has one.
+
+    Args:
+        context: Where and how the verb runs.
+        workload: The rows that the model was trained and scored on.
+        built: The model, with zeros in place of its masks.
+        recipe: The recipe of the run.
+        folder: The directory of the run.
+        scores: The scores of the masked model; None for none.
+        rows: The rows that the model was trained on.
+    """
+    model, network = built.model, built.model.model
+    loads = "anywhere"
+    if is_custom(network):
+        loads += " with trust_remote_code, because its class lies next to it"
+    workload.save(model, folder, rows)
+    card = describe(network, str(folder), folder)
+    dense = Subject(DENSE, location(str(recipe.model)))
+    reported = [
+        ReportedModel(DENSE, "baseline", built.dense, timed=dense),
+        ReportedModel(MASKED, "pruned", card, DENSE, folder, timed=Subject(MASKED, str(folder))),
+    ]
+    forms = _Forms(reported, {MASKED: model}, {MASKED: scores} if scores else {})
+    forms.notes.append(f"masked: zeros in a model that is not faster and loads {loads}")
+    if network.config.model_type in PATHS:
+        _save_compact(context, workload, model, recipe, folder / COMPACT, rows, forms)
+    else:
+        known = ", ".join(sorted(PATHS))
+        forms.notes.append(f"no compact form: {network.config.model_type} has none ({known} have)")
+    if context.session.device.type == "cpu":
+        sparse = ReportedModel(
+            SPARSE,
+            "form",
+            None,
+            DENSE,
+            of=MASKED,
+            backend="sparse",
+            dtype="fp32",
+            timed=Subject(SPARSE, str(folder), "sparse"),
+        )
+        forms.reported.append(sparse)
+    return forms
+
+
+def _save_compact(
+    context: RunContext[Any],
+    workload: Workload,
+    model: Model,
+    recipe: PruneRecipe,
+    place: Path,
+    rows: RowHashes,
+    forms: _Forms,
+) -> None:
+    """Save the compact model to `place`, check it, and add it to the forms.
+
+    The compact model has the scores of the masked one. It is scored anew if weights were dropped.
+    """
+    small = replace(model, model=compact(model.model, drop_rows_below=recipe.drop_rows_below))
+    workload.save(small, place, rows)
+    card, timed = describe(small.model, str(place), place), Subject(COMPACT, str(place))
+    forms.reported.append(ReportedModel(COMPACT, "pruned", card, DENSE, timed=timed))
+    forms.models[COMPACT] = small
+    forms.notes.append(_check_compact(workload, model, small, recipe.drop_rows_below))
+    if not forms.scores:
+        return
+    forms.scores[COMPACT] = forms.scores[MASKED]
+    if recipe.drop_rows_below > 1:
+        on_cpu = replace(context.session, device=torch.device("cpu"))
+        forms.scores[COMPACT] = replace(workload, session=on_cpu).score(small, worst=WORST)  # type: ignore[type-var]
+
+
+def _compare_with_dense(
+    workload: Workload, recipe: PruneRecipe, forms: Mapping[str, Model], contents: ReportContents
+) -> None:
+    """Evaluate the forms and the dense model, which taught them, on a workload without labels."""
+    dense = workload.load(str(recipe.model), head=recipe.head, new_head=False)
+    models = {DENSE: dense, **forms}
+    result = workload.evaluate(models)
+    contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
+    contents.quality = quality_of(result.evaluations) | workload.resemblance(models, DENSE)
+
+
 def _mask_info(
     workload: Workload,
     recipe: PruneRecipe,
@@ -157,7 +235,15 @@ def _mask_info(
     base: PreTrainedModel,
     metrics: Mapping[str, float],
 ) -> tuple[dict[str, Tensor], MaskInfo]:
-    """Head and header of a mask file, from the pruned model and the encoder as it was loaded."""
+    """Return the head and the header of a mask file.
+
+    Args:
+        workload: The rows that the model was trained on.
+        recipe: The recipe of the run.
+        model: The pruned model.
+        base: The encoder as it was loaded.
+        metrics: The metrics of the masked model.
+    """
     facts: dict[str, Any] = facts_of(base, str(recipe.model)) | workload.mask_facts(recipe.head)
     head: dict[str, Tensor] = {}
     if model.base_model is not model:
@@ -173,14 +259,13 @@ def _mask_info(
     return head, info
 
 
-def _check_compact(workload: Workload, masked: Model, small: Model, dropped: int) -> str:
-    """Check that the compact model computes what the masked model does; returns a note.
+def _check_compact(workload: Workload, masked: Model, small: Model, drop_rows_below: int) -> str:
+    """Check that the compact model computes what the masked model does. Returns a note.
 
-    Raises:
-        MachineError: it does not, although no weight was dropped.
+    Raises MachineError: it does not, although no weight was dropped.
     """
-    if dropped > 1:
-        return f"compact: rows with fewer than {dropped} weights are gone too"
+    if drop_rows_below > 1:
+        return f"compact: rows with fewer than {drop_rows_below} weights are gone too"
     held_out = workload.held_out
     batch = held_out.batch(np.arange(min(8, len(held_out))))
     pairs = list(zip(workload.encode(masked, batch), workload.encode(small, batch), strict=True))
@@ -203,10 +288,13 @@ def pruning_facts(
     masks: Mapping[str, Tensor],
     trace: Mapping[str, object],
 ) -> schema.Pruning:
-    """Report which share of the weights is kept in each matrix and attention head.
+    """Return the share of the weights that each matrix and each attention head keeps.
 
     Args:
-        trace: the curve of densities and the histograms of scores.
+        recipe: The recipe of the run.
+        model: The pruned model.
+        masks: The masks by matrix.
+        trace: The curve of densities and the histograms of scores.
     """
     rows = [
         PrunedMatrix(
@@ -236,8 +324,10 @@ def pruning_facts(
 
 
 def _kept_by_head(masks: Mapping[str, Tensor], layer: int, heads: int) -> list[float]:
-    """Share of the weights of Q, K, V (rows) and O (columns) that each head keeps. Grouped K and V
-    count for each head."""
+    """Return the share of its weights that each head keeps.
+
+    A head has rows of Q, K and V, and columns of O. K and V that heads share count for each head.
+    """
     width = len(masks[f"{layer}.Q"]) // heads
     shares = []
     for kind in "QKVO":
