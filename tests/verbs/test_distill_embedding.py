@@ -322,7 +322,7 @@ def test_another_embedding_model_keeps_its_own_pooling_and_is_made_smaller(
             ("--set", "loss.hidden_weight=1"),
             "loss.relations_weight and loss.hidden_weight compare tokens",
         ),
-        (("--method", "minilm"), "another encoder learns by --method embedding"),
+        (("--method", "minilm"), "distil another encoder with --method embedding"),
         (("--to", "2x99"), "2x99"),
     ],
 )

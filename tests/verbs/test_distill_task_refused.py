@@ -90,11 +90,11 @@ def test_what_cannot_be_is_refused(refused, more, message):
         ({"student": {"to": []}}, "no student given"),
         (
             {"student": {"to": ["2x16", "3x16"]}},
-            "on a task one student is distilled at a time, 2 shapes were given",
+            "on a task, one student is distilled at a time, but 2 shapes were given",
         ),
         (
             {"student": {"source": "x"}, "general": {"use": True}},
-            "--student brings a student, and the stage on text",
+            "--student names a student, but the stage on text",
         ),
         ({"method": "tinibert"}, "unknown method 'tinibert'; did you mean 'tinybert'?"),
         (
@@ -183,7 +183,7 @@ def test_tokens_cannot_be_taught_by_a_teacher_of_other_tokens(tmp_path):
         *QUICK,
     ]
     message = own_files.refused(tmp_path, *given, "--student", other)
-    assert f"task own labels tokens, and {other} has others than {teacher}" in message
+    assert f"task own labels tokens, and {other} has other tokens than {teacher}" in message
 
 
 SOFT = {"probabilities": [0.5, 0.5]}

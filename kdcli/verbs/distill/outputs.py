@@ -1,8 +1,8 @@
-"""Distilling a model's outputs: a teacher's outputs, once -> a smaller model -> report.
+"""Distil a model's outputs: the teacher's outputs, once -> a smaller model -> report.
 
-It serves every workload without a way of its own, rerankers among them: the student is a whole
-model, learns the teacher's outputs and the labels, and is compared with its teacher and with its
-own start.
+This serves rerankers and every other workload that has no distillation of its own. The student is
+a whole model. It learns the teacher's outputs and the labels, and is compared with its teacher and
+with itself before training.
 """
 
 from __future__ import annotations
@@ -51,13 +51,16 @@ class OutputDistillation:
     """A distillation of outputs, checked.
 
     Attributes:
-        context: the run.
-        workload: the data.
-        teacher: None if the data hold the teacher's scores.
-        make: makes the student, the same each time.
-        recipe: for the report.
-        train, keep, kd, measure: how it is trained and measured.
-        place: where the teacher's signals may be stored.
+        context: The run.
+        workload: The data.
+        teacher: The teacher; None if the data hold its scores.
+        make: Makes the student, with the same weights each time.
+        recipe: The recipe for the report.
+        train: How the student is trained.
+        keep: Which weights are kept, the best or the last.
+        kd: How the teacher's outputs are weighted against the labels.
+        measure: How latency is measured.
+        place: Where the teacher's signals may be stored.
     """
 
     context: RunContext[Any]
@@ -73,14 +76,14 @@ class OutputDistillation:
 
     @property
     def run(self) -> Run:
-        """The one stage."""
+        """The run, which has one stage."""
         return Run([Stage(self.context.folder, self.context.resolved, self.build)])
 
     def build(self) -> StageJob:
-        """Compute the teacher's outputs, make the student, and the job that trains it."""
+        """Compute the teacher's outputs, make the student, and build the job that trains it."""
         workload, context = self.workload, self.context
         student = self.make()
-        # The teacher is scored in float32, before it takes the compute dtype.
+        # The teacher is scored in float32, before it is cast to the compute dtype.
         scores: dict[str, ModelScores] = {}
         if self.teacher is not None and not context.dry_run:
             if not workload.has_labels:
@@ -99,8 +102,8 @@ class OutputDistillation:
             if not context.is_main:
                 return
             folder = context.folder
-            taught = [self.teacher.rows] if self.teacher else []
-            workload.save(student, folder, all_rows(workload.rows, student.rows, *taught))
+            teacher_rows = [self.teacher.rows] if self.teacher else []
+            workload.save(student, folder, all_rows(workload.rows, student.rows, *teacher_rows))
             models = []
             if card is not None and self.teacher is not None:
                 timed = Subject(TEACHER, location(self.teacher.source))
@@ -126,6 +129,7 @@ class OutputDistillation:
         return StageJob(job, schedule, plan.steps_per_pass, finish, cards)
 
     def _job(self, workload: Workload, student: Model) -> tuple[Job, Schedule]:
+        """Return the student's job and its schedule. Without a teacher, the data's scores teach."""
         if self.teacher is None:
             return workload.job(student, self.train, self.keep)
         plan = workload.plan(self.train)
@@ -143,13 +147,16 @@ class OutputDistillation:
 def distill_reranker(
     resolved: Resolved[RerankRecipe], options: RunOptions
 ) -> RunResult | Estimate | None:
-    """Distil a reranker, score it and report; returns and raises as `run_command`."""
+    """Distil a reranker, score it and report; see `run_command` for what it returns.
+
+    Raises KdcliError: the recipe, a model or the data cannot be used, or the run fails.
+    """
     recipe = resolved.recipe
     if recipe.teacher is None and recipe.student.source is None:
         raise UsageError(
             "no teacher given",
-            "kdcli distill TEACHER --task rerank --to LxH --data DIR; or --student, with scores in "
-            "the data",
+            "kdcli distill TEACHER --task rerank --to LxH --data DIR; or give --student, and scores "
+            "in the data",
         )
     if recipe.student.to is None and recipe.student.source is None:
         raise UsageError(
@@ -160,12 +167,12 @@ def distill_reranker(
             "task rerank needs --data", "a file or directory of queries with their passages"
         )
     name = Path(str(recipe.teacher or recipe.student.source)).name
-    named = f"distill-{name}-rerank-{recipe.student.to or 'student'}"
-    return run_command(resolved, options, named, _prepare_reranker)
+    run_name = f"distill-{name}-rerank-{recipe.student.to or 'student'}"
+    return run_command(resolved, options, run_name, _prepare_reranker)
 
 
 def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
-    """Check models and data; claims nothing."""
+    """Check models and data, without claiming the run directory."""
     recipe = context.recipe
     generic = rerank_finetuning(recipe)
     workload, origin = open_workload(request_of(generic, str(generic.model)), context.session)
@@ -173,10 +180,10 @@ def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
     lists = workload.train
     assert lists is not None
     if recipe.teacher is None and not workload.scored:
-        missing = int(np.isnan(lists.scores).sum())
+        unscored = int(np.isnan(lists.scores).sum())
         raise UsageError(
-            f"{missing:,} of {len(lists.passages):,} training passages have no score",
-            "name a teacher; or train on the labels alone: kdcli finetune MODEL --task rerank",
+            f"{unscored:,} of {len(lists.passages):,} training passages have no score",
+            "name a teacher, or train on the labels alone with kdcli finetune MODEL --task rerank",
         )
     teacher = None
     if recipe.teacher is not None:
@@ -209,10 +216,11 @@ def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
 
 
 def prepare_outputs(context: RunContext[TaskDistillRecipe]) -> Run:
-    """Check models and data of a workload that is not labelled; claims nothing.
+    """Check models and data of a workload with a module of its own.
 
-    Raises:
-        KdcliError: the recipe, models or data cannot be used.
+    The run directory is not claimed.
+
+    Raises KdcliError: the recipe, a model or the data cannot be used.
     """
     recipe = context.recipe
     source = str(recipe.student.source or recipe.teacher)
@@ -243,11 +251,11 @@ def prepare_outputs(context: RunContext[TaskDistillRecipe]) -> Run:
 
 
 def is_reranker_here(source: str | None) -> bool:
-    """Whether a teacher, which may not exist at all, is a reranker."""
+    """Tell whether a teacher is a reranker. A teacher that cannot be read is none."""
     if source is None:
         return False
     try:
         return is_reranker(source)
     except UsageError:
-        # The command that loads it says so.
+        # The command that loads the teacher reports the error.
         return False

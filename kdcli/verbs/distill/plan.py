@@ -1,4 +1,4 @@
-"""Which students a distillation on text trains, under which loss, and what teaches each."""
+"""Plan the students of a distillation on text, their losses and their assistants."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -62,7 +62,7 @@ def plan(recipe: DistillRecipe, config: Any) -> dict[str, Planned]:
                 shape.layers > assistant.layers or shape.hidden > assistant.hidden
             ):
                 raise UsageError(
-                    f"the student '{like}' ({shape}) is larger than its teacher assistant {assistant}",
+                    f"student '{like}' ({shape}) is larger than its teacher assistant {assistant}",
                     "give an --assistant that is at least as deep and wide, or --assistant none",
                 )
             build_objective(own.method, own.loss, assistant or teacher, shape)

@@ -1,5 +1,7 @@
-"""`kdcli distill`: students of a teacher, on text or, with `--task`, on a task. `--ablate` compares
-variants of it."""
+"""`kdcli distill`: distil students of a teacher on text or, with `--task`, on a task.
+
+`--ablate` compares variants of a recipe.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ from kdcli.workloads.embedding import METHOD
 
 
 def distill(resolved: Resolved[DistillRecipe], options: RunOptions) -> RunResult | Estimate | None:
-    """Distil on text, measure and report; returns and raises as `run_command`."""
+    """Distil on text, measure and report; see `run_command` for what it returns.
+
+    Raises KdcliError: the recipe, a model or the text cannot be used, or the run fails.
+    """
     resolved = with_method(resolved)
     recipe = resolved.recipe
     shapes = "+".join(recipe.student.to) or "student"
@@ -52,7 +57,10 @@ def distill(resolved: Resolved[DistillRecipe], options: RunOptions) -> RunResult
 def distill_on_task(
     resolved: Resolved[TaskDistillRecipe], options: RunOptions
 ) -> RunResult | Estimate | None:
-    """Distil on a task, measure and report; returns and raises as `run_command`."""
+    """Distil on a task, measure and report; see `run_command` for what it returns.
+
+    Raises KdcliError: the recipe, a model or the data cannot be used, or the run fails.
+    """
     resolved = _complete(resolved)
     recipe = resolved.recipe
     check_task(recipe)
@@ -63,8 +71,10 @@ def distill_on_task(
 
 
 def _complete(resolved: Resolved[TaskDistillRecipe]) -> Resolved[TaskDistillRecipe]:
-    """The recipe with what the teacher's run and the method's authors chose, for keys the user did
-    not set."""
+    """Fill in the keys that the user did not set.
+
+    They come from the run that trained the teacher, and from the method's authors.
+    """
     resolved = as_trained(resolved, resolved.recipe.teacher)
     method = resolved.recipe.method
     kd = {f"kd.{key}": value for key, value in on_tasks(method)[1].items()}
@@ -80,21 +90,23 @@ def _name(recipe: TaskDistillRecipe) -> str:
 def distill_variants(
     variants: Mapping[str, Resolved[TaskDistillRecipe]], options: RunOptions
 ) -> RunResult | None:
-    """Distil on a task once for each variant, each in a directory of its own, and compare the
-    students.
+    """Distil on a task once for each variant, and compare the students.
 
-    Returns:
-        The report that compares them; None in a process that prints nothing.
+    Each variant has its own directory. Returns the report that compares the students; None in a
+    process that prints nothing.
+
+    Raises KdcliError: a recipe, a model or the data cannot be used, or a run fails.
     """
     for resolved in variants.values():
-        # Before the defaults of a method, which need a known method.
+        # Check first, because the defaults of a method need a known method.
         check_task(as_trained(resolved, resolved.recipe.teacher).recipe)
     variants = {name: _complete(resolved) for name, resolved in variants.items()}
     first = next(iter(variants.values()))
     options.check_pushed(len(variants))
     if options.dry_run:
         raise UsageError(
-            "--ablate and --dry-run do not go together", "estimate the recipe itself: omit --ablate"
+            "--ablate and --dry-run contradict each other",
+            "omit --ablate to estimate the recipe itself",
         )
     for name, resolved in variants.items():
         inside = options.output_dir / name if options.output_dir else None
@@ -109,6 +121,7 @@ def distill_variants(
 def _run_variants(
     context: RunContext[TaskDistillRecipe], variants: Mapping[str, Resolved[TaskDistillRecipe]]
 ) -> RunResult | None:
+    """Run all stages of every variant, and combine their reports."""
     session, folder, options = context.session, context.folder, context.options
 
     def opened(name: str) -> TaskDistillation:
@@ -134,7 +147,7 @@ def _run_variants(
     session.accelerator.end_training()
     if not session.is_main:
         return None
-    # All variants share the teacher; the undistilled student too, up to its start.
+    # All variants share the teacher. They also share the undistilled student, up to its start.
     parts = [
         Part(
             name,

@@ -1,8 +1,6 @@
-"""Distilling on a task: [text ->] [copies ->] intermediate -> prediction -> the student
-undistilled.
+"""Distil on a task: [text ->] [copies ->] intermediate -> prediction -> undistilled student.
 
-Every stage is a run in a directory of its own; the prediction stage is the run of the output
-directory itself.
+Every stage is a run in its own directory. The prediction stage runs in the output directory itself.
 """
 
 from __future__ import annotations
@@ -84,8 +82,11 @@ from kdcli.workloads.workload import Array, ModelScores, log_padding
 
 STUDENT, WITHOUT = "student", f"student{UNDISTILLED}"
 START, INTERMEDIATE, ALONE = "start", "intermediate", WITHOUT.replace(" ", "-")
-"""Directories of a run: the student before any stage of the task, the method's own stage, and the
-student undistilled."""
+"""Directories of a run.
+
+They hold the student before any stage of the task, the method's own stage, and the undistilled
+student.
+"""
 
 
 @dataclass
@@ -93,16 +94,17 @@ class TaskDistillation:
     """A distillation on a task, checked.
 
     Attributes:
-        context: the run.
-        workload: the task, without copies of its examples.
-        teachers: the method's objective reads the first; none if a file teaches.
-        reader: the model whose tokenizer the student has.
-        soft_NC: logits of the training examples from a file, [N, C].
-        shape: the student's shape.
-        start: directory of the student before any stage of the task.
-        text: the stages on text that are still to be run.
-        words: where copies of examples get other words from; None makes no copies.
-        trained: the student after the prediction stage, with its scores.
+        context: The run.
+        workload: The task, without copies of its examples.
+        teachers: The teachers. The method's objective reads the first one. The list is empty if a
+            file of soft labels teaches.
+        reader: The model whose tokenizer the student has.
+        soft_NC: The logits of the training examples from a file, [N, C].
+        shape: The student's shape.
+        start: The directory of the student before any stage of the task.
+        text: The stages on text; None if they are done or not wanted.
+        words: The source of other words for copies of examples; None makes no copies.
+        trained: The student after the prediction stage, its scores and the outcome.
     """
 
     context: RunContext[TaskDistillRecipe]
@@ -138,12 +140,12 @@ class TaskDistillation:
 
     @property
     def has_undistilled(self) -> bool:
-        """Whether the student is also trained without a teacher, which takes labels."""
+        """Whether the student is also trained without a teacher, which needs labels."""
         return self.recipe.undistilled.use and self.workload.has_labels
 
     @property
     def run(self) -> Run:
-        """The stages in order, and the report."""
+        """The run: the stages in order, and the report."""
         resolved = self.context.resolved
         stages = list(self.text.run.stages) if self.text else []
         if self.stage == "separate":
@@ -158,13 +160,14 @@ class TaskDistillation:
 
     @property
     def rows(self) -> RowHashes:
-        """The labelled rows that the student learns from: the task's, and its teachers'."""
+        """The labelled rows that the student and its teachers learned from."""
         return all_rows(self.workload.rows, self.reader.rows, *(t.rows for t in self.teachers))
 
     def _named_start(self, folder: Path) -> str:
-        """The student before any stage, as a file in `folder` names it.
+        """Return the path of the student before any stage, as a file in `folder` names it.
 
-        The name is relative if this run made it, because the run may move to another machine.
+        The path is relative if this run made the student, because the run may be moved to another
+        machine.
         """
         made_here = self.recipe.student.source is None and self.recipe.general.run is None
         if made_here:
@@ -173,7 +176,7 @@ class TaskDistillation:
 
     @cached_property
     def teacher_card(self) -> Card | None:
-        """Description of the first teacher."""
+        """The description of the first teacher."""
         if not self.teachers:
             return None
         return describe_source(self.teachers[0].model, self.teachers[0].source)
@@ -185,15 +188,17 @@ class TaskDistillation:
         return [row for each in scores for row in each.rows(TEACHER)]
 
     def taught_by(self, workload: LabelledWorkload) -> list[Model | PrecomputedLogits]:
-        """The teachers of the prediction stage; a file takes their place."""
+        """Return the teachers of the prediction stage, or the logits from a file."""
         if self.soft_NC is not None:
             return [workload.precomputed(self.soft_NC, None)]
         return list(self.teachers)
 
     @cached_property
     def augmented(self) -> tuple[LabelledWorkload, list[str]]:
-        """The task with copies of its examples, if the recipe wants them, and notes; a dry run
-        makes none."""
+        """The task with copies of its examples, and notes.
+
+        There are no copies in a dry run, or if the recipe asks for none.
+        """
         workload = self.workload
         if self.words is None or self.context.dry_run:
             return workload, []
@@ -209,18 +214,18 @@ class TaskDistillation:
         return workload.with_examples(features), copies.notes
 
     def objective(self) -> Objective:
-        """The method's objective, its projections drawn from the seed."""
+        """Build the method's objective, with projections that are drawn from the seed."""
         torch.manual_seed(self.recipe.train.seed)
         teacher = self.teachers[0].shape if self.teachers else self.shape
         session = self.context.session
-        wanted = self.recipe.relation.kernel
-        kernel = relation_kernel(wanted, session.device, session.compute_dtype)
+        kernel = self.recipe.relation.kernel
+        kernel = relation_kernel(kernel, session.device, session.compute_dtype)
         return build_objective(
             self.recipe.method, self.recipe.loss, teacher, self.shape, kernel=kernel
         )
 
     def build_intermediate(self) -> StageJob:
-        """The method's objective alone, on the examples and their copies."""
+        """Build the stage that trains the method's objective, on the examples and their copies."""
         cards, settings = self._begin("intermediate"), stage_settings(self.recipe)
         with self._student_before() as source:
             trusted = self.context.trust_remote_code
@@ -253,7 +258,10 @@ class TaskDistillation:
         return StageJob(job, schedule, steps, finish, cards)
 
     def build_prediction(self) -> StageJob:
-        """The labels and the teachers' logits; with stage `joint` the method's objective too."""
+        """Build the stage that trains against the labels and the teachers' logits.
+
+        With stage `joint`, the method's objective is trained too.
+        """
         cards, recipe = self._begin("prediction"), self.recipe
         copies, _ = self.augmented
         workload = copies if recipe.augment.predict else self.workload
@@ -286,8 +294,10 @@ class TaskDistillation:
         return StageJob(job, schedule, steps, finish, cards)
 
     def build_undistilled(self) -> StageJob:
-        """The same student fine-tuned without a teacher: its score shows whether distillation was
-        worth it."""
+        """Build the stage that fine-tunes the same student without a teacher.
+
+        Its score shows whether the distillation was worth it.
+        """
         Progress.log(f"run {ALONE}")
         with self._student_before() as source:
             recipe = undistilled_recipe(self.recipe, source).recipe
@@ -336,7 +346,7 @@ class TaskDistillation:
             contents.evaluations += [
                 e.model_copy(update={"model": WITHOUT}) for e in alone.evaluations
             ]
-            # Only its scores are wanted.
+            # Only the scores of this student are needed.
             drop_weights(folder / ALONE)
             notes.append(
                 f"{WITHOUT}: started from the same weights and was fine-tuned on the examples "
@@ -346,7 +356,7 @@ class TaskDistillation:
         self.context.report(contents, recipe.measure)
 
     def _begin(self, stage: str) -> dict[str, Card]:
-        """Log the stage and score the teacher; in a dry run, the teacher's card."""
+        """Log the stage and score the teacher. A dry run only returns the teacher's card."""
         if self.context.dry_run:
             return {} if self.teacher_card is None else {TEACHER: self.teacher_card}
         Progress.log(f"{self.recipe.method} on {self.recipe.task}: {stage} stage")
@@ -355,10 +365,10 @@ class TaskDistillation:
 
     @contextmanager
     def _student_before(self, stage: Path | None = None) -> Iterator[str]:
-        """Directory of the student at the beginning of a stage: that of the `stage` before it,
-        else `start`.
+        """Yield the directory of the student at the beginning of a stage.
 
-        In a dry run a copy of the teacher stands in for a student that is not there.
+        This is the directory of the previous `stage`, by default `start`. In a dry run, a copy of
+        the teacher stands in for a student that does not exist yet.
         """
         copied = self.start == self.folder / START
         if self.context.dry_run and (copied or self.text is not None):
@@ -371,6 +381,7 @@ class TaskDistillation:
         yield str(self.start if self.context.dry_run else stage or self.start)
 
     def _save_copy(self, folder: Path) -> None:
+        """Save a student that is copied from the teacher, unless the directory holds one."""
         if (folder / WEIGHTS).is_file():
             return
         teacher, student = self.teachers[0], self.recipe.student
@@ -390,15 +401,17 @@ class TaskDistillation:
     def _steps(
         self, schedule: Schedule, steps_per_pass: float, *, per_copy: bool
     ) -> tuple[Schedule, float]:
-        """A stage's schedule and steps per pass; a dry run makes no copies but counts their steps
-        if `per_copy`."""
+        """Return a stage's schedule and its steps per pass.
+
+        A dry run makes no copies, but counts their steps if `per_copy` is set.
+        """
         augment = self.recipe.augment
         counts = self.context.dry_run and augment.use and per_copy
         times = 1 + augment.copies if counts else 1
         return replace(schedule, steps=times * schedule.steps), times * steps_per_pass
 
     def _contents(self, folder: Path, student: Model) -> ReportContents:
-        """A report of teacher and student."""
+        """Begin the report of a teacher and its student."""
         models = []
         if self.teacher_card is not None:
             timed = Subject(TEACHER, location(self.teachers[0].source))
@@ -417,12 +430,19 @@ def objective_job(
     teacher: Model,
     place: StorePlace | None,
 ) -> tuple[Student, Job, Schedule]:
-    """The method's objective alone, on the rows of a task; labels are ignored.
+    """Build a job that trains a method's objective on a task's rows, without their labels.
 
     Args:
-        place: where the teacher's signals may be stored.
+        workload: The task.
+        settings: How the student is trained.
+        encoder: The student.
+        objective: The method's objective.
+        teacher: The teacher.
+        place: Where the teacher's signals may be stored; None stores none.
+
+    Returns the student, the job and its schedule.
     """
-    # The evaluation of the teacher has moved it to the device.
+    # Scoring has moved the teacher to the device.
     network, rows = teacher.model.cpu(), workload.train_rows
     fit_projections(objective, network, encoder, rows)
     student = Student(encoder, objective)
@@ -450,14 +470,22 @@ def prediction_job(
     *,
     dry_run: bool = False,
 ) -> tuple[Job, Schedule]:
-    """The loss against labels and the teachers' logits, plus an objective against the first
-    teacher if there is one.
+    """Build a job that trains a student against the labels and the teachers' logits.
 
-    If the logits of held-out rows are unknown, their loss is the labels' alone.
+    If the teachers' logits of held-out rows are unknown, the held-out loss uses the labels alone.
 
     Args:
-        place: where the signals of a single teacher may be stored, and logits of a teacher with a
-            tokenizer of its own.
+        workload: The task.
+        recipe: How the student is trained.
+        kd: How the teachers' logits are weighted against the labels.
+        student: The student.
+        teachers: The teachers, or logits from a file.
+        objective: An objective against the first teacher, which is added to the loss.
+        place: Where signals may be stored if there is a single teacher, or if a teacher has its
+            own tokenizer.
+        dry_run: Only measure, and compute no signals in advance.
+
+    Returns the job and its schedule.
     """
     needs, projections = Needs(), None
     if objective is not None:
@@ -469,7 +497,7 @@ def prediction_job(
             network, rows = first.model.cpu(), workload.train_rows
             fit_projections(objective, network, student.model, rows)
     targets: list[Targets] = []
-    # Without a weight and an objective, nothing is learned from the teachers.
+    # Without a weight and without an objective, nothing is learned from the teachers.
     if kd.weight or objective is not None or not workload.has_labels:
         plan = workload.plan(recipe.train)
         passes = plan.schedule.steps / plan.steps_per_pass
@@ -496,14 +524,17 @@ def targets_of_all(
     *,
     dry_run: bool,
 ) -> list[Targets]:
-    """The signals of each teacher for the examples; `needs` come from an objective, which reads the
-    first teacher."""
-    found: list[Targets] = []
+    """Return the signals of each teacher for the examples.
+
+    `needs` are the signals of the first teacher that an objective reads.
+    """
+    listed: list[Targets] = []
     for number, teacher in enumerate(teachers):
         if isinstance(teacher, PrecomputedLogits):
-            found.append(teacher)
+            listed.append(teacher)
             continue
-        # Signals of a single teacher are stored; logits by a tokenizer of its own always are.
+        # The signals of a single teacher are stored. The logits of a teacher with its own tokenizer
+        # are always stored.
         single = len(teachers) == 1 or not same_tokens(teacher.tokenizer, workload.tokenizer)
         targets = workload.targets(
             teacher,
@@ -514,5 +545,5 @@ def targets_of_all(
         )
         if isinstance(targets, PrecomputedLogits):
             targets = replace(targets, key=f"{LOGITS_KEY}.{number}")
-        found.append(targets)
-    return found
+        listed.append(targets)
+    return listed

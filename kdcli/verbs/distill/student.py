@@ -1,5 +1,7 @@
-"""Distilling as the engine sees it: students, each with a loss, against the signals of one
-teacher."""
+"""Build the engine's job for a distillation.
+
+Each student has its own loss against the signals of one teacher.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, reduce
@@ -23,8 +25,15 @@ from kdcli.workloads.workload import Workload
 
 @cache
 def relation_kernel(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
-    """`relation.kernel` and where it is to run -> a `kdcli.losses.relation.KERNEL`. Raises
-    MachineError: Triton was asked for and cannot run."""
+    """Choose the kernel of the relations, one of `kdcli.losses.relation.KERNEL`.
+
+    Args:
+        wanted: The value of `relation.kernel`.
+        device: The device that runs it.
+        dtype: The compute dtype.
+
+    Raises MachineError: the recipe asks for Triton, which cannot run here.
+    """
     if wanted == "torch" or (wanted == "auto" and device.type != "cuda"):
         return "torch"
     if wanted == "auto" and torch.cuda.get_device_capability(device) < (8, 0):
@@ -43,8 +52,10 @@ def relation_kernel(wanted: str, device: torch.device, dtype: torch.dtype) -> st
 
 
 class Student(nn.Module):
-    """An encoder, its loss and the loss's projections: trained, clipped and checkpointed
-    together."""
+    """An encoder, its loss and the loss's projections.
+
+    They are trained, clipped and checkpointed together.
+    """
 
     def __init__(
         self, encoder: PreTrainedModel, objective: Objective, pool: nn.Module | None = None
@@ -63,7 +74,7 @@ class Student(nn.Module):
 
 
 def objective_terms(objective: Objective, teacher: Signals, student: Signals) -> dict[str, Term]:
-    """The terms of an objective, each with what it is a mean over."""
+    """Return the terms of an objective, each with the units that it is a mean over."""
     return {
         name: Term(value, objective.over[name])
         for name, value in objective.terms(teacher, student).items()
@@ -71,7 +82,7 @@ def objective_terms(objective: Objective, teacher: Signals, student: Signals) ->
 
 
 def teacher_needs(students: Mapping[str, Student]) -> Needs:
-    """The teacher's signals that the losses of all students read."""
+    """Return the teacher's signals that the losses of all students read."""
     return reduce(or_, (student.objective.teacher_needs for student in students.values()))
 
 
@@ -79,9 +90,11 @@ def teacher_needs(students: Mapping[str, Student]) -> Needs:
 def fit_projections(
     objective: Objective, teacher: PreTrainedModel, student: PreTrainedModel, text: Examples | None
 ) -> None:
-    """Fit the projections of narrower states to the teacher's by least squares over a sample of
-    `text`; both models on the CPU. Random ones would first pull the student's states away from
-    where they start."""
+    """Fit the projections of narrower states to the teacher's states by least squares.
+
+    The fit uses a sample of `text`. Random projections would first pull the student's states away
+    from their start. Both models must be on the CPU.
+    """
     fitted = [
         p
         for p in objective.projections.modules()
@@ -98,31 +111,31 @@ def fit_projections(
         return {n: real_tokens(x_BLD, sample) for n, x_BLD in hidden.items()}
 
     pairs = [pair for p in fitted for pair in p.pairs]
-    of_student, of_teacher = (
-        states(student, (m for m, _ in pairs)),
-        states(teacher, (n for _, n in pairs)),
-    )
+    student_states = states(student, (m for m, _ in pairs))
+    teacher_states = states(teacher, (n for _, n in pairs))
     for p in fitted:
         p.weight.zero_()
         fit_linear(
             p,
-            torch.cat([of_student[m] for m, _ in p.pairs]),
-            torch.cat([of_teacher[n] for _, n in p.pairs]),
+            torch.cat([student_states[m] for m, _ in p.pairs]),
+            torch.cat([teacher_states[n] for _, n in p.pairs]),
         )
 
 
 def freeze_unreached(
     students: Mapping[str, Student], teacher: PreTrainedModel, batch: Batch
 ) -> None:
-    """Freeze, and log, the weights that a student's loss does not depend on; all models and `batch`
-    on the CPU."""
+    """Freeze and log the weights that a student's loss does not depend on.
+
+    All models and the batch must be on the CPU.
+    """
     with torch.no_grad():
         signals = capture(teacher, teacher_needs(students))(batch)
     freeze_unused(students, batch, signals)
 
 
 def freeze_unused(students: Mapping[str, Student], batch: Batch, signals: Signals) -> None:
-    """As `freeze_unreached`, from the teacher's signals for the batch."""
+    """Freeze and log unreached weights, given the teacher's signals for the batch."""
     for name, student in students.items():
         loss = StepLoss(student(batch, signals)).total
         unreached = params_without_grad(dict(student.named_parameters()), loss)
@@ -132,8 +145,7 @@ def freeze_unused(students: Mapping[str, Student], batch: Batch, signals: Signal
             modules = {p.removeprefix("captured.model.").rsplit(".", 1)[0] for p in unreached}
             Progress.log(
                 f"{name}: no gradient reaches {len(unreached)} tensors behind the last signal; "
-                "they keep their initial "
-                f"values: {', '.join(sorted(modules))}"
+                f"they keep their initial values: {', '.join(sorted(modules))}"
             )
 
 
@@ -145,7 +157,7 @@ def distill_job(
     *,
     on_step_end: Callable[[int], None] | None = None,
 ) -> Job:
-    """The job that trains several students of one teacher on a workload's examples."""
+    """Build the job that trains students of one teacher on a workload's examples."""
     examples, held_out = targets.attach(workload.examples, workload.held_out)
 
     def step(batch: Batch) -> StepLoss:

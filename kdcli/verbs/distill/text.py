@@ -1,7 +1,7 @@
-"""Distilling on text: teacher -> [assistant ->] students, each training a stage of its own.
+"""Distil on text: teacher -> [assistant ->] students, where each training is its own stage.
 
-A batch of token ids -> the teacher's signals, once -> the loss of every student -> engine -> saved
-students -> report.
+The teacher's signals for a batch of token ids are computed once, for the losses of all students.
+After training, the students are saved and reported.
 """
 
 from __future__ import annotations
@@ -70,11 +70,14 @@ from kdcli.workloads.text import TextWorkload, check_masking, load_text_model, r
 from kdcli.workloads.workload import EvaluationResult
 
 HELD_OUT = "held-out loss"
-"""Quality row of the distillation loss on held-out text."""
+"""Name of the distillation loss on held-out text in the table of qualities."""
 
 
 def check_text(recipe: DistillRecipe) -> None:
-    """Raise a `UsageError` for a mistake in the recipe alone, before models and data are read."""
+    """Check a recipe before models and data are read.
+
+    Raises UsageError: a missing teacher or shape, a wrong setting, or a method for tasks.
+    """
     if recipe.teacher is None:
         raise UsageError(
             "no teacher given",
@@ -91,13 +94,12 @@ def check_text(recipe: DistillRecipe) -> None:
 
 
 def read_text(recipe: DistillRecipe, options: RunOptions) -> None:
-    """Check what needs no weights, then tokenise the text unless it is cached.
+    """Check everything that needs no weights, then tokenise the text unless it is cached.
 
-    It is called before the processes join: tokenising may take hours, and a group in which all
-    processes wait for one ends after minutes.
+    Call it before the processes join. Tokenising may take hours, but a process group times out
+    after minutes if all processes wait for one.
 
-    Raises:
-        KdcliError: as `prepare_text`.
+    Raises KdcliError: the recipe, a model or the text cannot be used.
     """
     check_text(recipe)
     relation_kernel(recipe.relation.kernel, *check_machine(recipe.train.dtype, options))
@@ -112,12 +114,13 @@ def read_text(recipe: DistillRecipe, options: RunOptions) -> None:
 
 
 def _is_masked(recipe: DistillRecipe) -> bool:
+    """Tell whether the loss reads masked text."""
     return masks_text(recipe.method, recipe.loss)
 
 
 def _load(recipe: DistillRecipe, source: str, *, trust_remote_code: bool) -> Model:
-    """An encoder, with its masked-language-model head if the loss reads masked text."""
-    # A teacher whose predictions are not learned needs no head.
+    """Load an encoder, with its masked-language-model head if the loss needs the head."""
+    # A teacher needs no head if its predictions are not learned.
     bare = "masked" not in inputs(recipe.method)
     otherwise = "methods that need no masked-language-model head: minilm, minilmv2, tinybert"
     if bare:
@@ -136,12 +139,12 @@ class TextDistillation:
     """A distillation on text, checked and tokenised.
 
     Attributes:
-        context: the run.
-        teacher: the teacher of the first stage.
-        card: description of the teacher as it was loaded.
-        workload: the text.
-        downstream: tasks that the students are compared on.
-        groups: students that are trained together, in the order of their training.
+        context: The run.
+        teacher: The teacher of the first stage.
+        card: The description of the teacher as it was loaded.
+        workload: The text.
+        downstream: The tasks on which the students are compared.
+        groups: The groups of students that are trained together, in the order of training.
     """
 
     context: RunContext[DistillRecipe]
@@ -152,31 +155,32 @@ class TextDistillation:
     groups: list[StudentGroup] = field(default_factory=list)
 
     def untrained(self) -> Model:
-        """The encoder that students are copied from, loaded anew."""
+        """Load the encoder that students are copied from again."""
         source, trusted = str(self.context.recipe.teacher), self.context.trust_remote_code
         return load_encoder(source, trust_remote_code=trusted)
 
-    def kept(self, name: str, step: int) -> Path:
-        """Where a student is until it was scored as it is after a step."""
+    def checkpoint(self, name: str, step: int) -> Path:
+        """Return the directory of a student's weights after a step, which exists until scoring."""
         directory = as_directory(f"{name}{AT}{step}").replace(" ", "-")
         return self.context.folder / DOWNSTREAM / directory
 
     def students(self) -> dict[str, tuple[Planned, Path]]:
-        """All students, without assistants, and where each is saved."""
+        """Return all students except assistants, each with the directory that it is saved in."""
         groups = [group for group in reversed(self.groups) if not group.is_assistant]
         return {n: (p, group.model_folder(n)) for group in groups for n, p in group.planned.items()}
 
     @property
     def run(self) -> Run:
-        """The stages; the last one writes the report."""
+        """The run: one stage for each group. The last stage writes the report."""
         return Run([Stage(group.folder, group.resolved, group.build) for group in self.groups])
 
 
 def prepare_text(context: RunContext[DistillRecipe]) -> Run:
-    """Check everything and open the text, which `read_text` has tokenised; claims nothing.
+    """Check everything and open the text, which `read_text` has tokenised.
 
-    Raises:
-        KdcliError: the recipe, models or data cannot be used.
+    The run directory is not claimed.
+
+    Raises KdcliError: the recipe, a model or the data cannot be used.
     """
     return open_text(context).run
 
@@ -205,7 +209,7 @@ def open_text(context: RunContext[DistillRecipe]) -> TextDistillation:
         raise UsageError(f"eval.at: step {late[0]} is not before the last step, {steps}")
     if recipe.eval.at and not tasks and not context.dry_run:
         raise UsageError(
-            "eval.at scores students on tasks, and none was given", "add --eval-task TASK"
+            "eval.at scores students on tasks, but no task was given", "add --eval-task TASK"
         )
     for variant in recipe.variants:
         if all(one.variant != variant for one in planned.values()):
@@ -216,8 +220,10 @@ def open_text(context: RunContext[DistillRecipe]) -> TextDistillation:
 
 
 def _add_groups(whole: TextDistillation, planned: Mapping[str, Planned]) -> None:
-    """Group the students by their assistants. The group of the first student is the last, and
-    reports on all."""
+    """Group the students by their assistants.
+
+    The group of the first student is trained last, and reports on all students.
+    """
     context, shape = whole.context, whole.teacher.shape
     folder, resolved = context.folder, context.resolved
     first = next(iter(planned.values())).assistant
@@ -244,10 +250,11 @@ class StudentGroup:
     """Students, or one assistant, that are trained together against one teacher.
 
     Attributes:
-        whole: the distillation that the group belongs to.
-        folder, resolved: of the group's stage.
-        planned: the students by name.
-        assistant: the group whose student is this group's teacher.
+        whole: The distillation that the group belongs to.
+        folder: The directory of the group's stage.
+        resolved: The recipe of the group's stage.
+        planned: The students by name.
+        assistant: The group whose student teaches this group; None if the teacher does.
     """
 
     whole: TextDistillation
@@ -267,13 +274,13 @@ class StudentGroup:
         return self is self.whole.groups[-1]
 
     def model_folder(self, name: str) -> Path:
-        """Where a student is saved: the stage's directory, or of several students one each."""
+        """Return where a student is saved: the stage's directory, or its own directory in it."""
         if len(self.planned) == 1:
             return self.folder
         return self.folder / as_directory(name).replace(" ", "-")
 
     def build(self) -> StageJob:
-        """Load the teacher, make the students, and the job that trains them."""
+        """Load the teacher, make the students, and build the job that trains them."""
         context, workload, recipe = self.whole.context, self.whole.workload, self.resolved.recipe
         teacher = self._load_teacher()
         students = self._build_students(teacher)
@@ -301,12 +308,12 @@ class StudentGroup:
         return StageJob(job, steps.schedule, steps.steps_per_pass, finish, cards)
 
     def _keep(self, students: Mapping[str, Student], teacher: Model, done: int) -> None:
-        """Save the students that are to be scored before the end."""
+        """Save the students after a step, if they will be scored at this step."""
         context = self.whole.context
         if done not in context.recipe.eval.at or not context.is_main:
             return
         for name, student in students.items():
-            folder = self.whole.kept(name, done)
+            folder = self.whole.checkpoint(name, done)
             save_model(student.encoder, teacher.tokenizer, folder, teacher.rows)
 
     def _finish(self, students: Mapping[str, Student], teacher: Model, outcome: Outcome) -> None:
@@ -322,14 +329,15 @@ class StudentGroup:
             self._report(students, outcome, scores)
 
     def _load_teacher(self) -> Model:
+        """Return the teacher, or load the assistant that teaches this group."""
         whole, before = self.whole, self.assistant
         if before is None:
             return whole.teacher
         if not whole.context.dry_run:
             trusted = whole.context.trust_remote_code
             return _load(self.resolved.recipe, str(before.folder), trust_remote_code=trusted)
-        # A dry run saves no assistant: an untrained one stands in. Its estimate has moved the
-        # teacher to the device.
+        # A dry run saves no assistant, so an untrained one stands in. The estimate of the
+        # assistant's stage has moved the teacher to the device.
         (one,) = before.planned.values()
         whole.teacher.model.cpu()
         assistant = before._initialized(whole.teacher, one).model
@@ -337,6 +345,7 @@ class StudentGroup:
         return Model(assistant, whole.teacher.tokenizer, str(before.folder), rows=rows)
 
     def _initialized(self, teacher: Model, planned: Planned) -> InitializedStudent:
+        """Make a student before training, with a head if its loss reads masked text."""
         recipe = planned.recipe
         built = self._copied(recipe, teacher, planned.shape)
         if not _is_masked(recipe):
@@ -347,6 +356,7 @@ class StudentGroup:
     def _copied(
         self, recipe: DistillRecipe, teacher: Model, shape: ModelShape
     ) -> InitializedStudent:
+        """Make the encoder of a student before training."""
         student = recipe.student
         return self.whole.workload.make_student(
             teacher,
@@ -363,12 +373,12 @@ class StudentGroup:
         wanted = self.resolved.recipe.relation.kernel
         kernel = relation_kernel(wanted, session.device, session.compute_dtype)
         students: dict[str, Student] = {}
-        # Variants of one shape start from the same weights, so the shape is fitted once.
+        # Variants of one shape start from the same weights, so each shape is made once.
         first_of_shape = {p.shape: p for p in self.planned.values()}
         starts = {p.shape: self._initialized(teacher, p) for p in first_of_shape.values()}
         for name, planned in self.planned.items():
             built, recipe = copy.deepcopy(starts[planned.shape]), planned.recipe
-            # Random projections are a pure function of the seed too.
+            # Random projections must depend on the seed alone.
             torch.manual_seed(recipe.train.seed)
             objective = build_objective(
                 recipe.method, recipe.loss, teacher.shape, planned.shape, kernel=kernel
@@ -381,15 +391,19 @@ class StudentGroup:
         return students
 
     def _scores(self) -> EvaluationResult:
-        """Scores of the fine-tuned teacher, students, and students that were copied from the
-        teacher but not distilled."""
+        """Fine-tune and score the teacher, the students, and their undistilled copies.
+
+        An undistilled copy is a student that was copied from the teacher and not distilled.
+        """
         whole, recipe = self.whole, self.resolved.recipe
         context, folder = whole.context, self.folder / DOWNSTREAM
         sources: dict[str, str | Path] = {TEACHER: str(recipe.teacher)}
         baselines = {}
-        for name, (planned, where) in whole.students().items():
-            sources |= {f"{name}{AT}{step}": whole.kept(name, step) for step in recipe.eval.at}
-            sources[name], baselines[name] = where, planned.like + UNDISTILLED
+        for name, (planned, place) in whole.students().items():
+            sources |= {
+                f"{name}{AT}{step}": whole.checkpoint(name, step) for step in recipe.eval.at
+            }
+            sources[name], baselines[name] = place, planned.like + UNDISTILLED
             copied = folder / as_directory(baselines[name]).replace(" ", "-")
             sources[baselines[name]] = copied
             if context.is_main and not copied.exists():
@@ -401,16 +415,19 @@ class StudentGroup:
         result = compare_downstream(
             context, whole.downstream, sources, folder, seeds=seeds, baselines=baselines
         )
-        kept = itertools.product(whole.students(), recipe.eval.at)
-        for name, step in kept if context.is_main else ():
-            shutil.rmtree(whole.kept(name, step), ignore_errors=True)
+        checkpoints = itertools.product(whole.students(), recipe.eval.at)
+        for name, step in checkpoints if context.is_main else ():
+            shutil.rmtree(whole.checkpoint(name, step), ignore_errors=True)
         return result
 
     def _report(
         self, students: Mapping[str, Student], outcome: Outcome, scores: EvaluationResult
     ) -> None:
-        """Write the stage's report. The last one also shows the assistant, probes and measures
-        latency."""
+        """Write the stage's report.
+
+        The last stage also reports on earlier students, probes the demo's tasks and measures
+        latency.
+        """
         whole, recipe = self.whole, self.resolved.recipe
         timed = Subject(TEACHER, location(whole.teacher.source))
         models = [ReportedModel(TEACHER, "teacher", whole.card, timed=timed)]
@@ -430,7 +447,7 @@ class StudentGroup:
                 "also started; everything else is compared with a student copied from the teacher "
                 "itself"
             )
-        # Stages before this one have saved their students.
+        # Earlier stages have saved their students.
         earlier = [g for g in whole.groups if self.is_last and g is not self and not g.is_assistant]
         for group in earlier:
             report = RunResult.read(group.folder).report
@@ -462,7 +479,7 @@ class StudentGroup:
     def _models_without_files(
         self, trained: Sequence[str], scores: EvaluationResult
     ) -> list[ReportedModel]:
-        """The models before their training and, if they were scored, at their checkpoints."""
+        """Return the models before training and, if they were scored, at their checkpoints."""
         extra = {start.name: start for start in map(without_distillation, trained)}
         if not scores.evaluations:
             return list(extra.values())
@@ -478,8 +495,10 @@ class StudentGroup:
     def _demo_probes(
         self, students: Mapping[str, Student]
     ) -> dict[str, dict[str, dict[str, float]]]:
-        """Linear probes of the demo tasks: the teacher, every student, and its copy of the teacher
-        before training."""
+        """Train linear probes on the demo's tasks.
+
+        They probe the teacher, every student, and every student before training.
+        """
         whole, fresh = load_encoder(self.whole.teacher.source), self.whole.untrained()
         probes = {TEACHER: probe_demo(whole.model, whole.tokenizer)}
         recipe = self.resolved.recipe
@@ -494,8 +513,10 @@ class StudentGroup:
 
 
 def held_out_losses(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, float]]:
-    """Held-out loss and terms of each student, before training (undistilled) and after, from the
-    run's log."""
+    """Read each student's held-out loss and its terms from the run's log.
+
+    They are read before training, under the name of the undistilled student, and after training.
+    """
     records = [r["held_out"] for r in run_dir.read_log() if "held_out" in r]
     quality: dict[str, dict[str, float]] = {}
     for name in names:
