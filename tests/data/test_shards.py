@@ -320,7 +320,7 @@ def test_a_signal_stops_the_command_and_its_workers(tmp_path, model_dir, number,
     running.kill(number)
     _, said = running.communicate(timeout=60)
     assert running.returncode == code, said
-    assert ("the shards that are done stay" in said) == (code == 75)
+    assert ("finished shards are kept" in said) == (code == 75)
     deadline = time.monotonic() + 30
     while left := [pid for pid in children if Path(f"/proc/{pid}").exists()]:
         assert time.monotonic() < deadline, left

@@ -366,7 +366,7 @@ def test_a_less_accurate_backend_is_an_error(requests, on_task, tmp_path, monkey
 def test_a_shape_has_no_score(on_task):
     result = run("2x24:48@12", *on_task[1:])
     assert result.exit_code == 2
-    assert "--task own needs trained models, 2x24:48@12 is a shape" in result.output
+    assert "--task own needs trained models, but 2x24:48@12 is a shape" in result.output
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def refused(data, teacher, tmp_path):
             "--eval-task belongs to distilling on text, not to distilling on a task",
         ),
         (["--ablate", "tinybrt"], "no list of variants 'tinybrt'; did you mean 'tinybert'?"),
-        (["--ablate", "tinybert", "--dry-run"], "--ablate and --dry-run do not go together"),
+        (["--ablate", "tinybert", "--dry-run"], "--ablate and --dry-run contradict each other"),
         (["--data", "/nowhere"], "no data at /nowhere"),
     ],
 )

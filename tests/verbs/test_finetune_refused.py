@@ -86,7 +86,7 @@ def test_a_bad_row_and_a_damaged_file(encoder, data, tmp_path):
         ("data.max_length=16,24", "grid.data.max_length: the runs of a grid share"),
         ("model=a,b", "grid.model: the runs of a grid share"),
         ("dtype=fp32,bf16", "grid.train.dtype: the runs of a grid share"),
-        ("warmup_steps=1,", "grid.train.warmup_steps must hold values to try, got None"),
+        ("warmup_steps=1,", "grid.train.warmup_steps must hold numbers or words, got None"),
         ("lr=1e-3,0.001", "the grid holds train.lr=0.001 twice"),
     ],
 )
@@ -102,7 +102,7 @@ def test_a_grid_of_what_all_runs_share(grid, message):
     [
         (
             ["--grid", "epochs=0.001,0.002"],
-            "the grid's train.epochs=0.001 and train.epochs=0.002 train the same: 1 steps",
+            "the grid's train.epochs=0.001 and train.epochs=0.002 give the same training: 1 steps",
         ),
         (
             ["--grid", "epochs=5,10", "--max-steps", "5"],
@@ -117,7 +117,7 @@ def test_a_grid_of_what_all_runs_share(grid, message):
                 "--grid",
                 "warmup_fraction=0.1,0.2",
             ],
-            "train.warmup_fraction=0.2 train the same: 9 steps, 2 of warm-up",
+            "train.warmup_fraction=0.2 give the same training: 9 steps, 2 of warm-up",
         ),
     ],
 )

@@ -16,9 +16,14 @@ from kdcli.types import Card
 
 @dataclass
 class Gathered:
-    """Parts of a report, with each model under the name of its run.
+    """The parts of a report, with each model under the name of its run.
 
-    `evaluated_on`: task -> run -> hash and description of the examples.
+    Attributes:
+        models: The models of all runs.
+        latency: Their measurements.
+        quality: Their metrics by task.
+        notes: Sentences for the reader.
+        evaluated_on: The hash and the description of the examples, by task and run.
     """
 
     models: list[ReportedModel] = field(default_factory=list)
@@ -45,8 +50,7 @@ def gather(sources: Sequence[Path], card_of: Callable[[str], Card]) -> Gathered:
 
     `card_of` describes a shape that the portable runner measured.
 
-    Raises:
-        UsageError: a file is missing, damaged, or neither a report nor a portable result.
+    Raises UsageError: a file is missing, damaged, or neither a report nor a portable result.
     """
     gathered = Gathered()
     for source in sources:
@@ -61,12 +65,13 @@ def gather(sources: Sequence[Path], card_of: Callable[[str], Card]) -> Gathered:
 
 
 def _add_report(gathered: Gathered, run: str, report: Report) -> None:
+    """Add a report under the name of its run."""
     measured = {row.model for row in report.latency}
-    # Students before their training and checkpoints are about one run alone.
-    shown = [m for m in report.models if m.card or m.role == "form" or m.name in measured]
-    alone = len(shown) == 1
-    names = {model.name: run if alone else f"{run}: {model.name}" for model in shown}
-    gathered.models += [_reported(model, names, run) for model in shown]
+    # Untrained students and checkpoints only matter within their own run.
+    listed = [m for m in report.models if m.card or m.role == "form" or m.name in measured]
+    alone = len(listed) == 1
+    names = {model.name: run if alone else f"{run}: {model.name}" for model in listed}
+    gathered.models += [_reported(model, names, run) for model in listed]
     for row in report.latency:
         speedup = row.speedup
         if speedup is not None:
@@ -86,6 +91,7 @@ def _add_report(gathered: Gathered, run: str, report: Report) -> None:
 
 
 def _reported(model: Model, names: dict[str, str], run: str) -> ReportedModel:
+    """Return a model of a report under its new name."""
     return ReportedModel(
         name=names[model.name],
         role=model.role,
@@ -99,6 +105,7 @@ def _reported(model: Model, names: dict[str, str], run: str) -> ReportedModel:
 
 
 def _add_portable(gathered: Gathered, file: Path, card_of: Callable[[str], Card]) -> None:
+    """Add a result of the portable runner under the name of its file."""
     result, run = read_portable(file), file.stem
     names = {shape: f"{run}: {shape}" for shape in result.shapes}
     baseline = None

@@ -1,8 +1,8 @@
-"""`kdcli benchmark`: interleaved latency measurements of models and shapes against a baseline, on
-every backend.
+"""`kdcli benchmark`: measure the latency of models and shapes on every backend.
 
-Data flow: models x backends -> one worker process a backend, with the baseline in each -> rows,
-paired speed-ups, agreement with torch in float32 -> report.
+Measurements of the models and of a baseline are interleaved. Data flow: models x backends -> one
+worker process for each backend, with the baseline in each -> rows, paired speed-ups, agreement with
+torch in float32 -> report.
 """
 
 import itertools
@@ -58,14 +58,17 @@ from kdcli.verbs.benchmark.settings import BenchmarkRecipe
 from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.workload import Workload
 
-COMPARED_TEXTS = 16  # Real texts on which backends are compared with torch in float32
-STARTED_SECONDS = 3.0  # Of a worker to start, and about of a model to load
-LENGTH_TEXTS = 2000  # Real texts for the lengths of `padding: data`
+COMPARED_TEXTS = 16
+"""Number of real texts on which backends are compared with torch in float32."""
+STARTED_SECONDS = 3.0
+"""Approximate seconds that a worker takes to start, and a model to load."""
+LENGTH_TEXTS = 2000
+"""Number of real texts that give the lengths of `padding: data`."""
 
 
 @dataclass(frozen=True)
 class Gates:
-    """Limits of every candidate in the first cell; `strict` allows no unstable cell."""
+    """The limits of every candidate in the first cell. `strict` allows no unstable cell."""
 
     max_latency_ms: float | None = None
     min_speedup: float | None = None
@@ -74,7 +77,7 @@ class Gates:
 
 @dataclass(frozen=True)
 class PortableFiles:
-    """The written portable runner."""
+    """The files of a portable runner."""
 
     files: list[Path]
 
@@ -88,38 +91,42 @@ class PortableFiles:
 
 
 def write_runner(resolved: Resolved[BenchmarkRecipe], folder: Path) -> PortableFiles:
-    """Write the portable runner for the shapes and cells of a recipe. Raises UsageError: a model
-    that is not a shape, or no shape."""
+    """Write the portable runner for the shapes and cells of a recipe.
+
+    Raises UsageError: a model that is not a shape, or no shape.
+    """
     models, cells = models_and_cells(resolved.recipe)
     if trained := [model for model in models if not is_shape(model)]:
         raise UsageError(
-            f"--portable measures shapes, {trained[0]} is a model",
+            f"--portable measures shapes, but {trained[0]} is a model",
             "give its shape, for example 6x384",
         )
     return PortableFiles(write_portable(folder, models, cells))
 
 
-def benchmark(resolved: Resolved[BenchmarkRecipe], invocation: RunOptions) -> RunResult:
-    """Measure every model on every backend and report. Raises Interrupted: Ctrl-C; finished cells
-    are in the report;
-    KdcliError: see `kdcli.errors`; nothing was written if recipe, models or device cannot be used.
+def benchmark(resolved: Resolved[BenchmarkRecipe], options: RunOptions) -> RunResult:
+    """Measure every model on every backend and report.
+
+    Raises Interrupted: the user pressed Ctrl-C; the report has the finished cells.
+    Raises KdcliError: the run fails. If the recipe, a model or the device cannot be used, nothing
+        is written.
     """
     sources, cells = models_and_cells(resolved.recipe)
     resolved = as_trained(resolved, sources[0], task=False, trains=False)
     recipe = resolved.recipe
-    device = choose_device(invocation.device)
+    device = choose_device(options.device)
     backends = check_backends(recipe, sources, device)
     models = _named(sources)
-    folder = invocation.output_dir or numbered(
-        f"benchmark-{next(iter(models))}", taken=invocation.overwrite
+    folder = options.output_dir or numbered(
+        f"benchmark-{next(iter(models))}", taken=options.overwrite
     )
-    RunDir(folder).check(resolved.to_yaml(), resume=False, overwrite=invocation.overwrite)
-    cards = {name: _card(model, invocation) for name, model in models.items()}
-    trusted = invocation.trust_remote_code
+    RunDir(folder).check(resolved.to_yaml(), resume=False, overwrite=options.overwrite)
+    cards = {name: _card(model, options) for name, model in models.items()}
+    trusted = options.trust_remote_code
     task = open_task(recipe, models, device, trust_remote_code=trusted) if recipe.task else None
     rows = task.workload if task else None
-    protocol = _protocol(recipe, sources, device, cells, invocation, rows)
-    RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
+    protocol = _protocol(recipe, sources, device, cells, options, rows)
+    RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
     if all(map(is_shape, models.values())):
         seconds = _estimate(models, cards, protocol) * len({name for name, _ in backends})
         Progress.log(
@@ -144,13 +151,23 @@ def benchmark(resolved: Resolved[BenchmarkRecipe], invocation: RunOptions) -> Ru
         notes=notes,
     )
     result = write_report(RunDir(folder), contents)
+    _check_outputs(recipe, latency, scores, folder)
+    return result
+
+
+def _check_outputs(recipe: BenchmarkRecipe, latency: Latency, scores: Scores, folder: Path) -> None:
+    """Check that the measurement is complete, and that every backend gives correct output.
+
+    Raises Interrupted: the user pressed Ctrl-C.
+    Raises MachineError: a backend is less accurate than allowed, or its output is wrong.
+    """
     if latency.interrupted:
         raise Interrupted("interrupted", f"finished cells are in {folder}")
     if scores.worse:
         raise MachineError(
             f"less accurate than torch in float32 by more than max_drop {recipe.max_drop:g}: "
             f"{'; '.join(scores.worse)}",
-            f"the report is in {folder}; take another precision, or raise the limit with --set "
+            f"the report is in {folder}; choose another precision, or raise the limit with --set "
             "max_drop=...",
         )
     if wrong := [a for a in latency.agreements if a.wrong]:
@@ -163,18 +180,20 @@ def benchmark(resolved: Resolved[BenchmarkRecipe], invocation: RunOptions) -> Ru
             f"wrong output, not measured (relative error beyond the limit): {names}",
             f"the rest is in {folder}",
         )
-    return result
 
 
 def compare(
-    resolved: Resolved[BenchmarkRecipe], invocation: RunOptions, sources: Sequence[Path]
+    resolved: Resolved[BenchmarkRecipe], options: RunOptions, sources: Sequence[Path]
 ) -> RunResult:
-    """Report measurements of several runs side by side; nothing is measured. Raises UsageError: a
-    source that is neither a report nor a portable result."""
-    gathered = gather(sources, lambda shape: _card(shape, invocation))
-    folder = invocation.output_dir or numbered("benchmark-compare", taken=invocation.overwrite)
-    RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
-    Progress.log(*(differing := gathered.differing()))
+    """Report the measurements of several runs in one table, and measure nothing.
+
+    Raises UsageError: a source is neither a report nor a result of the portable runner.
+    """
+    gathered = gather(sources, lambda shape: _card(shape, options))
+    folder = options.output_dir or numbered("benchmark-compare", taken=options.overwrite)
+    RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
+    differing = gathered.differing()
+    Progress.log(*differing)
     contents = ReportContents(
         "benchmark",
         resolved.recipe,
@@ -192,15 +211,17 @@ def compare(
 
 
 def check_gates(report: Report, folder: Path, gates: Gates) -> None:
-    """Compare every candidate with the gates. Raises GateError: at least one gate was missed;
-    UnstableError: a cell is unstable under `strict`."""
+    """Compare every candidate with the gates.
+
+    Raises UnstableError: a cell is unstable, and the gates are strict.
+    Raises GateError: at least one gate was missed.
+    """
     unstable = [r for r in report.latency if r.status == "unstable"]
     if gates.strict and unstable:
         r = unstable[0]
         raise UnstableError(
             f"{len(unstable)} of {len(report.latency)} measurements are unstable, for example "
-            f"{r.model} at "
-            f"{r.batch_size} x {r.seq_len}: the middle half of its runs spreads over "
+            f"{r.model} at {r.batch_size} x {r.seq_len}: the middle half of its runs spreads over "
             f"{r.iqr_over_p50:.0%} of p50",
             "measure on a quieter machine, or longer with --set measure.min_seconds=...",
         )
@@ -209,16 +230,18 @@ def check_gates(report: Report, folder: Path, gates: Gates) -> None:
         where, limit = f"{row.model} on {row.backend} {row.dtype}", gates.max_latency_ms
         if limit is not None and row.model != baseline and row.p50_ms > limit:
             missed.append(f"{where}: {row.p50_ms:.2f} ms, above {limit:g} ms")
-        least, ratio = gates.min_speedup, row.speedup
-        if least is not None and ratio is not None and ratio.median < least:
-            missed.append(f"{where}: {ratio.median:.2f} times as fast, below {least:g}")
+        minimum, ratio = gates.min_speedup, row.speedup
+        if minimum is not None and ratio is not None and ratio.median < minimum:
+            missed.append(f"{where}: {ratio.median:.2f} times as fast, below {minimum:g}")
     if missed:
         raise GateError("; ".join(missed), f"the report is in {folder}")
 
 
 def models_and_cells(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int, int]]]:
-    """Models, baseline first, and cells, from the recipe and its preset. Raises UsageError: unknown
-    preset, or no model."""
+    """Return the models, the baseline first, and the cells of a recipe and its preset.
+
+    Raises UsageError: an unknown preset, or no model.
+    """
     if recipe.preset is not None and recipe.preset not in PRESETS:
         raise UsageError(
             f"unknown preset '{recipe.preset}'{did_you_mean(recipe.preset, PRESETS)}",
@@ -232,7 +255,8 @@ def models_and_cells(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int
     if not models:
         raise UsageError(
             "no model given",
-            "kdcli benchmark MODEL [MODEL...] --baseline TEACHER; a shape such as 6x384 will do",
+            "kdcli benchmark MODEL [MODEL...] --baseline TEACHER; a model may be a shape, such as "
+            "6x384",
         )
     cells = preset.cells if preset else CELLS
     batch_sizes = recipe.batch_sizes or list(dict.fromkeys(batch_size for batch_size, _ in cells))
@@ -243,9 +267,11 @@ def models_and_cells(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int
 def check_backends(
     recipe: BenchmarkRecipe, models: Sequence[str], device: torch.device | None = None
 ) -> list[tuple[str, str]]:
-    """Read `BACKEND[-PRECISION]` and check each; without a precision it is `dtype`. Raises
-    UsageError, MachineError: see `check_backend`; a device without the precision; sparse with a
-    compacted model."""
+    """Parse and check the backends of a recipe. The default precision is the recipe's `dtype`.
+
+    Raises UsageError: an unknown backend or precision, or a compacted model on `sparse`.
+    Raises MachineError: a library is missing, or the device lacks the precision.
+    """
     backends = [
         (name, precision or recipe.dtype)
         for name, _, precision in (b.partition("-") for b in recipe.backends)
@@ -266,7 +292,7 @@ def check_backends(
 
 
 def _named(models: Sequence[str]) -> dict[str, str]:
-    """Name in the report -> source."""
+    """Return the sources by their names in the report. Raises UsageError: two names are equal."""
     named: dict[str, str] = {}
     for model in models:
         name = model if is_shape(model) else short(model)
@@ -276,7 +302,8 @@ def _named(models: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def _card(model: str, invocation: RunOptions) -> Card:
+def _card(model: str, options: RunOptions) -> Card:
+    """Describe a shape, an export or a model."""
     if is_shape(model):
         untrained = AutoModel.from_config(config_of(model), dtype=torch.float32).eval()
         embedding, transformer = paper_params(model)
@@ -286,8 +313,8 @@ def _card(model: str, invocation: RunOptions) -> Card:
             paper_params_transformer=transformer,
         )
     if is_export(model):
-        return open_export(model, choose_device(invocation.device)).card
-    trusted = invocation.trust_remote_code
+        return open_export(model, choose_device(options.device)).card
+    trusted = options.trust_remote_code
     encoder = (
         load(model).base_model
         if is_compact(model)
@@ -301,12 +328,17 @@ def _protocol(
     models: Sequence[str],
     device: torch.device,
     cells: list[tuple[int, int]],
-    invocation: RunOptions,
+    options: RunOptions,
     workload: Workload | None,
 ) -> Protocol:
-    """The worker's settings; texts and lengths come from the task or `--data`, without them texts
-    from the demo."""
-    source, trusted = recipe.data.source, invocation.trust_remote_code
+    """Return the worker's settings.
+
+    Texts and their lengths come from the task or from `--data`. By default, the texts are the
+    demo's.
+
+    Raises UsageError: `padding: data` without data.
+    """
+    source, trusted = recipe.data.source, options.trust_remote_code
     if workload is not None:
         texts = workload.texts_of_rows()[:LENGTH_TEXTS]
     else:
@@ -316,7 +348,7 @@ def _protocol(
     if recipe.padding == "data":
         if source is None and workload is None:
             raise UsageError(
-                "padding 'data' needs --data", "give a file, a directory or a hub id with text"
+                "padding 'data' needs --data", "give a file, a directory or a hub id of text"
             )
         tokenizer = load_tokenizer(
             next((m for m in models if not is_shape(m)), "demo"), trust_remote_code=trusted
@@ -337,8 +369,10 @@ def _subject(name: str, model: str, backend: str, precision: str) -> Subject:
 
 
 def _estimate(models: Mapping[str, str], cards: Mapping[str, Card], protocol: Protocol) -> float:
-    """About how many seconds a worker takes for shapes, from one pass of the smallest and the
-    multiply-adds of all."""
+    """Estimate the seconds that a worker takes for shapes.
+
+    The estimate comes from one pass of the smallest shape and the multiply-adds of all shapes.
+    """
     smallest = min(models, key=lambda name: cards[name].multiply_adds)
     model = (
         AutoModel.from_config(config_of(models[smallest]), dtype=torch.float32)
@@ -362,8 +396,11 @@ def _estimate(models: Mapping[str, str], cards: Mapping[str, Card], protocol: Pr
 def _measure(
     models: Mapping[str, str], backends: Sequence[tuple[str, str]], dtype: str, protocol: Protocol
 ) -> Latency:
-    """One worker for each backend, with the baseline in each, on torch in `dtype` unless it is an
-    export; its rows are kept once."""
+    """Measure the models in one worker for each backend.
+
+    Each worker also measures the baseline, on torch in `dtype` unless it is an export. The rows of
+    the baseline are kept once.
+    """
     baseline = _subject(*next(iter(models.items())), "torch", dtype)
     groups: dict[str, list[Subject]] = {}
     for backend, precision in backends:

@@ -1,7 +1,6 @@
-"""Score models on a task on every backend: a backend that is fast but less accurate is no speed-up.
+"""Score models on a task on every backend, because a less accurate backend is no speed-up.
 
-Each backend is compared with torch in float32, and everything with the first model, by paired
-bootstrap.
+A paired bootstrap compares each backend with torch in float32, and every model with the first one.
 """
 
 from __future__ import annotations
@@ -42,8 +41,10 @@ class Scores:
     A model on a backend other than torch in float32 is named `MODEL on onnx int8`.
 
     Attributes:
-        worse: a sentence for each drop beyond `max_drop`.
-        forms: the models on other backends than torch in float32.
+        evaluations: The scores.
+        comparisons: The paired differences between the scores.
+        worse: A sentence for each drop beyond `max_drop`.
+        forms: The models on other backends than torch in float32.
     """
 
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -70,20 +71,24 @@ def open_task(
     """Open the recipe's task and load the models.
 
     Args:
-        models: name -> source.
+        recipe: The recipe, which names a task.
+        models: The sources of the models by name.
+        device: The device that scores them.
+        trust_remote_code: Allow a model to run code of its own.
 
-    Raises:
-        UsageError: a shape, a model without a head for the task, retrieval, or unusable data.
+    Raises UsageError: a shape, a model without a head for the task, a task that this verb cannot
+        score, or data that cannot be used.
     """
     task = str(recipe.task)
     if task == RETRIEVAL:
         raise UsageError(
-            "--task retrieval is for kdcli evaluate and kdcli export", "here: stsb, or own pairs"
+            "--task retrieval is for kdcli evaluate and kdcli export",
+            "choose stsb, or own pairs",
         )
     for model in models.values():
         if is_shape(model):
             raise UsageError(
-                f"--task {task} needs trained models, {model} is a shape", "omit --task"
+                f"--task {task} needs trained models, but {model} is a shape", "omit --task"
             )
     trained = {name: training_rows(location(model)) for name, model in models.items()}
     session = Session(start(device, torch.float32), device, trust_remote_code)
@@ -106,13 +111,12 @@ def evaluate_backends(
 ) -> Scores:
     """Score every model on torch in float32 and on every backend, and compare.
 
-    An export runs in its own runtime. Everything is compared with the first model, and each
+    An export runs in its own runtime. Every model is compared with the first one, and every
     backend with torch.
 
-    Raises:
-        UsageError, MachineError: see `kdcli.deploy.runners.runner`.
+    Raises UsageError or MachineError: a backend cannot run a model.
     """
-    workload, found = task.workload, Scores()
+    workload, total = task.workload, Scores()
     scores: dict[str, ModelScores] = {}
     for name, model in task.models.items():
         pairs = dict.fromkeys([PLAIN, *backends])
@@ -123,17 +127,17 @@ def evaluate_backends(
             if pair != PLAIN:
                 backend, dtype = pair
                 label = f"{name} on {backend} {dtype}"
-                found.forms.append(
+                total.forms.append(
                     ReportedModel(label, "form", None, name, of=name, backend=backend, dtype=dtype)
                 )
             Progress.log(f"scoring {label} on {workload.name}")
             scores[label] = _score(workload, model, pair, device)
-            found.evaluations += scores[label].rows(label)
+            total.evaluations += scores[label].rows(label)
             first = next(iter(scores))
             for other in dict.fromkeys([first, name]):
                 if other != label:
-                    _compare(recipe, workload, scores, label, other, found, same=other == name)
-    return found
+                    _compare(recipe, workload, scores, label, other, total, same=other == name)
+    return total
 
 
 def _compare(
@@ -142,24 +146,25 @@ def _compare(
     scores: Mapping[str, ModelScores],
     label: str,
     other: str,
-    found: Scores,
+    total: Scores,
     *,
     same: bool,
 ) -> None:
-    """Compare two sets of scores; `same` says that both are of the same weights."""
+    """Compare two sets of scores. `same` means that both models have the same weights."""
     pair = {each: scores[each] for each in (other, label)}
     rows = workload.compare(pair, {label: other}).comparisons
-    found.comparisons += rows
+    total.comparisons += rows
     first = next(iter(scores[label].evaluations[0].metrics))
     lost = [r for r in rows if r.metric == first and not r.difference >= -recipe.max_drop]
-    # A smaller model may lose more than that; a backend of the same weights may not.
+    # A smaller model may lose more than `max_drop`, but a backend with the same weights may not.
     for row in lost if same else ():
-        found.worse.append(f"{label} {row.set}".rstrip() + f": {first} {row.difference:+.4f}")
+        total.worse.append(f"{label} {row.set}".rstrip() + f": {first} {row.difference:+.4f}")
 
 
 def _score(
     workload: Workload, model: Model, backend: tuple[str, str], device: torch.device
 ) -> ModelScores:
+    """Score a model on a backend. An export is scored in its own runtime."""
     if isinstance(model.model, Export):
         return workload.score(model)
     if isinstance(model, Embedder) and model.runner is not None:

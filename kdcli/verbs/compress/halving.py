@@ -128,9 +128,9 @@ def rung_score(search: Search, shape: str, total: int, rung: int) -> RungScore:
     if why := runner.step(shape, step, stop_after=at, key=key):
         Progress.log(f"{shape} failed: {why}")
         return FAILED
-    found = runner.journal.once(f"rung {shape} at {rung}", RungScore, score)
-    Progress.log(f"{shape} after {at} of {total} steps: {found}")
-    return found
+    result = runner.journal.once(f"rung {shape} at {rung}", RungScore, score)
+    Progress.log(f"{shape} after {at} of {total} steps: {result}")
+    return result
 
 
 def halve(
@@ -142,8 +142,8 @@ def halve(
 ) -> tuple[list[str], list[str]]:
     """Return the better half of the shapes, after the last rung the best one, and the rest.
 
-    Shapes within `max_drop` of the best one count as equal, and the faster of them is better. A
-    loss has no unit in common with `max_drop`, so there only equal losses count as equal.
+    Shapes within `max_drop` of the best one count as equal, and the faster one is better. A loss
+    has no unit in common with `max_drop`, so two losses only count as equal if they are equal.
     """
     best = max(scores, key=lambda shape: scores[shape].quality)
     points = 0.0 if scores[best].metric is None else goal.max_drop or 0.0

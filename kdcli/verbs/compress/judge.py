@@ -28,12 +28,13 @@ class ScoredModel:
     """The teacher or a candidate, with its score, latency and size.
 
     Attributes:
-        folder: the directory of the model.
-        score: the task's first metric.
-        low, high: the ends of the score's 95 % interval, paired with the teacher.
-        ms, speedup: the latency of one sequence of 128 tokens, and the speed-up over the teacher.
-        quartiles: the quartiles of the speed-up.
-        mb: the size of the model's files.
+        name: The name in the report.
+        folder: The directory of the model.
+        score: The task's first metric.
+        low, high: The ends of the score's 95 % interval, paired with the teacher.
+        ms, speedup: The latency of one sequence of 128 tokens, and the speed-up over the teacher.
+        mb: The size of the model's files.
+        quartiles: The quartiles of the speed-up.
     """
 
     name: str
@@ -63,7 +64,7 @@ def judge(
 ) -> CandidateScores:
     """Score the candidates and the teacher on the same rows, and measure their latency in turns.
 
-    Raises UsageError: they could not be scored.
+    Raises UsageError: the models cannot be scored.
     """
     models = [teacher, *map(str, candidates.values())]
     folder = runner.require(name, evaluate(runner.recipe, models))
@@ -77,21 +78,22 @@ def read(report: Report, teacher: str, candidates: Mapping[str, Path]) -> Candid
     rows = {row.model: row for row in report.latency if (row.batch_size, row.seq_len) == CELLS[0]}
     scores = {n: fmean(e.metrics[first] for e in report.evaluations if e.model == n) for n in names}
     measured = []
-    for shown, (name, folder) in zip(
+    for label, (name, folder) in zip(
         names, {"teacher": Path(teacher), **candidates}.items(), strict=True
     ):
-        of_model = [c for c in report.comparisons if c.model == shown and c.metric == first]
+        differences = [c for c in report.comparisons if c.model == label and c.metric == first]
         low, high = (
-            fmean(getattr(c, end) for c in of_model) if of_model else 0.0 for end in ("low", "high")
+            fmean(getattr(c, end) for c in differences) if differences else 0.0
+            for end in ("low", "high")
         )
-        base, ratio = scores[names[0]], rows[shown].speedup
-        ends = (base + low, base + high) if shown != names[0] else (base, base)
+        base, ratio = scores[names[0]], rows[label].speedup
+        ends = (base + low, base + high) if label != names[0] else (base, base)
         speed = ratio.median if ratio else 1.0
         quartiles = (ratio.low, ratio.high) if ratio else (1.0, 1.0)
-        mb = report.cards[shown].bytes / 1e6
+        mb = report.cards[label].bytes / 1e6
         measured.append(
             ScoredModel(
-                name, folder, scores[shown], *ends, rows[shown].p50_ms, speed, mb, quartiles
+                name, folder, scores[label], *ends, rows[label].p50_ms, speed, mb, quartiles
             )
         )
     held_out = sum(e.n for e in report.evaluations if e.model == names[0])
@@ -100,25 +102,25 @@ def read(report: Report, teacher: str, candidates: Mapping[str, Path]) -> Candid
 
 def misses(goal: GoalSettings, teacher: ScoredModel, one: ScoredModel) -> dict[str, str]:
     """Return how a candidate misses the goal, by limit; empty if it meets the goal."""
-    found = {}
+    missed = {}
     worst = one.low if goal.strict else one.score
     if (
         goal.max_drop is not None
         and (lost := (teacher.score - worst) / POINT) > goal.max_drop + 1e-9
     ):
         end = " at the interval's lower end" if goal.strict else ""
-        found["max_drop"] = (
+        missed["max_drop"] = (
             f"{lost:.2f} points lost{end}, {lost - goal.max_drop:.2f} more than {goal.max_drop:g}"
         )
     if goal.speedup is not None and one.speedup < goal.speedup:
-        found["speedup"] = f"{one.speedup:.2f} times as fast, not {goal.speedup:g}"
+        missed["speedup"] = f"{one.speedup:.2f} times as fast, not {goal.speedup:g}"
     if goal.max_latency_ms is not None and one.ms > goal.max_latency_ms:
-        found["max_latency_ms"] = (
+        missed["max_latency_ms"] = (
             f"{one.ms:.2f} ms, {one.ms - goal.max_latency_ms:.2f} above {goal.max_latency_ms:g}"
         )
     if goal.max_mb is not None and one.mb > goal.max_mb:
-        found["max_mb"] = f"{one.mb:.1f} MB, {one.mb - goal.max_mb:.1f} above {goal.max_mb:g}"
-    return found
+        missed["max_mb"] = f"{one.mb:.1f} MB, {one.mb - goal.max_mb:.1f} above {goal.max_mb:g}"
+    return missed
 
 
 def conflict(missed: Collection[Mapping[str, str]]) -> str:
@@ -139,15 +141,15 @@ def is_bounded(goal: GoalSettings) -> bool:
     return any(getattr(goal, limit) is not None for limit in LIMITS)
 
 
-def choose(goal: GoalSettings, judged: CandidateScores) -> tuple[ScoredModel, dict[str, str]]:
+def choose(goal: GoalSettings, scores: CandidateScores) -> tuple[ScoredModel, dict[str, str]]:
     """Return the best candidate, and the limits that it misses.
 
     If candidates meet the goal, the fastest of them is the best, and the smallest among equally
     fast ones. Without `max_drop`, it is the candidate with the best score. If no candidate meets
     the goal, the one that misses the least is chosen, with quality before speed and size.
     """
-    candidates = judged.candidates
-    missed = {one.name: misses(goal, judged.teacher, one) for one in candidates}
+    candidates = scores.candidates
+    missed = {one.name: misses(goal, scores.teacher, one) for one in candidates}
     if meeting := [one for one in candidates if not missed[one.name]]:
         if goal.max_drop is None:
             return max(meeting, key=lambda one: (one.score, -one.ms)), {}
@@ -163,10 +165,10 @@ def choose(goal: GoalSettings, judged: CandidateScores) -> tuple[ScoredModel, di
     return best, missed[best.name]
 
 
-def is_sure(goal: GoalSettings, judged: CandidateScores, one: ScoredModel) -> bool:
+def is_sure(goal: GoalSettings, scores: CandidateScores, one: ScoredModel) -> bool:
     """Whether a candidate keeps `max_drop` at the lower end of its interval too."""
     return goal.max_drop is None or not misses(
-        GoalSettings(max_drop=goal.max_drop, strict=True), judged.teacher, one
+        GoalSettings(max_drop=goal.max_drop, strict=True), scores.teacher, one
     )
 
 
@@ -182,12 +184,12 @@ def check_rows(recipe: CompressRecipe, rows: int) -> list[str]:
 
 
 def sentence(
-    judged: CandidateScores, chosen: ScoredModel, missed: Mapping[str, str], goal: GoalSettings
+    scores: CandidateScores, chosen: ScoredModel, missed: Mapping[str, str], goal: GoalSettings
 ) -> str:
     """Summarise gain and loss of the chosen candidate, or how far it misses the goal."""
-    teacher, lost = judged.teacher, (judged.teacher.score - chosen.score) / POINT
+    teacher, lost = scores.teacher, (scores.teacher.score - chosen.score) / POINT
     low, high = ((teacher.score - end) / POINT for end in (chosen.high, chosen.low))
-    cost = "at no loss" if lost <= 0 else f"for {lost:.2f} points of {judged.metric}"
+    cost = "at no loss" if lost <= 0 else f"for {lost:.2f} points of {scores.metric}"
     ms, all_ms = milliseconds(chosen.ms), milliseconds(teacher.ms)
     spread = "-".join(f"{end:.1f}" for end in chosen.quartiles)
     won = (
@@ -196,8 +198,8 @@ def sentence(
         f"({chosen.mb:.1f} MB) {cost}, between {low:.2f} and {high:.2f}"
     )
     if missed:
-        both = conflict([misses(goal, teacher, one) for one in judged.candidates])
+        both = conflict([misses(goal, teacher, one) for one in scores.candidates])
         why = "; ".join([*missed.values(), *([both] if both else [])])
         return f"The goal cannot be met with what was tried. Nearest: {won}: {why}."
-    sure = "" if is_sure(goal, judged, chosen) else "; the interval reaches beyond the goal"
-    return f"{won} with 95 % confidence on {judged.rows:,} held-out rows{sure}."
+    sure = "" if is_sure(goal, scores, chosen) else "; the interval reaches beyond the goal"
+    return f"{won} with 95 % confidence on {scores.rows:,} held-out rows{sure}."

@@ -1,4 +1,4 @@
-"""`kdcli compress`: from a model to something smaller that may be shipped.
+"""`kdcli compress`: make a smaller model that can be shipped.
 
 Data flow: goal -> untrained latencies -> teacher -> candidates, each made by other verbs -> scores
 next to the teacher on held-out rows -> the best one in best/, and a report with the whole table.
@@ -57,9 +57,9 @@ NOT_SHIPPED = (
 def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
     """Compress a model and report.
 
-    Raises:
-        GateError: no candidate meets the goal. The report and the nearest candidate are written.
-        KdcliError: see `kdcli.errors`. If goal, model or data cannot be used, nothing was written.
+    Raises GateError: no candidate meets the goal. The report and the nearest candidate are written.
+    Raises KdcliError: the run fails. If the goal, the model or the data cannot be used, nothing is
+        written.
     """
     recipe = resolved.recipe
     name = f"compress-{Path(str(recipe.model)).name}-{recipe.task}"
@@ -130,19 +130,19 @@ def check_model(recipe: CompressRecipe, *, trusted: bool) -> tuple[int, bool]:
     return workload.row_count, workload.fits(model)
 
 
-def finish(search: Search, judged: CandidateScores) -> RunResult:
+def finish(search: Search, scores: CandidateScores) -> RunResult:
     """Put the best candidate into best/ and write the report."""
     runner, goal = search.runner, search.goal
-    last = judged.candidates[-1]
+    last = scores.candidates[-1]
     chosen, missed = (
-        (last, misses(goal, judged.teacher, last)) if runner.recipe.steps else choose(goal, judged)
+        (last, misses(goal, scores.teacher, last)) if runner.recipe.steps else choose(goal, scores)
     )
     with atomic_dir(runner.folder / BEST) as aside:
         shutil.copytree(
             chosen.folder, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*NOT_SHIPPED)
         )
     rows = [
-        row_of(one, judged.teacher, goal, chosen) for one in (judged.teacher, *judged.candidates)
+        row_of(one, scores.teacher, goal, chosen) for one in (scores.teacher, *scores.candidates)
     ]
     rows += [
         schema.Candidate(name=c.name, outcome=c.skipped)
@@ -153,13 +153,13 @@ def finish(search: Search, judged: CandidateScores) -> RunResult:
     limits = goal.model_dump(exclude={"strict"}, exclude_none=True)
     compression = Compression(
         task=str(runner.recipe.task),
-        metric=judged.metric,
-        rows=judged.rows,
+        metric=scores.metric,
+        rows=scores.rows,
         goal=limits,
         strict=goal.strict,
         met=not missed,
         chosen=chosen.name,
-        sentence=sentence(judged, chosen, missed, goal),
+        sentence=sentence(scores, chosen, missed, goal),
         candidates=rows,
     )
     notes = [f"{BEST}/ is what to ship, and its README.md says how to run it", *search.notes]
@@ -167,18 +167,18 @@ def finish(search: Search, judged: CandidateScores) -> RunResult:
         f"it took {duration(runner.journal.seconds)}, "
         f"{duration(dropped)} of it for what is not in {BEST}/"
     ]
-    notes += [note for one in judged.candidates if (note := in_float(one))]
-    if any(row.status != "ok" for row in judged.report.latency):
+    notes += [note for one in scores.candidates if (note := in_float(one))]
+    if any(row.status != "ok" for row in scores.report.latency):
         notes.append(
             "some latencies are noisy or unstable: the machine had other work, "
             "so measure again when it has none"
         )
-    if len(judged.candidates) > 1 and not runner.recipe.steps:
+    if len(scores.candidates) > 1 and not runner.recipe.steps:
         notes.append(
-            f"the held-out rows also chose among {len(judged.candidates)} candidates: "
+            f"the held-out rows also chose among {len(scores.candidates)} candidates: "
             f"judge {BEST}/ on others"
         )
-    return _write(runner, judged, chosen, compression, notes)
+    return _write(runner, scores, chosen, compression, notes)
 
 
 def row_of(
@@ -206,11 +206,11 @@ def in_float(one: ScoredModel) -> str:
     """Name the products that a quantised candidate keeps in float32; empty for none."""
     file = one.folder / FACTS
     products = read_json(file).get("products", []) if file.is_file() else []
-    kept = [each["name"] for each in products if each["float"]]
+    names = [product["name"] for product in products if product["float"]]
+    if not names:
+        return ""
     return (
-        f"{one.name}: {len(kept)} of {len(products)} products stay in float32: {', '.join(kept)}"
-        if kept
-        else ""
+        f"{one.name}: {len(names)} of {len(products)} products stay in float32: {', '.join(names)}"
     )
 
 
@@ -237,7 +237,7 @@ def seconds_dropped(search: Search, chosen: ScoredModel) -> float:
 
 def _write(
     runner: StepRunner,
-    judged: CandidateScores,
+    scores: CandidateScores,
     chosen: ScoredModel,
     compression: Compression,
     notes: list[str],
@@ -246,9 +246,9 @@ def _write(
 
     The evaluation's own report has the rest.
     """
-    source, cards = judged.report, judged.report.cards
+    source, cards = scores.report, scores.report.cards
     teacher, *candidates = cards
-    own = candidates[judged.candidates.index(chosen)]
+    own = candidates[scores.candidates.index(chosen)]
     names = {teacher: TEACHER, own: chosen.name}
     latency = Latency()
     for row in source.latency:

@@ -45,7 +45,14 @@ class UntrainedTimes:
 
 @dataclass(frozen=True)
 class Untrained:
-    """What is known before any training. `fastest` is the backend that the shapes ran on."""
+    """The latencies that are known before any training.
+
+    Attributes:
+        teacher: The model in torch.
+        backends: The model on each backend.
+        fastest: The fastest backend, on which the shapes are measured.
+        shapes: The untrained shapes on the fastest backend.
+    """
 
     teacher: UntrainedTimes
     backends: dict[str, UntrainedTimes]
@@ -54,7 +61,7 @@ class Untrained:
 
 
 def measure_untrained(search: Search, model: str) -> Untrained:
-    """Measure the model on every backend, and each shape, untrained, on the fastest of them.
+    """Measure the model on every backend, and the untrained shapes on the fastest backend.
 
     Raises UsageError: a shape that cannot be made from the model.
     """
@@ -77,8 +84,8 @@ def measure_untrained(search: Search, model: str) -> Untrained:
     shapes = shapes_of(runner.recipe.plan.shapes, shape_of(loaded.model.config))
     Progress.log(f"measuring {', '.join(map(str_of, shapes))} untrained on {fastest}")
     backends = {name: times[name] for name in search.backends if name in times}
-    of_shapes = _times_of_shapes(shapes, loaded, fastest, baseline, protocol, runner.recipe.seed)
-    return Untrained(times[TEACHER], backends, fastest, of_shapes)
+    shape_times = _times_of_shapes(shapes, loaded, fastest, baseline, protocol, runner.recipe.seed)
+    return Untrained(times[TEACHER], backends, fastest, shape_times)
 
 
 def _times_of_shapes(
@@ -175,8 +182,8 @@ def missed_untrained(
 def too_slow(goal: GoalSettings, shapes: Mapping[str, UntrainedTimes]) -> dict[str, str]:
     """Return the shapes that cannot meet the goal, with the reasons.
 
-    Medians decide. If they leave no shape, the better quartiles do, because a busy machine slows
-    short calls most.
+    The medians decide. If they leave no shape, the better quartiles decide, because a busy machine
+    slows short calls most.
     """
     missed = {name: missed_untrained(goal, times) for name, times in shapes.items()}
     if all(missed.values()):

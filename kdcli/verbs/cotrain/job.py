@@ -1,4 +1,4 @@
-"""Co-training as the engine sees it: two modules, one step that runs each model once."""
+"""Build the engine's job for co-training: two modules, and a step that runs each model once."""
 
 from __future__ import annotations
 
@@ -21,29 +21,32 @@ from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
 from kdcli.workloads.workload import Workload, first_rows, freeze_unused
 
 PARTNERS = ("student-1", "student-2")
-"""Names of the two models next to a community teacher, when neither of them is the teacher."""
+"""Names of the two models if a community teacher teaches both."""
 STANDALONE = "standalone"
 """Directory of the comparison run, and suffix of its models' names."""
 HELD_OUT = "held-out MLM loss"
-"""Quality row with the loss on masked tokens of held-out text."""
+"""Name of the loss on masked tokens of held-out text in the table of qualities."""
 
 Recipe = CotrainRecipe | CotrainTaskRecipe
 Divergence = Callable[[Signals, Signals], Tensor]
 
 
 def names_of(recipe: Recipe) -> dict[str, str]:
-    """Role -> name in logs, reports and directories."""
+    """Return the name of each role in logs, reports and directories."""
     return dict(zip(ROLES, PARTNERS if weights_of(recipe).community else ROLES, strict=True))
 
 
 def weights_of(recipe: Recipe) -> Weights:
-    """The weights of the loss terms; raises as `Weights.of`."""
+    """Return the weights of the loss terms.
+
+    Raises UsageError: the weights are wrong, or leave a mode nothing to learn.
+    """
     community = isinstance(recipe, CotrainRecipe) and recipe.community.model is not None
     return Weights.of(recipe.weights, recipe.mode, community=community)
 
 
 class PairStep:
-    """The step of a job: batch -> the weighted sum of the terms in `kdcli.losses.ctcd.ctcd`."""
+    """The step of a job: sums the terms of `kdcli.losses.ctcd.ctcd` with their weights."""
 
     def __init__(
         self,
@@ -72,8 +75,8 @@ class PairStep:
 
         terms = ctcd(hard, soft, signals, self.weights, frozen, self._community_divergence())
         if not torch.is_grad_enabled():
-            # Held-out losses against the labels compare runs, even if nothing is learned from
-            # labels.
+            # Runs are compared by their held-out losses against the labels, even if the models
+            # learn nothing from labels.
             for role in ROLES:
                 if f"{role}/hard" not in terms:
                     terms[f"{role}/hard"] = 0.0, hard(signals[role])
@@ -96,14 +99,16 @@ class PairStep:
         return divergence
 
     def param_group(self, parameter: str) -> ParamGroup:
-        """The learning rate of a parameter, relative to `train.lr`."""
+        """Return the learning rate of a parameter, relative to `train.lr`."""
         is_teacher = parameter.partition(".")[0] == self.names[TEACHER]
         rate = self.train.teacher_lr if is_teacher else self.train.student_lr
         return ParamGroup(lr=(rate or self.train.lr) / self.train.lr)
 
     def freeze_idle(self, batch: Batch) -> None:
-        """Freeze parameters without a gradient: several processes would sum zeros, and weight decay
-        would shrink the parameters."""
+        """Freeze the parameters without a gradient.
+
+        Otherwise several processes would sum zeros, and weight decay would shrink the parameters.
+        """
         for role, name in self.names.items():
             if self.weights.reaches(role):
                 outputs = self.workload.forward(self.models[role], batch).logits
@@ -111,13 +116,14 @@ class PairStep:
                 freeze_unused(self.models[role], outputs.sum())
             else:
                 self.models[role].requires_grad_(False)
-                Progress.log(
-                    f"{name}: with these weights it learns from nothing and stays as it is"
-                )
+                Progress.log(f"{name} learns nothing with these weights and stays unchanged")
 
 
 def pair_job(recipe: Recipe, workload: Workload, pair: Pair) -> tuple[Job, Schedule, float]:
-    """The job that trains both models, its schedule, and the steps of one pass."""
+    """Build the job that trains both models.
+
+    Returns the job, its schedule, and the number of steps in one pass over the examples.
+    """
     frozen = pair.community
     community = None
     if frozen is not None:
@@ -132,13 +138,13 @@ def pair_job(recipe: Recipe, workload: Workload, pair: Pair) -> tuple[Job, Sched
 
 
 def held_out_losses(recipe: Recipe, run_dir: RunDir) -> dict[str, tuple[float, float]]:
-    """Name -> held-out loss against the labels before and after training."""
+    """Return each model's held-out loss against the labels, before and after training."""
     held = [r["held_out"] for r in run_dir.read_log() if "held_out" in r]
     return {n: (held[0][f"{n}/hard"], held[-1][f"{n}/hard"]) for n in names_of(recipe).values()}
 
 
 def gains(recipe: Recipe, run_dir: RunDir, quality: Quality) -> list[str]:
-    """Notes on what each model gained from the other, and on the better of two students."""
+    """Describe what each model gained from the other, and which of two students is better."""
     losses, lines = held_out_losses(recipe, run_dir), []
     for name, (before, after) in losses.items():
         line = f"{name}: {HELD_OUT} {before:.4f} before, {after:.4f} after"

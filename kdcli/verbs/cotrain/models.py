@@ -1,5 +1,7 @@
-"""The two models that are trained together: from shapes, from given weights, or from a frozen third
-model."""
+"""Load or make the two models that are trained together.
+
+They come from shapes, from existing weights, or from a frozen third model.
+"""
 
 import tempfile
 from dataclasses import dataclass, replace
@@ -33,19 +35,23 @@ from kdcli.workloads.workload import Workload
 
 ROLES = (TEACHER, STUDENT)
 
-HEAD_WIDTH = (
-    64  # Width of a BERT's attention head; a shape without a base gets as many heads as fit
-)
-NO_LIMIT = (
-    1 << 20
-)  # Layers and width above every shape: a model trained from scratch may be larger than its base
-LEAST_POSITIONS = 512  # Positions of a model without a base, unless the text needs more
+HEAD_WIDTH = 64
+"""Width of a BERT's attention head. A shape without a base gets as many heads as fit."""
+NO_LIMIT = 1 << 20
+"""More layers and width than any shape has: a model from scratch may be larger than its base."""
+MIN_POSITIONS = 512
+"""Number of positions of a model without a base, unless the text needs more."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Both models by role and, on text, the frozen community teacher; `notes` say how each model
-    starts."""
+    """The two models that are trained together.
+
+    Attributes:
+        models: The models by role.
+        notes: How each model starts.
+        community: The frozen community teacher; None without one, and always on a task.
+    """
 
     models: dict[str, Model]
     notes: list[str]
@@ -53,11 +59,11 @@ class Pair:
 
     @property
     def rows(self) -> RowHashes:
-        """The labelled rows that trained any of the models before."""
+        """The labelled rows that any of the models was trained on before."""
         return all_rows(*(m.rows for m in (*self.models.values(), self.community) if m is not None))
 
     def captured(self, dropout: float | None, workload: Workload) -> dict[str, Capture]:
-        """Both models as modules that return signals, every dropout rate set unless None."""
+        """Return both models as modules that return signals. `dropout` sets every dropout rate."""
         for loaded in self.models.values():
             if dropout is not None:
                 forms.set_dropout(loaded.model, dropout)
@@ -65,8 +71,7 @@ class Pair:
 
 
 def load_task_pair(recipe: CotrainTaskRecipe, workload: Workload) -> Pair:
-    """Load both models for a task. Shapes are copied from `base`, or from the teacher without
-    one."""
+    """Load both models for a task. Shapes are copied from `base`, or else from the teacher."""
     trusted, seed = workload.session.trust_remote_code, recipe.train.seed
     models: dict[str, Model] = {}
     notes: list[str] = []
@@ -92,73 +97,76 @@ def load_task_pair(recipe: CotrainTaskRecipe, workload: Workload) -> Pair:
 
 
 def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
-    """Load or make both masked language models: a pure function of the recipe. Raises UsageError:
-    see `kdcli.models.masked_lm.load_masked_lm` and `kdcli.models.shape.parse_shape`; different
-    vocabularies; text too long for a model, or packed so that it cannot keep documents apart."""
+    """Load or make both masked language models. The result depends on the recipe alone.
+
+    Raises UsageError: a model or a shape cannot be used, the vocabularies differ, or the text is
+        too long for a model, or packed in a way that the model cannot read.
+    """
     sources = {TEACHER: str(recipe.teacher), STUDENT: str(recipe.student)}
     third = recipe.community.model
     community = (
         _load(third, "the community teacher", trust_remote_code) if third is not None else None
     )
-    given = {
+    loaded = {
         r: _load(s, f"the {r}", trust_remote_code)
         for r, s in sources.items()
         if not forms.is_shape(s)
     }
     config, tokenizer, heads = _origin(
-        recipe, community or next(iter(given.values()), None), trust_remote_code
+        recipe, community or next(iter(loaded.values()), None), trust_remote_code
     )
     named = [("the base", str(recipe.base), tokenizer, config)] if recipe.base else []
-    named += [(f"the {r}", sources[r], m.tokenizer, m.model.config) for r, m in given.items()]
+    named += [(f"the {r}", sources[r], m.tokenizer, m.model.config) for r, m in loaded.items()]
     if community is not None:
         named.append(
             ("the community teacher", community.source, community.tokenizer, community.model.config)
         )
     _check_vocabularies(named)
     shapes = {
-        r: _shape(s, forms.shape_of(config), heads) for r, s in sources.items() if r not in given
+        r: _shape(s, forms.shape_of(config), heads) for r, s in sources.items() if r not in loaded
     }
     models: dict[str, Model] = {}
     notes = []
     for number, role in enumerate(ROLES):
-        if role in given:
-            # One tokenizer reads the text for both: equal vocabularies may still split words
-            # differently.
-            models[role], how = (
-                replace(given[role], tokenizer=tokenizer),
-                f"the weights of {sources[role]}",
-            )
+        if role in loaded:
+            # Tokenizers with equal vocabularies may still split words differently, so one
+            # tokenizer reads the text for both models.
+            models[role] = replace(loaded[role], tokenizer=tokenizer)
+            start = f"the weights of {sources[role]}"
         else:
-            seed, how = 2 * recipe.train.seed + number, "initialised at random"
+            seed, start = 2 * recipe.train.seed + number, "initialised at random"
             if community is not None:
-                model, how = _remapped(recipe, community, number, shapes, seed)
+                model, start = _remapped(recipe, community, number, shapes, seed)
             else:
                 model = _fresh(config, shapes[role], seed, trust_remote_code)
             models[role] = Model(model, tokenizer, sources[role])
         own = models[role].model.config
-        notes.append(f"{role}: {shapes.get(role) or forms.shape_of(own)}, {how}")
+        notes.append(f"{role}: {shapes.get(role) or forms.shape_of(own)}, {start}")
         _check_text(recipe, role, own)
     if community is not None:
         _check_text(recipe, "community teacher", community.model.config)
     return Pair(models, notes, community)
 
 
-def _load(source: str, what: str, trust_remote_code: bool) -> Model:
+def _load(source: str, name: str, trust_remote_code: bool) -> Model:
+    """Load a masked language model. Errors name it as `name`."""
     otherwise = (
-        "co-training needs masked language models; a shape in place of a model starts from the "
-        "beginning"
+        "co-training needs masked language models; give a shape to train a model from scratch"
     )
     try:
         return load_masked_lm(source, otherwise=otherwise, trust_remote_code=trust_remote_code)
     except UsageError as error:
-        raise error.of(what) from None
+        raise error.of(name) from None
 
 
 def _origin(
     recipe: CotrainRecipe, model: Model | None, trust_remote_code: bool
 ) -> tuple[Any, PreTrainedTokenizerBase, int | None]:
-    """Configuration, tokenizer and heads for shapes, heads None if they depend on the width. From
-    the base, else the first given model, else a BERT with a tokenizer trained from the text."""
+    """Return the configuration, the tokenizer and the number of heads for shapes.
+
+    They come from the base, else from `model`, else from a BERT with a tokenizer that is trained
+    on the text. The number of heads is None if it depends on the width.
+    """
     if recipe.base is not None:
         config = load_config(recipe.base, trust_remote_code=trust_remote_code, weights=False)
         if type(config) not in AutoModelForMaskedLM._model_mapping:
@@ -181,22 +189,25 @@ def _origin(
 
 
 def tokenizer_of(recipe: CotrainRecipe, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """The tokenizer that reads the text for both models: the base's, else the first given model's,
-    else one trained from the text. Raises UsageError: see `kdcli.models.load` and
-    `kdcli.data.text.own_tokenizer`."""
-    given = [
+    """Load or train the tokenizer that reads the text for both models.
+
+    It is the base's, else the first model's, else a tokenizer that is trained on the text.
+
+    Raises UsageError: the model or the text cannot be used.
+    """
+    sources = [
         recipe.community.model,
         *(s for s in map(str, (recipe.teacher, recipe.student)) if not forms.is_shape(s)),
     ]
-    source = recipe.base or next(filter(None, given), None)
+    source = recipe.base or next(filter(None, sources), None)
     if source is not None:
         return load_tokenizer(source, trust_remote_code=trust_remote_code)
-    data, positions = recipe.data, max(LEAST_POSITIONS, recipe.data.max_length)
+    data, positions = recipe.data, max(MIN_POSITIONS, recipe.data.max_length)
     return own_tokenizer(data.source, data.column, recipe.vocab_size, positions, log=Progress.log)
 
 
 def _shape(text: str, default: ModelShape, heads: int | None) -> ModelShape:
-    """Parse a shape; heads and the ratio of feed-forward to hidden width have defaults."""
+    """Parse a shape, with defaults for the heads and for the feed-forward width."""
     match = forms.GRAMMAR.fullmatch(text.strip())
     heads = heads or max(1, int(match[2]) // HEAD_WIDTH if match else 1)
     ffn = round(NO_LIMIT * default.ffn / default.hidden)
@@ -204,6 +215,7 @@ def _shape(text: str, default: ModelShape, heads: int | None) -> ModelShape:
 
 
 def _fresh(config: Any, shape: ModelShape, seed: int, trust_remote_code: bool) -> PreTrainedModel:
+    """Make a model with random weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForMaskedLM.from_config(
@@ -221,7 +233,7 @@ def _remapped(
     shapes: dict[str, ModelShape],
     seed: int,
 ) -> tuple[PreTrainedModel, str]:
-    """Copy a model from the community teacher's layers; also say how."""
+    """Copy a model from the community teacher's layers. Returns the model and a description."""
     shape, above = shapes[ROLES[number]], community.shape
     if shape.layers > above.layers or shape.hidden > above.hidden:
         raise UsageError(
@@ -230,7 +242,7 @@ def _remapped(
         )
     layers = recipe.community.layers[number] if recipe.community.layers else None
     if layers is None and number and shapes.get(TEACHER) == shape and shape.layers < above.layers:
-        # Two copies of the same layers would be one model, apart only by dropout.
+        # Two copies of the same layers would only differ by their dropout.
         layers = [max(1, n - 1) for n in forms.evenly_spaced_layers(above.layers, shape.layers)]
     built = forms.build_student(community.model.base_model, shape, layers=layers, seed=seed)
     student = student_with_head(community.model, built, seed=seed)
@@ -238,26 +250,32 @@ def _remapped(
 
 
 def _check_vocabularies(named: list[tuple[str, str, PreTrainedTokenizerBase, Any]]) -> None:
-    """Refuse different vocabularies: the logits could not be compared."""
-    for what, source, tokenizer, config in named[1:]:
-        first_what, first_source, first_tokenizer, first_config = named[0]
+    """Check that all vocabularies are the same, because logits are compared.
+
+    Raises UsageError: two vocabularies differ.
+    """
+    for name, source, tokenizer, config in named[1:]:
+        first_name, first_source, first_tokenizer, first_config = named[0]
         sizes = int(first_config.vocab_size), int(config.vocab_size)
         words, others = first_tokenizer.get_vocab(), tokenizer.get_vocab()
         if words != others or sizes[0] != sizes[1]:
+            differing = len(set(words.items()) ^ set(others.items()))
             raise UsageError(
-                f"{first_what} {first_source} and {what} {source} have different vocabularies: "
-                f"{sizes[0]:,} and "
-                f"{sizes[1]:,} words, {len(set(words.items()) ^ set(others.items())):,} entries "
-                "differ",
-                "take models of one tokenizer, or a shape in place of one of them",
+                f"{first_name} {first_source} and {name} {source} have different vocabularies: "
+                f"{sizes[0]:,} and {sizes[1]:,} words, {differing:,} entries differ",
+                "choose models with the same tokenizer, or give a shape in place of one of them",
             )
 
 
 def _check_text(recipe: CotrainRecipe, role: str, config: Any) -> None:
+    """Check that a model can read the blocks of text.
+
+    Raises UsageError: the blocks are too long, or the model cannot keep documents apart.
+    """
     positions = forms.positions_of(config)
     if positions is not None and positions < recipe.data.max_length:
         raise UsageError(
-            f"the {role} reads at most {positions} tokens, data.max_length is "
+            f"the {role} reads at most {positions} tokens, but data.max_length is "
             f"{recipe.data.max_length}",
             f"set data.max_length={positions} or less",
         )

@@ -1,7 +1,7 @@
-"""`kdcli cotrain`: train two models that learn from each other, then the same two alone, and
-compare.
+"""`kdcli cotrain`: train two models that learn from each other, and compare them with themselves.
 
-Data flow: a batch -> one forward pass of each model -> hard and soft terms -> engine.
+The same two models are then trained alone. Data flow: a batch -> one forward pass of each model ->
+hard and soft terms -> engine.
 """
 
 from __future__ import annotations
@@ -61,14 +61,12 @@ from kdcli.workloads.workload import Workload
 
 
 def cotrain(resolved: Resolved[Any], options: RunOptions) -> RunResult | Estimate | None:
-    """Co-train on text or, with a `CotrainTaskRecipe`, on a task; measure and report.
+    """Co-train on text or, with a `CotrainTaskRecipe`, on a task; then measure and report.
 
-    Returns:
-        The report, or the estimate of a dry run; None in a process that prints nothing.
+    Returns the report, or the estimate of a dry run. Returns None in a process that prints nothing.
 
-    Raises:
-        KdcliError: see `kdcli.errors`. Nothing was written if recipe, models or data cannot be
-            used.
+    Raises KdcliError: the run fails. If the recipe, a model or the data cannot be used, nothing is
+        written.
     """
     recipe = resolved.recipe
     check(recipe)
@@ -113,10 +111,10 @@ class Cotraining:
         workload: what both models learn.
         resolved, folder: of this training's stage.
         notes: for the report.
-        tasks: tasks that the models are compared on afterwards.
-        pair: the models, if they are loaded already.
-        alone: whether the models learn without each other, for comparison.
-        contents: what the training found for the report.
+        tasks: The tasks on which the models are compared afterwards.
+        pair: The models, if they are loaded already.
+        alone: Whether the models learn without each other, for comparison.
+        contents: The content of the report, once the models are trained.
     """
 
     context: RunContext[Any]
@@ -131,7 +129,7 @@ class Cotraining:
 
     @property
     def folders(self) -> dict[str, Path]:
-        """Name -> directory of each model."""
+        """The directory of each model by name."""
         return {name: self.folder / name for name in names_of(self.resolved.recipe).values()}
 
     @property
@@ -140,9 +138,9 @@ class Cotraining:
         return Stage(self.folder, self.resolved, self.build)
 
     def build(self) -> StageJob:
-        """Load both models and make the job."""
+        """Load both models and build the job."""
         if self.alone:
-            Progress.log("the same models without each other")
+            Progress.log("training the same models without each other")
         pair = self.pair or load_pair(self.resolved.recipe, self.workload)
         self.pair = None
         job, schedule, steps_per_pass = pair_job(self.resolved.recipe, self.workload, pair)
@@ -157,7 +155,7 @@ class Cotraining:
     def _finish(self, pair: Pair, outcome: Outcome) -> None:
         workload, models = self.workload, list[ReportedModel]()
         origin = origin_of(self.resolved.recipe)
-        # Each learns from the other.
+        # Each model learns from the other, so both depend on the same rows.
         rows = all_rows(pair.rows, workload.rows)
         for (name, folder), loaded in zip(self.folders.items(), pair.models.values(), strict=True):
             if self.context.is_main:
@@ -177,7 +175,7 @@ class Cotraining:
             losses = held_out_losses(self.resolved.recipe, RunDir(self.folder))
             contents.quality = {HELD_OUT: {n: {"loss": after} for n, (_, after) in losses.items()}}
         self.contents = contents
-        # Only the comparison run reports itself.
+        # The comparison run writes its report now, the main run after the comparison.
         if self.alone and self.context.is_main:
             self.context.report(contents, folder=self.folder)
 
@@ -218,7 +216,7 @@ def _report(main: Cotraining, others: list[Cotraining], community: Any) -> None:
         card = describe_source(community.model, community.source)
         timed = Subject(TEACHER, location(community.source))
         models.append(ReportedModel(TEACHER, "teacher", card, timed=timed))
-    # The last model, which the report's first numbers are about, is the student.
+    # The student comes last, because the report's first numbers describe the last model.
     first, last = (replace(model, baseline=baselines.get(model.name)) for model in contents.models)
     models.append(first)
     quality = contents.quality or {}
@@ -232,7 +230,7 @@ def _report(main: Cotraining, others: list[Cotraining], community: Any) -> None:
             e.model_copy(update={"model": f"{e.model} {STANDALONE}"}) for e in report.evaluations
         ]
         for row, values in report.quality.items():
-            quality[row] |= {f"{name} {STANDALONE}": of_model for name, of_model in values.items()}
+            quality[row] |= {f"{name} {STANDALONE}": metrics for name, metrics in values.items()}
     contents.models = [*models, last]
     if not workload.has_metrics:
         contents.notes = contents.notes + gains(context.recipe, RunDir(context.folder), quality)
@@ -246,7 +244,7 @@ def _report(main: Cotraining, others: list[Cotraining], community: Any) -> None:
 
 
 def _prepare(context: RunContext[Any]) -> Run:
-    """Check models and data, and tokenise; claims nothing."""
+    """Check models and data, and tokenise, without claiming the run directory."""
     recipe, resolved = context.recipe, context.resolved
     tasks: Downstream = {}
     if isinstance(recipe, CotrainTaskRecipe):
@@ -273,8 +271,8 @@ def _prepare(context: RunContext[Any]) -> Run:
 def _read_text(recipe: CotrainRecipe, options: RunOptions) -> None:
     """Train a tokenizer and tokenise the text, unless both are cached.
 
-    It is called before the processes join: it may take hours, and a group in which all processes
-    wait for one ends after minutes.
+    Call it before the processes join. It may take hours, but a process group times out after
+    minutes if all processes wait for one.
     """
     check_machine(recipe.train.dtype, options)
     check_downstream(recipe.eval, recipe.train.seed)
@@ -284,15 +282,16 @@ def _read_text(recipe: CotrainRecipe, options: RunOptions) -> None:
 
 
 def _on_task(recipe: CotrainTaskRecipe, context: RunContext[Any]) -> tuple[Workload, Pair]:
-    given = not is_shape(str(recipe.teacher))
-    origin = str(recipe.teacher if given else recipe.base)
-    first = as_finetune(recipe, origin, head=recipe.head if given else None)
+    """Open the task and load both models. Raises UsageError: the task has no labels."""
+    has_teacher = not is_shape(str(recipe.teacher))
+    origin = str(recipe.teacher if has_teacher else recipe.base)
+    first = as_finetune(recipe, origin, head=recipe.head if has_teacher else None)
     sources = [str(s) for s in (recipe.teacher, recipe.student, recipe.base) if s]
     others = [source for source in sources if not is_shape(source)]
     workload, _ = open_workload(request_of(first, origin, other_models=others), context.session)
     if not workload.has_labels:
         raise UsageError(
-            f"task {workload.name} has no labels, and co-training learns from labels",
+            f"task {workload.name} has no labels, but co-training learns from labels",
             "use kdcli distill, which learns from a teacher alone",
         )
     workload.plan(recipe.train)
@@ -302,6 +301,7 @@ def _on_task(recipe: CotrainTaskRecipe, context: RunContext[Any]) -> tuple[Workl
 def _on_text(
     recipe: CotrainRecipe, context: RunContext[Any]
 ) -> tuple[TextWorkload, Pair, Downstream]:
+    """Open the text and the tasks, and load both models. Raises UsageError: too little text."""
     data, batch = recipe.data, recipe.train.batch_size
     pair = load_text_pair(recipe, trust_remote_code=context.trust_remote_code)
     student = pair.models[STUDENT]
@@ -314,8 +314,8 @@ def _on_text(
     corpus = read_corpus(data, tokenizer)
     if len(corpus.train) < batch:
         raise UsageError(
-            f"{data.source} makes {len(corpus.train)} blocks of {data.max_length} tokens to train "
-            f"on, less than one batch of {batch}",
+            f"{data.source} gives {len(corpus.train)} training blocks of {data.max_length} tokens, "
+            f"less than one batch of {batch}",
             "give more text, or lower train.batch_size or data.max_length",
         )
     seed = recipe.train.seed

@@ -155,8 +155,8 @@ def distill_reranker(
     if recipe.teacher is None and recipe.student.source is None:
         raise UsageError(
             "no teacher given",
-            "kdcli distill TEACHER --task rerank --to LxH --data DIR; or give --student, and scores "
-            "in the data",
+            "kdcli distill TEACHER --task rerank --to LxH --data DIR; or give --student and "
+            "scores in the data",
         )
     if recipe.student.to is None and recipe.student.source is None:
         raise UsageError(

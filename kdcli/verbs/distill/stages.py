@@ -218,8 +218,7 @@ class TaskDistillation:
         torch.manual_seed(self.recipe.train.seed)
         teacher = self.teachers[0].shape if self.teachers else self.shape
         session = self.context.session
-        kernel = self.recipe.relation.kernel
-        kernel = relation_kernel(kernel, session.device, session.compute_dtype)
+        kernel = relation_kernel(self.recipe.relation.kernel, session.device, session.compute_dtype)
         return build_objective(
             self.recipe.method, self.recipe.loss, teacher, self.shape, kernel=kernel
         )

@@ -1,4 +1,4 @@
-"""`kdcli evaluate`: models on held-out rows: metrics, mistakes, differences, prediction files.
+"""`kdcli evaluate`: evaluate models on held-out rows, and compare them.
 
 Data flow: examples -> rows of tokens -> outputs of each model -> scores, differences -> report.
 """
@@ -47,19 +47,21 @@ from kdcli.workloads.workload import EvaluationRequest, ModelScores, Workload
 
 
 def predicts_rows(task: str | None) -> bool:
-    """Whether a task's models predict rows. The others are scored as they are, by rankings or by
-    mteb."""
+    """Tell whether a task's models predict labels of rows.
+
+    The models of other tasks are scored by their rankings or by mteb.
+    """
     return task not in (RETRIEVAL, RERANK.name) and not str(task).startswith(PREFIX)
 
 
 @dataclass(frozen=True)
 class Extras:
-    """What `evaluate` writes or checks in addition to its report.
+    """Files that `evaluate` writes and gates that it checks, in addition to its report.
 
     Attributes:
-        predictions: a jsonl file, one object for each model and example.
-        submission: directory of files for the GLUE server, from the test split.
-        gates: metric -> minimum value of every model.
+        predictions: A jsonl file with one object for each model and example.
+        submission: A directory of files for the GLUE server, from the test split.
+        gates: The minimum value of each metric, for every model.
     """
 
     predictions: Path | None = None
@@ -72,12 +74,10 @@ def evaluate(
 ) -> RunResult | None:
     """Evaluate every model and compare the later ones with the first.
 
-    Returns:
-        The report; None in a process that prints nothing.
+    Returns None in a process that prints nothing.
 
-    Raises:
-        KdcliError: see `kdcli.errors`. Nothing was written if recipe, models or data cannot be
-            used.
+    Raises KdcliError: a model fails. If the recipe, a model or the data cannot be used, nothing is
+        written.
     """
     resolved = as_trained(resolved, next(iter(resolved.recipe.models), None), trains=False)
     recipe = resolved.recipe
@@ -106,7 +106,7 @@ def evaluate(
     context.session.accelerator.end_training()
     if not context.is_main:
         return None
-    # Claimed only now: `--predictions` and `--submission` may lie in the directory.
+    # Claim the directory only now, because `--predictions` and `--submission` may lie in it.
     RunDir.claim(context.folder, resolved.to_yaml(), overwrite=options.overwrite)
     for name, values in to_submit.items():
         assert extras.submission is not None
@@ -137,8 +137,10 @@ def _request(recipe: EvaluateRecipe) -> EvaluationRequest:
 
 
 def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
-    """Check what needs neither data nor model. Raises UsageError: no model, no task, or
-    contradicting options."""
+    """Check a recipe and its options before data and models are read.
+
+    Raises UsageError: there is no model or no task, or options contradict each other.
+    """
     if not recipe.models or recipe.task is None:
         missing = "no model" if not recipe.models else "no task"
         raise UsageError(
@@ -154,7 +156,7 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
     if not bits and (recipe.head.kind is not None or recipe.head.words is not None):
         raise UsageError(
             "head.kind and head.words are for a mask without a head, an .npy of the SMP authors",
-            "leave them out: what is evaluated has a head of its own",
+            "omit them: these models have their own heads",
         )
     if recipe.masks and recipe.head.label_map is not None:
         raise UsageError(
@@ -176,7 +178,7 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
 
 
 def _names(sources: list[str]) -> dict[str, str]:
-    """Short name -> source; numbered where two share a name."""
+    """Return the sources by their short names, with numbers if two names are the same."""
     names: dict[str, str] = {}
     for source in sources:
         name = short(source)
@@ -188,8 +190,12 @@ def _names(sources: list[str]) -> dict[str, str]:
 def _load(
     context: RunContext[EvaluateRecipe], workload: Workload, name: str, source: str
 ) -> dict[str, Model]:
-    """A model by its name, or the base under a mask; an embedding model once for each number of
-    dimensions that its vectors are cut to."""
+    """Load a model, or the base under a mask. Returns it by its name.
+
+    An embedding model is returned once for each number of dimensions to which its vectors are cut.
+
+    Raises UsageError: `dimensions` is given for a model that is scored by its head.
+    """
     recipe = context.recipe
     if recipe.masks:
         assert isinstance(workload, LabelledWorkload)
@@ -209,17 +215,24 @@ def _load(
 
 
 def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_code: bool) -> Model:
-    """A base under a mask, with the head of the mask. Raises UsageError: see
-    `kdcli.deploy.sparse.load.load`; a mask for another task or other labels."""
+    """Load the base under a mask, with the head of the mask.
+
+    Raises UsageError: the mask cannot be read, is for another base, or is for another task or
+        other labels.
+    """
     base = recipe.models[0]
     if file.suffix == PUBLISHED:
-        how: dict[str, Any] = {"kind": recipe.head.kind or "mlm", "words": recipe.head.words}
-        mask, encoder = published_mask(file, base, task, trust_remote_code=trust_remote_code, **how)
-        apply_masks(encoder, mask.masks)
-        model, note = (
-            with_head(encoder, mask.info, mask.head, str(file)),
-            f"taken for {head_of(mask.info)}",
+        mask, encoder = published_mask(
+            file,
+            base,
+            task,
+            kind=recipe.head.kind or "mlm",
+            words=recipe.head.words,
+            trust_remote_code=trust_remote_code,
         )
+        apply_masks(encoder, mask.masks)
+        model = with_head(encoder, mask.info, mask.head, str(file))
+        note = f"taken for {head_of(mask.info)}"
         tokenizer = tokenizer_for(
             base, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code
         )
@@ -228,8 +241,7 @@ def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_cod
     if (info.task, info.labels) != (task.name, task.labels):
         raise UsageError(
             f"{file} is for task {info.task} with labels {', '.join(info.labels) or 'none'}; "
-            f"{task.name} has "
-            f"{', '.join(task.labels) or 'none'}",
+            f"{task.name} has {', '.join(task.labels) or 'none'}",
             "evaluate a mask on its own task",
         )
     model = load(base, file, trust_remote_code=trust_remote_code)
@@ -279,9 +291,10 @@ def _report(
 def _write_predictions(
     file: Path, workload: LabelledWorkload, scores: Mapping[str, ModelScores]
 ) -> None:
+    """Write every prediction to a jsonl file."""
     task, lines = workload.data.task, []
-    for name, of_model in scores.items():
-        predictions = iter(of_model.predictions)
+    for name, model_scores in scores.items():
+        predictions = iter(model_scores.predictions)
         for set_name, examples in workload.data.sets.items():
             for example, prediction in zip(examples, predictions, strict=False):
                 row: dict[str, Any] = {"model": name, "set": set_name, "id": example.id}
@@ -298,7 +311,7 @@ def _write_predictions(
 
 
 def _predict_test(workload: LabelledWorkload, model: Model) -> dict[str, list[Any]]:
-    """Set -> predicted value of each example of the test split."""
+    """Predict the test split. Returns the predicted values of each set."""
     data: Labelled = open_labelled(
         workload.name,
         source=workload.settings.source,
@@ -309,7 +322,7 @@ def _predict_test(workload: LabelledWorkload, model: Model) -> dict[str, list[An
     )
     values = {}
     for name, examples in data.sets.items():
-        # Some test files have labels; they are ignored.
+        # Ignore the labels, which some test files have.
         unlabelled = replace(data, sets={name: [replace(e, label=None) for e in examples]})
         predictions = replace(workload, data=unlabelled, metric_names=()).predict(model)
         values[name] = [prediction.value for prediction in predictions]
@@ -332,8 +345,12 @@ def check_gate_names(workload: Workload, extras: Extras) -> None:
 
 
 def check_gates(result: RunResult, extras: Extras) -> None:
-    """Compare every model's metrics with the gates: the mean over the sets, or one set as
-    `SET/METRIC`. Raises GateError: at least one gate was missed."""
+    """Compare every model's metrics with the gates.
+
+    A metric is the mean over the sets, or the value on one set, as `SET/METRIC`.
+
+    Raises GateError: at least one gate was missed.
+    """
     missed = []
     for name in result.report.cards if extras.gates else ():
         values = summed_up(

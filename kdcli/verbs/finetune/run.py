@@ -1,7 +1,6 @@
-"""`kdcli finetune`: an encoder and labelled data -> a fine-tuned model, for every setting of a grid
-and every seed.
+"""`kdcli finetune`: fine-tune an encoder on labelled data, with every setting and seed of a grid.
 
-The setting with the best mean over its seeds wins; the result is the model of its best seed.
+The setting with the best mean over its seeds wins. The result is the model of its best seed.
 """
 
 import shutil
@@ -45,12 +44,11 @@ def finetune(
 ) -> RunResult | Estimate | None:
     """Fine-tune, evaluate and report.
 
-    Returns:
-        The report, of several runs the chosen one's, or the estimate of a dry run; None in a
-        process that prints nothing.
+    Returns the report, or the estimate of a dry run. With several runs, this is the report of the
+    chosen run. Returns None in a process that prints nothing.
 
-    Raises:
-        KdcliError: see `kdcli.errors`. Nothing was written if recipe, model or data cannot be used.
+    Raises KdcliError: the run fails. If the recipe, the model or the data cannot be used, nothing
+        is written.
     """
     recipe = resolved.recipe
     if recipe.model is None:
@@ -68,8 +66,10 @@ def finetune(
 
 
 def check_grid(settings: list[dict[str, Any]]) -> None:
-    """Raise a `UsageError` for keys that all runs share, for lists as values, and for settings
-    given twice."""
+    """Check the settings of a grid.
+
+    Raises UsageError: a key that all runs share, a value that is a list, or a repeated setting.
+    """
     for number, values in enumerate(settings):
         for key, value in values.items():
             if key == "train.seed":
@@ -80,10 +80,10 @@ def check_grid(settings: list[dict[str, Any]]) -> None:
             if (key != "keep" and not key.startswith("train.")) or key == "train.dtype":
                 raise UsageError(
                     f"grid.{key}: the runs of a grid share model, data and number format",
-                    "a grid holds keys of train, or keep; for others start one run each",
+                    "a grid holds keys of train, or keep; for other keys, start one run for each value",
                 )
             if not isinstance(value, float | int | str):
-                raise UsageError(f"grid.{key} must hold values to try, got {value!r} among them")
+                raise UsageError(f"grid.{key} must hold numbers or words, got {value!r} among them")
         if values in settings[:number]:
             repeated = ", ".join(f"{key}={value}" for key, value in values.items())
             raise UsageError(
@@ -93,6 +93,7 @@ def check_grid(settings: list[dict[str, Any]]) -> None:
 
 
 def _prepare(context: RunContext[FinetuneRecipe]) -> Run:
+    """Check model and data, and tokenise, without claiming the run directory."""
     recipe = context.recipe
     workload, model = open_workload(
         request_of(recipe, str(recipe.model), generates=True), context.session
@@ -103,33 +104,32 @@ def _prepare(context: RunContext[FinetuneRecipe]) -> Run:
         stage = finetune_stage(context, workload, own, context.folder, model=model, measured=True)
         return Run([stage])
     runs = _grid_runs(context, workload)
-    del model  # Every run loads its own.
+    del model  # every run loads its own model
     return Run([run.stage for run in runs], lambda: _report_grid(context, workload, runs))
 
 
 def _grid_runs(context: RunContext[FinetuneRecipe], workload: Workload) -> list[GridRun]:
-    """Every setting of the grid with every seed.
+    """Return a run for every setting of the grid and every seed.
 
-    Raises:
-        UsageError: two settings train the same.
+    Raises UsageError: two settings give the same training.
     """
     recipe, first_seed = context.recipe, context.recipe.train.seed
     runs: list[GridRun] = []
     schedules: dict[str, str] = {}
     for values, setting in combinations(context.resolved):
         schedule = workload.plan(setting.recipe.train).schedule
-        counted = {"epochs", "max_steps", "warmup_steps", "warmup_fraction"}
-        others = setting.recipe.train.model_dump(exclude=counted)
-        # Settings that differ in epochs alone may still make the same number of steps.
+        # Settings that differ in epochs alone may still have the same number of steps.
+        in_schedule = {"epochs", "max_steps", "warmup_steps", "warmup_fraction"}
+        others = setting.recipe.train.model_dump(exclude=in_schedule)
         named = ", ".join(f"{key}={value}" for key, value in values.items())
         same = schedules.setdefault(repr((schedule, setting.recipe.keep, others)), named)
         if same != named:
             raise UsageError(
-                f"the grid's {same} and {named} train the same: {schedule.steps} steps, "
+                f"the grid's {same} and {named} give the same training: {schedule.steps} steps, "
                 f"{schedule.warmup_steps} of warm-up",
                 "omit one of them",
             )
-        # A dry run takes the first seed of a setting for all of them.
+        # A dry run estimates the first seed of a setting, and counts it for every seed.
         seeds = 1 if context.dry_run else recipe.seeds
         for seed in range(first_seed, first_seed + seeds):
             train = setting.recipe.train.model_copy(update={"seed": seed})
@@ -146,7 +146,7 @@ def _grid_runs(context: RunContext[FinetuneRecipe], workload: Workload) -> list[
 def _report_grid(
     context: RunContext[FinetuneRecipe], workload: Workload, runs: list[GridRun]
 ) -> None:
-    """Choose a run, copy its model and report."""
+    """Choose the best run, copy its model and report."""
     if not context.is_main:
         return
     recipe, metric = context.recipe, workload.metric
@@ -162,7 +162,7 @@ def _report_grid(
         RunRow(settings=run.settings, seed=run.resolved.recipe.train.seed, metrics=metrics)
         for run, metrics in zip(runs, scores, strict=True)
     ]
-    # Model, tokenizer and log.jsonl.
+    # Copy the model, the tokenizer and log.jsonl.
     for file in runs[chosen].stage.folder.iterdir():
         if file.is_file() and file.name not in (RECIPE, REPORT):
             with disk_errors(context.folder / file.name):
@@ -182,7 +182,12 @@ def _report_grid(
 def finetune_reranker(
     resolved: Resolved[RerankRecipe], options: RunOptions
 ) -> RunResult | Estimate | None:
-    """Fine-tune a reranker on lists of candidates; returns and raises as `finetune`."""
+    """Fine-tune a reranker on lists of candidates.
+
+    Returns the report, or the estimate of a dry run. Returns None in a process that prints nothing.
+
+    Raises KdcliError: the run fails, or the recipe, the model or the data cannot be used.
+    """
     recipe = resolved.recipe
     if recipe.student.source is None:
         raise UsageError("no model given", "kdcli finetune MODEL --task rerank --data DIR")
@@ -195,6 +200,10 @@ def finetune_reranker(
 
 
 def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
+    """Check model and data without claiming the run directory.
+
+    Raises UsageError: the passages have neither labels nor scores, or not what the loss needs.
+    """
     recipe, generic = context.recipe, rerank_finetuning(context.recipe)
     workload, model = open_workload(request_of(generic, str(generic.model)), context.session)
     assert isinstance(workload, RerankWorkload)
@@ -202,11 +211,11 @@ def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
     if not scored and not workload.has_labels:
         raise UsageError(
             "the training passages have neither labels nor scores",
-            "one of the two teaches the ranking",
+            "the ranking is learned from labels or scores, so add one of them",
         )
     if not scored and recipe.ranking.loss == "margin-mse":
         raise UsageError(
-            "ranking.loss margin-mse learns a score of each passage, and some have none",
+            "ranking.loss margin-mse needs a score for each passage, and some have none",
             "choose listwise",
         )
     start = reranker_student(workload, model, recipe)
@@ -217,7 +226,7 @@ def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
 
 
 def reranker_student(workload: RerankWorkload, origin: Model, recipe: RerankRecipe) -> Model:
-    """The model that the training starts from, in the recipe's shape."""
+    """Make the model that the training starts from, in the recipe's shape."""
     student, full = recipe.student, origin.shape
     shape = full if student.to is None else parse_shape(student.to, full)
     return workload.student(

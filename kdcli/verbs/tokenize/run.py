@@ -22,8 +22,10 @@ from kdcli.errors import Stopped, UsageError
 from kdcli.models.load import load_tokenizer
 from kdcli.report.text import bytes_of, duration
 
-MAX_SAMPLES = 8  # Places of the text that a dry run reads.
-PIECE_BYTES = 1 << 20  # A dry run chooses among pieces of this size.
+MAX_SAMPLES = 8
+"""Number of places in the text that a dry run reads."""
+PIECE_BYTES = 1 << 20
+"""Size of the pieces among which a dry run chooses."""
 
 
 @dataclass(frozen=True)
@@ -127,19 +129,19 @@ def run(
 
 
 def _count_cores() -> int:
-    """Count the cores that this process may use, where the system tells."""
+    """Count the cores that this process may use, or all cores if the system cannot tell."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    raise Stopped("stopped; the shards that are done stay", "the same command makes the others")
+    raise Stopped("stopped; finished shards are kept", "run the same command to make the others")
 
 
 def _estimate(source: Source, tokenizer: Any, column: str | None, workers: int) -> Estimate:
     """Tokenise a few places of a text, and extrapolate to all of it."""
-    # One thread, as a worker has.
+    # Use one thread, as each worker does.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     meta = TokenShards.plan(source, tokenizer, Frame.of(tokenizer), column)
     writer = ShardWriter.of(source, tokenizer, meta, Path())

@@ -1,4 +1,4 @@
-"""`kdcli trim`: a model without the tokens that a text does not need."""
+"""`kdcli trim`: remove the tokens that a text does not need from a model's vocabulary."""
 
 from pathlib import Path
 
@@ -29,13 +29,15 @@ BEFORE, AFTER = "untrimmed", "trimmed"
 
 
 def run(resolved: Resolved[TrimRecipe], options: RunOptions) -> RunResult | None:
-    """Trim a model and report; None in a process that prints nothing. Raises KdcliError: see
-    `kdcli.errors`; nothing was written if model or data cannot be used, or every token is needed.
+    """Trim a model's vocabulary and report. Returns None in a process that prints nothing.
+
+    Raises KdcliError: the run fails. If the model or the data cannot be used, or every token is
+        needed, nothing is written.
     """
     recipe = resolved.recipe
     if recipe.data.source is None:
         raise UsageError(
-            "no text given", "kdcli trim MODEL --data TEXT: the tokens of the text are kept"
+            "no text given", "kdcli trim MODEL --data TEXT keeps the tokens of the text"
         )
     source = str(recipe.model)
     context = open_run(resolved, options, f"trim-{Path(source).name}", dtype="fp32", evaluates=True)
