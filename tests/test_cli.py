@@ -248,8 +248,8 @@ def test_a_revision_is_the_models(tmp_path):
     )
     assert pinned(["base"], "refs/pr/1") == ["base@refs/pr/1"]
     refused = {
-        (None, "v1"): "none is given",
-        (("a", "b"), "v1"): "several are given",
+        (None, "v1"): "none was given",
+        (("a", "b"), "v1"): "several were given",
         (str(tmp_path), "v1"): "has no revisions",
         ("./gone", "v1"): "has no revisions",
         ("demo", "v1"): "has no revisions",

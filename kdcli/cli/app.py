@@ -10,8 +10,8 @@ from typer.core import TyperGroup
 from kdcli import __version__
 from kdcli.errors import Interrupted, KdcliError, MachineError, Stopped, UsageError, shortened
 
-# Errors of a file system that no code of kdcli can cause. A missing file, a full table of file
-# descriptors, or a permission that belongs to no file would be a bug of kdcli.
+# Errors of a file system that no bug of kdcli can cause. A missing file, a full table of file
+# descriptors, or a permission error without a file would be a bug.
 OF_DISK = ("EROFS", "EIO", "ENOSPC", "EDQUOT", "ENFILE")
 OF_PERMISSION = ("EACCES", "EPERM")
 OF_PATH = ("ENAMETOOLONG", "ENOTDIR", "ELOOP")  # Only a path that the user gave can have these.
@@ -88,14 +88,14 @@ def _say(error: KdcliError) -> None:
         from rich.console import Console
 
         # No emoji: user input such as `1:a:1` may look like an emoji name.
-        shown = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+        console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
         # A stop that was asked for is no error.
         if isinstance(error, Stopped | Interrupted):
-            shown.print(error.message, markup=False)
+            console.print(error.message, markup=False)
         else:
-            shown.print(f"error: {error.message}", style="red", markup=False)
+            console.print(f"error: {error.message}", style="red", markup=False)
         if error.hint:
-            shown.print(error.hint, markup=False)
+            console.print(error.hint, markup=False)
 
 
 def _tell_bug(error: Exception) -> None:

@@ -73,7 +73,7 @@ class Declaration:
         """The default as help shows it; empty where the description explains it."""
         if self.option.key is not None or not self.option.show_default:
             return ""
-        return shown(self.setting.default, self.option)
+        return default_text(self.setting.default, self.option)
 
 
 @dataclass
@@ -239,12 +239,12 @@ def default_of(declarations: Iterable[Declaration]) -> str:
     return "; ".join([first, *rest] if first else rest)
 
 
-def shown(default: Any, option: Option) -> str:
+def default_text(default: Any, option: Option) -> str:
     """Return a default as help shows it; empty for null, false and empty values."""
     if isinstance(default, bool):
         return option.flag if default else ""
     if isinstance(default, float):
         return f"{default:g}".replace("e-0", "e-")
     if isinstance(default, list | tuple):
-        return ", ".join(shown(each, option) for each in default)
+        return ", ".join(default_text(each, option) for each in default)
     return str(default) if default not in (None, {}) else ""

@@ -74,18 +74,18 @@ def function(name: str) -> Callable[..., Any]:
 
     def call(*positional: Any, **options: Any) -> Any:
         try:
-            given = signature(name).bind(*positional, **options).arguments
+            arguments = signature(name).bind(*positional, **options).arguments
         except TypeError as error:
             hint = f"help(kdcli.{name}) lists the arguments"
             raise UsageError(f"kdcli.{name}: {error}", hint) from None
         values = {each.name: each.default for each in verb.parameters} | {"json": None}
         if "processes" in values:
             values["processes"] = 1
-        for argument, value in given.items():
+        for argument, value in arguments.items():
             _check_value(name, argument, value)
         for each in verb.parameters:
-            if given.get(each.name) is not None:
-                values[each.name] = _converted(given[each.name], each.kind)
+            if arguments.get(each.name) is not None:
+                values[each.name] = _converted(arguments[each.name], each.kind)
         from accelerate.state import AcceleratorState, GradientState
 
         # A process may call several verbs, each on a device and in a precision of its own.
@@ -104,7 +104,7 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def _check_value(verb: str, name: str, value: Any) -> None:
-    """Refuse an object where an option is expected, and say how to write it to a file."""
+    """Raise a UsageError for an object, with a hint how to write it to a file."""
     values = value if isinstance(value, list | tuple) else [value]
     wrong = next((each for each in values if not isinstance(each, VALUES)), None)
     if wrong is None:

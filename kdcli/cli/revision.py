@@ -23,17 +23,17 @@ def pinned(model: Any, revision: str) -> Any:
     if isinstance(model, list) and len(model) == 1:
         return [pinned(model[0], revision)]
     if not model or isinstance(model, list):
-        number = "several are" if model else "none is"
+        number = "several were" if model else "none was"
         raise UsageError(
-            f"--revision applies to the model, and {number} given",
+            f"--revision applies to one model, but {number} given",
             "write MODEL@REV for each, or in the recipe",
         )
-    name, at, given = model.partition("@")
+    name, at, current = model.partition("@")
     if Path(model).exists() or name == "demo" or not re.fullmatch(HUB_ID, name):
         raise UsageError(f"{model} has no revisions: it is not on the hub", "remove --revision")
     if not re.fullmatch(r"[\w./-]+", revision):
         raise UsageError(f"--revision takes a branch, a tag or a commit, got '{revision}'")
-    if at and given != revision:
+    if at and current != revision:
         message = f"{model} and --revision {revision} contradict each other"
         raise UsageError(message, "give one of them")
     return f"{name}@{revision}"

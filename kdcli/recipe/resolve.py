@@ -354,10 +354,10 @@ def explain(
     for problem in error.errors():
         key = _key_of(problem["loc"], values)
         enclosing = (k for k in origins if f"{key}.".startswith(f"{k}."))
-        given = key if key in origins else next(enclosing, None)
+        set_key = key if key in origins else next(enclosing, None)
         deeper = next((k for k in origins if k.startswith(f"{key}.")), key)
-        origin = origins.get(given or deeper, "default")
-        subject = f"'{key}'" if given else f"'{deeper}' lies under '{key}', which"
+        origin = origins.get(set_key or deeper, "default")
+        subject = f"'{key}'" if set_key else f"'{deeper}' lies under '{key}', which"
         value = f"got {shortened(repr(problem['input']), 500)} ({origin})"
         reasons.setdefault((subject, value), []).append(reason(problem))
     lines = []

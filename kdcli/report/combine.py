@@ -14,9 +14,12 @@ from kdcli.report.schema import Evaluation, Model, Quality
 class Part:
     """A finished run, and the models that the combined report takes from it.
 
-    `name` names the run's pruning. `models` maps a model's name in the run's report to its name in
-    the combined report; other models are skipped. `variants` names the variant of the method that
-    some models are, by their name in the run's report.
+    Attributes:
+        name: The name of the run's pruning in the combined report.
+        result: The run.
+        models: The name of a model in the combined report, by its name in the run's report. Other
+            models are skipped.
+        variants: The variant of the method, by the model's name in the run's report.
     """
 
     name: str
@@ -48,7 +51,7 @@ def combine_reports(
     parts: Sequence[Part],
     notes: Sequence[str] = (),
 ) -> RunResult:
-    """Write the report of `folder` over the models, scores and prunings of several runs.
+    """Write a report to `folder` with the models, scores and prunings of several runs.
 
     A model that occurs in several runs is taken from the first one.
     """

@@ -49,9 +49,9 @@ class RunResult:
 
     @classmethod
     def read(cls, folder: Path) -> "RunResult":
-        """Read a run that is done.
+        """Read a finished run.
 
-        Raises UsageError if its report is damaged or of another schema.
+        Raises UsageError: its report is damaged or has another schema.
         """
         return cls(
             checked_report(read_json(folder / REPORT, most_bytes=MOST_REPORT), folder / REPORT),
@@ -72,14 +72,14 @@ class RunResult:
 
     def renderables(self) -> Iterable[Any]:
         yield from terminal(self.report)
-        what = "model and report" if (self.folder / "config.json").is_file() else "report"
-        yield f"{what} in {self.folder} (report.html)"
+        has_model = (self.folder / "config.json").is_file()
+        yield f"{'model and report' if has_model else 'report'} in {self.folder} (report.html)"
 
 
 def checked_report(raw: Mapping[str, Any], file: Path) -> Report:
     """Check a report that was read from a file.
 
-    Raises UsageError if it is damaged or of another schema.
+    Raises UsageError: it is damaged or has another schema.
     """
     schema = raw.get("schema")
     if isinstance(schema, int) and schema != SCHEMA:
@@ -91,14 +91,14 @@ def checked_report(raw: Mapping[str, Any], file: Path) -> Report:
         return Report.model_validate(raw)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "as a whole"
-        raise UsageError(f"{file} is not a report of kdcli: {where}: {first['msg']}") from None
+        key = ".".join(map(str, first["loc"])) or "as a whole"
+        raise UsageError(f"{file} is not a report of kdcli: {key}: {first['msg']}") from None
 
 
 def measure(subjects: Iterable[Subject], settings: MeasureSettings, session: Session) -> Latency:
     """Measure latency in float32, with speed-ups over the first subject.
 
-    Returns no measurements if the recipe wants none.
+    The result is empty if the recipe asks for no latency.
     """
     if not settings.latency:
         return Latency()
@@ -125,16 +125,18 @@ class ReportedModel:
     """A model of a report.
 
     Attributes:
-        card: None for a model that has no files of its own.
-        baseline: the model that this one is compared with.
-        folder: set for a model that this run made; its model card is written there.
-        of: the model whose checkpoint, form, or untrained start this one is.
-        step: of a checkpoint.
-        backend, dtype: what a form runs on, and its number format.
-        variant: of the method, in an ablation.
-        source: the model that this one was made from, if the recipe does not say.
-        run: the run that measured the model, in a comparison of runs.
-        timed: what is loaded to measure the model's latency; None if it is not measured.
+        name: The name in the report.
+        role: The role in the report.
+        card: The description; None for a model without files of its own.
+        baseline: The model that this one is compared with.
+        folder: The directory of a model that this run made, where its model card is written.
+        of: The model whose checkpoint, form, or untrained start this one is.
+        step: The step of a checkpoint.
+        backend, dtype: The backend of a form, and its number format.
+        variant: The variant of the method, in an ablation.
+        source: The model that this one was made from, if the recipe does not name it.
+        run: The run that measured the model, in a comparison of runs.
+        timed: The model as the latency worker loads it; None if its latency is not measured.
     """
 
     name: str
@@ -152,9 +154,9 @@ class ReportedModel:
     timed: Subject | None = None
 
     def entry(self, run: Path) -> Model:
-        """Return what report.json has; a model inside the run's directory goes by its name.
+        """Return the entry of report.json.
 
-        The run may move to another place.
+        A model inside the run's directory is listed by its name, because the run may be moved.
         """
         card = self.card
         if card is not None and Path(card.id).is_relative_to(run):
@@ -176,7 +178,8 @@ def with_baseline(
     """Return models that are compared with the first of them.
 
     Args:
-        timed: what is loaded to measure each model's latency.
+        cards: The descriptions of the models by name.
+        timed: The models as the latency worker loads them.
     """
     timed = timed or {}
     first, *others = cards
@@ -195,14 +198,15 @@ class ReportContents:
     """The content of a report.
 
     Attributes:
-        recipe: the recipe that repeats the run.
-        models: in the order of the tables.
-        outcome: of the training; None if nothing was trained.
-        quality: metrics by task and model; None takes them from the evaluations.
-        auto_class: the class that loads the models that this run made.
-        pipeline: the hub's name of the task; None takes the one of `auto_class`.
-        focus: what the report is mainly about; its views show that first.
-        compared_runs: runs whose curves are drawn next to this one's, by name.
+        command: The verb.
+        recipe: The recipe that repeats the run.
+        models: The models in the order of the tables.
+        outcome: The outcome of the training; None if nothing was trained.
+        quality: The metrics by task and model; None takes them from the evaluations.
+        auto_class: The class that loads the models that this run made.
+        pipeline: The hub's name of the task; None takes the task of `auto_class`.
+        focus: The main subject of the report, which its views show first.
+        compared_runs: The runs whose curves are drawn next to this run's, by name.
     """
 
     command: str

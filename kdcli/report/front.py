@@ -47,21 +47,21 @@ def front_matter(
     data: str | None = None,
     scores: Iterable[Score] = (),
 ) -> str:
-    """Return the YAML that the hub reads of a model.
+    """Return the YAML that the hub reads about a model.
 
     The licence and the languages come from the base model's card, if it has them.
 
     Args:
-        name: of the model.
-        base: hub id or directory of the base model; may be empty. The hub id of a directory is read
-            from its card.
-        relation: to the base model, in the hub's words: finetune or quantized.
-        library: that loads the model.
-        tags: of the model.
-        pipeline: the hub's name of the task.
+        name: The name of the model.
+        base: The hub id or directory of the base model; may be empty. The hub id of a directory is
+            read from its card.
+        relation: The relation to the base model, in the hub's words: finetune or quantized.
+        library: The library that loads the model.
+        tags: The tags of the model.
+        pipeline: The hub's name of the task.
         task: kdcli's name of the task.
-        data: source of the examples or texts; None for the task's own data set.
-        scores: the model's scores.
+        data: The source of the examples or texts; None for the task's own data set.
+        scores: The model's scores.
     """
     base, _, revision = base.partition("@")
     base_card = _card_of(base, revision or None)
@@ -70,18 +70,8 @@ def front_matter(
     inherited: dict[str, Any] = {key: base_card[key] for key in INHERITED if key in base_card}
     dataset = _dataset(task, data)
     datasets = _listed(inherited.pop("datasets", None)) + _listed(dataset)
-    results = [
-        EvalResult(
-            task_type=pipeline or "text-classification",
-            dataset_type=dataset or score.task,
-            dataset_name=" ".join(filter(None, (score.task, score.set))),
-            dataset_split=score.split,
-            metric_type=metric,
-            metric_value=value,
-        )
-        for score in scores
-        for metric, value in score.metrics.items()
-    ]
+    task_type = pipeline or "text-classification"
+    results = _results(scores, task_type, dataset)
     if base_model and relation:
         inherited["base_model_relation"] = relation
     card = ModelCardData(
@@ -96,6 +86,22 @@ def front_matter(
         **inherited,
     )
     return card.to_yaml().strip()
+
+
+def _results(scores: Iterable[Score], task_type: str, dataset: str | None) -> list[EvalResult]:
+    """Return the model's scores as the hub reads them."""
+    return [
+        EvalResult(
+            task_type=task_type,
+            dataset_type=dataset or score.task,
+            dataset_name=" ".join(filter(None, (score.task, score.set))),
+            dataset_split=score.split,
+            metric_type=metric,
+            metric_value=value,
+        )
+        for score in scores
+        for metric, value in score.metrics.items()
+    ]
 
 
 def _card_of(base: str, revision: str | None) -> dict[str, Any]:

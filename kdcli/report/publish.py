@@ -43,38 +43,40 @@ class Published:
 def check_repository(repository: str) -> None:
     """Check that a repository's name is valid and that there is a token, without a request.
 
-    Raises UsageError if not.
+    Raises UsageError: the name is not valid, or there is no token.
     """
     try:
         validate_repo_id(repository)
     except HFValidationError:
         raise UsageError(
-            f"'{repository}' is no name of a repository", "give OWNER/NAME, or NAME for your own"
+            f"'{repository}' is not the name of a repository",
+            "give OWNER/NAME, or NAME for your own",
         ) from None
     if get_token() is None:
-        raise UsageError(f"{repository} cannot be pushed to: there is no token of the hub", LOGIN)
+        raise UsageError(f"cannot push to {repository}: there is no token for the hub", LOGIN)
 
 
 def publish(folder: Path, repository: str, *, private: bool = True) -> Published:
     """Push a model or an export to a repository, which is created if it does not exist.
 
-    An existing repository keeps its visibility. Raises UsageError if there is nothing to push or if
-    the hub refuses.
+    An existing repository keeps its visibility.
+
+    Raises UsageError: there is nothing to push, or the hub refuses the push.
     """
     check_repository(repository)
     if not (folder / CONFIG).is_file():
         inside = sorted(str(path.parent.relative_to(folder)) for path in folder.glob(f"*/{CONFIG}"))
         hint = (
-            f"models lie in {', '.join(inside)}: push one of them"
+            f"there are models in {', '.join(inside)}: push one of them"
             if inside
             else "give the directory of a model"
         )
-        raise UsageError(f"{folder} has no {CONFIG}, so it is no model directory", hint)
+        raise UsageError(f"{folder} has no {CONFIG}, so it is not a model directory", hint)
     hub = HfApi(library_name="kdcli")
     try:
         name = hub.create_repo(repository, private=private, exist_ok=True).repo_id
         ignored = [*NOT_PUSHED, *(f"{path.parent.name}/*" for path in folder.glob(f"*/{CONFIG}"))]
-        made = hub.upload_folder(
+        commit = hub.upload_folder(
             repo_id=name,
             folder_path=folder,
             commit_message="Pushed by kdcli",
@@ -84,4 +86,4 @@ def publish(folder: Path, repository: str, *, private: bool = True) -> Published
     except (OSError, ValueError, httpx.HTTPError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"{folder} cannot be pushed to {repository}: {reason}", LOGIN) from None
-    return Published(name, str(made.oid), str(made.commit_url), is_private)
+    return Published(name, str(commit.oid), str(commit.commit_url), is_private)

@@ -55,7 +55,7 @@ class _Part(BaseModel):
 
 
 class Model(_Part):
-    """A model that the report has numbers of.
+    """A model of the report.
 
     `card` is null for a model that has no files of its own, such as a student before its training.
     """
@@ -263,7 +263,7 @@ class Candidate(_Part):
     """A candidate of a compression. A candidate that was skipped has no numbers.
 
     `low` and `high` are the ends of the paired interval of `score`. `ms` and `speedup` are for one
-    sequence of 128 tokens, and `mb` is the size of the files. `outcome` says what became of it.
+    sequence of 128 tokens, and `mb` is the size of the files. `outcome` is the result in words.
     """
 
     name: str
@@ -279,7 +279,7 @@ class Candidate(_Part):
 class Compression(_Part):
     """The candidates of a compression, the teacher first.
 
-    `goal` has the limits that were given, with `max_drop` in points.
+    `goal` has the limits that the user set, with `max_drop` in points.
     """
 
     task: str
@@ -296,8 +296,8 @@ class Compression(_Part):
 class Report(_Part):
     """The content of report.json.
 
-    `focus` is what the report is mainly about; views show it first. `compared_runs` has the curves
-    of other runs by name.
+    `focus` is the main subject of the report, which views show first. `compared_runs` has the
+    curves of other runs by name.
     """
 
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")

@@ -30,11 +30,13 @@ class Table:
     """A table of texts.
 
     Attributes:
-        note: the text below the table.
-        marked: the number of the row that is emphasised.
-        narrow: how many columns a terminal shows; None for all.
-        style: the class of the table in HTML.
-        shades: from 0 to 1, the shade of each cell in HTML.
+        header: The names of the columns.
+        rows: The cells, row by row.
+        note: The text below the table.
+        marked: The number of the emphasised row.
+        narrow: The number of columns that a terminal shows; None for all.
+        style: The class of the table in HTML.
+        shades: The shade of each cell in HTML, from 0 to 1.
     """
 
     header: list[str]
@@ -51,10 +53,14 @@ class Section:
     """A section of a report.
 
     Attributes:
-        items: sentences, each followed by the texts that are quoted below it.
-        draw: makes the pictures, which only HTML shows.
-        least: the first view that shows the section.
-        open: whether HTML shows the section unfolded inside its parent.
+        title: The heading.
+        table: The table; None without one.
+        sentences: The paragraphs below the table.
+        items: Sentences, each followed by the texts that are quoted below it.
+        draw: Makes the pictures, which only HTML shows.
+        parts: The sections inside this one.
+        least: The first view that shows the section.
+        open: Whether HTML shows the section unfolded inside its parent.
     """
 
     title: str
@@ -120,7 +126,7 @@ def plain(text: str) -> str:
 
 
 def short(model: str) -> str:
-    """Return a hub id as it is, and of a directory or file only its last part, for privacy."""
+    """Return the last part of a path, for privacy. A hub id is returned unchanged."""
     here = model.startswith((".", "/", "~")) or Path(model).exists()
     return Path(model).resolve().name or model if here else model
 

@@ -28,8 +28,8 @@ from kdcli.report.text import Section, Table, View, count, cut, plain, shape_of,
 
 __all__ = ["html", "markdown", "model_card", "short", "terminal", "write_views"]
 
-MAX_WORD, MAX_NUMBER = 8, 24  # characters of a terminal's column that is not folded
-MAX_EXAMPLES = 5  # items with quotations that Markdown shows of a section
+MAX_WORD, MAX_NUMBER = 8, 24  # characters in a column that a terminal does not fold
+MAX_EXAMPLES = 5  # items with quotations that Markdown shows in a section
 
 
 def write_views(folder: Path, report: Report) -> None:
@@ -92,58 +92,76 @@ class FittedTable:
         A table that is too wide and has few rows is turned on its side. Then names fold, and then
         headings. A table that is still too wide becomes several tables.
         """
-        table, width = self.table, options.max_width
-        lines, marked = [line[: table.narrow] for line in (table.header, *table.rows)], table.marked
+        width = options.max_width
+        lines, marked = self._folded(width)
+        columns = list(zip(*lines, strict=True))
+        minimum = _minimum_widths(columns, width)
+        maximum = [
+            max(len(part) for text in column for part in text.split("\n")) for column in columns
+        ]
+        pieces = _pieces(minimum, width)
+        for piece in pieces:
+            grid = RichTable(header_style="bold")
+            room = width - 1 - sum(minimum[k] + 3 for k in piece)
+            for k in piece:
+                more = max(0, min(room, maximum[k] - minimum[k]))
+                room -= more
+                justify: Literal["left", "right"] = "right" if k else "left"
+                grid.add_column(
+                    escape(lines[0][k]), justify=justify, overflow="fold", width=minimum[k] + more
+                )
+            for i, row in enumerate(lines[1:]):
+                if len(pieces) == 1 or any(row[k] for k in piece[1:]):
+                    grid.add_row(
+                        *(escape(row[k]) for k in piece), style="bold" if i == marked else None
+                    )
+            yield grid
+
+    def _folded(self, width: int) -> tuple[list[list[str]], int | None]:
+        """Return the header and the rows, turned or folded if they are too wide, and the mark."""
+        table, marked = self.table, self.table.marked
+        lines = [line[: table.narrow] for line in (table.header, *table.rows)]
         if len(lines) <= len(lines[0]) and sum(len(name) + 3 for name in lines[0]) >= width:
             lines, marked = [list(column) for column in zip(*lines, strict=True)], None
             lines[0][0] = ""
-        columns = list(zip(*lines, strict=True))
+        columns = zip(*lines, strict=True)
         if sum(max(map(len, column)) + 3 for column in columns) >= width:
             lines = [[name.replace(" ", "\n") for name in lines[0]], *lines[1:]]
             lines[1:] = [
                 [name, *(cell.replace(" (", "\n(") for cell in cells)] for name, *cells in lines[1:]
             ]
-            columns = list(zip(*lines, strict=True))
-        whole = [_is_whole(*column) for column in columns]
-        # A column that may fold needs room for its words.
-        apart = ["\n" if one else None for one in whole]
-        words = [
-            [w for text in c for w in text.split(at)] for c, at in zip(columns, apart, strict=True)
-        ]
-        least = [min(MAX_NUMBER, max(map(len, own), default=0)) for own in words]
-        if sum(least) + 3 * len(least) >= width:
-            # Names may be cut where one table is then enough.
-            cut = [
-                n if _is_numeric(c[1:]) else min(n, MAX_WORD)
-                for n, c in zip(least, columns, strict=True)
-            ]
-            least = cut if sum(cut) + 3 * len(cut) < width else least
-        most = [
-            max(len(part) for text in column for part in text.split("\n")) for column in columns
-        ]
-        pieces: list[list[int]] = [[0]]
-        for i in range(1, len(columns)):
-            if len(pieces[-1]) > 1 and sum(least[k] + 3 for k in (*pieces[-1], i)) >= width:
-                pieces.append([0])
-            pieces[-1].append(i)
-        for piece in pieces:
-            made, room = (
-                RichTable(header_style="bold"),
-                width - 1 - sum(least[k] + 3 for k in piece),
-            )
-            for k in piece:
-                more = max(0, min(room, most[k] - least[k]))
-                room -= more
-                justify: Literal["left", "right"] = "right" if k else "left"
-                made.add_column(
-                    escape(lines[0][k]), justify=justify, overflow="fold", width=least[k] + more
-                )
-            for i, row in enumerate(lines[1:]):
-                if len(pieces) == 1 or any(row[k] for k in piece[1:]):
-                    made.add_row(
-                        *(escape(row[k]) for k in piece), style="bold" if i == marked else None
-                    )
-            yield made
+        return lines, marked
+
+
+def _minimum_widths(columns: list[tuple[str, ...]], width: int) -> list[int]:
+    """Return the width that each column needs for its words.
+
+    Names are cut if one table is then enough.
+    """
+    # A column that may fold needs room for its words.
+    apart = ["\n" if _is_whole(*column) else None for column in columns]
+    words = [
+        [word for text in column for word in text.split(at)]
+        for column, at in zip(columns, apart, strict=True)
+    ]
+    minimum = [min(MAX_NUMBER, max(map(len, own), default=0)) for own in words]
+    if sum(minimum) + 3 * len(minimum) < width:
+        return minimum
+    reduced = [
+        n if _is_numeric(column[1:]) else min(n, MAX_WORD)
+        for n, column in zip(minimum, columns, strict=True)
+    ]
+    return reduced if sum(reduced) + 3 * len(reduced) < width else minimum
+
+
+def _pieces(minimum: list[int], width: int) -> list[list[int]]:
+    """Divide columns among as few tables as possible, each with the first column."""
+    pieces: list[list[int]] = [[0]]
+    for i in range(1, len(minimum)):
+        if len(pieces[-1]) > 1 and sum(minimum[k] + 3 for k in (*pieces[-1], i)) >= width:
+            pieces.append([0])
+        pieces[-1].append(i)
+    return pieces
 
 
 def _is_whole(heading: str, *cells: str) -> bool:
@@ -200,7 +218,7 @@ def markdown_table(table: Table) -> list[str]:
 
 
 def html(report: Report) -> str:
-    """Return report.html, one file that loads nothing; everything from outside is escaped."""
+    """Return report.html, one file that loads nothing. All text from outside is escaped."""
     return _template("report.html.jinja").render(
         report=report,
         title=title(report),
@@ -245,7 +263,7 @@ def model_card(
     own_code: bool = False,
     generates: bool = False,
 ) -> str:
-    """Return README.md of a model directory: what the model is, its results, how to repeat them.
+    """Return README.md of a model directory: the model, its results, and how to repeat them.
 
     `auto_class` loads the model with its head, `AutoModel` a model without a head, and EMBEDDER an
     embedding model. `pipeline` is the hub's name of the task; None takes the one of `auto_class`.

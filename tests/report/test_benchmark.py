@@ -316,7 +316,7 @@ def test_quality_against_latency_and_size(runs):
     ] == [1, 1, 0]
     rows = [row.model_dump() | {"backend": "onnx", "dtype": "int8"} for row in runs.latency]
     first, second, _ = pictures(made(reports.compared_benchmark_values(), latency=rows))
-    assert first.caption.endswith("The quality is that of the weights, not of this backend.")
+    assert first.caption.endswith("The quality belongs to the weights, not to this backend.")
     assert "of the weights, not" not in second.caption
 
 

@@ -60,9 +60,9 @@ def test_what_cannot_be_pushed_is_one_message(hub, kdcli, tmp_path):  # noqa: F8
     folder = own_files.headed(tmp_path / "runs" / "model")
     (tmp_path / "runs" / "empty").mkdir()
     cases = {
-        (tmp_path / "runs", "someone/x"): "models lie in model: push one of them",
+        (tmp_path / "runs", "someone/x"): "there are models in model: push one of them",
         (tmp_path / "runs" / "empty", "someone/x"): "has no config.json",
-        (folder, "some one/x"): "is no name of a repository",
+        (folder, "some one/x"): "is not the name of a repository",
     }
     for given, message in cases.items():
         done = kdcli("push", *given)

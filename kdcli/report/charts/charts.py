@@ -271,11 +271,11 @@ def latency_over(report: Report, what: Literal["tokens", "batch size"]) -> Pictu
     groups: dict[int, list[Cell]] = {}
     for cell in by_cell:
         groups.setdefault(cell[1 - varies], []).append(cell)
-    shown: list[Cell] = max(map(sorted, groups.values()), key=len, default=[])
-    if len(shown) < 2:
+    chosen: list[Cell] = max(map(sorted, groups.values()), key=len, default=[])
+    if len(chosen) < 2:
         return None
     rows: dict[tuple[str, tuple[str, str]], dict[int, LatencyRow]] = {}
-    for cell in shown:
+    for cell in chosen:
         for row in by_cell[cell]:
             rows.setdefault((row.model, (row.backend, row.dtype)), {})[cell[varies]] = row
     models, backends = (list(dict.fromkeys(key[i] for key in rows)) for i in (0, 1))
@@ -288,10 +288,10 @@ def latency_over(report: Report, what: Literal["tokens", "batch size"]) -> Pictu
         lines.append(Line(name, points, COLOURS[place], dash, marker))
     columns = 3 if len(backends) == 1 else 2
     taller = 0.17 * max(0, -(-len(lines) // columns) - 2)
-    fixed = f"batch size {shown[0][0]}" if what == "tokens" else f"{shown[0][1]} tokens"
+    fixed = f"batch size {chosen[0][0]}" if what == "tokens" else f"{chosen[0][1]} tokens"
     across = f"{what}, with {fixed}"
     drawing, axes = line_chart(lines, across, "median ms", columns=columns, log=True, taller=taller)
-    ticks(axes, [cell[varies] for cell in shown], log=True)
+    ticks(axes, [cell[varies] for cell in chosen], log=True)
     words = "; ".join(
         f"{line.label} " + ", ".join(f"{ms:.3g} ({x})" for x, ms in line.points) for line in lines
     )
@@ -324,7 +324,7 @@ def quality_against(report: Report, what: Cost) -> Picture | None:
     if what == "latency" and not _by_backend(report):
         row = comparable(report)[0]
         if (row.backend, row.dtype) not in PLAIN:
-            text += " The quality is that of the weights, not of this backend."
+            text += " The quality belongs to the weights, not to this backend."
     return Picture(drawing, text)
 
 
@@ -335,7 +335,7 @@ def _costs(report: Report, what: Cost) -> tuple[str, str, dict[str, float]]:
     """
     cards = report.cards
     if what == "density":
-        # Nothing of the dense model is removed.
+        # The dense model keeps all of its weights.
         kept = dict.fromkeys(list(cards)[:1], 100.0)
         kept |= {p.model: 100 * p.density for p in report.pruning}
         several = len({percent(p.density, 1) for p in report.pruning}) > 1

@@ -65,8 +65,8 @@ def _cost(one: Candidate, cost: Cost) -> float:
 
 def _draw(axes: Any, compression: Compression, cost: Cost) -> list[str]:
     """Draw the candidates, and return the names on the front."""
-    shown, goal = _measured(compression), compression.goal
-    points = {one.name: (_cost(one, cost), float(one.score or 0.0)) for one in shown}
+    measured, goal = _measured(compression), compression.goal
+    points = {one.name: (_cost(one, cost), float(one.score or 0.0)) for one in measured}
     front = front_of(points)
     axes.step(
         *zip(*(points[name] for name in front), strict=True),
@@ -75,7 +75,7 @@ def _draw(axes: Any, compression: Compression, cost: Cost) -> list[str]:
         linewidth=1,
         alpha=0.7,
     )
-    for number_, one in enumerate(shown):
+    for number_, one in enumerate(measured):
         (x, y), colour = points[one.name], COLOURS[number_ % len(COLOURS)]
         low, high = (y if end is None else end for end in (one.low, one.high))
         bars = {
@@ -88,7 +88,7 @@ def _draw(axes: Any, compression: Compression, cost: Cost) -> list[str]:
         style = {"markersize": 10 if chosen else 6, "markeredgecolor": colour, "linestyle": "none"}
         style |= {"markerfacecolor": colour if one.name in front else "none", "label": one.name}
         axes.errorbar([x], [y], marker=MARKERS[number_ % len(MARKERS)], **style, **bars)
-    teacher = shown[0]
+    teacher = measured[0]
     if "max_drop" in goal:
         axes.axhline(
             points[teacher.name][1] - 0.01 * goal["max_drop"],

@@ -73,9 +73,9 @@ def svg(drawing: Figure) -> str:
         {"svg.fonttype": "none", "svg.hashsalt": "kdcli", "font.family": "sans-serif"}
     ):
         drawing.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    made = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>", "", text.getvalue(), flags=re.S)
+    element = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>", "", text.getvalue(), flags=re.S)
     # Without its own size, the picture takes the width of its place on the page.
-    return re.sub(r' (width|height)="[\d.]+pt"', "", made, count=2).replace(INK, "currentColor")
+    return re.sub(r' (width|height)="[\d.]+pt"', "", element, count=2).replace(INK, "currentColor")
 
 
 def line_chart(
@@ -140,10 +140,10 @@ def legend(drawing: Figure, columns: int, chosen: str | None = None) -> None:
         "labelcolor": INK,
     }
     for count in range(columns, 0, -1):
-        made = drawing.legend(handles, labels, loc="outside upper left", ncols=count, **style)
-        if count == 1 or made.get_window_extent().width <= drawing.bbox.width:
+        drawn = drawing.legend(handles, labels, loc="outside upper left", ncols=count, **style)
+        if count == 1 or drawn.get_window_extent().width <= drawing.bbox.width:
             return
-        made.remove()
+        drawn.remove()
 
 
 def scatter_chart(

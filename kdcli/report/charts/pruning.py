@@ -73,11 +73,11 @@ def density_curve(pruned: Pruning) -> Picture | None:
     drawing, axes = line_chart([Line("", points, COLOURS[0])], "step", "weights kept, %")
     axes.axhline(requested, color=INK, linewidth=1, linestyle="--")
     axes.set_ylim(0, 105)
-    what = (
+    subject = (
         f"{pruned.model}: weights kept while training, {points[0][1]:.1f} → {points[-1][1]:.1f} %"
     )
     return Picture(
-        svg(drawing), f"{what}; the dashed line is the requested share, {requested:g} %."
+        svg(drawing), f"{subject}; the dashed line is the requested share, {requested:g} %."
     )
 
 
@@ -92,27 +92,26 @@ def score_ridges(pruned: Pruning) -> Picture | None:
     chosen = np.unique(
         np.linspace(0, len(spread) - 1, min(MAX_RIDGES, len(spread))).round().astype(int)
     )
-    shown = [spread[i] for i in chosen]
-    drawing, axes = figure(0.42 * len(shown) + 0.6 - HEIGHT)
+    histograms = [spread[i] for i in chosen]
+    drawing, axes = figure(0.42 * len(histograms) + 0.6 - HEIGHT)
     axes.grid(False, axis="y")
-    for base, histogram in enumerate(reversed(shown)):
+    for base, histogram in enumerate(reversed(histograms)):
         heights = base + 0.88 * np.array(histogram.counts, dtype=np.float64) / max(histogram.counts)
         for style in ({"fill": True, "alpha": 0.3}, {"linewidth": 1.1}):
             axes.stairs(heights, histogram.edges, baseline=base, color=COLOURS[0], **style)
-    ranges = [_middle(h) for h in shown]
+    ranges = [_middle(h) for h in histograms]
     low, high = min(a for a, _ in ranges), max(b for _, b in ranges)
-    axes.set_yticks(range(len(shown)), [f"{h.step:,}" for h in reversed(shown)])
+    axes.set_yticks(range(len(histograms)), [f"{h.step:,}" for h in reversed(histograms)])
     reach = low - 0.02 * (high - low), high + 0.02 * (high - low)
-    axes.set(xlim=reach, ylim=(-0.05, len(shown)), xlabel="score", ylabel="step")
+    axes.set(xlim=reach, ylim=(-0.05, len(histograms)), xlabel="score", ylabel="step")
     first, last = ranges[0], ranges[-1]
-    steps = ", ".join(f"{h.step:,}" for h in shown)
-    what = f"{pruned.model}: distribution of the scores after steps {steps}"
+    steps = ", ".join(f"{h.step:,}" for h in histograms)
+    subject = f"{pruned.model}: distribution of the scores after steps {steps}"
     where = (
         f"From {first[0]:.2g} to {first[1]:.2g} at first, {last[0]:.2g} to {last[1]:.2g} at last"
     )
-    text = (
-        f"{what}, each as high as its fullest bar. {where}, but for {100 * TAIL:g} % at either end."
-    )
+    ends = f"but for {100 * TAIL:g} % at either end"
+    text = f"{subject}, each as high as its fullest bar. {where}, {ends}."
     return Picture(svg(drawing), text)
 
 

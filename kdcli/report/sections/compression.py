@@ -1,4 +1,4 @@
-"""Show what a compression tried: the result in words, a table of the candidates, and pictures."""
+"""Show a compression: the result in words, a table of the candidates, and pictures."""
 
 from functools import partial
 
@@ -52,7 +52,7 @@ def _row(one: Candidate, teacher: Candidate) -> list[str]:
 
 
 def _pictures(compression: Compression) -> list[Picture]:
-    # Imported here, since matplotlib takes a third of a second.
+    # Importing matplotlib takes a third of a second, and only a finished run needs it.
     from kdcli.report.charts.compression import pictures
 
     return pictures(compression)

@@ -23,7 +23,7 @@ MAX_CURVE_ROWS = 12
 
 
 def sections(report: Report) -> list[Section]:
-    """Return all that a report shows."""
+    """Return all sections of a report."""
     return [
         *([compression_section(report.compression)] if report.compression else []),
         models_section(report),
@@ -43,11 +43,14 @@ def sections(report: Report) -> list[Section]:
     ]
 
 
-def _pictures(shown: Report | Pruning) -> list[Picture]:
-    # Imported here, since matplotlib takes a third of a second and a run is drawn at its end.
+def _pictures(content: Report | Pruning) -> list[Picture]:
+    """Draw a report, or one of its pruned models."""
+    # Importing matplotlib takes a third of a second, and only a finished run needs it.
     from kdcli.report.charts import charts, pruning
 
-    return charts.pictures(shown) if isinstance(shown, Report) else pruning.model_pictures(shown)
+    if isinstance(content, Report):
+        return charts.pictures(content)
+    return pruning.model_pictures(content)
 
 
 def _pruned(report: Report) -> list[Section]:
@@ -64,7 +67,7 @@ def _pruned(report: Report) -> list[Section]:
 
 
 def _training(report: Report) -> list[Section]:
-    """Show what the training took, and its curves as tables."""
+    """Show the cost of the training, and its curves as tables."""
     held_out = [(p.step, held_out_terms(p)) for p in report.curve if p.held_out]
     parts = _curve("Held-out loss", held_out)
     parts += _curve("While training", [(p.step, p.metrics) for p in report.curve if p.metrics])
@@ -99,11 +102,11 @@ def _curve(title: str, points: Sequence[tuple[int, dict[str, float] | None]]) ->
     if not points:
         return []
     names = names_of(values for _, values in points if values)
-    shown = list(points)
+    chosen = list(points)
     if len(points) > MAX_CURVE_ROWS:
-        shown = [*points[: -1 : max(1, len(points) // 10)], points[-1]]
+        chosen = [*points[: -1 : max(1, len(points) // 10)], points[-1]]
     rows = [
         [f"{step:,}", *(number((values or {}).get(name)) for name in names)]
-        for step, values in shown
+        for step, values in chosen
     ]
     return [Section(title, Table(["step", *names], rows), least=View.MARKDOWN, open=False)]

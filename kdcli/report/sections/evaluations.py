@@ -122,20 +122,20 @@ def _published(report: Report, task: str, evaluations: list[Evaluation]) -> list
     """Show what papers report for the evaluated sets, and the mean over these sets alone."""
     sets, sections = list(dict.fromkeys(e.set for e in evaluations)), []
     for metric in names_of(e.metrics for e in evaluations):
-        found = [row for row in report.published if (row.task, row.metric) == (task, metric)]
-        if not found:
+        papers = [row for row in report.published if (row.task, row.metric) == (task, metric)]
+        if not papers:
             continue
         values = [
-            [row.values[name] / 100 if name in row.values else None for row in found]
+            [row.values[name] / 100 if name in row.values else None for row in papers]
             for name in sets
         ]
         rows = [
             [name, *map(number, row)]
             for name, row in zip([*sets, MEAN], [*values, _means(values)], strict=True)
         ]
-        sources = ", ".join(dict.fromkeys(row.source for row in found))
+        sources = ", ".join(dict.fromkeys(row.source for row in papers))
         note = f"{sources}; {THEIR_OWN}."
-        table = Table(["set", *(row.row for row in found)], rows, note, marked=len(rows) - 1)
+        table = Table(["set", *(row.row for row in papers)], rows, note, marked=len(rows) - 1)
         sections.append(Section(f"Published on {task}, {metric}", table))
     return sections
 
@@ -167,13 +167,13 @@ def details(report: Report) -> list[Section]:
     """Show confusions, classes and the worst examples of each model on each set."""
     alone = len(report.evaluations) == 1
     least = View.TERMINAL if len(report.evaluations) <= MAX_SHORT_EVALUATIONS else View.HTML
-    shown = []
+    sections = []
     for e in report.evaluations:
         parts = [part for part in (_confusion(e, alone=alone), _per_class(e), _worst(e)) if part]
         if parts:
             title = f"{e.model} on {headline(e)}"
-            shown.append(Section(title, parts=parts, least=least, open=alone))
-    return [Section("In detail", parts=shown)] if shown else []
+            sections.append(Section(title, parts=parts, least=least, open=alone))
+    return [Section("In detail", parts=sections)] if sections else []
 
 
 def headline(evaluation: Evaluation) -> str:
@@ -188,30 +188,30 @@ def _least(rows: int) -> View:
 
 
 def _confusion(evaluation: Evaluation, *, alone: bool) -> Section | None:
-    if (shown := matrix(evaluation)) is None:
+    if (table := matrix(evaluation)) is None:
         return None
-    least = _least(len(shown.rows))
-    if alone and len(shown.rows) <= MAX_SHORT_LABELS:
+    least = _least(len(table.rows))
+    if alone and len(table.rows) <= MAX_SHORT_LABELS:
         least = View.TERMINAL
-    return Section("Confusion", shown, least=least)
+    return Section("Confusion", table, least=least)
 
 
 def matrix(evaluation: Evaluation) -> Table | None:
-    """Return the confusion matrix of at most MAX_LABELS labels, those with the most errors."""
+    """Return the confusion matrix of at most MAX_LABELS labels, the ones with the most errors."""
     confusion = evaluation.confusion
     if confusion is None or not confusion.labels:
         return None
     counts = np.array(confusion.counts, dtype=np.int64)
     totals = counts.sum(1)
-    shown, note = np.arange(len(confusion.labels)), ""
-    if len(shown) > MAX_LABELS:
+    chosen, note = np.arange(len(confusion.labels)), ""
+    if len(chosen) > MAX_LABELS:
         # Both the missed examples of a class and those mistaken for it are its errors.
         errors = totals + counts.sum(0) - 2 * counts.diagonal()
-        shown = np.sort(np.argsort(-errors, kind="stable")[:MAX_LABELS])
+        chosen = np.sort(np.argsort(-errors, kind="stable")[:MAX_LABELS])
         note = f"Of {len(confusion.labels)} classes the {MAX_LABELS} with the most errors."
-    shares = (counts / np.maximum(totals, 1)[:, None])[np.ix_(shown, shown)]
-    counts = counts[np.ix_(shown, shown)]
-    labels = [confusion.labels[i] for i in shown]
+    shares = (counts / np.maximum(totals, 1)[:, None])[np.ix_(chosen, chosen)]
+    counts = counts[np.ix_(chosen, chosen)]
+    labels = [confusion.labels[i] for i in chosen]
     # Many zeros would hide the errors.
     cells = [
         [f"{n:,}" if n or len(labels) <= MAX_SHORT_LABELS else "" for n in row]

@@ -241,19 +241,19 @@ def published_speedups(report: Report) -> list[Section]:
 
 def published(report: Report) -> list[Section]:
     """Show the papers' scores. A report of latencies alone shows the papers' speed-ups only."""
-    found = [row for row in report.published if row.task is None]
-    if not found or (report.focus == "latency" and not report.quality):
+    papers = [row for row in report.published if row.task is None]
+    if not papers or (report.focus == "latency" and not report.quality):
         return []
-    names = names_of(row.values for row in found)
+    names = names_of(row.values for row in papers)
     rows = [
         [
             f"{row.row} ({row.source})",
             *(f"{row.values[n]:g}" if n in row.values else "" for n in names),
         ]
-        for row in found
+        for row in papers
     ]
     note = (
-        "What papers report for this shape, with their own teacher, data and budget: not a result "
+        "The papers' results for this shape, with their own teacher, data and budget: not a result "
         "of this run."
     )
     table = Table(["", *names], rows, note, style="published")

@@ -1,4 +1,4 @@
-"""Show what a report is about: its title, the main table, and the few numbers to see first."""
+"""Show the head of a report: its title, the main table, and the most important numbers."""
 
 from collections.abc import Iterable
 from statistics import fmean
@@ -104,7 +104,7 @@ def origin(report: Report) -> str:
 
 
 def how_made(report: Report) -> str:
-    """Say how the models were made, as the second half of a sentence."""
+    """Describe how the models were made, as the second half of a sentence."""
     recipe, teachers = report.recipe, report.with_role("teacher")
     source = (recipe.get("data") or {}).get("source")
     on_text = f" on {short(str(source))}" if source else ""
@@ -193,7 +193,7 @@ def _sizes(report: Report, name: str) -> dict[str, str]:
     """Return the columns that describe the size of a model."""
     cards = report.cards
     card = cards[name]
-    # A column that repeats the models' names says nothing.
+    # Skip a column that only repeats the models' names.
     repeated = all(name == shape_of(card) for name, card in cards.items())
     embedding, transformer = card.paper_params_embedding, card.paper_params_transformer
     kept = next((percent(p.density, 1) for p in report.pruning if p.model == name), "")
@@ -242,22 +242,22 @@ def models_section(report: Report) -> Section:
     return Section(heading, Table(["", *first[1:]], facts, note, style=style))
 
 
-def _start_note(report: Report, shown: list[str]) -> str:
+def _start_note(report: Report, names: list[str]) -> str:
     """Explain the students without distillation that a table shows."""
     start = "Undistilled: a student of the same shape, started in the same way and "
     notes = []
-    if any(model.name in shown for model in report.with_role("untrained")):
+    if any(model.name in names for model in report.with_role("untrained")):
         through = report.with_role("assistant") and report.with_role("student")
         notes.append(f"{start}not trained{'; the notes say from which model' if through else ''}.")
-    if any(model.name in shown for model in report.with_role("undistilled")):
+    if any(model.name in names for model in report.with_role("undistilled")):
         notes.append(f"{start}fine-tuned without a teacher.")
     return " ".join(notes)
 
 
 def about(report: Report) -> str:
     """Return the model that the facts are about; empty if it is clear which one."""
-    made = [m for m in report.models if m.card and m.role not in ("teacher", "assistant")]
-    return foremost(report) if len(made) > 1 else ""
+    models = [m for m in report.models if m.card and m.role not in ("teacher", "assistant")]
+    return foremost(report) if len(models) > 1 else ""
 
 
 def foremost(report: Report) -> str:
@@ -272,32 +272,32 @@ def foremost(report: Report) -> str:
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """Return the few numbers to see first, of one model compared with the first model."""
+    """Return the most important numbers of one model, compared with the first model's."""
     cards = report.cards
     first, name = next(iter(cards)), foremost(report)
     card, baseline = cards[name], cards[first]
     fastest = _fastest(report)
     pruned = [p for p in report.pruning if p.model == name] or report.pruning[:1]
-    shown = [
+    listed = [
         (f"{percent(p.density, 1)} %", f"of the layers' weights kept, {p.method}", "")
         for p in pruned
     ]
-    shown += _quality_facts(report, name, first, fastest)
+    listed += _quality_facts(report, name, first, fastest)
     if fastest is not None and fastest.speedup is not None:
         ratio = fastest.speedup
         ran = ran_as(fastest) if report.focus == "latency" else fastest.model
         where = f"{fastest.batch_size} × {fastest.seq_len} tokens"
         text = f"the speed of {ratio.baseline}: {ran}, {where} ({ratio.low:.1f}–{ratio.high:.1f})"
-        shown.append((f"{ratio.median:.1f}×", text, ""))
+        listed.append((f"{ratio.median:.1f}×", text, ""))
     elif not pruned and (rows := [row for row in report.latency if row.model == name]):
         where = f"{rows[0].batch_size} × {rows[0].seq_len} tokens"
-        shown.append((f"{rows[0].p50_ms:.1f} ms", where, ""))
-    shown.append((on_disk(card), "on disk", on_disk(baseline)))
+        listed.append((f"{rows[0].p50_ms:.1f} ms", where, ""))
+    listed.append((on_disk(card), "on disk", on_disk(baseline)))
     if card.multiply_adds != baseline.multiply_adds:
-        shown.append((count(card.multiply_adds), "multiply-adds", count(baseline.multiply_adds)))
+        listed.append((count(card.multiply_adds), "multiply-adds", count(baseline.multiply_adds)))
     return [
         (value, f"{what}; {first} {other}" if other and first != name else what)
-        for value, what, other in shown
+        for value, what, other in listed
     ]
 
 
@@ -308,17 +308,17 @@ def _quality_facts(
     # A fast form, such as int8, is shown with its own scores.
     form = form_of(report, fastest).name if fastest and report.focus == "latency" else name
     untrained = [m.name for m in report.with_role("untrained", "undistilled") if m.of == name]
-    shown = []
+    listed = []
     for task, models in (_quality(report) | _means(report)).items():
         own, other = models.get(form, {}), models.get(first, {})
         before = next((models[start] for start in untrained if start in models), {})
         metric = next(iter(own), "loss")
         if metric != "loss":
-            shown.append((number(own[metric]), f"{metric} on {task}", number(other.get(metric))))
+            listed.append((number(own[metric]), f"{metric} on {task}", number(other.get(metric))))
         elif own.get("loss") and "loss" in before:
             times = f"{before['loss'] / own['loss']:.1f}×"
-            shown.append((times, f"lower {task} than before distillation", ""))
-    return shown
+            listed.append((times, f"lower {task} than before distillation", ""))
+    return listed
 
 
 def _fastest(report: Report) -> LatencyRow | None:

@@ -66,28 +66,28 @@ def _marked(header: list[str], rows: list[list[str]], chosen: list[bool], note: 
 
 
 def how_chosen(selection: Selection) -> str:
-    """Say which run was chosen, and how."""
+    """Describe which run was chosen, and how."""
     groups = by_setting(selection)
     seeds = any(len(runs) > 1 for _, runs in groups)
     by = f"{selection.metric} ({selection.on}"
     if len(groups) == 1:
-        how = f"Of {len(selection.runs)} runs, seed {selection.seed} was chosen by {by})"
+        text = f"Of {len(selection.runs)} runs, seed {selection.seed} was chosen by {by})"
     elif seeds:
-        how = (
+        text = (
             f"Of {len(groups)} settings, one was chosen by {by}; mean over its seeds); of its runs "
             f"the best one, with seed {selection.seed}, is the model reported here"
         )
     else:
-        how = f"Of {len(groups)} runs, one was chosen by {by})"
+        text = f"Of {len(groups)} runs, one was chosen by {by})"
     spreads = " ± is the sample standard deviation over seeds." if seeds else ""
-    shown = _metrics(selection)
-    skipped = any(metric not in shown for run in selection.runs for metric in run.metrics)
+    listed = _metrics(selection)
+    skipped = any(metric not in listed for run in selection.runs for metric in run.metrics)
     sets = " report.json has the scores on every set." if skipped else ""
-    return f"{how}. The scores that chose it are therefore a little optimistic.{spreads}{sets}"
+    return f"{text}. The scores that chose it are therefore a little optimistic.{spreads}{sets}"
 
 
 def _metrics(selection: Selection) -> list[str]:
-    """Return all metrics or, if there are too many, those over all sets, without `SET/METRIC`."""
+    """Return all metrics. If there are too many, skip the ones of single sets (`SET/METRIC`)."""
     names = names_of(run.metrics for run in selection.runs)
     return names if len(names) <= MAX_METRICS else [name for name in names if "/" not in name]
 

@@ -80,7 +80,7 @@ def check_grid(settings: list[dict[str, Any]]) -> None:
             if (key != "keep" and not key.startswith("train.")) or key == "train.dtype":
                 raise UsageError(
                     f"grid.{key}: the runs of a grid share model, data and number format",
-                    "a grid holds keys of train, or keep; for other keys, start one run for each value",
+                    "a grid holds keys of train, or keep; for other keys, start one run per value",
                 )
             if not isinstance(value, float | int | str):
                 raise UsageError(f"grid.{key} must hold numbers or words, got {value!r} among them")

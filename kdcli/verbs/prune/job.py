@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from kdcli.disk import disk_errors, write_atomic
 from kdcli.engine.run_dir import CHECKPOINTS
-from kdcli.models.capture import capture, prepare_teacher
+from kdcli.models.capture import Capture, capture, prepare_teacher
 from kdcli.models.card import describe_source
 from kdcli.models.layout import layout_for
 from kdcli.models.model import Model
@@ -159,25 +159,7 @@ def _job(
     if contrast is not None:
         shared = _contrasted(workload, recipe, model, pruner, targets)
 
-    def learned(batch: Batch) -> tuple[Signals, dict[str, Term]]:
-        # The teacher runs before the model, because it takes tensors out of the batch.
-        teacher_signals = targets.signals(batch) if targets is not None else None
-        signals = workload.forward(student, batch)
-        teachers = [teacher_signals] if teacher_signals else []
-        terms = workload.mixed_terms(signals, teachers, batch, recipe.kd)
-        return signals, terms
-
-    def step(batch: Batch) -> StepLoss:
-        # The method's terms come first, so that backward reaches them last, when the activations
-        # are freed.
-        own: dict[str, Term] = {}
-        if torch.is_grad_enabled():
-            own = {name: Term(value, "rows") for name, value in pruner.terms().items()}
-        signals, terms = learned(batch)
-        if contrast is not None and "own_rows" in batch:
-            contrasts = contrast(_first_token(signals), batch["own_rows"], batch)
-            terms |= {name: Term(value, "rows") for name, value in contrasts.items()}
-        return StepLoss(terms | own, workload.outputs(signals, batch))
+    step = _step(workload, recipe, pruner, student, targets)
 
     def on_step_end(done: int) -> None:
         pruner.after(done)
@@ -199,6 +181,35 @@ def _job(
         shared=shared,
     )
     return job, plan.schedule, plan.steps_per_pass
+
+
+def _step(
+    workload: Workload,
+    recipe: PruneRecipe,
+    pruner: Pruner,
+    student: Capture,
+    targets: Targets | None,
+) -> Callable[[Batch], StepLoss]:
+    """Return the function that computes the loss of a batch."""
+    contrast = pruner.contrast
+
+    def step(batch: Batch) -> StepLoss:
+        # The method's terms come first, so that backward reaches them last, when the activations
+        # are freed.
+        own: dict[str, Term] = {}
+        if torch.is_grad_enabled():
+            own = {name: Term(value, "rows") for name, value in pruner.terms().items()}
+        # The teacher runs before the model, because it takes tensors out of the batch.
+        teacher_signals = targets.signals(batch) if targets is not None else None
+        signals = workload.forward(student, batch)
+        teachers = [teacher_signals] if teacher_signals else []
+        terms = workload.mixed_terms(signals, teachers, batch, recipe.kd)
+        if contrast is not None and "own_rows" in batch:
+            contrasts = contrast(_first_token(signals), batch["own_rows"], batch)
+            terms |= {name: Term(value, "rows") for name, value in contrasts.items()}
+        return StepLoss(terms | own, workload.outputs(signals, batch))
+
+    return step
 
 
 def _targets(
