@@ -19,7 +19,7 @@ NOT_MEASURED = (
     "--backend",
     "--padding",
 )
-"""Options of a measurement, which the portable runner and a comparison of runs do not make."""
+"""Options that only apply to a measurement, not to `--portable` or `--compare`."""
 
 
 class BenchmarkDataSettings(LabelledSettings):

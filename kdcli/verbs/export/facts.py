@@ -41,7 +41,7 @@ class FileComparison:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One version of a file, with `in_float` products in float32.
+    """One version of a file that was written and checked.
 
     Attributes:
         in_float: The number of products in float32.

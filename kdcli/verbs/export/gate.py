@@ -77,7 +77,7 @@ class _Search:
         return not self.reason
 
     def failure(self) -> MachineError | GateError:
-        """Return the error for a file of which no version may be used."""
+        """Return the error to raise if no version of the file may be used."""
         assert self.latest is not None
         kind = MachineError if self.check.too_far(self.latest[1]) else GateError
         in_float = " with every product in float32" if self.errors else ""
