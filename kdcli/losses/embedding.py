@@ -9,7 +9,8 @@ With the vectors s of the student and t of the teacher in R^D:
 The anchors a_r are the teacher's vectors of fixed texts of the corpus (CompRess,
 https://arxiv.org/abs/2010.14713). p_i is the teacher's vector of the text's positive, if the text
 has one. The n are the vectors of its negatives and the anchors (InfoNCE,
-https://arxiv.org/abs/1807.03748). A text's loss therefore depends on no other text of its batch:
+https://arxiv.org/abs/1807.03748), except the anchors that are the text itself or its positive. A
+text's loss therefore depends on no other text of its batch:
 neither micro-batches nor processes change it, and the teacher computes each vector once.
 
 `relations` adds MiniLMv2's loss of the last layer, and `hidden` adds the cosine distance of its
@@ -43,6 +44,9 @@ OVER: Mapping[str, Count] = {
     **dict.fromkeys(("vectors", "similarity", "contrastive"), "rows"),
     **dict.fromkeys(("relations", "hidden"), "tokens"),
 }
+
+SAME_TEXT = 1 - 1e-5
+"""Cosine above which two vectors of one teacher are taken for the vectors of one text."""
 
 
 class Settings(Section):
@@ -121,7 +125,8 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
                 )
             named["similarity"] = torch.stack(divergences).mean()
         if weights["contrastive"]:
-            named["contrastive"] = info_nce(s_BD, t, settings.temperature)
+            with torch.autocast(s_BD.device.type, enabled=False):
+                named["contrastive"] = info_nce(s_BD, t_BD, t, settings.temperature)
         if relations is not None:
             named["relations"] = torch.stack(list(relations.terms(t, s).values())).sum()
         if weights["hidden"]:
@@ -151,14 +156,21 @@ def log_similarities(x_BD: Tensor, anchors_RD: Tensor, temperature: float) -> Te
     return (cosines_BR / temperature).log_softmax(-1)
 
 
-def info_nce(s_BD: Tensor, teacher: Signals, temperature: float) -> Tensor:
-    """Compute InfoNCE, a mean over all rows; a row without a positive contributes 0."""
+def info_nce(s_BD: Tensor, t_BD: Tensor, teacher: Signals, temperature: float) -> Tensor:
+    """Compute InfoNCE, a mean over all rows.
+
+    A row without a positive contributes 0. An anchor that is the row's own text or its positive is
+    no negative: the teacher's vectors tell.
+    """
     assert teacher.positive is not None
     assert teacher.anchors is not None
-    s_BD = F.normalize(s_BD, dim=-1)
+    s_BD, t_BD = F.normalize(s_BD, dim=-1), F.normalize(t_BD, dim=-1)
+    p_BD = F.normalize(teacher.positive.float(), dim=-1)
+    anchors_DR = F.normalize(teacher.anchors.float(), dim=-1).T
     has_positive_B = teacher.positive.abs().sum(-1) > 0
-    positive_B1 = (s_BD * F.normalize(teacher.positive.float(), dim=-1)).sum(-1, keepdim=True)
-    negatives = [s_BD @ F.normalize(teacher.anchors.float(), dim=-1).T]
+    positive_B1 = (s_BD * p_BD).sum(-1, keepdim=True)
+    nearest_BR = torch.maximum(t_BD @ anchors_DR, p_BD @ anchors_DR)
+    negatives = [(s_BD @ anchors_DR).masked_fill(nearest_BR > SAME_TEXT, -torch.inf)]
     if teacher.negatives is not None:
         n_BMD = F.normalize(teacher.negatives.float(), dim=-1)
         cosines_BM = torch.einsum("bd,bmd->bm", s_BD, n_BMD)
