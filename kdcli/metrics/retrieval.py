@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kdcli.errors import UsageError
+from kdcli.metrics.finite import check_finite
 
 Array = np.ndarray[Any, Any]
 CUT = 10
@@ -58,11 +58,7 @@ def rank_documents(
 
     Raises UsageError if a score is not finite.
     """
-    if bad := int((~np.isfinite(scores_QN)).sum()):
-        raise UsageError(
-            f"{bad} of {scores_QN.size} scores of documents are not finite",
-            "the weights are broken or overflow in this dtype: try float32",
-        )
+    check_finite(scores_QN, "scores of documents")
     best_QN = np.argsort(-scores_QN, axis=1, kind="stable")[:, : top + 1]
     rankings = []
     for query, best_N in zip(queries, best_QN, strict=True):
