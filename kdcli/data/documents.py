@@ -33,16 +33,16 @@ def texts_of(rows: Iterable[Row], column: str | None) -> Iterator[str]:
 
     Args:
         rows: rows of one source.
-        column: the column of the text; None chooses it by the first row, see `text_column`.
+        column: the column of the text; if None, `text_column` chooses it by the first row.
 
     Raises:
-        UsageError: a row without the column, or with something else than text in it.
+        UsageError: a row without the column, or with a value in it that is not text.
     """
     for where, values in rows:
         if column is None:
             column = text_column(where, values)
         if column not in values:
-            problem = f"column '{column}' is not there; {columns_in(values)}"
+            problem = f"there is no column '{column}'; {columns_in(values)}"
             raise UsageError(f"{where}: {problem}", COLUMN_HINT)
         text = values[column]
         if not isinstance(text, str | None):
@@ -65,7 +65,7 @@ def text_column(where: str, values: Mapping[str, Any]) -> str:
 
 def columns_in(values: Mapping[str, Any]) -> str:
     """List the columns of a row for a message."""
-    return f"there are {', '.join(values)}" if values else "the row has no columns"
+    return f"the columns are {', '.join(values)}" if values else "the row has no columns"
 
 
 def check_text(where: str, column: str, text: str) -> str:
@@ -85,7 +85,7 @@ def check_text(where: str, column: str, text: str) -> str:
 def read_documents(piece: Piece, column: str | None) -> Iterator[str]:
     """Yield the documents of a piece that was cut from a file."""
     if column is None:
-        # In the first row of a piece other columns may be null than in that of the file.
+        # The first row of a piece may have other null columns than the first row of the file.
         first = next(read_rows(Piece(piece.name)), None)
         column = text_column(*first) if first else None
     try:

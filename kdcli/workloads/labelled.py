@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kdcli.data.batches import BatchOrder
-from kdcli.data.labelled.checks import looked_over
+from kdcli.data.labelled.checks import describe_rows
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.labelled.spans import check_answers, misplaced
 from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
@@ -522,7 +522,7 @@ def check_task_data(
         data = without_labels(data)
     else:
         check_training(data)
-        looked = looked_over(data.task, data.train)
+        looked = describe_rows(data.task, data.train)
         Progress.log(*looked)
         notes += looked
     if request.choose_on is not None and request.choose_on not in data.sets:

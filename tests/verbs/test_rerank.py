@@ -292,7 +292,7 @@ def test_whole_queries_are_held_back_of_pairs(tmp_path):
     result = succeeds(
         "finetune", base, "--task", "rerank", "--data", file, *QUICK, "-o", tmp_path / "out"
     )
-    assert "queries are held back to judge by" in said_by(result)
+    assert "queries are held out for evaluation" in said_by(result)
     assert "with several labels, of which the highest counts: 1" in said_by(result)
     (first, *_) = report_of(tmp_path / "out").evaluations
     assert first.split == "held back from train"
@@ -317,7 +317,7 @@ PAIR = {"query": "w1", "passage": "w2", "label": 1}
         ),
         (
             [{"query": "w1", "text": "w2"}],
-            "train.jsonl:1: no column passage or sentence or document; there are query",
+            "train.jsonl:1: no column passage or sentence or document; the columns are query",
         ),
         ([PAIR | {"label": -1}], "a label is a relevance, 0 or more, got -1.0"),
         (
