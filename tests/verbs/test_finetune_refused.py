@@ -56,7 +56,7 @@ def data(tmp_path):
         (["MODEL", "--task", "own", "--data", "DATA", "--device", "tpu"], "unknown device"),
         (
             ["MODEL", "--task", "sst2", "--data", "DATA"],
-            "task sst2 reads the column 'sentence', which is not there",
+            "task sst2 needs the column 'sentence'; the columns are",
         ),
         (["DATA", "--task", "own", "--data", "DATA"], "has no config.json"),
         (["/nowhere", "--task", "own", "--data", "DATA"], "no model directory"),
