@@ -183,7 +183,7 @@ def _copies(
     probability: float,
     seed: int,
 ) -> Iterator[tuple[Example, int, int]]:
-    """Yield each copy, the number of words in the text that it changes, and how many it replaces."""
+    """Yield each copy, the number of words in the changed text, and how many were replaced."""
     turns = [i for i, words in enumerate(choices) if any(options for _, _, options in words)] or [0]
     digest = hashlib.sha256(json.dumps([seed, example.texts]).encode("ascii")).hexdigest()
     rng = np.random.Generator(np.random.PCG64(int(digest, 16)))
