@@ -13,7 +13,7 @@ from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.engine.fan_out import fan_out
 from kdcli.engine.processes import joined
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import RunDir, leaves, numbered
+from kdcli.engine.run_dir import RunDir, flatten_recipe, numbered
 from kdcli.engine.session import Session, start
 from kdcli.engine.trackers import check_tracker, track
 from kdcli.errors import ChildFailed, UsageError
@@ -115,7 +115,7 @@ def choose_output_dir(name: str, resolved: Any, invocation: RunOptions, session:
             `RunDir.check`. A dry run may name any directory.
     """
     recipe = resolved.to_yaml()
-    session.agree(leaves(recipe))
+    session.agree(flatten_recipe(recipe))
     resume, overwrite = invocation.resume, invocation.overwrite
     chosen = invocation.output_dir or numbered(name, taken=resume or overwrite)
     folder = Path(broadcast_object_list([chosen])[0])

@@ -1,9 +1,9 @@
-"""The processes of a run, one a device, and their stop signals.
+"""The processes of a run, one per device, and their stop signals.
 
 Under torchrun, `srun` or `accelerate launch`, accelerate joins the processes by their environment,
-which `take_slurm` completes. Otherwise `fan_out` starts the same command once a device. It does so
-itself because the launchers of torch and accelerate exit with 1 whatever a child's exit code was,
-and kdcli promises its exit codes.
+which `take_slurm` completes. Otherwise `fan_out` starts the same command once per device. kdcli
+does this itself, because it guarantees its exit codes, and the launchers of torch and accelerate
+always exit with 1 if a child fails.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from kdcli.errors import Interrupted, MachineError, Stopped
 
 POLL_SECONDS = 0.1
 END_SECONDS = 10.0
-"""What the other processes have to end by themselves once one has failed."""
+"""Seconds that the other processes have to end by themselves after one has failed."""
 SAVE_SECONDS = 600.0
-"""The same where one was stopped, and the main one writes a checkpoint."""
+"""The same after a process was stopped, because the main one then writes a checkpoint."""
 INTERRUPTED = "interrupted; no checkpoint of this step was written"
 PARENT = "KDCLI_PARENT"
 """Environment variable of the processes that kdcli starts itself."""
 TWICE_SECONDS = 1.0
-"""A second SIGTERM that comes sooner is the same one, sent to a process and to its group."""
+"""A second SIGTERM within this time is the same signal, sent to a process and to its group."""
 
 
 class StopRequest:
@@ -72,7 +72,7 @@ def stop_requests(*, at_once: bool = False) -> Iterator[StopRequest]:
     """Turn SIGTERM and Ctrl-C into a request to stop.
 
     A training looks at the request after every step. A second signal interrupts at once, even if
-    the main thread waits in a library and runs no handlers of Python's.
+    the main thread waits in a library and cannot run Python's signal handlers.
 
     Inside another `stop_requests` this yields the outer one's request. A verb that runs other verbs
     sees in it that one of them was stopped, and can stop a training by the deadline. With
@@ -124,50 +124,50 @@ def stop_requests(*, at_once: bool = False) -> Iterator[StopRequest]:
 
 
 def parent_watches() -> bool:
-    """True in a process that kdcli started: its parent says when another one is killed."""
+    """Whether kdcli started this process, so that its parent reports when another is killed."""
     return PARENT in os.environ
 
 
 def joined() -> bool:
-    """True in a process that a launcher started as one of several."""
+    """Whether a launcher started this process as one of several."""
     return "WORLD_SIZE" in os.environ or _slurm_tasks() > 1
 
 
 def _slurm_tasks() -> int:
-    # Counts the tasks of an `srun` step; an `sbatch` script is one process whatever its allocation.
+    # Count the tasks of an `srun` step. An `sbatch` script is one process for any allocation.
     return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
 
 
 def take_slurm() -> None:
-    """Copy `srun`'s variables to the names torch reads, unless another launcher set them."""
+    """Copy `srun`'s variables to the names that torch reads, unless another launcher set them."""
     if "WORLD_SIZE" in os.environ or _slurm_tasks() == 1:
         return
     env = os.environ
     # `gpu[03-07,11],login` begins with gpu03.
     first = re.match(r"([^,\[]+)(?:\[(\w+))?", env.get("SLURM_STEP_NODELIST", "localhost"))
-    here = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    local_tasks = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     assert first
-    assert here
+    assert local_tasks
     env["WORLD_SIZE"] = str(_slurm_tasks())
     env["RANK"] = env["SLURM_PROCID"]
     env["LOCAL_RANK"] = env["SLURM_LOCALID"]
-    env["LOCAL_WORLD_SIZE"] = here[0]
+    env["LOCAL_WORLD_SIZE"] = local_tasks[0]
     env.setdefault("MASTER_ADDR", first[1] + (first[2] or ""))
-    # The same in all processes of a step, different between jobs.
+    # The port is the same in all processes of a step, and differs between jobs.
     env.setdefault("MASTER_PORT", str(20_000 + int(env["SLURM_JOB_ID"]) % 10_000))
 
 
 def is_main() -> bool:
-    """True in the one process that may print and write."""
-    own = os.environ.get("SLURM_PROCID", "0") if _slurm_tasks() > 1 else "0"
-    return int(os.environ.get("RANK", own)) == 0
+    """Whether this is the main process, which alone may print and write."""
+    default = os.environ.get("SLURM_PROCID", "0") if _slurm_tasks() > 1 else "0"
+    return int(os.environ.get("RANK", default)) == 0
 
 
 def lost_another(error: RuntimeError) -> bool:
-    """True for torch errors that mean another process of the run is gone."""
-    # Gloo has no exception type for it; those of NCCL and of the store are not loaded with the
-    # command line.
-    gone = (
+    """Whether an error of torch means that another process of the run is gone."""
+    # Gloo has no exception type for this case. The types of NCCL and of the store would have to be
+    # imported, which the command line avoids.
+    phrases = (
         "closed by peer",
         "reset by peer",
         "Broken pipe",
@@ -175,12 +175,12 @@ def lost_another(error: RuntimeError) -> bool:
         "remote server shutdown",
     )
     return joined() and (
-        any(words in str(error) for words in gone) or type(error).__name__.startswith("Dist")
+        any(phrase in str(error) for phrase in phrases) or type(error).__name__.startswith("Dist")
     )
 
 
 class Child(Protocol):
-    """A process that was started, as `subprocess.Popen` has it."""
+    """A started process with the interface of `subprocess.Popen`."""
 
     returncode: Any
 
@@ -194,26 +194,37 @@ class Child(Protocol):
 
 
 def wait_for(children: Sequence[Child], until: Callable[[], bool] | None = None) -> int:
-    """The exit code of one that failed, else 0. Signals are forwarded; when one fails, the others
-    are stopped. Once `until` is true they are asked to stop. Raises MachineError: a signal ended a
-    process."""
+    """Wait for child processes.
+
+    Signals are forwarded to them. If one process fails, the others are stopped.
+
+    Args:
+        children: the processes.
+        until: if it returns True, the processes are asked to stop.
+
+    Returns:
+        The exit code of a process that failed, or 0.
+
+    Raises:
+        MachineError: a signal ended a process.
+    """
 
     def pass_on(signum: int, frame: FrameType | None) -> None:
         for child in children:
-            # Ctrl-C on a terminal already reached every process of its group.
+            # On a terminal, Ctrl-C has already reached every process of the group.
             if child.poll() is None and (signum == signal.SIGTERM or not sys.stdin.isatty()):
                 child.send_signal(signum)
 
     before = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT)}
-    fallen, limit = 0, math.inf
+    failed, limit = 0, math.inf
     try:
         while time.monotonic() < limit:
             codes = [child.poll() for child in children]
             if limit == math.inf and any(codes):
-                # One that was killed before those that end for want of it.
-                fallen = min((code > 0, rank) for rank, code in enumerate(codes) if code)[1]
+                # Prefer a process killed by a signal over the ones that failed because it died.
+                failed = min((code > 0, rank) for rank, code in enumerate(codes) if code)[1]
                 limit = time.monotonic() + (
-                    SAVE_SECONDS if codes[fallen] == Stopped.exit_code else END_SECONDS
+                    SAVE_SECONDS if codes[failed] == Stopped.exit_code else END_SECONDS
                 )
             if until is not None and until():
                 pass_on(signal.SIGTERM, None)
@@ -228,11 +239,12 @@ def wait_for(children: Sequence[Child], until: Callable[[], bool] | None = None)
                 child.wait()
         for number, handler in before.items():
             signal.signal(number, handler)
-    if children[fallen].returncode >= 0:
-        # A process that lost another ends with MachineError; the other's code is more informative.
-        own = [child.returncode for child in children if child.returncode > 0]
-        return next((code for code in own if code != MachineError.exit_code), own[0] if own else 0)
+    if children[failed].returncode >= 0:
+        # A process that lost another one ends with MachineError. The other's code says more.
+        failures = [child.returncode for child in children if child.returncode > 0]
+        default = failures[0] if failures else 0
+        return next((code for code in failures if code != MachineError.exit_code), default)
     raise MachineError(
-        f"process {fallen} of {len(children)} was ended by signal {-children[fallen].returncode}",
+        f"process {failed} of {len(children)} was ended by signal {-children[failed].returncode}",
         "often for lack of memory; continue with --resume",
     )
