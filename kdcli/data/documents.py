@@ -1,4 +1,4 @@
-"""The documents in rows: the values of the column that holds the text."""
+"""Read documents from rows: the values of the text column."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -22,14 +22,14 @@ MAX_UNPACKED_BYTES = 1 << 22  # Of a sample from a gzip file.
 
 
 class Sample(NamedTuple):
-    """Documents from the beginning of a piece, and how many bytes of the piece they take."""
+    """Documents from the beginning of a piece, and the number of bytes that they take."""
 
     texts: list[str]
     size: int
 
 
 def texts_of(rows: Iterable[Row], column: str | None) -> Iterator[str]:
-    """Yield the text of each row, without rows whose text is blank or null.
+    """Yield the text of each row, except for rows with blank or null text.
 
     Args:
         rows: rows of one source.
@@ -99,7 +99,7 @@ def read_documents(piece: Piece, column: str | None) -> Iterator[str]:
 
 
 def first_texts(documents: Iterable[str]) -> Sample:
-    """Take documents of about `SAMPLE_BYTES`; the size counts the bytes of their text."""
+    """Take documents of about `SAMPLE_BYTES`. The size is the number of bytes of their text."""
     texts, size = [], 0
     for text in documents:
         texts.append(text)
@@ -128,7 +128,7 @@ def _sample_lines(piece: Piece, column: str | None) -> Sample:
     size = len(data)
     if base_name(piece.name).endswith(".gz"):
         data, size = unpack_beginning(data, piece.name, MAX_UNPACKED_BYTES)
-    # The first line of a piece may belong to the piece before, and the last one may be cut.
+    # The first line of a piece may belong to the previous piece, and the last one may be cut.
     begin = data.find(b"\n") + 1 if piece.begin else 0
     whole = data[begin : data.rfind(b"\n") + 1] or data
     texts = list(texts_of(rows_in(whole, piece.name), column))

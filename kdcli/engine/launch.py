@@ -171,7 +171,7 @@ def make_schedule(settings: TrainSettings, steps_per_pass: float) -> Schedule:
         warmup = int(settings.warmup_fraction * steps)
     if warmup >= steps:
         raise UsageError(
-            f"train.warmup_steps {warmup} leaves nothing of {steps} steps",
+            f"train.warmup_steps {warmup} must be less than the {steps} steps of the run",
             "set a lower value with --set train.warmup_steps=N, or train longer",
         )
     shared = {field.name for field in fields(Schedule)} - {"steps", "warmup_steps"}

@@ -411,7 +411,7 @@ def test_what_is_not_there_is_answered_with_what_is_and_what_should_be(
         # Like a hub id, and not to be had from there.
         (
             "tasks/qqp",
-            "data 'tasks/qqp' is neither a file nor a directory and cannot be had from the hub: ",
+            "data 'tasks/qqp' is neither a file nor a directory and cannot be loaded from the hub: ",
         ),
     ):
         wrong = refused(name, source, **how)
@@ -422,7 +422,7 @@ def test_what_is_not_there_is_answered_with_what_is_and_what_should_be(
     if name != "own":
         wrong = refused(name, None, **how)
         assert f"task {name}: data '" in wrong.message
-        assert "cannot be had from the hub" in wrong.message
+        assert "cannot be loaded from the hub" in wrong.message
         assert expected in wrong.hint
     put(tmp_path / "tasks" / "validation.jsonl", nli(3))
     if how.get("training", True):

@@ -258,7 +258,7 @@ def test_files_of_datatrove_without_metadata_follow_its_rule(tmp_path):
         ("cut", r"00000_shuffled\.ds is cut: it has [\d,]+ bytes, not [\d,]+ tokens of 2 bytes"),
         ("half", r"00000_shuffled\.ds is cut"),
         ("index", r"00000_shuffled\.ds\.index does not end where"),
-        ("metadata", r"00000_shuffled\.ds\.metadata is no metadata of datatrove"),
+        ("metadata", r"00000_shuffled\.ds\.metadata is not metadata of datatrove"),
         ("mixed", "tokens of 2 and of 4 bytes"),
         ("vocabulary", r"holds token 9,000; the vocabulary of the model has 64"),
         ("framed", r"documents must end with the token 3 \(\[SEP\]\) and have no other frame"),
