@@ -11,8 +11,8 @@ import numpy as np
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
-# Rounds of the Feistel network. Three rounds make it pseudo-random (Luby and Rackoff 1988). It needs
-# more, because its halves have few bits.
+# Rounds of the Feistel network. Three rounds make it pseudo-random (Luby and Rackoff 1988), but
+# halves of few bits need more.
 ROUNDS = 8
 # The odd multipliers of splitmix64 (Steele, Lea and Flood 2014).
 MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -134,7 +134,7 @@ class BucketOrder:
         if number in self._latest:
             return self._latest[number]
         rng = np.random.Generator(np.random.PCG64([self.seed, number]))
-        # The sizes are nearly equal, because a step on one or two remaining examples would be noise.
+        # Batches have nearly equal sizes. A step on one or two remaining examples would be noise.
         batches = np.array_split(rng.permutation(len(self.lengths)), self.steps_of_pass)
         mixed: list[Indices] = []
         for begin in range(0, len(batches), self.pool):

@@ -411,7 +411,7 @@ def test_what_is_not_there_is_answered_with_what_is_and_what_should_be(
         # Like a hub id, and not to be had from there.
         (
             "tasks/qqp",
-            "data 'tasks/qqp' is neither a file nor a directory and cannot be loaded from the hub: ",
+            "data 'tasks/qqp' is neither a file nor a directory and cannot be loaded from the hub",
         ),
     ):
         wrong = refused(name, source, **how)

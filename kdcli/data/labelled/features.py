@@ -139,11 +139,11 @@ def encode(
     """
     of_words = task.kind == "tokens"
     if of_words and not tokenizer.is_fast:
-        message = (
+        raise UsageError(
             f"{type(tokenizer).__name__} does not tell which word a token belongs to, but task "
-            f"{task.name} needs it"
+            f"{task.name} needs it",
+            "use a model with a tokenizer.json (a fast tokenizer)",
         )
-        raise UsageError(message, "use a model with a tokenizer.json (a fast tokenizer)")
     ids: list[Array] = []
     types: list[Array] = []
     words: list[Array] = []

@@ -98,7 +98,7 @@ def read_lists(
 ) -> tuple[Lists, Lists, str]:
     """Read lists of candidates.
 
-    The evaluation lists come from the `validation` split. If there is none, a share of the
+    The evaluation lists come from the `validation` split. Without it, a share of the
     queries is held out from `train`, chosen by hash. No query is in both parts.
 
     Args:
@@ -202,8 +202,8 @@ def _read(tables: Iterator[tuple[str, Iterator[Row]]], log: Log) -> Lists:
     return Lists(list(by_query), ends, passages, values[:, 0], values[:, 1])
 
 
-def _same(one: float, other: float) -> bool:
-    return one == other or (math.isnan(one) and math.isnan(other))
+def _same(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))
 
 
 def _candidates(where: str, row: Mapping[str, Any]) -> tuple[str, list[Candidate]]:

@@ -61,7 +61,7 @@ class Decoded:
 
     Attributes:
         id: the id of the example.
-        text: the best span of the context, without surrounding white space. Empty if there is none.
+        text: the best span of the context, without surrounding white space. Empty without a span.
         no_answer: the logit of "no answer" minus the logit of the best span. Infinite if there is
             no span.
         score: the logit of the best span: the sum for its first and last token. -inf if there is no

@@ -137,9 +137,7 @@ def open_labelled(
             train, held_out = _hold_out(task, train, split_seed, log)
             split, sets = HELD, {train_set: held_out}
         elif not has_split:
-            is_folder = source and Path(source).is_dir()
-            content = f"; it holds {list_folder(Path(source))}" if source and is_folder else ""
-            raise NotFound(f"no {split} split in {source}{content}")
+            raise NotFound(f"no {split} split in {source}{_content_of(source)}")
     except NotFound as error:
         needed = _files_needed(name, split, training, withheld)
         hint = f"give --data PATH (for distill: eval.source): {needed}"
@@ -163,6 +161,13 @@ def _named_task(name: str, columns: Mapping[str, str | list[str]] | None) -> Tas
             f"{', '.join(task.texts)}, {task.label}"
         )
     return task
+
+
+def _content_of(source: str | None) -> str:
+    """List the content of a directory for a message; "" for other sources."""
+    if source and Path(source).is_dir():
+        return f"; it holds {list_folder(Path(source))}"
+    return ""
 
 
 def _is_one_file(task: Task, source: str | None) -> bool:

@@ -60,7 +60,7 @@ class Masked:
     """Examples with some tokens masked, and `labels` [B, L]: the original token, or IGNORED.
 
     Indices beyond the last row are rows of later passes, `pass * len + row`, as `PassOrder` returns
-    them. A pass over held-out rows has the indices 0 to `len - 1`, so its masks are always the same.
+    them. A pass over held-out rows has the indices 0 to `len - 1`, so it always has the same masks.
 
     Attributes:
         examples: the rows without masks.

@@ -115,8 +115,8 @@ def read_texts(
     texts = _link(taken, links, roles, positions, read)
     if paired and not texts.paired:
         raise UsageError(
-            f"no text of {source} has a positive among the {len(texts):,} chosen texts, so there is "
-            "nothing to contrast",
+            f"no text of {source} has a positive among the {len(texts):,} chosen texts, so there "
+            "is nothing to contrast",
             "give rows of query and positive, or leave loss.contrastive_weight at 0",
         )
     return texts
