@@ -245,7 +245,7 @@ def _checked_documents(table: Table, column: str | None) -> Iterator[str]:
 
 def _check_format(file: File, name: str) -> None:
     if is_conll(Path(name)):
-        raise UsageError(f"{file} is CoNLL text, which is not read", CONLL_HINT)
+        raise UsageError(f"{file} is CoNLL text, which kdcli does not read", CONLL_HINT)
     if not format_of(name):
         raise UsageError(f"{file} has no known format; known: {ENDINGS}, each also .gz")
 
@@ -275,7 +275,7 @@ def _by_split(folder: File, files: Mapping[str, File], content: str) -> dict[str
     """
     names = [name for name in sorted(files) if format_of(name) and not name.startswith(".")]
     if not names and any(is_conll(Path(name)) for name in files):
-        raise UsageError(f"{folder} holds CoNLL text, which is not read", CONLL_HINT)
+        raise UsageError(f"{folder} holds CoNLL text, which kdcli does not read", CONLL_HINT)
     if not names:
         message = f"{folder} has no file of a known format; it holds {content}"
         hint = f"it should hold train.* and perhaps validation.* with one of {ENDINGS} (or .gz)"

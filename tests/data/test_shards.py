@@ -312,7 +312,7 @@ def test_a_signal_stops_the_command_and_its_workers(tmp_path, model_dir, number,
         2,
     )
     running = Forked(run_command, *line)
-    while not list(tmp_path.glob("out/.*.part")):
+    while not list(tmp_path.glob("out/.*.bin.part")):
         assert running.returncode is None, running.communicate()
         time.sleep(0.05)
     children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()

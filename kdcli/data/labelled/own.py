@@ -71,7 +71,7 @@ def own_task(
     rows: Iterable[Row],
     columns: Mapping[str, str | list[str]],
     log: Log,
-    bad: OnBadRow = raise_bad_row,
+    on_bad: OnBadRow = raise_bad_row,
 ) -> Task:
     """Derive the task from the training rows, in one pass.
 
@@ -83,7 +83,7 @@ def own_task(
         columns: role -> column, with the roles of `_ROLES`. `text` may have a list of two columns.
             The key `kind` holds the kind of the task rather than a column.
         log: called with one sentence that describes the task.
-        bad: called with each row whose label cannot be read. Such rows are ignored.
+        on_bad: called with each row whose label cannot be read. Such rows are ignored.
 
     Raises:
         UsageError: a role or column does not exist or is ambiguous, there are no rows, or the
@@ -103,7 +103,7 @@ def own_task(
             labels.add(where, row[label])
             labels.rows += 1
         except BadRow as error:
-            bad(error)
+            on_bad(error)
     kind, names = labels.decide()
     impossible = kind == "span" and labels.empty > 0
     metrics = IMPOSSIBLE_METRICS if impossible else _METRICS[kind]

@@ -97,7 +97,7 @@ def open_labelled(
         UsageError: the task is unknown, there is no such data, rows do not fit the task (the
             message names the file and the row), or too few evaluation examples remain.
     """
-    bad = BadRows()
+    bad_rows = BadRows()
     try:
         task = (
             _own_task(
@@ -108,7 +108,7 @@ def open_labelled(
                 training=training,
                 labels=labels,
                 log=log,
-                bad=bad,
+                bad_rows=bad_rows,
                 skip_bad=skip_bad,
             )
             if name == OWN
@@ -124,9 +124,9 @@ def open_labelled(
                 task, source, train_source if training else None, needed=training
             )
             if training or opened.has("train"):
-                train = _read(task, opened, "train", bad, withheld=withheld)
-        sets = {n: _read(task, s, of, bad, withheld=withheld) for n, (s, of) in splits.items()}
-        notes = bad.settle(sum(map(len, [train, *sets.values()])), skip=skip_bad)
+                train = _read(task, opened, "train", bad_rows, withheld=withheld)
+        sets = {n: _read(task, s, of, bad_rows, withheld=withheld) for n, (s, of) in splits.items()}
+        notes = bad_rows.settle(sum(map(len, [train, *sets.values()])), skip=skip_bad)
         for note in notes:
             log(note)
         if use_all and split == "validation":
@@ -301,7 +301,7 @@ def _own_task(
     training: bool,
     labels: tuple[str, ...] | None,
     log: Log,
-    bad: BadRows,
+    bad_rows: BadRows,
     skip_bad: bool,
 ) -> Task:
     """Derive the task of the user's own rows; for the arguments see `open_labelled`."""
@@ -312,11 +312,12 @@ def _own_task(
     opened = open_source(source if train_source is None else train_source)
     read_split = split if not training and opened.has(split) else "train"
     try:
-        task = own_task((row for _, row in _rows(opened, read_split, bad)), columns, log, bad)
+        rows = (row for _, row in _rows(opened, read_split, bad_rows))
+        task = own_task(rows, columns, log, bad_rows)
     except UsageError:
         if not skip_bad:
             # Bad rows are the likely cause, so report them first.
-            bad.settle(0, skip=False)
+            bad_rows.settle(0, skip=False)
         raise
     return (
         replace(task, labels=labels)
@@ -396,7 +397,7 @@ def _hub(where: tuple[str, str | None], name: str) -> Source:
 
 
 def _read(
-    task: Task, source: Source, split: str, bad: OnBadRow, *, withheld: bool = False
+    task: Task, source: Source, split: str, on_bad: OnBadRow, *, withheld: bool = False
 ) -> list[Example]:
     if isinstance(source, DemoSource):
         if task.name not in demo.TASKS:
@@ -409,20 +410,20 @@ def _read(
         rows = demo.demo_task(task.name, split)
         return [Example(f"demo {split}", str(i), (e.text,), e.label) for i, e in enumerate(rows)]
     examples = []
-    for number, row in _rows(source, split, bad):
+    for number, row in _rows(source, split, on_bad):
         try:
             examples.append(example_of(task, row, number, withheld=withheld))
         except BadRow as error:
-            bad(error)
+            on_bad(error)
     return examples
 
 
-def _rows(source: Source, split: str, bad: OnBadRow) -> Iterator[tuple[int, Row]]:
+def _rows(source: Source, split: str, on_bad: OnBadRow) -> Iterator[tuple[int, Row]]:
     """Yield the rows of a split, each with its number in its file.
 
     Raises UsageError: a file has no rows.
     """
-    for name, table in source.tables(split, bad):
+    for name, table in source.tables(split, on_bad):
         number = -1
         for number, row in enumerate(table):
             yield number, row
