@@ -310,7 +310,7 @@ PAIR = {"query": "w1", "passage": "w2", "label": 1}
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"query": "w1", "positive": "w1"}], "train.jsonl:1: a query without a negative"),
+        ([{"query": "w1", "positive": "w1"}], "train.jsonl:1: the query has no negative"),
         (
             [{"query": "w1", "positive": " ", "negative": "w2"}],
             "train.jsonl:1: 'positive' must be a text, got ' '",
