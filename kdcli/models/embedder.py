@@ -400,7 +400,7 @@ def _dense(source: str, path: str) -> DenseLayer:
         tensors = load(file.read_bytes())
     except SafetensorError as error:
         raise UsageError(
-            f"{file} is damaged: {error}", "copy the model again from where it was made"
+            f"{file} is damaged: {error}", "copy the model again from the original directory"
         ) from None
     if tensors.keys() - {"linear.weight", "linear.bias"} or "linear.weight" not in tensors:
         held = ", ".join(sorted(tensors))

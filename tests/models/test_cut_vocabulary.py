@@ -17,7 +17,7 @@ from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import load_tokenizer
 from kdcli.models.trim import (
     check_trimmable,
-    counted,
+    count_tokens,
     cut_model,
     cut_tokenizer,
     named_in,
@@ -105,7 +105,7 @@ some_words = st.lists(
 )
 def test_texts_of_kept_tokens_are_segmented_as_before(tokenizer, corpus, others):
     corpus = [*corpus, "w3 quick"]
-    kept = needed_by(tokenizer)(np.flatnonzero(counted(tokenizer, corpus)))
+    kept = needed_by(tokenizer)(np.flatnonzero(count_tokens(tokenizer, corpus)))
     cut = cut_tokenizer(tokenizer, kept)
     assert len(cut) == len(kept)
     assert cut.get_vocab() == {
