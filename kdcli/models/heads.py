@@ -238,7 +238,7 @@ def _numbered(names: Sequence[str]) -> str:
 
 
 def describe_task(config: PreTrainedConfig, task: Task) -> None:
-    """Write a task and its labels into a configuration; `transformers.pipeline` reads them there."""
+    """Write a task and its labels into a configuration, which `transformers.pipeline` reads."""
     names = {"score": ("score",), "span": ("start", "end")}.get(task.kind, task.labels)
     config.finetuning_task = task.name
     if task.kind == "span":

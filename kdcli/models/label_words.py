@@ -16,7 +16,7 @@ classifier, so that transform is made the identity:
 * ModernBERT normalises after its activation. Its dense layer divides by the weight of the encoder's
   last norm, and the head's own norm multiplies by that weight again.
 
-`mlm`: the logits are those of the checkpoint's masked-language-model head at the label words, as in
+`mlm`: the logits come from the checkpoint's masked-language-model head at the label words, as in
 the authors' code. This kind needs that model's class, with its vocabulary cut to the label words
 (`kdcli.models.modeling_kdcli`).
 """

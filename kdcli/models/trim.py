@@ -183,7 +183,7 @@ def named_in(config: PreTrainedConfig) -> set[int]:
 
 
 def _ids_in(settings: Mapping[str, Any], rows: int) -> dict[str, int]:
-    """Map each key to its token, except for defaults beyond a small vocabulary, which mean nothing."""
+    """Map each key to its token; defaults beyond a small vocabulary mean nothing."""
     tokens = {name: value for name, value in settings.items() if name.endswith(ID_ENDING)}
     return {n: v for n, v in tokens.items() if isinstance(v, int) and 0 <= v < rows}
 
