@@ -1,5 +1,4 @@
-"""Write measure_encoders.py and shapes.json for machines that cannot run kdcli, and read the
-result."""
+"""Write measure_encoders.py and its plan for machines that cannot run kdcli; read the result."""
 
 import dataclasses
 import hashlib

@@ -1,1 +1,1 @@
-"""Use pruned models: mask files, several masks on one base, compaction, and sparse CPU inference."""
+"""Use pruned models: mask files, many masks on one base, compaction, and sparse CPU inference."""

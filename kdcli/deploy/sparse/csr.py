@@ -37,7 +37,10 @@ ACTIVATIONS = ("intermediate_act_fn", "activation")
 
 
 class SparseLinear(nn.Module):
-    """A linear whose weight is stored in CSR, for inference only; it is neither saved nor copied."""
+    """A linear whose weight is stored in CSR.
+
+    It is for inference only, and is neither saved nor copied.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -246,7 +249,10 @@ def _density(linear: nn.Linear) -> float:
 def faster_sparse(
     dense: tuple[nn.Linear, ...], now: Callable[[Tensor], Tensor], make: Callable[[], nn.Module]
 ) -> bool:
-    """Return whether linears run faster sparse than `now`, with torch's current number of threads."""
+    """Return whether linears run faster sparse than `now`.
+
+    The timing uses torch's current number of threads.
+    """
     return all(_density(linear) <= TIMED_BELOW for linear in dense) and faster(
         make(), now, dense[0].in_features
     )

@@ -124,7 +124,7 @@ def facts_of(base: PreTrainedModel, source: str) -> dict[str, Any]:
 
 
 def base_hash(model: PreTrainedModel) -> str:
-    """Return the SHA-256 of the matrices that masks cover: their names, shapes and float32 weights."""
+    """Return the SHA-256 of the matrices that masks cover: names, shapes and float32 weights."""
     digest = hashlib.sha256()
     for matrix in matrices(model):
         weight = matrix.of(matrix.linear.weight.detach()).float().cpu().contiguous()
@@ -338,12 +338,12 @@ def read_mask(path: Path, base: PreTrainedModel | None = None) -> MaskFile:
 
 
 def read_smp(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
-    """Read the masks that the authors of static model pruning publish
-    (https://arxiv.org/abs/2210.06210).
+    """Read the masks that the authors of static model pruning publish.
 
-    Returns `Matrix.name` -> bool [out, in]. Their `.npy` holds the bits of all matrices, packed one
-    after the other in the string order of the weights' names: layers 0, 1, 10, 11, 2, ..., and
-    within a layer attention output, key, query and value, then feed-forward up and down.
+    The paper is https://arxiv.org/abs/2210.06210. Returns `Matrix.name` -> bool [out, in]. The
+    authors' `.npy` holds the bits of all matrices, packed one after the other in the string order
+    of the weights' names: layers 0, 1, 10, 11, 2, ..., and within a layer attention output, key,
+    query and value, then feed-forward up and down.
 
     Raises UsageError if the file does not exist, is not an `.npy` of bytes, or does not hold as
     many weights as the model has.
