@@ -174,7 +174,7 @@ def check_tokenizer(source: str) -> None:
     """Raise a `UsageError` if a tokenizer's JSON is damaged, too large or nested too deeply."""
     for name in TOKENIZER:
         if (file := file_of(source, name)) is not None:
-            read_json(file, most_bytes=TOKENIZER_BYTES)
+            read_json(file, max_bytes=TOKENIZER_BYTES)
 
 
 def weight_files(source: str, revision: str | None) -> list[Path]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from kdcli.deploy.measurements import Failure, LatencyRow
 from kdcli.deploy.old_machines.measure_encoders import SCHEMA
 from kdcli.deploy.shapes import VOCABULARY, shape
-from kdcli.disk import MOST_REPORT, disk_errors, read_json, write_atomic
+from kdcli.disk import MAX_REPORT_BYTES, disk_errors, read_json, write_atomic
 from kdcli.engine.device import known_devices
 from kdcli.errors import UsageError
 
@@ -154,7 +154,7 @@ def read_portable(path: Path) -> PortableResult:
     result.
     """
     hint = "write the file again with `kdcli benchmark --portable DIR` and measure again"
-    raw = read_json(path, most_bytes=MOST_REPORT)
+    raw = read_json(path, max_bytes=MAX_REPORT_BYTES)
     if raw.get("kind") != "kdcli portable latency":
         raise UsageError(
             f"{path} is not a result of {SCRIPT}", "give the file that it wrote to --out"
