@@ -62,7 +62,7 @@ def user_path(path: str | Path) -> Path:
     text = str(path)
     if unprintable(text) or "\0" in text:
         raise UsageError(
-            f"the path {text!a} is not valid UTF-8", "rename the file, or give another path"
+            f"the path {text!a} is not UTF-8 text", "rename the file, or give another path"
         )
     if long := next(
         (name for name in Path(text).parts if len(os.fsencode(name)) > MAX_NAME_BYTES), None
@@ -110,8 +110,7 @@ def check_writable(path: Path, *, directory: bool) -> None:
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_BYTES, kind: type = dict) -> Any:
-    """Read the object (or, with `kind`, the list) in a JSON file that another program may have
-    written.
+    """Read the object (or, with `kind`, the list) in a JSON file from any source.
 
     Raises UsageError with the file's name if the file cannot be read, is larger than `max_bytes`,
     or if `parse_json` rejects its content.
@@ -124,7 +123,7 @@ def read_json(path: Path, *, max_bytes: int = MAX_BYTES, kind: type = dict) -> A
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     if len(data) > max_bytes:
-        raise UsageError(f"{path} is larger than the limit of {max_bytes:,} bytes")
+        raise UsageError(f"{path} is larger than {max_bytes:,} bytes, the limit for this file")
     return parse_json(data, path, kind)
 
 

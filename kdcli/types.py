@@ -31,7 +31,7 @@ RowHashes = np.ndarray[Any, np.dtype[np.uint64]]
 """Hashes of labelled rows' texts, see `kdcli.data.labelled.rows`."""
 
 Kind = Literal["class", "multi", "score", "tokens", "span", "text"]
-"""What a task predicts, and the `labels` of its batches:
+"""The prediction of a task, and the `labels` of its batches:
 
 * `class`: one label per text or pair; [B] int64.
 * `multi`: any number of labels; [B, C] float32 of 0 and 1.
@@ -218,7 +218,7 @@ class Signals:
         pooled: vectors of an embedding model, [B, D].
         anchors: a teacher's vectors of the anchor texts, [R, D].
         positive: a teacher's vector of each row's positive, [B, D], zero if the row has none.
-        negatives: a teacher's vectors of each row's negatives, [B, M, D], zero where there is none.
+        negatives: a teacher's vectors of each row's negatives, [B, M, D], padded with zeros.
     """
 
     mask: Tensor | None = None
@@ -401,9 +401,9 @@ class Job:
     """A training job.
 
     Attributes:
-        modules: each module is clipped and checkpointed separately, so that modules that are trained
-            together get the same updates as alone. Only parameters that require a gradient are
-            trained.
+        modules: the modules to train. Each one is clipped and checkpointed separately, so that
+            modules in one job get the same updates as in separate jobs. Only parameters that
+            require a gradient are trained.
         step: batch on the device -> loss. Also called for the held-out loss, with the modules in
             eval mode and without gradients.
         examples: the training examples.

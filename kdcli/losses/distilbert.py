@@ -38,7 +38,9 @@ class Settings(Section):
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Build the loss.
+    """Build the loss. Its terms `soft`, `mlm` and `hidden` are weighted float32 scalars.
+
+    The states [B, L, D] come from the last layers, and the logits [P, V] from the masked tokens.
 
     Raises ValueError if all weights are 0, or if hidden states of different widths would be
     compared.

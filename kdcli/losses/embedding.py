@@ -63,7 +63,10 @@ class Settings(Section):
 
 
 def check_dimensions(loss: Mapping[str, Any], width: int) -> None:
-    """Raise a UsageError unless `dimensions` decreases from the width of the vectors."""
+    """Check that `dimensions` decreases from the width of the vectors.
+
+    Raises UsageError if it does not.
+    """
     cuts = loss.get("dimensions") or [width]
     if cuts[0] != width or cuts[-1] < 1 or any(low >= high for high, low in pairwise(cuts)):
         raise UsageError(
@@ -73,7 +76,10 @@ def check_dimensions(loss: Mapping[str, Any], width: int) -> None:
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Build the loss.
+    """Build the loss. Its terms are weighted float32 scalars with the names of their weights.
+
+    They read the vectors [B, D] of both models and, for `relations` and `hidden`, the signals of
+    the last layers.
 
     Raises ValueError if every weight is 0, or if MiniLMv2's relation heads do not divide both
     widths.
@@ -141,18 +147,30 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
 
 
 def mean_cosine_distance(s_BD: Tensor, t_BD: Tensor) -> Tensor:
-    """Return the mean of 1 - cos over the batch."""
+    """Return the mean of 1 - cos over the batch, a scalar, for vectors [B, D]."""
     return (1 - F.cosine_similarity(s_BD, t_BD, dim=-1)).mean()
 
 
 def log_similarities(x_BD: Tensor, anchors_RD: Tensor, temperature: float) -> Tensor:
-    """Return the log of each text's softmax distribution over the anchors, [B, R]."""
+    """Return the logarithm of each text's softmax distribution over the anchors, [B, R].
+
+    The vectors are [B, D], and the anchors are [R, D]. `temperature` is τ > 0.
+    """
     cosines_BR = F.normalize(x_BD, dim=-1) @ F.normalize(anchors_RD.float(), dim=-1).T
     return (cosines_BR / temperature).log_softmax(-1)
 
 
 def info_nce(s_BD: Tensor, teacher: Signals, temperature: float) -> Tensor:
-    """Compute InfoNCE, a mean over all rows; a row without a positive contributes 0."""
+    """Compute L_con, a float32 scalar and a mean over all rows.
+
+    A row without a positive counts as 0.
+
+    Args:
+        s_BD: the student's vectors.
+        teacher: the teacher's `anchors` [R, D], `positive` [B, D] and, if there are any, `negatives`
+            [B, M, D].
+        temperature: τ > 0.
+    """
     assert teacher.positive is not None
     assert teacher.anchors is not None
     s_BD = F.normalize(s_BD, dim=-1)

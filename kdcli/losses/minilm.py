@@ -61,7 +61,11 @@ class Settings(Section):
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Build the loss. Raises ValueError if the numbers of heads differ, as eq. 6 compares heads."""
+    """Build the loss. Its terms are weighted float32 scalars, each a mean over layers.
+
+    They read q, k and v [B, A, L, K] and, with `hidden`, states [B, L, D] of the compared layers.
+    Raises ValueError if the numbers of heads differ, because eq. 6 compares heads.
+    """
     if teacher.heads != student.heads:
         raise ValueError(
             f"MiniLM compares attention head by head, but the teacher has {teacher.heads} heads "

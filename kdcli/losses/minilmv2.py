@@ -48,10 +48,10 @@ class Settings(Section):
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Build the loss.
+    """Build the loss. Its terms are weighted float32 scalars.
 
-    Raises ValueError if the relation heads do not divide both widths, or if the teacher does not
-    have the layer.
+    They read q, k and v [B, A, L, K] of one layer per model. Raises ValueError if the relation
+    heads do not divide both widths, or if the teacher does not have the layer.
     """
     heads = settings.relation_heads or max(1, teacher.hidden // 16)
     for name, width in (("teacher", teacher.hidden), ("student", student.hidden)):
@@ -87,7 +87,10 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
 
 
 def teacher_layer(settings: Settings, teacher: ModelShape) -> int:
-    """Return the teacher layer that is compared. Raises ValueError if it does not exist."""
+    """Return the teacher layer that is compared, 1 ... N.
+
+    Raises ValueError if it does not exist.
+    """
     layer = settings.teacher_layer
     if layer is None:
         return 21 if teacher.layers == 24 else teacher.layers

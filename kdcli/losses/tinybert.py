@@ -54,10 +54,10 @@ class Settings(Section):
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Build the loss.
+    """Build the loss. Its terms are weighted float32 scalars, each a sum over layers.
 
-    Raises ValueError if the map or the number of λ does not fit the two shapes, or if every weight
-    is 0.
+    They read q and k [B, A, L, K] and the states [B, L, D] of the compared layers. Raises
+    ValueError if the map or the number of λ does not fit the two shapes, or if every weight is 0.
     """
     weights = settings.layer_weights
     if weights is None:

@@ -1,4 +1,4 @@
-"""Masking functions: which weights to keep, given a score for each weight. No function sorts.
+"""Choose which weights to keep, given a score for each weight, without sorting all scores.
 
 A regular sample of the scores yields a bracket around the k-th largest score, and only the scores
 within the bracket are examined closely. This takes about three passes over the scores of a matrix
@@ -29,7 +29,10 @@ MASKINGS = ("local", "global", "proportional")
 
 
 def keep_top(scores: Tensor, keep: int) -> Tensor:
-    """Return the mask of exactly the `keep` largest scores. The lowest index wins a tie."""
+    """Return the mask of exactly the `keep` largest scores, in the shape of the scores.
+
+    The lowest index wins a tie. Raises ValueError if there are fewer than `keep` scores.
+    """
     return _keep_top([scores], keep)[0]
 
 
@@ -93,7 +96,10 @@ def proportional(
 
 
 def threshold(scores: Mapping[str, Tensor], tau: float) -> dict[str, Tensor]:
-    """Keep σ(S) > τ, 0 ≤ τ < 1 (SMP-T, soft movement). The density depends on the scores."""
+    """Keep σ(S) > τ, 0 ≤ τ < 1 (SMP-T, soft movement).
+
+    The density depends on the scores.
+    """
     # Comparing the scores with the inverse of the sigmoid saves an exponential per weight.
     limit = math.log(tau / (1 - tau)) if tau > 0 else -math.inf
     return _raise_empty(scores, {name: s > limit for name, s in scores.items()})
@@ -102,7 +108,7 @@ def threshold(scores: Mapping[str, Tensor], tau: float) -> dict[str, Tensor]:
 def shares(sizes: Sequence[int], log_weights: Sequence[float], density: float) -> list[float]:
     """Return how many elements to keep of each matrix, density · Σ sizes in total.
 
-    The densities are proportional to the weights, and none exceeds 1.
+    The densities are proportional to the weights, and no density exceeds 1.
 
     Args:
         sizes: numbers of elements.
@@ -142,8 +148,10 @@ def _log_mean_sigmoids(scores: Mapping[str, Tensor], temperature: float) -> dict
 
 
 def apportion(ideal: Mapping[str, float], total: int) -> dict[str, int]:
-    """Round numbers so that they sum to `total`. The ones with the largest remainders are rounded
-    up."""
+    """Round numbers so that they sum to `total`.
+
+    The numbers with the largest remainders are rounded up.
+    """
     counts = {name: math.floor(value) for name, value in ideal.items()}
     by_remainder = sorted(ideal, key=lambda n: counts[n] - ideal[n])
     for name in by_remainder[: total - sum(counts.values())]:
