@@ -117,8 +117,8 @@ def ctcd(
 
     Args:
         hard: a model's outputs -> its loss against the labels, a float32 scalar.
-        soft: (outputs to learn from, the learner's outputs) -> their divergence, a float32 scalar. No
-            gradient may reach the first argument.
+        soft: (outputs to learn from, the learner's outputs) -> their divergence, a float32 scalar.
+            No gradient may reach the first argument.
         outputs: outputs of `teacher` and `student`.
         weights: the weights of the terms.
         community: outputs of the frozen third model; needed if its weight is not 0.

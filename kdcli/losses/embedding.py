@@ -167,8 +167,8 @@ def info_nce(s_BD: Tensor, teacher: Signals, temperature: float) -> Tensor:
 
     Args:
         s_BD: the student's vectors.
-        teacher: the teacher's `anchors` [R, D], `positive` [B, D] and, if there are any, `negatives`
-            [B, M, D].
+        teacher: the teacher's `anchors` [R, D], `positive` [B, D] and, if there are any,
+            `negatives` [B, M, D].
         temperature: τ > 0.
     """
     assert teacher.positive is not None
