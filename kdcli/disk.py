@@ -31,8 +31,8 @@ def cache_dir() -> Path:
 
     It is `$KDCLI_CACHE`, otherwise `~/.cache/kdcli`, otherwise a temporary directory.
     """
-    if named := os.environ.get("KDCLI_CACHE"):
-        return Path(named)
+    if directory := os.environ.get("KDCLI_CACHE"):
+        return Path(directory)
     try:
         return Path.home() / ".cache" / "kdcli"
     except RuntimeError:

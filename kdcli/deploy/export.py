@@ -76,7 +76,7 @@ class Recorded:
     here.
     """
 
-    whole: "_Whole"
+    network: "_Network"
     format: str
     precision: str
     inputs: tuple[str, ...]
@@ -113,7 +113,12 @@ class Recorded:
         call = onnx_caller if openvino is None else openvino_caller
         limit = math.inf if self.scored_on_text else LIMITS[self.precision]
         errors = _compare(
-            self.whole, self.inputs, self.outputs, call(self.file, threads=0), self.precision, limit
+            self.network,
+            self.inputs,
+            self.outputs,
+            call(self.file, threads=0),
+            self.precision,
+            limit,
         )
         return ModelFile(self.file, self.inputs, self.outputs, *errors)
 
@@ -123,7 +128,7 @@ class Recorded:
         An embedding model returns only its vectors.
         """
         names = [VECTORS] if VECTORS in self.outputs else self.outputs
-        result = self.whole(**{name: batch[name] for name in self.inputs})
+        result = self.network(**{name: batch[name] for name in self.inputs})
         return _real(names, [result[name].float().cpu().numpy() for name in names], batch)
 
 
@@ -150,11 +155,11 @@ def recorded(
         library(name, format)
     file = folder / FILES[format, precision]
     plain = file if (format, precision) == ("onnx", "fp32") else file.with_name("graph.onnx")
-    whole = _Whole(model, pool)
-    inputs, outputs = _write_onnx(whole, plain)
+    network = _Network(model, pool)
+    inputs, outputs = _write_onnx(network, plain)
     if format == "onnx" and precision != "fp32":
-        _compare(whole, inputs, outputs, onnx_caller(plain, threads=0), "fp32", LIMITS["fp32"])
-    yield Recorded(whole, format, precision, inputs, outputs, plain, folder)
+        _compare(network, inputs, outputs, onnx_caller(plain, threads=0), "fp32", LIMITS["fp32"])
+    yield Recorded(network, format, precision, inputs, outputs, plain, folder)
     if plain != file:
         for part in plain.parent.glob(f"{plain.name}*"):
             part.unlink()
@@ -192,7 +197,7 @@ def difference(reference: Array, other: Array) -> tuple[float, float]:
     return float(np.abs(gap).max()), float(np.linalg.norm(gap) / np.linalg.norm(reference))
 
 
-class _Whole(nn.Module):
+class _Network(nn.Module):
     """A model with its pooling, if it has one: inputs by name -> outputs by name."""
 
     def __init__(self, model: PreTrainedModel, pool: Pool | None) -> None:
@@ -208,10 +213,10 @@ class _Whole(nn.Module):
         return outputs
 
 
-class _Named(nn.Module):
+class _PositionalInputs(nn.Module):
     """A model with positional inputs that returns only the named outputs."""
 
-    def __init__(self, model: _Whole, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    def __init__(self, model: _Network, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         super().__init__()
         self.model, self.inputs, self.outputs = model, inputs, outputs
 
@@ -223,9 +228,9 @@ class _Named(nn.Module):
         return tuple(outputs[name] for name in self.outputs)
 
 
-def _write_onnx(whole: _Whole, file: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _write_onnx(network: _Network, file: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Write the graph in float32 and return the names of its inputs and outputs."""
-    model = whole.model
+    model = network.model
     assert not model.training, "a graph must be recorded in eval mode"
     file.parent.mkdir(parents=True, exist_ok=True)
     # With a single token type, the input could only be 0.
@@ -235,16 +240,16 @@ def _write_onnx(whole: _Whole, file: Path) -> tuple[tuple[str, ...], tuple[str, 
     batch = _batch(model, inputs, *TRACED)
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     with torch.no_grad(), _quiet():
-        result = whole(**batch)
+        result = network(**batch)
         outputs = tuple(name for name in OUTPUTS if name in result)
         try:
-            named, args, shapes = (
-                _Named(whole, inputs, outputs).eval(),
+            positional, args, shapes = (
+                _PositionalInputs(network, inputs, outputs).eval(),
                 tuple(batch.values()),
                 (free,) * len(inputs),
             )
             program = torch.onnx.export(
-                named,
+                positional,
                 args,
                 dynamo=True,
                 verbose=False,
@@ -274,7 +279,7 @@ def _root_cause(error: BaseException) -> str:
 
 
 def _compare(
-    whole: _Whole,
+    network: _Network,
     inputs: Sequence[str],
     outputs: Sequence[str],
     call: Caller,
@@ -286,8 +291,10 @@ def _compare(
     Returns the largest absolute difference and the relative error. Raises MachineError if they
     exceed what the precision explains.
     """
-    model = whole.model
-    pairs = [_outputs_of(whole, call, outputs, _batch(model, inputs, *shape)) for shape in COMPARED]
+    model = network.model
+    pairs = [
+        _outputs_of(network, call, outputs, _batch(model, inputs, *shape)) for shape in COMPARED
+    ]
     reference, other = (np.concatenate(side) for side in zip(*pairs, strict=True))
     max_abs, relative = difference(reference, other)
     exact = EXACT * max(1.0, float(np.abs(reference).max())) if precision == "fp32" else math.inf
@@ -305,12 +312,12 @@ def _compare(
 
 
 def _outputs_of(
-    whole: _Whole, call: Caller, outputs: Sequence[str], batch: Batch
+    network: _Network, call: Caller, outputs: Sequence[str], batch: Batch
 ) -> tuple[Array, Array]:
     """Return the outputs of torch and of the file without padding, each as one vector."""
     by_file = call(call.feed(batch))
     with torch.no_grad():
-        result = whole(**batch)
+        result = network(**batch)
         by_torch = [result[name].float().cpu().numpy() for name in outputs]
     return _real(outputs, by_torch, batch), _real(outputs, by_file, batch)
 

@@ -112,10 +112,12 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         assert s.pooled is not None
         s_BD, t_BD = s.pooled.float(), t.pooled.detach().float()
         cuts = settings.dimensions or [t_BD.shape[1]]
-        named: dict[str, Tensor] = {}
+        values: dict[str, Tensor] = {}
         if weights["vectors"]:
             compare = mean_cosine_distance if settings.vectors == "cosine" else F.mse_loss
-            named["vectors"] = torch.stack([compare(s_BD[:, :d], t_BD[:, :d]) for d in cuts]).mean()
+            values["vectors"] = torch.stack(
+                [compare(s_BD[:, :d], t_BD[:, :d]) for d in cuts]
+            ).mean()
         if weights["similarity"]:
             assert t.anchors is not None
             log_t_BR = log_similarities(t_BD, t.anchors, settings.temperature)
@@ -125,16 +127,16 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
                 divergences.append(
                     F.kl_div(log_s_BR, log_t_BR, reduction="batchmean", log_target=True)
                 )
-            named["similarity"] = torch.stack(divergences).mean()
+            values["similarity"] = torch.stack(divergences).mean()
         if weights["contrastive"]:
-            named["contrastive"] = info_nce(s_BD, t, settings.temperature)
+            values["contrastive"] = info_nce(s_BD, t, settings.temperature)
         if relations is not None:
-            named["relations"] = torch.stack(list(relations.terms(t, s).values())).sum()
+            values["relations"] = torch.stack(list(relations.terms(t, s).values())).sum()
         if weights["hidden"]:
             h_S = s.hidden[student.layers]
             h_S = projections["hidden"](h_S) if "hidden" in projections else h_S
-            named["hidden"] = cosine_distance(t.hidden[teacher.layers], h_S, s.mask)
-        return {name: weights[name] * value for name, value in named.items()}
+            values["hidden"] = cosine_distance(t.hidden[teacher.layers], h_S, s.mask)
+        return {name: weights[name] * value for name, value in values.items()}
 
     s_needs |= Needs(pooled=True)
     return Objective(

@@ -65,15 +65,15 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
     m, n = student.layers, teacher_layer(settings, teacher)
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
-        named = {}
+        values = {}
         for name, weight, x_T, x_S in (
             ("query", settings.query_weight, t.q[n], s.q[m]),
             ("key", settings.key_weight, t.k[n], s.k[m]),
             ("value", settings.value_weight, t.v[n], s.v[m]),
         ):
             x_T, x_S = regroup(x_T, heads), regroup(x_S, heads)
-            named[name] = weight * relation_kl(x_T, x_T, x_S, x_S, s.mask)
-        return named | masked_lm_term(settings.masked_lm_weight, s)
+            values[name] = weight * relation_kl(x_T, x_T, x_S, x_S, s.mask)
+        return values | masked_lm_term(settings.masked_lm_weight, s)
 
     t_needs, s_needs = (Needs(*(frozenset({layer}),) * 3) for layer in (n, m))
     s_needs |= Needs(masked_logits=settings.masked_lm_weight > 0)

@@ -51,8 +51,8 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
     not fit the two shapes, or if it compares no layer.
     """
     if settings.layers in MAPS:
-        whole = strategy_map(MAPS[settings.layers], teacher.layers, student.layers)
-        pairs = {m: n for m, n in whole.items() if 0 < m < student.layers}
+        full_map = strategy_map(MAPS[settings.layers], teacher.layers, student.layers)
+        pairs = {m: n for m, n in full_map.items() if 0 < m < student.layers}
         if not pairs:
             raise ValueError(
                 f"loss.layers: {settings.layers} compares the layers below the student's last, "

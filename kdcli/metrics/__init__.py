@@ -45,8 +45,8 @@ def scorer(
         raise ValueError(f"{len(predictions)} predictions, {len(references)} references")
     # Import by kind, because SciPy takes seconds that other tasks need not wait for.
     module = importlib.import_module(f"kdcli.metrics.{MODULES[task.kind]}")
-    of_language = [language] if task.kind == "span" else []
-    score_all: Scorer = module.scorer(task, predictions, references, *of_language)
+    extra_arguments = [language] if task.kind == "span" else []
+    score_all: Scorer = module.scorer(task, predictions, references, *extra_arguments)
 
     def score(indices: Array) -> dict[str, float]:
         scores = score_all(indices)

@@ -61,7 +61,7 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> Card:
         params_nonzero=sum(int(p.count_nonzero()) for p in model.parameters() if not p.is_meta),
         multiply_adds=multiply_adds(model.base_model),
         bytes=sum(f.stat().st_size for f in weights) if weights else 4 * total,
-        held_in=_DTYPES.get(most := dtypes.most_common(1)[0][0], most) if dtypes else "fp32",
+        held_in=_DTYPES.get(common := dtypes.most_common(1)[0][0], common) if dtypes else "fp32",
         sha256=digest.hexdigest() if weights else None,
     )
 

@@ -92,8 +92,8 @@ def load_for_task(
     or are in another order.
     """
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=compacted)
-    auto, own = AUTO_CLASS[task.kind], custom_class(config) if own_head else None
-    if own is None and type(config) not in auto._model_mapping:
+    auto, custom = AUTO_CLASS[task.kind], custom_class(config) if own_head else None
+    if custom is None and type(config) not in auto._model_mapping:
         raise UsageError(
             f"{config.model_type} has no head for {_head_name(task.kind)} in transformers, which "
             f"task {task.name} needs",
@@ -113,7 +113,7 @@ def load_for_task(
     max_length = None
     if misfit is None:
         max_length = tuned_length(config, tokenizer, task)
-        model = load_weights(source, own or auto, trust_remote_code=trust_remote_code)
+        model = load_weights(source, custom or auto, trust_remote_code=trust_remote_code)
         if label_map is not None:
             _permute(model, list(label_map))
         note = "its own head" + (", in the data's order of labels" if label_map is not None else "")
@@ -193,20 +193,20 @@ def misfit_of(
     Raises UsageError if its labels are the task's in another order, or if `label_map` is not a
     permutation.
     """
-    named = (config.architectures or ["none"])[0]
-    kind, head = kind_of_head(config, named), _head_name(task.kind)
+    architecture = (config.architectures or ["none"])[0]
+    kind, head = kind_of_head(config, architecture), _head_name(task.kind)
     if kind is None or AUTO_CLASS[kind] is not AUTO_CLASS[task.kind]:
-        return f"{named} has no head for {head}"
+        return f"{architecture} has no head for {head}"
     if task.kind == "span":
         return None
-    own, count = (
+    head_labels, count = (
         [str(config.id2label.get(i, f"LABEL_{i}")) for i in range(config.num_labels)],
         len(task.labels) or 1,
     )
     if config.problem_type not in (None, PROBLEM.get(task.kind)):
         return f"its head is for {config.problem_type}, not {PROBLEM.get(task.kind, head)}"
-    if len(own) != count:
-        return f"its head has {len(own)} outputs, but {task.name} needs {count}"
+    if len(head_labels) != count:
+        return f"its head has {len(head_labels)} outputs, but {task.name} needs {count}"
     if task.kind == "score":
         return None
     if label_map is not None:
@@ -215,17 +215,17 @@ def misfit_of(
                 f"head.label_map must hold each of 0 ... {count - 1} once, got {list(label_map)}"
             )
         return None
-    plain, theirs = [_plain(name) for name in own], [_plain(name) for name in task.labels]
-    if all(GENERIC.fullmatch(name) for name in own) or plain == theirs:
+    plain, theirs = [_plain(name) for name in head_labels], [_plain(name) for name in task.labels]
+    if all(GENERIC.fullmatch(name) for name in head_labels) or plain == theirs:
         return None
     if sorted(plain) == sorted(theirs):
         needed = [theirs.index(name) for name in plain]
         raise UsageError(
-            f"{source} has the labels of {task.name} in another order: {_numbered(own)}; the data: "
-            f"{_numbered(task.labels)}",
+            f"{source} has the labels of {task.name} in another order: {_numbered(head_labels)}; "
+            f"the data: {_numbered(task.labels)}",
             f"add --set head.label_map='{needed}' to put them in the data's order",
         )
-    return f"its labels are {_numbered(own)}, but {task.name} has {_numbered(task.labels)}"
+    return f"its labels are {_numbered(head_labels)}, but {task.name} has {_numbered(task.labels)}"
 
 
 def _plain(name: str) -> str:

@@ -243,20 +243,20 @@ def _from_mlm(
     """
     hint = "use the words' embeddings: --set head.kind=embedding"
     loaded = load_masked_lm(source, otherwise=hint, trust_remote_code=trust)
-    whole = loaded.model
+    masked_lm = loaded.model
     tokenizer = tokenizer_for(source, of_words=task.kind == "tokens", trust_remote_code=trust)
     ids = label_word_ids(tokenizer, task, words)
-    config: Any = copy.deepcopy(whole.config)
+    config: Any = copy.deepcopy(masked_lm.config)
     describe_task(config, task)
     config.label_words = {"ids": ids, "auto_class": AUTO_CLASS[task.kind].__name__}
-    config.architectures = [f"LabelWords{type(whole).__name__}"]
+    config.architectures = [f"LabelWords{type(masked_lm).__name__}"]
     model_class = custom_class(config)
     assert model_class is not None
-    tensors = whole.state_dict()
-    for name, parameter in vocabulary_of_head(whole).items():
+    tensors = masked_lm.state_dict()
+    for name, parameter in vocabulary_of_head(masked_lm).items():
         dim = list(parameter.shape).index(config.vocab_size)
         tensors[name] = parameter.detach().index_select(dim, torch.tensor(ids))
-    model = load_tensors(empty_model(model_class, config), tensors, whole.base_model)
+    model = load_tensors(empty_model(model_class, config), tensors, masked_lm.base_model)
     for parameter in set(model.parameters()) - set(model.base_model.parameters()):
         parameter.requires_grad_(False)
     return Model(model, tokenizer, source, "", rows=loaded.rows), ids

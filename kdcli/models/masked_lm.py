@@ -33,13 +33,17 @@ def load_masked_lm(
             f"{config.model_type} has no masked-language-model head in transformers", otherwise
         )
     expected = AutoModelForMaskedLM._model_mapping[type(config)].__name__
-    named = (config.architectures or [expected])[0]
+    architecture = (config.architectures or [expected])[0]
     # A `ForPreTraining` checkpoint has this head next to others (BERT) or another head instead
     # (ELECTRA). A model that generates text is a subclass.
-    if named.removeprefix("UniLM") != expected and not named.endswith("ForPreTraining"):
+    if architecture.removeprefix("UniLM") != expected and not architecture.endswith(
+        "ForPreTraining"
+    ):
         if bare:
             return load_encoder(source, trust_remote_code=trust_remote_code)
-        raise UsageError(f"{source} is {named}, without a masked-language-model head", otherwise)
+        raise UsageError(
+            f"{source} is {architecture}, without a masked-language-model head", otherwise
+        )
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     try:
         model = load_weights(source, AutoModelForMaskedLM, trust_remote_code=trust_remote_code)
@@ -82,6 +86,6 @@ def student_with_head(
     if init == "random" or not headed:
         reason = "" if headed else ": the teacher has no masked-language-model head"
         return InitializedStudent(model, [*built.notes, f"head initialised at random{reason}"])
-    left = copy_head(teacher, model, built.basis_DN)
-    note = f", except {', '.join(left)}, which start at random" if left else ""
+    unfilled = copy_head(teacher, model, built.basis_DN)
+    note = f", except {', '.join(unfilled)}, which start at random" if unfilled else ""
     return InitializedStudent(model, [*built.notes, f"head initialised from the teacher's{note}"])

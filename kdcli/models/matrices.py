@@ -66,9 +66,11 @@ def matrices(model: PreTrainedModel) -> list[Matrix]:
     layers = layout.modules(model.base_model)
     for number, layer in enumerate(layers[:1] if layout.shared else layers, 1):
         parts: list[tuple[str, nn.Linear, Rows]] = []
-        for kind, of_kind in linears(layout, layer).items():
+        for kind, linears_of_kind in linears(layout, layer).items():
             # A gate is its own kind, because its weights are distributed differently.
-            parts += [(letter, *part) for letter, part in zip((kind, "G"), of_kind, strict=False)]
+            parts += [
+                (letter, *part) for letter, part in zip((kind, "G"), linears_of_kind, strict=False)
+            ]
             if kind == "U" and layout.gate == layout.up:
                 # The first half goes through the activation, so it is the gate.
                 _, linear, _ = parts.pop()

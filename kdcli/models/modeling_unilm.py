@@ -125,13 +125,13 @@ class _Decoding:
         # The padding after a row becomes the padding token again, because some types derive their
         # positions from it.
         interface, dtype = self.model.config.unilm["interface"], self.model.dtype
-        whole = {
+        mask_inputs = {
             "attention_mask": mask_argument(
                 self.model.config, mask, interface=interface, dtype=dtype
             )
         }
         with _only(self.model.base_model, start_R + steps):
-            return self._run(forward, ids, (at_L >= start_R[:, None]).long(), **whole).logits
+            return self._run(forward, ids, (at_L >= start_R[:, None]).long(), **mask_inputs).logits
 
     def _attending(self, run: Callable[..., Any], ids: Tensor, types: Tensor, **inputs: Any) -> Any:
         token, self.layer = _decoding.set(self), 0

@@ -101,11 +101,11 @@ def copy_reduced(
 
     source = dict(teacher.named_parameters())
     parameters = [(n, p, source.get(origin(n))) for n, p in student.named_parameters()]
-    left = _fill(parameters, basis_DN, maps)
+    unfilled = _fill(parameters, basis_DN, maps)
     if fit:
         _refit(teacher, student, origin, basis_DN, maps, sample)
     teacher.train(training)
-    return left, basis_DN
+    return unfilled, basis_DN
 
 
 @torch.no_grad()
@@ -168,7 +168,7 @@ def _fill(
 ) -> list[str]:
     """Fill the student's (name, parameter, teacher's tensor), and return the names it could not
     fill."""
-    left = []
+    unfilled = []
     for name, parameter, origin in parameters:
         part = (
             None
@@ -179,12 +179,12 @@ def _fill(
             parameter.copy_(part)
         elif parameter.requires_grad:
             # A fixed table (RoFormer's sinusoids) already fits the student's shape.
-            left.append(name)
-    return left
+            unfilled.append(name)
+    return unfilled
 
 
 def _part(
-    name: str, origin: Tensor, target: Tensor, basis_DN: Tensor | None, own: Maps
+    name: str, origin: Tensor, target: Tensor, basis_DN: Tensor | None, maps: Maps
 ) -> Tensor | None:
     """Return the student's part of a teacher's tensor, or None if a dimension has no map."""
     part = origin.detach()
@@ -193,7 +193,7 @@ def _part(
     # A gain or a depthwise convolution is a diagonal matrix; this is its diagonal in another basis.
     gain = name.endswith("weight") and (part.dim() == 1 or (part.dim() == 3 and part.shape[1] == 1))
     for dim, (size, narrow) in enumerate(zip(origin.shape, target.shape, strict=True)):
-        kept = own.get(dim)
+        kept = maps.get(dim)
         if kept is None and size == narrow:
             continue
         if kept is None and basis_DN is not None and (size, narrow) == basis_DN.shape:
@@ -226,12 +226,12 @@ def _refit(
     theirs, shape = dict(teacher.named_modules()), sample["input_ids"].shape
     targets: dict[nn.Module, Tensor] = {}
 
-    def record(own: nn.Module, kept: Tensor | None) -> Callable[..., None]:
+    def record(student_module: nn.Module, kept: Tensor | None) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             # Skip poolers, and tensors that are computed once for all rows (DeBERTa's position
             # projections).
             if isinstance(output, Tensor) and output.dim() == 3 and output.shape[:2] == shape:
-                targets[own] = reduced(real_tokens(output, sample), kept).float()
+                targets[student_module] = reduced(real_tokens(output, sample), kept).float()
 
         return hook
 

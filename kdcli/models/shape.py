@@ -199,16 +199,17 @@ def build_student(
         and not layout_for(teacher.config).shared
     )
     sample = sample_of(text, teacher.config, positions_of(teacher.config))
-    left, basis_DN = copy_reduced(
+    unfilled, basis_DN = copy_reduced(
         teacher, student, layout_for(teacher.config), chosen, sample, fit=fit
     )
     notes = [f"initialised from teacher layers {', '.join(map(str, chosen))}"]
     if shape.hidden < source.hidden:
         notes[0] += f", width {source.hidden} reduced to {shape.hidden}"
     notes[0] += ", fitted to its outputs" if fit else ""
-    if left:
+    if unfilled:
         notes.append(
-            f"{len(left)} tensors have no counterpart and start at random, for example {left[0]}"
+            f"{len(unfilled)} tensors have no counterpart and start at random, for example "
+            f"{unfilled[0]}"
         )
     return InitializedStudent(student, notes, basis_DN)
 

@@ -65,9 +65,9 @@ def needed_by(tokenizer: PreTrainedTokenizerBase) -> Callable[[Iterable[int]], A
     Texts of these tokens are then segmented as before. The function adds the tokens that BPE merges
     into them, added and special tokens, and single characters and bytes.
     """
-    whole = _description(tokenizer)
-    model, number = whole["model"], tokenizer.get_vocab()
-    always = {added["id"] for added in whole["added_tokens"]} | set(tokenizer.all_special_ids)
+    description = _description(tokenizer)
+    model, number = description["model"], tokenizer.get_vocab()
+    always = {added["id"] for added in description["added_tokens"]} | set(tokenizer.all_special_ids)
     prefix = model.get("continuing_subword_prefix") or ""
     always |= {
         n for token, n in number.items() if len(token.removeprefix(prefix)) == 1 or _is_byte(token)
@@ -97,8 +97,8 @@ def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Array) -> PreTrained
     `kept` holds ids that `needed_by` returned. Raises UsageError if the tokenizer's class does not
     keep its tokens in tokenizer.json.
     """
-    whole, place = _description(tokenizer), {int(old): new for new, old in enumerate(kept)}
-    model = whole["model"]
+    description, place = _description(tokenizer), {int(old): new for new, old in enumerate(kept)}
+    model = description["model"]
     if model["type"] == "Unigram":
         model["vocab"] = [row for old, row in enumerate(model["vocab"]) if old in place]
         model["unk_id"] = None if model["unk_id"] is None else place[model["unk_id"]]
@@ -107,15 +107,15 @@ def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Array) -> PreTrained
             token: place[old] for token, old in model["vocab"].items() if old in place
         }
     if model["type"] == "BPE":
-        there = model["vocab"]
+        vocab = model["vocab"]
         model["merges"] = [
-            [a, b] for a, b in _merges(model) if a in there and b in there and a + b in there
+            [a, b] for a, b in _merges(model) if a in vocab and b in vocab and a + b in vocab
         ]
-    for added in whole["added_tokens"]:
+    for added in description["added_tokens"]:
         added["id"] = place[added["id"]]
-    if whole.get("padding"):
-        whole["padding"]["pad_id"] = place[whole["padding"]["pad_id"]]
-    _renumber(whole.get("post_processor"), place)
+    if description.get("padding"):
+        description["padding"]["pad_id"] = place[description["padding"]["pad_id"]]
+    _renumber(description.get("post_processor"), place)
     with tempfile.TemporaryDirectory() as folder:
         save_tokenizer(tokenizer, Path(folder))
         settings = json.loads((Path(folder) / "tokenizer_config.json").read_text("utf-8"))
@@ -124,7 +124,7 @@ def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Array) -> PreTrained
             file.unlink()
         settings.pop("added_tokens_decoder", None)
         (Path(folder) / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
-        (Path(folder) / FILE).write_text(json.dumps(whole, ensure_ascii=False), "utf-8")
+        (Path(folder) / FILE).write_text(json.dumps(description, ensure_ascii=False), "utf-8")
         cut = load_tokenizer(folder)
     # Some classes build their own Unigram model, in which the unknown token has a fixed place.
     same_unknown = _description(cut)["model"].get("unk_id") == model.get("unk_id")

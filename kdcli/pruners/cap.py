@@ -64,25 +64,29 @@ def pruner(
     masked = movement.pruner(settings, model, density=density, steps=steps, lr=lr)
     tau = settings.contrast_temperature
 
-    def contrast(cls_BD: Tensor, own_B: Tensor, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def contrast(
+        cls_BD: Tensor, own_B: Tensor, batch_states: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """Compute the weighted contrastive terms of B rows in a batch of E rows.
 
         Args:
             cls_BD: the pruned model's states of the first token.
             own_B: indices of the B rows in the batch.
-            whole: the other models' states of the first token [E, D] for all rows and, if there are
-                classes, their int64 classes [E].
+            batch_states: the other models' states of the first token [E, D] for all rows and, if
+                there are classes, their int64 classes [E].
         """
         terms = {}
-        if PRETRAINED in whole and settings.unsupervised:
-            itself_BE = own_B[:, None] == torch.arange(len(whole[PRETRAINED]), device=own_B.device)
-            terms["unsupervised"] = settings.unsupervised * contrastive(
-                cls_BD, whole[PRETRAINED], itself_BE, tau
+        if PRETRAINED in batch_states and settings.unsupervised:
+            itself_BE = own_B[:, None] == torch.arange(
+                len(batch_states[PRETRAINED]), device=own_B.device
             )
-        if FINETUNED in whole and CLASSES in whole and settings.supervised:
-            same_class_BE = whole[CLASSES][own_B][:, None] == whole[CLASSES]
+            terms["unsupervised"] = settings.unsupervised * contrastive(
+                cls_BD, batch_states[PRETRAINED], itself_BE, tau
+            )
+        if FINETUNED in batch_states and CLASSES in batch_states and settings.supervised:
+            same_class_BE = batch_states[CLASSES][own_B][:, None] == batch_states[CLASSES]
             terms["supervised"] = settings.supervised * contrastive(
-                cls_BD, whole[FINETUNED], same_class_BE, tau
+                cls_BD, batch_states[FINETUNED], same_class_BE, tau
             )
         return terms
 

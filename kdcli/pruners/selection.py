@@ -115,20 +115,20 @@ def shares(sizes: Sequence[int], log_weights: Sequence[float], density: float) -
         log_weights: finite logarithms of the weights.
         density: share of all elements to keep.
     """
-    left, open_ = density * sum(sizes), list(range(len(sizes)))
+    remaining, open_ = density * sum(sizes), list(range(len(sizes)))
     kept = [float(size) for size in sizes]
     while open_:
         # Divide by the largest remaining weight, because the weights may underflow.
         largest = max(log_weights[i] for i in open_)
         weights = {i: math.exp(log_weights[i] - largest) for i in open_}
-        factor = left / sum(sizes[i] * weights[i] for i in open_)
+        factor = remaining / sum(sizes[i] * weights[i] for i in open_)
         if not (full := [i for i in open_ if factor * weights[i] > 1]):
             for i in open_:
                 kept[i] = factor * weights[i] * sizes[i]
             break
         # A full matrix leaves more for the others. Their shares can only grow, so a full matrix
         # stays full.
-        left -= sum(sizes[i] for i in full)
+        remaining -= sum(sizes[i] for i in full)
         open_ = [i for i in open_ if i not in full]
     return kept
 
@@ -191,10 +191,10 @@ def _keep_each(scores: Mapping[str, Tensor], keep: Mapping[str, int]) -> dict[st
         return {name: keep_top(s, keep[name]) for name, s in scores.items()}
     masks: dict[str, Tensor] = {}
     for size in dict.fromkeys(s.numel() for s in scores.values()):
-        of_size = {name: s for name, s in scores.items() if s.numel() == size}
-        scores_RN = torch.stack([s.flatten() for s in of_size.values()])
-        kept_RN = _keep_by_bits(scores_RN, [keep[name] for name in of_size])
-        for (name, s), kept in zip(of_size.items(), kept_RN, strict=True):
+        same_size = {name: s for name, s in scores.items() if s.numel() == size}
+        scores_RN = torch.stack([s.flatten() for s in same_size.values()])
+        kept_RN = _keep_by_bits(scores_RN, [keep[name] for name in same_size])
+        for (name, s), kept in zip(same_size.items(), kept_RN, strict=True):
             masks[name] = kept.view_as(s)
     return {name: masks[name] for name in scores}
 

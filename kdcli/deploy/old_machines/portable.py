@@ -83,9 +83,9 @@ class _Result(_Part):
         cells = [(row.model, row.batch_size, row.seq_len) for row in self.rows]
         if len(set(cells)) < len(cells):
             raise ValueError("a model has two rows in a cell")
-        named = {row.model for row in self.rows}
-        named |= {row.speedup.baseline for row in self.rows if row.speedup is not None}
-        if unknown := sorted(named - set(self.models)):
+        names = {row.model for row in self.rows}
+        names |= {row.speedup.baseline for row in self.rows if row.speedup is not None}
+        if unknown := sorted(names - set(self.models)):
             raise ValueError(f"a row names {unknown[0]}, which is not among the models")
         return self
 

@@ -155,11 +155,11 @@ def _attention(parts: dict[str, _Part], heads: int) -> int:
     q, k, v, o = (parts[letter] for letter in "QKVO")
     o.fold(torch.where(v.rows, 0, v.bias))
     kept_AK = (v.rows & o.columns).view(heads, -1)
-    left = kept_AK.any(1)
-    if not left.any():
-        left[0] = True  # a layer needs a head; this one writes nothing
+    kept_A = kept_AK.any(1)
+    if not kept_A.any():
+        kept_A[0] = True  # a layer needs a head; this one writes nothing
     each = kept_AK.shape[1]
-    spans = [slice(a * each, (a + 1) * each) for a in left.nonzero()[:, 0].tolist()]
+    spans = [slice(a * each, (a + 1) * each) for a in kept_A.nonzero()[:, 0].tolist()]
     scores = [_score_rows(q, k, span) for span in spans]
     values = [kept_AK.view(-1)[span].nonzero()[:, 0] + span.start for span in spans]
     # All heads get one width, because torch's fast attention on the CPU needs keys and values of

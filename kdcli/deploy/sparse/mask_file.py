@@ -385,10 +385,10 @@ def check_base(mask: CodedMask | MaskFile, model: PreTrainedModel, source: str) 
             f"{mask.path} masks a {info.model_type} ({info.base}), but {source} is a {kind}",
             f"use --base {info.base}",
         )
-    if (own := base_hash(model)) != info.base_sha256:
+    if (base_sha256 := base_hash(model)) != info.base_sha256:
         raise UsageError(
             f"{mask.path} was made for {info.base}, whose masked weights have the hash "
-            f"{info.base_sha256}, but the weights of {source} have {own}",
+            f"{info.base_sha256}, but the weights of {source} have {base_sha256}",
             f"use the base that the mask was made for: {info.base}",
         )
     if model.config.vocab_size < info.vocab_size:

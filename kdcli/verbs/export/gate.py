@@ -72,8 +72,8 @@ def write_gated(
         if count and not errors:
             Progress.log(f"measuring the error of each product: {reason}")
             how = (graph.scored_outputs, judge.calibration(), graph.format, graph.precision)
-            errors.update(product_errors(graph.whole.model, *how))
-        file = graph.write(keys_of(graph.whole.model, list(errors)[:count]))
+            errors.update(product_errors(graph.network.model, *how))
+        file = graph.write(keys_of(graph.network.model, list(errors)[:count]))
         found = judge.judge(file)
         latest = file, found
         reason = judge.too_far(found) or ""
@@ -90,7 +90,7 @@ def write_gated(
         return not reason
 
     count = smallest_count(
-        len(linears(graph.whole.model)) if graph.precision in ROUNDED else 0, holds
+        len(linears(graph.network.model)) if graph.precision in ROUNDED else 0, holds
     )
     if count is None:
         assert latest is not None
