@@ -109,7 +109,7 @@ def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
             f"student {layers}x{hidden} is larger than its teacher "
             f"{teacher.layers}x{teacher.hidden}"
         )
-        raise UsageError(message, f"at limit {teacher.layers} layers and width {teacher.hidden}")
+        raise UsageError(message, f"at most {teacher.layers} layers and width {teacher.hidden}")
     return ModelShape(layers, hidden, ffn, heads)
 
 

@@ -203,5 +203,7 @@ def test_tokenizers_that_cannot_be_cut(tokenizer, message):
 
 
 def test_a_token_without_a_row():
-    with pytest.raises(UsageError, match="the tokenizer has token 64, the model has rows for 64"):
+    with pytest.raises(
+        UsageError, match="the tokenizer has token 64, but the model has rows for 64"
+    ):
         cut_model(tiny_encoder("bert"), np.array([0, 64]))

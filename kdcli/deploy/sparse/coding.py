@@ -61,7 +61,7 @@ def decode(coded: Array, size: int) -> Array:
 
 
 def inflate(data: bytes, limit: int, wbits: int = zlib.MAX_WBITS) -> bytes:
-    """Decompress at limit `limit` bytes.
+    """Decompress at most `limit` bytes.
 
     Raises ValueError if the data hold more or end too soon, and zlib.error if they are damaged.
     """

@@ -217,7 +217,7 @@ class CodedMask:
             self.info.shapes,
             {name: math.prod(shape) for name, (_, shape) in self.head.items()},
         )
-        # A head holds at limit embeddings and a classifier.
+        # A head holds at most embeddings and a classifier.
         limit = MAX_WEIGHTS if base is None else 2 * sum(p.numel() for p in base.parameters())
         if (
             max(sum(heads.values()), sum(rows * columns for rows, columns in shapes.values()))
