@@ -48,7 +48,7 @@ def keys_of(model: nn.Module, names: Sequence[str]) -> set[str]:
 def product_errors(
     model: nn.Module, outputs: Outputs, batches: Sequence[Batch], format: str, precision: str
 ) -> dict[str, float]:
-    """Measure the error that each linear's quantisation causes alone, in descending order.
+    """Measure how much each linear's own rounding changes the outputs; the largest error first.
 
     The result maps each linear to the relative error of the outputs over the calibration batches if
     only that linear is rounded as the runtime of `format` rounds it.

@@ -47,8 +47,8 @@ from kdcli.models.modeling_kdcli import vocabulary_of_head
 from kdcli.types import Task
 
 _LIKE_GELU = ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "silu", "swish")
-# Maps an activation to the factor ε on its input and to its slope at 0. A smaller ε would underflow
-# in float16.
+# Maps an activation to the factor ε on its input and its slope at 0. A smaller ε would underflow in
+# float16.
 SMALL = {"tanh": (2.0**-10, 1.0)} | dict.fromkeys(_LIKE_GELU, (2.0**-14, 0.5))
 SHIFT = 16.0  # shift of relu's input: the last states of encoders that end in a norm are smaller
 HEAD_DROPOUT = (
