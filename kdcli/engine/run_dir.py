@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kdcli.disk import (
     COMMITS,
-    MOST_REPORT,
+    MAX_REPORT_BYTES,
     atomic_dir,
     check_writable,
     disk_errors,
@@ -204,7 +204,8 @@ class RunDir:
         """Whether the run has written its report, which is its last file."""
         report = self.path / REPORT
         return (
-            report.is_file() and read_json(report, most_bytes=MOST_REPORT).get("status") == "done"
+            report.is_file()
+            and read_json(report, max_bytes=MAX_REPORT_BYTES).get("status") == "done"
         )
 
     def log(self, record: Mapping[str, Any]) -> None:
@@ -264,7 +265,7 @@ class RunDir:
                 else "it was the last one, so the run starts again"
             )
             try:
-                state = read_json(folder / "state.json", most_bytes=MOST_REPORT)
+                state = read_json(folder / "state.json", max_bytes=MAX_REPORT_BYTES)
                 if _sha256(folder / "tensors.safetensors") != state["sha256"]:
                     raise ValueError("its checksum does not match")
                 return Checkpoint(state["step"], load_file(folder / "tensors.safetensors"), state)

@@ -46,9 +46,9 @@ def rank_documents(
 ) -> list[list[str]]:
     """Rank the documents for each query, best first. Among equal scores, the earlier one wins.
 
-    As in BEIR, a query's own document (the document with the query's id) is left out, because some
-    data sets, such as ArguAna and Quora, use their queries as documents. It stays if it is judged
-    relevant, because then the ids of queries and documents are unrelated.
+    As in BEIR, a query's own document (the document with the query's id) is skipped, because some
+    data sets, such as ArguAna and Quora, use their queries as documents. It stays if it is labelled
+    as relevant, because then the ids of queries and documents are unrelated.
 
     Args:
         scores_QN: the score of each document for each query.

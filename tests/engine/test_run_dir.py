@@ -90,7 +90,7 @@ class TestClaim:
         (tmp_path / "file").write_text("", "utf-8")
         with pytest.raises(UsageError, match="is a file"):
             RunDir.claim(tmp_path / "file", recipe())
-        with pytest.raises(UsageError, match=r"cannot be made: .*file is a file"):
+        with pytest.raises(UsageError, match=r"cannot be created: .*file is a file"):
             RunDir.claim(tmp_path / "file" / "run", recipe())
 
     def test_full_disk_leaves_no_recipe_and_says_so(self, tmp_path, full_disk):

@@ -16,7 +16,7 @@ import numpy as np
 
 from kdcli.data.rows import Piece
 from kdcli.data.sources import Source
-from kdcli.disk import MOST_REPORT, cache_key, read_json, write_atomic
+from kdcli.disk import MAX_REPORT_BYTES, cache_key, read_json, write_atomic
 from kdcli.errors import UsageError
 
 META = "meta.json"
@@ -120,7 +120,7 @@ class TokenShards:
     def read(cls, folder: Path) -> "TokenShards":
         """Read `meta.json`. Raises UsageError if kdcli did not write it."""
         try:
-            values = read_json(folder / META, most_bytes=MOST_REPORT)
+            values = read_json(folder / META, max_bytes=MAX_REPORT_BYTES)
             shards = tuple(_shard(one) for one in values.pop("shards"))
             meta = cls(**values, shards=shards)
             if meta.format != FORMAT or meta.dtype not in ("<u2", "<u4"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kdcli.deploy.export import ModelFile, Recorded
-from kdcli.deploy.quantise import fewest, keys_of, linears, product_errors
+from kdcli.deploy.quantise import keys_of, linears, product_errors, smallest_count
 from kdcli.engine.progress import Progress
 from kdcli.errors import GateError, MachineError
 from kdcli.report.schema import Comparison
@@ -71,9 +71,9 @@ def write_gated(
         nonlocal latest, reason
         if count and not errors:
             Progress.log(f"measuring the error of each product: {reason}")
-            how = (graph.judged_outputs, judge.calibration(), graph.format, graph.precision)
-            errors.update(product_errors(graph.whole.model, *how))
-        file = graph.write(keys_of(graph.whole.model, list(errors)[:count]))
+            how = (graph.scored_outputs, judge.calibration(), graph.format, graph.precision)
+            errors.update(product_errors(graph.network.model, *how))
+        file = graph.write(keys_of(graph.network.model, list(errors)[:count]))
         found = judge.judge(file)
         latest = file, found
         reason = judge.too_far(found) or ""
@@ -89,7 +89,9 @@ def write_gated(
         Progress.log(f"{count} products in float32: {reason or 'holds'}")
         return not reason
 
-    count = fewest(len(linears(graph.whole.model)) if graph.precision in ROUNDED else 0, holds)
+    count = smallest_count(
+        len(linears(graph.network.model)) if graph.precision in ROUNDED else 0, holds
+    )
     if count is None:
         assert latest is not None
         kind = MachineError if judge.too_far(latest[1]) else GateError

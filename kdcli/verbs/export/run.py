@@ -154,7 +154,7 @@ def export(
             for precision in precisions:
                 judged = max_drop is not None or (kind == EMBEDDING and precision != "fp32")
                 file, found, gate = write_gated(
-                    graph.at(precision, judged=judged), part.judge, max_drop
+                    graph.at(precision, scored_on_text=judged), part.judge, max_drop
                 )
                 made.append((file, _facts_of(precision, file, found, gate)))
         written = {file.path: _parts(file.path) for file, _ in made}
