@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from kdcli.models.model import Model
-from kdcli.models.trim import Array, counted, named_in
+from kdcli.models.trim import Array, count_tokens, named_in
 from kdcli.workloads.vocabulary import cut, kept_tokens
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -92,7 +92,7 @@ def main() -> None:
     texts = texts_of(loaded, given.texts, rng)
     print(f"{len(loaded.tokenizer):,} tokens, {sum(map(len, texts)) / 1e6:.1f} MB of text")
     began = time.perf_counter()
-    counts = {"the text": counted(loaded.tokenizer, texts)}
+    counts = {"the text": count_tokens(loaded.tokenizer, texts)}
     reading = time.perf_counter() - began
     print(f"reading: {reading:.1f} s")
     for size in (None, given.size):

@@ -267,7 +267,14 @@ def compress(
 
     It takes the options of `kdcli compress`. Raises kdcli.errors.KdcliError."""
 
-def push(directory: Path | str, repository: str, *, public: bool = False) -> Published:
-    """Push a model directory or an export to the hub.
+def push(
+    directory: Path | str,
+    repository: str,
+    *,
+    public: bool = False,
+    with_report: bool = False,
+    dry_run: bool = False,
+) -> Published:
+    """Push a model directory or an export to the hub: the model, its card and nothing else.
 
     It takes the options of `kdcli push`. Raises kdcli.errors.KdcliError."""

@@ -1,4 +1,4 @@
-"""Paths that a user gives: checked, read and written. Bounded reading of JSON; atomic writes."""
+"""Check, read and write the paths that a user gives, with bounded JSON and atomic writes."""
 
 import errno
 import hashlib
@@ -16,105 +16,123 @@ from safetensors import SafetensorError
 
 from kdcli.errors import MachineError, UsageError
 
-MOST_BYTES, MOST_DEPTH = 10_000_000, 32  # Of a JSON file
-MOST_REPORT = 200_000_000  # Bytes of a report, whose curve grows with the run
-MOST_NAME = 255  # Bytes of a file name on every common file system
-ASIDE = len("..part")  # What a name is longer while its file is written aside
+MAX_BYTES, MAX_DEPTH = 10_000_000, 32  # limits of a JSON file
+MAX_REPORT_BYTES = 200_000_000  # limit of a report, whose curve grows with the run
+MAX_NAME_BYTES = 255  # limit of a file name on every common file system
+PART_BYTES = len("..part")  # extra length of the name while a file is written
 SURROGATE = re.compile(r"[\ud800-\udfff]")
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 COMMITS: dict[str, str] = {}
-"""Data sets of the hub that this run read, as they are named -> the commit that was the present
-one."""
+"""Name of each hub data set that this run read -> the commit that was current."""
 
 
 def cache_dir() -> Path:
-    """`$KDCLI_CACHE`, else `~/.cache/kdcli`, else a temporary one; holds only what kdcli can make
-    again."""
-    if named := os.environ.get("KDCLI_CACHE"):
-        return Path(named)
+    """Return the cache directory, which holds only files that kdcli can create again.
+
+    It is `$KDCLI_CACHE`, otherwise `~/.cache/kdcli`, otherwise a temporary directory.
+    """
+    if directory := os.environ.get("KDCLI_CACHE"):
+        return Path(directory)
     try:
         return Path.home() / ".cache" / "kdcli"
     except RuntimeError:
-        # A container's bare user id has no home.
+        # A container's bare user id has no home directory.
         return Path(tempfile.gettempdir()) / f"kdcli-{os.getuid()}"
 
 
 def cache_key(*parts: object) -> str:
-    """24 hex digits of a hash over JSON values: equal parts, equal key."""
+    """Return 24 hex digits of a hash over JSON values; equal parts have the same key."""
     return hashlib.sha256(json.dumps(parts).encode("ascii")).hexdigest()[:24]
 
 
 def unprintable(text: str) -> bool:
-    """True for a text that is no UTF-8: bytes that were not, or half a surrogate pair."""
+    """Return whether a text cannot be encoded as UTF-8.
+
+    Such a text comes from bytes that were not UTF-8, or contains half of a surrogate pair.
+    """
     return SURROGATE.search(text) is not None
 
 
-def user_path(given: str | Path) -> Path:
-    """A path that a user gave, its `~` expanded. Raises UsageError: not UTF-8, a zero byte, a name
-    that is too long, or no such user."""
-    text = str(given)
+def user_path(path: str | Path) -> Path:
+    """Check a path that a user gave, and expand its `~`.
+
+    Raises UsageError if the path is not UTF-8, contains a zero byte or a name that is too long, or
+    if there is no such user.
+    """
+    text = str(path)
     if unprintable(text) or "\0" in text:
-        raise UsageError(f"the path {text!a} is not UTF-8 text", "rename it, or give another")
+        raise UsageError(
+            f"the path {text!a} is not UTF-8 text", "rename the file, or give another path"
+        )
     if long := next(
-        (name for name in Path(text).parts if len(os.fsencode(name)) > MOST_NAME), None
+        (name for name in Path(text).parts if len(os.fsencode(name)) > MAX_NAME_BYTES), None
     ):
         raise UsageError(
-            f"a name of {len(os.fsencode(long))} bytes in a path: {long[:40]}...",
-            f"at most {MOST_NAME}",
+            f"the path contains a name of {len(os.fsencode(long))} bytes: {long[:40]}...",
+            f"use names of at most {MAX_NAME_BYTES} bytes",
         )
     try:
         return Path(text).expanduser()
     except RuntimeError:
         raise UsageError(
-            f"{text} names the home of a user who is not there", "write the directory out"
+            f"cannot expand '{text}': there is no such user", "write the path in full"
         ) from None
 
 
 def check_writable(path: Path, *, directory: bool) -> None:
-    """Check, before any work, that a file or directory can be written; makes nothing. Raises
-    UsageError: see `user_path`; the path, or what should be its directory, is of another kind;
-    MachineError: no permission."""
+    """Check, before any work, that a file or directory can be written; it creates nothing.
+
+    Raises UsageError as `user_path` does, or if the path or its parent is of another kind. Raises
+    MachineError if there is no permission to write.
+    """
     user_path(path)
     with disk_errors(path):
         if path.exists() and not (path.is_dir() if directory else path.is_file()):
-            is_there = (
+            actual = (
                 "directory" if path.is_dir() else "file" if path.is_file() else "device or a pipe"
             )
             wanted = "directory" if directory else "file"
-            raise UsageError(f"{path} is a {is_there}; it must be a {wanted}", "give another path")
-        if len(os.fsencode(path.name)) > MOST_NAME - ASIDE:
+            raise UsageError(f"{path} is a {actual}; it must be a {wanted}", "give another path")
+        if len(os.fsencode(path.name)) > MAX_NAME_BYTES - PART_BYTES:
             raise UsageError(
-                f"the name {path.name[:40]}... is too long", f"at most {MOST_NAME - ASIDE} bytes"
+                f"the name {path.name[:40]}... is too long",
+                f"use a name of at most {MAX_NAME_BYTES - PART_BYTES} bytes",
             )
         above = path if directory else path.parent
         while not above.exists() and above != above.parent:
             above = above.parent
         if not above.is_dir():
-            raise UsageError(f"{path} cannot be made: {above} is a file", "give another path")
+            raise UsageError(f"{path} cannot be created: {above} is a file", "give another path")
         if not os.access(above, os.W_OK | os.X_OK):
             raise MachineError(
                 f"{path} cannot be written: no permission to write in {above.absolute()}"
             )
 
 
-def read_json(path: Path, *, most_bytes: int = MOST_BYTES, kind: type = dict) -> Any:
-    """The object (or list, of `kind`) in a JSON file that others wrote. Raises UsageError, with the
-    file's name: see `parse_json`; it cannot be read, or is larger than `most_bytes`."""
+def read_json(path: Path, *, max_bytes: int = MAX_BYTES, kind: type = dict) -> Any:
+    """Read the object (or, with `kind`, the list) in a JSON file from any source.
+
+    Raises UsageError with the file's name if the file cannot be read, is larger than `max_bytes`,
+    or if `parse_json` rejects its content.
+    """
     try:
         if path.exists() and not path.is_file():
-            raise UsageError(f"{path} cannot be read: it is no file")
+            raise UsageError(f"{path} cannot be read: it is not a file")
         with path.open("rb") as file:
-            data = file.read(most_bytes + 1)
+            data = file.read(max_bytes + 1)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    if len(data) > most_bytes:
-        raise UsageError(f"{path} is larger than {most_bytes:,} bytes, the most that is read")
+    if len(data) > max_bytes:
+        raise UsageError(f"{path} is larger than {max_bytes:,} bytes, the limit for this file")
     return parse_json(data, path, kind)
 
 
 def parse_json(data: bytes, source: object, kind: type = dict) -> Any:
-    """The object (or list, of `kind`) in some JSON; `source` names it in errors. Raises UsageError:
-    not JSON, not UTF-8, nested deeper than `MOST_DEPTH`, or of another kind."""
+    """Parse JSON that holds an object (or, with `kind`, a list); `source` names it in errors.
+
+    Raises UsageError if it is not JSON, is not UTF-8, is nested deeper than `MAX_DEPTH` levels, or
+    is of another kind.
+    """
     try:
         tree = json.loads(str(data, "utf-8"))
         if ESCAPED_SURROGATE.search(data):
@@ -122,7 +140,7 @@ def parse_json(data: bytes, source: object, kind: type = dict) -> Any:
     except ValueError as error:
         raise UsageError(f"{source} is not valid JSON: {error}") from None
     except RecursionError:
-        raise UsageError(f"{source} is nested deeper than {MOST_DEPTH} levels") from None
+        raise UsageError(f"{source} is nested deeper than {MAX_DEPTH} levels") from None
     if not isinstance(tree, kind):
         wanted = "object" if kind is dict else kind.__name__
         raise UsageError(f"{source} must hold a JSON {wanted}, not a {type(tree).__name__}")
@@ -134,15 +152,15 @@ def parse_json(data: bytes, source: object, kind: type = dict) -> Any:
         for c in (n.values() if isinstance(n, dict) else n)
         if isinstance(c, dict | list)
     ]:
-        if (depth := depth + 1) > MOST_DEPTH:
-            raise UsageError(f"{source} is nested deeper than {MOST_DEPTH} levels")
+        if (depth := depth + 1) > MAX_DEPTH:
+            raise UsageError(f"{source} is nested deeper than {MAX_DEPTH} levels")
     return tree
 
 
 def fsync(path: Path) -> None:
-    """Flush a file or directory to the disk."""
+    """Flush a file or directory to disk."""
     if os.name == "nt" and path.is_dir():
-        return  # Windows opens no directories.
+        return  # Windows cannot open directories
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -152,7 +170,7 @@ def fsync(path: Path) -> None:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full, unwritable or unreadable disk into a `MachineError` that names the file."""
+    """Convert errors of a full, unwritable or unreadable disk to a `MachineError` with the path."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -171,16 +189,21 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file aside, fsync it and rename it into place; a link stays, and what it names is
-    written. Raises UsageError: what is there is no plain file; MachineError: the disk is full or
-    not writable; after an error the old file is untouched."""
-    # A rename would replace the link itself, which may be /dev/stdout.
+    """Write to a temporary file, fsync it and rename it into place.
+
+    A link stays a link, and the file that it points to is written. Raises UsageError if the path
+    exists and is not a regular file. Raises MachineError if the disk is full or not writable. After
+    an error, the old file is unchanged.
+    """
+    # A rename would replace the link itself, such as /dev/stdout.
     path = Path(os.path.realpath(path))
     aside = path.with_name(f".{path.name}.part")
     with disk_errors(path):
         if path.exists() and not path.is_file():
-            # Root would replace /dev/null itself.
-            raise UsageError(f"{path} is no plain file, so it is not written", "give another path")
+            # As root, a rename would replace /dev/null itself.
+            raise UsageError(
+                f"{path} is not a regular file, so it is not written", "give another path"
+            )
         try:
             with aside.open("wb") as file:
                 yield file
@@ -193,15 +216,17 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file, text as UTF-8, as `atomic_file` does."""
+    """Write a file as `atomic_file` does; text is encoded as UTF-8."""
     with atomic_file(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 @contextmanager
 def atomic_dir(path: Path) -> Iterator[Path]:
-    """Fill a directory aside, then put it in the place of `path`; after an error `path` is as it
-    was. Raises MachineError: the disk is full or not writable."""
+    """Fill a temporary directory, then move it to `path`.
+
+    After an error, `path` is unchanged. Raises MachineError if the disk is full or not writable.
+    """
     aside, before = (path.with_name(f".{path.name}.{ending}") for ending in ("part", "old"))
     with disk_errors(path):
         remove(aside)
@@ -225,11 +250,14 @@ STAGED = ".staged"
 
 @contextmanager
 def fill_dir(path: Path, *, last: str, clear: bool = False) -> Iterator[Path]:
-    """Fill a directory aside, then move each file into `path`, which itself stays: it may be a
-    mount point, a link or the working directory. `last`: the file that is moved last, since it
-    tells a whole directory. `clear`: remove what else is there. After an error nothing was moved.
-    Raises MachineError: the disk is full or not writable."""
-    staged, made = path / STAGED, not path.exists()
+    """Fill a temporary directory, then move each file into `path`.
+
+    `path` itself stays, because it may be a mount point, a link or the working directory. `last` is
+    the file that is moved last, because it marks a complete directory. `clear` removes everything
+    else in `path`. If filling the directory fails, nothing is moved. Raises MachineError if the
+    disk is full or not writable.
+    """
+    staged, created = path / STAGED, not path.exists()
     try:
         with atomic_dir(staged) as aside:
             yield aside
@@ -241,12 +269,12 @@ def fill_dir(path: Path, *, last: str, clear: bool = False) -> Iterator[Path]:
                 file.replace(path / file.name)
             staged.rmdir()
     finally:
-        if made and path.is_dir() and not any(path.iterdir()):
+        if created and path.is_dir() and not any(path.iterdir()):
             path.rmdir()
 
 
 def content_of(path: Path) -> list[Path]:
-    """What a directory holds, without what a kill inside `fill_dir` left."""
+    """Return the content of a directory, without the remains of a killed `fill_dir`."""
     return [
         inside
         for inside in path.iterdir()
@@ -255,7 +283,7 @@ def content_of(path: Path) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a link or a directory with its content, if it is there."""
+    """Delete a file, a link or a directory with its content, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -1,7 +1,7 @@
-"""Errors that a user can cause, each with its exit code.
+"""Define the errors that a user can cause, each with its exit code.
 
-A message states what came, what is allowed and what to do. Only `kdcli.cli` prints them; any other
-exception is a bug (exit 1).
+A message says what was given, what is allowed and what to do. Only `kdcli.cli` prints these errors.
+Any other exception is a bug (exit code 1).
 """
 
 from __future__ import annotations
@@ -12,33 +12,36 @@ from collections.abc import Iterable
 
 LONG_WORD = re.compile(r"\S{1000,}")  # longer than any name or path that a user can recognise
 
-MOST_CHARACTERS = 10_000  # of a message
+MAX_CHARACTERS = 10_000  # maximum length of a message
 
 
-def shortened(text: str, most: int) -> str:
-    """A text for a message, cut where it is longer."""
-    return text if len(text) <= most else f"{text[:most]}..."
+def shortened(text: str, limit: int) -> str:
+    """Cut a text after `limit` characters."""
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error of a library, on one line."""
+    """Return a library error's message on one line."""
     return " ".join(str(error).split())
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, else its type."""
+    """Return the first line of an error's message, or its type if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 class KdcliError(Exception):
-    """Base of all errors; `message` states what came and what is allowed, `hint` what to do, on its
-    own line."""
+    """The base class of all errors.
+
+    `message` says what was given and what is allowed. `hint` says what to do, and is printed on its
+    own line.
+    """
 
     exit_code = 1
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         message = shortened(
-            LONG_WORD.sub(lambda word: shortened(word[0], 200), message), MOST_CHARACTERS
+            LONG_WORD.sub(lambda word: shortened(word[0], 200), message), MAX_CHARACTERS
         )
         super().__init__(message)
         self.message = message
@@ -46,14 +49,17 @@ class KdcliError(Exception):
 
 
 class UsageError(KdcliError):
-    """A command line, recipe, model or data set that cannot be used as given."""
+    """A command line, recipe, model or data set that cannot be used."""
 
     exit_code = 2
 
-    def of(self, what: str, hint: str | None = None) -> UsageError:
-        """The same error with its subject in front, and a further hint behind its own."""
+    def of(self, subject: str, hint: str | None = None) -> UsageError:
+        """Return the same error with a subject in front of its message.
+
+        `hint` is appended to the error's own hint.
+        """
         return UsageError(
-            f"{what}: {self.message}", "; ".join(h for h in (self.hint, hint) if h) or None
+            f"{subject}: {self.message}", "; ".join(h for h in (self.hint, hint) if h) or None
         )
 
 
@@ -70,38 +76,38 @@ class DivergedError(KdcliError):
 
 
 class GateError(KdcliError):
-    """A gate (`--min-metric`, `--max-latency-ms`) was missed."""
+    """The result misses a gate (`--min-metric`, `--max-latency-ms`)."""
 
     exit_code = 5
 
 
 class UnstableError(KdcliError):
-    """A measurement stayed unstable under `--strict`."""
+    """A measurement was still unstable under `--strict`."""
 
     exit_code = 6
 
 
 class Stopped(KdcliError):
-    """Stopped on request, with a checkpoint to go on from."""
+    """The run stopped on request and left a checkpoint to resume from."""
 
     exit_code = 75
 
 
 class Interrupted(KdcliError):
-    """Stopped on request before any checkpoint was written."""
+    """The run stopped on request before it wrote a checkpoint."""
 
     exit_code = 130
 
 
 class ChildFailed(KdcliError):
-    """Another process failed and printed why; this one only returns its exit code."""
+    """Another process failed and printed the reason. This error only carries its exit code."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__("")
         self.exit_code = exit_code
 
 
-def did_you_mean(given: str, allowed: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"` for the nearest allowed name, or an empty string."""
-    near = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """Return `"; did you mean 'x'?"` for the closest allowed name, or an empty string."""
+    near = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)
     return f"; did you mean '{near[0]}'?" if near else ""

@@ -1,9 +1,9 @@
-"""Types that every room shares.
+"""Types that all packages share.
 
-Shape legend, a suffix of tensor names: B sequences, L tokens, A attention heads, K head width, D
-hidden width, F feed-forward width, V vocabulary, P labelled tokens of a batch, C classes, N layers;
-`q_BALK` has shape [B, A, L, K]. Layers are numbered as in TinyBERT: 0 is the embedding output, 1 to
-N are the encoder layers.
+The suffix of a tensor's name gives its shape: B sequences, L tokens, A attention heads, K head
+width, D hidden width, F feed-forward width, V vocabulary, P labelled tokens of a batch, C classes,
+N layers. For example, `q_BALK` has shape [B, A, L, K]. Layers are numbered as in TinyBERT: 0 is the
+embedding output, and 1 to N are the encoder layers.
 """
 
 from __future__ import annotations
@@ -17,49 +17,53 @@ import torch
 from torch import Tensor, nn
 
 Batch = dict[str, Tensor]
-"""Arguments of an encoder: `input_ids` [B, L] int64; `attention_mask` [B, L] int64 (1 = real token)
-or, for isolated documents in one block, [B, 1, L, L] bool (True = attend); optional
-`token_type_ids`, `position_ids` [B, L] int64; for a labelled task `labels`, see `Kind`; of masked
-text also `labelled`, see `labelled_places`."""
+"""The arguments of an encoder:
+
+* `input_ids`: [B, L] int64.
+* `attention_mask`: [B, L] int64 (1 = real token) or, for isolated documents in one block,
+  [B, 1, L, L] bool (True = attend).
+* `token_type_ids`, `position_ids`: [B, L] int64, optional.
+* `labels`: for a labelled task, see `Kind`.
+* `labelled`: for masked text, see `labelled_places`.
+"""
 
 RowHashes = np.ndarray[Any, np.dtype[np.uint64]]
-"""Hashes of the texts of labelled rows, see `kdcli.data.labelled.rows`."""
+"""Hashes of labelled rows' texts, see `kdcli.data.labelled.rows`."""
 
 Kind = Literal["class", "multi", "score", "tokens", "span", "text"]
 """The prediction of a task, and the `labels` of its batches:
 
-* `class`: one label a text or pair; [B] int64.
+* `class`: one label per text or pair; [B] int64.
 * `multi`: any number of labels; [B, C] float32 of 0 and 1.
 * `score`: a real number; [B] float32.
-* `tokens`: one label a word; [B, L] int64, IGNORED except at the first piece of a word.
-* `span`: an answer in a context; [B, 2] int64, first and last token; both 0 if the window holds
-  none.
-* `text`: a text, the target of a source; [B, L] int64, the ids of the target, IGNORED at the
-  source. The batch also has `sources` [B] int64: how many tokens of each row are the source.
+* `tokens`: one label per word; [B, L] int64, IGNORED except at the first piece of a word.
+* `span`: an answer in a context; [B, 2] int64, its first and last token. Both are 0 if the window
+  does not contain the answer.
+* `text`: a target text for a source text; [B, L] int64, the ids of the target, IGNORED at the
+  source. The batch also has `sources` [B] int64, the number of source tokens in each row.
 """
 
 IGNORED = -100
-"""Label of a token that counts nowhere."""
+"""The label of a token that losses and metrics ignore."""
 
 Count = Literal["rows", "tokens", "labels"]
-"""The unit that a mean is taken over: rows; tokens that are no padding; labels that are not
-IGNORED."""
+"""The unit of a mean: rows, tokens that are not padding, or labels that are not IGNORED."""
 COUNTS: tuple[Count, ...] = get_args(Count)
 
 
 @dataclass(frozen=True)
 class Card:
-    """The size of a model in numbers, as reports show it.
+    """The size of a model, as reports show it.
 
     Attributes:
-        id: the hub id, directory or shape that the model was given as.
-        revision: commit of the hub that it was loaded from.
-        params_total: with the head.
-        params_embedding: parameters of the embedding layer.
-        params_transformer: all the others.
-        params_nonzero: parameters that are not zero.
-        multiply_adds: of one sequence of 128 tokens, without the head.
-        bytes: size of the weights on disk; in float32 if the model was never saved.
+        id: the hub id, directory or shape with which the user named the model.
+        revision: the hub commit from which the model was loaded.
+        params_total: number of parameters, with the head.
+        params_embedding: number of parameters in the embedding layer.
+        params_transformer: number of all other parameters.
+        params_nonzero: number of parameters that are not zero.
+        multiply_adds: multiply-adds for one sequence of 128 tokens, without the head.
+        bytes: size of the weights on disk, or in float32 if the model was never saved.
         held_in: number format of the weights on disk.
         sha256: hash of the weights on disk; None if the model was never saved.
         paper_params_embedding: the embedding's parameters as papers count them.
@@ -87,24 +91,25 @@ class Card:
 
 @dataclass(frozen=True)
 class Task:
-    """A labelled task: columns, labels, metrics, where its data are.
+    """A labelled task: its columns, labels and metrics, and the location of its data.
 
     Attributes:
-        texts: columns: one or two texts, of `text` those of the source; the words of `tokens`;
-            question and context of `span`.
-        label: column of the label; of `text` the target.
-        labels: class names in order of their numbers; empty for `score`, `span` and `text`.
-        metrics: names; the first is the one that a single number means.
+        texts: columns of the one or two texts. For `text`, the columns of the source; for `tokens`,
+            the words; for `span`, the question and the context.
+        label: column of the label; for `text`, column of the target.
+        metrics: names of the metrics. A single number always means the first one.
+        labels: class names in the order of their numbers; empty for `score`, `span` and `text`.
         hub: data set and configuration on the hub; `{set}` stands for a set's name.
-        sets: sets that are evaluated apart, such as MNLI's two or languages; empty for one set.
-        split: the hub's name of the validation split; may hold `{set}`.
-        hub_train: data set of the training split, if another.
-        impossible: a `span` context may hold no answer (SQuAD 2.0).
+        sets: sets that are evaluated separately, such as MNLI's two sets or languages; empty for a
+            single set.
+        split: the hub's name of the validation split; may contain `{set}`.
+        hub_train: data set of the training split, if it is another one.
+        impossible: whether a `span` context may lack an answer (SQuAD 2.0).
         glue: set -> file name for the GLUE server.
-        glue_words: the GLUE server takes label names, not numbers.
-        max_length: tokens a row in the benchmark's protocol.
-        words: label words (SMP), one an output of the head: in the order of `labels`, one for
-            `score`, start and end for `span`.
+        glue_words: whether the GLUE server takes label names instead of numbers.
+        max_length: tokens per row in the benchmark's protocol.
+        words: label words (SMP), one per output of the head: in the order of `labels`, one for
+            `score`, and start and end for `span`.
     """
 
     name: str
@@ -126,7 +131,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Answer:
-    """A gold answer of a `span` task and its first character in the context."""
+    """A gold answer of a `span` task, and the index of its first character in the context."""
 
     text: str
     start: int
@@ -138,10 +143,11 @@ class Example:
 
     Attributes:
         where: `file:line`, for messages.
-        id: the data set's, else its number in the file.
-        texts: one or two texts; the words of `tokens`; question and context of `span`.
-        label: class number; numbers (`multi`); a real number (`score`); a number a word (`tokens`);
-            gold answers (`span`, empty if unanswerable); the target (`text`). None if withheld.
+        id: the data set's id, or the number of the example in the file.
+        texts: one or two texts; for `tokens`, the words; for `span`, the question and the context.
+        label: a class number (`class`); class numbers (`multi`); a real number (`score`); a class
+            number per word (`tokens`); gold answers (`span`, empty if unanswerable); the target
+            (`text`). None if it is withheld.
     """
 
     where: str
@@ -152,7 +158,7 @@ class Example:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Size of an encoder."""
+    """The size of an encoder."""
 
     layers: int
     hidden: int
@@ -160,15 +166,20 @@ class ModelShape:
     heads: int
 
     def __str__(self) -> str:
-        """As in `--to`, with FFN and heads: `6x768:3072@12`."""
+        """Format the shape as for `--to`, with FFN and heads: `6x768:3072@12`."""
         return f"{self.layers}x{self.hidden}:{self.ffn}@{self.heads}"
 
 
 @dataclass(frozen=True)
 class Needs:
-    """The signals a loss reads: layers of q, k, v and hidden (0 = embedding output), logits of
-    every row or token, a masked language model's logits of labelled tokens only (`masked_logits`),
-    or an embedding model's vector of each row (`pooled`)."""
+    """The signals that a loss reads.
+
+    * `q`, `k`, `v`, `hidden`: layers whose signal is needed. In `hidden`, 0 is the embedding
+      output.
+    * `logits`: the logits of every row or token.
+    * `masked_logits`: a masked language model's logits at labelled tokens only.
+    * `pooled`: an embedding model's vector of each row.
+    """
 
     q: frozenset[int] = frozenset()
     k: frozenset[int] = frozenset()
@@ -192,21 +203,22 @@ class Needs:
 
 @dataclass
 class Signals:
-    """Signals of one forward pass.
+    """The signals of one forward pass.
 
     Attributes:
         mask: attention mask, [B, L] or [B, 1, L, L]; None if every token is real.
-        q, k, v: layer -> [B, A, L, K], after rotary embedding; grouped key/value heads repeated to
-        A.
-        hidden: layer -> [B, L, D]; 0 is the embedding output, the last is the model's
-        `last_hidden_state`.
-        logits: [B, C]; [B, L, C] of tokens; [B, L, 2] of spans (start, end); [P, V] of labelled
-        tokens, row by row.
-        labels: the batch's labels, if any; see `Kind`.
-        labelled: of logits of labelled tokens, their places, see `labelled_places`.
-        pooled: vectors of an embedding model, [B, D]; of a teacher also those of other texts:
-            `anchors` [R, D], of each row's `positive` [B, D] and `negatives` [B, M, D], all zero
-            where a row has none.
+        q, k, v: layer -> [B, A, L, K], after any rotary embedding. Grouped key/value heads are
+            repeated to A heads.
+        hidden: layer -> [B, L, D]. 0 is the embedding output, and the last one is the model's
+            `last_hidden_state`.
+        logits: [B, C] for rows; [B, L, C] for tokens; [B, L, 2] for spans (start, end); [P, V] for
+            labelled tokens, row by row.
+        labels: the batch's labels, if it has any; see `Kind`.
+        labelled: the places of labelled tokens that `logits` belong to, see `labelled_places`.
+        pooled: vectors of an embedding model, [B, D].
+        anchors: a teacher's vectors of the anchor texts, [R, D].
+        positive: a teacher's vector of each row's positive, [B, D], zero if the row has none.
+        negatives: a teacher's vectors of each row's negatives, [B, M, D], padded with zeros.
     """
 
     mask: Tensor | None = None
@@ -225,14 +237,14 @@ class Signals:
 
 @dataclass(frozen=True)
 class Objective:
-    """A distillation loss for one teacher's and one student's shape.
+    """A distillation loss for one teacher's shape and one student's shape.
 
     Attributes:
-        teacher_needs, student_needs: signals to capture.
-        projections: learned matrices of the run, never part of the saved student.
-        terms: pure function (teacher, student) -> named scalars whose sum is the loss.
-        over: what each term is a mean over.
-        notes: facts for the user about how the two shapes are compared.
+        teacher_needs, student_needs: the signals to capture.
+        projections: learned matrices of the run, which are never part of the saved student.
+        terms: a pure function (teacher, student) -> named scalars. Their sum is the loss.
+        over: the unit of each term's mean.
+        notes: messages to the user about how the two shapes are compared.
     """
 
     teacher_needs: Needs
@@ -245,9 +257,11 @@ class Objective:
 
 @dataclass(frozen=True)
 class Term:
-    """A scalar of a loss that is a mean over the rows, tokens or labels of a batch. A term that is
-    the same for every batch may take any of them. `weight` is that in the loss; the log shows the
-    term without it."""
+    """A scalar of a loss, which is a mean over the rows, tokens or labels of a batch.
+
+    A term that is the same for every batch may use any unit. `weight` is its weight in the loss;
+    the log shows the term without it.
+    """
 
     value: Tensor
     over: Count
@@ -256,15 +270,22 @@ class Term:
 
 @dataclass(frozen=True)
 class StepLoss:
-    """A step's result: the terms whose weighted sum is minimised, a single one named `loss`; and
-    `outputs` [B, ...] for `Job.compute_metrics`."""
+    """The result of a training step.
+
+    Attributes:
+        terms: the terms whose weighted sum is minimised. A single term is named `loss`.
+        outputs: [B, ...], for `Job.compute_metrics`.
+    """
 
     terms: Mapping[str, Term]
     outputs: Tensor | None = None
 
     def totals(self) -> dict[Count, Tensor]:
-        """The weighted sum of the terms over each count. The mean over several batches is that of
-        each total, weighted by its own count."""
+        """Return the weighted sum of the terms, by unit.
+
+        The mean over several batches is the mean of each total, weighted by the batches' counts of
+        its unit.
+        """
         groups: dict[Count, list[Tensor]] = {}
         for term in self.terms.values():
             if term.weight:
@@ -272,7 +293,8 @@ class StepLoss:
         return {over: torch.stack(values).sum() for over, values in groups.items()}
 
     def parts(self) -> list[tuple[str, Count, Tensor]]:
-        """Name, count and value of everything that is logged; `loss` has a part for each count."""
+        """Return the name, unit and value of everything that is logged; `loss` has one part per
+        unit."""
         parts = [("loss", over, total) for over, total in self.totals().items()]
         return parts + [
             (name, term.over, term.value) for name, term in self.terms.items() if name != "loss"
@@ -285,27 +307,29 @@ class StepLoss:
 
 
 def counts_of(batch: Batch) -> dict[Count, float]:
-    """How many rows, tokens and labels a batch has."""
+    """Count the rows, tokens and labels of a batch."""
     labels = batch.get("labels")
-    of_labels = 0.0 if labels is None else float((labels != IGNORED).sum())
+    label_count = 0.0 if labels is None else float((labels != IGNORED).sum())
     return {
         "rows": float(len(batch["input_ids"])),
         "tokens": real_tokens(batch),
-        "labels": of_labels,
+        "labels": label_count,
     }
 
 
 def labelled_places(batch: Batch) -> Tensor:
-    """Places of the labels [B, L] that are not IGNORED, row by row, [P] int64 into B·L. A batch of
-    masked text brings them from the CPU: on a device, finding them would wait for all that it still
-    computes."""
+    """Return the places of labels [B, L] that are not IGNORED, row by row, [P] int64 into B·L.
+
+    A batch of masked text computes them on the CPU. On a device, finding them would wait for all
+    queued work.
+    """
     if "labelled" in batch:
         return batch["labelled"]
     return (batch["labels"] != IGNORED).flatten().nonzero()[:, 0]
 
 
 class Examples(Protocol):
-    """A data set of fixed order; `batch` collates rows on the CPU."""
+    """A data set in a fixed order; `batch` collates rows on the CPU."""
 
     def __len__(self) -> int: ...
 
@@ -313,13 +337,13 @@ class Examples(Protocol):
 
 
 class Order(Protocol):
-    """The examples of each global batch: a pure function of the step, counted from 1."""
+    """The examples of each global batch: a pure function of the step, which is counted from 1."""
 
     def indices(self, step: int) -> np.ndarray[Any, Any]: ...
 
 
 def real_tokens(batch: Batch) -> float:
-    """Number of tokens that are not padding."""
+    """Return the number of tokens that are not padding."""
     mask = batch.get("attention_mask")
     if mask is None:
         return float(batch["input_ids"].numel())
@@ -328,11 +352,11 @@ def real_tokens(batch: Batch) -> float:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps, rates and intervals of a run.
+    """The steps, learning rates and intervals of a run.
 
     `batch_size` is global. If `micro_batch_size` is None, the engine chooses it. `stop_after` ends
-    the training after this many steps without changing the learning rates: in dry runs, and in runs
-    that are continued later with a higher value.
+    the training after this many steps without changing the learning rates. It serves dry runs, and
+    runs that are continued later with a higher value.
     """
 
     steps: int
@@ -351,8 +375,11 @@ class Schedule:
     stop_after: int | None = None
 
     def lr_at(self, step: int) -> float:
-        """Learning rate of a step (1 to steps): linear warm-up; then `constant`, or a `linear`
-        decay to 0 just after the last step."""
+        """Return the learning rate of a step (1 to steps).
+
+        The rate warms up linearly. Then it is `constant`, or decays linearly (`linear`) to 0 just
+        after the last step.
+        """
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
         if self.lr_schedule == "constant":
@@ -362,7 +389,8 @@ class Schedule:
 
 @dataclass(frozen=True)
 class ParamGroup:
-    """`lr` multiplies the schedule's rate; `decayed` allows weight decay."""
+    """How a parameter is trained: `lr` multiplies the schedule's rate, and `decayed` enables weight
+    decay."""
 
     lr: float = 1.0
     decayed: bool = True
@@ -373,23 +401,27 @@ class Job:
     """A training job.
 
     Attributes:
-        modules: each clipped and checkpointed on its own, so modules trained together move as they
-            would alone; only parameters that require a gradient are trained.
-        step: batch on the device -> loss; also called for the held-out loss, with the modules in
+        modules: the modules to train. Each one is clipped and checkpointed separately, so that
+            modules in one job get the same updates as in separate jobs. Only parameters that
+            require a gradient are trained.
+        step: batch on the device -> loss. Also called for the held-out loss, with the modules in
             eval mode and without gradients.
-        compute_metrics: `outputs` of everything held out, float32, in its order -> metrics.
-        best: the metric that selects the weights to keep; None keeps the last.
+        examples: the training examples.
+        order: the order of the training examples.
+        held_out: the held-out examples, or None.
+        compute_metrics: `outputs` of all held-out examples, float32, in their order -> metrics.
+        best: the metric that selects the weights to keep; None keeps the last weights.
         best_from: the first step whose weights may be selected.
-        param_group: name of a parameter (module name first) -> how it is trained; None gives all
-        the same settings.
-        shared: micro-batch on the device -> tensors [B, ...] that the losses of the whole batch
-            read, without gradients. `step` finds those of all rows of all processes, [rows, ...],
-            under the same names in its batch, and the places of its own rows among them, [B], as
-            `own_rows`; none of them in evaluations.
+        param_group: name of a parameter (module name first) -> how it is trained. None gives all
+            parameters the same settings.
+        shared: micro-batch on the device -> tensors [B, ...] that losses of the whole batch read,
+            without gradients. In its batch, `step` finds these tensors for all rows of all
+            processes, [rows, ...], under the same names, and the places of its own rows among them,
+            [B], as `own_rows`. In evaluations, there are none.
         on_step_end: called with the number of finished steps: before the first (or next) step, and
-        after each.
-        held_out_size: sequences of an example held out, at most, over those of one trained on; a
-            held-out pass takes so many fewer examples at once.
+            after each step.
+        held_out_size: the maximum number of sequences of a held-out example, relative to a training
+            example. A held-out pass takes fewer examples at once by this factor.
     """
 
     modules: Mapping[str, nn.Module]
@@ -408,7 +440,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """Totals of a run, including the time before a resume.
+    """The totals of a run, including the time before a resume.
 
     `best_step` is the step of the kept weights. `finished` is False if `Schedule.stop_after` ended
     the training before its last step.

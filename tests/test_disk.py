@@ -27,7 +27,7 @@ from kdcli.errors import MachineError, UsageError
         ("a\0b", "not UTF-8"),
         (f"there/{'n' * 256}/x", "a name of 256 bytes"),
         ("é" * 128, "a name of 256 bytes"),
-        ("~nosuchuser/x", "a user who is not there"),
+        ("~nosuchuser/x", "there is no such user"),
     ],
 )
 def test_a_path_that_no_file_system_takes_is_refused(path, message):
@@ -71,12 +71,12 @@ def test_only_objects_are_read(tmp_path):
         with pytest.raises(UsageError, match="cannot be read"):
             read_json(path)
     with pytest.raises(UsageError, match="is larger than 5 bytes"):
-        read_json(tmp_path / "a.json", most_bytes=5)
+        read_json(tmp_path / "a.json", max_bytes=5)
 
 
 def test_a_fifo_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="it is no file"):
+    with pytest.raises(UsageError, match="it is not a file"):
         read_json(tmp_path / "pipe")
 
 
@@ -85,7 +85,7 @@ def test_what_is_no_plain_file_is_refused(tmp_path):
     for path in (tmp_path / "pipe", Path("/dev/null")):
         with pytest.raises(UsageError, match="is a device or a pipe; it must be a file"):
             check_writable(path, directory=False)
-    with pytest.raises(UsageError, match="is no plain file"):
+    with pytest.raises(UsageError, match="is not a regular file"):
         write_atomic(tmp_path / "pipe", "x")
     assert (tmp_path / "pipe").is_fifo()
 

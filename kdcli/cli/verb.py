@@ -109,12 +109,12 @@ class Verb:
         repository = given.values.get("push_to_hub")
         if repository is None:
             return self.function(given)
-        from kdcli.report.publish import check_repository, publish
+        from kdcli.report.publish import Upload, check_repository, publish
 
         check_repository(repository)
         result = self.function(given)
         if result is not None:
-            typer.echo(publish(result.folder, repository).sentence, err=True)
+            typer.echo(publish(Upload.of(result.folder), repository).sentence, err=True)
         return result
 
 

@@ -1,1 +1,1 @@
-"""Data: text into packed blocks, tasks, and the order in which a run sees them."""
+"""Data: text as packed blocks, labelled tasks, and the order of their examples."""

@@ -1,4 +1,7 @@
-"""The order of examples: pure functions of the seed and the step, which resuming cannot change."""
+"""The order of examples.
+
+It is a pure function of the seed and the step, so resuming a run does not change it.
+"""
 
 import functools
 from dataclasses import dataclass
@@ -8,10 +11,10 @@ import numpy as np
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
-# Rounds of the Feistel network. Three rounds make it pseudo-random (Luby and Rackoff 1988). More
-# rounds are needed because its halves have few bits.
+# Rounds of the Feistel network. Three rounds make it pseudo-random (Luby and Rackoff 1988), but
+# halves of few bits need more.
 ROUNDS = 8
-# The odd numbers with which splitmix64 mixes bits (Steele, Lea and Flood 2014).
+# The odd multipliers of splitmix64 (Steele, Lea and Flood 2014).
 MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
@@ -47,8 +50,8 @@ class BatchOrder:
 def permuted(positions: Indices, n: int, *key: int) -> Indices:
     """Return the values of a random permutation of `range(n)` at some positions.
 
-    Each value is computed on its own: a Feistel network permutes the numbers of the next even
-    number of bits, and it is repeated until the result is below `n` (cycle walking).
+    Each value is computed independently. A Feistel network permutes the numbers with the next even
+    number of bits. It is repeated until the result is below `n` (cycle walking).
 
     Args:
         positions: positions in the permutation, int64.
@@ -73,18 +76,19 @@ def permuted(positions: Indices, n: int, *key: int) -> Indices:
 
 @dataclass(frozen=True)
 class BucketOrder:
-    """Shuffled passes in batches of groups, whose examples have similar lengths to save padding.
+    """Shuffled passes in batches of groups with examples of similar length, which saves padding.
 
     Every pass has each example exactly once:
 
     1. Pools of `pool` batches are drawn at random.
     2. Each pool is sorted by length and cut into groups of `group` examples.
-    3. The groups are dealt to the pool's batches at random.
+    3. The groups are assigned to the pool's batches at random.
     4. The batches of the pass are shuffled.
 
-    A micro-batch of `group` examples is hardly padded, while a batch mixes lengths. Batches of one
-    length would be biased if the length depends on the label or the source. The sizes of batches
-    differ by at most one example. With a pool of 1, every batch is random and sorted by length.
+    A micro-batch of `group` examples has little padding, but a batch has mixed lengths. Batches of
+    one length would be biased if the length depends on the label or the source. The sizes of
+    batches differ by at most one example. With a pool of 1, every batch is random and sorted by
+    length.
     """
 
     lengths: Indices
@@ -126,11 +130,11 @@ class BucketOrder:
         return {}
 
     def _batches(self, number: int) -> list[Indices]:
-        """Return the batches of a pass; the batches of the latest pass are remembered."""
+        """Return the batches of a pass. The batches of the latest pass are cached."""
         if number in self._latest:
             return self._latest[number]
         rng = np.random.Generator(np.random.PCG64([self.seed, number]))
-        # Nearly equal sizes, because a step on one or two remaining examples would be noise.
+        # Batches have nearly equal sizes. A step on one or two remaining examples would be noise.
         batches = np.array_split(rng.permutation(len(self.lengths)), self.steps_of_pass)
         mixed: list[Indices] = []
         for begin in range(0, len(batches), self.pool):

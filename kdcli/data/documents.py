@@ -1,4 +1,4 @@
-"""The documents in rows: the values of the column that holds the text."""
+"""Read documents from rows: the values of the text column."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -22,27 +22,27 @@ MAX_UNPACKED_BYTES = 1 << 22  # Of a sample from a gzip file.
 
 
 class Sample(NamedTuple):
-    """Documents from the beginning of a piece, and how many bytes of the piece they take."""
+    """Documents from the beginning of a piece, and the number of bytes that they take."""
 
     texts: list[str]
     size: int
 
 
 def texts_of(rows: Iterable[Row], column: str | None) -> Iterator[str]:
-    """Yield the text of each row, without rows whose text is blank or null.
+    """Yield the text of each row, except for rows with blank or null text.
 
     Args:
         rows: rows of one source.
-        column: the column of the text; None chooses it by the first row, see `text_column`.
+        column: the column of the text; if None, `text_column` chooses it by the first row.
 
     Raises:
-        UsageError: a row without the column, or with something else than text in it.
+        UsageError: a row without the column, or with a value in it that is not text.
     """
     for where, values in rows:
         if column is None:
             column = text_column(where, values)
         if column not in values:
-            problem = f"column '{column}' is not there; {columns_in(values)}"
+            problem = f"there is no column '{column}'; {columns_in(values)}"
             raise UsageError(f"{where}: {problem}", COLUMN_HINT)
         text = values[column]
         if not isinstance(text, str | None):
@@ -65,7 +65,7 @@ def text_column(where: str, values: Mapping[str, Any]) -> str:
 
 def columns_in(values: Mapping[str, Any]) -> str:
     """List the columns of a row for a message."""
-    return f"there are {', '.join(values)}" if values else "the row has no columns"
+    return f"the columns are {', '.join(values)}" if values else "the row has no columns"
 
 
 def check_text(where: str, column: str, text: str) -> str:
@@ -85,7 +85,7 @@ def check_text(where: str, column: str, text: str) -> str:
 def read_documents(piece: Piece, column: str | None) -> Iterator[str]:
     """Yield the documents of a piece that was cut from a file."""
     if column is None:
-        # In the first row of a piece other columns may be null than in that of the file.
+        # The first row of a piece may have other null columns than the first row of the file.
         first = next(read_rows(Piece(piece.name)), None)
         column = text_column(*first) if first else None
     try:
@@ -99,7 +99,7 @@ def read_documents(piece: Piece, column: str | None) -> Iterator[str]:
 
 
 def first_texts(documents: Iterable[str]) -> Sample:
-    """Take documents of about `SAMPLE_BYTES`; the size counts the bytes of their text."""
+    """Take documents of about `SAMPLE_BYTES`. The size is the number of bytes of their text."""
     texts, size = [], 0
     for text in documents:
         texts.append(text)
@@ -128,7 +128,7 @@ def _sample_lines(piece: Piece, column: str | None) -> Sample:
     size = len(data)
     if base_name(piece.name).endswith(".gz"):
         data, size = unpack_beginning(data, piece.name, MAX_UNPACKED_BYTES)
-    # The first line of a piece may belong to the piece before, and the last one may be cut.
+    # The first line of a piece may belong to the previous piece, and the last one may be cut.
     begin = data.find(b"\n") + 1 if piece.begin else 0
     whole = data[begin : data.rfind(b"\n") + 1] or data
     texts = list(texts_of(rows_in(whole, piece.name), column))

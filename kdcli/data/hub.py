@@ -24,9 +24,10 @@ class HubId(NamedTuple):
 
     Attributes:
         name: `owner/name`.
-        config: the configuration; None is the default one.
-        split: the only split to read, as training text; None reads all splits under their names.
-        revision: a branch, tag or commit; None is the current commit.
+        config: the configuration, or None for the default one.
+        split: the only split to read, as training text. If None, all splits are read under their
+            names.
+        revision: a branch, tag or commit, or None for the current commit.
     """
 
     name: str
@@ -46,7 +47,7 @@ class HubId(NamedTuple):
         """
         from huggingface_hub import HfApi
 
-        # The client's own import, since versions of the hub differ in the library they use.
+        # Use the client's own import, because versions of the client use different libraries.
         from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
         try:
@@ -59,7 +60,7 @@ class HubId(NamedTuple):
 
 
 class HubSize(NamedTuple):
-    """The number of shards of a split, and its bytes by the data set's card (0 if unknown)."""
+    """The number of shards of a split, and its bytes according to the card (0 if unknown)."""
 
     shards: int
     bytes: int
@@ -67,7 +68,7 @@ class HubSize(NamedTuple):
 
 @functools.cache
 def hub_splits(hub: HubId) -> list[str]:
-    """List the splits of a data set. A split in the address is the training text."""
+    """List the splits of a data set. If the address names a split, it is the training text."""
     import datasets
 
     with _hub_errors(hub):
@@ -101,7 +102,7 @@ def hub_rows(hub: HubId, split: str, shard: int | None = None) -> Iterator[Row]:
 def _open_stream(hub: HubId, split: str) -> Any:
     import datasets
 
-    # The commit that was asked for first, so that a run reads one commit from begin to end.
+    # Use the commit of the first request, so that a run reads only one commit.
     revision = hub.revision or COMMITS.get(hub.source) or hub.commit()
     return datasets.load_dataset(
         hub.name, hub.config, split=hub.split or split, revision=revision, streaming=True
@@ -110,13 +111,13 @@ def _open_stream(hub: HubId, split: str) -> Any:
 
 @contextmanager
 def _hub_errors(hub: HubId) -> Iterator[None]:
-    """Turn an error of `datasets` into one that names the data set and what would work."""
+    """Turn an error of `datasets` into one that names the data set and tells what to do."""
     try:
         yield
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         name = f"{hub.name}:{hub.config}" if hub.config else hub.name
         message = (
-            f"data '{name}' is neither a file nor a directory and cannot be had from the hub: "
+            f"data '{name}' is neither a file nor a directory and cannot be loaded from the hub: "
             f"{first_line(error)}{list_siblings(hub.name)}"
         )
         raise NotFound(message, HUB_HINT) from None

@@ -21,14 +21,14 @@ from kdcli.data.storage import File, as_file, base_name, file_stat, open_binary
 from kdcli.errors import UsageError, one_line
 
 FORMATS = ("txt", "jsonl", "csv", "tsv", "parquet")
-CUT_ANYWHERE = (".txt", ".jsonl")  # Files that may be cut at the end of any line.
-PARQUET_ROWS = 128  # Rows that are decoded at once.
-UNPACK_BYTES = 1 << 20  # Bytes that are unpacked at once.
+CUT_ANYWHERE = (".txt", ".jsonl")  # Files that can be cut at the end of any line.
+PARQUET_ROWS = 128  # Rows to decode at once.
+UNPACK_BYTES = 1 << 20  # Bytes to unpack at once.
 MAX_LINE_BYTES = 1 << 25  # A gzip file of 100 kB may hold a line of 100 MB.
 
 
 class Row(NamedTuple):
-    """A row of a file: `where` it is (`file:line`), and its values by column."""
+    """A row of a file: its place `where` (`file:line`), and its values by column."""
 
     where: str
     values: Mapping[str, Any]
@@ -40,7 +40,7 @@ class BadRow(UsageError):
     Attributes:
         where: the file and line.
         problem: what is wrong; rows with the same problem are counted together.
-        detail: what is special about this row, appended to the problem.
+        detail: details of this row, appended to the problem.
     """
 
     def __init__(self, where: str, problem: str, detail: str = "", hint: str | None = None) -> None:
@@ -48,7 +48,7 @@ class BadRow(UsageError):
         self.where, self.problem = where, problem
 
 
-OnBadRow = Callable[[BadRow], None]  # Raises the error, or takes a note and skips the row.
+OnBadRow = Callable[[BadRow], None]  # Raises the error, or records it and skips the row.
 
 
 def raise_bad_row(error: BadRow) -> None:
@@ -75,7 +75,7 @@ class Piece(NamedTuple):
 
 
 def format_of(name: str) -> str | None:
-    """Return one of `FORMATS` by a file name's ending, or None for any other ending."""
+    """Return the format of a file by the ending of its name; None if it is not in `FORMATS`."""
     _, dot, ending = name.removesuffix(".gz").rpartition(".")
     return ending if dot and ending in FORMATS else None
 
@@ -154,11 +154,11 @@ def count_lines_before(piece: Piece) -> int:
 
 
 def _raw_lines(piece: Piece, file: IO[bytes]) -> Iterator[bytes]:
-    """Read the lines that begin in a piece. Lines longer than the limit are cut behind it."""
+    """Read the lines that begin in a piece. Lines are cut one byte after the length limit."""
     position = 0
     if piece.begin:
         position, rest = file.seek(piece.begin - 1), b""
-        # The line that is open here belongs to the piece before.
+        # The line that is cut here belongs to the previous piece.
         while not rest.endswith(b"\n") and (rest := file.readline(MAX_LINE_BYTES)):
             position += len(rest)
     while piece.end is None or position < piece.end:
@@ -206,7 +206,7 @@ def _read_jsonl(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -
 def _read_csv(
     name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow, delimiter: str
 ) -> Iterator[Row]:
-    # An open quote would otherwise read the rest of the file as one cell.
+    # Without a limit, an open quote would read the rest of the file as one cell.
     csv.field_size_limit(MAX_LINE_BYTES)
     reader = csv.DictReader((line for _, line in lines), delimiter=delimiter)
     try:
@@ -228,7 +228,7 @@ def _read_parquet(piece: Piece, file: IO[bytes]) -> Iterator[Row]:
     try:
         with tempfile.TemporaryFile() as unpacked, parquet_errors(piece.name):
             if piece.name.endswith(".gz"):
-                # Parquet is read from its end, and a gzip stream is read from its beginning only.
+                # Parquet is read from the end, but a gzip stream only from the beginning.
                 shutil.copyfileobj(file, unpacked, UNPACK_BYTES)
                 file = cast(IO[bytes], unpacked)
             table = pq.ParquetFile(file)
@@ -268,7 +268,7 @@ def parquet_errors(name: object) -> Iterator[None]:
 
 
 def unpack_beginning(data: bytes, name: str, max_bytes: int) -> tuple[bytes, int]:
-    """Unpack the beginning of a gzip file; returns it and the number of packed bytes it takes."""
+    """Unpack the beginning of a gzip file, and return it with its number of packed bytes."""
     unpacker = zlib.decompressobj(wbits=31)
     try:
         unpacked = unpacker.decompress(data, max_bytes)
@@ -278,5 +278,5 @@ def unpack_beginning(data: bytes, name: str, max_bytes: int) -> tuple[bytes, int
 
 
 def rows_in(data: bytes, name: str) -> Iterator[Row]:
-    """Read the rows in the first bytes of a file of lines, and skip lines that are not rows."""
+    """Read the rows in the first bytes of a text file, and skip lines that are not rows."""
     return read_lines(Piece(name), io.BytesIO(data), lambda error: None)

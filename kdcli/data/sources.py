@@ -1,9 +1,9 @@
 """Sources of rows and documents, as `--data` names them.
 
 A source is a file, a directory of files, a URL of either (`hf://`, `s3://`, `https://`), a data set
-of the hub (`owner/name[:config][:split][@revision]`), or `demo`.
+on the hub (`owner/name[:config][:split][@revision]`), or `demo`.
 
-A line of a .txt file is a document. In other formats each row holds a document: in the given
+Each line of a .txt file is a document. In other formats, each row holds a document in the given
 column, in `text`, or in the only column of strings. Blank and null documents are skipped.
 """
 
@@ -49,7 +49,7 @@ SOURCE_HINT = (
 )
 ENDINGS = ", ".join(f".{name}" for name in FORMATS)
 SPLIT = re.compile(r"(train|validation|test)(_[a-z]+)?")
-LOG_SECONDS = 10.0  # Between log lines of progress.
+LOG_SECONDS = 10.0  # Seconds between log lines about the progress.
 
 Log = Callable[[str], None]
 
@@ -145,7 +145,7 @@ class FileSource(Source):
 
 @dataclass(frozen=True)
 class HubSource(Source):
-    """A data set of the hub."""
+    """A data set on the hub."""
 
     name: str
     hub: HubId
@@ -229,7 +229,7 @@ def open_source(source: str) -> Source:
 def is_conll(path: Path, line: str = "") -> bool:
     """Whether a file is CoNLL text, with a word and its tags on each line.
 
-    The ending decides, or the first line if it is given.
+    The file's ending decides, or its first line if it is given.
     """
     ending = path.name.removesuffix(".gz").rsplit(".", 1)[-1]
     return ending in CONLL or CONLL_LINE.fullmatch(line.strip()) is not None
@@ -245,7 +245,7 @@ def _checked_documents(table: Table, column: str | None) -> Iterator[str]:
 
 def _check_format(file: File, name: str) -> None:
     if is_conll(Path(name)):
-        raise UsageError(f"{file} is CoNLL text, which is not read", CONLL_HINT)
+        raise UsageError(f"{file} is CoNLL text, which kdcli does not read", CONLL_HINT)
     if not format_of(name):
         raise UsageError(f"{file} has no known format; known: {ENDINGS}, each also .gz")
 
@@ -257,7 +257,7 @@ def _remote_files(url: str) -> dict[str, tuple[File, ...]]:
     with remote_errors(url):
         system, path = fsspec.core.url_to_fs(url)
         name = base_name(url)
-        # A web server has no directories.
+        # Web servers have no directories.
         if format_of(name) or "http" in url.split("://")[0] or not system.isdir(path):
             _check_format(url, name)
             system.info(path)
@@ -275,7 +275,7 @@ def _by_split(folder: File, files: Mapping[str, File], content: str) -> dict[str
     """
     names = [name for name in sorted(files) if format_of(name) and not name.startswith(".")]
     if not names and any(is_conll(Path(name)) for name in files):
-        raise UsageError(f"{folder} holds CoNLL text, which is not read", CONLL_HINT)
+        raise UsageError(f"{folder} holds CoNLL text, which kdcli does not read", CONLL_HINT)
     if not names:
         message = f"{folder} has no file of a known format; it holds {content}"
         hint = f"it should hold train.* and perhaps validation.* with one of {ENDINGS} (or .gz)"

@@ -1,4 +1,7 @@
-"""Files on this machine and at URLs that fsspec reads: names, sizes, versions, and errors."""
+"""Files on this machine and at URLs: their names, sizes, versions and errors.
+
+URLs are read with fsspec.
+"""
 
 import io
 import re
@@ -10,8 +13,8 @@ from typing import IO, Any, NamedTuple
 from kdcli.disk import user_path
 from kdcli.errors import UsageError, one_line
 
-MAX_LISTED = 12  # Names of files that a message lists.
-# The keys under which file systems store a version of a file; the first key that exists counts.
+MAX_LISTED = 12  # Maximum number of file names in a message.
+# The keys under which file systems store a version of a file. The first one that exists is used.
 VERSION_KEYS = ("ETag", "blob_id", "oid", "LastModified", "last_modified", "mtime")
 LOGIN_HINT = (
     "is the address right, and are you logged in? "
@@ -69,7 +72,7 @@ def open_binary(file: File) -> Iterator[IO[bytes]]:
     import fsspec
 
     with remote_errors(file), fsspec.open(file, "rb") as remote:
-        # The files of fsspec ignore the limit that `readline` is given.
+        # The files of fsspec ignore the size limit of `readline`.
         yield io.BufferedReader(remote)
 
 
@@ -97,7 +100,7 @@ def remote_errors(url: str) -> Iterator[None]:
 
 
 def list_names(names: list[str]) -> str:
-    """Join the first names for a message; "nothing" if there are no names."""
+    """Join the first names for a message; "nothing" if the list is empty."""
     more = " ..." if len(names) > MAX_LISTED else ""
     return (", ".join(names[:MAX_LISTED]) or "nothing") + more
 
@@ -109,7 +112,7 @@ def list_folder(folder: Path) -> str:
 
 
 def list_siblings(source: str) -> str:
-    """List for a message what the directory of a missing file holds, if there is a directory."""
+    """List the directory of a missing file for a message, if the directory exists."""
     folder = user_path(source).parent
     if "/" not in source or not folder.is_dir():
         return ""

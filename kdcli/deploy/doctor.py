@@ -1,4 +1,4 @@
-"""`kdcli doctor`: tries the processor and every GPU with a kernel."""
+"""Implement `kdcli doctor`: run a test kernel on the processor and on every GPU."""
 
 import json
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ OPTIONAL = {
     **dict.fromkeys(("sentence-transformers", "mteb"), "pip install 'kdcli[embed]'"),
     **{name: f"--report-to {name}" for name in TRACKERS},
 }
-"""Libraries that some options need, and what installs them or needs them."""
+"""Optional libraries, each with the command that installs it or the option that needs it."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,17 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """Run a kernel on the processor and on every accelerator; without one, say why there is no
-    CUDA."""
+    """Run a kernel on the processor and on every accelerator.
+
+    Without an accelerator, the diagnosis says why CUDA is unavailable.
+    """
     devices = {name: _verdict(name) for name in ("cpu", *map(str, accelerators()))}
     if len(devices) == 1:
         devices["cuda"] = _failure(no_cuda())
     facts = {"environment": environment(), "versions": versions(), "devices": devices}
     facts["optional"] = {
-        name: installed([name]).get(name, f"not installed: {what}")
-        for name, what in OPTIONAL.items()
+        name: installed([name]).get(name, f"not installed: {remedy}")
+        for name, remedy in OPTIONAL.items()
     }
     return Diagnosis(facts | {"devices_known_as_of": device_table()["as_of"]})
 

@@ -1,5 +1,7 @@
-"""The machine and the versions that a measurement was taken with; nothing that names a person or a
-host."""
+"""Describe the machine and the package versions of a measurement.
+
+The description contains nothing that identifies a person or a host.
+"""
 
 import contextlib
 import importlib.metadata
@@ -25,7 +27,7 @@ LIBRARIES = (
 
 
 def environment() -> dict[str, Any]:
-    """Processor, cores, memory, GPUs, operating system and Python."""
+    """Return the processor, cores, memory, GPUs, operating system and Python version."""
     return {
         "cpu": cpu_name(),
         "physical_cores": psutil.cpu_count(logical=False) or 1,
@@ -39,23 +41,25 @@ def environment() -> dict[str, Any]:
 
 
 def latency_threads() -> int:
-    """Threads for latency: the physical cores that this process may use, whatever a launcher
-    set."""
+    """Return the number of threads for latency measurements.
+
+    This is the number of physical cores that the process may use, whatever a launcher set.
+    """
     cores = psutil.cpu_count(logical=False) or 1
     return min(cores, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else cores
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
-    """Name -> version of those distributions that are installed."""
-    found = {}
+    """Return the version of each distribution that is installed, by name."""
+    versions = {}
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def versions() -> dict[str, str]:
-    """Versions of kdcli and of the libraries that results depend on."""
+    """Return the versions of kdcli and of the libraries that results depend on."""
     from kdcli import __version__
 
     return {"kdcli": __version__} | {name: importlib.metadata.version(name) for name in LIBRARIES}

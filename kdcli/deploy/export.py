@@ -1,8 +1,8 @@
-"""Exports a model to ONNX or OpenVINO, in float32 or with fewer bits, and compares the file with
-torch.
+"""Export a model to ONNX or OpenVINO, in float32 or a lower precision, and compare it with torch.
 
-Both go through `torch.onnx.export`; OpenVINO reads the ONNX file. OpenVINO's own converter gave NaN
-for padded ModernBERT, failed on DeBERTa, and sends telemetry; `read_model` does none of that.
+Both formats go through `torch.onnx.export`; OpenVINO reads the ONNX file. OpenVINO's own converter
+produced NaN for padded ModernBERT, failed on DeBERTa, and sends telemetry. `read_model` has none of
+these problems.
 """
 
 import inspect
@@ -26,28 +26,26 @@ from kdcli.models.embedder import Pool
 from kdcli.models.shape import positions_of
 from kdcli.types import Batch
 
-TRACED = (2, 24)  # Batch size and tokens of the recorded graph; both axes stay dynamic
-COMPARED = (
-    (3, 17),
-    (2, 150),
-    (1, 9),
-)  # Those of the comparison with torch; rows are padded to different lengths
-# Largest absolute difference of a float32 file, times the largest output where that exceeds 1.
+# Batch size and number of tokens with which the graph is recorded. Both axes stay dynamic.
+TRACED = (2, 24)
+# The same for the comparison with torch, in which rows are padded to different lengths.
+COMPARED = ((3, 17), (2, 150), (1, 9))
+# Largest absolute difference of a float32 file, times the largest output if that exceeds 1.
 EXACT = 1e-4
-VECTORS = "sentence_embedding"  # The output of a pooling, by the name that other tools read
-# The exported outputs of a model, as far as it has them, in this order.
+VECTORS = "sentence_embedding"  # the pooling's output, under the name that other tools read
+# The outputs that are exported, in this order, if the model has them.
 OUTPUTS = ("last_hidden_state", VECTORS, "start_logits", "end_logits", "logits")
-BY_ROW = ("logits", VECTORS)  # Of a row, unless an output has an axis of tokens
-# Largest relative error of a file. all-MiniLM-L6-v2 has 1e-6, 1e-3, 0.18 and 0.33; other weights
-# give more than 1 in int8. Vectors, and what a task judges, are judged on text instead.
+BY_ROW = ("logits", VECTORS)  # one value or vector per row, unless there is a token axis
+# Largest relative error of a file. all-MiniLM-L6-v2 has 1e-6, 1e-3, 0.18 and 0.33. Other weights
+# give more than 1 in int8, so vectors and outputs that a task evaluates are compared on text.
 LIMITS = {"fp32": 1e-3, "fp16": 0.03, "int8": 0.4, "q4": 0.6}
 RUNTIMES = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "openvino": ("onnx", "onnxscript", "openvino"),
 }
-"""Format -> libraries that write and run it."""
-# Format and precision -> place of the file, where sentence-transformers and transformers.js look
-# for it.
+"""Maps a format to the libraries that write and run it."""
+# Maps format and precision to the file's path, which is where sentence-transformers and
+# transformers.js look for it.
 FILES = {
     ("onnx", "fp32"): "onnx/model.onnx",
     ("onnx", "fp16"): "onnx/model_fp16.onnx",
@@ -60,42 +58,48 @@ FILES = {
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A written model file, and how far it is from torch over the real tokens of `COMPARED`."""
+    """A written model file and its difference from torch, over the real tokens of `COMPARED`."""
 
-    # The file to load. Weights of OpenVINO, or above 2 GB, are in a second file next to it.
+    # The file to load. OpenVINO's weights, and weights above 2 GB, are in a second file next to it.
     path: Path
-    inputs: tuple[str, ...]  # Names in order; int64 [B, L]
+    inputs: tuple[str, ...]  # names in order; each input is int64 [B, L]
     outputs: tuple[str, ...]
-    max_abs: float  # Largest absolute difference
-    relative: float  # Norm of all differences over the norm of torch's outputs
+    max_abs: float  # largest absolute difference
+    relative: float  # norm of all differences, divided by the norm of torch's outputs
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A model's graph in float32, from which its files are written to `folder`. `judged`: the
-    caller judges the file on text, so that here only NaN is refused."""
+    """A model's graph in float32, from which its files are written to `folder`.
 
-    whole: "_Whole"
+    With `scored_on_text`, the caller compares the file with torch on text, so only NaN is refused
+    here.
+    """
+
+    network: "_Network"
     format: str
     precision: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     plain: Path
     folder: Path
-    judged: bool = False
+    scored_on_text: bool = False
 
     @property
     def file(self) -> Path:
-        """The place of the file that `write` makes."""
+        """The path of the file that `write` writes."""
         return self.folder / FILES[self.format, self.precision]
 
-    def at(self, precision: str, *, judged: bool) -> "Recorded":
-        """The same graph for another precision."""
-        return replace(self, precision=precision, judged=judged)
+    def at(self, precision: str, *, scored_on_text: bool) -> "Recorded":
+        """Return the same graph for another precision."""
+        return replace(self, precision=precision, scored_on_text=scored_on_text)
 
     def write(self, in_float: Keys = frozenset()) -> ModelFile:
-        """Write the file; products of `in_float`, by `kdcli.deploy.quantise.key_of`, keep float32
-        weights. Raises MachineError: it differs from torch by more than the precision explains."""
+        """Write the file and compare it with torch.
+
+        Products in `in_float`, given by `kdcli.deploy.quantise.key_of`, keep float32 weights.
+        Raises MachineError if the file differs from torch by more than the precision explains.
+        """
         openvino = library("openvino", "openvino") if self.format == "openvino" else None
         if openvino is not None:
             graph = openvino.Core().read_model(self.plain)
@@ -107,17 +111,24 @@ class Recorded:
             with _quiet():
                 quantise_onnx(self.plain, self.file, self.precision, in_float)
         call = onnx_caller if openvino is None else openvino_caller
-        limit = math.inf if self.judged else LIMITS[self.precision]
+        limit = math.inf if self.scored_on_text else LIMITS[self.precision]
         errors = _compare(
-            self.whole, self.inputs, self.outputs, call(self.file, threads=0), self.precision, limit
+            self.network,
+            self.inputs,
+            self.outputs,
+            call(self.file, threads=0),
+            self.precision,
+            limit,
         )
         return ModelFile(self.file, self.inputs, self.outputs, *errors)
 
-    def judged_outputs(self, batch: Batch) -> Array:
-        """What torch gives for the real tokens of a batch, as one vector: the vectors of an
-        embedding model alone."""
+    def scored_outputs(self, batch: Batch) -> Array:
+        """Return torch's outputs for the real tokens of a batch, as one vector.
+
+        An embedding model returns only its vectors.
+        """
         names = [VECTORS] if VECTORS in self.outputs else self.outputs
-        result = self.whole(**{name: batch[name] for name in self.inputs})
+        result = self.network(**{name: batch[name] for name in self.inputs})
         return _real(names, [result[name].float().cpu().numpy() for name in names], batch)
 
 
@@ -130,21 +141,25 @@ def recorded(
     *,
     pool: Pool | None = None,
 ) -> Iterator[Recorded]:
-    """Record an encoder in eval mode, or a model with a head for sequences, tokens or questions, to
-    write its file to `folder`, which is made if missing; with `pool` an encoder gives
-    `sentence_embedding` too. From a graph recorded for `fp32`, files `at` other precisions may be
-    written next to it. After an error the folder may hold unusable files. Raises UsageError: torch
-    cannot export this architecture; MachineError: a library is missing, or the graph differs from
-    torch; OSError: the folder cannot be written."""
+    """Record the graph of a model in eval mode, to write its file to `folder`.
+
+    The model is an encoder, or has a head for sequences, tokens or questions. With `pool`, an
+    encoder also returns `sentence_embedding`. The folder is created if it is missing. From a graph
+    recorded for `fp32`, files of other precisions can be written next to the first one (see
+    `Recorded.at`). After an error, the folder may hold unusable files.
+
+    Raises UsageError if torch cannot export the architecture, MachineError if a library is missing
+    or the graph differs from torch, and OSError if the folder cannot be written.
+    """
     for name in RUNTIMES[format]:
         library(name, format)
     file = folder / FILES[format, precision]
     plain = file if (format, precision) == ("onnx", "fp32") else file.with_name("graph.onnx")
-    whole = _Whole(model, pool)
-    inputs, outputs = _write_onnx(whole, plain)
+    network = _Network(model, pool)
+    inputs, outputs = _write_onnx(network, plain)
     if format == "onnx" and precision != "fp32":
-        _compare(whole, inputs, outputs, onnx_caller(plain, threads=0), "fp32", LIMITS["fp32"])
-    yield Recorded(whole, format, precision, inputs, outputs, plain, folder)
+        _compare(network, inputs, outputs, onnx_caller(plain, threads=0), "fp32", LIMITS["fp32"])
+    yield Recorded(network, format, precision, inputs, outputs, plain, folder)
     if plain != file:
         for part in plain.parent.glob(f"{plain.name}*"):
             part.unlink()
@@ -158,25 +173,32 @@ def export_model(
     *,
     pool: Pool | None = None,
 ) -> ModelFile:
-    """Write a model's file to its place under `folder`, see `FILES`. int8: weights of linears and
-    embeddings in 8 bits, with a scale for each output or word, activations quantised at run time
-    (OpenVINO: only with VNNI). q4: weights in 4 bits, with a scale for 32. Arguments and errors as
-    of `recorded` and `Recorded.write`."""
+    """Write a model's file to its place under `folder` (see `FILES`).
+
+    * int8: weights of linears and embeddings in 8 bits, with one scale per output or word.
+      Activations are quantised at run time (in OpenVINO, only with VNNI).
+    * q4: weights in 4 bits, with one scale per 32 weights.
+
+    Raises UsageError if torch cannot export the architecture, MachineError if a library is missing
+    or the file differs from torch by more than the precision explains, and OSError if the folder
+    cannot be written.
+    """
     with recorded(model, folder, format, precision, pool=pool) as graph:
         return graph.write()
 
 
 def difference(reference: Array, other: Array) -> tuple[float, float]:
-    """Largest absolute difference, and the norm of the difference over that of the reference
-    (Frobenius)."""
+    """Return the largest absolute difference and the relative error.
+
+    The relative error is the Frobenius norm of the difference, divided by the reference's norm.
+    """
     reference, other = reference.astype(np.float64), other.astype(np.float64)
     gap = reference - other
     return float(np.abs(gap).max()), float(np.linalg.norm(gap) / np.linalg.norm(reference))
 
 
-class _Whole(nn.Module):
-    """A model, and the pooling of its last hidden states if it has one: inputs by name -> outputs
-    by name."""
+class _Network(nn.Module):
+    """A model with its pooling, if it has one: inputs by name -> outputs by name."""
 
     def __init__(self, model: PreTrainedModel, pool: Pool | None) -> None:
         super().__init__()
@@ -191,10 +213,10 @@ class _Whole(nn.Module):
         return outputs
 
 
-class _Named(nn.Module):
+class _PositionalInputs(nn.Module):
     """A model with positional inputs that returns only the named outputs."""
 
-    def __init__(self, model: _Whole, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    def __init__(self, model: _Network, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         super().__init__()
         self.model, self.inputs, self.outputs = model, inputs, outputs
 
@@ -206,28 +228,28 @@ class _Named(nn.Module):
         return tuple(outputs[name] for name in self.outputs)
 
 
-def _write_onnx(whole: _Whole, file: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _write_onnx(network: _Network, file: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Write the graph in float32 and return the names of its inputs and outputs."""
-    model = whole.model
-    assert not model.training, "a graph is recorded in eval mode"
+    model = network.model
+    assert not model.training, "a graph must be recorded in eval mode"
     file.parent.mkdir(parents=True, exist_ok=True)
-    # With a single token type the input could only be 0.
+    # With a single token type, the input could only be 0.
     typed = "token_type_ids" in inspect.signature(model.forward).parameters
     typed = typed and int(getattr(model.config, "type_vocab_size", 0) or 0) > 1
     inputs = ("input_ids", "attention_mask", *(("token_type_ids",) if typed else ()))
     batch = _batch(model, inputs, *TRACED)
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     with torch.no_grad(), _quiet():
-        result = whole(**batch)
+        result = network(**batch)
         outputs = tuple(name for name in OUTPUTS if name in result)
         try:
-            named, args, shapes = (
-                _Named(whole, inputs, outputs).eval(),
+            positional, args, shapes = (
+                _PositionalInputs(network, inputs, outputs).eval(),
                 tuple(batch.values()),
                 (free,) * len(inputs),
             )
             program = torch.onnx.export(
-                named,
+                positional,
                 args,
                 dynamo=True,
                 verbose=False,
@@ -257,26 +279,31 @@ def _root_cause(error: BaseException) -> str:
 
 
 def _compare(
-    whole: _Whole,
+    network: _Network,
     inputs: Sequence[str],
     outputs: Sequence[str],
     call: Caller,
     precision: str,
     limit: float,
 ) -> tuple[float, float]:
-    """Run a file and torch on the same batches; returns the largest absolute difference and the
-    relative error. Raises MachineError: they differ by more than the precision explains."""
-    model = whole.model
-    pairs = [_outputs_of(whole, call, outputs, _batch(model, inputs, *shape)) for shape in COMPARED]
+    """Run a file and torch on the same batches.
+
+    Returns the largest absolute difference and the relative error. Raises MachineError if they
+    exceed what the precision explains.
+    """
+    model = network.model
+    pairs = [
+        _outputs_of(network, call, outputs, _batch(model, inputs, *shape)) for shape in COMPARED
+    ]
     reference, other = (np.concatenate(side) for side in zip(*pairs, strict=True))
     max_abs, relative = difference(reference, other)
     exact = EXACT * max(1.0, float(np.abs(reference).max())) if precision == "fp32" else math.inf
-    # Written so that NaN fails.
+    # The conditions are written so that NaN fails.
     if not (max_abs <= exact and relative <= limit) or not math.isfinite(relative):
         raise MachineError(
-            f"the exported {type(model).__name__} does not compute what torch does: {max_abs:.2e} "
-            "absolute, "
-            f"{relative:.2e} relative; allowed for {precision}: {exact:.1e} and {limit:g}",
+            f"the exported {type(model).__name__} does not compute what torch does: it differs by "
+            f"{max_abs:.2e} (absolute) and {relative:.2e} (relative); allowed for {precision}: "
+            f"{exact:.1e} and {limit:g}",
             "export in full precision"
             if precision != "fp32"
             else "try other versions of onnxscript and the engine",
@@ -285,18 +312,18 @@ def _compare(
 
 
 def _outputs_of(
-    whole: _Whole, call: Caller, outputs: Sequence[str], batch: Batch
+    network: _Network, call: Caller, outputs: Sequence[str], batch: Batch
 ) -> tuple[Array, Array]:
-    """The outputs of torch and of the file without padding, each as one vector."""
+    """Return the outputs of torch and of the file without padding, each as one vector."""
     by_file = call(call.feed(batch))
     with torch.no_grad():
-        result = whole(**batch)
+        result = network(**batch)
         by_torch = [result[name].float().cpu().numpy() for name in outputs]
     return _real(outputs, by_torch, batch), _real(outputs, by_file, batch)
 
 
 def _real(names: Sequence[str], arrays: Sequence[Array], batch: Batch) -> Array:
-    """Outputs without padding, as one vector."""
+    """Return outputs without padding, as one vector."""
     mask_BL = batch["attention_mask"].cpu().numpy().astype(bool)
     tokens = [name not in BY_ROW or x.ndim == 3 for name, x in zip(names, arrays, strict=True)]
     return np.concatenate(
@@ -305,7 +332,10 @@ def _real(names: Sequence[str], arrays: Sequence[Array], batch: Batch) -> Array:
 
 
 def _batch(model: PreTrainedModel, inputs: Sequence[str], rows: int, length: int) -> Batch:
-    """Random tokens of the upper half of the vocabulary; row i is shorter than row i - 1."""
+    """Return random tokens from the upper half of the vocabulary.
+
+    Row i is shorter than row i - 1.
+    """
     config = model.config
     length = min(length, positions_of(config) or length)
     drawn = torch.Generator().manual_seed(rows * length)
@@ -322,7 +352,7 @@ def _batch(model: PreTrainedModel, inputs: Sequence[str], rows: int, length: int
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress warnings and logs of torch.onnx, which are for its developers."""
+    """Suppress torch.onnx's warnings and logs, which are meant for its developers."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""A directory that `kdcli export` wrote, run by the runtime it was written for."""
+"""Read a directory that `kdcli export` wrote, and run it with the runtime it was written for."""
 
 import json
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ from kdcli.types import Card
 
 FACTS = "export.json"
 EMBEDDING = "embedding"
-"""Kind of an export with vectors of texts."""
+"""The kind of an export that returns text embeddings."""
 
 
 class RuntimeNetwork(Protocol):
-    """A network that its own runtime computes, not torch."""
+    """A network that its own runtime computes instead of torch."""
 
     @property
     def config(self) -> PreTrainedConfig: ...
@@ -38,14 +38,15 @@ class RunnerNetwork:
     config: PreTrainedConfig
 
     def runner(self, threads: int) -> Runner:
-        """The runner, which has its threads already."""
+        """Return the runner, which already has its threads."""
         return self.ready
 
 
 @dataclass(frozen=True)
 class Export:
-    """An exported model: its directory, the content of export.json and the configuration of the
-    model it was made of. `card` is that model's, with the bytes and the hash of what was written.
+    """An exported model: its directory, its export.json, and the original model's configuration.
+
+    `card` describes the original model, with the size and the hash of the exported files.
     """
 
     folder: Path
@@ -64,12 +65,12 @@ class Export:
 
     @property
     def file(self) -> Path:
-        """The file that a runtime loads."""
+        """The file that the runtime loads."""
         return self.folder / file_in(self.facts)
 
     @property
     def outputs(self) -> list[str]:
-        """Names of the outputs, in order."""
+        """The names of the outputs, in order."""
         return list(self.facts["outputs"])
 
     @property
@@ -77,32 +78,39 @@ class Export:
         return Card(**self.facts["card"])
 
     def runner(self, threads: int) -> Runner:
-        """The file, loaded; outputs in the order of `kdcli.deploy.export.OUTPUTS`. Raises
-        MachineError: the runtime is missing; UsageError: it cannot load the file."""
+        """Load the file; its outputs have the order of `kdcli.deploy.export.OUTPUTS`.
+
+        Raises MachineError if the runtime is missing, and UsageError if it cannot load the file.
+        """
         file, name = self.file, RUNTIMES[self.format][-1]
         library(name, self.format)
         try:
             return file_runner(file, threads=threads)
-        except Exception as error:  # noqa: BLE001  # the runtimes raise types of their own
+        except Exception as error:  # noqa: BLE001  # the runtimes raise their own types
             raise UsageError(
                 f"{name} cannot load {file}: {first_line(error)}", "export the model again"
             ) from None
 
 
 def file_in(facts: Mapping[str, Any]) -> str:
-    """The place in an export's directory of the file to load, by its export.json. Raises KeyError:
-    an unknown format or precision."""
+    """Return the path, inside an export's directory, of the file to load, given its export.json.
+
+    Raises KeyError if the format or the precision is unknown.
+    """
     return FILES[facts["format"], facts["precision"]]
 
 
 def is_export(source: str) -> bool:
-    """Whether a source is a directory that `kdcli export` wrote."""
+    """Return whether a source is a directory that `kdcli export` wrote."""
     return (Path(source) / FACTS).is_file()
 
 
 def open_export(source: str, device: torch.device | None = None) -> Export:
-    """Read an export and check its files. Raises UsageError: damaged, incomplete, of an earlier
-    version, or to be run on a `device` other than the CPU."""
+    """Read an export and check its files.
+
+    Raises UsageError if the export is damaged, incomplete or from an earlier version, or if
+    `device` is not the CPU.
+    """
     folder, again = Path(source), "export the model again"
     if device is not None and device.type != "cpu":
         raise UsageError(
@@ -122,19 +130,19 @@ def open_export(source: str, device: torch.device | None = None) -> Export:
         ) from None
     if not isinstance(facts.get("card"), dict):
         raise UsageError(
-            f"{folder / FACTS} is of an earlier kdcli: it does not describe the model", again
+            f"{folder / FACTS} is from an earlier kdcli: it does not describe the model", again
         )
     for name, size in sizes.items():
-        # A name is a file of the directory, not a path out of it.
+        # A name must be a file of the directory, not a path out of it.
         inside = Path(name).parent.name if Path(name).parent.name in RUNTIMES else ""
         file = folder / inside / Path(name).name
-        found = file.stat().st_size if file.is_file() else None
-        if found != size:
-            problem = "is missing" if found is None else f"has {found:,} bytes, not {size:,}"
+        actual = file.stat().st_size if file.is_file() else None
+        if actual != size:
+            problem = "is missing" if actual is None else f"has {actual:,} bytes, not {size:,}"
             raise UsageError(f"{file} {problem}", again)
     return Export(folder, facts, load_config(source, weights=False, compacted=True))
 
 
 def in_own_runtime(network: Any) -> RuntimeNetwork | None:
-    """The network, if its own runtime computes it; None for a network of torch."""
+    """Return the network if its own runtime computes it, and None if it is a torch network."""
     return network if isinstance(network, Export | RunnerNetwork) else None

@@ -1,8 +1,8 @@
-"""Latency of several models, measured interleaved in one worker process.
+"""Measure the latency of several models, interleaved, in one worker process.
 
-On a shared machine, one model after the other gave speed-ups between 2.6x and 23x for the same
-pair; interleaved, the drift hits all alike. A speed-up is the median of the ratios within each
-round, with quartiles.
+On a shared machine, measuring one model after the other gave speed-ups between 2.6x and 23x for the
+same pair. Interleaved runs expose all models to the same drift. A speed-up is the median of the
+ratios within each round, with quartiles.
 """
 
 import contextlib
@@ -24,29 +24,31 @@ CELLS = ((1, 128), (8, 128))  # (batch size, tokens) that every report measures
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, as named in the report, on a backend of `kdcli.deploy.runners`."""
+    """A model, with its name in the report, on a backend of `kdcli.deploy.runners`."""
 
     name: str
-    source: str  # Directory, hub id, or a shape such as `6x384`, which gets random weights
+    source: str  # directory, hub id, or a shape such as `6x384`, which gets random weights
     backend: str = "torch"
     precision: str = "fp32"
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How to measure; a cell ends when each subject has `min_runs` and all together took
-    `min_seconds`. `padding` is `full` (none), `random` (lengths from a quarter of a cell's tokens
-    up) or `data` (drawn from `lengths`)."""
+    """How to measure latency.
+
+    A cell ends when each subject has `min_runs` runs and all subjects together have run for
+    `min_seconds`. `padding` is `full` (no padding), `random` (lengths from a quarter of a cell's
+    tokens upwards) or `data` (lengths drawn from `lengths`).
+    """
 
     device: str
     min_runs: int
     min_seconds: float
     cells: Sequence[tuple[int, int]] = CELLS
     padding: str = "full"
-    lengths: Sequence[int] = ()  # Tokens of real examples, cut to the cell's tokens
-    texts: Sequence[
-        str
-    ] = ()  # Real text on which backends are compared with torch in float32; else random ids
+    lengths: Sequence[int] = ()  # number of tokens of real examples, cut to the cell's tokens
+    # Real text on which backends are compared with torch in float32. Without it, ids are random.
+    texts: Sequence[str] = ()
     trust_remote_code: bool = False
 
 
@@ -74,15 +76,18 @@ class Latency:
 
 
 def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
-    """Measure base encoders; the first subject is the baseline of every speed-up. A subject that
-    does not fit or has wrong output is a failure in the result; Ctrl-C keeps the finished cells.
-    Raises MachineError: the worker died, with its last line or its signal."""
+    """Measure base encoders; the first subject is the baseline of every speed-up.
+
+    A subject that does not fit into memory or has wrong output becomes a failure in the result.
+    Ctrl-C keeps the finished cells. Raises MachineError if the worker died; the message has its
+    last line or its signal.
+    """
     request = {"subjects": list(map(asdict, subjects)), "threads": latency_threads()} | asdict(
         protocol
     )
     latency = Latency()
     with tempfile.TemporaryFile("w+") as errors:
-        # -P: a file types.py in the current directory must not shadow a module.
+        # With -P, a file such as types.py in the current directory cannot shadow a module.
         command, pipe = [sys.executable, "-P", "-m", "kdcli.deploy.worker"], subprocess.PIPE
         worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True)
         assert worker.stdin is not None
@@ -92,7 +97,7 @@ def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
                 worker.stdin.write(json.dumps(request))
                 worker.stdin.close()
             for line in worker.stdout:
-                # Libraries print too; messages of the worker are JSON.
+                # Libraries print to stdout too. The worker's own messages are JSON.
                 if line.startswith("{"):
                     latency.read(json.loads(line))
             code = worker.wait()
@@ -104,8 +109,9 @@ def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
         errors.seek(0)
         lines = errors.read().strip().splitlines() or ["it left no message"]
     if code:
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "failed"
+        end = f"was ended by {signal.Signals(-code).name}" if code < 0 else "failed"
         raise MachineError(
-            f"the latency worker {how}: {lines[-1]}", "--set measure.latency=false skips it"
+            f"the latency worker {end}: {lines[-1]}",
+            "skip the measurement with --set measure.latency=false",
         )
     return latency

@@ -1,5 +1,4 @@
-"""Backends of a forward pass: torch, torch.compile, ONNX Runtime, OpenVINO and sparse, each with
-its precisions."""
+"""Run a forward pass on a backend: torch, torch.compile, ONNX Runtime, OpenVINO or sparse."""
 
 import copy
 import functools
@@ -23,34 +22,40 @@ from kdcli.errors import MachineError, UsageError, did_you_mean, first_line
 from kdcli.models.capture import prepare_teacher
 from kdcli.types import Batch
 
-BACKENDS: Mapping[str, tuple[str, ...]] = {  # Backend -> its precisions
+BACKENDS: Mapping[str, tuple[str, ...]] = {  # backend -> its precisions
     "torch": ("fp32", "bf16", "fp16"),
     "compile": ("fp32", "bf16", "fp16"),
     "onnx": ("fp32", "fp16", "int8", "q4"),
     "openvino": ("fp32", "bf16", "int8"),
     "sparse": ("fp32",),  # torch with sparse products for the linears of a pruned model
 }
-# Precision -> largest relative error of a correct backend; in bf16 all-MiniLM-L6-v2 has 0.011.
+# Maps a precision to the largest relative error of a correct backend. In bf16, all-MiniLM-L6-v2 has
+# 0.011.
 LIMITS: Mapping[str, float] = {**FILE_LIMITS, "bf16": 0.1}
-# Compilations that a process may do for one model class. Beyond torch's default, 8, it silently
-# stops compiling.
+# Maximum number of compilations of one model class in a process. Beyond the limit, which is 8 by
+# default, torch silently stops compiling.
 COMPILED_SHAPES = 1000
 
 
 @dataclass(frozen=True)
 class Runner:
-    """One way to run an encoder. `output` turns a result of `call`, before the next call, into
-    those of `kdcli.deploy.export.OUTPUTS` that the model has, float32, in that order."""
+    """One way to run an encoder.
 
-    prepare: Callable[[Batch], Any]  # Batch -> inputs on the backend's device; not timed
-    call: Callable[[Any], Any]  # One forward pass; it is over when the call returns
+    `output` converts a result of `call`, and must run before the next call. It returns those
+    outputs of `kdcli.deploy.export.OUTPUTS` that the model has, in float32 and in that order.
+    """
+
+    prepare: Callable[[Batch], Any]  # batch -> inputs on the backend's device; not timed
+    call: Callable[[Any], Any]  # one forward pass, which is complete when the call returns
     output: Callable[[Any], list[Array]]
 
 
 def check_backend(name: str, precision: str) -> None:
-    """Check that a backend can be used here, before anything is loaded. Raises UsageError: unknown
-    backend, or a precision it does not have; MachineError: its library is missing, or the processor
-    lacks the precision."""
+    """Check that a backend can be used on this machine, before anything is loaded.
+
+    Raises UsageError if the backend is unknown or does not have the precision. Raises MachineError
+    if its library is missing or the processor lacks the precision.
+    """
     if name not in BACKENDS:
         raise UsageError(
             f"unknown backend '{name}'{did_you_mean(name, BACKENDS)}",
@@ -67,7 +72,7 @@ def check_backend(name: str, precision: str) -> None:
     if (name, precision) == ("openvino", "bf16"):
         types = library("openvino", name).Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         if "BF16" not in types:
-            raise MachineError("OpenVINO finds no bf16 in this processor", "use fp32")
+            raise MachineError("OpenVINO finds no bf16 support in this processor", "use fp32")
 
 
 def runner(
@@ -79,12 +84,17 @@ def runner(
     threads: int,
     folder: Path,
 ) -> Runner:
-    """Make a model, with or without a head, ready to run: in float32 and eval mode, on `device`; it
-    stays unchanged. `backend` and `precision` pass `check_backend`; `threads` are those of ONNX
-    Runtime and OpenVINO, the caller sets those of torch; `folder`, for exported files, must exist
-    as long as the runner is used. Raises UsageError: the backend does not run on `device`, or
-    cannot export the architecture; MachineError: the GPU has no bf16, or an exported file differs
-    from torch."""
+    """Prepare a model, with or without a head, to run on a backend.
+
+    The model is in float32 and eval mode on `device`, and is not changed.
+
+    * `backend` and `precision`: checked by `check_backend`.
+    * `threads`: number of threads of ONNX Runtime and OpenVINO. The caller sets torch's threads.
+    * `folder`: a directory for exported files. It must exist as long as the runner is used.
+
+    Raises UsageError if the backend does not run on `device` or cannot export the architecture.
+    Raises MachineError if the GPU has no bf16, or if an exported file differs from torch.
+    """
     if backend in ("torch", "compile"):
         return _torch_runner(model, precision, device, compiled=backend == "compile")
     if device.type != "cpu":
@@ -94,7 +104,7 @@ def runner(
     if backend == "sparse":
         return _torch_runner(sparsify(model), precision, device, compiled=False)
     with disk_errors(folder):
-        # With bf16 OpenVINO computes in it from weights in float32.
+        # For bf16, OpenVINO computes in bf16 from float32 weights.
         file = export_model(
             model, folder, backend, precision if (backend, precision) in FILES else "fp32"
         ).path
@@ -103,10 +113,13 @@ def runner(
 
 
 def agreement(reference: Array, other: Array, mask: Array) -> dict[str, float]:
-    """Compare two last hidden states [B, L, D] over the real tokens of a mask [B, L]: `max_abs` is
-    the largest absolute difference; `relative`, to compare with `LIMITS`, the Frobenius norm of the
-    difference over that of the reference; `cosine` the mean over tokens. NaN counts as wrong: test
-    `not relative <= limit`."""
+    """Compare two last hidden states [B, L, D] over the real tokens of a mask [B, L].
+
+    * `max_abs`: the largest absolute difference.
+    * `relative`: the Frobenius norm of the difference, divided by the reference's norm. Compare it
+      with `LIMITS`, and test `not relative <= limit`, so that NaN counts as wrong.
+    * `cosine`: the mean cosine similarity of the tokens.
+    """
     real = mask.astype(bool)
     reference_TD, other_TD = reference[real].astype(np.float64), other[real].astype(np.float64)
     max_abs, relative = difference(reference_TD, other_TD)
@@ -123,8 +136,8 @@ def _torch_runner(
     model: PreTrainedModel, precision: str, device: torch.device, *, compiled: bool
 ) -> Runner:
     if precision != "fp32":
-        # `choose_dtype` refuses fp16 on a CPU, where training lacks loss scaling; a forward pass
-        # needs none.
+        # `choose_dtype` refuses fp16 on a CPU, because training lacks loss scaling there. A forward
+        # pass does not need it.
         dtype = choose_dtype("bf16", device) if precision == "bf16" else DTYPES[precision]
         model = prepare_teacher(copy.deepcopy(model), dtype)
     run: Callable[..., Any] = model
@@ -146,7 +159,7 @@ def _torch_runner(
         except BackendCompilerFailed as error:
             raise MachineError(
                 f"torch.compile failed: {first_line(error.inner_exception)}",
-                "it needs a C++ compiler (g++) and, on a GPU, triton; or use torch",
+                "install a C++ compiler (g++) and, for a GPU, triton; or use the torch backend",
             ) from None
         if wait is not None:
             wait()
@@ -162,8 +175,11 @@ def _torch_runner(
 
 
 def file_runner(file: Path, *, threads: int, precision: str = "f32") -> Runner:
-    """Load a file of ONNX or OpenVINO; arguments as of the callers, `precision` for OpenVINO
-    alone."""
+    """Load an ONNX or OpenVINO file.
+
+    `threads` is the number of threads, or 0 for the runtime's default. Only OpenVINO uses
+    `precision`, which is `f32` or `bf16`.
+    """
     if file.suffix == ".onnx":
         caller = onnx_caller(file, threads=threads)
     else:

@@ -1,4 +1,4 @@
-"""Runs model files with ONNX Runtime and OpenVINO on the CPU. Both are optional extras."""
+"""Run model files with ONNX Runtime and OpenVINO, which are optional extras, on the CPU."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +15,11 @@ Array = np.ndarray[Any, Any]
 
 
 class Caller:
-    """A loaded file: `feed` turns a batch into inputs, a call runs it and returns the outputs in
-    order. The next call may overwrite the outputs."""
+    """A loaded file.
+
+    `feed` converts a batch to inputs. A call runs the file and returns the outputs in order. The
+    next call may overwrite them.
+    """
 
     def __init__(
         self, names: Sequence[str], run: Callable[[Mapping[str, Array]], list[Array]]
@@ -25,8 +28,10 @@ class Caller:
         self._run = run
 
     def feed(self, batch: Batch) -> dict[str, Array]:
-        """The inputs of the file as arrays on the CPU; a missing mask or missing token types are
-        filled in."""
+        """Return the file's inputs as arrays on the CPU.
+
+        A missing mask or missing token types are filled in.
+        """
         ids_BL = batch["input_ids"]
         absent = {
             "attention_mask": torch.ones_like(ids_BL),
@@ -40,20 +45,26 @@ class Caller:
 
 
 def onnx_caller(path: Path, *, threads: int) -> Caller:
-    """Load an ONNX file with ONNX Runtime; with `threads` 0 it chooses their number."""
+    """Load an ONNX file with ONNX Runtime.
+
+    With `threads=0`, ONNX Runtime chooses the number of threads.
+    """
     runtime = library("onnxruntime", "onnx")
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    # Errors only: its warnings about nodes and fused operators are for its developers.
+    # Log errors only, because warnings about nodes and fused operators are for its developers.
     options.log_severity_level = 3
     session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     return Caller([i.name for i in session.get_inputs()], lambda inputs: session.run(None, inputs))
 
 
 def openvino_caller(path: Path, *, threads: int, precision: str = "f32") -> Caller:
-    """Load an OpenVINO file, tuned for latency; with `threads` 0 OpenVINO chooses their number.
-    `precision`: of the computation, `f32` or `bf16`. By default OpenVINO takes the fastest one of
-    the processor, so that the same file gives other numbers on another machine."""
+    """Load an OpenVINO file, tuned for latency.
+
+    With `threads=0`, OpenVINO chooses the number of threads. `precision` is the precision of the
+    computation, `f32` or `bf16`. It is always set, because OpenVINO's default is the processor's
+    fastest precision, so the same file would give other numbers on another machine.
+    """
     openvino = library("openvino", "openvino")
     settings: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": precision,
@@ -70,8 +81,10 @@ def openvino_caller(path: Path, *, threads: int, precision: str = "f32") -> Call
 
 
 def library(name: str, extra: str) -> Any:
-    """Import an optional library of one of kdcli's extras. Raises MachineError: it is missing or
-    broken; the hint installs it."""
+    """Import an optional library of one of kdcli's extras.
+
+    Raises MachineError if the library is missing or broken; the hint says how to install it.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -1,5 +1,4 @@
-"""Shapes as untrained BERT models for `kdcli benchmark`, and the protocols of published latency
-tables."""
+"""Build untrained BERT models from shapes, and define the protocols of published latency tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,21 +8,21 @@ from transformers import BertConfig
 from kdcli.models.shape import GRAMMAR, parse_shape
 from kdcli.types import ModelShape
 
-VOCABULARY = 30_522  # That of uncased BERT, which every shape in the papers has
-MOST_HEADS = 12
+VOCABULARY = 30_522  # uncased BERT's vocabulary, which every shape in the papers has
+MAX_HEADS = 12
 
 
 @dataclass(frozen=True)
 class Preset:
     """A latency protocol."""
 
-    shapes: tuple[str, ...]  # Baseline first; empty if the user names the models
+    shapes: tuple[str, ...]  # the baseline first; empty if the user names the models
     cells: tuple[tuple[int, int], ...]  # (batch size, tokens)
 
 
 PRESETS: Mapping[str, Preset] = {
-    # Neither paper states its batch; both refer to the protocol of BERT-PKD, 128 sequences of 128
-    # tokens.
+    # Neither paper states its batch size. Both refer to the protocol of BERT-PKD: 128 sequences of
+    # 128 tokens.
     "minilm": Preset(  # arXiv 2002.10957, table 4
         shapes=("12x768", "6x768", "12x384", "6x384", "4x384", "3x384"),
         cells=((128, 128),),
@@ -32,7 +31,7 @@ PRESETS: Mapping[str, Preset] = {
         shapes=("12x768", "4x312:1200@12", "6x768"),
         cells=((128, 128),),
     ),
-    # Of both papers, one sequence at a time: half a minute on two cores.
+    # The shapes of both papers, one sequence at a time: half a minute on two cores.
     "papers": Preset(
         shapes=("12x768", "6x768", "12x384", "6x384", "4x384", "3x384", "4x312:1200@12"),
         cells=((1, 128),),
@@ -42,18 +41,24 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def shape(text: str) -> ModelShape:
-    """Read `LxH[:FFN][@HEADS]` without a teacher; FFN defaults to 4H, heads to the largest divisor
-    of H up to 12. Raises UsageError: malformed, zero, or heads that do not divide the width."""
+    """Parse `LxH[:FFN][@HEADS]` without a teacher.
+
+    FFN defaults to 4H, and HEADS to the largest divisor of H up to 12. Raises UsageError if the
+    text is malformed, if a size is zero, or if the heads do not divide the width.
+    """
     match = GRAMMAR.fullmatch(text.strip())
     layers, hidden = (int(match[1]), int(match[2])) if match else (1, 1)
-    heads = max(h for h in range(1, MOST_HEADS + 1) if hidden % h == 0)
-    # A teacher of the same size supplies the defaults and no limit; `parse_shape` refuses width 0.
+    heads = max(h for h in range(1, MAX_HEADS + 1) if hidden % h == 0)
+    # A teacher of the same size supplies the defaults without any limit. `parse_shape` refuses a
+    # width of 0.
     return parse_shape(text, ModelShape(layers, max(hidden, 1), 4 * max(hidden, 1), heads))
 
 
 def config_of(text: str, vocab_size: int = VOCABULARY) -> BertConfig:
-    """The BERT configuration of a shape, with 512 positions and two token types; errors as in
-    `shape`."""
+    """Return the BERT configuration of a shape, with 512 positions and two token types.
+
+    Raises UsageError if `text` is not a shape.
+    """
     sizes = shape(text)
     layers = {
         "num_hidden_layers": sizes.layers,

@@ -1,6 +1,7 @@
-"""The latency worker process: reads a request as JSON on stdin, writes lines of JSON on stdout.
+"""Run the latency worker: read a request as JSON from stdin and write lines of JSON to stdout.
 
-Each line is written as soon as it is known, so that finished cells survive Ctrl-C or a crash.
+Each line is written as soon as its content is known, so that finished cells survive Ctrl-C or a
+crash.
 """
 
 import json
@@ -32,8 +33,10 @@ Send = Callable[[Mapping[str, Any]], None]
 
 @dataclass
 class _Loaded:
-    """A subject ready to run; `columns` identify it in the report, `first_call_ms` is set by its
-    first call."""
+    """A subject that is ready to run.
+
+    `columns` identify it in the report. Its first call sets `first_call_ms`.
+    """
 
     spec: Mapping[str, str]
     config: PretrainedConfig
@@ -60,7 +63,7 @@ def main() -> None:
 
 
 def serve(request: Mapping[str, Any], folder: Path, send: Send) -> None:
-    """Load every subject, compare its output with torch in float32, measure cell after cell."""
+    """Load every subject, compare its output with torch in float32, and measure cell after cell."""
     device = torch.device(request["device"])
     subjects = _load(request, device, folder, send)
     for cell in request["cells"]:
@@ -77,9 +80,11 @@ def _load(
         began = time.perf_counter()
         if is_export(source):
             export = open_export(source, device)
-            made = export.runner(request["threads"])
+            loaded_runner = export.runner(request["threads"])
             weights = sum(export.facts["files"].values())
-            loaded.append(_Loaded(spec, export.config, made, time.perf_counter() - began, weights))
+            loaded.append(
+                _Loaded(spec, export.config, loaded_runner, time.perf_counter() - began, weights)
+            )
             continue
         model = _model(source, request["trust_remote_code"]).to(device)
         seconds = time.perf_counter() - began
@@ -91,7 +96,7 @@ def _load(
             references[source] = outputs.last_hidden_state.float().cpu().numpy()
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         began = time.perf_counter()
-        made = runner(
+        loaded_runner = runner(
             model,
             backend,
             precision,
@@ -99,7 +104,9 @@ def _load(
             threads=request["threads"],
             folder=folder / str(number),
         )
-        subject = _Loaded(spec, model.config, made, seconds + time.perf_counter() - began, weights)
+        subject = _Loaded(
+            spec, model.config, loaded_runner, seconds + time.perf_counter() - began, weights
+        )
         if plain or _agrees(subject, sample, references[source], send):
             loaded.append(subject)
     return loaded
@@ -113,14 +120,20 @@ def _model(source: str, trust_remote_code: bool) -> PreTrainedModel:
         torch.manual_seed(0)
         model = AutoModel.from_config(config_of(source), dtype=torch.float32)
     else:
-        how = {"use_safetensors": True, "trust_remote_code": trust_remote_code}
-        model = AutoModel.from_pretrained(source, dtype=torch.float32, **how)
+        model = AutoModel.from_pretrained(
+            source,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+        )
     return model.eval()
 
 
 def _sample(source: str, model: PreTrainedModel, texts: Sequence[str]) -> Batch:
-    """The padded batch on which backends are compared: real text if the model has a tokenizer, else
-    random ids."""
+    """Return the padded batch on which backends are compared.
+
+    The batch is real text if the model has a tokenizer, and random ids otherwise.
+    """
     if not texts or is_shape(source):
         return cell_batch(model.config, [64, 48, 17, 5])
     tokenizer = AutoTokenizer.from_pretrained(source)
@@ -131,7 +144,7 @@ def _sample(source: str, model: PreTrainedModel, texts: Sequence[str]) -> Batch:
 
 
 def _agrees(subject: _Loaded, sample: Batch, reference: Any, send: Send) -> bool:
-    """Compare with torch in float32; a subject with wrong output is not measured."""
+    """Compare a subject with torch in float32, and return False if its output is wrong."""
     with torch.inference_mode():
         (output,) = subject.runner.output(subject.runner.call(subject.runner.prepare(sample)))
     errors = agreement(reference, output, sample["attention_mask"].numpy())
@@ -148,8 +161,10 @@ def _measure_cell(
     cell: tuple[int, int],
     send: Send,
 ) -> None:
-    """Measure all subjects in one cell; a subject that does not fit into memory is a failure, the
-    others go on."""
+    """Measure all subjects in one cell.
+
+    A subject that does not fit into memory is reported as a failure, and the others go on.
+    """
     size = dict(zip(("batch_size", "seq_len"), cell, strict=True))
     lengths = lengths_of(request["padding"], request["lengths"], *cell)
     calls: dict[int, Callable[[], Any]] = {}
@@ -192,8 +207,10 @@ def _measure_cell(
 
 
 def lengths_of(padding: str, lengths: Sequence[int], batch_size: int, seq_len: int) -> list[int]:
-    """Real tokens of each row of a cell; `padding` and `lengths` as in
-    `kdcli.deploy.latency.Protocol`."""
+    """Return the number of real tokens of each row of a cell.
+
+    `padding` and `lengths` have the same meaning as in `kdcli.deploy.latency.Protocol`.
+    """
     drawn = np.random.Generator(np.random.PCG64(batch_size))
     if padding == "random":
         return [int(n) for n in drawn.integers(max(1, seq_len // 4), seq_len + 1, batch_size)]
@@ -203,7 +220,7 @@ def lengths_of(padding: str, lengths: Sequence[int], batch_size: int, seq_len: i
 
 
 def cell_batch(config: PretrainedConfig, lengths: Sequence[int]) -> Batch:
-    """Random ids of the given lengths, padded on the right."""
+    """Return random ids of the given lengths, padded on the right."""
     longest = max(lengths)
     mask_BL = (torch.arange(longest)[None, :] < torch.tensor(lengths)[:, None]).long()
     pad = config.pad_token_id if config.pad_token_id is not None else 0
@@ -212,9 +229,11 @@ def cell_batch(config: PretrainedConfig, lengths: Sequence[int]) -> Batch:
 
 
 def full_length_ids(config: PretrainedConfig, batch_size: int, seq_len: int) -> Tensor:
-    """Random token ids [B, L] without special tokens; the same for the same vocabulary.
-    Vocabularies begin (BERT) or end (RoBERTa, ModernBERT) with their special tokens, so ids come
-    from the middle half."""
+    """Return random token ids [B, L] without special tokens, the same for the same vocabulary.
+
+    Vocabularies begin (BERT) or end (RoBERTa, ModernBERT) with their special tokens, so the ids
+    come from the middle half.
+    """
     words = int(config.vocab_size)
     special = {
         v for k, v in config.to_dict().items() if k.endswith("_token_id") and isinstance(v, int)

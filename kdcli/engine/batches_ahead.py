@@ -1,5 +1,4 @@
-"""Batches of a run: on an accelerator built one step ahead, in a thread, while the device
-computes."""
+"""Build the batches of a run one step ahead, in a thread, while the accelerator computes."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,15 +11,23 @@ import torch
 from kdcli.types import Batch
 
 Make = Callable[[int, int], list[Batch]]
-"""Step, sequences of a micro-batch -> the step's micro-batches, on the CPU."""
+"""Returns the micro-batches of a step, on the CPU, for the step and the micro-batch's size."""
 
 
 @dataclass
 class BatchesAhead:
-    """A step's micro-batches by `make`, a pure function: what a step gets does not depend on what
-    was built before. On an accelerator a thread, which ends with the context, builds those of the
-    next step, up to step `last`, in pinned memory. On a CPU nothing is built ahead: it would take
-    cores from the step."""
+    """Build the micro-batches of each step.
+
+    On an accelerator, a thread builds the next step's micro-batches in pinned memory. The thread
+    ends with the context. On a CPU nothing is built ahead, because it would take cores from the
+    step.
+
+    Attributes:
+        make: builds the micro-batches. It must be a pure function, so that a step's batches do not
+            depend on what was built before.
+        device: the device of the run.
+        last: the last step.
+    """
 
     make: Make
     device: torch.device
@@ -43,22 +50,23 @@ class BatchesAhead:
             self._thread.shutdown(cancel_futures=True)
 
     def of(self, step: int, micro: int) -> list[Batch]:
-        """The micro-batches of a step; raises what `make` raises."""
+        """Return the micro-batches of a step. Raises whatever `make` raises."""
         if self._thread is None:
             return self.make(step, micro)
-        # All in the one thread: an order may keep its latest pass, and is not made for two at once.
-        ready = self._ahead.pop((step, micro), None) or self._thread.submit(
+        # Use this one thread for all batches: an order may cache its latest pass, and is not
+        # thread-safe.
+        future = self._ahead.pop((step, micro), None) or self._thread.submit(
             self._pinned, step, micro
         )
-        found = ready.result()
+        batches = future.result()
         self._ahead = {}
         if step < self.last:
             self._ahead[step + 1, micro] = self._thread.submit(self._pinned, step + 1, micro)
-        return found
+        return batches
 
     def _pinned(self, step: int, micro: int) -> list[Batch]:
-        """Memory that the device copies from without waiting; MPS shares the CPU's."""
+        """Build batches in pinned memory, which the device can copy without waiting."""
         batches = self.make(step, micro)
-        if self.device.type == "mps":
+        if self.device.type == "mps":  # It shares the CPU's memory.
             return batches
         return [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in batches]

@@ -1,9 +1,12 @@
-"""Faster dropout and bfloat16 attention for training on a CPU (measured in docs/results.md).
+"""Faster dropout and bfloat16 attention for training on a CPU.
 
-Dropout: PyTorch draws one number an element in a single thread. Here one 64-bit word decides four
-elements: the rate is exact to 1/131,072, and kept elements are scaled by the realised rate, so the
-expectation is exact. Attention in bfloat16: PyTorch's backward pass is slow; up to `SHORT` tokens
-the written-out formula is faster.
+docs/results.md has the measurements.
+
+* Dropout: PyTorch draws one number per element, in a single thread. Here, one 64-bit word decides
+  four elements. The rate is exact to 1/131,072. Kept elements are scaled by the rounded rate, so
+  the expectation is exact.
+* Attention in bfloat16: PyTorch's backward pass is slow. Up to `SHORT` tokens, the explicit formula
+  is faster.
 """
 
 import math
@@ -18,17 +21,21 @@ from torch.overrides import TorchFunctionMode
 
 LEVELS = 1 << 16
 SHORT = 256
-"""Tokens up to which written-out bfloat16 attention is at least as fast as PyTorch's, forward and
-backward."""
+"""Maximum number of tokens for the explicit formula of bfloat16 attention.
+
+Up to this length, it is at least as fast as PyTorch's kernel in a forward and backward pass.
+"""
 
 
 def fast_cpu_kernels(
     device: torch.device, models: Iterable[nn.Module]
 ) -> AbstractContextManager[Any]:
-    """A context in which dropout and attention on a CPU use these kernels; a no-op on other
-    devices. Draws come from PyTorch's generator: the seed decides them, whatever the number of
-    threads. In float32 without dropout nothing is intercepted, because intercepting every function
-    costs a tiny model a twelfth of its step."""
+    """Return a context in which dropout and attention on a CPU use these kernels.
+
+    It does nothing on other devices. Random numbers come from PyTorch's generator, so they depend
+    on the seed and not on the number of threads. In float32 without dropout nothing is intercepted,
+    because intercepting every function costs a tiny model a twelfth of its step.
+    """
     if device.type != "cpu":
         return nullcontext()
     drops = any(isinstance(m, nn.Dropout) and m.p > 0 for model in models for m in model.modules())
@@ -36,7 +43,7 @@ def fast_cpu_kernels(
 
 
 def keep_mask(shape: Iterable[int], rate: float, dtype: torch.dtype) -> Tensor:
-    """A dropout mask: 0 with probability `rate`, else 1 / (share kept)."""
+    """Return a dropout mask: 0 with probability `rate`, and 1 / (share kept) otherwise."""
     shape = tuple(shape)
     dropped = round(rate * LEVELS)
     words = torch.empty(-(-math.prod(shape) // 4), dtype=torch.int64).random_(-(1 << 63), None)
@@ -84,7 +91,7 @@ def _attention(
         )
     scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-1, -2)
     if attn_mask is not None:
-        # The lowest number in place of -inf keeps a row without visible tokens finite.
+        # The lowest finite number, not -inf, keeps a row without visible tokens finite.
         low = torch.finfo(scores.dtype).min
         scores = (
             scores.masked_fill(~attn_mask, low)

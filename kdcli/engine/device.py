@@ -1,8 +1,9 @@
-"""Picks device and dtype by running a kernel, because flags lie.
+"""Choose the device and the dtype of a run.
 
-PyTorch reports CUDA as available on a card for which it has no kernels, and bfloat16 as supported
-by emulation. What is no CUDA matter goes through `torch.accelerator`, so that MPS and XPU take the
-same branches. devices.toml, dated, holds what is known of each GPU generation.
+A small kernel tests the device, because PyTorch's flags are not reliable: PyTorch reports CUDA as
+available on a card for which it has no kernels, and bfloat16 as supported if it is only emulated.
+Everything that is not specific to CUDA goes through `torch.accelerator`, so MPS and XPU take the
+same branches. `devices.toml` has a date and describes each GPU generation.
 """
 
 import functools
@@ -26,9 +27,9 @@ DRIVER = Path("/proc/driver/nvidia")
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SCALED = ("cuda", "xpu")
-"""Kinds on which float16 is trained, with loss scaling."""
+"""Kinds of device that train in float16, with loss scaling."""
 ABSENT = {
-    "cuda": ("", ""),  # `no_cuda` finds out
+    "cuda": ("", ""),  # See `no_cuda`.
     "mps": (
         "this PyTorch finds no Metal device here",
         "it needs an Apple chip, macOS 14 and PyTorch's macOS wheel; use --device auto",
@@ -40,55 +41,59 @@ ABSENT = {
         "or --device auto",
     ),
 }
-"""Kinds of accelerator -> message and hint where there is none."""
+"""Kind of accelerator -> the message and the hint if it is absent."""
 
 
 def accelerator() -> torch.device | None:
-    """The kind of accelerator that this PyTorch finds here, without an index; None if there is
-    none."""
+    """Return the kind of accelerator that PyTorch finds, without an index; None without any."""
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
 def accelerators() -> list[torch.device]:
-    """Every accelerator here; all are of one kind."""
-    here = accelerator()
-    return (
-        []
-        if here is None
-        else [torch.device(here.type, i) for i in range(torch.accelerator.device_count())]
-    )
+    """List the accelerators of this machine. All are of one kind."""
+    present = accelerator()
+    if present is None:
+        return []
+    return [torch.device(present.type, i) for i in range(torch.accelerator.device_count())]
 
 
 def choose_device(wanted: str) -> torch.device:
-    """`auto`, `cpu`, or a kind of accelerator with or without `:INDEX` -> a device that has just
-    run a kernel. Raises UsageError: none of these; MachineError: absent (see `no_cuda`), no such
-    index, or this PyTorch has no kernels for it."""
+    """Return the device with a name, after a test that it can run a kernel.
+
+    Args:
+        wanted: `auto`, `cpu`, or a kind of accelerator with or without `:INDEX`.
+
+    Raises:
+        UsageError: the name is none of these.
+        MachineError: the device is absent (see `no_cuda`), or this PyTorch has no kernels for it.
+    """
     kind, colon, index = wanted.partition(":")
-    here = accelerator()
-    kinds = list(dict.fromkeys([*ABSENT, *([here.type] if here else [])]))
+    present = accelerator()
+    kinds = list(dict.fromkeys([*ABSENT, *([present.type] if present else [])]))
     if kind not in ("auto", "cpu", *kinds) or (colon and not (kind in kinds and index.isdecimal())):
         raise UsageError(
-            f"unknown device '{wanted}'; allowed: auto, cpu, {', '.join(kinds)}, and such as "
-            "cuda:INDEX"
+            f"unknown device '{wanted}'; allowed: auto, cpu, {', '.join(kinds)}, or with an index "
+            "as in cuda:0"
         )
-    if kind == "cpu" or (kind == "auto" and here is None):
+    if kind == "cpu" or (kind == "auto" and present is None):
         return torch.device("cpu")
-    if here is None or kind not in ("auto", here.type):
-        why = no_cuda() if kind == "cuda" else MachineError(*ABSENT[kind])
-        raise MachineError(f"--device {wanted}: {why.message}", why.hint)
+    if present is None or kind not in ("auto", present.type):
+        cause = no_cuda() if kind == "cuda" else MachineError(*ABSENT[kind])
+        raise MachineError(f"--device {wanted}: {cause.message}", cause.hint)
     number, count = int(index or 0), torch.accelerator.device_count()
     if number >= count:
-        last = f"{here.type}:{count - 1}"
+        last = f"{present.type}:{count - 1}"
         raise MachineError(
-            f"--device {wanted}: the last such device here is {last}", f"count from {here.type}:0"
+            f"--device {wanted}: the last such device here is {last}",
+            f"the first one is {present.type}:0",
         )
-    device = torch.device(here.type, number)
+    device = torch.device(present.type, number)
     _try_kernel(device)
     return device
 
 
 def device_name(device: torch.device) -> str:
-    """The product name of an accelerator, or its kind if PyTorch does not know the name."""
+    """Return the product name of an accelerator, or its kind if PyTorch does not know the name."""
     module = torch.get_device_module(device)
     return (
         str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
@@ -96,10 +101,20 @@ def device_name(device: torch.device) -> str:
 
 
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """`auto`, `fp32`, `bf16` or `fp16` -> dtype of matrix products. `auto` is bfloat16 where the
-    hardware has it (on a CPU: where it measures faster; not on MPS, where nothing was measured),
-    else float16 on GPUs with tensor cores, else float32. Raises UsageError: none of these;
-    MachineError: bfloat16 or float16 asked for where it is only emulated or has no loss scaling."""
+    """Return the dtype of matrix products.
+
+    `auto` chooses bfloat16 if the hardware has it. On a CPU, bfloat16 must also be measurably
+    faster; on MPS, `auto` never chooses it, because it was not measured there. Otherwise, `auto` is
+    float16 on GPUs with tensor cores, and float32 elsewhere.
+
+    Args:
+        wanted: `auto`, `fp32`, `bf16` or `fp16`.
+        device: the device of the products.
+
+    Raises:
+        UsageError: the name is none of these.
+        MachineError: the device only emulates bfloat16, or float16 has no loss scaling on it.
+    """
     if wanted not in ("auto", *DTYPES):
         raise UsageError(
             f"unknown dtype '{wanted}'; allowed: auto, "
@@ -108,11 +123,8 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     if wanted == "auto":
         if device.type != "mps" and has_bf16(device) and (device.type != "cpu" or _cpu_bf16_pays()):
             return torch.bfloat16
-        return (
-            torch.float16
-            if device.type == "cuda" and _row(device).get("tensor_cores")
-            else torch.float32
-        )
+        has_tensor_cores = device.type == "cuda" and _generation(device).get("tensor_cores")
+        return torch.float16 if has_tensor_cores else torch.float32
     if wanted == "fp16" and device.type not in SCALED:
         raise MachineError(
             f"fp16 training needs a CUDA or XPU device, not {device.type}",
@@ -125,7 +137,7 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether bfloat16 products run in hardware."""
+    """Whether the hardware supports bfloat16 products."""
     if device.type == "mps":
         return bool(torch.backends.mps.is_macos_or_newer(14, 0))
     if device.type != "cpu":
@@ -136,28 +148,33 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def _cpu_bf16_pays() -> bool:
-    """True if a bfloat16 product beats float32 by a tenth; cached by processor and build, so all
-    ranks agree."""
-    named = [line for line in _cpuinfo() if line.startswith("model name")]
-    key = cache_key(named[:1], sorted(_cpu_flags()), torch.__version__)
+    """Whether a bfloat16 product is at least 10 % faster than float32.
+
+    The result is cached by processor and PyTorch build, so that all ranks get the same answer.
+    """
+    models = [line for line in _cpuinfo() if line.startswith("model name")]
+    key = cache_key(models[:1], sorted(_cpu_flags()), torch.__version__)
     cached = cache_dir() / f"cpu-bf16-{key}.json"
     with disk_errors(cached):
-        if cached.is_file() and "pays" in (known := read_json(cached)):
-            return bool(known["pays"])
+        if cached.is_file() and "pays" in (result := read_json(cached)):
+            return bool(result["pays"])
     ratio = cpu_bf16_speed()
     with disk_errors(cached):
         cached.parent.mkdir(parents=True, exist_ok=True)
     try:
         write_atomic(cached, json.dumps({"bf16_over_fp32": ratio, "pays": ratio > 1.1}))
     except MachineError:
-        # Another process that started at the same time has put its own there.
+        # Another process, started at the same time, may have written its own result.
         if not cached.is_file():
             raise
     return ratio > 1.1
 
 
 def cpu_bf16_speed() -> float:
-    """Speed of a bfloat16 matrix product over float32, the median of interleaved pairs."""
+    """Measure how much faster a bfloat16 matrix product is than float32.
+
+    The result is the median of interleaved pairs.
+    """
     a, b = torch.ones(2048, 768), torch.ones(768, 768)
     pairs = {torch.float32: (a, b), torch.bfloat16: (a.bfloat16(), b.bfloat16())}
     ratios = []
@@ -188,35 +205,38 @@ def _cpu_flags() -> frozenset[str]:
 
 @functools.cache
 def device_table() -> dict[str, Any]:
-    """devices.toml: `as_of`, the month it describes; `device`, what each GPU generation can do."""
+    """Read devices.toml: `as_of` is its month, and `device` lists the GPU generations."""
     return tomllib.loads(
         (importlib.resources.files("kdcli") / "engine" / "devices.toml").read_text("utf-8")
     )
 
 
 def known_devices() -> list[dict[str, Any]]:
-    """What is known of each GPU generation, the oldest first."""
+    """List the known GPU generations, oldest first."""
     rows: list[dict[str, Any]] = device_table()["device"]
     return rows
 
 
 def no_cuda() -> MachineError:
-    """Why torch.cuda is not available and what to do: no driver, a CPU build, a driver too old, or
-    CUDA's reason."""
+    """Explain why torch.cuda is not available, and what to do.
+
+    The driver is not loaded or too old, PyTorch is built without CUDA, or CUDA itself gives the
+    reason.
+    """
     version = _driver_file("version")
     if not version:
-        built = (
+        build = (
             ""
             if torch.version.cuda
             else f"; PyTorch {torch.__version__} is built without CUDA, too"
         )
         return MachineError(
             f"no CUDA device here: no NVIDIA driver is loaded ({DRIVER / 'version'} is "
-            f"absent){built}",
-            "use --device cpu; a GPU needs its driver first",
+            f"absent){build}",
+            "use --device cpu, or install the driver of the GPU",
         )
-    found = re.search(r"\b\d{3}\.[\d.]+", version[0])
-    driver = f"NVIDIA driver {found[0]}" if found else "NVIDIA driver"
+    number = re.search(r"\b\d{3}\.[\d.]+", version[0])
+    driver = f"NVIDIA driver {number[0]}" if number else "NVIDIA driver"
     models = sorted(
         {
             m
@@ -224,97 +244,101 @@ def no_cuda() -> MachineError:
             for m in re.findall(r"Model:\s*(.+)", text)
         }
     )
-    lines = f"{' or '.join(_installs(models))}   (or --device cpu)"
+    install = f"{' or '.join(_install_lines(models))}   (or --device cpu)"
     if torch.version.cuda is None:
         return MachineError(
             f"no CUDA device here: PyTorch {torch.__version__} is built without CUDA, but there is "
-            f"an {driver} for "
-            f"{', '.join(models) or 'a card'}",
-            lines,
+            f"an {driver} for {', '.join(models) or 'a card'}",
+            install,
         )
     try:
         torch.cuda.current_device()
-        reason = "torch.cuda starts and yet is not available"
+        reason = "torch.cuda can be initialised but is not available"
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
     if too_old := re.search(r"driver on your system is too old \(found version (\d+)", reason):
-        served = f"{int(too_old[1]) // 1000}.{int(too_old[1]) % 1000 // 10}"
+        supported = f"{int(too_old[1]) // 1000}.{int(too_old[1]) % 1000 // 10}"
         return MachineError(
-            f"no CUDA device here: the {driver} is too old: it serves CUDA {served}, PyTorch "
-            f"{torch.__version__} is "
-            f"built for CUDA {torch.version.cuda}",
-            f"update the driver, or install a PyTorch that it serves: {lines}",
+            f"no CUDA device here: the {driver} is too old: it supports CUDA {supported}, but "
+            f"PyTorch {torch.__version__} is built for CUDA {torch.version.cuda}",
+            f"update the driver, or install a PyTorch that it supports: {install}",
         )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return MachineError(
-        f"no CUDA device here, though there is an {driver}: {reason}"
+        f"no CUDA device here, although there is an {driver}: {reason}"
         + ("" if visible is None else f" (CUDA_VISIBLE_DEVICES is '{visible}')"),
-        "see what nvidia-smi says, or use --device cpu",
+        "check the output of nvidia-smi, or use --device cpu",
     )
 
 
 def _driver_file(pattern: str) -> list[str]:
-    """The driver's files that match; empty without a readable driver."""
+    """Read the driver's files that match a pattern; empty without a readable driver."""
     try:
         return [path.read_text("utf-8", "replace") for path in sorted(DRIVER.glob(pattern))]
     except OSError:
         return []
 
 
-def _installs(models: list[str]) -> list[str]:
-    """Install lines for cards known by name, else for the newest generation."""
+def _install_lines(models: list[str]) -> list[str]:
+    """Return install lines for the cards with known names, or for the newest generation."""
     rows = known_devices()
-    named = [
+    matches = [
         r
         for r in rows
         if any(re.search(rf"\b{n}\b", m) for n in r["name"].split(", ") for m in models)
     ]
-    return list(dict.fromkeys(_install(row) for row in named or rows[-1:]))
+    return list(dict.fromkeys(_install_line(row) for row in matches or rows[-1:]))
 
 
-def _install(row: dict[str, Any]) -> str:
-    """The install line, its date and remark."""
+def _install_line(row: dict[str, Any]) -> str:
+    """Return an install line with its date and remark."""
     remark = f"; {row['remark']}" if "remark" in row else ""
     return f"{row['install']}   (as of {device_table()['as_of']}{remark})"
 
 
-def _row(device: torch.device) -> dict[str, Any]:
-    """The newest known generation not newer than the card."""
-    own = torch.cuda.get_device_capability(device)
-    older = [r for r in known_devices() if tuple(map(int, r["capability"].split("."))) <= own]
+def _generation(device: torch.device) -> dict[str, Any]:
+    """Return the newest known generation that is not newer than the card."""
+    capability = torch.cuda.get_device_capability(device)
+    older = [
+        r for r in known_devices() if tuple(map(int, r["capability"].split("."))) <= capability
+    ]
     return older[-1] if older else known_devices()[0]
 
 
 def _try_kernel(device: torch.device) -> None:
-    """Run one small kernel; the advice on failure depends on whether this build has kernels for the
-    card."""
+    """Run a small kernel.
+
+    The advice after a failure depends on whether this build has kernels for the card.
+    """
     try:
         torch.ones(8, device=device).sum().item()
     except RuntimeError as error:
-        first = str(error).splitlines()[0]
-        cannot = f"PyTorch {torch.__version__} cannot run on {device_name(device)}"
+        reason = str(error).splitlines()[0]
+        problem = f"PyTorch {torch.__version__} cannot run on {device_name(device)}"
         if device.type != "cuda":
             raise MachineError(
-                f"{cannot}: {first}", "the device or its driver refuses; use --device cpu"
+                f"{problem}: {reason}", "the device or its driver fails; use --device cpu"
             ) from None
         major, minor = torch.cuda.get_device_capability(device)
-        built = torch.cuda.get_arch_list()
+        architectures = torch.cuda.get_arch_list()
         raise MachineError(
-            f"{cannot} (compute capability {major}.{minor}; this build has {', '.join(built)}): "
-            f"{first}",
-            "the card or its driver refuses; see what nvidia-smi says, or use --device cpu"
-            if _has_kernels(built, major, minor)
-            else f"{_install(_row(device))}   (or --device cpu)",
+            f"{problem} (compute capability {major}.{minor}; this build has "
+            f"{', '.join(architectures)}): {reason}",
+            "the card or its driver fails; check the output of nvidia-smi, or use --device cpu"
+            if _has_kernels(architectures, major, minor)
+            else f"{_install_line(_generation(device))}   (or --device cpu)",
         ) from None
 
 
-def _has_kernels(built: list[str], major: int, minor: int) -> bool:
-    """True if the build has machine code for the card's generation, or portable (`compute_`) code
-    of an older one."""
-    for kind, number in (arch.split("_", 1) for arch in built):
-        of_major, of_minor = divmod(int(re.sub(r"\D", "", number)), 10)
-        if (of_major == major and of_minor <= minor) or (
-            kind == "compute" and (of_major, of_minor) <= (major, minor)
+def _has_kernels(architectures: list[str], major: int, minor: int) -> bool:
+    """Whether a build has machine code for the card's generation.
+
+    Portable (`compute_`) code of an older generation also counts.
+    """
+    for kind, number in (architecture.split("_", 1) for architecture in architectures):
+        code_major, code_minor = divmod(int(re.sub(r"\D", "", number)), 10)
+        if (code_major == major and code_minor <= minor) or (
+            kind == "compute" and (code_major, code_minor) <= (major, minor)
         ):
             return True
     return False

@@ -1,4 +1,4 @@
-"""One pass over held-out examples, without training: mean loss, and outputs for metrics."""
+"""Evaluate a job on its held-out examples: mean losses, and outputs for metrics."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,25 +14,33 @@ from kdcli.errors import MachineError
 from kdcli.types import COUNTS, Batch, Count, Examples, Job, counts_of
 
 CPU_MICRO_BATCH = 32
-"""Sequences at once on a CPU: more take more memory and no less time."""
+"""Sequences per micro-batch on a CPU. Larger ones need more memory and are not faster."""
 
 DEVICE_MICRO_BATCH = 256
-"""Sequences at once on an accelerator that only evaluates; halved while memory runs out."""
+"""Sequences per micro-batch on an accelerator. Halved whenever it runs out of memory."""
 
 
 @dataclass(frozen=True)
 class EvaluationOutput:
-    """Mean loss and terms over the examples, and the step's outputs of each example in order."""
+    """The result of an evaluation.
+
+    Attributes:
+        losses: the means of the loss and its terms over the examples.
+        outputs: the step's outputs for each example, in order.
+    """
 
     losses: dict[str, float]
     outputs: list[np.ndarray[Any, Any]]
 
 
 def evaluate(session: Session, job: Job) -> EvaluationOutput:
-    """One pass over the job's held-out examples. Raises MachineError: out of memory with one
-    sequence at a time."""
+    """Evaluate a job on its held-out examples.
+
+    Raises:
+        MachineError: the device runs out of memory with one sequence at a time.
+    """
     if job.held_out is None:
-        raise ValueError("the job holds nothing out")
+        raise ValueError("the job has no held-out examples")
     for module in job.modules.values():
         module.to(session.device).eval()
     micro = CPU_MICRO_BATCH if session.device.type == "cpu" else DEVICE_MICRO_BATCH
@@ -46,30 +54,33 @@ def evaluate(session: Session, job: Job) -> EvaluationOutput:
 def evaluate_batches(
     session: Session, job: Job, examples: Examples, micro: int
 ) -> EvaluationOutput | None:
-    """Evaluate this rank's share of the examples and gather all; None when any rank ran out of
-    memory."""
+    """Evaluate this rank's share of the examples, and gather the results of all ranks.
+
+    The result is None if any rank ran out of memory.
+    """
     accelerator = session.accelerator
-    # A score is the same whichever verb computes it; a held-out loss is compared with the training
-    # loss. Frozen weights may be held in less than float32 while training.
-    whole = all(
+    # Metrics are computed without autocast, so that every verb gets the same score. A held-out loss
+    # is computed with it, like the training loss that it is compared with. During training, frozen
+    # weights may be stored in a smaller format than float32.
+    is_float32 = all(
         p.dtype == torch.float32 for module in job.modules.values() for p in module.parameters()
     )
-    plain = job.compute_metrics is not None and not session.judging and whole
+    without_autocast = job.compute_metrics is not None and not session.judging and is_float32
     share = np.arange(len(examples))[accelerator.process_index :: accelerator.num_processes]
     sums: dict[tuple[str, Count], float] = {}
-    counted = dict.fromkeys(COUNTS, 0.0)
+    totals = dict.fromkeys(COUNTS, 0.0)
     outputs: list[tuple[int, np.ndarray[Any, Any]]] = []
     out_of_memory = False
     try:
         for begin in range(0, len(share), micro):
             indices = share[begin : begin + micro]
             batch = examples.batch(indices)
-            with torch.no_grad(), nullcontext() if plain else accelerator.autocast():
+            with torch.no_grad(), nullcontext() if without_autocast else accelerator.autocast():
                 loss = job.step(to_device(session.device, batch))
             counts = counts_of(batch)
-            counted = {over: counted[over] + counts[over] for over in COUNTS}
-            for name, over, value in loss.parts():
-                sums[name, over] = sums.get((name, over), 0.0) + float(value) * counts[over]
+            totals = {unit: totals[unit] + counts[unit] for unit in COUNTS}
+            for name, unit, value in loss.parts():
+                sums[name, unit] = sums.get((name, unit), 0.0) + float(value) * counts[unit]
             if job.compute_metrics is not None and loss.outputs is not None:
                 outputs += zip(indices.tolist(), loss.outputs.float().cpu().numpy(), strict=True)
     except RuntimeError as error:
@@ -78,13 +89,11 @@ def evaluate_batches(
         out_of_memory = True
     if session.any_rank(out_of_memory):
         return None
-    ranks = gather_object([(sums, counted, outputs)])
-    totals = {
-        over: sum(rank_counted[over] for _, rank_counted, _ in ranks) or 1.0 for over in COUNTS
-    }
+    ranks = gather_object([(sums, totals, outputs)])
+    totals = {unit: sum(rank_totals[unit] for _, rank_totals, _ in ranks) or 1.0 for unit in COUNTS}
     losses: dict[str, float] = {}
-    for name, over in next(rank_sums for rank_sums, _, _ in ranks if rank_sums):
-        mean = sum(rank_sums.get((name, over), 0.0) for rank_sums, _, _ in ranks) / totals[over]
+    for name, unit in next(rank_sums for rank_sums, _, _ in ranks if rank_sums):
+        mean = sum(rank_sums.get((name, unit), 0.0) for rank_sums, _, _ in ranks) / totals[unit]
         losses[name] = losses.get(name, 0.0) + mean
     ordered = sorted(
         (pair for _, _, rank_outputs in ranks for pair in rank_outputs), key=lambda pair: pair[0]
@@ -93,5 +102,5 @@ def evaluate_batches(
 
 
 def to_device(device: torch.device, batch: Batch) -> Batch:
-    """The batch on the device."""
+    """Copy a batch to a device."""
     return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

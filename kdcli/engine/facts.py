@@ -10,7 +10,7 @@ from kdcli.engine.session import Fact
 from kdcli.types import Examples, Job, Schedule
 
 COMPARED_ROWS = 1_024
-"""Rows of a data set that are compared, spread evenly."""
+"""Number of rows per data set that are compared, evenly spaced."""
 
 
 def facts_of(job: Job, schedule: Schedule) -> dict[str, Fact]:
@@ -28,9 +28,9 @@ def facts_of(job: Job, schedule: Schedule) -> dict[str, Fact]:
 
 
 def _digest(examples: Examples) -> str:
-    """Return a hash of evenly spread rows.
+    """Return a hash of evenly spaced rows.
 
-    Numbers that were computed for the rows are left out, because they may differ by rounding.
+    Numbers that were computed for the rows are excluded, because they may differ by rounding.
     """
     digest = hashlib.sha256()
     if len(examples):

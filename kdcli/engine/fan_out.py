@@ -70,7 +70,7 @@ def fan_out(arguments: Sequence[str], count: int, *, on_cpu: bool) -> int:
 
 
 def _environment(count: int, *, on_cpu: bool) -> dict[str, str]:
-    """Return the environment of the processes, like torchrun's, but for their ranks."""
+    """Return the environment of the processes, as torchrun sets it, without the ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -90,7 +90,7 @@ def _forwarded_signals(processes: Sequence[Process]) -> Iterator[None]:
     """Forward SIGTERM and Ctrl-C to the processes."""
 
     def forward(number: int, frame: FrameType | None) -> None:
-        # Ctrl-C in a terminal reaches all of its processes without help.
+        # In a terminal, Ctrl-C reaches all processes anyway.
         if number == signal.SIGTERM or not sys.stdin.isatty():
             for process in processes:
                 process.send_signal(number)
@@ -104,7 +104,9 @@ def _forwarded_signals(processes: Sequence[Process]) -> Iterator[None]:
 
 
 def _wait(processes: Sequence[Process]) -> int | None:
-    """Wait until all processes have ended, and kill those that outlive a failure for too long.
+    """Wait until all processes have ended.
+
+    After a failure, processes that do not end in time are killed.
 
     Returns:
         The process that failed first, or None if none failed.
@@ -115,7 +117,7 @@ def _wait(processes: Sequence[Process]) -> int | None:
             codes = [process.poll() for process in processes]
             failed = [rank for rank, code in enumerate(codes) if code]
             if first is None and failed:
-                # A killed process comes before the ones that failed because it was gone.
+                # Prefer a process killed by a signal over the ones that failed because it died.
                 first = min(failed, key=lambda rank: (codes[rank] or 0) > 0)
                 stopped = codes[first] == Stopped.exit_code
                 limit = time.monotonic() + (SAVE_SECONDS if stopped else END_SECONDS)

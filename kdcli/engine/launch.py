@@ -1,4 +1,4 @@
-"""How a training verb starts: its machine, its processes, its directory and its schedule."""
+"""Start a training verb: choose its device, processes, directory and schedule."""
 
 import math
 import os
@@ -13,7 +13,7 @@ from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.engine.fan_out import fan_out
 from kdcli.engine.processes import joined
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import RunDir, leaves, numbered
+from kdcli.engine.run_dir import RunDir, flatten_recipe, numbered
 from kdcli.engine.session import Session, start
 from kdcli.engine.trackers import check_tracker, track
 from kdcli.errors import ChildFailed, UsageError
@@ -39,7 +39,7 @@ ENGINES = {
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor or context parallelism",
 }
-"""Environment variables of `accelerate launch` -> what they ask for."""
+"""Environment variable of `accelerate launch` -> the engine that it selects."""
 
 
 def launch(dtype: str, invocation: RunOptions, *, judging: bool = False) -> Session | None:
@@ -77,7 +77,7 @@ def _process_count(device: torch.device, invocation: RunOptions) -> int:
         count = 1 if one_device else torch.accelerator.device_count()
     if count > 1 and device.type == "mps":
         raise UsageError(
-            f"--processes {count}: mps is one device", "leave it out, or use --device cpu"
+            f"--processes {count}: mps is one device", "omit --processes, or use --device cpu"
         )
     return count
 
@@ -86,7 +86,8 @@ def check_machine(dtype: str, invocation: RunOptions) -> tuple[torch.device, tor
     """Choose the device and the dtype of a run.
 
     Raises:
-        UsageError: an unknown device, dtype or tracker, or an engine that kdcli does not have.
+        UsageError: the device, dtype or tracker is unknown, or the environment selects an engine
+            that kdcli does not support.
         MachineError: this machine lacks the device or the dtype.
     """
     refuse_engines()
@@ -96,7 +97,7 @@ def check_machine(dtype: str, invocation: RunOptions) -> tuple[torch.device, tor
 
 
 def refuse_engines() -> None:
-    """Raise a UsageError if the environment asks for an engine that kdcli does not have."""
+    """Raise a UsageError if the environment selects an engine that kdcli does not support."""
     for name, engine in ENGINES.items():
         if os.environ.get(name, "false").lower() in ("1", "true", "yes", "on"):
             raise UsageError(
@@ -108,14 +109,14 @@ def refuse_engines() -> None:
 def choose_output_dir(name: str, resolved: Any, invocation: RunOptions, session: Session) -> Path:
     """Return the output directory, the same in every process: `-o`, or else `runs/NAME`.
 
-    The directory stays untouched.
+    The directory is not changed. A dry run may name any directory.
 
     Raises:
-        UsageError: the processes have different recipes; the directory cannot be claimed, see
-            `RunDir.check`. A dry run may name any directory.
+        UsageError: the processes have different recipes, or the directory cannot be claimed, see
+            `RunDir.check`.
     """
     recipe = resolved.to_yaml()
-    session.agree(leaves(recipe))
+    session.agree(flatten_recipe(recipe))
     resume, overwrite = invocation.resume, invocation.overwrite
     chosen = invocation.output_dir or numbered(name, taken=resume or overwrite)
     folder = Path(broadcast_object_list([chosen])[0])
@@ -170,8 +171,8 @@ def make_schedule(settings: TrainSettings, steps_per_pass: float) -> Schedule:
         warmup = int(settings.warmup_fraction * steps)
     if warmup >= steps:
         raise UsageError(
-            f"train.warmup_steps {warmup} leaves nothing of {steps} steps",
-            "lower it with --set train.warmup_steps=N, or train longer",
+            f"train.warmup_steps {warmup} must be less than the {steps} steps of the run",
+            "set a lower value with --set train.warmup_steps=N, or train longer",
         )
     shared = {field.name for field in fields(Schedule)} - {"steps", "warmup_steps"}
     return Schedule(steps=steps, warmup_steps=warmup, **settings.model_dump(include=shared))

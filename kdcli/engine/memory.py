@@ -1,4 +1,4 @@
-"""Peak memory of one call, and the errors that mean out of memory."""
+"""Measure peak memory, and recognise out-of-memory errors."""
 
 import ctypes
 import gc
@@ -15,8 +15,11 @@ STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def peak_of(call: Callable[[], Any], device: torch.device) -> int | None:
-    """Bytes by which memory grew at most during a call: allocated where the device counts them,
-    resident on Linux; None elsewhere."""
+    """Return by how many bytes memory grew at most during a call.
+
+    Allocated memory is measured on devices that count it, and resident memory on Linux. The result
+    is None on other systems.
+    """
     if (counter := _counter(device)) is not None:
         counter.reset_peak_memory_stats(device)
         before = counter.memory_allocated(device)
@@ -33,42 +36,46 @@ def peak_of(call: Callable[[], Any], device: torch.device) -> int | None:
 
 
 def peak_so_far(device: torch.device) -> int:
-    """Bytes that this process has held at most: allocated where the device counts them, resident
-    elsewhere."""
+    """Return the largest number of bytes that this process has used so far.
+
+    Allocated memory is measured on devices that count it, and resident memory elsewhere.
+    """
     if (counter := _counter(device)) is not None:
         return int(counter.max_memory_allocated(device))
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
-    import resource  # Windows has no such module.
+    import resource  # This module does not exist on Windows.
 
-    # Kilobytes on Linux, bytes on macOS.
+    # The unit is bytes on macOS and kilobytes on Linux.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )
 
 
 def begin_peak(device: torch.device) -> None:
-    """Begin anew what `peak_so_far` tells, where the device counts it."""
+    """Reset the value of `peak_so_far` on devices that count their memory."""
     if (counter := _counter(device)) is not None:
         counter.reset_peak_memory_stats(device)
 
 
 def free_cached(device: torch.device) -> None:
-    """Give unused memory back to the device."""
+    """Return cached memory to the device."""
     if device.type != "cpu":
         torch.get_device_module(device).empty_cache()
 
 
 def _counter(device: torch.device) -> Any:
-    """The module that counts a device's memory; None on a CPU and on MPS, where it is the process's
-    own."""
-    # Not torch.accelerator: its functions are missing before PyTorch 2.9 and fail an assertion on
+    """Return the module that counts a device's memory.
+
+    The result is None on a CPU and on MPS, which use the process's memory.
+    """
+    # The functions of torch.accelerator do not exist before PyTorch 2.9, and fail an assertion on
     # MPS before 2.14.
     return torch.get_device_module(device) if device.type not in ("cpu", "mps") else None
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """True for PyTorch's out-of-memory errors of devices and of the CPU allocator."""
+    """Whether an error means that a device or the CPU allocator is out of memory."""
     text = str(error)
     return (
         isinstance(error, torch.OutOfMemoryError)
@@ -78,17 +85,17 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def _status(key: str) -> int:
-    found = re.search(rf"{key}:\s+(\d+) kB", STATUS.read_text("utf-8"))
-    if found is None:
-        raise OSError(f"{STATUS} does not name {key}")
-    return 1024 * int(found[1])
+    value = re.search(rf"{key}:\s+(\d+) kB", STATUS.read_text("utf-8"))
+    if value is None:
+        raise OSError(f"{STATUS} has no line {key}")
+    return 1024 * int(value[1])
 
 
 def release_memory() -> None:
-    """Free objects that nothing refers to, and give their memory back to the device and the system.
+    """Free unreachable objects, and return their memory to the device and the system.
 
-    The C library keeps freed memory for later. A process that trains several models one after
-    another would otherwise hold the most that any of them needed, and fragments of the others.
+    The C library keeps freed memory. Without this, a process that trains several models one after
+    another would keep the peak memory of the largest, and fragments of the others.
     """
     gc.collect()
     if (device := torch.accelerator.current_accelerator()) is not None:

@@ -30,8 +30,8 @@ JOIN_SECONDS = "KDCLI_JOIN_SECONDS"
 """
 BEAT_SECONDS = 0.5
 MAX_SILENT_BEATS = 80
-"""Beats after which a process that said nothing counts as gone. A process counts its own beats, so
-that a suspended machine loses nobody."""
+"""Beats after which a silent process counts as gone. Each process counts its own beats, so that no
+process is lost if the machine is suspended."""
 GRACE_SECONDS = 4.0
 """Seconds that a process has to end by itself after it learns of a failure."""
 STOP_SECONDS = 40.0
@@ -43,7 +43,7 @@ FAILED, REPORTED, ALL_HERE, OVER = "failed", "reported", "all here", "over"
 
 
 class Lost(MachineError):
-    """Another process of the run has ended without a word."""
+    """Another process of the run has ended without reporting an error."""
 
     def __init__(self, which: str = "another process of this run") -> None:
         super().__init__(
@@ -70,8 +70,8 @@ class Failure:
         rank: the process that may print the error, besides the main one; None for no other.
         code: the exit code of all processes.
         message, hint: what is printed.
-        lost: a process has ended without a word. If kdcli started the processes, the one that
-            started them prints which one it was.
+        lost: whether a process has ended without reporting an error. If kdcli started the
+            processes, their parent prints which one it was.
     """
 
     rank: int | None
@@ -109,7 +109,7 @@ def join() -> Peers | None:
 
     Raises:
         UsageError: the launcher's environment variables are incomplete or wrong.
-        MachineError: a process does not come.
+        MachineError: a process does not join.
     """
     global _peers
     take_slurm()
@@ -222,11 +222,11 @@ class Peers:
         self._beats: list[bytes] = []
         # The number of exchanges with the store; None once the store is gone.
         self._exchanges: int | None = 0
-        # Rank, or None for the store -> its last word, and the beats since then.
+        # Rank, or None for the store -> its last message, and the number of beats since then.
         self._unchanged: dict[int | None, tuple[object, int]] = {}
         self._failure: Failure | None = None
         self._ending, self._left = threading.Event(), threading.Event()
-        # Held by the thread that reports why this process ends.
+        # The thread that reports why this process ends holds this lock.
         self._voice = threading.Lock()
         works = (self._exchange, self._watch)
         self._threads = [threading.Thread(target=work, daemon=True) for work in works]
@@ -235,7 +235,7 @@ class Peers:
         """Wait until all processes are here, then watch them.
 
         Raises:
-            MachineError: a process does not come.
+            MachineError: a process does not join.
         """
         keys = [f"host/{rank}" for rank in range(self._size)]
         limit = time.monotonic() + _join_seconds() + (GRACE_SECONDS if self._rank else 0)
@@ -255,16 +255,16 @@ class Peers:
             thread.start()
 
     def failed(self) -> int | None:
-        """Return the exit code of another process if one failed. Its word may take a moment.
+        """Return the exit code of another process if one failed.
 
-        This process is then left to end by itself.
+        The message may take a moment to arrive. Afterwards this process may end by itself.
         """
         _wait_until(self._hears_failure, 3 * BEAT_SECONDS)
         self._ending.set()
         return self._failure.code if self._failure else None
 
     def check(self) -> None:
-        """Raise ChildFailed if another process failed: its collectives left no valid sums."""
+        """Raise ChildFailed if another process failed, because sums over ranks are then invalid."""
         if self._failure is not None:
             raise ChildFailed(self._failure.code)
 
@@ -272,8 +272,8 @@ class Peers:
         """Tell the other processes of the error that ends this one.
 
         Returns:
-            What this process should still print: in the main process the first failure of the run,
-            in the others nothing as long as the main process lives.
+            The error that this process should still print. In the main process, this is the first
+            failure of the run. The others print nothing as long as the main process lives.
         """
         self._ending.set()
         if not self._voice.acquire(blocking=False):
@@ -303,7 +303,7 @@ class Peers:
         return error
 
     def _tell(self, error: KdcliError) -> None:
-        """Put a failure into the store, unless another one is already there."""
+        """Write a failure to the store, unless it already has one."""
         failure = Failure.of(error, self._rank)
         if not isinstance(error, Lost | Silent):
             where = f"process {self._rank} ({socket.gethostname()})"
@@ -328,8 +328,8 @@ class Peers:
                 if not self._hears_failure() and self._store.check([OVER]):
                     self._left.set()
                 if parent_watches() and not orphaned and os.getppid() != self._launcher:
-                    # Whoever killed kdcli's launcher meant the run. A training stops with a
-                    # checkpoint.
+                    # Whoever killed kdcli's launcher wanted to stop the run. A training then stops
+                    # with a checkpoint.
                     orphaned = True
                     os.kill(os.getpid(), signal.SIGTERM)
         except RuntimeError:
@@ -402,12 +402,12 @@ class Peers:
                 left = [f"left/{rank}" for rank in here]
                 _wait_until(lambda: self._store.check(left), REPORT_SECONDS)
         except RuntimeError:
-            # The main process was faster, so nobody is left to be told.
+            # The main process ended first, so there is no process left to tell.
             return
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait until the condition holds; return False if it does not within so many seconds."""
+    """Wait until a condition holds. Return False if it does not within `seconds`."""
     limit = time.monotonic() + seconds
     while not (holds := condition()) and time.monotonic() < limit:
         time.sleep(0.05)

@@ -1,9 +1,9 @@
-"""The processes of a run, one a device, and their stop signals.
+"""The processes of a run, one per device, and their stop signals.
 
 Under torchrun, `srun` or `accelerate launch`, accelerate joins the processes by their environment,
-which `take_slurm` completes. Otherwise `fan_out` starts the same command once a device. It does so
-itself because the launchers of torch and accelerate exit with 1 whatever a child's exit code was,
-and kdcli promises its exit codes.
+which `take_slurm` completes. Otherwise `fan_out` starts the same command once per device. kdcli
+does this itself, because it guarantees its exit codes, and the launchers of torch and accelerate
+always exit with 1 if a child fails.
 """
 
 import contextlib
@@ -15,22 +15,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any, Protocol
 
-from kdcli.errors import Interrupted, MachineError, Stopped
+from kdcli.errors import Interrupted
 
-POLL_SECONDS = 0.1
-END_SECONDS = 10.0
-"""What the other processes have to end by themselves once one has failed."""
-SAVE_SECONDS = 600.0
-"""The same where one was stopped, and the main one writes a checkpoint."""
 INTERRUPTED = "interrupted; no checkpoint of this step was written"
 PARENT = "KDCLI_PARENT"
 """Environment variable of the processes that kdcli starts itself."""
 TWICE_SECONDS = 1.0
-"""A second SIGTERM that comes sooner is the same one, sent to a process and to its group."""
+"""A second SIGTERM within this time is the same signal, sent to a process and to its group."""
 
 
 class StopRequest:
@@ -72,7 +66,7 @@ def stop_requests(*, at_once: bool = False) -> Iterator[StopRequest]:
     """Turn SIGTERM and Ctrl-C into a request to stop.
 
     A training looks at the request after every step. A second signal interrupts at once, even if
-    the main thread waits in a library and runs no handlers of Python's.
+    the main thread waits in a library and cannot run Python's signal handlers.
 
     Inside another `stop_requests` this yields the outer one's request. A verb that runs other verbs
     sees in it that one of them was stopped, and can stop a training by the deadline. With
@@ -124,43 +118,43 @@ def stop_requests(*, at_once: bool = False) -> Iterator[StopRequest]:
 
 
 def parent_watches() -> bool:
-    """True in a process that kdcli started: its parent says when another one is killed."""
+    """Whether kdcli started this process, so that its parent reports when another is killed."""
     return PARENT in os.environ
 
 
 def joined() -> bool:
-    """True in a process that a launcher started as one of several."""
+    """Whether a launcher started this process as one of several."""
     return "WORLD_SIZE" in os.environ or _slurm_tasks() > 1
 
 
 def _slurm_tasks() -> int:
-    # Counts the tasks of an `srun` step; an `sbatch` script is one process whatever its allocation.
+    # Count the tasks of an `srun` step. An `sbatch` script is one process for any allocation.
     return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
 
 
 def take_slurm() -> None:
-    """Copy `srun`'s variables to the names torch reads, unless another launcher set them."""
+    """Copy `srun`'s variables to the names that torch reads, unless another launcher set them."""
     if "WORLD_SIZE" in os.environ or _slurm_tasks() == 1:
         return
     env = os.environ
     # `gpu[03-07,11],login` begins with gpu03.
     first = re.match(r"([^,\[]+)(?:\[(\w+))?", env.get("SLURM_STEP_NODELIST", "localhost"))
-    here = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    local_tasks = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     assert first
-    assert here
+    assert local_tasks
     env["WORLD_SIZE"] = str(_slurm_tasks())
     env["RANK"] = env["SLURM_PROCID"]
     env["LOCAL_RANK"] = env["SLURM_LOCALID"]
-    env["LOCAL_WORLD_SIZE"] = here[0]
+    env["LOCAL_WORLD_SIZE"] = local_tasks[0]
     env.setdefault("MASTER_ADDR", first[1] + (first[2] or ""))
-    # The same in all processes of a step, different between jobs.
+    # The port is the same in all processes of a step, and differs between jobs.
     env.setdefault("MASTER_PORT", str(20_000 + int(env["SLURM_JOB_ID"]) % 10_000))
 
 
 def is_main() -> bool:
-    """True in the one process that may print and write."""
-    own = os.environ.get("SLURM_PROCID", "0") if _slurm_tasks() > 1 else "0"
-    return int(os.environ.get("RANK", own)) == 0
+    """Whether this is the main process, which alone may print and write."""
+    default = os.environ.get("SLURM_PROCID", "0") if _slurm_tasks() > 1 else "0"
+    return int(os.environ.get("RANK", default)) == 0
 
 
 PEER_IS_GONE = (
@@ -182,62 +176,3 @@ def lost_another(error: RuntimeError) -> bool:
     # is a bug, so its message decides.
     of_store = type(error).__name__ in ("DistNetworkError", "DistStoreError")
     return joined() and (of_store or any(words in str(error) for words in PEER_IS_GONE))
-
-
-class Child(Protocol):
-    """A process that was started, as `subprocess.Popen` has it."""
-
-    returncode: Any
-
-    def poll(self) -> int | None: ...
-
-    def wait(self) -> int: ...
-
-    def send_signal(self, number: int, /) -> None: ...
-
-    def kill(self) -> None: ...
-
-
-def wait_for(children: Sequence[Child], until: Callable[[], bool] | None = None) -> int:
-    """The exit code of one that failed, else 0. Signals are forwarded; when one fails, the others
-    are stopped. Once `until` is true they are asked to stop. Raises MachineError: a signal ended a
-    process."""
-
-    def pass_on(signum: int, frame: FrameType | None) -> None:
-        for child in children:
-            # Ctrl-C on a terminal already reached every process of its group.
-            if child.poll() is None and (signum == signal.SIGTERM or not sys.stdin.isatty()):
-                child.send_signal(signum)
-
-    before = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT)}
-    fallen, limit = 0, math.inf
-    try:
-        while time.monotonic() < limit:
-            codes = [child.poll() for child in children]
-            if limit == math.inf and any(codes):
-                # One that was killed before those that end for want of it.
-                fallen = min((code > 0, rank) for rank, code in enumerate(codes) if code)[1]
-                limit = time.monotonic() + (
-                    SAVE_SECONDS if codes[fallen] == Stopped.exit_code else END_SECONDS
-                )
-            if until is not None and until():
-                pass_on(signal.SIGTERM, None)
-                until = None
-            if None not in codes:
-                break
-            time.sleep(POLL_SECONDS)
-    finally:
-        for child in children:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if children[fallen].returncode >= 0:
-        # A process that lost another ends with MachineError; the other's code is more informative.
-        own = [child.returncode for child in children if child.returncode > 0]
-        return next((code for code in own if code != MachineError.exit_code), own[0] if own else 0)
-    raise MachineError(
-        f"process {fallen} of {len(children)} was ended by signal {-children[fallen].returncode}",
-        "often for lack of memory; continue with --resume",
-    )

@@ -1,7 +1,8 @@
-"""The output directory of a run: claimed once, resumable, every write atomic.
+"""The output directory of a run.
 
-Holds `recipe.yaml`, `log.jsonl` and `checkpoints/step-00000500/` while the run goes on; the model
-and report when done.
+A run claims its directory, so that no other process can write there. The run can be resumed, and
+every write is atomic. During the run the directory holds `recipe.yaml`, `log.jsonl` and checkpoints
+such as `checkpoints/step-00000500/`. At the end it holds the model and the report.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from kdcli.disk import (
     COMMITS,
-    MOST_REPORT,
+    MAX_REPORT_BYTES,
     atomic_dir,
     check_writable,
     disk_errors,
@@ -36,26 +37,25 @@ from kdcli.disk import (
 from kdcli.errors import MachineError, UsageError
 from kdcli.recipe.yaml import read_yaml
 
-MODEL = re.compile(
-    r"(?<![\w./@-])\w[\w.-]*(?:/[\w.-]+)?(?![\w./@:-])"
-)  # What may be a model of the hub
+# Matches text that may be the name of a model on the hub.
+MODEL = re.compile(r"(?<![\w./@-])\w[\w.-]*(?:/[\w.-]+)?(?![\w./@:-])")
 COMMIT = re.compile(r"@[0-9a-f]{40}")
 RECIPE, LOG, CHECKPOINTS, REPORT = "recipe.yaml", "log.jsonl", "checkpoints", "report.json"
 BEST = "best.safetensors"
 LOCK = ".lock"
 ABSENT = "not set"
 NOT_OF_TRAINING = ("measure.", "train.checkpoint_every")
-"""Keys that cannot change what is trained: a resumed run may give them other values."""
+"""Keys that do not affect training, so a resumed run may change them."""
 KEEP = 2
-"""Checkpoints kept: the last, and the one before it in case the last is damaged."""
+"""Number of checkpoints kept: the last one, and the one before in case the last is damaged."""
 
 _LOCKS: dict[Path, FileLock] = {}
-"""Locks that this process holds; a second claim in the same process shares the lock."""
+"""Locks that this process holds. A second claim in the same process shares the lock."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An intact checkpoint: tensors by name, and the small state next to them."""
+    """An intact checkpoint: the tensors by name, and other state."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -64,31 +64,39 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RunDir:
-    """A claimed output directory. Only the main process of a run may write; see `claim`."""
+    """A claimed output directory, see `claim`. Only the main process of a run may write there."""
 
     path: Path
 
     def check(self, recipe_yaml: str, *, resume: bool, overwrite: bool) -> bool:
-        """Check that the directory can be claimed; True when it holds a run to resume. Touches
-        nothing. Raises UsageError: not empty, not a run of kdcli, or another recipe (names each
-        differing key)."""
+        """Check that the directory can be claimed, without changing it.
+
+        Returns:
+            Whether the directory holds a run to resume.
+
+        Raises:
+            UsageError: the directory is not empty, or its run has another recipe. The message
+                lists the keys that differ.
+        """
         check_writable(self.path, directory=True)
         with disk_errors(self.path):
-            # Both files: a user's own project may hold a recipe.yaml, and `overwrite` deletes what
-            # is there.
-            ours = (self.path / RECIPE).is_file() and (self.path / LOG).is_file()
-            occupied = ours or (
-                self.path.is_dir() and any(not _of_torn_claim(p) for p in self.path.iterdir())
+            # Require both files: a user's own project may hold a recipe.yaml, and `overwrite` would
+            # delete the project.
+            is_run = (self.path / RECIPE).is_file() and (self.path / LOG).is_file()
+            is_occupied = is_run or (
+                self.path.is_dir()
+                and any(not _is_from_unfinished_claim(p) for p in self.path.iterdir())
             )
-        if occupied and resume and ours:
+        if is_occupied and resume and is_run:
             self._check_same_recipe(recipe_yaml)
             return True
-        if occupied and not (overwrite and ours):
+        if is_occupied and not (overwrite and is_run):
             raise UsageError(
                 f"output directory {self.path} is not empty",
-                "--resume goes on with its run, --overwrite deletes it; or choose another with -o"
-                if ours
-                else "it holds no run of kdcli; choose another with -o",
+                "continue its run with --resume, delete it with --overwrite, or choose another "
+                "directory with -o"
+                if is_run
+                else "it holds no run of kdcli; choose another directory with -o",
             )
         return False
 
@@ -96,34 +104,36 @@ class RunDir:
     def claim(
         cls, path: Path, recipe_yaml: str, *, resume: bool = False, overwrite: bool = False
     ) -> RunDir:
-        """Claim a directory for one run, locked against other processes: write `recipe.yaml` and an
-        empty `log.jsonl`.
+        """Claim a directory for a run, and lock it against other processes.
+
+        This writes `recipe.yaml` and an empty `log.jsonl`.
 
         Args:
-            path: empty or missing, unless a flag is set.
-            recipe_yaml: the resolved recipe; `resume` needs the same values as before, comments
-            aside.
-            overwrite: delete an earlier run of kdcli.
+            path: the directory. It must be empty or missing, unless a flag is set.
+            recipe_yaml: the resolved recipe.
+            resume: continue the run in the directory. Its recipe must have the same values;
+                comments may differ.
+            overwrite: delete the run in the directory.
 
         Raises:
-            UsageError: see `check`; another process uses the directory.
+            UsageError: see `check`, or another process uses the directory.
             MachineError: the directory cannot be written.
         """
-        recipe_yaml = pinned(recipe_yaml)
-        run, how = cls(path), {"resume": resume, "overwrite": overwrite}
-        run.check(recipe_yaml, **how)
+        recipe_yaml = pin_commits(recipe_yaml)
+        run = cls(path)
+        run.check(recipe_yaml, resume=resume, overwrite=overwrite)
         with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         run._lock()
-        # Once more: another process may have had a run here between the check and the lock.
-        if not run.check(recipe_yaml, **how):
+        # Check again: between the check and the lock, another process may have run here.
+        if not run.check(recipe_yaml, resume=resume, overwrite=overwrite):
             run._clear()
         if not (path / RECIPE).is_file() or recipe_yaml != (path / RECIPE).read_text("utf-8"):
             write_atomic(path / RECIPE, recipe_yaml)
         return run
 
     def give_up(self) -> None:
-        """Take back the claim of a run that was refused before it logged anything."""
+        """Undo the claim of a run that failed before it logged anything."""
         if (self.path / LOG).stat().st_size == 0 and not self._checkpoints():
             for name in (RECIPE, LOG):
                 (self.path / name).unlink()
@@ -132,15 +142,18 @@ class RunDir:
                 self.path.rmdir()
 
     def _clear(self) -> None:
-        """Empty the directory for a new run. A kill at any point leaves one that can be claimed
-        again: the report goes first, as it says that the rest is whole; recipe and log are replaced
-        last, as they say that this is a run."""
+        """Empty the directory for a new run.
+
+        If the process is killed at any point, the directory can be claimed again. The report is
+        removed first, because it marks a complete run. Recipe and log are replaced last, because
+        they mark a run.
+        """
         with disk_errors(self.path):
             (self.path / REPORT).unlink(missing_ok=True)
-            # The directory itself stays: it may be a mount point, a link or the working directory.
-            for inside in self.path.iterdir():
-                if inside.name not in (LOCK, RECIPE, LOG):
-                    remove(inside)
+            # Keep the directory itself: it may be a mount point, a link or the working directory.
+            for content in self.path.iterdir():
+                if content.name not in (LOCK, RECIPE, LOG):
+                    remove(content)
         write_atomic(self.path / LOG, "")
 
     def _lock(self) -> None:
@@ -163,12 +176,12 @@ class RunDir:
 
     def _check_same_recipe(self, recipe_yaml: str) -> None:
         try:
-            before = leaves((self.path / RECIPE).read_text("utf-8"))
+            before = flatten_recipe((self.path / RECIPE).read_text("utf-8"))
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise UsageError(
-                f"{self.path / RECIPE} is damaged: {error}", "start anew with --overwrite"
+                f"{self.path / RECIPE} is damaged: {error}", "start again with --overwrite"
             ) from None
-        now = leaves(recipe_yaml)
+        now = flatten_recipe(recipe_yaml)
         differing = [
             key
             for key in {**before, **now}
@@ -182,48 +195,50 @@ class RunDir:
             ]
             raise UsageError(
                 f"{self.path} was started with another recipe:\n" + "\n".join(lines),
-                f"give the same options as before ({self.path / RECIPE}), relative paths from the "
-                "same working "
-                "directory, or start anew with --overwrite",
+                f"give the same options as before ({self.path / RECIPE}), with relative paths from "
+                "the same working directory, or start again with --overwrite",
             )
 
     @property
     def done(self) -> bool:
-        """True when the run has written its report, its last file."""
+        """Whether the run has written its report, which is its last file."""
         report = self.path / REPORT
         return (
-            report.is_file() and read_json(report, most_bytes=MOST_REPORT).get("status") == "done"
+            report.is_file()
+            and read_json(report, max_bytes=MAX_REPORT_BYTES).get("status") == "done"
         )
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Append one object to log.jsonl."""
+        """Append a record to log.jsonl."""
         with disk_errors(self.path / LOG), (self.path / LOG).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     def read_log(self) -> list[dict[str, Any]]:
-        """The records of log.jsonl, without a torn last line. Raises MachineError: another line is
-        damaged."""
+        """Return the records of log.jsonl, without an incomplete last line.
+
+        Raises MachineError: another line is damaged.
+        """
         path = self.path / LOG
         lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
         try:
             records = [dict(json.loads(line)) for line in lines]
             if not all(isinstance(record["step"], int) for record in records):
-                raise ValueError("a step is no number")
+                raise ValueError("a step is not a number")
             return records
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise MachineError(
-                f"{path} is damaged: {error}", "start anew with --overwrite"
+                f"{path} is damaged: {error}", "start again with --overwrite"
             ) from None
 
     def cut_log(self, step: int) -> None:
-        """Drop records after `step`; a resumed run logs them again."""
+        """Remove the records after a step. A resumed run logs them again."""
         kept = [json.dumps(r) for r in self.read_log() if r["step"] <= step]
         write_atomic(self.path / LOG, "".join(f"{line}\n" for line in kept))
 
     def save_checkpoint(
         self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
     ) -> None:
-        """Write `checkpoints/step-.../` atomically and drop all but the last `KEEP`."""
+        """Write `checkpoints/step-.../` atomically, and remove all but the last `KEEP`."""
         folder = self.path / CHECKPOINTS / f"step-{step:08d}"
         with atomic_dir(folder) as aside:
             save_file(
@@ -238,25 +253,28 @@ class RunDir:
             shutil.rmtree(old)
 
     def load_checkpoint(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest intact checkpoint, or None; `warn` gets a message for each damaged one."""
+        """Load the newest intact checkpoint; None if there is none.
+
+        `warn` is called with a message for each damaged one.
+        """
         folders = self._checkpoints()
         for folder in reversed(folders):
-            older = (
+            consequence = (
                 "falling back to the one before"
                 if folder != folders[0]
-                else "none is left: starting anew"
+                else "it was the last one, so the run starts again"
             )
             try:
-                state = read_json(folder / "state.json", most_bytes=MOST_REPORT)
+                state = read_json(folder / "state.json", max_bytes=MAX_REPORT_BYTES)
                 if _sha256(folder / "tensors.safetensors") != state["sha256"]:
                     raise ValueError("its checksum does not match")
                 return Checkpoint(state["step"], load_file(folder / "tensors.safetensors"), state)
             except (OSError, UsageError, ValueError, KeyError, SafetensorError) as error:
-                warn(f"checkpoint {folder} is damaged ({error}); {older}")
+                warn(f"checkpoint {folder} is damaged ({error}); {consequence}")
         return None
 
     def save_best(self, step: int, tensors: Mapping[str, Tensor]) -> None:
-        """Write the best weights so far atomically, with the step in the metadata."""
+        """Write the best weights so far atomically. The metadata holds the step."""
         path = self.path / CHECKPOINTS / BEST
         aside = path.with_name(f".{BEST}.part")
         with disk_errors(path):
@@ -267,8 +285,11 @@ class RunDir:
             aside.rename(path)
 
     def load_best(self, step: int) -> dict[str, Tensor]:
-        """The weights that `save_best` wrote after `step`. Raises MachineError: damaged, or of
-        another step; the run must start anew."""
+        """Load the weights that `save_best` wrote after a step.
+
+        Raises MachineError: the file is damaged or belongs to another step, so the run must start
+        again.
+        """
         path = self.path / CHECKPOINTS / BEST
         try:
             with safe_open(path, framework="pt") as file:
@@ -276,12 +297,12 @@ class RunDir:
                     return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise MachineError(
-                f"{path} cannot be read: {error}", "start anew with --overwrite"
+                f"{path} cannot be read: {error}", "start again with --overwrite"
             ) from None
-        raise MachineError(f"{path} is not of step {step}", "start anew with --overwrite")
+        raise MachineError(f"{path} does not belong to step {step}", "start again with --overwrite")
 
     def drop_checkpoints(self) -> None:
-        """Remove the checkpoints of a finished run and release the directory."""
+        """Remove the checkpoints of a finished run, and release the directory."""
         shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
         self.release()
 
@@ -290,8 +311,11 @@ class RunDir:
 
 
 def numbered(name: str, *, taken: bool) -> Path:
-    """A new directory under `runs/` for a run without `-o`; with `taken` the last existing one of
-    that name."""
+    """Return the directory under `runs/` of a run without `-o`.
+
+    It is the first directory of this name that does not exist. If `taken` is set, it is the last
+    one that exists.
+    """
     base = Path("runs") / name
     number, path = 1, base
     while path.exists():
@@ -300,16 +324,20 @@ def numbered(name: str, *, taken: bool) -> Path:
     return last if taken and number > 1 else path
 
 
-def _of_torn_claim(path: Path) -> bool:
-    """True for what a kill in the middle of `claim` leaves: the lock, an empty log, an unfinished
-    file."""
+def _is_from_unfinished_claim(path: Path) -> bool:
+    """Whether a process killed during `claim` may have left a file.
+
+    Such files are the lock, an empty log and unfinished files.
+    """
     unfinished = path.name in (LOCK, f".{LOG}.part", f".{RECIPE}.part")
     return unfinished or (path.name == LOG and path.is_file() and path.stat().st_size == 0)
 
 
-def pinned(recipe_yaml: str) -> str:
-    """A recipe whose models and data of the hub are named with the commit that was loaded, so that
-    it repeats the run after the hub moved on."""
+def pin_commits(recipe_yaml: str) -> str:
+    """Add the loaded commit to the models and data sets of the hub in a recipe.
+
+    The recipe then repeats the run even after they have changed on the hub.
+    """
 
     def pin(name: re.Match[str]) -> str:
         file = try_to_load_from_cache(name[0], "config.json")
@@ -327,21 +355,23 @@ def pinned(recipe_yaml: str) -> str:
 
 
 def _same(before: str, now: str) -> bool:
-    """Whether two values are the same; of a model that is not yet loaded the commit is not
-    known."""
+    """Whether two values are the same. The commit of a model that is not loaded yet is unknown."""
     return before == now or ("@" not in now and COMMIT.sub("", before) == now)
 
 
-def leaves(recipe_yaml: str) -> dict[str, str]:
-    """Dotted key -> value, without comments: the origin of a value may change between two runs."""
+def flatten_recipe(recipe_yaml: str) -> dict[str, str]:
+    """Return dotted key -> value.
+
+    Comments are ignored, because the origin of a value may change between two runs.
+    """
 
     def walk(tree: Any, prefix: str) -> dict[str, str]:
         if not isinstance(tree, dict):
             return {prefix: json.dumps(tree, default=str)}
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         for key, value in tree.items():
-            found |= walk(value, f"{prefix}.{key}" if prefix else str(key))
-        return found
+            values |= walk(value, f"{prefix}.{key}" if prefix else str(key))
+        return values
 
     return walk(read_yaml(recipe_yaml), "")
 

@@ -1,4 +1,4 @@
-"""The session of a run: its device, its precision, and what its processes tell each other."""
+"""The session of a run: its device, its precision, and the communication of its processes."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ T = TypeVar("T")
 Fact = str | int | float
 MIXED_PRECISION = {torch.float32: "no", torch.bfloat16: "bf16", torch.float16: "fp16"}
 COLLECTIVE_TIMEOUT = timedelta(days=7)
-"""Long, because one process may work for hours while the others wait for it in a collective.
-`kdcli.engine.peers` notices processes that have ended."""
+"""The timeout is long, because one process may work for hours while the others wait for it in a
+collective. `kdcli.engine.peers` notices processes that have ended."""
 ROUNDING = 1e-4
-"""Relative difference up to which numbers count as equal: machines may add in another order."""
+"""Relative difference up to which numbers count as equal. Machines may add in another order."""
 MAX_DIFFERENCES = 20
-"""Differences between processes that an error lists."""
+"""Maximum number of differences between processes that an error lists."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """Where a run computes.
+    """The device, the precision and the processes of a run.
 
     Attributes:
-        accelerator: precision, optimiser and trackers.
+        accelerator: handles precision, optimiser and trackers.
         device: the device of this process.
         trust_remote_code: whether code that comes with a model may run.
-        judging: the verb only evaluates, so scores are computed in the session's dtype. Verbs that
-            train compute scores in float32.
+        judging: whether the verb only evaluates. Scores are then computed in the session's dtype;
+            verbs that train compute them in float32.
     """
 
     accelerator: Accelerator
@@ -61,7 +61,7 @@ class Session:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The dtype of matrix products; trained weights stay in float32."""
+        """The dtype of matrix products. Trained weights stay in float32."""
         names = {name: dtype for dtype, name in MIXED_PRECISION.items()}
         return names.get(self.accelerator.mixed_precision, torch.float32)
 
@@ -87,9 +87,10 @@ class Session:
         return cast(T, value)
 
     def broadcast(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Send the main process's tensors to every process, onto the CPU.
+        """Send the main process's tensors to the CPU of every process.
 
-        What the other processes pass is ignored, because they may not see the main one's disk.
+        Tensors of the other processes are ignored, because they may not have access to the main
+        process's disk.
         """
         if self.accelerator.num_processes == 1:
             return dict(tensors)
@@ -157,11 +158,11 @@ def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> 
         report_to: `none`, `all`, or an installed tracker; see `check_tracker`.
 
     Raises:
-        MachineError: several processes cannot share the device; a process does not join.
+        MachineError: several processes cannot share the device, or a process does not join.
     """
     peers = join()
     with warnings.catch_warnings():
-        # Otherwise each of several CPU processes warns about its number of threads.
+        # Without this, each of several CPU processes warns about its number of threads.
         warnings.filterwarnings("ignore", message="OMP_NUM_THREADS")
         accelerator = Accelerator(
             cpu=device.type == "cpu",

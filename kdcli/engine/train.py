@@ -1,15 +1,16 @@
-"""The training loop. It knows no loss, pruner, model or task.
+"""The training loop. It is independent of losses, pruners, models and tasks.
 
-One optimiser step: the order names the rows of the global batch; each process takes its share and
-splits it into micro-batches; the job's step computes their losses. Each term is weighted by what it
-is a mean over, so that the accumulated gradient is that of the mean over the *global* batch. Then
-each module's gradients are clipped, and AdamW moves the weights.
+In an optimiser step, the order chooses the rows of the global batch. Each process takes its share
+and splits it into micro-batches, and the job's step computes their losses. Each loss term is
+weighted by the number of items that it averages, so the accumulated gradients are the gradients of
+the mean over the *global* batch. Then the gradients of each module are clipped, and AdamW updates
+the weights.
 
-Every random choice is a pure function of the seed, the step, the rank and the micro-batch. So a
-resumed run ends with the same bits as an uninterrupted one, without a stored generator state.
-With several processes, torch's DistributedDataParallel sums the gradients while the last
-micro-batch runs backward. It wraps the whole step, so a step may call any module any number of
-times.
+Every random choice is a pure function of the seed, the step, the rank and the micro-batch. A
+resumed run therefore ends with the same bits as an uninterrupted one, without a stored generator
+state. With several processes, torch's DistributedDataParallel sums the gradients during the
+backward pass of the last micro-batch. It wraps the whole step, so a step may call any module any
+number of times.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ from kdcli.types import (
 
 Rows = np.ndarray[Any, Any]
 MAX_SKIPPED = 50
-"""Consecutive steps that the fp16 loss scaler may skip, halving its scale each time, before the run
-counts as diverged."""
+"""Consecutive steps that the fp16 loss scaler may skip before the run counts as diverged. Each skip
+halves its scale."""
 
 
 def train(session: Session, job: Job, schedule: Schedule, run: RunDir | None) -> Outcome:
@@ -59,14 +60,14 @@ def train(session: Session, job: Job, schedule: Schedule, run: RunDir | None) ->
 
     Training ends after `schedule.steps` steps, or after `schedule.stop_after` steps if that is
     fewer. A run that ends at `stop_after` evaluates the held-out examples and writes a checkpoint
-    there. `Outcome.finished` is then False, and a later call with the same run directory and a
-    higher `stop_after` continues to the same weights as a run without the break.
+    there. `Outcome.finished` is then False. A later call with the same run directory and a higher
+    `stop_after` continues the run, and reaches the same weights as a run without the break.
 
-    Afterwards the modules hold the trained weights, in eval mode, on the session's device. If the
-    job selects its weights by a metric, these are the best weights so far.
+    Afterwards the modules hold the trained weights, in evaluation mode, on the session's device. If
+    the job selects its weights by a metric, these are the best weights so far.
 
     Args:
-        run: the claimed run directory; None writes nothing.
+        run: the claimed run directory. If None, nothing is written.
 
     Raises:
         UsageError: the processes differ in data or weights, or a batch has fewer rows than there
@@ -84,8 +85,8 @@ class _State:
     """The part of a checkpoint that is not tensors.
 
     Attributes:
-        micro_batch_size: sequences at once that fit into memory.
-        best: value and step of the best evaluation so far.
+        micro_batch_size: the number of sequences that fit into memory.
+        best: the value and step of the best evaluation so far.
         scaler: the state of the fp16 loss scaler.
         tokens, seconds, loss_first, loss_last: see `Outcome`.
     """
@@ -107,7 +108,7 @@ class _Run:
         self.accelerator, self.device = session.accelerator, session.device
         self.processes = self.accelerator.num_processes
         self.rank = self.accelerator.process_index
-        # Refuse a batch that is too small before any work.
+        # Refuse too small a batch before any work.
         self._shares(1)
         self.outcome = Outcome()
         self.on_step_end = job.on_step_end or (lambda done: None)
@@ -137,7 +138,7 @@ class _Run:
                 group = ParamGroup()
                 if self.job.param_group is not None:
                     group = self.job.param_group(f"{name}.{path}")
-                # Biases and normalisations are not decayed, as in BERT's own recipe.
+                # Biases and normalisation weights have no weight decay, as in BERT's recipe.
                 group = replace(group, decayed=group.decayed and parameter.dim() > 1)
                 groups.setdefault(group, []).append(parameter)
         decay = self.schedule.weight_decay
@@ -224,18 +225,18 @@ class _Run:
             if self._gradients(step, probe, counts) is not None:
                 break
             self._halve(step)
-        # Looking for parameters that a step leaves out costs a walk over its graph.
+        # Let DDP look for unused parameters only if there are any, because it traverses the graph.
         unused = any(p.requires_grad and p.grad is None for p in self.modules.parameters())
         unused = self.session.any_rank(unused)
         self.optimizer.zero_grad(set_to_none=True)
         self.forward = DistributedDataParallel(
             self.modules, find_unused_parameters=unused, gradient_as_bucket_view=True
         )
-        # Masks are buffers. They are a function of the scores, so all ranks have the same ones.
+        # Masks are buffers. They depend only on the scores, so they are the same on all ranks.
         self.forward.broadcast_buffers = False
 
     def _step_or_stop(self, step: int) -> LogRecord:
-        """Take one step. If one of several processes has no memory for it, stop before it."""
+        """Take one step. If one of several processes runs out of memory, stop before the step."""
         try:
             return self._step(step)
         except (RuntimeError, ChildFailed) as error:
@@ -249,9 +250,9 @@ class _Run:
     def _step(self, step: int) -> LogRecord:
         """Take one optimiser step on the global batch.
 
-        The step waits for the device once, for losses and gradient norms before they are applied.
-        Several processes also wait for the counts of the batch, fp16 for the loss scaler, and
-        `Job.on_step_end` may wait.
+        The step waits for the device once: for the losses and gradient norms, before the update.
+        Several processes also wait for the counts of the batch, and fp16 for the loss scaler.
+        `Job.on_step_end` may wait, too.
         """
         micros = self.batches.of(step, self.micro)
         lr = self.schedule.lr_at(step)
@@ -281,7 +282,7 @@ class _Run:
     def _losses_and_norms(
         self, sums: Mapping[str, Tensor]
     ) -> tuple[dict[str, float], Sequence[float]]:
-        """Clip the gradients; return the losses of the global batch and the modules' norms."""
+        """Clip the gradients, and return the losses of the global batch and the modules' norms."""
         for parameter in self.modules.parameters():
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()
@@ -292,7 +293,7 @@ class _Run:
             for parameters in self.parameters.values()
         ]
         values = self.session.sum_over_ranks(torch.stack(list(sums.values())))
-        # One transfer for both.
+        # Transfer both at once.
         numbers = torch.cat([values, torch.stack(norms)]).tolist()
         return dict(zip(sums, numbers, strict=False)), numbers[len(sums) :]
 
@@ -309,7 +310,7 @@ class _Run:
     def _micro_batches(self, step: int, micro: int) -> list[Batch]:
         """Return this rank's micro-batches of a step, each padded to its own longest row.
 
-        They are of nearly equal size, and all ranks have the same number of them.
+        Their sizes are nearly equal, and all ranks have the same number of micro-batches.
         """
         shares = self._shares(step)
         count = min(math.ceil(len(shares[0]) / micro), len(shares[-1]))
@@ -340,9 +341,9 @@ class _Run:
         try:
             for number, (micro, of_all) in enumerate(zip(micros, shared, strict=True)):
                 set_seed(_mix(self.schedule.seed, step, self.rank, number))
-                # A batch may count nothing, such as words from which the tokenizer makes no token.
+                # A count may be 0, for example if the tokenizer makes no token of any word.
                 weights = {
-                    over: count / (totals[over] or 1.0) for over, count in counts_of(micro).items()
+                    unit: count / (totals[unit] or 1.0) for unit, count in counts_of(micro).items()
                 }
                 is_last = number == len(micros) - 1
                 with nullcontext() if ddp is None or is_last else ddp.no_sync():
@@ -351,17 +352,16 @@ class _Run:
                 for name, part in parts:
                     sums[name] = sums[name] + part if name in sums else part
         except RuntimeError as error:
-            # With several processes the others may wait for this one's gradients.
+            # The other processes may already wait for this one's gradients.
             if ddp is not None or not is_out_of_memory(error):
                 raise
             out_of_memory = True
         return None if ddp is None and self.session.any_rank(out_of_memory) else sums
 
     def _shared(self, micros: Sequence[Batch]) -> list[Batch] | None:
-        """Return what each micro-batch's loss reads of the whole batch; see `Job.shared`.
+        """Compute the parts of the whole batch that each micro-batch's loss needs.
 
-        Returns:
-            None if any rank ran out of memory.
+        See `Job.shared`. The result is None if any rank ran out of memory.
         """
         if self.job.shared is None:
             return [{} for _ in micros]
@@ -403,7 +403,7 @@ class _Run:
         )
 
     def _without_memory(self, step: int) -> Stopped:
-        """Write a checkpoint of the step before the one for which a rank had no memory."""
+        """Write a checkpoint of the step before the one in which a rank ran out of memory."""
         self.optimizer.zero_grad(set_to_none=True)
         if self.micro == 1 or self.run is None:
             raise _out_of_memory(f"at step {step} with micro-batches of {self.micro}")
@@ -417,7 +417,7 @@ class _Run:
     def _check_finite(self, step: int, losses: Mapping[str, float], norms: Sequence[float]) -> None:
         """Raise DivergedError if a loss or the norm of a module's gradients is not finite."""
         scaler, finite = self.accelerator.scaler, all(map(math.isfinite, norms))
-        # In fp16 the scaler handles an overflow: it skips the step and lowers its scale.
+        # In fp16 the scaler handles overflows: it skips the step and lowers its scale.
         self.skipped = 0 if finite or scaler is None else self.skipped + 1
         wrong = [name for name, value in losses.items() if not math.isfinite(value)]
         if not wrong and scaler is None:
@@ -449,7 +449,7 @@ class _Run:
         if self.job.compute_metrics is not None:
             record.metrics = dict(self.job.compute_metrics(output.outputs))
             # The evaluation at `stop_after` is an extra one. It must not decide which weights are
-            # kept, or a run in several parts would keep others than a run in one part.
+            # kept: a run in several parts must keep the same weights as a run in one part.
             if step % self.schedule.eval_every == 0 or step == self.schedule.steps:
                 self._keep_best(step, record.metrics)
         self.outcome.evaluation_seconds = time.perf_counter() - began
@@ -517,7 +517,7 @@ class _Run:
 
     def _checkpoint(self, step: int) -> None:
         self._save(step)
-        # A rank that ended while the main one still writes would count as failed.
+        # A rank that ends while the main one is still writing would count as failed.
         self.session.wait()
 
     def _save(self, step: int) -> None:
@@ -561,16 +561,16 @@ class _Step(nn.Module):
             weights: the micro-batch's share of each count of the global batch.
 
         Returns:
-            The loss, and by name what is logged. Several processes average their gradients, so
-            with them the loss is multiplied by their number.
+            The loss, and the logged values with their names. Several processes average their
+            gradients, so the loss is multiplied by their number.
         """
         accelerator, device = self.session.accelerator, self.session.device
         with accelerator.autocast(), fast_cpu_kernels(device, self.job.modules.values()):
             loss = self.job.step(batch)
         processes = accelerator.num_processes
-        totals = [total * (weights[over] * processes) for over, total in loss.totals().items()]
+        totals = [total * (weights[unit] * processes) for unit, total in loss.totals().items()]
         parts = [
-            (name, value.detach().float() * weights[over]) for name, over, value in loss.parts()
+            (name, value.detach().float() * weights[unit]) for name, unit, value in loss.parts()
         ]
         return torch.stack(totals).sum(), parts
 
@@ -588,7 +588,7 @@ def _out_of_memory(when: str) -> MachineError:
 
 @contextmanager
 def _sparse_embeddings(modules: Mapping[str, nn.Module], *, use: bool) -> Iterator[None]:
-    """Give embeddings sparse gradients per micro-batch, which become dense once a step.
+    """Let embeddings have sparse gradients, which become dense once per step.
 
     docs/results.md has the measurements.
     """

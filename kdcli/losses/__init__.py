@@ -31,7 +31,10 @@ methods, check_settings = _METHODS.names, _METHODS.settings
 
 
 def inputs(method: str) -> frozenset[str]:
-    """Return what a method learns from. Raises UsageError if the method does not exist."""
+    """Return what a method learns from, as in its `INPUTS`.
+
+    Raises UsageError if the method does not exist.
+    """
     kinds: frozenset[str] = _METHODS.module(method).INPUTS
     return kinds
 
@@ -40,13 +43,17 @@ def masks_text(method: str, settings: Mapping[str, Any]) -> bool:
     """Return whether a method reads masked text.
 
     It does if it always reads masked text, or if `masked_lm_weight` in its settings adds masked
-    language modelling. Raises UsageError if the settings are invalid."""
+    language modelling. Raises UsageError if the settings are invalid.
+    """
     checked: Any = check_settings(method, settings)
     return "masked" in inputs(method) or getattr(checked, "masked_lm_weight", 0.0) > 0
 
 
 def on_tasks(method: str) -> tuple[str, dict[str, float]]:
-    """Return a method's `STAGE` and `KD`. Raises UsageError if it does not learn from tasks."""
+    """Return a method's `STAGE` and `KD`.
+
+    Raises UsageError if the method does not exist, or does not learn from tasks.
+    """
     if "task" not in inputs(method):
         others = ", ".join(m for m in methods() if "task" in inputs(m))
         raise UsageError(
@@ -67,8 +74,15 @@ def build_objective(
 ) -> Objective:
     """Build a method's objective for two shapes.
 
-    `kernel` selects how relations are computed; see `kdcli.losses.relation.KERNEL`. Raises
-    UsageError if the settings are invalid or the method cannot compare the two shapes."""
+    Args:
+        method: the method's name.
+        settings: the recipe's `loss:` section.
+        teacher, student: the shapes of the two models.
+        kernel: how relations are computed; see `kdcli.losses.relation.KERNEL`.
+
+    Raises UsageError if the method does not exist, the settings are invalid, or the method cannot
+    compare the two shapes.
+    """
     checked = check_settings(method, settings)
     try:
         objective: Objective = _METHODS.module(method).objective(checked, teacher, student)

@@ -113,12 +113,12 @@ def ctcd(
     community: OutputsT | None = None,
     community_kl: Callable[[OutputsT, OutputsT], Tensor] | None = None,
 ) -> dict[str, tuple[float, Tensor]]:
-    """Compute the weighted terms of one forward pass of both models.
+    """Compute the weighted terms of one forward pass of both models (eq. 1-5).
 
     Args:
         hard: a model's outputs -> its loss against the labels, a float32 scalar.
-        soft: (outputs to learn from, the learner's outputs) -> their divergence. No gradient may
-            reach the first.
+        soft: (outputs to learn from, the learner's outputs) -> their divergence, a float32 scalar.
+            No gradient may reach the first argument.
         outputs: outputs of `teacher` and `student`.
         weights: the weights of the terms.
         community: outputs of the frozen third model; needed if its weight is not 0.
@@ -127,6 +127,8 @@ def ctcd(
     Returns:
         Name -> weight and value. The names are `MODEL/hard`, `MODEL/soft` and `MODEL/community`.
         A term of weight 0 is neither computed nor returned.
+
+    Raises ValueError if the frozen model has a weight but no outputs.
     """
     if weights.community and community is None:
         raise ValueError("weights.community is above 0: the frozen model's logits are required")
@@ -143,10 +145,10 @@ def ctcd(
 
 
 def reverse_kl(frozen_PV: Tensor, model_PV: Tensor, temperature: float) -> Tensor:
-    """Compute T² · KL(softmax(model / T) ‖ softmax(frozen / T)), a mean over P positions.
+    """Return T² · KL(softmax(model / T) ‖ softmax(frozen / T)), a mean over P positions.
 
-    This is eq. 5 in its printed order. The logits are in the compute dtype, and T > 0. No gradient
-    reaches the frozen model.
+    This is eq. 5 in its printed order. The logits [P, V] are in the compute dtype, and T > 0. The
+    result is a float32 scalar, which is 0 if P is 0. No gradient reaches the frozen model.
     """
     rows, words = model_PV.shape
     at_once = max(1, CHUNK_LOGITS.get(model_PV.device.type, CHUNK_LOGITS["cuda"]) // words)

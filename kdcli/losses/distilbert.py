@@ -38,7 +38,9 @@ class Settings(Section):
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Build the loss.
+    """Build the loss. Its terms `soft`, `mlm` and `hidden` are weighted float32 scalars.
+
+    The states [B, L, D] come from the last layers, and the logits [P, V] from the masked tokens.
 
     Raises ValueError if all weights are 0, or if hidden states of different widths would be
     compared.
@@ -56,18 +58,20 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         )
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
-        named = {}
+        values = {}
         if settings.soft_weight:
             assert t.logits is not None
             assert s.logits is not None
-            named["soft"] = settings.soft_weight * soft_kl(t.logits, s.logits, settings.temperature)
+            values["soft"] = settings.soft_weight * soft_kl(
+                t.logits, s.logits, settings.temperature
+            )
         if settings.mlm_weight:
             assert s.logits is not None
-            named["mlm"] = settings.mlm_weight * masked_ce(s.logits, labels_of(s))
+            values["mlm"] = settings.mlm_weight * masked_ce(s.logits, labels_of(s))
         if settings.hidden_weight:
             cosine = cosine_distance(t.hidden[teacher.layers], s.hidden[student.layers], s.mask)
-            named["hidden"] = settings.hidden_weight * cosine
-        return named
+            values["hidden"] = settings.hidden_weight * cosine
+        return values
 
     def last_layer(model: ModelShape) -> frozenset[int]:
         return frozenset({model.layers} if settings.hidden_weight else ())

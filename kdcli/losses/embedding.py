@@ -9,7 +9,8 @@ With the vectors s of the student and t of the teacher in R^D:
 The anchors a_r are the teacher's vectors of fixed texts of the corpus (CompRess,
 https://arxiv.org/abs/2010.14713). p_i is the teacher's vector of the text's positive, if the text
 has one. The n are the vectors of its negatives and the anchors (InfoNCE,
-https://arxiv.org/abs/1807.03748). A text's loss therefore depends on no other text of its batch:
+https://arxiv.org/abs/1807.03748), except the anchors that are the text itself or its positive. A
+text's loss therefore depends on no other text of its batch:
 neither micro-batches nor processes change it, and the teacher computes each vector once.
 
 `relations` adds MiniLMv2's loss of the last layer, and `hidden` adds the cosine distance of its
@@ -44,6 +45,9 @@ OVER: Mapping[str, Count] = {
     **dict.fromkeys(("relations", "hidden"), "tokens"),
 }
 
+SAME_TEXT = 1 - 1e-5
+"""Cosine above which two vectors of one teacher are taken for the vectors of one text."""
+
 
 class Settings(Section):
     """Settings of embedding distillation.
@@ -63,7 +67,10 @@ class Settings(Section):
 
 
 def check_dimensions(loss: Mapping[str, Any], width: int) -> None:
-    """Raise a UsageError unless `dimensions` decreases from the width of the vectors."""
+    """Check that `dimensions` decreases from the width of the vectors.
+
+    Raises UsageError if it does not.
+    """
     cuts = loss.get("dimensions") or [width]
     if cuts[0] != width or cuts[-1] < 1 or any(low >= high for high, low in pairwise(cuts)):
         raise UsageError(
@@ -73,7 +80,10 @@ def check_dimensions(loss: Mapping[str, Any], width: int) -> None:
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Build the loss.
+    """Build the loss. Its terms are weighted float32 scalars with the names of their weights.
+
+    They read the vectors [B, D] of both models and, for `relations` and `hidden`, the signals of
+    the last layers.
 
     Raises ValueError if every weight is 0, or if MiniLMv2's relation heads do not divide both
     widths.
@@ -106,10 +116,12 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         assert s.pooled is not None
         s_BD, t_BD = s.pooled.float(), t.pooled.detach().float()
         cuts = settings.dimensions or [t_BD.shape[1]]
-        named: dict[str, Tensor] = {}
+        values: dict[str, Tensor] = {}
         if weights["vectors"]:
             compare = mean_cosine_distance if settings.vectors == "cosine" else F.mse_loss
-            named["vectors"] = torch.stack([compare(s_BD[:, :d], t_BD[:, :d]) for d in cuts]).mean()
+            values["vectors"] = torch.stack(
+                [compare(s_BD[:, :d], t_BD[:, :d]) for d in cuts]
+            ).mean()
         if weights["similarity"]:
             assert t.anchors is not None
             log_t_BR = log_similarities(t_BD, t.anchors, settings.temperature)
@@ -119,16 +131,17 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
                 divergences.append(
                     F.kl_div(log_s_BR, log_t_BR, reduction="batchmean", log_target=True)
                 )
-            named["similarity"] = torch.stack(divergences).mean()
+            values["similarity"] = torch.stack(divergences).mean()
         if weights["contrastive"]:
-            named["contrastive"] = info_nce(s_BD, t, settings.temperature)
+            with torch.autocast(s_BD.device.type, enabled=False):
+                values["contrastive"] = info_nce(s_BD, t_BD, t, settings.temperature)
         if relations is not None:
-            named["relations"] = torch.stack(list(relations.terms(t, s).values())).sum()
+            values["relations"] = torch.stack(list(relations.terms(t, s).values())).sum()
         if weights["hidden"]:
             h_S = s.hidden[student.layers]
             h_S = projections["hidden"](h_S) if "hidden" in projections else h_S
-            named["hidden"] = cosine_distance(t.hidden[teacher.layers], h_S, s.mask)
-        return {name: weights[name] * value for name, value in named.items()}
+            values["hidden"] = cosine_distance(t.hidden[teacher.layers], h_S, s.mask)
+        return {name: weights[name] * value for name, value in values.items()}
 
     s_needs |= Needs(pooled=True)
     return Objective(
@@ -141,24 +154,41 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
 
 
 def mean_cosine_distance(s_BD: Tensor, t_BD: Tensor) -> Tensor:
-    """Return the mean of 1 - cos over the batch."""
+    """Return the mean of 1 - cos over the batch, a scalar, for vectors [B, D]."""
     return (1 - F.cosine_similarity(s_BD, t_BD, dim=-1)).mean()
 
 
 def log_similarities(x_BD: Tensor, anchors_RD: Tensor, temperature: float) -> Tensor:
-    """Return the log of each text's softmax distribution over the anchors, [B, R]."""
+    """Return the logarithm of each text's softmax distribution over the anchors, [B, R].
+
+    The vectors are [B, D], and the anchors are [R, D]. `temperature` is τ > 0.
+    """
     cosines_BR = F.normalize(x_BD, dim=-1) @ F.normalize(anchors_RD.float(), dim=-1).T
     return (cosines_BR / temperature).log_softmax(-1)
 
 
-def info_nce(s_BD: Tensor, teacher: Signals, temperature: float) -> Tensor:
-    """Compute InfoNCE, a mean over all rows; a row without a positive contributes 0."""
+def info_nce(s_BD: Tensor, t_BD: Tensor, teacher: Signals, temperature: float) -> Tensor:
+    """Compute L_con, a float32 scalar and a mean over all rows.
+
+    A row without a positive counts as 0. An anchor is not a negative of a row if the teacher's
+    vectors show that it is the row's own text or its positive.
+
+    Args:
+        s_BD: the student's vectors.
+        t_BD: the teacher's vectors of the same texts.
+        teacher: the teacher's `anchors` [R, D], `positive` [B, D] and, if there are any,
+            `negatives` [B, M, D].
+        temperature: τ > 0.
+    """
     assert teacher.positive is not None
     assert teacher.anchors is not None
-    s_BD = F.normalize(s_BD, dim=-1)
+    s_BD, t_BD = F.normalize(s_BD, dim=-1), F.normalize(t_BD, dim=-1)
+    p_BD = F.normalize(teacher.positive.float(), dim=-1)
+    anchors_DR = F.normalize(teacher.anchors.float(), dim=-1).T
     has_positive_B = teacher.positive.abs().sum(-1) > 0
-    positive_B1 = (s_BD * F.normalize(teacher.positive.float(), dim=-1)).sum(-1, keepdim=True)
-    negatives = [s_BD @ F.normalize(teacher.anchors.float(), dim=-1).T]
+    positive_B1 = (s_BD * p_BD).sum(-1, keepdim=True)
+    nearest_BR = torch.maximum(t_BD @ anchors_DR, p_BD @ anchors_DR)
+    negatives = [(s_BD @ anchors_DR).masked_fill(nearest_BR > SAME_TEXT, -torch.inf)]
     if teacher.negatives is not None:
         n_BMD = F.normalize(teacher.negatives.float(), dim=-1)
         cosines_BM = torch.einsum("bd,bmd->bm", s_BD, n_BMD)

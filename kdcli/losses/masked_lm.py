@@ -1,6 +1,8 @@
 """Masked language modelling, without a teacher.
 
-Devlin et al. 2018, https://arxiv.org/abs/1810.04805, §3.1.
+Devlin et al. 2018, https://arxiv.org/abs/1810.04805, §3.1:
+
+    L = - log softmax(z_S)[y], a mean over the masked tokens with their original ids y
 
 When to use: as the first step of pre-trained distillation (Turc et al. 2019,
 https://arxiv.org/abs/1908.08962), before a task's soft targets, and as the baseline that every
@@ -25,7 +27,7 @@ class Settings(Section):
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Build the cross-entropy at the masked tokens. The teacher is not run."""
+    """Build the cross-entropy at the masked tokens, a float32 scalar. The teacher is not run."""
 
     def terms(teacher: Signals, student: Signals) -> dict[str, Tensor]:
         return masked_lm_term(1.0, student)
@@ -41,7 +43,11 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
 
 
 def masked_lm_term(weight: float, student: Signals) -> dict[str, Tensor]:
-    """Return the term `mlm` of a loss, a mean over the masked tokens. Empty if the weight is 0."""
+    """Return the term `mlm` of a loss, or nothing if the weight is 0.
+
+    The term is a float32 scalar and a mean over the masked tokens. It reads the student's logits
+    [P, V] and labels.
+    """
     if not weight:
         return {}
     assert student.logits is not None

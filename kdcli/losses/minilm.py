@@ -61,7 +61,11 @@ class Settings(Section):
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Build the loss. Raises ValueError if the numbers of heads differ, as eq. 6 compares heads."""
+    """Build the loss. Its terms are weighted float32 scalars, each a mean over layers.
+
+    They read q, k and v [B, A, L, K] and, with `hidden`, states [B, L, D] of the compared layers.
+    Raises ValueError if the numbers of heads differ, because eq. 6 compares heads.
+    """
     if teacher.heads != student.heads:
         raise ValueError(
             f"MiniLM compares attention head by head, but the teacher has {teacher.heads} heads "
@@ -85,28 +89,28 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         return Needs(q=layers, k=layers, v=values, hidden=hidden)
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
-        named: dict[str, list[Tensor]] = {}
+        parts: dict[str, list[Tensor]] = {}
         for m, n in layer_map.items():
             attention = relation_kl(t.q[n], t.k[n], s.q[m], s.k[m], s.mask)
-            named.setdefault("attention", []).append(settings.attention_weight * attention)
+            parts.setdefault("attention", []).append(settings.attention_weight * attention)
             if settings.value == "relation":
                 value = relation_kl(t.v[n], t.v[n], s.v[m], s.v[m], s.mask)
-                named.setdefault("value", []).append(settings.value_weight * value)
+                parts.setdefault("value", []).append(settings.value_weight * value)
             elif settings.value == "mse":
                 v_S_BLD = projections["value"](regroup(s.v[m], 1)[:, 0])
                 value = masked_mse(regroup(t.v[n], 1)[:, 0], v_S_BLD, s.mask)
-                named.setdefault("value", []).append(settings.value_weight * value)
+                parts.setdefault("value", []).append(settings.value_weight * value)
             if settings.hidden == "relation":
                 h_T, h_S = (regroup(x[:, None], teacher.heads) for x in (t.hidden[n], s.hidden[m]))
                 hidden = relation_kl(h_T, h_T, h_S, h_S, s.mask)
-                named.setdefault("hidden", []).append(settings.hidden_weight * hidden)
+                parts.setdefault("hidden", []).append(settings.hidden_weight * hidden)
             elif settings.hidden == "mse":
                 h_S_BLD = s.hidden[m]
                 if "hidden" in projections:
                     h_S_BLD = projections["hidden"](h_S_BLD)
                 hidden = masked_mse(t.hidden[n], h_S_BLD, s.mask)
-                named.setdefault("hidden", []).append(settings.hidden_weight * hidden)
-        means = {name: torch.stack(values).mean() for name, values in named.items()}
+                parts.setdefault("hidden", []).append(settings.hidden_weight * hidden)
+        means = {name: torch.stack(values).mean() for name, values in parts.items()}
         return means | masked_lm_term(settings.masked_lm_weight, s)
 
     t_needs = needs(frozenset(layer_map.values()))

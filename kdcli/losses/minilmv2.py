@@ -48,10 +48,10 @@ class Settings(Section):
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Build the loss.
+    """Build the loss. Its terms are weighted float32 scalars.
 
-    Raises ValueError if the relation heads do not divide both widths, or if the teacher does not
-    have the layer.
+    They read q, k and v [B, A, L, K] of one layer per model. Raises ValueError if the relation
+    heads do not divide both widths, or if the teacher does not have the layer.
     """
     heads = settings.relation_heads or max(1, teacher.hidden // 16)
     for name, width in (("teacher", teacher.hidden), ("student", student.hidden)):
@@ -65,15 +65,15 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
     m, n = student.layers, teacher_layer(settings, teacher)
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
-        named = {}
+        values = {}
         for name, weight, x_T, x_S in (
             ("query", settings.query_weight, t.q[n], s.q[m]),
             ("key", settings.key_weight, t.k[n], s.k[m]),
             ("value", settings.value_weight, t.v[n], s.v[m]),
         ):
             x_T, x_S = regroup(x_T, heads), regroup(x_S, heads)
-            named[name] = weight * relation_kl(x_T, x_T, x_S, x_S, s.mask)
-        return named | masked_lm_term(settings.masked_lm_weight, s)
+            values[name] = weight * relation_kl(x_T, x_T, x_S, x_S, s.mask)
+        return values | masked_lm_term(settings.masked_lm_weight, s)
 
     t_needs, s_needs = (Needs(*(frozenset({layer}),) * 3) for layer in (n, m))
     s_needs |= Needs(masked_logits=settings.masked_lm_weight > 0)
@@ -87,7 +87,10 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
 
 
 def teacher_layer(settings: Settings, teacher: ModelShape) -> int:
-    """Return the teacher layer that is compared. Raises ValueError if it does not exist."""
+    """Return the teacher layer that is compared, 1 ... N.
+
+    Raises ValueError if it does not exist.
+    """
     layer = settings.teacher_layer
     if layer is None:
         return 21 if teacher.layers == 24 else teacher.layers

@@ -29,7 +29,11 @@ class Settings(Section):
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Build the loss for two arbitrary shapes. Both models need a head over the same vocabulary."""
+    """Build the loss for two arbitrary shapes. Its term `soft` is a float32 scalar.
+
+    It reads the logits [P, V] of the masked tokens, so both models need a head over the same
+    vocabulary.
+    """
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         assert t.logits is not None

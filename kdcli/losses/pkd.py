@@ -44,13 +44,15 @@ class Settings(Section):
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Build the loss.
+    """Build the loss. Its term `patience` is a weighted float32 scalar.
 
-    Raises ValueError if the map does not fit the two shapes, or if it compares no layer.
+    It reads the first token's state of each compared layer. If the widths differ, a learned matrix
+    per layer maps the student's states to the teacher's width. Raises ValueError if the map does
+    not fit the two shapes, or if it compares no layer.
     """
     if settings.layers in MAPS:
-        whole = strategy_map(MAPS[settings.layers], teacher.layers, student.layers)
-        pairs = {m: n for m, n in whole.items() if 0 < m < student.layers}
+        full_map = strategy_map(MAPS[settings.layers], teacher.layers, student.layers)
+        pairs = {m: n for m, n in full_map.items() if 0 < m < student.layers}
         if not pairs:
             raise ValueError(
                 f"loss.layers: {settings.layers} compares the layers below the student's last, "

@@ -40,7 +40,16 @@ def score_loss(
     real_QM: Tensor,
     temperature: float,
 ) -> Tensor:
-    """Compute the loss against a teacher's scores, a float32 scalar. Unknown labels are NaN."""
+    """Compute the loss against a teacher's scores, a float32 scalar.
+
+    Args:
+        kind: the loss.
+        s_QM, t_QM: the student's and the teacher's scores of M candidates per list. No gradient
+            reaches the teacher.
+        labels_QM: relevance grades, NaN if unknown. Only `margin-mse` reads them.
+        real_QM: True for candidates, False for padding.
+        temperature: T > 0, for `listwise` only.
+    """
     s_QM, t_QM = s_QM.float(), t_QM.detach().float()
     if kind == "pointwise":
         return _mean_of_lists((s_QM - t_QM).square(), real_QM)
@@ -58,10 +67,16 @@ def score_loss(
 
 
 def label_loss(kind: Ranking, s_QM: Tensor, labels_QM: Tensor, real_QM: Tensor) -> Tensor:
-    """Compute the loss against relevance labels.
+    """Compute the loss against relevance labels, a float32 scalar.
 
-    The loss of a list without labels is 0. With `listwise`, so is the loss of a list without a
-    relevant passage.
+    The loss of a list without labels is 0. With `listwise`, the loss of a list without a relevant
+    passage is 0 too.
+
+    Args:
+        kind: `pointwise`; any other kind computes `listwise`.
+        s_QM: the student's scores of M candidates per list.
+        labels_QM: relevance grades, NaN if unknown.
+        real_QM: True for candidates, False for padding.
     """
     s_QM, known_QM = s_QM.float(), real_QM & ~labels_QM.isnan()
     labels_QM = labels_QM.nan_to_num(0.0)

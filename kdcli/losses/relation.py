@@ -66,8 +66,8 @@ def relation_kl(
     Args:
         teacher_x_BALK, teacher_y_BALK: the teacher's vectors.
         student_x_BALJ, student_y_BALJ: the student's vectors.
-        mask: [B, L], non-zero at real tokens (padded keys are masked, and padded queries are left
-            out of the mean); or [B, 1, L, L], True where a query may attend; or None.
+        mask: [B, L], non-zero at real tokens (padded keys are masked, and the mean skips padded
+            queries); or [B, 1, L, L], True where a query may attend; or None.
     """
     teacher, student = (teacher_x_BALK, teacher_y_BALK), (student_x_BALJ, student_y_BALJ)
     return _compare(_RelationKL, teacher, student, mask)
@@ -82,10 +82,17 @@ def score_mse(
 ) -> Tensor:
     """Return the squared error between the scores X Yᵀ/√K of two relations, before any softmax.
 
-    It takes the same arguments as `relation_kl`. The result is a float32 scalar: the mean over the
-    keys that a query may attend to, averaged over heads and real queries. Sequences are therefore
-    weighted by their tokens, and the losses of micro-batches, weighted by tokens, add up to the
-    loss of the batch.
+    The result is a float32 scalar: the mean over the keys that a query may attend to, averaged over
+    heads and real queries. Sequences are therefore weighted by their tokens, and the losses of
+    micro-batches, weighted by tokens, add up to the loss of the batch. No gradient reaches the
+    teacher. J may differ from K, and each side is scaled by its own 1/√width. Raises ValueError if
+    the two sides differ in batch, heads or length.
+
+    Args:
+        teacher_x_BALK, teacher_y_BALK: the teacher's vectors.
+        student_x_BALJ, student_y_BALJ: the student's vectors.
+        mask: [B, L], non-zero at real tokens; or [B, 1, L, L], True where a query may attend; or
+            None.
     """
     teacher, student = (teacher_x_BALK, teacher_y_BALK), (student_x_BALJ, student_y_BALJ)
     return _compare(_ScoreMSE, teacher, student, mask)

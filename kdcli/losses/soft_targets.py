@@ -27,7 +27,7 @@ KD = {"weight": 0.5, "temperature": 2.0}
 
 
 class Settings(Section):
-    """There are no settings in `loss:`. The weight and the temperature are in `kd:`."""
+    """Soft targets have no settings in `loss:`. The weight and the temperature are in `kd:`."""
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:

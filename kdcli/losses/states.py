@@ -1,5 +1,4 @@
-"""Means over real tokens, the squared error and the projection that losses of hidden states
-share."""
+"""Helpers of losses on hidden states: means over tokens, distances, and a learned projection."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,9 +24,10 @@ class StateProjection(nn.Linear):
 
 
 def token_mean(x_BL: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean over the real tokens, or 0 if there are none.
+    """Return the mean of [B, L] over the real tokens, a scalar, or 0 if there are none.
 
-    `mask` has the same form as in `kdcli.losses.relation.relation_kl`.
+    `mask` is [B, L], non-zero at real tokens; or [B, 1, L, L], True where a query may attend; or
+    None.
     """
     if mask is None:
         return x_BL.mean()
@@ -36,15 +36,18 @@ def token_mean(x_BL: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def masked_mse(teacher_BLD: Tensor, student_BLD: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean squared error over the real tokens and all D components, in float32."""
+    """Return the mean squared error over the real tokens and all D components, a float32 scalar.
+
+    No gradient reaches the teacher. `mask` has the same form as in `token_mean`.
+    """
     error_BLD = (student_BLD.float() - teacher_BLD.detach().float()).square()
     return error_BLD.mean() if mask is None else token_mean(error_BLD.mean(-1), mask)
 
 
 def cosine_distance(teacher_BLD: Tensor, student_BLD: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean of 1 - cosine over the real tokens, in float32.
+    """Return the mean of 1 - cosine over the real tokens, a float32 scalar.
 
-    No gradient reaches the teacher.
+    No gradient reaches the teacher. `mask` has the same form as in `token_mean`.
     """
     cosine_BL = F.cosine_similarity(teacher_BLD.detach().float(), student_BLD.float(), dim=-1)
     return token_mean(1 - cosine_BL, mask)

@@ -54,10 +54,10 @@ class Settings(Section):
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Build the loss.
+    """Build the loss. Its terms are weighted float32 scalars, each a sum over layers.
 
-    Raises ValueError if the map or the number of λ does not fit the two shapes, or if every weight
-    is 0.
+    They read q and k [B, A, L, K] and the states [B, L, D] of the compared layers. Raises
+    ValueError if the map or the number of λ does not fit the two shapes, or if every weight is 0.
     """
     weights = settings.layer_weights
     if weights is None:
@@ -67,8 +67,8 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
             f"loss.layer_weights has {len(weights)} numbers, but the student has an embedding and "
             f"{student.layers} layers: give {student.layers + 1} numbers, the embedding's first"
         )
-    whole = layer_map(settings.layers, teacher.layers, student.layers)
-    pairs = {m: n for m, n in whole.items() if weights[m]}
+    full_map = layer_map(settings.layers, teacher.layers, student.layers)
+    pairs = {m: n for m, n in full_map.items() if weights[m]}
     state_weights = {m: settings.hidden_weight if m else settings.embedding_weight for m in pairs}
     states = {m: n for m, n in pairs.items() if state_weights[m]}
     scores = {m: n for m, n in pairs.items() if m and settings.attention_weight}
@@ -86,16 +86,16 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
     heads = common_heads(teacher, student)
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
-        named: dict[str, list[Tensor]] = {}
+        parts: dict[str, list[Tensor]] = {}
         for m, n in states.items():
             error = masked_mse(t.hidden[n], projections[keys[m]](s.hidden[m]), s.mask)
             value = state_weights[m] * weights[m] * error
-            named.setdefault("hidden" if m else "embedding", []).append(value)
+            parts.setdefault("hidden" if m else "embedding", []).append(value)
         for m, n in scores.items():
             q_T, k_T, q_S, k_S = (regroup(x, heads) for x in (t.q[n], t.k[n], s.q[m], s.k[m]))
             error = score_mse(q_T, k_T, q_S, k_S, s.mask)
-            named.setdefault("attention", []).append(settings.attention_weight * weights[m] * error)
-        return {name: torch.stack(values).sum() for name, values in named.items()}
+            parts.setdefault("attention", []).append(settings.attention_weight * weights[m] * error)
+        return {name: torch.stack(values).sum() for name, values in parts.items()}
 
     t_scores, s_scores = frozenset(scores.values()), frozenset(scores)
     notes: tuple[str, ...] = ()

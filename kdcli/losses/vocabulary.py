@@ -1,5 +1,4 @@
-"""Losses over a whole vocabulary: the cross-entropy and the divergence from a teacher's soft
-targets.
+"""Losses over a whole vocabulary: cross-entropy, and divergence from a teacher's soft targets.
 
 The plain formulas add several float32 tensors of the size of the logits [P, V]. Here, the rows are
 processed in chunks. Each chunk is reduced to its loss *and* to the gradient of its logits before

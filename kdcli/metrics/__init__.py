@@ -18,7 +18,7 @@ MODULES = {
     "span": "spans",
     "text": "generation",
 }
-"""Kind of task -> the file with its metrics."""
+"""Maps the kind of a task to the file with its metrics."""
 
 
 def scorer(
@@ -32,7 +32,7 @@ def scorer(
 
     Args:
         task: the task.
-        predictions, references: one per example. A class number (`class`); 0 or 1 for each label
+        predictions, references: one per example: a class number (`class`); 0 or 1 for each label
             (`multi`); a number (`score`); a list of label names (`tokens`); `{"id", "text",
             "no_answer"}` and `{"id", "answers"}` (`span`); a text (`text`).
         language: language of the answers of a `span` task; see `kdcli.metrics.spans.score_answer`.
@@ -45,8 +45,8 @@ def scorer(
         raise ValueError(f"{len(predictions)} predictions, {len(references)} references")
     # Import by kind, because SciPy takes seconds that other tasks need not wait for.
     module = importlib.import_module(f"kdcli.metrics.{MODULES[task.kind]}")
-    of_language = [language] if task.kind == "span" else []
-    score_all: Scorer = module.scorer(task, predictions, references, *of_language)
+    extra_arguments = [language] if task.kind == "span" else []
+    score_all: Scorer = module.scorer(task, predictions, references, *extra_arguments)
 
     def score(indices: Array) -> dict[str, float]:
         scores = score_all(indices)

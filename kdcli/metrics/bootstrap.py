@@ -1,4 +1,4 @@
-"""Confidence intervals for differences between models: the paired bootstrap.
+"""Confidence intervals for differences between models, by the paired bootstrap.
 
 Efron and Tibshirani 1993, section 16.
 """

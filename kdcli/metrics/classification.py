@@ -40,7 +40,7 @@ def per_class(
 ) -> dict[str, dict[str, float]]:
     """Return class -> precision, recall, f1 and support, each 0 where undefined.
 
-    For `tokens`, words are counted, and `O` is left out. For `score` and `span`, the result is
+    For `tokens`, words are counted, and `O` is skipped. For `score` and `span`, the result is
     empty. `predictions` and `references` have the format of `kdcli.metrics.scorer`. Raises
     ValueError if a number is not a class.
     """

@@ -1,4 +1,4 @@
-"""Metrics of generated texts: BLEU-4 by sacrebleu and ROUGE by rouge-score. Both work offline.
+"""Metrics of generated texts: BLEU-4 from sacrebleu and ROUGE from rouge-score. Both work offline.
 
 Both libraries belong to the extra `kdcli[generation]` and are imported on first use.
 """
@@ -18,7 +18,10 @@ ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 def require_libraries() -> None:
-    """Raise a MachineError if sacrebleu or rouge-score is not installed."""
+    """Check that sacrebleu and rouge-score are installed.
+
+    Raises MachineError if one of them is missing.
+    """
     _library("sacrebleu.metrics.bleu")
     _library("rouge_score.rouge_scorer")
 
@@ -57,7 +60,7 @@ def scorer(task: Task, predictions: Sequence[str], references: Sequence[str]) ->
 
 
 def rouge(prediction: str, reference: str) -> list[float]:
-    """Return the F1 of each of `ROUGE` for one text."""
+    """Return the F1 of each metric in `ROUGE` for one text."""
     scores = _rouge_scorer().score(reference, prediction)
     return [float(scores[name].fmeasure) for name in ROUGE]
 

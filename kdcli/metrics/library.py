@@ -31,7 +31,7 @@ FORMATS: dict[Kind, tuple[Any, Any]] = {
     ),
     "text": (Value("string"), Value("string")),
 }
-"""Kind -> format of a prediction and of a reference."""
+"""Maps the kind of a task to the format of a prediction and of a reference."""
 
 OFFICIAL = "evaluate-metric/"  # owner, on the hub, of the library's own metrics
 
@@ -40,7 +40,8 @@ class TaskMetric(evaluate.Metric):  # type: ignore[misc]
     """The metrics of a kdcli task for a notebook.
 
     Call `TaskMetric(task).compute(predictions=..., references=...)` with the formats of `FORMATS`.
-    Nothing is written to disk. `language` is the language of `span` answers, '' for SQuAD's rules.
+    Nothing is written to disk. `language` is the language of `span` answers, or '' for SQuAD's
+    rules.
     """
 
     def __init__(self, task: Task, language: str = "") -> None:

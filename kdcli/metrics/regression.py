@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
-from kdcli.errors import UsageError
 from kdcli.metrics.bootstrap import Array, Scorer
+from kdcli.metrics.finite import check_finite
 from kdcli.types import Task
 
 # Deviation, relative to the mean, below which SciPy treats values as constant.
@@ -21,9 +21,7 @@ def scorer(task: Task, predictions: Sequence[float], references: Sequence[float]
     """
     predicted = np.asarray(predictions, dtype=np.float64)
     true = np.asarray(references, dtype=np.float64)
-    if bad := int((~np.isfinite(predicted)).sum()):
-        message = f"{bad} of {len(predicted)} predictions of task {task.name} are not finite"
-        raise UsageError(message, "the weights are broken or overflow in this dtype: try float32")
+    check_finite(predicted, f"predictions of task {task.name}")
 
     def score(indices: Array) -> dict[str, Any]:
         p, t = predicted[indices], true[indices]

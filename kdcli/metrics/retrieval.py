@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kdcli.errors import UsageError
+from kdcli.metrics.finite import check_finite
 
 Array = np.ndarray[Any, Any]
 CUT = 10
@@ -46,9 +46,9 @@ def rank_documents(
 ) -> list[list[str]]:
     """Rank the documents for each query, best first. Among equal scores, the earlier one wins.
 
-    As in BEIR, a query's own document (the document with the query's id) is left out, because some
-    data sets, such as ArguAna and Quora, use their queries as documents. It stays if it is judged
-    relevant, because then the ids of queries and documents are unrelated.
+    As in BEIR, a query's own document (the document with the query's id) is skipped, because some
+    data sets, such as ArguAna and Quora, use their queries as documents. It stays if it is labelled
+    as relevant, because then the ids of queries and documents are unrelated.
 
     Args:
         scores_QN: the score of each document for each query.
@@ -58,11 +58,7 @@ def rank_documents(
 
     Raises UsageError if a score is not finite.
     """
-    if bad := int((~np.isfinite(scores_QN)).sum()):
-        raise UsageError(
-            f"{bad} of {scores_QN.size} scores of documents are not finite",
-            "the weights are broken or overflow in this dtype: try float32",
-        )
+    check_finite(scores_QN, "scores of documents")
     best_QN = np.argsort(-scores_QN, axis=1, kind="stable")[:, : top + 1]
     rankings = []
     for query, best_N in zip(queries, best_QN, strict=True):

@@ -16,8 +16,8 @@ from kdcli.errors import UsageError
 from kdcli.metrics.bootstrap import Array, Scorer
 from kdcli.types import Task
 
-# Language -> expression of its articles, which are ignored. The expressions are those in
-# mlqa_evaluation_v1.py, including their oddities.
+# Maps a language to a regular expression for its articles, which are ignored. The expressions come
+# from mlqa_evaluation_v1.py, including their oddities.
 ARTICLES = {
     "en": r"\b(a|an|the)\b",
     "es": r"\b(un|una|unos|unas|el|la|los|las)\b",
@@ -27,7 +27,7 @@ ARTICLES = {
     "ar": r"\sال^|ال",
     "zh": None,
 }
-# Characters that are words of their own in Chinese.
+# Characters that count as words in Chinese.
 CHINESE = re.compile("([\u4e00-\u9fa5])")
 
 
@@ -117,7 +117,7 @@ def _with_unanswerable(raw: Array, no_answer: Array, answerable: Array, has_text
     ends = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))
 
     def best(gain: Array, times: Array) -> tuple[float, float]:
-        """Return the largest number of correct examples, and the lowest threshold that reaches
+        """Return the maximum number of correct examples, and the lowest threshold that reaches
         it."""
         never_answering = float(times @ ~answerable)
         correct = never_answering + np.cumsum((gain * times)[order])[ends]

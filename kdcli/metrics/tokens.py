@@ -10,7 +10,7 @@ from kdcli.metrics.classification import f1
 from kdcli.types import Task
 
 Entity = tuple[str, int, int]
-"""Type, first word, and the word after the last."""
+"""The type, the index of the first word, and the index after the last word."""
 
 PREFIXES = ("B-", "I-", "E-", "S-")
 

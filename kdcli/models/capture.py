@@ -1,10 +1,12 @@
-"""Signals of an encoder: `capture(model, needs)` makes a module that returns them and stops at the
-last one needed.
+"""Record an encoder's signals: q, k, v, hidden states and logits.
 
-Models on transformers' attention interface get the attention function `kd_capture`, which is sdpa
-that records its inputs; the others get forward hooks on their projections. Both give q, k and v as
-the model's own softmax sees them, after any rotary embedding, scaled so that attention is
-softmax(q·k/√K).
+`capture(model, needs)` returns a module that records the needed signals and stops the forward pass
+after the last one.
+
+A model that supports transformers' attention interface gets the attention function `kd_capture`,
+which is sdpa that records its inputs. Other models get forward hooks on their projections. Both
+record q, k and v as the model's own softmax sees them, after any rotary embedding, and scaled so
+that attention is softmax(q·k/√K).
 """
 
 import inspect
@@ -29,11 +31,11 @@ INTERFACE = "kd_capture"
 
 
 class _AllCaptured(Exception):
-    """The last needed signal was recorded."""
+    """Raised to end the forward pass once every needed signal is recorded."""
 
 
 class _Recorder:
-    """Collects the signals of one forward pass."""
+    """The signals of one forward pass, and the list of what is still missing."""
 
     def __init__(self, needs: Needs, signals: Signals) -> None:
         self.signals = signals
@@ -66,7 +68,8 @@ def _kd_capture(
     if recorder is not None:
         recorder.attentions += 1
         n, heads, width = recorder.attentions, query.shape[1], query.shape[-1]
-        # Some models scale q beforehand and pass 1; the captured q always wants 1/√K.
+        # Some models scale q beforehand and pass a scaling of 1. The captured q always expects
+        # 1/√K.
         scaling = kwargs.get("scaling")
         factor = 1.0 if scaling is None else float(scaling) * width**0.5
         recorder.record("q", n, lambda: query if abs(factor - 1.0) < 1e-6 else query * factor)
@@ -83,22 +86,27 @@ AttentionMaskInterface.register(INTERFACE, sdpa_mask)
 
 
 class Capture(nn.Module):
-    """A module whose forward(batch) gives `Signals` and computes nothing beyond the last signal
-    needed. `model`: a base encoder, or one with a head (needed for logits); it keeps working as
-    before. `needs`: layers 1 ... N; `hidden` also takes 0, the embedding output. `pool`: last
-    hidden states and mask -> vectors, for `pooled`. Raises UsageError: a model type without a row
-    in `kdcli.models.layout`. Raises ValueError: a layer that the model does not have, or logits of
-    a model without a head."""
+    """A module whose forward(batch) returns `Signals` and stops after the last one needed.
+
+    * `model`: a base encoder, or a model with a head, which logits require. The model keeps working
+      as before.
+    * `needs`: the signals to record. Layers are numbered 1 ... N; `hidden` also accepts 0, the
+      embedding output.
+    * `pool`: a module that maps the last hidden states and the mask to vectors, for `needs.pooled`.
+
+    Raises UsageError if the model type has no row in `kdcli.models.layout`. Raises ValueError if
+    the model lacks a needed layer, or if logits are needed from a model without a head.
+    """
 
     def __init__(self, model: PreTrainedModel, needs: Needs, pool: nn.Module | None = None) -> None:
         super().__init__()
         config = model.config
         if needs.pooled:
-            assert pool is not None, "vectors are pooled by a module"
+            assert pool is not None, "pooled vectors need a pooling module"
             needs = replace(needs, hidden=needs.hidden | {int(config.num_hidden_layers)})
         self.layout, self.model, self.needs, self.pool = layout_for(config), model, needs, pool
         encoder: Any = model.base_model
-        # A plain list, not submodules: the layers belong to the model already, and a shared layer
+        # A plain list, because the layers are already submodules of the model, and a shared layer
         # occurs several times.
         self.layers = self.layout.modules(encoder)
         vectors = needs.q | needs.k | needs.v
@@ -113,19 +121,21 @@ class Capture(nn.Module):
             raise ValueError(f"{type(model).__name__} has no head on top, so it has no logits")
         if needs.logits and needs.masked_logits:
             raise ValueError(
-                "needs either the logits of all tokens or those of labelled tokens, not both"
+                "needs.logits and needs.masked_logits are mutually exclusive: set only one"
             )
         if self.layout.interface:
             model.set_attn_implementation(INTERFACE)
             if config._attn_implementation != INTERFACE:
                 raise RuntimeError(
-                    f"{config.model_type} did not take the attention function {INTERFACE}"
+                    f"{config.model_type} did not accept the attention function {INTERFACE}"
                 )
         self.accepted = set(inspect.signature(model.forward).parameters)
 
     def forward(self, batch: Batch) -> Signals:
-        """Run the model on a batch as far as needed. Raises ValueError: `masked_logits` of a batch
-        without labels."""
+        """Run the model on a batch, as far as the needed signals require.
+
+        Raises ValueError if `masked_logits` are needed and the batch has no labels.
+        """
         signals = Signals(mask=batch.get("attention_mask"), labels=batch.get("labels"))
         if self.needs == Needs():
             return signals
@@ -146,7 +156,7 @@ class Capture(nn.Module):
                 hooks.enter_context(torch.autocast(batch["input_ids"].device.type, enabled=False))
             output = self.model(**self._inputs(batch))
             if self.needs.logits:
-                # A question answering head gives two vectors in place of one matrix.
+                # A question-answering head returns two vectors instead of one matrix.
                 spans = "start_logits" in output
                 signals.logits = (
                     torch.stack([output.start_logits, output.end_logits], -1)
@@ -157,7 +167,8 @@ class Capture(nn.Module):
                 signals.logits = output.logits[0]
         if recorder.missing:
             raise RuntimeError(
-                f"never saw {sorted(recorder.missing)}: is the row in kdcli/models/layout.py right?"
+                f"the forward pass did not reach {sorted(recorder.missing)}: check the row of "
+                f"{self.model.config.model_type} in kdcli/models/layout.py"
             )
         if self.needs.pooled:
             assert self.pool is not None
@@ -165,7 +176,7 @@ class Capture(nn.Module):
         return signals
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:
-        # With labels a model would compute a loss of its own.
+        # Labels would make the model compute its own loss.
         inputs: dict[str, Any] = {
             k: v for k, v in batch.items() if k in self.accepted and k != "labels"
         }
@@ -176,11 +187,12 @@ class Capture(nn.Module):
                 raise ValueError(
                     f"{config.model_type} cannot keep documents apart: {self.layout.leaks}"
                 )
-            of_type = {"interface": self.layout.interface, "dtype": self.model.dtype}
-            inputs["attention_mask"] = mask_argument(config, mask, **of_type)
+            inputs["attention_mask"] = mask_argument(
+                config, mask, interface=self.layout.interface, dtype=self.model.dtype
+            )
         if "position_ids" in inputs and self.layout.position_offset:
-            # Not always the configuration's padding token: MPNet's padding index is 1 whatever that
-            # is.
+            # Ask the embeddings, because MPNet's padding index is 1 whatever its configuration
+            # says.
             embeddings: Any = self.model.base_model.get_submodule("embeddings")
             inputs["position_ids"] = inputs["position_ids"] + embeddings.padding_idx + 1
         return inputs
@@ -214,8 +226,10 @@ class Capture(nn.Module):
             )
 
     def _hook_labelled(self, labelled_P: Tensor, hooks: ExitStack) -> None:
-        """Hand the head the labelled tokens only, as one row: it works token by token, over a whole
-        vocabulary."""
+        """Pass only the labelled tokens to the head, as one row.
+
+        The head works token by token and covers a whole vocabulary, so this saves most of its work.
+        """
 
         def after(module: nn.Module, args: Any, output: Any) -> Any:
             if isinstance(output, tuple):
@@ -265,7 +279,7 @@ class Capture(nn.Module):
         recorder.record(kind, n, lambda: x_BALK)
 
 
-capture = Capture  # A verb at its call sites, a class in annotations.
+capture = Capture  # call sites read as a verb, annotations as a class
 
 
 def _repeated(x_BGLK: Tensor, heads: int) -> Tensor:
@@ -274,16 +288,16 @@ def _repeated(x_BGLK: Tensor, heads: int) -> Tensor:
 
 
 def prepare_teacher(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Freeze a model in eval mode with its weights in the compute dtype."""
+    """Freeze a model in eval mode and convert its weights to the compute dtype."""
     model.eval().requires_grad_(False)
-    # Buffers keep their precision: a rotary table in bfloat16 would shift every position.
+    # Keep the precision of buffers: a rotary table in bfloat16 would shift every position.
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model
 
 
 def params_without_grad(parameters: Mapping[str, nn.Parameter], loss: Tensor) -> list[str]:
-    """Names of the parameters that a loss does not depend on."""
+    """Return the names of the trainable parameters that a loss does not depend on."""
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
     gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     return [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]

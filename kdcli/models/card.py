@@ -22,8 +22,8 @@ _DTYPES = {
     "F32": "fp32",
     "F16": "fp16",
     "BF16": "bf16",
-}  # names of dtypes in safetensors -> in kdcli
-TOKENS = 128  # length of the sequence that `multiply_adds` counts
+}  # dtype names in safetensors -> in kdcli
+TOKENS = 128  # length of the sequence that `multiply_adds` runs
 
 
 def describe_source(model: PreTrainedModel, source: str) -> Card:
@@ -37,7 +37,7 @@ def describe_source(model: PreTrainedModel, source: str) -> Card:
 
 
 def describe(model: PreTrainedModel, name: str, folder: Path | None) -> Card:
-    """Describe a model whose safetensors files are in `folder`; None if it was never saved."""
+    """Describe a model whose safetensors files are in `folder`, or that was never saved (None)."""
     prefixes = layout_for(model.config).embeddings
     embedding = sum(
         p.numel() for name, p in model.base_model.named_parameters() if name.startswith(prefixes)
@@ -61,14 +61,16 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> Card:
         params_nonzero=sum(int(p.count_nonzero()) for p in model.parameters() if not p.is_meta),
         multiply_adds=multiply_adds(model.base_model),
         bytes=sum(f.stat().st_size for f in weights) if weights else 4 * total,
-        held_in=_DTYPES.get(most := dtypes.most_common(1)[0][0], most) if dtypes else "fp32",
+        held_in=_DTYPES.get(common := dtypes.most_common(1)[0][0], common) if dtypes else "fp32",
         sha256=digest.hexdigest() if weights else None,
     )
 
 
 def weights_hash(model: PreTrainedModel) -> str:
-    """SHA-256 over a model in memory: its configuration and its weights' names, shapes and float32
-    values."""
+    """Return the SHA-256 of a model in memory.
+
+    The hash covers its configuration and the names, shapes and float32 values of its weights.
+    """
     digest = hashlib.sha256(model.config.to_json_string().encode())
     for name, weight in model.state_dict().items():
         digest.update(f"{name} {tuple(weight.shape)}\n".encode())
@@ -77,15 +79,17 @@ def weights_hash(model: PreTrainedModel) -> str:
 
 
 def multiply_adds(model: PreTrainedModel) -> int:
-    """Multiply-adds of a forward pass over one sequence of 128 tokens, or as many as the model has
-    positions, of matrix and attention products alike. "FLOPs" in papers are mostly twice this
-    number."""
+    """Return the number of multiply-adds of a forward pass over one sequence of 128 tokens.
+
+    The sequence is shorter if the model has fewer positions. Both matrix products and attention
+    products count. The "FLOPs" in papers are mostly twice this number.
+    """
     attention, was_training = model.config._attn_implementation, model.training
     half = model.config.vocab_size // 2
     length = min(TOKENS, positions_of(model.config) or TOKENS)
     ids_BL = torch.arange(length, device=next(model.parameters()).device)[None] % half + half
-    # The counter's hooks fail on a parameter that is passed to a module (DeBERTa's table of
-    # positions).
+    # The counter's hooks fail if a parameter is passed to a module, such as DeBERTa's table of
+    # positions, so the weights are passed as plain tensors.
     weights = {name: p.detach() for name, p in model.named_parameters()}
     model.set_attn_implementation("eager")
     try:

@@ -1,4 +1,4 @@
-"""Models of the classes in `modeling_*.py` of this folder, which transformers does not have."""
+"""Load and save models of the classes that `modeling_*.py` define and transformers lacks."""
 
 import inspect
 from collections.abc import Mapping

@@ -191,10 +191,10 @@ def read_format(source: str) -> EmbeddingFormat | None:
         raise UsageError(
             f"{source}/{LENGTH}: max_seq_length must be a number of tokens, got {length!r}"
         )
-    named = general.get("prompts") or {}
-    if not isinstance(named, dict):
-        raise UsageError(f"{source}/{PROMPTS}: prompts must be a JSON object, got {named!r}")
-    prompts = {str(name): str(text) for name, text in named.items() if text}
+    entries = general.get("prompts") or {}
+    if not isinstance(entries, dict):
+        raise UsageError(f"{source}/{PROMPTS}: prompts must be a JSON object, got {entries!r}")
+    prompts = {str(name): str(text) for name, text in entries.items() if text}
     default = str(general.get("default_prompt_name"))
     similarity = general.get("similarity_fn_name") or "cosine"
     if similarity not in SIMILARITIES:
@@ -400,7 +400,7 @@ def _dense(source: str, path: str) -> DenseLayer:
         tensors = load(file.read_bytes())
     except SafetensorError as error:
         raise UsageError(
-            f"{file} is damaged: {error}", "copy the model again from where it was made"
+            f"{file} is damaged: {error}", "copy the model again from the original directory"
         ) from None
     if tensors.keys() - {"linear.weight", "linear.bias"} or "linear.weight" not in tensors:
         held = ", ".join(sorted(tensors))

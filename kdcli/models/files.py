@@ -147,19 +147,19 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
     for name in ("attn_implementation", "_attn_implementation"):
         if raw.get(name) not in ATTENTION:
             refuse(name, "absent, eager or sdpa, because others may download code")
-    for name, what in OTHER_WEIGHTS.items():
+    for name, description in OTHER_WEIGHTS.items():
         if raw.get(name) is not None:
             raise UsageError(
-                f"{source} names {what} ('{name}'), but kdcli reads plain {WEIGHTS[0]} only",
+                f"{source} names {description} ('{name}'), but kdcli reads plain {WEIGHTS[0]} only",
                 f"save the model as {WEIGHTS[0]}",
             )
 
 
 @contextmanager
 def config_errors(source: object) -> Iterator[None]:
-    """Turn any exception that transformers raises about a configuration into a `UsageError`.
+    """Convert any exception that transformers raises about a configuration to a `UsageError`.
 
-    The error names the configuration's `source`. Use it only for calls into transformers whose one
+    The error names the configuration's `source`. Use it only for calls into transformers whose only
     foreign input is the configuration, so that no bug of kdcli is hidden.
     """
     try:
@@ -171,10 +171,13 @@ def config_errors(source: object) -> Iterator[None]:
 
 
 def check_tokenizer(source: str) -> None:
-    """Raise a `UsageError` if a tokenizer's JSON is damaged, too large or nested too deeply."""
+    """Check a tokenizer's JSON files.
+
+    Raises UsageError if a file is damaged, too large or nested too deeply.
+    """
     for name in TOKENIZER:
         if (file := file_of(source, name)) is not None:
-            read_json(file, most_bytes=TOKENIZER_BYTES)
+            read_json(file, max_bytes=TOKENIZER_BYTES)
 
 
 def weight_files(source: str, revision: str | None) -> list[Path]:

@@ -1,7 +1,7 @@
-"""Encoders as sequence-to-sequence models: UniLM's masked language models (Dong et al. 2019,
-https://arxiv.org/abs/1905.03197), as the students of MiniLM generate.
+"""Load encoders as sequence-to-sequence models, as UniLM does.
 
-Their class, with the decoding, is made in `kdcli.models.modeling_unilm`, which is copied next to
+UniLM is Dong et al. 2019, https://arxiv.org/abs/1905.03197; MiniLM's students generate in the same
+way. `kdcli.models.modeling_unilm` defines the model class and its decoding, and is copied next to
 the weights.
 """
 
@@ -24,11 +24,15 @@ from kdcli.types import Task
 def load_generator(
     source: str, task: Task, *, new_head: bool, seed: int = 0, trust_remote_code: bool = False
 ) -> Model:
-    """Load a model that generates, or make one of a masked language model or, with a new head over
-    the vocabulary tied to the embeddings, of an encoder. `new_head`: False takes only a model that
-    generates already. Raises UsageError: see `kdcli.models.load`; an architecture whose attention
-    takes no mask for each pair of tokens, or without a masked language model; a tokenizer without
-    mask or separator."""
+    """Load a model that generates text, or turn a masked language model or an encoder into one.
+
+    An encoder gets a new head over the vocabulary, which is tied to the embeddings. With
+    `new_head=False`, only a model that already generates is accepted.
+
+    Raises UsageError as `kdcli.models.load` does. Also raises UsageError if the architecture does
+    not accept an attention mask for each pair of tokens or has no masked language model, or if the
+    tokenizer has no mask token or no separator.
+    """
     config = load_config(source, trust_remote_code=trust_remote_code)
     if hasattr(config, UNILM):
         model = load_weights(source, custom_class(config), trust_remote_code=trust_remote_code)
@@ -43,8 +47,8 @@ def load_generator(
         )
     if leaks := layout_for(config).leaks:
         raise UsageError(
-            f"{config.model_type} cannot generate: {leaks}, so that targets would see later ones",
-            "take a type such as bert, roberta, distilbert, albert, electra or modernbert",
+            f"{config.model_type} cannot generate: {leaks}, so target tokens would see later ones",
+            "use a type such as bert, roberta, distilbert, albert, electra or modernbert",
         )
     loaded = load_masked_lm(
         source,
@@ -61,31 +65,33 @@ def load_generator(
             else "not tied to the embeddings"
         )
         note = f"a new head over the vocabulary, {tied}: the checkpoint has none"
-    made = as_generator(model, loaded.tokenizer, source)
-    made.config.finetuning_task = task.name
-    return Model(made, loaded.tokenizer, source, note, None, loaded.rows)
+    generator = as_generator(model, loaded.tokenizer, source)
+    generator.config.finetuning_task = task.name
+    return Model(generator, loaded.tokenizer, source, note, None, loaded.rows)
 
 
 def as_generator(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str
 ) -> PreTrainedModel:
-    """A masked language model as the class that generates; the two share their tensors. Raises
-    UsageError: the tokenizer has no mask or no separator."""
+    """Convert a masked language model to the class that generates; the two share their tensors.
+
+    Raises UsageError if the tokenizer has no mask token or no separator.
+    """
     end = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
     if tokenizer.mask_token_id is None or end is None:
-        missing = "mask token" if tokenizer.mask_token_id is None else "token that ends a text"
+        missing = "mask token" if tokenizer.mask_token_id is None else "end-of-text token"
         raise UsageError(f"the tokenizer of {source} has no {missing}, which generation needs")
     row, config = layout_for(model.config), model.config
     embeddings: Any = model.base_model.get_submodule("embeddings") if row.position_offset else None
     offset = embeddings.padding_idx + 1 if row.position_offset else 0
     config.unilm = {"mask_token_id": int(tokenizer.mask_token_id), "position_offset": offset}
     config.unilm["interface"] = row.interface
-    named = class_named(f"UniLM{type(model).__name__}")
-    assert named is not None
-    made = load_tensors(
-        empty_model(named, config), model.state_dict(keep_vars=True), model.base_model
+    model_class = class_named(f"UniLM{type(model).__name__}")
+    assert model_class is not None
+    generator = load_tensors(
+        empty_model(model_class, config), model.state_dict(keep_vars=True), model.base_model
     )
-    made.generation_config = GenerationConfig(
+    generator.generation_config = GenerationConfig(
         eos_token_id=int(end), pad_token_id=tokenizer.pad_token_id
     )
-    return made
+    return generator

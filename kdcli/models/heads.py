@@ -1,7 +1,7 @@
-"""Stock encoders under the head of a task, with the head's labels checked against the data's.
+"""Load stock encoders with a task's head, and check the head's labels against the data's.
 
-Label order is the trap: an MNLI teacher in another order scores 7 % instead of 84 %. Such a
-checkpoint is refused with the mapping that it needs.
+The order of the labels matters: an MNLI teacher with another order scores 7 % instead of 84 %. Such
+a checkpoint is refused, and the error gives the mapping that it needs.
 """
 
 import re
@@ -39,11 +39,11 @@ PROBLEM: dict[Kind, str] = {
     "multi": "multi_label_classification",
     "score": "regression",
 }
-GENERIC = re.compile(r"LABEL_\d+")  # transformers' name of an unnamed label
+GENERIC = re.compile(r"LABEL_\d+")  # transformers' name for an unnamed label
 
 
 def modules_of_head(model: PreTrainedModel) -> list[nn.Module]:
-    """The modules of a model outside its encoder."""
+    """Return the modules of a model outside its encoder."""
     inside = set(model.base_model.modules())
     return [module for module in model.modules() if module not in inside]
 
@@ -51,8 +51,11 @@ def modules_of_head(model: PreTrainedModel) -> list[nn.Module]:
 def tokenizer_for(
     source: str, *, of_words: bool, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """As `load_tokenizer`; `of_words`: the rows of the task are lists of words, each with a
-    label."""
+    """Load a tokenizer, as `load_tokenizer` does.
+
+    With `of_words`, the task's rows are lists of words that each have a label, so a byte-level
+    tokenizer is set to put a space before every word.
+    """
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     if (
         of_words
@@ -76,26 +79,33 @@ def load_for_task(
     compacted: bool = False,
     trust_remote_code: bool = False,
 ) -> Model:
-    """Load a model with the head of a task. `label_map`: the data's number of each of the
-    checkpoint's labels, where their orders differ. `new_head`: allow a random head (to fine-tune),
-    of `seed`; otherwise the checkpoint must have a fitting one. `own_head`: use a fitting head of
-    the checkpoint; otherwise make a new one in any case. Raises UsageError: see
-    `kdcli.models.load`; the type has no such head; the checkpoint's head is of another kind, or its
-    labels differ from the task's or are in another order."""
+    """Load a model with a task's head.
+
+    * `label_map`: the data's number for each of the checkpoint's labels, if their orders differ.
+    * `new_head`: allow a random head drawn from `seed`, for fine-tuning. Otherwise the checkpoint
+      must have a head that fits the task.
+    * `own_head`: use the checkpoint's head if it fits. Otherwise always make a new one.
+    * `compacted`: as in `load_config`.
+
+    Raises UsageError as `kdcli.models.load` does. Also raises UsageError if the model type has no
+    such head, if the checkpoint's head is of another kind, or if its labels differ from the task's
+    or are in another order.
+    """
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=compacted)
-    auto, own = AUTO_CLASS[task.kind], custom_class(config) if own_head else None
-    if own is None and type(config) not in auto._model_mapping:
-        what = _what(task.kind)
+    auto, custom = AUTO_CLASS[task.kind], custom_class(config) if own_head else None
+    if custom is None and type(config) not in auto._model_mapping:
         raise UsageError(
-            f"{config.model_type} has no head for {what} in transformers, as {task.name} needs"
+            f"{config.model_type} has no head for {_head_name(task.kind)} in transformers, which "
+            f"task {task.name} needs",
+            "use a model of another type",
         )
     misfit = misfit_of(source, config, task, label_map) if own_head else "a new one was requested"
     if misfit is not None and not new_head:
         raise _unfit(source, task, misfit)
     if misfit is not None and label_map is not None:
         raise UsageError(
-            f"head.label_map has no head to reorder: of {source}, {misfit}",
-            "leave it out; the new head is in the data's order",
+            f"head.label_map has no head to reorder, because {source} gets a new one: {misfit}",
+            "remove head.label_map; a new head is in the data's order",
         )
     tokenizer = tokenizer_for(
         source, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code
@@ -103,7 +113,7 @@ def load_for_task(
     max_length = None
     if misfit is None:
         max_length = tuned_length(config, tokenizer, task)
-        model = load_weights(source, own or auto, trust_remote_code=trust_remote_code)
+        model = load_weights(source, custom or auto, trust_remote_code=trust_remote_code)
         if label_map is not None:
             _permute(model, list(label_map))
         note = "its own head" + (", in the data's order of labels" if label_map is not None else "")
@@ -120,15 +130,17 @@ def load_for_task(
 
 
 def check_head(source: str, config: PreTrainedConfig, task: Task) -> None:
-    """Raise a UsageError unless the head that a configuration describes can serve a task; see
-    `load_for_task`."""
+    """Check that the head that a configuration describes can serve a task.
+
+    Raises UsageError if it cannot, as `load_for_task` does.
+    """
     if (misfit := misfit_of(source, config, task, None)) is not None:
         raise _unfit(source, task, misfit)
 
 
 def _unfit(source: str, task: Task, misfit: str) -> UsageError:
     pairs = task.kind == "score" and len(task.texts) == 2
-    vectors = ", or judge its vectors: kdcli evaluate --pooling mean" if pairs else ""
+    vectors = ", or evaluate its vectors: kdcli evaluate --pooling mean" if pairs else ""
     return UsageError(
         f"{source} cannot do task {task.name}: {misfit}",
         f"fine-tune it first: kdcli finetune{vectors}",
@@ -138,7 +150,10 @@ def _unfit(source: str, task: Task, misfit: str) -> UsageError:
 def tuned_length(
     config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, task: Task
 ) -> int | None:
-    """Tokens of a row when the model was fine-tuned on this very task; None where it was not."""
+    """Return the tokens per row with which the model was fine-tuned on this task, or None.
+
+    The result is None if the model was not fine-tuned on this task.
+    """
     known = (
         getattr(config, "finetuning_task", None) == task.name
         and tokenizer.model_max_length < VERY_LARGE_INTEGER
@@ -147,8 +162,10 @@ def tuned_length(
 
 
 def kind_of_head(config: PreTrainedConfig, name: str) -> Literal["class", "tokens", "span"] | None:
-    """The kind of head of a class, by its name. `class` stands for all kinds per text; None: it has
-    no such head."""
+    """Return the kind of head of a model class, by its name, or None if it has no such head.
+
+    `class` stands for every kind with one output per text.
+    """
     words, custom = getattr(config, LABEL_WORDS, None), class_named(name)
     names = {name} if custom is None else {parent.__name__ for parent in custom.__mro__}
     kinds: tuple[Literal["class", "tokens", "span"], ...] = ("class", "tokens", "span")
@@ -162,7 +179,7 @@ def kind_of_head(config: PreTrainedConfig, name: str) -> Literal["class", "token
     return None
 
 
-def _what(kind: Kind) -> str:
+def _head_name(kind: Kind) -> str:
     return {"tokens": "token classification", "span": "question answering"}.get(
         kind, "sequence classification"
     )
@@ -171,22 +188,25 @@ def _what(kind: Kind) -> str:
 def misfit_of(
     source: str, config: PreTrainedConfig, task: Task, label_map: Sequence[int] | None
 ) -> str | None:
-    """Why the checkpoint's own head cannot serve the task; None when it can. Raises UsageError: its
-    labels are the task's in another order, or `label_map` is no permutation."""
-    named = (config.architectures or ["none"])[0]
-    kind, what = kind_of_head(config, named), _what(task.kind)
+    """Return why the checkpoint's own head cannot serve the task, or None if it can.
+
+    Raises UsageError if its labels are the task's in another order, or if `label_map` is not a
+    permutation.
+    """
+    architecture = (config.architectures or ["none"])[0]
+    kind, head = kind_of_head(config, architecture), _head_name(task.kind)
     if kind is None or AUTO_CLASS[kind] is not AUTO_CLASS[task.kind]:
-        return f"{named} has no head for {what}"
+        return f"{architecture} has no head for {head}"
     if task.kind == "span":
         return None
-    own, count = (
+    head_labels, count = (
         [str(config.id2label.get(i, f"LABEL_{i}")) for i in range(config.num_labels)],
         len(task.labels) or 1,
     )
     if config.problem_type not in (None, PROBLEM.get(task.kind)):
-        return f"its head is for {config.problem_type}, not {PROBLEM.get(task.kind, what)}"
-    if len(own) != count:
-        return f"its head has {len(own)} outputs, {task.name} needs {count}"
+        return f"its head is for {config.problem_type}, not {PROBLEM.get(task.kind, head)}"
+    if len(head_labels) != count:
+        return f"its head has {len(head_labels)} outputs, but {task.name} needs {count}"
     if task.kind == "score":
         return None
     if label_map is not None:
@@ -195,17 +215,17 @@ def misfit_of(
                 f"head.label_map must hold each of 0 ... {count - 1} once, got {list(label_map)}"
             )
         return None
-    plain, theirs = [_plain(name) for name in own], [_plain(name) for name in task.labels]
-    if all(GENERIC.fullmatch(name) for name in own) or plain == theirs:
+    plain, theirs = [_plain(name) for name in head_labels], [_plain(name) for name in task.labels]
+    if all(GENERIC.fullmatch(name) for name in head_labels) or plain == theirs:
         return None
     if sorted(plain) == sorted(theirs):
         needed = [theirs.index(name) for name in plain]
         raise UsageError(
-            f"{source} has the labels of {task.name} in another order: {_numbered(own)}; the data: "
-            f"{_numbered(task.labels)}",
+            f"{source} has the labels of {task.name} in another order: {_numbered(head_labels)}; "
+            f"the data: {_numbered(task.labels)}",
             f"add --set head.label_map='{needed}' to put them in the data's order",
         )
-    return f"its labels are {_numbered(own)}, those of {task.name} {_numbered(task.labels)}"
+    return f"its labels are {_numbered(head_labels)}, but {task.name} has {_numbered(task.labels)}"
 
 
 def _plain(name: str) -> str:
@@ -213,13 +233,12 @@ def _plain(name: str) -> str:
 
 
 def _numbered(names: Sequence[str]) -> str:
-    shown = ", ".join(f"{i} {name}" for i, name in enumerate(names[:10]))
-    return shown if len(names) <= 10 else f"{shown} ... {len(names)} in all"
+    listed = ", ".join(f"{i} {name}" for i, name in enumerate(names[:10]))
+    return listed if len(names) <= 10 else f"{listed} ... ({len(names)} in total)"
 
 
 def describe_task(config: PreTrainedConfig, task: Task) -> None:
-    """Write labels and task into a configuration; `transformers.pipeline` reads the labels from
-    there."""
+    """Write a task and its labels into a configuration, which `transformers.pipeline` reads."""
     names = {"score": ("score",), "span": ("start", "end")}.get(task.kind, task.labels)
     config.finetuning_task = task.name
     if task.kind == "span":
@@ -241,8 +260,10 @@ def with_new_head(
     source: str,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """An encoder's weights under a head of the task drawn from the seed; `config` is changed to
-    describe it."""
+    """Put an encoder's weights under a new head for the task, drawn from the seed.
+
+    `config` is changed to describe the task.
+    """
     forget_custom_classes(config)
     describe_task(config, task)
     torch.manual_seed(seed)
@@ -251,8 +272,8 @@ def with_new_head(
     with config_errors(f"the {CONFIG} of {source}"):
         model = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
     missing = model.base_model.load_state_dict(encoder.state_dict(), strict=False).missing_keys
-    # Only one of the two classes may have a pooler; one that only the head's class has is drawn
-    # (Nomic's).
+    # Only one of the two classes may have a pooler. If only the head's class has one (Nomic), it
+    # stays random.
     lost = [name for name in missing if not name.startswith("pooler.")]
     assert not lost, (
         f"{type(model).__name__} has encoder weights that AutoModel does not: {lost[:3]}"
@@ -261,7 +282,7 @@ def with_new_head(
 
 
 def _permute(model: PreTrainedModel, label_map: list[int]) -> None:
-    """Reorder the outputs of the head: output i becomes output `label_map[i]`."""
+    """Reorder the head's outputs: output i becomes output `label_map[i]`."""
     heads = [
         m
         for m in modules_of_head(model)
@@ -278,9 +299,11 @@ def _permute(model: PreTrainedModel, label_map: list[int]) -> None:
 
 
 def _spaced(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Make a byte-level tokenizer put a space before each word: without it, words become pieces of
-    one word."""
-    # A class of its own (RoBERTa's) obeys `add_prefix_space`; the plain class ignores it.
+    """Make a byte-level tokenizer put a space before each word.
+
+    Without the space, several words would become the pieces of one word.
+    """
+    # RoBERTa's own class obeys `add_prefix_space`, but the plain class ignores it.
     backend = tokenizer.backend_tokenizer
     before = [backend.normalizer] if backend.normalizer is not None else []
     ((first, _), *_) = backend.pre_tokenizer.pre_tokenize_str(

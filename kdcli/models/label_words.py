@@ -1,22 +1,23 @@
-"""A task's head made of label words instead of trained: static model pruning
-(https://arxiv.org/abs/2210.06210).
+"""Make a task's head from label words instead of training it.
 
-`embedding`: the logit of a class is the dot product of the last [CLS] state with the input
-embedding of the word for that class; for question answering, of every token's state with the words
-of start and end. It is written into the weights of a stock class, so that the saved model loads
-anywhere. Most such classes transform the state before their classifier; that transform is made the
-identity:
+The method is static model pruning (https://arxiv.org/abs/2210.06210). There are two kinds of head.
 
-* activations smooth at 0 get the state scaled down to where they are linear, and the classifier
-  scales back: tanh(εx) / ε = x (1 - (εx)² / 3), gelu(εx) · 2/ε = x (1 + 0.8 εx). Both factors are
-  powers of two: no rounding.
-* relu gets it shifted to where it is linear, and the classifier's bias undoes the shift. In
+`embedding`: a class's logit is the dot product of the last [CLS] state with the input embedding of
+the word for that class. For question answering, it is the dot product of every token's state with
+the embeddings of the words for start and end. The head is written into the weights of a stock
+class, so that the saved model loads anywhere. Most such classes transform the state before their
+classifier, so that transform is made the identity:
+
+* An activation that is smooth at 0 gets the state scaled down to where it is linear, and the
+  classifier scales it back: tanh(εx) / ε = x (1 - (εx)² / 3), gelu(εx) · 2/ε = x (1 + 0.8 εx). Both
+  factors are powers of two, so nothing is rounded.
+* relu gets the state shifted to where it is linear, and the classifier's bias undoes the shift. In
   bfloat16 a shifted state is rounded to 1/16 or 1/8, in float32 to a millionth.
-* ModernBERT normalises after its activation: its dense layer divides by the weight of the encoder's
-  last norm, which the head's own norm multiplies by again.
+* ModernBERT normalises after its activation. Its dense layer divides by the weight of the encoder's
+  last norm, and the head's own norm multiplies by that weight again.
 
-`mlm`: the logits of the checkpoint's masked-language-model head at the label words, as in the
-authors' code. It needs that model's class with its vocabulary cut to the label words
+`mlm`: the logits come from the checkpoint's masked-language-model head at the label words, as in
+the authors' code. This kind needs that model's class, with its vocabulary cut to the label words
 (`kdcli.models.modeling_kdcli`).
 """
 
@@ -46,10 +47,10 @@ from kdcli.models.modeling_kdcli import vocabulary_of_head
 from kdcli.types import Task
 
 _LIKE_GELU = ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "silu", "swish")
-# Activation -> the factor ε on its input and its slope at 0. A smaller ε would underflow in
+# Maps an activation to the factor ε on its input and its slope at 0. A smaller ε would underflow in
 # float16.
 SMALL = {"tanh": (2.0**-10, 1.0)} | dict.fromkeys(_LIKE_GELU, (2.0**-14, 0.5))
-SHIFT = 16.0  # of relu's input; the last states of encoders that end in a norm are well within
+SHIFT = 16.0  # shift of relu's input: the last states of encoders that end in a norm are smaller
 HEAD_DROPOUT = (
     "classifier_dropout",
     "classifier_dropout_prob",
@@ -57,23 +58,25 @@ HEAD_DROPOUT = (
     "qa_dropout",
     "pooler_dropout",
 )
-TRAIN_ONE = "train one: --set head.kind=scratch"
+TRAIN_ONE = "train a head instead: --set head.kind=scratch"
 
 
 def label_word_ids(
     tokenizer: PreTrainedTokenizerBase, task: Task, words: Sequence[str] | None = None
 ) -> list[int]:
-    """Token ids of a task's label words, or of `words`, one for each output of its head. Raises
-    UsageError: no words, too few or many; a word is not exactly one token; two are the same token.
+    """Return the token ids of a task's label words, or of `words`, one for each output of the head.
+
+    Raises UsageError if there are no words or the wrong number of words, if a word is not exactly
+    one token, or if two words are the same token.
     """
     chosen = tuple(words) if words else task.words
     outputs = {"score": ("its score",), "span": ("start", "end")}.get(task.kind, task.labels)
     needed = (
         f"one for each of {', '.join(outputs)}"
         if len(outputs) < 10
-        else f"{len(outputs)}, one a label"
+        else f"{len(outputs)}, one for each label"
     )
-    hint = f"choose {needed}, each one token, in this order: --set head.words='[...]'"
+    hint = f"choose words of one token, {needed}, in this order: --set head.words='[...]'"
     if not chosen:
         raise UsageError(
             f"task {task.name} has no label words", f"{hint}; or --set head.kind=scratch"
@@ -85,8 +88,8 @@ def label_word_ids(
     words_of: dict[int, str] = {}
     for word in chosen:
         pieces: list[str] = tokenizer.tokenize(f" {word}")
-        # Byte-level tokenizers keep the space in the first piece. Some of SentencePiece's make it a
-        # piece of its own, except before the first word of a text.
+        # Byte-level tokenizers keep the space in the first piece. Some SentencePiece tokenizers
+        # make the space its own piece, except before the first word of a text.
         if len(pieces) > 1 and not pieces[0].startswith("Ġ"):
             pieces = tokenizer.tokenize(word)
         number = tokenizer.convert_tokens_to_ids(pieces)[0] if len(pieces) == 1 else None
@@ -94,9 +97,8 @@ def label_word_ids(
             reason = (
                 f"is {len(pieces)} tokens ({' '.join(pieces)})"
                 if len(pieces) > 1
-                else "is not in its vocabulary"
+                else "is not in the tokenizer's vocabulary"
             )
-            reason += ": this tokenizer has no token for it"
             raise UsageError(f"label word '{word}' of task {task.name} {reason}", hint)
         if number in words_of:
             raise UsageError(
@@ -116,10 +118,15 @@ def load_with_label_words(
     seed: int,
     trust_remote_code: bool = False,
 ) -> Model:
-    """Load an encoder under a frozen head of label words (`requires_grad` is off) without dropout.
-    `kind`: see the top of this file. `words`: in place of the task's own. `seed`: of weights that
-    the checkpoint lacks and the head does not read. Raises UsageError: see `load_for_task` and
-    `label_word_ids`; a type or checkpoint without such a head."""
+    """Load an encoder with a frozen head of label words and without dropout.
+
+    * `kind`: `embedding` or `mlm`, as the module's docstring explains.
+    * `words`: words to use instead of the task's own.
+    * `seed`: the seed of weights that the checkpoint lacks and the head does not read.
+
+    The head's parameters have `requires_grad` off. Raises UsageError as `load_for_task` and
+    `label_word_ids` do, or if the model type or the checkpoint cannot have such a head.
+    """
     if kind == "mlm":
         headed, ids = _from_mlm(source, task, words, trust_remote_code)
     else:
@@ -152,7 +159,10 @@ def _impossible(model: PreTrainedModel) -> UsageError:
 
 @torch.no_grad()
 def _from_embeddings(headed: Model, ids: list[int], *, texts: bool) -> None:
-    """Write the embeddings of words into the classifier; `texts`: it reads one state per text."""
+    """Write the embeddings of the label words into the classifier.
+
+    With `texts`, the classifier reads one state per text.
+    """
     model = headed.model
     linears = [m for m in modules_of_head(model) if isinstance(m, nn.Linear)]
     if not linears or linears[-1].out_features != len(ids):
@@ -160,8 +170,8 @@ def _from_embeddings(headed: Model, ids: list[int], *, texts: bool) -> None:
     classifier, embeddings = linears[-1], model.get_input_embeddings().weight
     if embeddings.shape[1] != classifier.in_features:
         raise UsageError(
-            f"the embeddings of {headed.source} are {embeddings.shape[1]} wide and its states "
-            f"{classifier.in_features}, so label words give no head",
+            f"the embeddings of {headed.source} have width {embeddings.shape[1]}, but its states "
+            f"have width {classifier.in_features}, so label words cannot be its head",
             TRAIN_ONE,
         )
     rows_CD, scale, shift, layout = embeddings[ids].clone(), 1.0, 0.0, layout_for(model.config)
@@ -179,7 +189,7 @@ def _from_embeddings(headed: Model, ids: list[int], *, texts: bool) -> None:
 
 
 def _identity(model: PreTrainedModel, head: tuple[str, str] | None) -> tuple[float, float]:
-    """Make the transform before the classifier x -> x · scale + shift; returns scale and shift."""
+    """Make the transform before the classifier x -> x · scale + shift; return scale and shift."""
     if head is None:
         raise _impossible(model)
     dense = submodule(model, head[0].format(base=model.base_model_prefix))
@@ -188,7 +198,7 @@ def _identity(model: PreTrainedModel, head: tuple[str, str] | None) -> tuple[flo
         raise UsageError(
             f"the head of {type(model).__name__} has activation {activation}, which cannot be made "
             "the identity",
-            f"{TRAIN_ONE}; known: relu, {', '.join(SMALL)}",
+            f"{TRAIN_ONE}; supported activations: relu, {', '.join(SMALL)}",
         )
     (factor, slope), shift = (
         SMALL.get(activation, (1.0, 1.0)),
@@ -201,12 +211,17 @@ def _identity(model: PreTrainedModel, head: tuple[str, str] | None) -> tuple[flo
 
 
 def _identity_with_norm(source: str, model: PreTrainedModel) -> None:
-    """Make ModernBERT's dense, activation and norm the identity on the output of the encoder's last
-    norm."""
+    """Make ModernBERT's dense layer, activation and norm the identity.
+
+    The input is the output of the encoder's last norm.
+    """
     last, head = submodule(model.base_model, "final_norm"), submodule(model, "head")
     if not last.weight.all():
-        raise UsageError(f"the last norm of {source} has weights of 0, so label words give no head")
-    # A normalised state lies within ±√D, so this shift makes it positive; its mean is 0, so the
+        raise UsageError(
+            f"the last norm of {source} has weights of 0, so label words cannot be its head",
+            TRAIN_ONE,
+        )
+    # A normalised state lies within ±√D, so this shift makes it positive. Its mean is 0, so the
     # norm undoes the shift.
     offset_D = torch.full_like(last.weight, math.sqrt(last.weight.numel()) + 8)
     head.dense.weight.copy_((1 / last.weight).diag())
@@ -222,24 +237,26 @@ def _identity_with_norm(source: str, model: PreTrainedModel) -> None:
 def _from_mlm(
     source: str, task: Task, words: Sequence[str] | None, trust: bool
 ) -> tuple[Model, list[int]]:
-    """The checkpoint's masked language model with the label words as its vocabulary, and their
-    ids."""
+    """Load the checkpoint's masked language model with the label words as its vocabulary.
+
+    Returns the model and the token ids of the words.
+    """
     hint = "use the words' embeddings: --set head.kind=embedding"
     loaded = load_masked_lm(source, otherwise=hint, trust_remote_code=trust)
-    whole = loaded.model
+    masked_lm = loaded.model
     tokenizer = tokenizer_for(source, of_words=task.kind == "tokens", trust_remote_code=trust)
     ids = label_word_ids(tokenizer, task, words)
-    config: Any = copy.deepcopy(whole.config)
+    config: Any = copy.deepcopy(masked_lm.config)
     describe_task(config, task)
     config.label_words = {"ids": ids, "auto_class": AUTO_CLASS[task.kind].__name__}
-    config.architectures = [f"LabelWords{type(whole).__name__}"]
-    of_class = custom_class(config)
-    assert of_class is not None
-    tensors = whole.state_dict()
-    for name, parameter in vocabulary_of_head(whole).items():
+    config.architectures = [f"LabelWords{type(masked_lm).__name__}"]
+    model_class = custom_class(config)
+    assert model_class is not None
+    tensors = masked_lm.state_dict()
+    for name, parameter in vocabulary_of_head(masked_lm).items():
         dim = list(parameter.shape).index(config.vocab_size)
         tensors[name] = parameter.detach().index_select(dim, torch.tensor(ids))
-    model = load_tensors(empty_model(of_class, config), tensors, whole.base_model)
+    model = load_tensors(empty_model(model_class, config), tensors, masked_lm.base_model)
     for parameter in set(model.parameters()) - set(model.base_model.parameters()):
         parameter.requires_grad_(False)
     return Model(model, tokenizer, source, "", rows=loaded.rows), ids

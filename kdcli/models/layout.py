@@ -1,9 +1,8 @@
-"""Everything kdcli knows about an architecture: one row per model type. To support another type,
-add its row.
+"""Describe each architecture that kdcli knows, in one row per model type.
 
-Paths are relative to the base model (`AutoModel`); paths of a layer's parts are relative to the
-layer. The six matrix types are those of the pruning papers: Q K V O, U (feed-forward up, plus its
-gate in gated units) and D (down).
+To support another type, add its row. Paths are relative to the base model (`AutoModel`), and paths
+of a layer's parts are relative to the layer. The six matrix types follow the pruning papers: Q, K,
+V, O, U (feed-forward up, together with its gate in gated units) and D (down).
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ class Layout:
     """The row of one model type."""
 
     layers: str = "encoder.layer"
-    # Linears of a layer. The same name for several of them is one fused linear.
+    # Linears of a layer. Linears with the same name are one fused linear.
     q: str = "attention.self.query"
     k: str = "attention.self.key"
     v: str = "attention.self.value"
@@ -31,61 +30,66 @@ class Layout:
     up: str = "intermediate.dense"
     down: str = "output.dense"
     gate: str | None = None
-    final_norm: str | None = (
-        None  # normalises the last layer's output where layers begin with their norms (pre-norm)
-    )
-    embeddings: tuple[str, ...] = (
-        "embeddings.",
-        "embeddings_project.",
-    )  # prefixes of what counts as embeddings
+    # The norm of the last layer's output in pre-norm models, whose layers begin with their norms.
+    final_norm: str | None = None
+    # Name prefixes of the parameters that count as embeddings.
+    embeddings: tuple[str, ...] = ("embeddings.", "embeddings_project.")
     # Attention goes through transformers' attention interface; otherwise the linears are hooked.
     interface: bool = True
-    fused: Literal["blocks", "heads"] | None = (
-        None  # row order of a fused q/k/v: [3, A, K] or [A, 3, K]
-    )
-    like_q: tuple[
-        str, ...
-    ] = ()  # further linears whose rows are dimensions of q; some configurations lack them
-    bias: tuple[str, str] | None = (
-        None  # biases that are added to q and v after a bias-free fused projection
-    )
-    rotary: Literal["halves", "pairs"] | None = None  # its pairs: (i, i + K/2) or (2i, 2i + 1)
-    positions: str | None = None  # makes the rotary table, where the hooks must apply it to q and k
-    other_term: str | None = (
-        None  # added to q·k before the softmax, so that q·k alone is not the attention
-    )
-    shared: bool = False  # all layers are one module
-    ffn: str = "intermediate_size"  # the configuration's name of the feed-forward width
-    position_offset: bool = False  # position ids start at padding index + 1
-    local: bool = False  # some layers attend within a window; losses should choose a global one
-    autocast: bool = (
-        True  # False: it masks with the smallest float32 number, which no half type holds
-    )
-    leaks: str | None = (
-        None  # why neighbouring documents of a block see each other whatever the mask says
-    )
-    compact: bool = False  # `modeling_kdcli.layer_paths` finds the parts of its layers
-    # The linear before the classifier of texts, and its activation or the setting that names it;
-    # label words make both the identity. `{base}` is the base model.
+    # Row order of a fused q/k/v linear: [3, A, K] or [A, 3, K].
+    fused: Literal["blocks", "heads"] | None = None
+    # Other linears whose rows are dimensions of q. Some configurations lack them.
+    like_q: tuple[str, ...] = ()
+    # Biases that are added to q and v after a fused projection without bias.
+    bias: tuple[str, str] | None = None
+    # Rotary embeddings, by the dimensions that form a pair: (i, i + K/2) or (2i, 2i + 1).
+    rotary: Literal["halves", "pairs"] | None = None
+    # The module that computes the rotary table, if the hooks must apply it to q and k.
+    positions: str | None = None
+    # A term that is added to q·k before the softmax, so that q·k alone is not the attention.
+    other_term: str | None = None
+    # All layers are one module.
+    shared: bool = False
+    # The configuration key of the feed-forward width.
+    ffn: str = "intermediate_size"
+    # Position ids start at the padding index + 1.
+    position_offset: bool = False
+    # Some layers attend within a window, so losses should choose a global layer.
+    local: bool = False
+    # False if the model masks with the smallest float32 number, which no half type can hold.
+    autocast: bool = True
+    # Why neighbouring documents of a block see each other despite the mask.
+    leaks: str | None = None
+    # `modeling_kdcli.layer_paths` finds the parts of its layers.
+    compact: bool = False
+    # The linear before the text classifier, and its activation or the setting that names it.
+    # Label words make both the identity. `{base}` is the base model.
     head: tuple[str, str] | None = None
-    head_norm: bool = False  # the heads of all tasks normalise after their activation
-    pooling: str | None = (
-        None  # the `classifier_pooling` with which the head reads the first token's state
-    )
+    # The heads of all tasks normalise after their activation.
+    head_norm: bool = False
+    # The `classifier_pooling` with which the head reads the first token's state.
+    pooling: str | None = None
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
-        """The encoder layers in the order they run; a shared one as often as it runs."""
+        """Return the encoder layers in the order in which they run.
+
+        A shared layer is repeated for every run.
+        """
         layers = list(submodule(model, self.layers))
         if self.shared:
             return [layers[0]] * int(model.config.num_hidden_layers)  # type: ignore[union-attr,arg-type]
         return layers
 
     def attention(self, layer: nn.Module) -> Any:
-        """The module of a layer that holds its q, k and v."""
+        """Return the module of a layer that holds its q, k and v."""
         return submodule(layer, self.q.rpartition(".")[0])
 
     def heads(self, layer: nn.Module) -> int:
-        """Attention heads of a layer: ConvBERT has fewer than its configuration says."""
+        """Return the number of attention heads of a layer.
+
+        The number comes from the layer, because ConvBERT has fewer heads than its configuration
+        says.
+        """
         owner = self.attention(layer)
         return int(getattr(owner, "num_attention_heads", 0) or owner.config.num_attention_heads)
 
@@ -221,14 +225,17 @@ LAYOUTS: dict[str, Layout] = {
         _HOOKED, embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in."), head=_POOLER
     ),
 }
-# Types that can be compacted, with the paths of a layer's attention, attention output, feed-forward
-# up and down.
+# Model types that can be compacted, with the paths of a layer's attention, attention output,
+# feed-forward up and feed-forward down.
 PATHS = {kind: layer_paths(kind) for kind, row in LAYOUTS.items() if row.compact}
 
 
 def layout_for(config: Any) -> Layout:
-    """The row of a configuration's model type. Raises UsageError: the model is a decoder, or its
-    type has no row; the message names the known ones."""
+    """Return the row of a configuration's model type.
+
+    Raises UsageError if the model is a decoder, or if its type has no row. The message lists the
+    known types.
+    """
     kind = str(config.model_type)
     row = row_of(
         kind,
@@ -244,8 +251,10 @@ def layout_for(config: Any) -> Layout:
 
 
 def check_packing(config: Any, *, isolated: bool) -> None:
-    """Raise a UsageError where documents of a block are to be kept apart, and the architecture
-    cannot do that."""
+    """Check that the architecture can keep the documents of a block apart, if they are `isolated`.
+
+    Raises UsageError if it cannot.
+    """
     if isolated and (leaks := layout_for(config).leaks):
         raise UsageError(
             f"data.pack_isolated: {config.model_type} cannot keep documents apart: {leaks}",
@@ -254,21 +263,23 @@ def check_packing(config: Any, *, isolated: bool) -> None:
 
 
 def row_of(kind: str, *, decodes: bool) -> Layout:
-    """The row of a model type, or the UsageError of `layout_for`; `decodes`: its configuration says
-    it is a decoder."""
+    """Return the row of a model type; `decodes` means that its configuration describes a decoder.
+
+    Raises UsageError as `layout_for` does.
+    """
     if kind in LAYOUTS and not decodes:
         return LAYOUTS[kind]
     from transformers.models.auto import modeling_auto as auto
 
     known = ", ".join(sorted(LAYOUTS))
-    # transformers has causal or sequence-to-sequence models of the type, but no masked one.
+    # These types have causal or sequence-to-sequence models in transformers, but no masked one.
     causal, masked = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     only_decodes = kind in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES or (
         kind in causal and kind not in masked
     )
     if decodes or only_decodes:
         raise UsageError(
-            f"'{kind}' is a decoder or an encoder-decoder; kdcli compresses encoders",
+            f"'{kind}' is a decoder or an encoder-decoder; kdcli compresses encoders only",
             f"known types: {known}",
         )
     raise UsageError(
@@ -282,9 +293,11 @@ Rows = slice | Tensor  # rows of a linear that belong to a matrix: a slice or in
 
 
 def linears(layout: Layout, layer: nn.Module) -> dict[str, list[tuple[nn.Linear, Rows]]]:
-    """The prunable matrices of one layer: type letter -> linears, each with its rows when several
-    share one linear. Rows of Q, K and V are in the order [A, K]. In gated feed-forward blocks `U`
-    also holds the gate."""
+    """Return the prunable matrices of one layer: type letter -> linears, each with its rows.
+
+    Rows matter if several matrices share one linear. The rows of Q, K and V are in the order [A,
+    K]. In gated feed-forward blocks, `U` also holds the gate.
+    """
     names = {"Q": [layout.q], "K": [layout.k], "V": [layout.v], "O": [layout.o], "D": [layout.down]}
     names["U"] = [layout.up] if layout.gate in (None, layout.up) else [layout.up, str(layout.gate)]
     matrices: dict[str, list[tuple[nn.Linear, Rows]]] = {}
@@ -301,5 +314,5 @@ def linears(layout: Layout, layer: nn.Module) -> dict[str, list[tuple[nn.Linear,
 
 
 def submodule(module: nn.Module, path: str) -> Any:
-    """The module at a path, untyped: its class depends on the model type."""
+    """Return the module at a path, untyped, because its class depends on the model type."""
     return module.get_submodule(path)

@@ -1,4 +1,4 @@
-"""Masked language models: an encoder under its stock head over the vocabulary."""
+"""Load masked language models: encoders with their stock head over the vocabulary."""
 
 import torch
 from transformers import AutoModelForMaskedLM, PreTrainedModel
@@ -20,22 +20,30 @@ from kdcli.models.training_rows import training_rows
 def load_masked_lm(
     source: str, *, otherwise: str, bare: bool = False, trust_remote_code: bool = False
 ) -> Model:
-    """Load a masked language model and its tokenizer; the encoder is its `base_model`. `bare`: load
-    a checkpoint without such a head as an encoder. Raises UsageError: see `load_encoder`; or the
-    type or checkpoint has no such head, with `otherwise` as hint."""
+    """Load a masked language model and its tokenizer; the encoder is the model's `base_model`.
+
+    With `bare`, a checkpoint without such a head is loaded as an encoder.
+
+    Raises UsageError as `load_encoder` does, or if the type or the checkpoint has no such head. The
+    hint of that error is `otherwise`.
+    """
     config = load_config(source, trust_remote_code=trust_remote_code)
     if type(config) not in AutoModelForMaskedLM._model_mapping:
         raise UsageError(
             f"{config.model_type} has no masked-language-model head in transformers", otherwise
         )
     expected = AutoModelForMaskedLM._model_mapping[type(config)].__name__
-    named = (config.architectures or [expected])[0]
-    # A `ForPreTraining` checkpoint has this head next to others (BERT) or another one instead
-    # (ELECTRA); one that generates is its subclass.
-    if named.removeprefix("UniLM") != expected and not named.endswith("ForPreTraining"):
+    architecture = (config.architectures or [expected])[0]
+    # A `ForPreTraining` checkpoint has this head next to others (BERT) or another head instead
+    # (ELECTRA). A model that generates text is a subclass.
+    if architecture.removeprefix("UniLM") != expected and not architecture.endswith(
+        "ForPreTraining"
+    ):
         if bare:
             return load_encoder(source, trust_remote_code=trust_remote_code)
-        raise UsageError(f"{source} is {named}, without a masked-language-model head", otherwise)
+        raise UsageError(
+            f"{source} is {architecture}, without a masked-language-model head", otherwise
+        )
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     try:
         model = load_weights(source, AutoModelForMaskedLM, trust_remote_code=trust_remote_code)
@@ -52,12 +60,17 @@ def student_with_head(
     init: str = "teacher",
     seed: int = 0,
 ) -> InitializedStudent:
-    """Put a student encoder under a head of its teacher's class, tied to its embeddings if the
-    configuration says so.
-    `teacher`: a masked language model; or an encoder of a type that has such a head, which is then
-    random. `built`: a student of its `base_model`, which becomes part of the new model, without its
-    pooler. `init`: but for `random` the head's weights are copied in the student's basis. `seed`:
-    of random weights."""
+    """Put a student encoder under a head of its teacher's class.
+
+    The head is tied to the embeddings if the configuration requires it.
+
+    * `teacher`: a masked language model, or an encoder whose type has such a head. In the second
+      case the head starts at random.
+    * `built`: a student of the teacher's `base_model`. It becomes part of the new model, without
+      its pooler.
+    * `init`: anything but `random` copies the head's weights into the student's basis.
+    * `seed`: the seed of random weights.
+    """
     encoder, headed = built.model, teacher.base_model is not teacher
     model_class = (
         type(teacher) if headed else AutoModelForMaskedLM._model_mapping[type(encoder.config)]
@@ -73,6 +86,6 @@ def student_with_head(
     if init == "random" or not headed:
         reason = "" if headed else ": the teacher has no masked-language-model head"
         return InitializedStudent(model, [*built.notes, f"head initialised at random{reason}"])
-    left = copy_head(teacher, model, built.basis_DN)
-    note = f", except {', '.join(left)}, which start at random" if left else ""
+    unfilled = copy_head(teacher, model, built.basis_DN)
+    note = f", except {', '.join(unfilled)}, which start at random" if unfilled else ""
     return InitializedStudent(model, [*built.notes, f"head initialised from the teacher's{note}"])

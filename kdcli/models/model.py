@@ -19,8 +19,8 @@ class Model:
         tokenizer: the tokenizer that produces the network's token ids.
         source: the hub id or directory that the model was loaded from.
         note: where the head comes from, for the log.
-        tuned_length: maximum number of tokens in a row when the model was fine-tuned on the very
-            task at hand; None otherwise.
+        tuned_length: maximum number of tokens in a row if the model was fine-tuned on this very
+            task; None otherwise.
         rows: hashes of the labelled rows that trained this model or a model it was made from.
     """
 

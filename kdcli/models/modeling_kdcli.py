@@ -1,9 +1,8 @@
-"""Classes of encoders that transformers does not have: kdcli writes this file next to the weights
-of such a model.
+"""Encoder classes that transformers lacks. kdcli writes this file next to the weights.
 
-It needs torch and transformers only. `CompactBertModel` is transformers' `BertModel` with layers of
+It needs only torch and transformers. `CompactBertModel` is transformers' `BertModel` with layers of
 the sizes in the configuration's `compact_layers`. `LabelWordsBertForMaskedLM` is `BertForMaskedLM`
-as a classifier: its vocabulary is the configuration's `label_words`.
+as a classifier, whose vocabulary is the configuration's `label_words`.
 `CompactLabelWordsBertForMaskedLM` is both.
 
     AutoModel.from_pretrained(directory, trust_remote_code=True)
@@ -23,15 +22,17 @@ from transformers import modeling_outputs as outputs
 
 
 def layer_paths(model_type: str) -> tuple[str, str | None, str, str]:
-    """Paths of a layer's attention, attention output, feed-forward up and down."""
+    """Return the paths of a layer's attention, attention output, feed-forward up and down."""
     if model_type == "distilbert":
         return "attention", None, "ffn.lin1", "ffn.lin2"  # its attention contains the output
     return "attention.self", "attention.output.dense", "intermediate.dense", "output.dense"
 
 
 class CompactLinear(nn.Module):
-    """A linear without its empty columns and rows that reads and writes vectors of the full width.
-    `size`: full columns, full rows, kept columns, kept rows."""
+    """A linear without its empty columns and rows, which still reads and writes full vectors.
+
+    `size` holds the numbers of full columns, full rows, kept columns and kept rows.
+    """
 
     inputs: Tensor | None
     outputs: Tensor | None
@@ -41,8 +42,8 @@ class CompactLinear(nn.Module):
         wide_in, wide_out, kept_in, kept_out = size
         self.weight = nn.Parameter(torch.empty(kept_out, kept_in))
         self.bias = nn.Parameter(torch.empty(wide_out))
-        # Columns to read, and for each full row its place among the computed ones. A removed row's
-        # place is the last computed row, which is all zeros.
+        # `inputs` holds the columns to read. `outputs` holds, for each full row, its place among
+        # the computed rows. A removed row's place is the last computed row, which is all zeros.
         self.register_buffer(
             "inputs", torch.empty(kept_in, dtype=torch.long) if kept_in < wide_in else None
         )
@@ -60,7 +61,7 @@ class CompactLinear(nn.Module):
 
 
 class CompactAttention(nn.Module):
-    """Self-attention with the kept heads, all of one width, scaled as the full heads were."""
+    """Self-attention with the kept heads, which have one width and the scale of the full heads."""
 
     def __init__(self, config: Any, sizes: dict[str, Any], output_inside: bool) -> None:
         super().__init__()
@@ -75,8 +76,10 @@ class CompactAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **ignored: Any
     ) -> tuple[Tensor, None]:
-        """Attend within `attention_mask`: True where a token may attend, or a bias on the
-        scores."""
+        """Attend within `attention_mask`.
+
+        The mask is True where a token may attend, or a bias on the scores.
+        """
         shape = (*hidden_states.shape[:-1], self.num_attention_heads, -1)
         q, k, v = (
             part(hidden_states).view(shape).transpose(1, 2)
@@ -95,8 +98,7 @@ class CompactAttention(nn.Module):
 
 
 class _Compact:
-    """Mixed in before a class of transformers: its layers take the sizes in
-    `config.compact_layers`."""
+    """A mixin for classes of transformers: layers get the sizes in `config.compact_layers`."""
 
     _supports_flash_attn = _supports_flex_attn = False
 
@@ -105,7 +107,7 @@ class _Compact:
         attention, attention_output, up, down = layer_paths(config.model_type)
         base: Any = self.base_model  # type: ignore[attr-defined]
         layers = base.transformer.layer if config.model_type == "distilbert" else base.encoder.layer
-        # A class with a head builds its encoder in the plain sizes first.
+        # A class with a head first builds its encoder in the original sizes.
         for layer, sizes in zip(layers, config.compact_layers, strict=True):
             layer.set_submodule(
                 attention, CompactAttention(config, sizes, attention_output is None)
@@ -116,13 +118,15 @@ class _Compact:
 
 
 class _LabelWords:
-    """Mixed in before a class with a masked-language-model head: keeps `config.label_words["ids"]`
-    of its vocabulary. `config.label_words["auto_class"]` selects the output: a class per text, read
-    at its first token; a class per token; or start and end of an answer."""
+    """A mixin for classes with a masked-language-model head: keeps only the label words' rows.
 
-    _tied_weights_keys: Any = (
-        None  # a decoder with a few of the vocabulary's rows cannot be tied to the embeddings
-    )
+    The words are `config.label_words["ids"]`. `config.label_words["auto_class"]` selects the
+    output: a class per text, read at its first token; a class per token; or the start and end of an
+    answer.
+    """
+
+    # A decoder with a few rows of the vocabulary cannot be tied to the embeddings.
+    _tied_weights_keys: Any = None
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
@@ -139,8 +143,10 @@ class _LabelWords:
 
 
 def vocabulary_of_head(model: Any) -> dict[str, nn.Parameter]:
-    """Name -> parameter outside the encoder with one row, column or number per word of the
-    vocabulary."""
+    """Return name -> parameter of the head's parameters over the vocabulary.
+
+    They are the parameters outside the encoder with one row, column or number per word.
+    """
     inside = set(model.base_model.modules())
     return {
         f"{path}.{name}": parameter
@@ -152,15 +158,17 @@ def vocabulary_of_head(model: Any) -> dict[str, nn.Parameter]:
 
 
 def _classifying(forward: Callable[..., Any]) -> Callable[..., outputs.ModelOutput]:
-    """Wrap the forward of a masked language model, keeping its signature, to give a classifier's
-    output."""
+    """Wrap a masked language model's forward so that it returns a classifier's output.
+
+    The wrapper keeps the signature.
+    """
 
     @functools.wraps(forward)
     def classify(
         self: Any, *args: Any, labels: Tensor | None = None, **kwargs: Any
     ) -> outputs.ModelOutput:
         if labels is not None:
-            raise TypeError(f"{type(self).__name__} computes no loss: call it without labels")
+            raise TypeError(f"{type(self).__name__} cannot compute a loss: call it without labels")
         output, auto_class = forward(self, *args, **kwargs), self.config.label_words["auto_class"]
         states = {"hidden_states": output.hidden_states, "attentions": output.attentions}
         if auto_class == "AutoModelForQuestionAnswering":
@@ -176,14 +184,16 @@ def _classifying(forward: Callable[..., Any]) -> Callable[..., outputs.ModelOutp
 
 
 def __getattr__(name: str) -> Any:
-    """Make `CompactX` or `LabelWordsX` from X, a class of transformers or of this file, on first
-    access."""
+    """Create `CompactX` or `LabelWordsX` from X on first access.
+
+    X is a class of transformers or of this file.
+    """
     for prefix, added in (("Compact", _Compact), ("LabelWords", _LabelWords)):
         rest = name.removeprefix(prefix)
         if rest == name:
             continue
         plain = getattr(transformers, rest, None) or __getattr__(rest)
-        # transformers would search the source of this module for its attention interface.
+        # Otherwise transformers would search this module's source for its attention interface.
         can_set = staticmethod(plain._can_set_attn_implementation)
         members: dict[str, Any] = {"__module__": __name__, "_can_set_attn_implementation": can_set}
         if added is _LabelWords:

@@ -1,12 +1,11 @@
-"""Masked language models as sequence-to-sequence models: kdcli writes this file next to the weights
-of such a model.
+"""Masked language models that generate text. kdcli writes this file next to the weights.
 
-It needs torch and transformers only. `UniLMBertForMaskedLM` is transformers' `BertForMaskedLM`,
-fine-tuned on `[CLS] source [SEP] target [SEP]` as in UniLM (https://arxiv.org/abs/1905.03197): a
-target token is predicted at a [MASK] that follows the earlier ones.
+It needs only torch and transformers. `UniLMBertForMaskedLM` is transformers' `BertForMaskedLM`,
+fine-tuned on `[CLS] source [SEP] target [SEP]` as in UniLM (https://arxiv.org/abs/1905.03197). A
+target token is predicted at a [MASK] that follows the earlier target tokens.
 
-    AutoModelForMaskedLM.from_pretrained(directory, trust_remote_code=True).generate(["a source",
-    "another"])
+    model = AutoModelForMaskedLM.from_pretrained(directory, trust_remote_code=True)
+    model.generate(["a source", "another"])
 """
 
 from __future__ import annotations
@@ -23,27 +22,32 @@ import transformers
 from torch import Tensor, nn
 from transformers.modeling_outputs import MaskedLMOutput
 
-ROWS_AT_ONCE = 32  # sources that `generate` decodes together
-# Name of the attention function that reads kept keys and values. Copies of this file are modules of
-# their own.
+ROWS_AT_ONCE = 32  # number of sources that `generate` decodes together
+# Name of the attention function that reads cached keys and values. It contains the module's name,
+# because each copy of this file is a separate module.
 REUSE = f"reuse_{__name__.replace('.', '_')}"
 
 
 def sequence_mask(sources_B: Tensor, real_BL: Tensor) -> Tensor:
-    """UniLM's attention [B, 1, L, L], True where a token may attend: source tokens see the source,
-    target tokens the source and the targets up to themselves. `sources_B`: tokens of each source;
-    the target follows it."""
+    """Return UniLM's attention mask [B, 1, L, L], True where a token may attend.
+
+    Source tokens see the source. Target tokens see the source, and the target up to themselves.
+    `sources_B` holds the number of tokens of each source; the target follows it.
+    """
     at_L = torch.arange(real_BL.shape[1], device=real_BL.device)
-    of_source_BL = at_L < sources_B[:, None]
-    allowed_BLL = of_source_BL[:, None, :] | (
-        ~of_source_BL[:, :, None] & (at_L[None, :] <= at_L[:, None])
+    is_source_BL = at_L < sources_B[:, None]
+    allowed_BLL = is_source_BL[:, None, :] | (
+        ~is_source_BL[:, :, None] & (at_L[None, :] <= at_L[:, None])
     )
     return (allowed_BLL & real_BL[:, None, :].bool())[:, None]
 
 
 def mask_argument(config: Any, mask: Tensor, *, interface: bool, dtype: torch.dtype) -> Any:
-    """A mask [B, 1, L, L] as an encoder takes it: one for each kind of layer where some attend in a
-    window; a bias where attention does not go through the interface of transformers."""
+    """Convert a mask [B, 1, L, L] to the form that an encoder takes.
+
+    If some layers attend within a window, the result has one mask per kind of layer. If attention
+    does not go through transformers' interface, it is a bias.
+    """
     if getattr(config, "layer_types", None):
         at = torch.arange(mask.shape[-1], device=mask.device)
         near = (at[:, None] - at[None, :]).abs() <= config.sliding_window
@@ -54,10 +58,13 @@ def mask_argument(config: Any, mask: Tensor, *, interface: bool, dtype: torch.dt
 
 
 class _Decoding:
-    """A batch while its targets are decoded. Shapes: S tokens of the padded sources [B, S]; R = B *
-    beams targets; G key heads. `reuse` keeps the keys and values of sources and targets; else each
-    step computes every token anew. The beams of a source share its keys, so nothing of a source is
-    copied when beams change places."""
+    """A batch while its targets are decoded.
+
+    With `reuse`, the keys and values of sources and targets are cached. Otherwise, each step
+    computes every token again. The beams of a source share its keys, so nothing of a source is
+    copied when beams change places. Shapes: S tokens of the padded sources [B, S], R = B * beams
+    targets, G key heads.
+    """
 
     is_compileable = False
 
@@ -66,8 +73,8 @@ class _Decoding:
         self.sources_B = real_BS.sum(1)
         self.typed = int(getattr(model.config, "type_vocab_size", 0) or 0) > 1
         self.accepted = inspect.signature(model.forward).parameters
-        self.of_source: list[tuple[Tensor, Tensor]] = []  # k and v of each layer, [B, G, S, K]
-        self.of_target: list[tuple[Tensor, Tensor]] = []  # the same, [R, G, tokens so far, K]
+        self.source_cache: list[tuple[Tensor, Tensor]] = []  # k, v of each layer, [B, G, S, K]
+        self.target_cache: list[tuple[Tensor, Tensor]] = []  # same, [R, G, tokens so far, K]
         self.layer = 0
         if reuse:
             self._attending(
@@ -75,17 +82,21 @@ class _Decoding:
             )
 
     def get_seq_length(self) -> int:
-        """For transformers, which slices inputs by it; `prepare_inputs_for_generation` slices them
-        here."""
+        """Return 0, so that transformers does not slice the inputs.
+
+        `prepare_inputs_for_generation` slices them instead.
+        """
         return 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Follow the beams: row i goes on from what row beam_idx[i] was."""
-        self.of_target = [(k[beam_idx], v[beam_idx]) for k, v in self.of_target]
+        """Follow the beams: row i continues from the previous row beam_idx[i]."""
+        self.target_cache = [(k[beam_idx], v[beam_idx]) for k, v in self.target_cache]
 
     def next_logits(self, forward: Callable[..., Any], target_RT: Tensor) -> Any:
-        """Logits [R, 1, V] of the token after `target_RT`, whose first column is the start
-        token."""
+        """Compute the logits [R, 1, V] of the token after `target_RT`.
+
+        The first column of `target_RT` is the start token.
+        """
         targets, steps = target_RT[:, 1:], target_RT.shape[1] - 1
         rows = len(target_RT) // len(self.ids_BS)
         start_R = self.sources_B.repeat_interleave(rows)
@@ -111,16 +122,16 @@ class _Decoding:
         )
         at_L = torch.arange(ids.shape[1], device=ids.device)
         mask = sequence_mask(start_R, at_L <= start_R[:, None] + steps)
-        # The padding after a row gets the padding token again, which some types read their
-        # positions from.
+        # The padding after a row becomes the padding token again, because some types derive their
+        # positions from it.
         interface, dtype = self.model.config.unilm["interface"], self.model.dtype
-        whole = {
+        mask_inputs = {
             "attention_mask": mask_argument(
                 self.model.config, mask, interface=interface, dtype=dtype
             )
         }
         with _only(self.model.base_model, start_R + steps):
-            return self._run(forward, ids, (at_L >= start_R[:, None]).long(), **whole).logits
+            return self._run(forward, ids, (at_L >= start_R[:, None]).long(), **mask_inputs).logits
 
     def _attending(self, run: Callable[..., Any], ids: Tensor, types: Tensor, **inputs: Any) -> Any:
         token, self.layer = _decoding.set(self), 0
@@ -135,26 +146,29 @@ class _Decoding:
         return run(input_ids=ids, **inputs)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
-        """Attention of one layer, [R, A, n, K]; without sources yet it reads them, [B, A, S, K].
-        `window`: of a local layer, the first distance that it does not see."""
+        """Compute one layer's attention, [R, A, n, K].
+
+        While the source cache has no entry for the layer, it reads the sources, [B, A, S, K].
+        `window` is the first distance that a local layer does not see.
+        """
         layer, self.layer = self.layer, self.layer + 1
         at_S = torch.arange(self.ids_BS.shape[1], device=q.device)
-        if layer == len(self.of_source):
-            self.of_source.append((k, v))
+        if layer == len(self.source_cache):
+            self.source_cache.append((k, v))
             mask = self.real_BS[:, None, None, :]
             if window is not None:
                 mask = mask & ((at_S[:, None] - at_S[None, :]).abs() < window)
             k, v = _repeated(q, k, v)
             return nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=scale)
-        if layer < len(self.of_target):
-            kept = self.of_target[layer]
+        if layer < len(self.target_cache):
+            kept = self.target_cache[layer]
             k, v = torch.cat([kept[0], k], 2), torch.cat([kept[1], v], 2)
         steps, new = k.shape[2] - 1, q.shape[2]
-        if layer == len(self.of_target):
-            self.of_target.append((k[:, :, :0], v[:, :, :0]))
-        # All but [MASK], whose keys change with its place.
-        self.of_target[layer] = k[:, :, :-1], v[:, :, :-1]
-        source_k, source_v = _repeated(q, *self.of_source[layer])
+        if layer == len(self.target_cache):
+            self.target_cache.append((k[:, :, :0], v[:, :, :0]))
+        # Cache all tokens except [MASK], whose keys change with its position.
+        self.target_cache[layer] = k[:, :, :-1], v[:, :, :-1]
+        source_k, source_v = _repeated(q, *self.source_cache[layer])
         k, v = _repeated(q, k, v)
         at_T = torch.arange(steps + 1, device=q.device)
         at_n = at_T[-new:]
@@ -172,16 +186,18 @@ class _Decoding:
             ],
             -1,
         )
-        # In at least float32, as transformers' own functions compute it.
+        # Use at least float32, as transformers' own functions do.
         weights = (
             (scores * scale).softmax(-1, torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
         )
-        of_source, of_target = weights[..., : len(at_S)], weights[..., len(at_S) :]
-        return self._by_row(self._by_source(of_source) @ source_v, new) + of_target @ v
+        to_source, to_target = weights[..., : len(at_S)], weights[..., len(at_S) :]
+        return self._by_row(self._by_source(to_source) @ source_v, new) + to_target @ v
 
     def _by_source(self, x: Tensor) -> Tensor:
-        """[B * beams, A, n, *] -> [B, A, beams * n, *]: the beams of a source read the same
-        keys."""
+        """Reshape [B * beams, A, n, *] to [B, A, beams * n, *].
+
+        The beams of a source read the same keys.
+        """
         return x.view(len(self.ids_BS), -1, *x.shape[1:]).transpose(1, 2).flatten(2, 3)
 
     def _by_row(self, x: Tensor, new: int) -> Tensor:
@@ -191,9 +207,9 @@ class _Decoding:
 _decoding: ContextVar[_Decoding] = ContextVar("kdcli_decoding")
 
 
-def _repeated(q: Tensor, *of_groups: Tensor) -> tuple[Tensor, ...]:
-    """Keys and values for each head of q, where several heads share one."""
-    return tuple(x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in of_groups)
+def _repeated(q: Tensor, *grouped: Tensor) -> tuple[Tensor, ...]:
+    """Repeat keys and values for each head of q, if several heads share one."""
+    return tuple(x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in grouped)
 
 
 def _attend_reusing(
@@ -205,13 +221,13 @@ def _attend_reusing(
     return context.transpose(1, 2).contiguous(), None
 
 
-# It has no function of masks: it masks by what it keeps.
+# There is no mask function, because the attention function computes its own mask.
 transformers.AttentionInterface.register(REUSE, _attend_reusing)
 
 
 @contextmanager
 def _only(encoder: nn.Module, at_R: Tensor) -> Any:
-    """Hand the head one token of each row: it computes a whole vocabulary for each."""
+    """Pass only one token of each row to the head, which computes a whole vocabulary per token."""
 
     def after(module: nn.Module, args: Any, output: Any) -> Any:
         states = output[0][torch.arange(len(at_R), device=at_R.device), at_R][:, None]
@@ -228,19 +244,22 @@ def _only(encoder: nn.Module, at_R: Tensor) -> Any:
 
 
 class _UniLM(transformers.GenerationMixin):  # type: ignore[misc]
-    """Mixed in before a masked language model. `config.unilm`: `mask_token_id`; `position_offset`,
-    the id of the first position; `interface`, False for a type whose keys cannot be kept.
-    `generation_config` holds lengths, beams and penalties; its end token begins a target too."""
+    """A mixin for masked language models that generate text.
+
+    `config.unilm` holds `mask_token_id`, `position_offset` (the id of the first position) and
+    `interface` (False for a model type whose keys cannot be cached). `generation_config` holds
+    lengths, beams and penalties. Its end token also begins a target.
+    """
 
     @classmethod
     def can_generate(cls) -> bool:
-        """True: transformers looks for its mixin among the direct bases only."""
+        """Return True, because transformers looks for its mixin among the direct bases only."""
         return True
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, past_key_values: _Decoding | None = None, **ignored: Any
     ) -> dict[str, Any]:
-        """Inputs of a step: the targets so far, and what is kept of them."""
+        """Return the inputs of a step: the targets so far, and their cache."""
         return {"input_ids": input_ids, "decoding": past_key_values}
 
     @torch.no_grad()
@@ -252,11 +271,17 @@ class _UniLM(transformers.GenerationMixin):  # type: ignore[misc]
         reuse: bool = True,
         **settings: Any,
     ) -> Any:
-        """Decode targets. `inputs`: texts or pairs of texts, which give texts; or ids of sources
-        with their special tokens, padded on the right, [B, S], which give ids of targets, [B, T],
-        padded after their end token. `reuse`: False computes every token anew in each step.
-        `settings`: as of transformers' `generate` (`num_beams`, `max_new_tokens` ...), over
-        `generation_config`. Raises ValueError: no texts, no position for the targets."""
+        """Decode targets.
+
+        `inputs` are texts or pairs of texts, for which texts are returned. Or they are ids of
+        sources with their special tokens, padded on the right, [B, S], for which ids of targets are
+        returned, [B, T], padded after their end token. `attention_mask` is [B, S], 1 at real
+        tokens, or None if every token is real. With `reuse=False`, each step computes every token
+        again. `settings` are arguments of transformers' `generate` (`num_beams`, `max_new_tokens`
+        ...), which take precedence over `generation_config`.
+
+        Raises ValueError if there are no texts, or if no positions are left for the source.
+        """
         if not isinstance(inputs, Tensor):
             return self._texts(inputs, reuse=reuse, **settings)
         model: Any = self
@@ -267,44 +292,51 @@ class _UniLM(transformers.GenerationMixin):  # type: ignore[misc]
                 model.set_attn_implementation(REUSE if reuse else "sdpa")
             decoding = _Decoding(model, inputs, real, reuse and interface)
             start = torch.full_like(inputs[:, :1], model.generation_config.eos_token_id)
-            found: Any = super().generate(start, past_key_values=decoding, **settings)
+            targets: Any = super().generate(start, past_key_values=decoding, **settings)
         finally:
             model.set_attn_implementation(before)
-        return found[:, 1:]
+        return targets[:, 1:]
 
     def _texts(self, texts: Sequence[Any], **settings: Any) -> list[str]:
         if isinstance(texts, str) or not len(texts):
-            raise ValueError("generate takes a list of texts, or of pairs of texts")
+            raise ValueError("generate expects a non-empty list of texts or of pairs of texts")
         model: Any = self
         tokenizer = transformers.AutoTokenizer.from_pretrained(model.name_or_path)
         longest = settings.get("max_new_tokens", model.generation_config.max_new_tokens)
         room = tokenizer.model_max_length - longest
         if room < 1:
             raise ValueError(
-                f"{longest} new tokens leave no room for a source in {tokenizer.model_max_length}"
+                f"max_new_tokens is {longest}, which leaves no room for a source: the model reads "
+                f"at most {tokenizer.model_max_length} tokens"
             )
         by_length = sorted(range(len(texts)), key=lambda i: len("".join(texts[i])))
-        found = [""] * len(texts)
+        results = [""] * len(texts)
         for begin in range(0, len(texts), ROWS_AT_ONCE):
             at = by_length[begin : begin + ROWS_AT_ONCE]
             columns = zip(
                 *((texts[i],) if isinstance(texts[i], str) else texts[i] for i in at), strict=True
             )
-            how: dict[str, Any] = {"truncation": True, "max_length": room, "padding": True}
             encoded = tokenizer(
-                *map(list, columns), padding_side="right", return_tensors="pt", **how
+                *map(list, columns),
+                truncation=True,
+                max_length=room,
+                padding=True,
+                padding_side="right",
+                return_tensors="pt",
             ).to(model.device)
             ids = self.generate(encoded["input_ids"], encoded["attention_mask"], **settings)
             for i, target in zip(
                 at, tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True
             ):
-                found[i] = target.strip()
-        return found
+                results[i] = target.strip()
+        return results
 
 
 def _decoding_too(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the forward of a masked language model, keeping its signature, to do a step of decoding
-    too."""
+    """Wrap a masked language model's forward so that it can also do a decoding step.
+
+    The wrapper keeps the signature.
+    """
 
     @functools.wraps(forward)
     def step(self: Any, *args: Any, decoding: _Decoding | None = None, **kwargs: Any) -> Any:
@@ -317,12 +349,12 @@ def _decoding_too(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def __getattr__(name: str) -> Any:
-    """Make `UniLMX` from X, a class of transformers, on first access."""
+    """Create `UniLMX` from X, a class of transformers, on first access."""
     rest = name.removeprefix("UniLM")
     if rest == name:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     plain = getattr(transformers, rest)
-    # transformers would search the source of this module for its attention interface.
+    # Otherwise transformers would search this module's source for its attention interface.
     can_set = staticmethod(plain._can_set_attn_implementation)
     members = {
         "__module__": __name__,

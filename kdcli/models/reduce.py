@@ -1,20 +1,23 @@
-"""Initialise a student from its teacher: copy layers; where a width shrinks, keep the best
-dimensions; then fit it.
+"""Initialise a student from its teacher.
 
-* residual stream (D): the principal components of the teacher's hidden states over a sample, one
-  basis for all layers;
-* q and k, and DeBERTa's position projections: within each head the largest |q row|·|k row|; v and
-  o: the largest |v row|·|o column|. With rotary embeddings or grouped key/value heads, evenly
-  spaced (pairs of) dimensions instead;
-* feed-forward units (F): the largest |up row|·|down column|, times |gate row| in a gated unit.
+The student gets copies of teacher layers. Where a width shrinks, it keeps the best dimensions:
 
-With another number of heads, a student head takes its dimensions from the teacher heads in the same
-place. A parameter without such a map keeps its random values.
+* Residual stream (D): the principal components of the teacher's hidden states over a sample, with
+  one basis for all layers.
+* q and k, and DeBERTa's position projections: within each head, the dimensions with the largest |q
+  row|·|k row|. v and o: those with the largest |v row|·|o column|. With rotary embeddings or
+  grouped key/value heads, evenly spaced dimensions (or pairs of dimensions) instead.
+* Feed-forward units (F): the units with the largest |up row|·|down column|, times |gate row| in a
+  gated unit.
 
-Then one pass of a sample of text fits the student, module by module in the order they run, since
-its inputs are not its teacher's once a layer or a dimension is gone. Each linear gets the weights
-(ridge regression about the copied ones) that give, from the student's own input, the teacher's
-output in the kept dimensions; each normalisation gets the gain and bias that do.
+If the number of heads differs, a student's head takes its dimensions from the teacher's heads at
+the same place. A parameter without such a map keeps its random values.
+
+Then the student is fitted in one pass over a sample of text, module by module in the order in which
+they run. This is necessary because a module's inputs differ from the teacher's once a layer or a
+dimension is gone. Each linear gets the weights that produce, from the student's own input, the
+teacher's output in the kept dimensions (ridge regression about the copied weights). Each
+normalisation gets the gain and bias that do the same.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -31,20 +34,22 @@ from kdcli.models.layout import Layout, Rows, linears
 from kdcli.types import Batch, Examples
 
 Maps = dict[int, Tensor]
-"""Dimension of a tensor -> indices into the teacher's, [N], or a basis of the teacher's, [D, N]."""
-RIDGE = 1e-2  # Of the mean squared input
-SAMPLE = 8192  # Tokens: more than the inputs of the widest linear
+"""Maps a tensor's dimension to indices into the teacher's, [N], or to a basis of it, [D, N]."""
+RIDGE = 1e-2  # relative to the mean squared input
+SAMPLE = 8192  # number of tokens: more than the inputs of the widest linear
 
 
 def sample_of(text: Examples | None, config: Any, longest: int | None) -> Batch:
-    """Rows of text, evenly spaced and cut, with about `SAMPLE` tokens; random tokens for want of
-    text. `longest`: tokens that a model takes."""
+    """Return evenly spaced rows of text, truncated, with about `SAMPLE` tokens.
+
+    Without text, the tokens are random. `longest` is the model's maximum number of tokens.
+    """
     rows, width = 64, min(128, longest or 128)
     if text is None:
         ids_BL = torch.randint(
             int(config.vocab_size), (rows, width), generator=torch.Generator().manual_seed(0)
         )
-        # Some types count their positions by what is not padding.
+        # Some model types number only the positions that are not padding.
         ids_BL[ids_BL == config.pad_token_id] = (config.pad_token_id or 0) + 1
         return {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
 
@@ -70,10 +75,14 @@ def copy_reduced(
     *,
     fit: bool,
 ) -> tuple[list[str], Tensor | None]:
-    """Fill the parameters of a student of the same type in place; returns the names of those that
-    could not be filled, and the basis [D, N] of the teacher's residual stream that the student has,
-    None if it has all of it. `chosen` is the teacher layer (1 ... N) for each student layer; `fit`:
-    to the teacher's outputs for the sample."""
+    """Fill the parameters of a student of the teacher's type in place.
+
+    * `chosen`: the teacher layer (1 ... N) for each student layer.
+    * `fit`: also fit the student to the teacher's outputs for the sample.
+
+    Returns the names of the parameters that could not be filled, and the basis [D, N] of the
+    teacher's residual stream that the student keeps, or None if it keeps the whole stream.
+    """
     maps: dict[int, Maps] = {}
     for n, layer in zip(chosen, layout.modules(student), strict=True):
         maps |= _layer_maps(
@@ -92,19 +101,18 @@ def copy_reduced(
 
     source = dict(teacher.named_parameters())
     parameters = [(n, p, source.get(origin(n))) for n, p in student.named_parameters()]
-    left = _fill(parameters, basis_DN, maps)
+    unfilled = _fill(parameters, basis_DN, maps)
     if fit:
         _refit(teacher, student, origin, basis_DN, maps, sample)
     teacher.train(training)
-    return left, basis_DN
+    return unfilled, basis_DN
 
 
 @torch.no_grad()
 def copy_head(
     teacher: PreTrainedModel, student: PreTrainedModel, basis_DN: Tensor | None
 ) -> list[str]:
-    """Fill the head of a student of the same class; returns the names of parameters that could not
-    be filled."""
+    """Fill the head of a student of the same class, and return the names it could not fill."""
     source = dict(teacher.named_parameters(remove_duplicate=False))
     # A matrix that is tied to the embeddings belongs to the encoder.
     encoder = {id(p) for p in student.base_model.parameters()}
@@ -116,8 +124,10 @@ def copy_head(
 
 
 def _principal(teacher: PreTrainedModel, layout: Layout, sample: Batch, narrow: int) -> Tensor:
-    """The principal components of the hidden states of all layers, [D, N] float64; each layer
-    counts alike."""
+    """Return the principal components of the hidden states, [D, N] float64.
+
+    Every layer has the same weight.
+    """
     moments_DD: list[Tensor] = []
 
     def add(x_BLD: Tensor) -> None:
@@ -143,10 +153,10 @@ def _principal(teacher: PreTrainedModel, layout: Layout, sample: Batch, narrow: 
 
 
 def components(moment_DD: Tensor, count: int) -> Tensor:
-    """The eigenvectors of largest eigenvalue, [D, count]."""
+    """Return the eigenvectors with the largest eigenvalues, [D, count]."""
     basis_DN: Tensor = torch.linalg.eigh(moment_DD).eigenvectors[:, -count:].flip(1)
-    # Of the two signs of a component the one whose largest entry is positive, whatever the
-    # processor.
+    # A component's sign is arbitrary. Make its largest entry positive, so that the result does not
+    # depend on the processor.
     signs_1N: Tensor = basis_DN.gather(0, basis_DN.abs().argmax(0, keepdim=True)).sign()
     return basis_DN * signs_1N
 
@@ -156,9 +166,9 @@ def _fill(
     basis_DN: Tensor | None,
     maps: Mapping[int, Maps],
 ) -> list[str]:
-    """Fill the student's (name, parameter, teacher's tensor); returns the names of those that could
-    not be filled."""
-    left = []
+    """Fill the student's (name, parameter, teacher's tensor), and return the names it could not
+    fill."""
+    unfilled = []
     for name, parameter, origin in parameters:
         part = (
             None
@@ -169,21 +179,21 @@ def _fill(
             parameter.copy_(part)
         elif parameter.requires_grad:
             # A fixed table (RoFormer's sinusoids) already fits the student's shape.
-            left.append(name)
-    return left
+            unfilled.append(name)
+    return unfilled
 
 
 def _part(
-    name: str, origin: Tensor, target: Tensor, basis_DN: Tensor | None, own: Maps
+    name: str, origin: Tensor, target: Tensor, basis_DN: Tensor | None, maps: Maps
 ) -> Tensor | None:
-    """The student's part of a teacher's tensor; None if a dimension has no map."""
+    """Return the student's part of a teacher's tensor, or None if a dimension has no map."""
     part = origin.detach()
     if part.dim() != target.dim():
         return None
-    # The diagonal of a gain, or of a convolution by channels, in another basis.
+    # A gain or a depthwise convolution is a diagonal matrix; this is its diagonal in another basis.
     gain = name.endswith("weight") and (part.dim() == 1 or (part.dim() == 3 and part.shape[1] == 1))
     for dim, (size, narrow) in enumerate(zip(origin.shape, target.shape, strict=True)):
-        kept = own.get(dim)
+        kept = maps.get(dim)
         if kept is None and size == narrow:
             continue
         if kept is None and basis_DN is not None and (size, narrow) == basis_DN.shape:
@@ -195,7 +205,7 @@ def _part(
 
 
 def reduced(x: Tensor, kept: Tensor | None, dim: int = -1) -> Tensor:
-    """A tensor with a dimension mapped to the student's."""
+    """Map a dimension of a tensor to the student's."""
     if kept is None:
         return x
     kept = kept.to(x.device)
@@ -216,12 +226,12 @@ def _refit(
     theirs, shape = dict(teacher.named_modules()), sample["input_ids"].shape
     targets: dict[nn.Module, Tensor] = {}
 
-    def record(own: nn.Module, kept: Tensor | None) -> Callable[..., None]:
+    def record(student_module: nn.Module, kept: Tensor | None) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            # Not a pooler, nor what is computed once for all rows (DeBERTa's projections of
-            # positions).
+            # Skip poolers, and tensors that are computed once for all rows (DeBERTa's position
+            # projections).
             if isinstance(output, Tensor) and output.dim() == 3 and output.shape[:2] == shape:
-                targets[own] = reduced(real_tokens(output, sample), kept).float()
+                targets[student_module] = reduced(real_tokens(output, sample), kept).float()
 
         return hook
 
@@ -240,18 +250,20 @@ def _refit(
 
     with ExitStack() as recording, ExitStack() as fitting:
         for name, module in student.named_modules():
-            weight, of_teacher = getattr(module, "weight", None), theirs.get(origin(name))
-            if of_teacher is None or not isinstance(weight, Tensor):
+            weight, teacher_module = getattr(module, "weight", None), theirs.get(origin(name))
+            if teacher_module is None or not isinstance(weight, Tensor):
                 continue
             if isinstance(module, nn.Linear) or weight.dim() == 1:
                 kept = maps.get(id(weight), {}).get(0)
                 if (
                     kept is None
                     and basis_DN is not None
-                    and of_teacher.weight.shape[0] == len(basis_DN) > len(weight)
+                    and teacher_module.weight.shape[0] == len(basis_DN) > len(weight)
                 ):
                     kept = basis_DN
-                recording.callback(of_teacher.register_forward_hook(record(module, kept)).remove)
+                recording.callback(
+                    teacher_module.register_forward_hook(record(module, kept)).remove
+                )
                 fitting.callback(module.register_forward_hook(fit).remove)
         student.eval()
         _run(teacher, sample)
@@ -265,12 +277,12 @@ def _run(model: PreTrainedModel, sample: Batch) -> None:
 
 
 def real_tokens(x_BLD: Tensor, sample: Batch) -> Tensor:
-    """States of the tokens that are no padding, [R, D] float64."""
+    """Return the states of all tokens that are not padding, [R, D] float64."""
     return x_BLD.cpu()[sample["attention_mask"].bool()].double()
 
 
 def fit_linear(linear: nn.Linear, x_RI: Tensor, target_RO: Tensor) -> None:
-    """Ridge regression about the weights and bias that a linear has."""
+    """Fit a linear by ridge regression about its current weights and bias."""
     weight_OI = linear.weight.double()
     if linear.bias is not None:
         x_RI = torch.cat([x_RI, torch.ones_like(x_RI[:, :1])], 1)
@@ -285,7 +297,10 @@ def fit_linear(linear: nn.Linear, x_RI: Tensor, target_RO: Tensor) -> None:
 
 
 def _fit_norm(norm: Any, y_RN: Tensor, target_RN: Tensor) -> None:
-    """Least squares of gain and bias, given the output under those that a normalisation has."""
+    """Fit a normalisation's gain and bias by least squares.
+
+    `y_RN` is its output with the current gain and bias.
+    """
     bias_N = getattr(norm, "bias", None)
     y_N, t_N = (
         (torch.zeros(()), torch.zeros(())) if bias_N is None else (y_RN.mean(0), target_RN.mean(0))
@@ -299,18 +314,19 @@ def _fit_norm(norm: Any, y_RN: Tensor, target_RN: Tensor) -> None:
 
 
 def _layer_maps(
-    layout: Layout, of_teacher: Any, of_student: Any, teacher: nn.Module, student: nn.Module
+    layout: Layout, teacher_config: Any, student_config: Any, teacher: nn.Module, student: nn.Module
 ) -> dict[int, Maps]:
-    """Maps of one layer besides the residual one: id of a student's parameter -> maps."""
+    """Return the maps of one layer, apart from the residual stream: id of a student parameter ->
+    maps."""
     big, small = linears(layout, teacher), linears(layout, student)
     maps: dict[int, Maps] = {}
-    heads, narrow_heads = of_teacher.num_attention_heads, of_student.num_attention_heads
+    heads, narrow_heads = teacher_config.num_attention_heads, student_config.num_attention_heads
     width, narrow = (
         each["Q"][0][0].out_features // (3 if layout.fused else 1) for each in (big, small)
     )
     output, down = small["O"][0][0], small["D"][0][0]
     if (width, heads) != (narrow, narrow_heads):
-        q, k, v, o = _head_maps(layout, of_teacher, of_student, big, width, narrow)
+        q, k, v, o = _head_maps(layout, teacher_config, student_config, big, width, narrow)
         if layout.fused:
             rows_EN = torch.zeros(3 * width, 3 * narrow, dtype=torch.float64)
             for letter, kept in zip("QKV", (q, k, v), strict=True):
@@ -331,7 +347,7 @@ def _layer_maps(
         if output.in_features == narrow:
             maps.setdefault(id(output.weight), {})[1] = o
     units, narrow_units = big["D"][0][0].in_features, down.in_features
-    # A student may have wider feed-forward blocks than its teacher; those stay random.
+    # A student may have wider feed-forward blocks than its teacher. Those stay random.
     if narrow_units < units:
         gains_UF = torch.cat([_weight(*pair) for pair in big["U"]]).norm(dim=1).view(-1, units)
         score_F = gains_UF.prod(0) * _weight(*big["D"][0]).norm(dim=0)
@@ -344,19 +360,24 @@ def _layer_maps(
 
 
 def _head_maps(
-    layout: Layout, of_teacher: Any, of_student: Any, big: dict[str, Any], width: int, narrow: int
+    layout: Layout,
+    teacher_config: Any,
+    student_config: Any,
+    big: dict[str, Any],
+    width: int,
+    narrow: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Bases of q, k and v (rows) and of o (columns), [E, N] float64."""
-    heads, narrow_heads = of_teacher.num_attention_heads, of_student.num_attention_heads
-    groups = getattr(of_teacher, "num_key_value_heads", None) or heads
-    narrow_groups = getattr(of_student, "num_key_value_heads", None) or narrow_heads
+    """Return bases for the rows of q, k and v and for the columns of o, [E, N] float64."""
+    heads, narrow_heads = teacher_config.num_attention_heads, student_config.num_attention_heads
+    groups = getattr(teacher_config, "num_key_value_heads", None) or heads
+    narrow_groups = getattr(student_config, "num_key_value_heads", None) or narrow_heads
     if layout.rotary or groups != heads:
         each, narrow_each = width // heads, narrow // narrow_heads
         q = _even_in_heads(heads, each, narrow_heads, narrow_each, layout.rotary)
         k = _even_in_heads(groups, each, narrow_groups, narrow_each, layout.rotary)
         return q, k, k, q
     q_ED, k_ED, v_ED = (_weight(*big[letter][0]) for letter in "QKV")
-    # ConvBERT's output projection also reads a convolution, behind the heads.
+    # ConvBERT's output projection also reads a convolution, whose inputs come after the heads.
     o_ED = _weight(*big["O"][0]).T[:width]
     qk_EN, vo_EN = (
         _best_in_heads(q_ED, k_ED, narrow, narrow_heads),
@@ -366,10 +387,13 @@ def _head_maps(
 
 
 def _best_in_heads(one_ED: Tensor, other_ED: Tensor, narrow: int, narrow_heads: int) -> Tensor:
-    """For each student head the principal components of its span of the teacher's width, a head if
-    the counts agree, under two matrices that count alike."""
-    # Spans differ by one if the heads do not divide the width; none is shorter than a student's
-    # head.
+    """Return the principal components, under two matrices, of each student head's span.
+
+    A span is a part of the teacher's width: one head if teacher and student have the same number of
+    heads. Both matrices have the same weight.
+    """
+    # Spans differ by one if the number of heads does not divide the width. No span is shorter than
+    # a student's head.
     each, bounds = (
         narrow // narrow_heads,
         [a * len(one_ED) // narrow_heads for a in range(narrow_heads + 1)],
@@ -387,8 +411,10 @@ def _best_in_heads(one_ED: Tensor, other_ED: Tensor, narrow: int, narrow_heads: 
 def _even_in_heads(
     heads: int, each: int, narrow_heads: int, narrow_each: int, rotary: str | None
 ) -> Tensor:
-    """Evenly spaced dimensions, the same in every head; rotary pairs stay together, at the nearest
-    frequencies."""
+    """Return evenly spaced dimensions, the same in every head.
+
+    Rotary pairs stay together, at the nearest frequencies.
+    """
     if rotary is None or each % 2 or narrow_each % 2:
         inside = _spread(each, narrow_each)
     else:
@@ -404,7 +430,7 @@ def _even_in_heads(
 
 
 def _spread(size: int, count: int) -> Tensor:
-    """`count` evenly spaced numbers below `size`."""
+    """Return `count` evenly spaced integers below `size`."""
     return torch.arange(count) * size // count
 
 

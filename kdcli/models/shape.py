@@ -1,5 +1,8 @@
-"""From a teacher and `6x384` to a student: shape grammar, configuration, initial weights
-(`kdcli.models.reduce`)."""
+"""Make a student from a teacher and a shape such as `6x384`.
+
+This module parses shapes, and derives the student's configuration and initial weights
+(`kdcli.models.reduce`).
+"""
 
 import copy
 import re
@@ -16,14 +19,17 @@ from kdcli.models.reduce import copy_reduced, sample_of
 from kdcli.types import Examples, ModelShape
 
 GRAMMAR = re.compile(r"(\d{1,6})x(\d{1,6})(?::(\d{1,6}))?(?:@(\d{1,6}))?", re.ASCII)
-# A mistyped shape, and no model's name: `6y384`, `6 x 384`, `6X384`, `6x384@`.
+# Matches a mistyped shape that cannot be a model's name: `6y384`, `6 x 384`, `6X384`, `6x384@`.
 SLIP = re.compile(r"\d+\s*[A-Za-z*×]\s*\d+([:@].*)?")
 
 
 @dataclass(frozen=True)
 class InitializedStudent:
-    """A student, notes on its initialisation, and its basis of the teacher's residual stream
-    (`models.reduce`)."""
+    """A student, notes on its initialisation, and its basis of the teacher's residual stream.
+
+    `basis_DN` is the basis that `kdcli.models.reduce` chose, or None if the student keeps the whole
+    stream.
+    """
 
     model: PreTrainedModel
     notes: list[str]
@@ -31,8 +37,11 @@ class InitializedStudent:
 
 
 def is_shape(source: str) -> bool:
-    """Whether a model is given as a shape (`6x384`, `4x312:1200@12`), not as a directory
-    (`./6x384`) or hub id. Raises UsageError: a mistyped shape."""
+    """Return whether a model is given as a shape (`6x384`, `4x312:1200@12`).
+
+    A directory (`./6x384`) and a hub id are not shapes. Raises UsageError if it is a mistyped
+    shape.
+    """
     well_formed = GRAMMAR.fullmatch(source.strip()) is not None
     if not well_formed and SLIP.fullmatch(source.strip()):
         raise _no_shape(source)
@@ -45,14 +54,16 @@ def _no_shape(text: str) -> UsageError:
 
 
 def shape_of(config: Any) -> ModelShape:
-    """The shape of a model, from its configuration."""
+    """Return the shape of a model, given its configuration."""
     ffn = getattr(config, layout_for(config).ffn)
     return ModelShape(config.num_hidden_layers, config.hidden_size, ffn, config.num_attention_heads)
 
 
 def positions_of(config: Any) -> int | None:
-    """Length of a model's table of positions in tokens; None if it has none or uses distances
-    only."""
+    """Return the length of a model's position table in tokens.
+
+    Returns None if it has no table or uses only distances.
+    """
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None or positions < 1 or layout_for(config).rotary:
         return None
@@ -60,9 +71,12 @@ def positions_of(config: Any) -> int | None:
 
 
 def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
-    """Read `LxH[:FFN][@HEADS]`; FFN defaults to the teacher's ratio to its width, heads to the
-    teacher's. Raises UsageError: malformed, zero, heads that do not divide the width, or deeper or
-    wider than the teacher."""
+    """Parse `LxH[:FFN][@HEADS]`.
+
+    FFN defaults to the teacher's ratio of FFN to width, and HEADS to the teacher's heads. Raises
+    UsageError if the text is malformed, if a number is zero, if the heads do not divide the width,
+    or if the student is deeper or wider than the teacher.
+    """
     if not (match := GRAMMAR.fullmatch(text.strip())):
         raise _no_shape(text)
     layers, hidden = int(match[1]), int(match[2])
@@ -100,22 +114,22 @@ def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
 
 
 def student_config(teacher: Any, shape: ModelShape, layers: list[int] | None = None) -> Any:
-    """The teacher's configuration with the student's sizes; `layers` as in `build_student`. Raises
-    UsageError: heads of an odd width under rotary embeddings, or that do not divide MobileBERT's
-    fixed width."""
+    """Return the teacher's configuration with the student's sizes.
+
+    `layers` has the same meaning as in `build_student`. Raises UsageError if a head has an odd
+    width under rotary embeddings, or if the heads do not divide MobileBERT's fixed width.
+    """
     inner = getattr(teacher, "true_hidden_size", shape.hidden)
     if inner % shape.heads:
         raise UsageError(
             f"student {shape}: {teacher.model_type} attends in a width of {inner}, which "
-            f"{shape.heads} heads do not "
-            "divide",
+            f"{shape.heads} heads do not divide",
             f"write {shape.layers}x{shape.hidden}@{teacher.num_attention_heads}",
         )
     if layout_for(teacher).rotary and shape.hidden // shape.heads % 2:
         raise UsageError(
-            f"student {shape}: {teacher.model_type} turns pairs of dimensions (rotary positions), "
-            "so a head cannot be "
-            f"{shape.hidden // shape.heads} wide",
+            f"student {shape}: {teacher.model_type} rotates pairs of dimensions (rotary "
+            f"positions), so a head cannot have the odd width {shape.hidden // shape.heads}",
             f"choose a width that is a multiple of {2 * shape.heads}, or another number of heads",
         )
     config = copy.deepcopy(teacher)
@@ -129,13 +143,13 @@ def student_config(teacher: Any, shape: ModelShape, layers: list[int] | None = N
         if getattr(teacher, name, None) == teacher.hidden_size:
             setattr(config, name, shape.hidden)
     if (key_heads := getattr(teacher, "num_key_value_heads", None)) is not None:
-        # The teacher's ratio of query to key heads, or the next lower one that divides.
-        most = max(1, shape.heads * key_heads // teacher.num_attention_heads)
-        config.num_key_value_heads = max(g for g in range(1, most + 1) if shape.heads % g == 0)
+        # Use the teacher's ratio of query heads to key heads, or the next lower one that divides.
+        limit = max(1, shape.heads * key_heads // teacher.num_attention_heads)
+        config.num_key_value_heads = max(g for g in range(1, limit + 1) if shape.heads % g == 0)
     if getattr(teacher, "head_dim", None) is not None:
         config.head_dim = shape.hidden // shape.heads
     if getattr(teacher, "layer_types", None) is not None:
-        # Each layer keeps the attention kind of the teacher layer that it is copied from.
+        # Each layer keeps the attention kind of the teacher layer from which it is copied.
         chosen = layers or evenly_spaced_layers(teacher.num_hidden_layers, shape.layers)
         config.layer_types = [teacher.layer_types[n - 1] for n in chosen]
     return config
@@ -151,13 +165,20 @@ def build_student(
     text: Examples | None = None,
     seed: int = 0,
 ) -> InitializedStudent:
-    """Make a student of a shape from a base encoder. `init`: `teacher` copies weights and fits them
-    to the teacher's outputs (`kdcli.models.reduce`), `copied` does not fit them, `random` draws
-    them as the model type does, from `seed`. `layers`: teacher layers 1 ... N to copy, one per
-    student layer; None for evenly spaced ones with the last. `dropout`: rate of every dropout in
-    memory; the saved configuration keeps the teacher's. `text`: what to fit to; without it nothing
-    is fitted. Raises UsageError: `layers` has the wrong count or names a layer that the teacher
-    lacks; see `student_config`."""
+    """Build a student of a shape from a base encoder.
+
+    * `init`: `teacher` copies weights and fits them to the teacher's outputs
+      (`kdcli.models.reduce`). `copied` does not fit them. `random` draws them from `seed`, as the
+      model type does.
+    * `layers`: the teacher layers 1 ... N to copy, one per student layer. None selects evenly
+      spaced layers, including the last one.
+    * `dropout`: the rate of every dropout in memory. The saved configuration keeps the teacher's
+      rates.
+    * `text`: the text to fit on. Without it, nothing is fitted.
+
+    Raises UsageError as `student_config` does, or if `layers` has the wrong length or names a layer
+    that the teacher lacks.
+    """
     source = shape_of(teacher.config)
     chosen = layers or evenly_spaced_layers(source.layers, shape.layers)
     if len(chosen) != shape.layers or not all(1 <= n <= source.layers for n in chosen):
@@ -170,7 +191,7 @@ def build_student(
         set_dropout(student, dropout)
     if init == "random":
         return InitializedStudent(student, ["initialised at random"])
-    # The layers of a shared one would each fit the same weights.
+    # The student's layers that share one module would each fit the same weights.
     fit = (
         init == "teacher"
         and text is not None
@@ -178,27 +199,30 @@ def build_student(
         and not layout_for(teacher.config).shared
     )
     sample = sample_of(text, teacher.config, positions_of(teacher.config))
-    left, basis_DN = copy_reduced(
+    unfilled, basis_DN = copy_reduced(
         teacher, student, layout_for(teacher.config), chosen, sample, fit=fit
     )
     notes = [f"initialised from teacher layers {', '.join(map(str, chosen))}"]
     if shape.hidden < source.hidden:
         notes[0] += f", width {source.hidden} reduced to {shape.hidden}"
     notes[0] += ", fitted to its outputs" if fit else ""
-    if left:
+    if unfilled:
         notes.append(
-            f"{len(left)} tensors have no counterpart and start at random, for example {left[0]}"
+            f"{len(unfilled)} tensors have no counterpart and start at random, for example "
+            f"{unfilled[0]}"
         )
     return InitializedStudent(student, notes, basis_DN)
 
 
-def evenly_spaced_layers(of_teacher: int, of_student: int) -> list[int]:
-    """The teacher layer for each student layer: evenly spaced, the last one included."""
-    return [max(1, round(m * of_teacher / of_student)) for m in range(1, of_student + 1)]
+def evenly_spaced_layers(teacher_layers: int, student_layers: int) -> list[int]:
+    """Return the teacher layer for each student layer: evenly spaced, including the last one."""
+    return [
+        max(1, round(m * teacher_layers / student_layers)) for m in range(1, student_layers + 1)
+    ]
 
 
 def set_dropout(model: nn.Module, rate: float) -> None:
-    """Set every dropout rate of a model in memory, not in its configuration."""
+    """Set every dropout rate of a model in memory, but not in its configuration."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = rate

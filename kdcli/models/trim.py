@@ -1,16 +1,16 @@
-"""A vocabulary cut to the tokens that texts need: the tokenizer of a model, and the rows of its
-tables.
+"""Cut a vocabulary to the tokens that a set of texts needs.
 
-A text whose tokens are all kept is segmented as before:
+Both the tokenizer and the rows of the model's tables are cut. A text whose tokens are all kept is
+segmented as before:
 
-* WordPiece takes the longest token that fits: among fewer tokens the longest is still there.
-* Unigram takes the likeliest path: among fewer paths it is still the likeliest. The least likely
-  token stays, because the score of an unknown character is made from it.
-* BPE merges the pair of the lowest rank. A token is kept with every token on the way to it; as no
-  merge crosses the borders of the final tokens, each step finds the same pair.
+* WordPiece takes the longest token that fits. With fewer tokens, the longest one is still there.
+* Unigram takes the likeliest path. With fewer paths, it is still the likeliest. The least likely
+  token stays, because the score of an unknown character is derived from it.
+* BPE merges the pair with the lowest rank. A token is kept with every token that is merged on the
+  way to it. No merge crosses the borders of the final tokens, so each step finds the same pair.
 
-Special tokens and single characters or bytes always stay, so other text becomes smaller pieces, not
-unknown ones.
+Special tokens and single characters or bytes always stay, so other text is split into smaller
+pieces instead of unknown ones.
 """
 
 import copy
@@ -32,34 +32,42 @@ from kdcli.models.load import load_tokenizer, save_tokenizer
 
 KINDS = ("WordPiece", "BPE", "Unigram", "WordLevel")
 FILE = "tokenizer.json"
-OF_TOKENS = "_token_id"  # ending of the keys of a configuration that hold a token
+ID_ENDING = "_token_id"  # ending of the configuration keys that hold a token
 
 Array = np.ndarray[Any, Any]
 
 
 def check_trimmable(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
-    """Raise a `UsageError` for a tokenizer whose segmentation cannot be kept."""
+    """Check that cutting a tokenizer's vocabulary keeps its segmentation.
+
+    Raises UsageError if it does not.
+    """
     if not tokenizer.is_fast:
         message = f"the tokenizer of {source} is {type(tokenizer).__name__}, which has no {FILE}"
-        raise UsageError(message, "a vocabulary is cut in a fast tokenizer")
+        raise UsageError(message, "only a fast tokenizer's vocabulary can be cut")
     model = _description(tokenizer)["model"]
     if model["type"] not in KINDS:
         raise UsageError(
-            f"the tokenizer of {source} is of kind {model['type']}", f"known: {', '.join(KINDS)}"
+            f"the tokenizer of {source} is of kind {model['type']}, which cannot be cut",
+            f"supported: {', '.join(KINDS)}",
         )
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model["type"] == "BPE" and model.get(name):
             raise UsageError(
-                f"the BPE of {source} has {name}={model[name]!r}, with which no vocabulary is cut"
+                f"the BPE tokenizer of {source} has {name}={model[name]!r}, so its vocabulary "
+                "cannot be cut"
             )
 
 
 def needed_by(tokenizer: PreTrainedTokenizerBase) -> Callable[[Iterable[int]], Array]:
-    """A function from ids to those to keep so that texts of these are segmented as before, sorted:
-    these, what BPE makes them of, added and special tokens, single characters and bytes."""
-    whole = _description(tokenizer)
-    model, number = whole["model"], tokenizer.get_vocab()
-    always = {added["id"] for added in whole["added_tokens"]} | set(tokenizer.all_special_ids)
+    """Return a function from token ids to the sorted ids that must be kept with them.
+
+    Texts of these tokens are then segmented as before. The function adds the tokens that BPE merges
+    into them, added and special tokens, and single characters and bytes.
+    """
+    description = _description(tokenizer)
+    model, number = description["model"], tokenizer.get_vocab()
+    always = {added["id"] for added in description["added_tokens"]} | set(tokenizer.all_special_ids)
     prefix = model.get("continuing_subword_prefix") or ""
     always |= {
         n for token, n in number.items() if len(token.removeprefix(prefix)) == 1 or _is_byte(token)
@@ -84,9 +92,13 @@ def needed_by(tokenizer: PreTrainedTokenizerBase) -> Callable[[Iterable[int]], A
 
 
 def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Array) -> PreTrainedTokenizerBase:
-    """The tokenizer of some of the tokens, numbered in the order of `kept`, ids of `needed_by`."""
-    whole, place = _description(tokenizer), {int(old): new for new, old in enumerate(kept)}
-    model = whole["model"]
+    """Return a tokenizer that has only the tokens `kept`, numbered in that order.
+
+    `kept` holds ids that `needed_by` returned. Raises UsageError if the tokenizer's class does not
+    keep its tokens in tokenizer.json.
+    """
+    description, place = _description(tokenizer), {int(old): new for new, old in enumerate(kept)}
+    model = description["model"]
     if model["type"] == "Unigram":
         model["vocab"] = [row for old, row in enumerate(model["vocab"]) if old in place]
         model["unk_id"] = None if model["unk_id"] is None else place[model["unk_id"]]
@@ -95,26 +107,26 @@ def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Array) -> PreTrained
             token: place[old] for token, old in model["vocab"].items() if old in place
         }
     if model["type"] == "BPE":
-        there = model["vocab"]
+        vocab = model["vocab"]
         model["merges"] = [
-            [a, b] for a, b in _merges(model) if a in there and b in there and a + b in there
+            [a, b] for a, b in _merges(model) if a in vocab and b in vocab and a + b in vocab
         ]
-    for added in whole["added_tokens"]:
+    for added in description["added_tokens"]:
         added["id"] = place[added["id"]]
-    if whole.get("padding"):
-        whole["padding"]["pad_id"] = place[whole["padding"]["pad_id"]]
-    _renumber(whole.get("post_processor"), place)
+    if description.get("padding"):
+        description["padding"]["pad_id"] = place[description["padding"]["pad_id"]]
+    _renumber(description.get("post_processor"), place)
     with tempfile.TemporaryDirectory() as folder:
         save_tokenizer(tokenizer, Path(folder))
         settings = json.loads((Path(folder) / "tokenizer_config.json").read_text("utf-8"))
-        # Lists of tokens in other files would be read next to this one.
+        # Other files may list tokens, which would be read in addition to this file.
         for file in Path(folder).iterdir():
             file.unlink()
         settings.pop("added_tokens_decoder", None)
         (Path(folder) / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
-        (Path(folder) / FILE).write_text(json.dumps(whole, ensure_ascii=False), "utf-8")
+        (Path(folder) / FILE).write_text(json.dumps(description, ensure_ascii=False), "utf-8")
         cut = load_tokenizer(folder)
-    # Some classes build a Unigram model of their own, in which the unknown token has a fixed place.
+    # Some classes build their own Unigram model, in which the unknown token has a fixed place.
     same_unknown = _description(cut)["model"].get("unk_id") == model.get("unk_id")
     if not same_unknown or cut.convert_ids_to_tokens(
         range(len(kept))
@@ -127,14 +139,16 @@ def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Array) -> PreTrained
 
 
 def cut_model(model: PreTrainedModel, kept: Array) -> PreTrainedModel:
-    """A model with the rows `kept` of its tables of tokens, heads over the vocabulary included, and
-    everything else shared. `kept` holds those of `named_in`. Raises UsageError: its table has no
-    row for one of the tokens."""
+    """Return a model with only the rows `kept` of its token tables and vocabulary heads.
+
+    All other tensors are shared. `kept` must include the tokens of `named_in`. Raises UsageError if
+    the table has no row for a token.
+    """
     rows = int(model.config.vocab_size)
     if kept[-1] >= rows:
         raise UsageError(
-            f"the tokenizer has token {kept[-1]}, the model has rows for {rows:,}",
-            "are they a pair?",
+            f"the tokenizer has token {kept[-1]}, but the model has rows for {rows:,} tokens only",
+            "use the tokenizer that belongs to the model",
         )
     place, config = {int(old): new for new, old in enumerate(kept)}, copy.deepcopy(model.config)
     config.vocab_size = len(kept)
@@ -163,31 +177,33 @@ def cut_model(model: PreTrainedModel, kept: Array) -> PreTrainedModel:
 
 
 def named_in(config: PreTrainedConfig) -> set[int]:
-    """The tokens that a configuration names."""
+    """Return the tokens that a configuration names."""
     ids = _ids_in(config.to_dict() | (getattr(config, UNILM, None) or {}), config.vocab_size)
     return {*ids.values(), *(getattr(config, LABEL_WORDS, None) or {"ids": ()})["ids"]}
 
 
 def _ids_in(settings: Mapping[str, Any], rows: int) -> dict[str, int]:
-    """Key -> token; some defaults lie beyond a small vocabulary and mean nothing."""
-    found = {name: value for name, value in settings.items() if name.endswith(OF_TOKENS)}
-    return {n: v for n, v in found.items() if isinstance(v, int) and 0 <= v < rows}
+    """Map each key to its token; defaults beyond a small vocabulary mean nothing."""
+    tokens = {name: value for name, value in settings.items() if name.endswith(ID_ENDING)}
+    return {n: v for n, v in tokens.items() if isinstance(v, int) and 0 <= v < rows}
 
 
 def _description(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
-    return found
+    description: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
+    return description
 
 
 def _merges(model: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The pairs of a BPE model in the order of their ranks, in the old form of texts or the new one
-    of lists."""
+    """Return a BPE model's pairs in the order of their ranks.
+
+    Old files hold them as strings, new files as lists.
+    """
     pairs = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"])
     return [(first, second) for first, second in pairs]
 
 
 def _parts(token: str, ranks: Mapping[tuple[str, str], int]) -> set[str]:
-    """Every token on BPE's way from the characters to a token."""
+    """Return every token that BPE builds on the way from the characters to a token."""
     parts, seen = list(token), set(token)
     while pairs := [
         (ranks[pair], n) for n, pair in enumerate(itertools.pairwise(parts)) if pair in ranks
@@ -203,7 +219,7 @@ def _is_byte(token: str) -> bool:
 
 
 def _renumber(processor: Any, place: Mapping[int, int]) -> None:
-    """Give the tokens that a post-processor adds their new ids."""
+    """Give the new ids to the tokens that a post-processor adds."""
     if not isinstance(processor, dict):
         return
     for inner in processor.get("processors", ()):
@@ -215,9 +231,11 @@ def _renumber(processor: Any, place: Mapping[int, int]) -> None:
         added["ids"] = [place[n] for n in added["ids"]]
 
 
-def counted(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Array:
-    """How often each token occurs in some texts, [V]; special tokens that frame a text are not
-    counted."""
+def count_tokens(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Array:
+    """Count how often each token occurs in some texts, [V].
+
+    Special tokens that frame a text are not counted.
+    """
     rows = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
     ids = np.fromiter((n for row in rows for n in row), np.int64)
     return np.bincount(ids, minlength=len(tokenizer))

@@ -45,13 +45,13 @@ def build_pruner(
     Args:
         method: the method's name.
         settings: the recipe's `pruner:` section.
-        model: changed in place.
+        model: the model, which is changed in place.
         density: share of the weights that the final masks keep, above 0 and at most 1.
         steps: number of steps of the run.
         lr: the schedule's learning rate.
 
-    Raises UsageError if the settings are invalid, the model type is unknown, the density is not
-    possible, or the settings do not fit the model.
+    Raises UsageError if the method does not exist, the settings are invalid, the model type is
+    unknown, the density is not possible, or the settings do not fit the model.
     """
     checked = check_settings(method, settings)
     if not 0 < density <= 1:

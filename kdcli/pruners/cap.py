@@ -10,7 +10,7 @@ Xu et al. 2022, https://arxiv.org/abs/2112.07198:
 z, p and f are the last layer's states of the first token ([CLS]) of one batch, in the pruned, the
 pre-trained and the fine-tuned model. `DEFAULTS.teacher` sets the weights of CE and KD. Not
 implemented: snapshots of earlier densities and the queue of negatives. A term whose model or
-classes are missing is left out.
+classes are missing is skipped.
 
 When to use: there is a fine-tuned `teacher` and the batch is large; all of its rows serve as
 negatives, whatever the size of the micro-batches. Prefer `movement` if time matters: CAP needs an
@@ -50,30 +50,43 @@ class Settings(movement.Settings):
 def pruner(
     settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float
 ) -> Pruner:
-    """Put masks on a model, and provide `contrast`. The arguments are the same as for
-    `build_pruner`."""
+    """Put masks on a model, and provide `contrast`.
+
+    Args:
+        settings: the recipe's settings.
+        model: the model, which is changed in place.
+        density: share of the weights that the final masks keep.
+        steps: number of steps of the run.
+        lr: the schedule's learning rate, which applies to the weights.
+
+    Raises UsageError if the model type is unknown.
+    """
     masked = movement.pruner(settings, model, density=density, steps=steps, lr=lr)
     tau = settings.contrast_temperature
 
-    def contrast(cls_BD: Tensor, own_B: Tensor, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Compute the weighted contrastive terms of some rows of a batch of E rows.
+    def contrast(
+        cls_BD: Tensor, own_B: Tensor, batch_states: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Compute the weighted contrastive terms of B rows in a batch of E rows.
 
         Args:
             cls_BD: the pruned model's states of the first token.
-            own_B: indices of the rows in the batch.
-            whole: of all rows, the other models' states of the first token [E, D] and, if there are
-                classes, their int64 classes [E].
+            own_B: indices of the B rows in the batch.
+            batch_states: the other models' states of the first token [E, D] for all rows and, if
+                there are classes, their int64 classes [E].
         """
         terms = {}
-        if PRETRAINED in whole and settings.unsupervised:
-            itself_BE = own_B[:, None] == torch.arange(len(whole[PRETRAINED]), device=own_B.device)
-            terms["unsupervised"] = settings.unsupervised * contrastive(
-                cls_BD, whole[PRETRAINED], itself_BE, tau
+        if PRETRAINED in batch_states and settings.unsupervised:
+            itself_BE = own_B[:, None] == torch.arange(
+                len(batch_states[PRETRAINED]), device=own_B.device
             )
-        if FINETUNED in whole and CLASSES in whole and settings.supervised:
-            same_class_BE = whole[CLASSES][own_B][:, None] == whole[CLASSES]
+            terms["unsupervised"] = settings.unsupervised * contrastive(
+                cls_BD, batch_states[PRETRAINED], itself_BE, tau
+            )
+        if FINETUNED in batch_states and CLASSES in batch_states and settings.supervised:
+            same_class_BE = batch_states[CLASSES][own_B][:, None] == batch_states[CLASSES]
             terms["supervised"] = settings.supervised * contrastive(
-                cls_BD, whole[FINETUNED], same_class_BE, tau
+                cls_BD, batch_states[FINETUNED], same_class_BE, tau
             )
         return terms
 

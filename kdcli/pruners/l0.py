@@ -1,5 +1,6 @@
-"""L0 regularisation with hard concrete gates (Louizos et al. 2018,
-https://arxiv.org/abs/1712.01312).
+"""L0 regularisation with hard concrete gates.
+
+Louizos et al. 2018, https://arxiv.org/abs/1712.01312:
 
     u ~ U(0, 1),  s = σ((log u − log(1 − u) + S) / β),  z = min(1, max(0, s(ζ − γ) + γ))      eq. 10
     W' = W ⊙ z
@@ -49,7 +50,7 @@ class Gate(MaskedWeight):
     """A weight times its gate, which is sampled in each forward pass of training."""
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the gated weight, in the weight's dtype."""
+        """Return the gated weight [out, in], in the weight's dtype."""
         score: Any = self.score
         if self.training:
             u = torch.rand_like(score).clamp_(EDGE, 1 - EDGE)
@@ -58,16 +59,23 @@ class Gate(MaskedWeight):
 
 
 def gates(score: Tensor) -> Tensor:
-    """Return σ(S), stretched and clamped to [0, 1]."""
+    """Return the gates z in evaluation (eq. 13): σ(S), stretched and clamped to [0, 1]."""
     return (score.sigmoid() * (ZETA - GAMMA) + GAMMA).clamp(0, 1)
 
 
 def pruner(
     settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float
 ) -> Pruner:
-    """Put gates on a model. The arguments are the same as for `build_pruner`.
+    """Put gates on a model.
 
-    `density` and `steps` are not used.
+    Args:
+        settings: the recipe's settings.
+        model: the model, which is changed in place.
+        density: not used, because the regularizer decides the density.
+        steps: not used.
+        lr: the schedule's learning rate, which applies to the weights.
+
+    Raises UsageError if the model type is unknown.
     """
     masks = attach(model, start=settings.start, embeddings=settings.embeddings, kind=Gate)
 

@@ -34,7 +34,17 @@ class Settings(Ramp):
 def pruner(
     settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float
 ) -> Pruner:
-    """Put masks on a model. The arguments are the same as for `build_pruner`."""
+    """Put masks on a model.
+
+    Args:
+        settings: the recipe's settings.
+        model: the model, which is changed in place.
+        density: share of the weights that the final masks keep.
+        steps: number of steps of the run.
+        lr: not used, because there are no scores.
+
+    Raises UsageError if the model type is unknown.
+    """
     masks = attach(model, start=None, embeddings=settings.embeddings)
     density_at = partial(settings.density, steps=steps, final=density)
 

@@ -72,8 +72,10 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class _MeanSigmoid(torch.autograd.Function):
-    """Σ share · σ(S − shift). It saves only S, whose sigmoid is cheaper to recompute than to
-    store."""
+    """Σ share · σ(S − shift), which saves only S.
+
+    The sigmoid is cheaper to recompute than to store.
+    """
 
     @staticmethod
     def forward(ctx: Any, score: Tensor, share: Tensor, shift: float) -> Tensor:
@@ -143,8 +145,10 @@ class Masks:
         return sum(self.kept().values()) / sum(m.numel for m in self.matrices)
 
     def mean_sigmoid(self, shift: float = 0.0) -> Tensor:
-        """Return R(S), the mean over matrices of mean σ(S − shift), with a gradient to the
-        scores."""
+        """Return R(S), a scalar: the mean over matrices of mean σ(S − shift).
+
+        It has a gradient to the scores.
+        """
         apply: Any = _MeanSigmoid.apply
         parts = [apply(held.score, held.share, shift) for held in self.held.values()]
         return torch.stack(parts).sum()
@@ -179,7 +183,7 @@ def attach(
     """Put a mask that keeps everything on each matrix of `kdcli.models.matrices`.
 
     Args:
-        model: changed in place.
+        model: the model, which is changed in place.
         start: initial value of the scores, or None for no scores.
         frozen: whether to freeze all weights, so that only the scores are trained.
         embeddings: `frozen`, as in the code of movement pruning's authors, or `trained`.

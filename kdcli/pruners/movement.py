@@ -6,7 +6,7 @@ Sanh et al. 2020, https://arxiv.org/abs/2005.07683:
     ∂L/∂S = W ⊙ ∂L/∂W',  so that S ← −α Σ ∂L/∂W' · W    eq. 4, 5
     ∂L/∂W = M ⊙ ∂L/∂W'                                  the weights are fine-tuned too
 
-S starts at 0, and AdamW trains it at a learning rate of its own. The density falls along a cubic:
+S starts at 0, and AdamW trains it at its own learning rate. The density falls along a cubic:
 it is 1 during the first `initial_fraction` of the steps, and has its final value during the last
 `final_fraction` (§5). The schedule's learning rate applies to the weights.
 
@@ -69,7 +69,17 @@ class Settings(Ramp):
 def pruner(
     settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float
 ) -> Pruner:
-    """Put masks on a model. The arguments are the same as for `build_pruner`."""
+    """Put masks on a model.
+
+    Args:
+        settings: the recipe's settings.
+        model: the model, which is changed in place.
+        density: share of the weights that the final masks keep.
+        steps: number of steps of the run.
+        lr: the schedule's learning rate, which applies to the weights.
+
+    Raises UsageError if the model type is unknown.
+    """
     masks = attach(model, embeddings=settings.embeddings)
     density_at = partial(settings.density, steps=steps, final=density)
 

@@ -1,4 +1,4 @@
-"""The interface between a pruning method and the verb that runs it, and the schedules.
+"""Define the interface between a pruning method and the verb that runs it, and the schedules.
 
     cubic   v_t = v_f + (1 − v_f)(1 − t/N)³        t < N  (SMP eq. 6, as Zhu & Gupta 2017)
     linear  v_t = v_f + (1 − v_f)(1 − t/N)

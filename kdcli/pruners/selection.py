@@ -1,4 +1,4 @@
-"""Masking functions: which weights to keep, given a score for each weight. No function sorts.
+"""Choose which weights to keep, given a score for each weight, without sorting all scores.
 
 A regular sample of the scores yields a bracket around the k-th largest score, and only the scores
 within the bracket are examined closely. This takes about three passes over the scores of a matrix
@@ -29,7 +29,10 @@ MASKINGS = ("local", "global", "proportional")
 
 
 def keep_top(scores: Tensor, keep: int) -> Tensor:
-    """Return the mask of exactly the `keep` largest scores. The lowest index wins a tie."""
+    """Return the mask of exactly the `keep` largest scores, in the shape of the scores.
+
+    The lowest index wins a tie. Raises ValueError if there are fewer than `keep` scores.
+    """
     return _keep_top([scores], keep)[0]
 
 
@@ -93,7 +96,10 @@ def proportional(
 
 
 def threshold(scores: Mapping[str, Tensor], tau: float) -> dict[str, Tensor]:
-    """Keep σ(S) > τ, 0 ≤ τ < 1 (SMP-T, soft movement). The density depends on the scores."""
+    """Keep σ(S) > τ, 0 ≤ τ < 1 (SMP-T, soft movement).
+
+    The density depends on the scores.
+    """
     # Comparing the scores with the inverse of the sigmoid saves an exponential per weight.
     limit = math.log(tau / (1 - tau)) if tau > 0 else -math.inf
     return _raise_empty(scores, {name: s > limit for name, s in scores.items()})
@@ -102,27 +108,27 @@ def threshold(scores: Mapping[str, Tensor], tau: float) -> dict[str, Tensor]:
 def shares(sizes: Sequence[int], log_weights: Sequence[float], density: float) -> list[float]:
     """Return how many elements to keep of each matrix, density · Σ sizes in total.
 
-    The densities are proportional to the weights, and none exceeds 1.
+    The densities are proportional to the weights, and no density exceeds 1.
 
     Args:
         sizes: numbers of elements.
         log_weights: finite logarithms of the weights.
         density: share of all elements to keep.
     """
-    left, open_ = density * sum(sizes), list(range(len(sizes)))
+    remaining, open_ = density * sum(sizes), list(range(len(sizes)))
     kept = [float(size) for size in sizes]
     while open_:
         # Divide by the largest remaining weight, because the weights may underflow.
         largest = max(log_weights[i] for i in open_)
         weights = {i: math.exp(log_weights[i] - largest) for i in open_}
-        factor = left / sum(sizes[i] * weights[i] for i in open_)
+        factor = remaining / sum(sizes[i] * weights[i] for i in open_)
         if not (full := [i for i in open_ if factor * weights[i] > 1]):
             for i in open_:
                 kept[i] = factor * weights[i] * sizes[i]
             break
         # A full matrix leaves more for the others. Their shares can only grow, so a full matrix
         # stays full.
-        left -= sum(sizes[i] for i in full)
+        remaining -= sum(sizes[i] for i in full)
         open_ = [i for i in open_ if i not in full]
     return kept
 
@@ -142,8 +148,10 @@ def _log_mean_sigmoids(scores: Mapping[str, Tensor], temperature: float) -> dict
 
 
 def apportion(ideal: Mapping[str, float], total: int) -> dict[str, int]:
-    """Round numbers so that they sum to `total`. The ones with the largest remainders are rounded
-    up."""
+    """Round numbers so that they sum to `total`.
+
+    The numbers with the largest remainders are rounded up.
+    """
     counts = {name: math.floor(value) for name, value in ideal.items()}
     by_remainder = sorted(ideal, key=lambda n: counts[n] - ideal[n])
     for name in by_remainder[: total - sum(counts.values())]:
@@ -183,10 +191,10 @@ def _keep_each(scores: Mapping[str, Tensor], keep: Mapping[str, int]) -> dict[st
         return {name: keep_top(s, keep[name]) for name, s in scores.items()}
     masks: dict[str, Tensor] = {}
     for size in dict.fromkeys(s.numel() for s in scores.values()):
-        of_size = {name: s for name, s in scores.items() if s.numel() == size}
-        scores_RN = torch.stack([s.flatten() for s in of_size.values()])
-        kept_RN = _keep_by_bits(scores_RN, [keep[name] for name in of_size])
-        for (name, s), kept in zip(of_size.items(), kept_RN, strict=True):
+        same_size = {name: s for name, s in scores.items() if s.numel() == size}
+        scores_RN = torch.stack([s.flatten() for s in same_size.values()])
+        kept_RN = _keep_by_bits(scores_RN, [keep[name] for name in same_size])
+        for (name, s), kept in zip(same_size.items(), kept_RN, strict=True):
             masks[name] = kept.view_as(s)
     return {name: masks[name] for name in scores}
 

@@ -1,13 +1,15 @@
-"""Static model pruning: train only the mask (Jiang et al. 2023, https://arxiv.org/abs/2210.06210).
+"""Static model pruning: train only the mask.
 
-    W' = W ⊙ M,  M = mask(S),  S = 0 at first    §3.2; all else is frozen
+Jiang et al. 2023, https://arxiv.org/abs/2210.06210:
+
+    W' = W ⊙ M,  M = mask(S),  S = 0 at first    §3.2; everything else is frozen
     ∂L/∂S = W ⊙ ∂L/∂W'                           straight through the mask, for removed weights too
     L = L_task + λ_R · progress · R(S)           §3.4
 
-The weights, the embeddings, the norms, the biases and the head stay as they are. `masking:
-proportional` is the paper's (eq. 5, `kdcli.pruners.selection`). R is the mean over matrices of mean
-σ(S), as in the authors' code. With the sum that the paper prints, λ_R = 400 would outweigh the
-task. There are two schedules:
+The weights, the embeddings, the norms, the biases and the head do not change.
+`masking: proportional` is the paper's masking function (eq. 5, `kdcli.pruners.selection`). R is the
+mean over matrices of mean σ(S), as in the authors' code. With the sum that the paper prints, λ_R =
+400 would outweigh the task. There are two schedules:
 
 * `regularizer_schedule: steps`, as in the authors' code: `progress` is 1 − (1 − t/T)³, where T is
   `regularizer_fraction` of all steps, and 1 after T steps.
@@ -53,7 +55,10 @@ class Settings(Section):
     weight_lr: float = Field(WEIGHT_LR, gt=0)
 
     def rising(self, steps: int) -> float:
-        """Return N for a run of `steps` steps. Raises UsageError if the run is shorter than N."""
+        """Return N for a run of `steps` steps.
+
+        Raises UsageError if the run is shorter than N.
+        """
         if self.warmup_steps is None:
             return self.warmup_fraction * steps
         if self.warmup_steps > steps:
@@ -68,10 +73,17 @@ class Settings(Section):
 def pruner(
     settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float
 ) -> Pruner:
-    """Put masks on a model and freeze it. The arguments are the same as for `build_pruner`.
+    """Put masks on a model and freeze it.
 
-    The schedule's learning rate `lr` applies to the scores, and `weight_lr` to a trained head.
-    Raises UsageError if the density would not be reached within the run.
+    Args:
+        settings: the recipe's settings. `weight_lr` applies to a trained head.
+        model: the model, which is changed in place.
+        density: share of the weights that the final masks keep. `masking: threshold` ignores it.
+        steps: number of steps of the run.
+        lr: the schedule's learning rate, which applies to the scores.
+
+    Raises UsageError if the model type is unknown, or if the density would not be reached within
+    the run.
     """
     masks = attach(model, frozen=True)
     passed = partial(ramp, steps=steps, last=1 - settings.rising(steps) / steps)

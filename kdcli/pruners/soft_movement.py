@@ -39,9 +39,16 @@ class Settings(Ramp):
 def pruner(
     settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float
 ) -> Pruner:
-    """Put masks on a model. The arguments are the same as for `build_pruner`.
+    """Put masks on a model.
 
-    `density` is not used.
+    Args:
+        settings: the recipe's settings.
+        model: the model, which is changed in place.
+        density: not used, because the threshold and the regularizer decide the density.
+        steps: number of steps of the run.
+        lr: the schedule's learning rate, which applies to the weights.
+
+    Raises UsageError if the model type is unknown.
     """
     masks = attach(model, embeddings=settings.embeddings)
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from kdcli.deploy.environment import environment, versions
 from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
-from kdcli.disk import COMMITS, MOST_REPORT, read_json, write_atomic
+from kdcli.disk import COMMITS, MAX_REPORT_BYTES, read_json, write_atomic
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import REPORT, RunDir
@@ -54,7 +54,7 @@ class RunResult:
         Raises UsageError: its report is damaged or has another schema.
         """
         return cls(
-            checked_report(read_json(folder / REPORT, most_bytes=MOST_REPORT), folder / REPORT),
+            checked_report(read_json(folder / REPORT, max_bytes=MAX_REPORT_BYTES), folder / REPORT),
             folder,
         )
 

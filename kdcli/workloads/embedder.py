@@ -22,6 +22,7 @@ from kdcli.engine.evaluation import to_device
 from kdcli.engine.launch import Session
 from kdcli.engine.memory import is_out_of_memory
 from kdcli.errors import MachineError, UsageError
+from kdcli.metrics.finite import check_finite
 from kdcli.models.capture import Capture, capture
 from kdcli.models.card import weights_hash
 from kdcli.models.embedder import EmbeddingFormat, Pool, format_for, load_embedder
@@ -195,6 +196,7 @@ class Embedder(Model):
         }
 
     def _cut(self, v_ND: Array) -> Array:
+        check_finite(v_ND, f"components of the vectors of {self.source}")
         cut_ND = v_ND[:, : self.dimensions]
         if self.dimensions is None or not self.format.normalize:
             return cut_ND

@@ -28,6 +28,7 @@ from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.losses.hard import hard_loss, mean_over
 from kdcli.losses.soft_targets import soft_loss
+from kdcli.metrics.finite import check_finite
 from kdcli.models.card import weights_hash
 from kdcli.models.heads import (
     AUTO_CLASS,
@@ -399,9 +400,12 @@ class LabelledWorkload(Workload):
             evaluator, _ = self.evaluator_for(model)
         network = in_own_runtime(model.model)
         if network is not None:
-            runner = network.runner(latency_threads())
-            return runner_predictions(runner, evaluator, positions_of(network.config))
-        outputs = evaluate(self.session, self.evaluation_job(model, evaluator)).outputs
+            runner, positions = network.runner(latency_threads()), positions_of(network.config)
+            outputs = runner_outputs(runner, evaluator.features.rows, positions)
+        else:
+            outputs = evaluate(self.session, self.evaluation_job(model, evaluator)).outputs
+        for row in outputs:
+            check_finite(row, f"outputs of {model.source} for a row")
         return evaluator.features.predictions(outputs)
 
     def evaluation_job(self, model: Model, evaluator: Evaluator) -> Job:
@@ -545,14 +549,6 @@ def scores_of(
     counts = {name: end - begin for name, (begin, end) in evaluator.bounds.items()}
     evaluations = evaluator.evaluations("", split, predictions, worst)
     return ModelScores(evaluations, evaluator.scorers(predictions), counts, predictions, notes)
-
-
-def runner_predictions(
-    runner: Runner, evaluator: Evaluator, positions: int | None
-) -> list[Prediction]:
-    """The predictions of a runner; `positions` is the longest row that the model reads."""
-    outputs = runner_outputs(runner, evaluator.features.rows, positions)
-    return evaluator.features.predictions(outputs)
 
 
 def runner_outputs(runner: Runner, rows: TokenizedRows, positions: int | None) -> list[Array]:

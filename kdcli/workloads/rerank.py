@@ -29,6 +29,7 @@ from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.losses.ranking import label_loss, padded, score_loss
+from kdcli.metrics.finite import check_finite
 from kdcli.metrics.retrieval import ranking_metrics
 from kdcli.models.card import weights_hash
 from kdcli.models.embedder import PROMPTS, json_file
@@ -400,6 +401,7 @@ class RerankWorkload(Workload):
 
     def score_values(self, scores_R: Array, notes: Sequence[str] = ()) -> ModelScores:
         """Score the rankings that some candidate scores make."""
+        check_finite(scores_R, "scores of candidates")
         values = metrics_by_query(self.judged, scores_R)
         if self.labels == "data":
             return ranking_scores(self.name, self.split, values, notes)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from kdcli.data.labelled.checks import looked_over
+from kdcli.data.labelled.checks import describe_rows
 from kdcli.data.labelled.spans import check_answers, misplaced
 from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
 from kdcli.data.tasks import OWN
@@ -142,7 +142,7 @@ def check_task_data(
         data = without_labels(data)
     else:
         check_training(data)
-        looked = looked_over(data.task, data.train)
+        looked = describe_rows(data.task, data.train)
         Progress.log(*looked)
         notes += looked
     if request.choose_on is not None and request.choose_on not in data.sets:

@@ -25,7 +25,7 @@ from kdcli.models.shape import positions_of
 from kdcli.models.trim import (
     Array,
     check_trimmable,
-    counted,
+    count_tokens,
     cut_model,
     cut_tokenizer,
     named_in,
@@ -185,7 +185,7 @@ def _counts(source: str, column: str | None, tokenizer: PreTrainedTokenizerBase)
 
 
 def _counted(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Iterator[Array]:
-    return (counted(tokenizer, batch) for batch in _batches(texts))
+    return (count_tokens(tokenizer, batch) for batch in _batches(texts))
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

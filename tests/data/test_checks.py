@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kdcli.data.labelled.checks import looked_over
+from kdcli.data.labelled.checks import describe_rows
 from kdcli.data.labelled.task_data import open_labelled
 from kdcli.errors import UsageError
 from kdcli.types import Example, Task
@@ -46,14 +46,14 @@ def test_every_kind_of_fault_is_counted_with_its_first_lines_at_once(tmp_path):
         f"  {file}:114: not JSON: Expecting property name enclosed in double quotes: line 2 column "
         "1 (char 2)",
         f"  {file}:115: a row must be a JSON object, got list",
-        f"  {file}:116: column 'label' is not there; there are text",
+        f"  {file}:116: there is no column 'label'; the columns are text",
         f"  {file}:51: half a surrogate pair at character 0 of 'label'",
     }
-    assert "--set data.skip_bad=true leaves such rows out" in error.value.hint
+    assert "to skip these rows, give --set data.skip_bad=true" in error.value.hint
     log: list[str] = []
     found = opened(file, log, skip_bad=True)
     assert len(found.train) + len(found.sets[""]) == 99
-    assert found.notes[0] == "left out 17 of 116 rows that cannot be used:"
+    assert found.notes[0] == "skipped 17 of 116 rows that cannot be used:"
     assert sorted(found.notes[1:]) == sorted(line.strip() for line in others)
     assert [line for line in log if line in found.notes] == found.notes
 
@@ -99,16 +99,16 @@ def example(number, text, label):
 def test_class_counts_and_doubts_are_said():
     task = Task("own", "class", ("text",), ("accuracy",), ("Good day", "N/A", "bad", "goodday "))
     numbers = [0] * 40 + [2] * 30 + [1] * 3 + [3] * 11
-    found = looked_over(
+    found = describe_rows(
         task, [example(i, "" if i in (4, 9) else "w", label) for i, label in enumerate(numbers)]
     )
     assert found == [
         "training rows by class: Good day 40, bad 30, goodday  11, N/A 3",
-        "classes that differ in case or white space alone: 'Good day' and 'goodday ' (40, 11 rows; "
-        "first f.csv:73, "
+        "classes that differ only in case or white space: 'Good day' and 'goodday ' (40, 11 rows; "
+        "'goodday ' is at f.csv:73, "
         "f.csv:74, f.csv:75 and 8 more)",
-        "class 'N/A' reads like a missing label: f.csv:70, f.csv:71, f.csv:72",
-        "classes of fewer than 10 training rows: N/A 3",
+        "class 'N/A' looks like a missing label: f.csv:70, f.csv:71, f.csv:72",
+        "classes with fewer than 10 training rows: N/A 3",
         "2 training rows without any text: f.csv:4, f.csv:9",
     ]
 
@@ -125,12 +125,14 @@ def test_class_counts_and_doubts_are_said():
 def test_clean_labels_give_their_counts_alone(kind, labels, expected):
     names = () if kind == "score" else ("a", "b")
     task = Task("own", kind, ("text",), ("accuracy",), names)
-    assert looked_over(task, [example(i, "w", label) for i, label in enumerate(labels)]) == expected
+    assert (
+        describe_rows(task, [example(i, "w", label) for i, label in enumerate(labels)]) == expected
+    )
 
 
 def test_many_classes_are_cut():
     names = tuple(f"c{i:02}" for i in range(30))
     task = Task("sst2", "class", ("text",), ("accuracy",), names)
-    (line,) = looked_over(task, [example(i, "w", i) for i in range(30)])
+    (line,) = describe_rows(task, [example(i, "w", i) for i in range(30)])
     assert line.endswith(" ... 30 classes in all")
     assert line.count(",") == 9

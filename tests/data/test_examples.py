@@ -88,7 +88,7 @@ def test_a_missing_column_is_named_with_those_there_are(kind, name):
     less = {c: v for c, v in row.items() if c != name} | {"body": "w1"}
     message = refused(task, less)
     assert f"'{name}'" in message
-    assert f"there are {', '.join(less)}" in message
+    assert f"the columns are {', '.join(less)}" in message
 
 
 @pytest.mark.parametrize("kind", RIGHT)
@@ -235,7 +235,7 @@ NO_NUMBERS = [
         ("multi", [3], "must be one of 0 (sport), 1 (art), 2 (war), got 3"),
         *(("multi", [0, wrong], f"got {wrong}") for wrong in (True, None, math.nan)),
         *(
-            ("tokens", [0] * n, f"a label for each of the 2 words, got {n} of them")
+            ("tokens", [0] * n, f"a label for each of the 2 words, got {n} labels")
             for n in (0, 1, 3)
         ),
         *(
@@ -272,7 +272,7 @@ def test_answers_of_another_form_are_refused(task, answers):
 def test_only_squad_2_knows_questions_without_an_answer():
     row = {"question": "w1", "context": "w2", "answers": {"text": [], "answer_start": []}}
     assert read(SQUAD2, row).label == ()
-    with pytest.raises(UsageError, match="a question without an answer") as error:
+    with pytest.raises(UsageError, match="the question has no answer") as error:
         read(SQUAD, row)
     assert "squad_v2" in error.value.hint
 

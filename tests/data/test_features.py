@@ -237,7 +237,9 @@ def test_a_tokenizer_that_does_not_tell_words_apart_cannot_label_them(tmp_path):
     file = tmp_path / "vocab.txt"
     file.write_text("\n".join(["<cls>", "<pad>", "<eos>", "<unk>", *"LAGV", "<mask>"]), "utf-8")
     tokenizer = EsmTokenizer(str(file))
-    with pytest.raises(UsageError, match="EsmTokenizer does not tell of which word a token is"):
+    with pytest.raises(
+        UsageError, match="EsmTokenizer does not tell which word a token belongs to"
+    ):
         encode(TAGS, examples([("L", "A")], [(0, 1)]), tokenizer, max_length=9, token_types=False)
     # Whole texts it can read; what it cuts it does not tell, so full rows count.
     rows = encode(

@@ -54,7 +54,7 @@ def test_the_column_asked_for_is_the_one_read(tmp_path):
     path = put(tmp_path, "a.jsonl", b'{"text": "w1", "body": "w2"}\n')
     assert documents(path, column="body") == ["w2"]
     with pytest.raises(
-        UsageError, match=r"a\.jsonl:1: column 'title' is not there; there are text, body"
+        UsageError, match=r"a\.jsonl:1: there is no column 'title'; the columns are text, body"
     ):
         documents(path, column="title")
 

@@ -106,7 +106,7 @@ def test_a_plain_validation_split_of_mnli_is_the_matched_one(tmp_path):
     log: list[str] = []
     found = read("mnli", tmp_path, log)
     assert (list(found.sets), found.task.sets) == (["matched"], ("matched",))
-    assert log == ["mnli: judged on matched; not there: mismatched"]
+    assert log == ["mnli: evaluating on matched; missing: mismatched"]
 
 
 def test_test_splits_are_found_by_the_names_of_their_parts_too(tmp_path):
@@ -131,7 +131,7 @@ def test_languages_are_folders_and_english_is_trained_on(tmp_path):
     assert {name: ids(e)[0] for name, e in found.sets.items()} == {"en": 100, "de": 200, "zh": 300}
     assert found.task.sets == ("en", "de", "zh")
     (line,) = log
-    assert line.startswith("xnli: judged on en, de, zh; not there: fr, es, el")
+    assert line.startswith("xnli: evaluating on en, de, zh; missing: fr, es, el")
 
 
 def test_the_training_split_may_lie_elsewhere(tmp_path):
@@ -168,8 +168,8 @@ def test_folders_of_languages_without_any_validation_split_hold_some_of_the_trai
     )
     assert sorted(ids(found.train) + held) == list(range(30))
     assert log == [
-        f"there is no validation split: {len(held)} of the 30 training examples are held back to "
-        "judge by"
+        f"there is no validation split: {len(held)} of the 30 training examples are held out "
+        "for evaluation"
     ]
     # The same without English, and from files that are not in folders.
     (tmp_path / "en" / "train.jsonl").unlink()
@@ -213,8 +213,8 @@ def test_without_a_validation_split_a_tenth_is_held_back(tmp_path):
         "held back from train",
     )
     assert log == [
-        f"there is no validation split: {len(held)} of the 205 training examples are held back to "
-        "judge by"
+        f"there is no validation split: {len(held)} of the 205 training examples are held out "
+        "for evaluation"
     ]
 
 
@@ -304,7 +304,7 @@ def test_an_own_task_needs_data_and_a_named_one_has_its_columns(tmp_path):
     assert "needs --data" in refused("own", None).message
     put(tmp_path / "train.jsonl", sentences(20))
     assert (
-        "task cola reads sentence, label"
+        "task cola reads the columns sentence, label"
         in refused("cola", tmp_path, columns={"text": "body"}).message
     )
 
@@ -392,7 +392,7 @@ FORMATS = "(.jsonl, .csv, .tsv, .parquet, each also .gz)"
             "a directory with LANGUAGE/validation.* (LANGUAGE: en, es, de, ar, hi, vi, zh) ",
         ),
         ("stsb", {}, "and the columns sentence1, sentence2, label"),
-        ("own", {}, f"a file, or a directory with train.* and perhaps validation.* {FORMATS}"),
+        ("own", {}, f"a file, or a directory with train.* and optionally validation.* {FORMATS}"),
         ("own", {"split": "test"}, f"a file, or a directory with train.* and test.* {FORMATS}"),
     ],
 )
@@ -411,18 +411,18 @@ def test_what_is_not_there_is_answered_with_what_is_and_what_should_be(
         # Like a hub id, and not to be had from there.
         (
             "tasks/qqp",
-            "data 'tasks/qqp' is neither a file nor a directory and cannot be had from the hub: ",
+            "data 'tasks/qqp' is neither a file nor a directory and cannot be loaded from the hub",
         ),
     ):
         wrong = refused(name, source, **how)
         assert wrong.message.startswith(f"task {name}: {message}")
-        assert wrong.hint.startswith("give --data PATH (of distill: eval.source): a ")
+        assert wrong.hint.startswith("give --data PATH (for distill: eval.source): a ")
         assert expected in wrong.hint
     assert wrong.message.endswith("; tasks holds notes.md, rte/")
     if name != "own":
         wrong = refused(name, None, **how)
         assert f"task {name}: data '" in wrong.message
-        assert "cannot be had from the hub" in wrong.message
+        assert "cannot be loaded from the hub" in wrong.message
         assert expected in wrong.hint
     put(tmp_path / "tasks" / "validation.jsonl", nli(3))
     if how.get("training", True):

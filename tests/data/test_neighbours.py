@@ -56,7 +56,7 @@ def test_case_is_ignored_where_the_file_has_one_only(tmp_path):
 
 
 def test_a_rare_word_of_the_data_has_a_vector_and_is_nobodys_neighbour(tmp_path, monkeypatch):
-    monkeypatch.setattr(neighbours, "MOST_FREQUENT", 5)
+    monkeypatch.setattr(neighbours, "FREQUENT_WORDS", 5)
     found = Neighbours.of_glove(glove(tmp_path), {"sea"})
     assert (found.words, found.nearest(["sea"], 1)) == (
         ["the", "cat", "dog", "river", "stream"],
@@ -96,7 +96,7 @@ def test_a_header_and_words_with_spaces_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([*LINES, "cow 1 2"], ":8: 2 numbers where the lines before have 3"),
+        ([*LINES, "cow 1 2"], ":8: 2 numbers, but 3 in the lines before"),
         ([*LINES, "", "cow 1 2 3"], ":8: 0 numbers"),
         (["cat 1 x 3"], ":1: could not convert"),
         (["cat 1 nan 3"], ":1: a number of the vector is not finite"),

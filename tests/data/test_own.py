@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kdcli.data.labelled.examples import number_of
-from kdcli.data.labelled.own import HEAD, MANY_ROWS, MOST_CLASSES, own_task
+from kdcli.data.labelled.own import HEAD, MANY_ROWS, MAX_CLASSES, own_task
 from kdcli.data.labelled.task_data import open_labelled
 from kdcli.data.sources import open_source
 from kdcli.data.tasks import task_of
@@ -194,14 +194,16 @@ def test_the_log_names_kind_columns_and_classes():
     log = []
     found(labelled("a", "b", "a", when="1999"), log)
     assert log == [
-        "task own: 3 examples of kind class, text -> label, 2 classes (a, b); not read: when"
+        "task own: 3 examples of kind class, text -> label, 2 classes (a, b); unused columns: when"
     ]
     found(table("premise hypothesis score", ("a", "b", 0.5), ("c", "d", 1)), log)
     assert log[1:] == ["task own: 2 examples of kind score, premise and hypothesis -> score"]
     found(labelled(*range(11)), log)
     assert log[2:] == ["task own: 11 examples of kind class, text -> label, 11 classes"]
     found(answered(ONE, NONE, NONE), log)
-    assert log[3].endswith("question and context -> answers, 2 without an answer; not read: id")
+    assert log[3].endswith(
+        "question and context -> answers, 2 without an answer; unused columns: id"
+    )
 
 
 def test_rows_are_read_once_and_not_held():
@@ -273,25 +275,25 @@ def test_given_columns_and_kinds_are_read(rows, columns, expected):
         (
             WIDE,
             {},
-            "train.jsonl:1: which column holds the text? there are a, b, c, d",
-            "columns.text=a|b; of a pair",
+            "train.jsonl:1: which column holds the text? the columns are a, b, c, d",
+            "columns.text=a|b; for pairs",
         ),
         (
             WIDE,
             {"text": "a"},
-            "train.jsonl:1: which column holds the label? there are",
+            "train.jsonl:1: which column holds the label? the columns are",
             "data.columns.label=b|c|d",
         ),
         (
             table("text", ("a",)),
             {},
-            "which column holds the label? there are text",
+            "which column holds the label? the columns are text",
             "data.columns.label=NAME",
         ),
         (
             table("id label", ("a", 1)),
             {},
-            "which column holds the text? there are id, label",
+            "which column holds the text? the columns are id, label",
             "columns.text=NAME",
         ),
         (
@@ -303,8 +305,8 @@ def test_given_columns_and_kinds_are_read(rows, columns, expected):
         (
             table("text_a text_b label", ("a", "b", 1)),
             {},
-            "the text? there",
-            "text=text_a|text_b; of a pair also",
+            "the text? the col",
+            "text=text_a|text_b; for pairs also",
         ),
         (
             table("text topic rating", ("a", "b", 1)),
@@ -321,7 +323,7 @@ def test_given_columns_and_kinds_are_read(rows, columns, expected):
         (
             BOTH,
             {},
-            "is it tags of tokens (kind tokens), or label of the text?",
+            "is the label tags of tokens (kind tokens), or label of the text?",
             "kind=class|multi|score|tokens|span",
         ),
         (
@@ -370,13 +372,13 @@ def test_given_columns_and_kinds_are_read(rows, columns, expected):
             WIDE,
             {"text": ["a", "b", "c"]},
             "data.columns.text takes one column, got ['a', 'b', 'c']",
-            "text and pair",
+            "for pairs, set data.columns.text",
         ),
         (
             WIDE,
             {"text": ["a", "b"], "pair": "c"},
             "data.columns.text takes one column",
-            "text and pair",
+            "for pairs, set data.columns.text",
         ),
         (WIDE, {"label": ["a", "b"]}, "data.columns.label takes one column", ""),
         (WIDE, {"text": []}, "data.columns.text takes one column, got []", ""),
@@ -384,14 +386,14 @@ def test_given_columns_and_kinds_are_read(rows, columns, expected):
         (
             WIDE,
             {"text": "a", "words": "b"},
-            "gives text, words, which no kind reads together",
-            "tokens reads words, l",
+            "gives text, words, but no kind takes them all",
+            "tokens takes words, l",
         ),
         (
             WIDE,
             {"text": "a", "kind": "span"},
-            "which kind span does not all read",
-            "span reads question, context",
+            "gives text, but kind span does not take all of them",
+            "span takes question, context",
         ),
     ],
 )
@@ -459,7 +461,7 @@ def test_unclear_columns_are_named_with_the_option(rows, columns, message, hint)
         (
             [*labelled(0, 1), {"text": "a"}],
             {},
-            "train.jsonl:3: column 'label' is not there; there are text",
+            "train.jsonl:3: there is no column 'label'; the columns are text",
         ),
         (
             labelled("x", "x"),
@@ -501,12 +503,12 @@ def test_unclear_columns_are_named_with_the_option(rows, columns, message, hint)
         (
             labelled("a", "b"),
             {"kind": "score"},
-            "train.jsonl:1: the score 'label' is no number: 'a'",
+            "train.jsonl:1: the score 'label' is not a number: 'a'",
         ),
         (
             labelled(True, False),
             {"kind": "score"},
-            "train.jsonl:1: the score 'label' is no number: True",
+            "train.jsonl:1: the score 'label' is not a number: True",
         ),
         (
             labelled(["a"]),
@@ -554,20 +556,20 @@ def test_labels_that_are_no_task_are_named(rows, columns, message):
         (
             [f"n{n}" for n in range(9999)],
             {},
-            f"more than {MOST_CLASSES} different labels in 9999 examples",
+            f"more than {MAX_CLASSES} different labels in 9999 examples",
             "",
         ),
         (
             range(9999),
             {},
-            f"more than {MOST_CLASSES} different labels in 9999 examples",
+            f"more than {MAX_CLASSES} different labels in 9999 examples",
             "kind=score",
         ),
-        (range(9999), {"kind": "class"}, f"more than {MOST_CLASSES} different", "kind=score"),
+        (range(9999), {"kind": "class"}, f"more than {MAX_CLASSES} different", "kind=score"),
         (
             [[n] for n in range(9999)],
             {},
-            f"more than {MOST_CLASSES} different",
+            f"more than {MAX_CLASSES} different",
             "columns.label=NAME",
         ),
         (
@@ -589,8 +591,8 @@ def test_too_many_labels_are_no_classes(labels, columns, message, hints):
 
 
 def test_as_many_labels_as_there_may_be():
-    names = [f"n{n}" for n in range(MOST_CLASSES)]
-    assert len(found(labelled(*names, *names)).labels) == MOST_CLASSES
+    names = [f"n{n}" for n in range(MAX_CLASSES)]
+    assert len(found(labelled(*names, *names)).labels) == MAX_CLASSES
     few, half = names[: MANY_ROWS - 1], names[: MANY_ROWS // 2]
     assert len(found(labelled(*few)).labels) == MANY_ROWS - 1
     assert len(found(labelled(*half, *half)).labels) == MANY_ROWS // 2
@@ -598,10 +600,10 @@ def test_as_many_labels_as_there_may_be():
 
 
 def test_scores_may_all_differ():
-    assert found(labelled(*(n / 7 for n in range(3 * MOST_CLASSES)))).kind == "score"
+    assert found(labelled(*(n / 7 for n in range(3 * MAX_CLASSES)))).kind == "score"
     # Whole numbers up to the last row, which says that they are none of classes.
-    assert found(labelled(*range(3 * MOST_CLASSES), 0.5)).kind == "score"
-    assert found(labelled(*map(str, range(3 * MOST_CLASSES)), "0.5")).kind == "score"
+    assert found(labelled(*range(3 * MAX_CLASSES), 0.5)).kind == "score"
+    assert found(labelled(*map(str, range(3 * MAX_CLASSES)), "0.5")).kind == "score"
 
 
 NUMBERS = {

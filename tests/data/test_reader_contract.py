@@ -270,7 +270,7 @@ def bad_parquet(damage):
         (
             "a.jsonl",
             b'{"a": "x", "b": "y"}\n',
-            r"a\.jsonl:1: which column holds the text\? there are a, b",
+            r"a\.jsonl:1: which column holds the text\? the columns are a, b",
         ),
         ("a.csv", b"text,label\nw1,1\nw2\n", r"a\.csv:3: the row does not have 2 columns"),
         ("a.csv", b"text,label\nw1,1,2\n", r"a\.csv:2: the row does not have 2 columns"),

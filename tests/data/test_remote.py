@@ -182,4 +182,4 @@ def test_the_hub_by_id_and_by_address(hub, tmp_path):  # noqa: F811
         assert "someone/gated" in message
         assert "hf auth login" in hint
         assert "\n" not in message
-    assert "cannot be had from the hub" in unknown[0]
+    assert "cannot be loaded from the hub" in unknown[0]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdcli.data.labelled.rows import fewest, hashes_of, held_back
+from kdcli.data.labelled.rows import choose_rows, hashes_of, held_back
 from kdcli.data.labelled.task_data import open_labelled
 from kdcli.errors import UsageError
 from kdcli.types import Answer, Example, Task
@@ -119,9 +119,9 @@ def test_a_passage_with_several_questions_is_on_one_side():
 )
 def test_fewer_rows_are_contained_in_more_whatever_the_order(texts, count, rng):
     shuffled = rng.sample(texts, len(texts))
-    few, more = fewest(examples(texts), count), fewest(examples(texts), count + 3)
+    few, more = choose_rows(examples(texts), count), choose_rows(examples(texts), count + 3)
     assert texts_of(few) <= texts_of(more)
-    assert texts_of(few) == texts_of(fewest(examples(shuffled), count))
+    assert texts_of(few) == texts_of(choose_rows(examples(shuffled), count))
     assert len(few) == min(count, len(texts))
 
 
@@ -142,7 +142,7 @@ def test_the_rows_held_back_depend_neither_on_number_nor_order_nor_verb(tmp_path
         texts_of(judged(first)),
         "held back from train",
     )
-    assert "training examples are held back to judge by" in log[-1]
+    assert "training examples are held out for evaluation" in log[-1]
 
 
 def test_other_rows_than_a_models_own_are_all_judged(tmp_path):
@@ -161,7 +161,7 @@ def test_rows_in_train_and_validation_are_left_out_and_counted(tmp_path):
     put(tmp_path / "validation.jsonl", [*shared, *feedback(500, 5000)])
     log: list[str] = []
     found = opened(tmp_path, log, judged_rows=400)
-    line = "left out 500 of 1,000 rows of validation: they are training rows of this run"
+    line = "skipped 500 of 1,000 rows of validation: this run trains on them"
     assert (found.notes, log[-1], len(judged(found))) == ([line], line, 400)
     assert not set(hashes_of(judged(found)).tolist()) & set(found.rows.tolist())
 
@@ -177,7 +177,7 @@ def test_a_student_of_fewer_rows_is_not_judged_by_rows_of_its_teacher(tmp_path):
     known = int(np.isin(hashes_of(judged(opened(file, split_seed=1))), teacher.rows).sum())
     total = len(judged(opened(file, split_seed=1)))
     assert other.notes == [
-        f"left out {known} of {total} rows held back from train: they trained runs/teacher"
+        f"skipped {known} of {total} rows held back from train: runs/teacher was trained on them"
     ]
     assert len(judged(other)) == total - known
 
@@ -193,7 +193,7 @@ def test_where_too_few_rows_are_left_the_judgement_is_refused(tmp_path, fresh, r
         opened(file, training=False, trained={"runs/x": known})
     assert (
         error.value.message
-        == f"100 of {100 + fresh} rows of validation cannot be judged by: they trained runs/x"
+        == f"cannot evaluate on 100 of {100 + fresh} rows of validation: runs/x was trained on them"
     )
     assert "data.judge_trained_rows=true" in str(error.value.hint)
     kept = opened(file, training=False, trained={"runs/x": known}, judge_trained_rows=True)
@@ -208,7 +208,7 @@ def test_a_benchmarks_own_split_keeps_its_few_natural_duplicates(tmp_path, copie
     put(tmp_path / "validation.jsonl", [{"sentence": f"row {i}", "label": i % 2} for i in rows])
     found = open_labelled("sst2", source=str(tmp_path), log=[].append)
     assert (len(judged(found)), found.split, len(found.notes)) == (left, "validation", 1)
-    assert ("kept, as published results keep them" in found.notes[0]) == (left == 100)
+    assert ("as published results do" in found.notes[0]) == (left == 100)
 
 
 def test_each_model_that_knows_rows_is_counted(tmp_path):
@@ -216,5 +216,6 @@ def test_each_model_that_knows_rows_is_counted(tmp_path):
     known = {f"runs/{n}": hashes_of(examples([r["text"] for r in feedback(n)])) for n in (10, 30)}
     found = opened(tmp_path, training=False, trained=known)
     assert found.notes == [
-        "left out 30 of 100 rows of validation: 10 trained runs/10; 30 trained runs/30"
+        "skipped 30 of 100 rows of validation: runs/10 was trained on 10 of them and runs/30 was "
+        "trained on 30 of them"
     ]

@@ -258,7 +258,7 @@ def test_files_of_datatrove_without_metadata_follow_its_rule(tmp_path):
         ("cut", r"00000_shuffled\.ds is cut: it has [\d,]+ bytes, not [\d,]+ tokens of 2 bytes"),
         ("half", r"00000_shuffled\.ds is cut"),
         ("index", r"00000_shuffled\.ds\.index does not end where"),
-        ("metadata", r"00000_shuffled\.ds\.metadata is no metadata of datatrove"),
+        ("metadata", r"00000_shuffled\.ds\.metadata is not metadata of datatrove"),
         ("mixed", "tokens of 2 and of 4 bytes"),
         ("vocabulary", r"holds token 9,000; the vocabulary of the model has 64"),
         ("framed", r"documents must end with the token 3 \(\[SEP\]\) and have no other frame"),
@@ -312,7 +312,7 @@ def test_a_signal_stops_the_command_and_its_workers(tmp_path, model_dir, number,
         2,
     )
     running = Forked(run_command, *line)
-    while not list(tmp_path.glob("out/.*.part")):
+    while not list(tmp_path.glob("out/.*.bin.part")):
         assert running.returncode is None, running.communicate()
         time.sleep(0.05)
     children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()

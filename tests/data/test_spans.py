@@ -211,7 +211,7 @@ MISPLACED = [
     (("dog", 4), "f.jsonl:q: answer 'dog' is not at character 4 of its context"),
     (("cat", -7), "f.jsonl:q: answer 'cat' is not at character -7 of its context"),
     (("cat", 400), "f.jsonl:q: answer 'cat' is not at character 400 of its context"),
-    ((" ", 3), "f.jsonl:q: an answer is empty; leave out the answers where there is none"),
+    ((" ", 3), "f.jsonl:q: an answer is empty; give no answer if there is none"),
 ]
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from questions import KINDS, tokenizer_of
 
-from kdcli.data.labelled.targets import LEAST, encode_targets
+from kdcli.data.labelled.targets import MIN_SOURCE_TOKENS, encode_targets
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Example
 
@@ -35,7 +35,7 @@ def rows_of(pairs, kind="word pieces", max_length=32, target_length=8):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("room", [24, LEAST])
+@pytest.mark.parametrize("room", [24, MIN_SOURCE_TOKENS])
 def test_a_row_is_source_target_and_end(kind, room):
     tokenizer = tokenizer_of(kind)
     pairs = [(s, t) for s in TEXTS for t in TEXTS]
@@ -75,7 +75,7 @@ def test_without_a_target_a_row_is_its_source():
 
 def test_no_room_for_a_source_is_refused():
     with pytest.raises(
-        UsageError, match="rows of 15 tokens with targets of 8 leave 7 for the source"
+        UsageError, match="rows of 15 tokens with targets of 8 tokens leave 7 tokens for the source"
     ):
         rows_of([(TEXTS[0], TEXTS[1])], max_length=15)
 

@@ -47,7 +47,7 @@ def test_size_is_near_the_entropy(density, form, bound):
 @pytest.mark.parametrize("density", [0.02, 0.5])
 def test_another_size_is_refused(density, size):
     mask = np.random.default_rng(0).random(1000) < density
-    with pytest.raises(ValueError, match=r"of \d+|do not hold"):
+    with pytest.raises(ValueError, match=r"has \d+ places|do not hold"):
         decode(encode(mask), size)
 
 

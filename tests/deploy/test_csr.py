@@ -181,7 +181,7 @@ def test_torch_without_such_a_product_stays_dense(monkeypatch):
 
 
 def test_what_is_refused():
-    with pytest.raises(UsageError, match=r"float32 on the CPU, not torch\.bfloat16"):
+    with pytest.raises(UsageError, match=r"float32 on the CPU, got torch\.bfloat16"):
         sparsify(tiny_encoder("bert").bfloat16())
     with pytest.raises(UsageError, match="compacted model cannot run sparse"):
         sparsify(compact(tiny_encoder("bert")))

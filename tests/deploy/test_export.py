@@ -174,7 +174,9 @@ def traced():
     model = tiny_encoder("bert", **small("bert"))
     batch = padded(2, 24, types=True)
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
-    named = export._Named(export._Whole(model, None), tuple(batch), ("last_hidden_state",)).eval()
+    named = export._PositionalInputs(
+        export._Network(model, None), tuple(batch), ("last_hidden_state",)
+    ).eval()
     names = {
         "input_names": tuple(batch),
         "output_names": ["last_hidden_state"],

@@ -146,7 +146,7 @@ def test_cut_file_is_refused(written, kept):
     ("name", "said"),
     [
         ("none", r"none\.safetensors cannot be read"),
-        ("model", "no mask file of kdcli"),
+        ("model", "not a mask file of kdcli"),
         ("folder", "cannot be read"),
     ],
 )
@@ -185,7 +185,7 @@ def test_another_model_type_is_refused(written):
         (lambda m: m.update({"3.Q": m["1.Q"]}), "a mask for 3.Q"),
         (
             lambda m: m.update({"1.U": m["1.U"].T}),
-            "the mask of 1.U is 32 x 128, the matrix 128 x 32",
+            "the mask of 1.U is 32 x 128, but the matrix is 128 x 32",
         ),
     ],
 )
@@ -369,7 +369,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(
-    ("data", "message"), [*OTHERS, *((data, r"no \.npy array") for data in NO_ARRAYS)]
+    ("data", "message"), [*OTHERS, *((data, r"not an \.npy array") for data in NO_ARRAYS)]
 )
 def test_other_and_damaged_arrays_are_refused(base, tmp_path, data, message):
     (tmp_path / "mask.npy").write_bytes(data)

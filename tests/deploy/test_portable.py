@@ -169,7 +169,7 @@ def test_an_interruption_keeps_the_finished_cells(tmp_path, sent):
         ("{", "cannot be used: JSONDecodeError"),
         ({"schema": 1}, "has schema 1; this file reads 2"),
         ({"cells": []}, "at least one shape and one cell"),
-        ({"cells": [[0, 8]]}, "every number whole and at least 1"),
+        ({"cells": [[0, 8]]}, "every number must be a whole"),
         (
             {"shapes": {"a": {"layers": 1, "hidden": 10, "ffn": 4, "heads": 3}}},
             "heads must divide the hidden width",

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from kdcli.deploy.quantise import fewest, product_errors
+from kdcli.deploy.quantise import product_errors, smallest_count
 
 
 @given(st.integers(0, 200), st.integers(0, 300))
@@ -18,7 +18,7 @@ def test_the_fewest_that_hold_are_found_in_few_attempts(most, needed):
         tried.append(count)
         return count >= needed
 
-    assert fewest(most, holds) == (needed if needed <= most else None)
+    assert smallest_count(most, holds) == (needed if needed <= most else None)
     assert len(tried) == len(set(tried)) <= 2 * (most.bit_length() + 1)
 
 

@@ -101,7 +101,7 @@ def driver(no_card, monkeypatch, tmp_path):
 )
 def test_unknown_device_names_the_known(wanted):
     with pytest.raises(
-        UsageError, match="allowed: auto, cpu, cuda, mps, xpu, and such as cuda:INDEX"
+        UsageError, match="allowed: auto, cpu, cuda, mps, xpu, or with an index as in cuda:0"
     ):
         choose_device(wanted)
 
@@ -292,13 +292,13 @@ def test_driver_too_old(driver):
         "The NVIDIA driver on your system is too old (found version 11040). Please …",
     )
     with pytest.raises(
-        MachineError, match=r"NVIDIA driver 470\.223\.02 is too old: it serves CUDA 11\.4"
+        MachineError, match=r"NVIDIA driver 470\.223\.02 is too old: it supports CUDA 11\.4"
     ) as caught:
         choose_device("cuda:0")
     assert "built for CUDA 12.6" in caught.value.message
     hint = str(caught.value.hint)
     assert hint.startswith(
-        "update the driver, or install a PyTorch that it serves: pip install torch==2.7.1"
+        "update the driver, or install a PyTorch that it supports: pip install torch==2.7.1"
     )
     assert "cu118" in hint
     found = examine().facts

@@ -165,7 +165,7 @@ def test_an_error_of_another_kind_is_not_taken_for_want_of_memory():
 
 
 def test_a_job_that_holds_nothing_out_cannot_be_evaluated():
-    with pytest.raises(ValueError, match="holds nothing out"):
+    with pytest.raises(ValueError, match="has no held-out examples"):
         evaluate(session(), job_of(None))
 
 

@@ -2,48 +2,11 @@
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from kdcli.engine import processes
-from kdcli.errors import MachineError, Stopped
-
-SLEEP, KILLED = "import time; time.sleep(60)", "import os; os.kill(os.getpid(), 9)"
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr(processes, "END_SECONDS", 0.5)
-
-
-def wait(*programs):
-    return processes.wait_for(
-        [subprocess.Popen([sys.executable, "-c", program]) for program in programs]
-    )
-
-
-@pytest.mark.parametrize("programs", [[SLEEP, KILLED], [KILLED, SLEEP], [SLEEP, SLEEP, KILLED]])
-def test_a_killed_process_ends_the_others(programs):
-    with pytest.raises(
-        MachineError,
-        match=rf"process {programs.index(KILLED)} of {len(programs)} was ended by signal 9",
-    ):
-        wait(*programs)
-
-
-@pytest.mark.parametrize(
-    ("programs", "code"),
-    [
-        (["pass", "pass"], 0),
-        ([SLEEP, "exit(4)"], 4),
-        (["exit(3)", "exit(2)"], 2),
-        (["exit(75)", "exit(75)"], 75),
-    ],
-)
-def test_the_exit_code_is_that_of_the_process_that_failed(programs, code):
-    assert wait(*programs) == code
+from kdcli.errors import Stopped
 
 
 def sigterm():

@@ -90,7 +90,7 @@ class TestClaim:
         (tmp_path / "file").write_text("", "utf-8")
         with pytest.raises(UsageError, match="is a file"):
             RunDir.claim(tmp_path / "file", recipe())
-        with pytest.raises(UsageError, match=r"cannot be made: .*file is a file"):
+        with pytest.raises(UsageError, match=r"cannot be created: .*file is a file"):
             RunDir.claim(tmp_path / "file" / "run", recipe())
 
     def test_full_disk_leaves_no_recipe_and_says_so(self, tmp_path, full_disk):
@@ -232,7 +232,7 @@ class TestCheckpoints:
         (run.path / CHECKPOINTS / "step-00000001" / "state.json").unlink()
         said: list[str] = []
         assert run.load_checkpoint(said.append) is None
-        assert "none is left: starting anew" in said[0]
+        assert "it was the last one, so the run starts again" in said[0]
 
     @pytest.mark.parametrize(
         "where", ["engine.run_dir.save_file", "disk.fsync", "engine.run_dir._sha256"]
@@ -274,7 +274,7 @@ class TestBest:
 
     def test_of_another_step_is_refused(self, run):
         run.save_best(3, tensors(1.0))
-        with pytest.raises(MachineError, match="is not of step 9") as caught:
+        with pytest.raises(MachineError, match="does not belong to step 9") as caught:
             run.load_best(9)
         assert "--overwrite" in caught.value.hint
 

@@ -24,12 +24,19 @@ CASES = [
 
 
 def pair(*, grad: bool = False) -> tuple[Signals, Signals]:
-    """A teacher's and a student's signals; of the rows, the second has no positive and the third no
-    first negative."""
+    """A teacher's and a student's signals.
+
+    The second row has no positive, the third no first negative; the first row and the positive of
+    the fourth are among the anchors.
+    """
     t = Signals(pooled=normal(5, 6, seed=1), anchors=normal(7, 6, seed=2))
     t.positive, t.negatives = normal(5, 6, seed=3), normal(5, 2, 6, seed=4)
     t.positive[1], t.negatives[2, 0] = 0, 0
-    return t, Signals(pooled=normal(5, 6, seed=5).requires_grad_(grad))
+    t.anchors[2], t.anchors[5] = t.pooled[0], t.positive[3]
+    s_BD = normal(5, 6, seed=5)
+    # A student that has learned something is near its teacher.
+    s_BD[0], s_BD[3] = t.pooled[0] + 0.3 * s_BD[0], t.positive[3] + 0.3 * s_BD[3]
+    return t, Signals(pooled=s_BD.requires_grad_(grad))
 
 
 def reference(keys, t, s):
@@ -66,9 +73,10 @@ def reference(keys, t, s):
             kls.append((p * np.log(p / q)).sum())
     terms["similarity"] = keys.get("similarity_weight", 0.0) * np.mean(kls)
     nce = []
-    for a, p, ns in zip(student, positive, negatives, strict=True):
+    for a, own, p, ns in zip(student, x["pooled"], positive, negatives, strict=True):
         if p.any():
-            wrong = [cos(a, n) for n in (*x["anchors"], *ns) if n.any()]
+            anchors = [r for r in x["anchors"] if not ((r == own).all() or (r == p).all())]
+            wrong = [cos(a, n) for n in (*anchors, *ns) if n.any()]
             nce.append(-np.log(softmax(np.array([cos(a, p), *wrong]) / tau)[0]))
         else:
             nce.append(0.0)

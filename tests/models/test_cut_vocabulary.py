@@ -17,7 +17,7 @@ from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import load_tokenizer
 from kdcli.models.trim import (
     check_trimmable,
-    counted,
+    count_tokens,
     cut_model,
     cut_tokenizer,
     named_in,
@@ -105,7 +105,7 @@ some_words = st.lists(
 )
 def test_texts_of_kept_tokens_are_segmented_as_before(tokenizer, corpus, others):
     corpus = [*corpus, "w3 quick"]
-    kept = needed_by(tokenizer)(np.flatnonzero(counted(tokenizer, corpus)))
+    kept = needed_by(tokenizer)(np.flatnonzero(count_tokens(tokenizer, corpus)))
     cut = cut_tokenizer(tokenizer, kept)
     assert len(cut) == len(kept)
     assert cut.get_vocab() == {
@@ -203,5 +203,7 @@ def test_tokenizers_that_cannot_be_cut(tokenizer, message):
 
 
 def test_a_token_without_a_row():
-    with pytest.raises(UsageError, match="the tokenizer has token 64, the model has rows for 64"):
+    with pytest.raises(
+        UsageError, match="the tokenizer has token 64, but the model has rows for 64"
+    ):
         cut_model(tiny_encoder("bert"), np.array([0, 64]))

@@ -77,7 +77,7 @@ def test_a_step_gives_the_logits_of_the_whole_row(model_type):
             decoding.reorder_cache(order)
             targets[:, :2] = targets[order, :2]
             targets[:, 2:3] = targets[order, 2:3]
-    assert not reuses or decoding.of_target[0][0].shape[2] == 4
+    assert not reuses or decoding.target_cache[0][0].shape[2] == 4
     if reuses:
         model.set_attn_implementation("sdpa")
     for step in (3, 4):

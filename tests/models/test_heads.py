@@ -274,12 +274,12 @@ def test_a_mapping_without_a_head_to_reorder_is_refused(encoder_dir):
 @pytest.mark.parametrize(
     ("kind", "names", "changes", "reason"),
     [
-        ("class", ("a", "b"), {}, "its head has 2 outputs, nli needs 3"),
+        ("class", ("a", "b"), {}, "its head has 2 outputs, but nli needs 3"),
         (
             "class",
             ("a", "b", "c"),
             {},
-            "its labels are 0 a, 1 b, 2 c, those of nli 0 entailment, 1 neutral, 2 contra",
+            "its labels are 0 a, 1 b, 2 c, but nli has 0 entailment, 1 neutral, 2 contra",
         ),
         (
             "class",
@@ -287,7 +287,7 @@ def test_a_mapping_without_a_head_to_reorder_is_refused(encoder_dir):
             {"problem_type": "regression"},
             "its head is for regression, not single_label_class",
         ),
-        ("class", (None,), {}, "its head has 1 outputs, nli needs 3"),
+        ("class", (None,), {}, "its head has 1 outputs, but nli needs 3"),
         (
             "class",
             NAMES,

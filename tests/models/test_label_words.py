@@ -245,7 +245,7 @@ def test_another_head_of_the_checkpoint_is_replaced(encoder_dir, tmp_path):
     ("model_type", "changes", "kind", "message"),
     [
         *(
-            (t, {"embedding_size": 16}, "class", "are 16 wide and its states 32")
+            (t, {"embedding_size": 16}, "class", "have width 16, but its states have width 32")
             for t in ("electra", "albert")
         ),
         (
@@ -343,7 +343,7 @@ def test_mlm_is_read_elsewhere_with_the_code_beside_it(masked_dir, tmp_path, mon
         tmp_path / "again", trust_remote_code=True
     ).eval()
     assert_same_model(again, elsewhere, batch)
-    with pytest.raises(TypeError, match="LabelWordsBertForMaskedLM computes no loss"):
+    with pytest.raises(TypeError, match="LabelWordsBertForMaskedLM cannot compute a loss"):
         again(**batch, labels=torch.zeros(6, dtype=torch.long))
 
 
@@ -439,8 +439,8 @@ def test_words_are_found_as_they_stand_in_a_text():
     ("make", "words", "message"),
     [
         (word_piece, ["terrible", "great"], r"'terrible' of task nli is 2 tokens \(ter ##rible\)"),
-        (word_piece, ["great", "bad"], "'bad' of task nli is not in its vocabulary"),
-        (word_piece, ["great", ""], "'' of task nli is not in its vocabulary"),
+        (word_piece, ["great", "bad"], "'bad' of task nli is not in the tokenizer's vocabulary"),
+        (word_piece, ["great", ""], "'' of task nli is not in the tokenizer's vocabulary"),
         (word_piece, ["Yes", "yes"], "'Yes' and 'yes' are the same token yes"),
         (
             bytes_with_yes,
@@ -454,7 +454,7 @@ def test_a_word_that_is_not_one_token_of_its_own_is_refused(make, words, message
     with pytest.raises(UsageError, match=message) as error:
         ids_of(make(), words)
     assert (
-        "choose one for each of c0, c1, each one token, in this order: --set head.words="
+        "choose words of one token, one for each of c0, c1, in this order: --set head.words="
         in error.value.hint
     )
 
@@ -470,7 +470,9 @@ def test_there_must_be_a_word_for_each_output(kind, outputs):
 
 
 def test_a_word_is_refused_before_a_model_is_given_back(encoder_dir):
-    with pytest.raises(UsageError, match="label word 'great' of task nli is not in its vocabulary"):
+    with pytest.raises(
+        UsageError, match="label word 'great' of task nli is not in the tokenizer's vocabulary"
+    ):
         load(encoder_dir("bert"), words=("w1", "w2", "great"))
 
 

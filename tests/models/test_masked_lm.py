@@ -236,7 +236,7 @@ def test_a_checkpoint_without_the_head_is_refused_with_what_to_do(model, message
     ("needs", "batch", "message"),
     [
         (LOGITS, {"input_ids": torch.ones(1, 4, dtype=torch.long)}, "the batch has no labels"),
-        (LOGITS | Needs(logits=True), None, "not both"),
+        (LOGITS | Needs(logits=True), None, "mutually exclusive"),
     ],
 )
 def test_needs_that_cannot_be_met(needs, batch, message):

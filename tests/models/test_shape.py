@@ -64,7 +64,7 @@ def test_heads_that_do_not_divide_are_answered_with_the_nearest_that_do():
 @pytest.mark.parametrize("kind", ["modernbert", "roformer", "eurobert"])
 def test_rotary_heads_have_an_even_width(kind):
     teacher = tiny_encoder(kind)
-    with pytest.raises(UsageError, match="a head cannot be 3 wide") as caught:
+    with pytest.raises(UsageError, match="a head cannot have the odd width 3") as caught:
         build_student(teacher, parse_shape("1x12", shape_of(teacher.config)))
     assert "a multiple of 8" in caught.value.hint
 

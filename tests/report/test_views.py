@@ -391,7 +391,7 @@ def test_short_name_of_a_directory_is_its_last_part(monkeypatch, tmp_path):
 
 def test_report_json_is_written_last(report, tmp_path):
     (tmp_path / "report.html").mkdir()
-    with pytest.raises(UsageError, match=r"report.html is no plain file"):
+    with pytest.raises(UsageError, match=r"report.html is not a regular file"):
         write_views(tmp_path, report)
     assert not (tmp_path / "report.json").exists(), "a run without all its views is not done"
 

@@ -292,7 +292,7 @@ def test_resuming_repeats_no_finished_run(given, on_task, tmp_path):
         (["--mode", "both"], "'mode' must be"),
         (["--set", "data.mask.share=1.0"], "'data.mask.share' must be less than 1"),
         (["--batch-size", "100000"], "less than one batch of 100000"),
-        (["--set", "train.warmup_steps=6"], "leaves nothing of 6 steps"),
+        (["--set", "train.warmup_steps=6"], "must be less than the 6 steps of the run"),
         (["--set", "data.max_length=300"], "the teacher reads at most 160 tokens"),
         (["--data", "/nowhere.txt"], "no data at"),
         (["--base", "UNBUILT"], "UNBUILT cannot be used: KeyError: 'planted.run'"),

@@ -227,7 +227,10 @@ def test_without_an_output_directory_a_free_one_is_numbered(given, tmp_path, mon
         (["--to", "2x32@2"], "minilmv2"),
         (["--to", "2x32", "--set", "train.lrr=1"], "did you mean 'train.lr'"),
         (["--to", "2x32", "--set", "loss.vlaue=mse"], "did you mean 'value'"),
-        (["--to", "2x32", "--set", "train.warmup_steps=6"], "leaves nothing of 6 steps"),
+        (
+            ["--to", "2x32", "--set", "train.warmup_steps=6"],
+            "must be less than the 6 steps of the run",
+        ),
         (
             ["--to", "2x32", "--method", "minilmv2", "--set", "loss.relation_heads=7"],
             "do not divide",
@@ -350,7 +353,7 @@ def test_the_scores_are_not_taken_again(given, labelled, tmp_path, monkeypatch):
         (["--eval-task", "own", "--set", "eval.overrides.train.lrr=1"], "did you mean 'train.lr'"),
         (
             ["--eval-task", "own", "--set", "eval.overrides.train.warmup_steps=8"],
-            "leaves nothing of 8 steps",
+            "must be less than the 8 steps of the run",
         ),
         (
             ["--eval-task", "own", "--eval-task", "mrpc"],

@@ -441,7 +441,7 @@ def test_unusable_retrieval_data_are_refused(teacher, beir, tmp_path, name, line
         (["--set", "loss.dimensions=[16]"], "such as [32, 16]"),
         (["--set", "loss.dimensions=[32,32]"], "give decreasing numbers"),
         (["--set", "loss.dimensions=[32,0]"], "give decreasing numbers"),
-        (["--set", "loss.contrastive_weight=1.0"], "has a positive among the 80 taken"),
+        (["--set", "loss.contrastive_weight=1.0"], "has a positive among the 80 chosen texts"),
         (["--pooling", "mean"], "pools by cls, not by mean"),
         (["--set", "loss.vectors_weight=0.0"], "weight 0"),
         (["--method", "minilm", "--set", "embedding.rows=9"], "are for --method embedding"),

@@ -212,7 +212,8 @@ def test_copies_are_trained_on_as_the_recipe_says(sentences, tmp_path):
     )
     notes = " ".join(report_of(tmp_path / "both").notes)
     assert all(
-        part in notes for part in ("of their words replaced", "neighbours by the input embeddings")
+        part in notes
+        for part in ("of their words replaced", "neighbours by the model's input embeddings")
     )
     assert [log_of(tmp_path / "both" / name)[-1]["step"] for name in ("intermediate", ".")] == [
         12,

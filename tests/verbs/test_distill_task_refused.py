@@ -64,7 +64,7 @@ def refused(data, teacher, tmp_path):
             ["--method", "minilm", "--set", "loss.masked_lm_weight=1"],
             "the examples of a task are not masked",
         ),
-        (["--set", "intermediate.warmup_steps=2"], "leaves nothing of 2 steps"),
+        (["--set", "intermediate.warmup_steps=2"], "must be less than the 2 steps of the run"),
         (
             ["--assistant", "none"],
             "--assistant belongs to distilling on text, not to distilling on a task",

@@ -163,7 +163,7 @@ def test_a_resumed_run_repeats_an_uninterrupted_one(encoder, data, tmp_path, mon
         (["--set", "generation.beams=0"], "'generation.beams' must be greater than 0"),
         (["--set", "generation.masked=1"], "'generation.masked' must be less than 1"),
         (["--set", "generation.min_tokens=8"], "generation.min_tokens 8 is not below max_tokens 8"),
-        (["--set", "generation.max_tokens=200"], "leave 0 for the source"),
+        (["--set", "generation.max_tokens=200"], "leave 0 tokens for the source"),
         (["--set", "data.columns.target=goal"], "no column 'goal'"),
     ],
 )

@@ -47,7 +47,7 @@ def data(tmp_path):
         ),
         (
             ["MODEL", "--task", "own", "--data", "DATA", "--grid", "warmup_steps=1,40"],
-            "leaves nothing of 40 steps",
+            "must be less than the 40 steps of the run",
         ),
         (
             ["MODEL", "--task", "own", "--data", "DATA", "--seeds", "0"],
@@ -56,7 +56,7 @@ def data(tmp_path):
         (["MODEL", "--task", "own", "--data", "DATA", "--device", "tpu"], "unknown device"),
         (
             ["MODEL", "--task", "sst2", "--data", "DATA"],
-            "task sst2 reads the column 'sentence', which is not there",
+            "task sst2 needs the column 'sentence'; the columns are",
         ),
         (["DATA", "--task", "own", "--data", "DATA"], "has no config.json"),
         (["/nowhere", "--task", "own", "--data", "DATA"], "no model directory"),
@@ -159,7 +159,7 @@ def test_a_set_to_choose_on_must_be_there(encoder, session, data, tmp_path):
 
 def test_a_warm_up_as_long_as_the_run(encoder, session, data):
     task = opened(recipe_of(encoder, "own", data), session)
-    with pytest.raises(UsageError, match="leaves nothing of 9 steps"):
+    with pytest.raises(UsageError, match="must be less than the 9 steps of the run"):
         task.plan(recipe_of(encoder, "own", data, **{"train.warmup_steps": 9}).train)
 
 

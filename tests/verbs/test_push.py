@@ -24,6 +24,15 @@ TRAINED = [
 ]
 TRAINED += ["--set", "measure.latency=false", "--set", "data.max_length=24"]
 
+PRIVATE = (
+    "training_rows.safetensors",
+    "log.jsonl",
+    "notes.txt",
+    "checkpoints/model.safetensors",
+    "mask/mask.safetensors",
+)
+REPORT = ("recipe.yaml", "report.json", "report.md", "report.html")
+
 
 @pytest.fixture
 def kdcli(hub, tmp_path):  # noqa: F811
@@ -40,20 +49,36 @@ def kdcli(hub, tmp_path):  # noqa: F811
 
 def test_a_model_is_pushed_to_a_private_repository(hub, kdcli, tmp_path):  # noqa: F811
     folder = own_files.headed(tmp_path / "model", labels=own_files.NAMES)
-    (folder / "checkpoints").mkdir()
-    (folder / "checkpoints" / "large").write_text("no")
+    needed = {file.name for file in folder.iterdir()}
+    for name in (*PRIVATE, *REPORT):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("no")
     done = kdcli("push", folder, "someone/tiny", "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said.pop("url").startswith(hub.url)
     assert said == {"repository": "someone/tiny", "revision": COMMIT, "private": True}
     assert hub.private == {"someone/tiny"}
-    assert set(hub.repositories["someone/tiny"]) == {
-        f.name for f in folder.iterdir() if f.is_file()
-    }
+    assert set(hub.repositories["someone/tiny"]) == needed
     done = kdcli("push", folder, "someone/open", "--public")
     assert " ".join(done.stdout.split()) == f"pushed to someone/open (public), revision {COMMIT}"
     assert hub.private == {"someone/tiny"}
+    done = kdcli("push", folder, "someone/report", "--with-report")
+    assert set(hub.repositories["someone/report"]) == needed | set(REPORT)
+    assert all(name in done.stderr for name in (*needed, *REPORT)), "the files are listed first"
+
+
+def test_a_dry_run_lists_the_files_and_asks_nobody(hub, kdcli, tmp_path):  # noqa: F811
+    folder = own_files.headed(tmp_path / "model")
+    for name in PRIVATE:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("no")
+    done = kdcli("push", folder, "someone/tiny", "--dry-run", "--json", token=None)
+    assert done.returncode == 0, done.stderr
+    upload = json.loads(done.stdout)
+    assert set(upload["kept"]) == set(PRIVATE)
+    assert set(upload["files"]) == {f.name for f in folder.iterdir() if f.is_file()} - set(PRIVATE)
+    assert hub.asked == []
 
 
 def test_what_cannot_be_pushed_is_one_message(hub, kdcli, tmp_path):  # noqa: F811

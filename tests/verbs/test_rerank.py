@@ -292,8 +292,8 @@ def test_whole_queries_are_held_back_of_pairs(tmp_path):
     result = succeeds(
         "finetune", base, "--task", "rerank", "--data", file, *QUICK, "-o", tmp_path / "out"
     )
-    assert "queries are held back to judge by" in said_by(result)
-    assert "with several labels, of which the highest counts: 1" in said_by(result)
+    assert "queries are held out for evaluation" in said_by(result)
+    assert "1 pairs of query and passage have several labels" in said_by(result)
     (first, *_) = report_of(tmp_path / "out").evaluations
     assert first.split == "held back from train"
     assert 5 < first.n < 40
@@ -310,19 +310,19 @@ PAIR = {"query": "w1", "passage": "w2", "label": 1}
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"query": "w1", "positive": "w1"}], "train.jsonl:1: a query without a negative"),
+        ([{"query": "w1", "positive": "w1"}], "train.jsonl:1: the query has no negative"),
         (
             [{"query": "w1", "positive": " ", "negative": "w2"}],
             "train.jsonl:1: 'positive' must be a text, got ' '",
         ),
         (
             [{"query": "w1", "text": "w2"}],
-            "train.jsonl:1: no column passage or sentence or document; there are query",
+            "train.jsonl:1: no column passage or sentence or document; the columns are query",
         ),
         ([PAIR | {"label": -1}], "a label is a relevance, 0 or more, got -1.0"),
         (
             [PAIR | {"score": 1}, PAIR | {"score": 2}],
-            "the passage 'w2' of 'w1' has another score before",
+            "the passage 'w2' of 'w1' has a different score in an earlier row",
         ),
         (
             [{"query": "w1", "passages": ["w2"], "scores": [1, 2]}],

@@ -106,10 +106,12 @@ def test_evaluate_takes_the_rows_held_back_and_leaves_training_rows_out(made, tm
     other = write(tmp_path / "other.jsonl", [*sayings(300, 2000), *trained(split)[:SHARED]])
     succeeds(*judged, "--data", other, "-o", tmp_path / "mixed")
     report = report_of(tmp_path / "mixed")
-    assert report.notes[0] == f"left out {SHARED} of 350 rows: they trained {folder / 'model'}"
+    assert report.notes[0] == (
+        f"skipped {SHARED} of 350 rows: {folder / 'model'} was trained on them"
+    )
     assert [e.n for e in report.evaluations] == [300]
     only = write(tmp_path / "only" / "validation.jsonl", trained(split)[:SHARED]).parent
-    assert f"{SHARED} of {SHARED} rows of validation cannot be judged by" in refused(
+    assert f"cannot evaluate on {SHARED} of {SHARED} rows of validation" in refused(
         tmp_path, *judged, "--data", only
     )
     all_the_same = [
@@ -152,7 +154,7 @@ def test_a_benchmark_leaves_them_out(made, tmp_path):
     succeeds("benchmark", folder / "model", *options, "-o", tmp_path / "out")
     report = report_of(tmp_path / "out")
     assert [e.n for e in report.evaluations] == [NEW]
-    assert report.notes == [f"left out {SHARED} of {SHARED + NEW} rows: they trained model"]
+    assert report.notes == [f"skipped {SHARED} of {SHARED + NEW} rows: model was trained on them"]
 
 
 def test_a_pair_knows_the_rows_of_both(made, tmp_path):

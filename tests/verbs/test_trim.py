@@ -128,7 +128,7 @@ def test_a_mask_learned_with_all_tokens_is_refused_for_the_trimmed_model(text, t
     ("more", "message"),
     [
         (["--vocab-size", "4"], "5 tokens always stay: special ones, single characters and bytes"),
-        (["--set", "data.column=c"], "column 'c' is not there; there are a, b"),
+        (["--set", "data.column=c"], "there is no column 'c'; the columns are a, b"),
         (["--data", "nowhere.txt"], "no data at nowhere.txt"),
     ],
 )

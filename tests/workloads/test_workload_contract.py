@@ -218,6 +218,16 @@ def test_a_model_agrees_with_itself(workload):
     assert all(row.difference == 0 for row in result.comparisons)
 
 
+def test_a_model_with_broken_weights_gets_no_score(workload):
+    model = workload.model
+    if not workload.has_labels:
+        workload = workload.with_reference(model)
+    with torch.no_grad():
+        next(model.model.parameters()).fill_(float("nan"))
+    with pytest.raises(UsageError, match="are not finite"):
+        workload.score(model)
+
+
 def test_a_saved_model_is_the_same_model(workload, tmp_path):
     workload.save(workload.model, tmp_path / "saved", workload.rows)
     again = workload.load(str(tmp_path / "saved"), head=HEAD, new_head=False)

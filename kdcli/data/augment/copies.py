@@ -1,11 +1,13 @@
-"""Copies of labelled examples with words replaced: TinyBERT's augmentation
-(https://arxiv.org/abs/1909.10351, alg. 1).
+"""Augment labelled examples with copies in which words are replaced, as in TinyBERT.
 
-A copy replaces each word with a probability by one of its candidates: what a masked language model
-predicts with this one word masked or, for a word of several tokens, its nearest neighbours among
-word vectors. All other characters and the label stay. Copies of a pair change one text in turn; of
-a question about a context only the question changes; of labelled words each stays one word.
-Candidates are cached for each different text, copies are drawn anew.
+TinyBERT's augmentation is algorithm 1 of https://arxiv.org/abs/1909.10351. In a copy, each word is
+replaced with some probability by one of its candidates. Candidates are the predictions of a masked
+language model when only this word is masked. For a word of several tokens, they are the nearest
+neighbours among word vectors. All other characters and the label stay the same.
+
+The copies of a pair change its two texts in turn. For a question about a context, only the question
+changes. For labelled words, each word stays one word. Candidates are cached for each different
+text; copies are drawn again in each run.
 """
 
 import hashlib
@@ -21,20 +23,26 @@ from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.augment.masked_words import MaskedWords
 from kdcli.data.augment.neighbours import Neighbours
-from kdcli.data.augment.words import Word, read, words_in
+from kdcli.data.augment.words import Word, tokenize, words_in
 from kdcli.data.sources import LOG_SECONDS, Log
 from kdcli.disk import cache_key, disk_errors, write_atomic
 from kdcli.types import Example, Task
 
-TEXTS_PER_FILE = 512  # Candidates are computed and cached together: what a kill costs at most.
-# For each word of a text: first character, character after the last, candidates.
+# Texts whose candidates are computed and cached together. A killed run loses at most this many.
+TEXTS_PER_FILE = 512
+# For each word of a text: its first character, the character after its last, and its candidates.
 Choices = list[tuple[int, int, list[str]]]
 
 
 @dataclass(frozen=True)
 class Augmented:
-    """The examples given, then all copies of the first, of the second ... `replaced` is the share
-    of words replaced in the texts that copies change; `notes` are for the log and the report."""
+    """Examples with their copies.
+
+    Attributes:
+        examples: the original examples, then all copies of the first, of the second, and so on.
+        replaced: the share of replaced words in the texts that copies change.
+        notes: messages for the log and the report.
+    """
 
     examples: list[Example]
     replaced: float
@@ -56,13 +64,28 @@ def augment(
     fingerprint: str,
     log: Log,
 ) -> Augmented:
-    """Examples with copies; a copy depends on the seed, the example's texts and the copy's number
-    alone. `tokenizer`: finds the words of scripts without spaces where there is no masked language
-    model. `masked_words`: None takes neighbours for all words. `copies`: of each example.
-    `probability`: with which a word is replaced. `candidates`: of a word, at most. `folder`: where
-    candidates are cached; only one process may write there. `fingerprint`: of the models,
-    tokenizers and word vectors that candidates come from. Raises UsageError: a slow tokenizer, see
-    `kdcli.data.augment.words`; MachineError: the cache cannot be written."""
+    """Augment examples with copies.
+
+    A copy depends only on the seed, the example's texts and the number of the copy.
+
+    Args:
+        task: the task of the examples.
+        examples: the examples.
+        tokenizer: finds the words of scripts without spaces if there is no masked language model.
+        masked_words: the masked language model. If None, all candidates are neighbours.
+        neighbours: the word vectors.
+        copies: the number of copies of each example.
+        probability: the probability that a word is replaced.
+        candidates: the maximum number of candidates per word.
+        seed: the seed of the copies.
+        folder: the cache of candidates. Only one process may write there.
+        fingerprint: identifies the models, tokenizers and word vectors that candidates come from.
+        log: called with messages about the progress.
+
+    Raises:
+        UsageError: the tokenizer is slow, see `kdcli.data.augment.words`.
+        MachineError: the cache cannot be written.
+    """
     texts = list(dict.fromkeys(text for e in examples for text in _texts(task, e)))
     key = cache_key(fingerprint, candidates, masked_words is not None, TEXTS_PER_FILE, texts)
     choices_of: dict[str, Choices] = {}
@@ -80,40 +103,43 @@ def augment(
         if time.monotonic() - logged > LOG_SECONDS:
             logged = time.monotonic()
             log(f"candidates for the words of {len(choices_of):,} of {len(texts):,} texts")
-    made: list[Example] = []
+    all_copies: list[Example] = []
     words = replaced = without = 0
     for example in examples:
         choices = [choices_of[text] for text in _texts(task, example)]
         without += sum(not options for text_choices in choices for _, _, options in text_choices)
-        for copy, words_seen, words_replaced in _copies(
+        for copy, copy_words, copy_replaced in _copies(
             task, example, choices, copies, probability, seed
         ):
-            made.append(copy)
-            words += words_seen
-            replaced += words_replaced
+            all_copies.append(copy)
+            words += copy_words
+            replaced += copy_replaced
     share = replaced / words if words else 0.0
-    source = "candidates of a masked language model, of words of several tokens neighbours"
+    source = "words of several tokens take neighbours, others a masked language model's predictions"
     if masked_words is None:
         source = "no masked language model, so neighbours serve for all words"
     notes = [
-        f"{len(made):,} copies of {len(examples):,} examples, {copies} of each; {share:.1%} of "
-        "their words replaced",
+        f"{len(all_copies):,} copies of {len(examples):,} examples, {copies} of each; {share:.1%} "
+        "of their words replaced",
         f"{source}; {neighbours.note}",
     ]
     if without:
-        notes.append(f"{without:,} words have no candidates and stay as they are")
-    return Augmented([*examples, *made], share, notes)
+        notes.append(f"{without:,} words have no candidates and are never replaced")
+    return Augmented([*examples, *all_copies], share, notes)
 
 
 def _texts(task: Task, example: Example) -> tuple[str, ...]:
-    """The texts of an example that copies may change."""
+    """Return the texts of an example that copies may change."""
     if task.kind == "tokens":
         return (" ".join(example.texts),)
     return example.texts[:1] if task.kind == "span" else example.texts
 
 
 def words_of(task: Task, examples: Sequence[Example]) -> set[str]:
-    """The different words that copies may change; of scripts without spaces whole runs."""
+    """Return the different words that copies may change.
+
+    In scripts without spaces, a whole run of letters counts as a word.
+    """
     texts = {text for e in examples for text in _texts(task, e)}
     return {text[word.begin : word.end] for text in texts for word in words_in(text)}
 
@@ -125,24 +151,24 @@ def _candidates(
     neighbours: Neighbours,
     count: int,
 ) -> list[Choices]:
-    """The candidates of all words: of the masked language model, else neighbours."""
-    likely: list[list[tuple[Word, list[str] | None]]]
+    """Find the candidates of all words: predictions if there are any, otherwise neighbours."""
+    predicted: list[list[tuple[Word, list[str] | None]]]
     if masked_words is None:
-        likely = [[(word, None) for word in one.words] for one in read(texts, tokenizer)]
+        predicted = [[(w, None) for w in text.words] for text in tokenize(texts, tokenizer)]
     else:
-        likely = masked_words.candidates(texts, count)
+        predicted = masked_words.candidates(texts, count)
     spelled = [
         [(text[w.begin : w.end], w, c) for w, c in words]
-        for text, words in zip(texts, likely, strict=True)
+        for text, words in zip(texts, predicted, strict=True)
     ]
     missing = list(
         dict.fromkeys(spelling for words in spelled for spelling, _, c in words if c is None)
     )
-    near = dict(zip(missing, neighbours.nearest(missing, count), strict=True))
-    # Sorted: where two are equally likely, the last bit of a sum must not decide which is drawn.
+    nearest = dict(zip(missing, neighbours.nearest(missing, count), strict=True))
+    # Sort the candidates, so that rounding cannot change the order of two equally likely ones.
     return [
         [
-            (word.begin, word.end, sorted(near[spelling] if c is None else c))
+            (word.begin, word.end, sorted(nearest[spelling] if c is None else c))
             for spelling, word, c in words
         ]
         for words in spelled
@@ -157,13 +183,12 @@ def _copies(
     probability: float,
     seed: int,
 ) -> Iterator[tuple[Example, int, int]]:
-    """The copies of an example, each with the words of the text it changes and how many of them it
-    replaced."""
+    """Yield each copy, the number of words in the changed text, and how many were replaced."""
     turns = [i for i, words in enumerate(choices) if any(options for _, _, options in words)] or [0]
     digest = hashlib.sha256(json.dumps([seed, example.texts]).encode("ascii")).hexdigest()
     rng = np.random.Generator(np.random.PCG64(int(digest, 16)))
     first = int(rng.integers(len(turns)))
-    # Drawn row by row: the first copies are the same however many there are.
+    # One row per copy, so that the first copies do not depend on the number of copies.
     draws_CW2 = rng.random((copies, max(map(len, choices), default=0), 2))
     for number, draws_W2 in enumerate(draws_CW2.tolist()):
         turn = turns[(first + number) % len(turns)]
@@ -186,7 +211,7 @@ def _copies(
 
 
 def _edited(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
-    """A text with these of its characters replaced; edits are in order and do not overlap."""
+    """Replace parts of a text. The edits are in order and do not overlap."""
     parts, done = [], 0
     for begin, end, word in edits:
         parts += [text[done:begin], word]
@@ -195,7 +220,7 @@ def _edited(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
 
 
 def _edited_words(words: Sequence[str], edits: Sequence[tuple[int, int, str]]) -> Iterator[str]:
-    """Words under edits of the text that joins them with single spaces."""
+    """Apply edits of the text in which the words are joined by single spaces."""
     begin = 0
     for word in words:
         end = begin + len(word)
@@ -206,14 +231,16 @@ def _edited_words(words: Sequence[str], edits: Sequence[tuple[int, int, str]]) -
 
 
 def rows(task: Task, examples: Sequence[Example]) -> Iterator[Mapping[str, Any]]:
-    """Examples as rows in the task's columns, as `--task` reads them; classes by number, of own
-    files by name."""
-    named: Any = task.labels if task.hub is None else range(len(task.labels))
+    """Yield examples as rows with the task's columns, which `--task` can read.
+
+    Classes are numbers, or names if the task comes from the user's own files.
+    """
+    classes: Any = task.labels if task.hub is None else range(len(task.labels))
     for example in examples:
         texts = [list(example.texts)] if task.kind == "tokens" else example.texts
         label: Any = example.label
         if label is not None and task.kind == "span":
             label = {"text": [a.text for a in label], "answer_start": [a.start for a in label]}
         elif label is not None and task.kind != "score":
-            label = named[label] if task.kind == "class" else [named[one] for one in label]
+            label = classes[label] if task.kind == "class" else [classes[n] for n in label]
         yield {"id": example.id, **dict(zip(task.texts, texts, strict=True)), task.label: label}

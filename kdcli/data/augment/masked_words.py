@@ -1,9 +1,8 @@
-"""The words that a masked language model predicts in the place of each word of a text.
+"""Predict replacements for each word of a text with a masked language model.
 
-A query masks one word and leaves the others, so a text of n words costs n forward passes of its
-length. Queries of the same length form a batch, whichever texts they are from: nothing is padded,
-and no text influences another. Equal queries are computed once, and the head computes the masked
-positions alone.
+A query masks a single word, so a text of n words costs n forward passes of its length. Batches hold
+queries of the same length from any texts, so there is no padding and no text influences another.
+Equal queries are computed once, and the head computes only the masked positions.
 """
 
 import itertools
@@ -15,30 +14,43 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kdcli.data.augment.words import Read, Word, read, whole_words
+from kdcli.data.augment.words import TokenizedText, Word, tokenize, whole_words
 from kdcli.errors import UsageError
 
-# Tokens of a query. A word of a longer text is queried within the piece of this size that holds it.
+# Tokens per query. Longer texts are divided into pieces of this size.
 WINDOW = 256
-BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}  # More does not make it faster.
-SPARE = (
-    6  # Extra words per query: the masked word and its other spellings are among the likely ones.
-)
+BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}  # Larger batches are not faster.
+# Extra predictions per query, because the masked word and its other spellings are removed.
+SPARE = 6
 
 
 class _Query(NamedTuple):
-    """A row with one token masked."""
+    """A row with one masked token.
 
-    ids: bytes  # int32
-    place: int  # of the masked token
-    spaceless: bool  # predict from the words of scripts without spaces
+    Attributes:
+        ids: the token ids as the bytes of an int32 array.
+        place: the position of the masked token.
+        spaceless: whether to predict words of scripts without spaces.
+    """
+
+    ids: bytes
+    place: int
+    spaceless: bool
 
 
 class MaskedWords:
-    """A masked language model that predicts words. `model`: with the head of a masked language
-    model; moved to `device` and put in eval mode. `tokenizer`: the model's; it need not be that of
-    the model to be trained on the copies. Raises UsageError: the tokenizer is a slow one, has no
-    mask token, or no token that is a word."""
+    """Predict words with a masked language model.
+
+    Args:
+        model: a model with a masked language modelling head. It is moved to `device` and set to
+            evaluation mode.
+        tokenizer: its tokenizer. The model to be trained may have another one.
+        device: the device of the computation.
+        dtype: the number format of the computation.
+
+    Raises:
+        UsageError: the tokenizer is slow, or has no mask token or no token that is a whole word.
+    """
 
     def __init__(
         self,
@@ -51,7 +63,7 @@ class MaskedWords:
         name = type(tokenizer).__name__
         if tokenizer.mask_token_id is None:
             hint = (
-                "name a masked language model, such as the checkpoint that the teacher was "
+                "give a masked language model, such as the checkpoint that the teacher was "
                 "fine-tuned from"
             )
             raise UsageError(f"{name} has no mask token, so its model cannot predict words", hint)
@@ -72,7 +84,7 @@ class MaskedWords:
         self._before = frame["input_ids"][: special.index(0)]
         self._after = frame["input_ids"][len(special) - special[::-1].index(0) :]
         positions = getattr(model.config, "max_position_embeddings", None)
-        # RoBERTa and its kin count positions from the padding id on.
+        # RoBERTa and related models number positions from the padding id + 1.
         window = (
             min(WINDOW, positions - 2) if isinstance(positions, int) and positions > 2 else WINDOW
         )
@@ -81,40 +93,44 @@ class MaskedWords:
     def candidates(
         self, texts: Sequence[str], count: int
     ) -> list[list[tuple[Word, list[str] | None]]]:
-        """For each word of each text the `count` likeliest words in its place, the likeliest first.
-        Never the word itself, in whichever case, nor pieces of words or special tokens; fewer where
-        the vocabulary has fewer; None for a word of several tokens."""
-        reads = read(texts, self.tokenizer)
-        queries = [[self._query(one, word) for word in one.words] for one in reads]
+        """Predict the `count` most likely replacements of each word of each text.
+
+        The most likely word comes first. Predictions never include the word itself in any case,
+        pieces of words, or special tokens. There may be fewer than `count`. The result is None for
+        a word of several tokens.
+        """
+        tokenized = tokenize(texts, self.tokenizer)
+        queries = [[self._query(text, word) for word in text.words] for text in tokenized]
         likely = self._predict(
             [q for text_queries in queries for q in text_queries if q is not None], count + SPARE
         )
 
         def others(text: str, word: Word, query: _Query | None) -> list[str] | None:
-            own = text[word.begin : word.end].casefold()
-            return (
-                None if query is None else [w for w in likely[query] if w.casefold() != own][:count]
-            )
+            if query is None:
+                return None
+            spelling = text[word.begin : word.end].casefold()
+            return [w for w in likely[query] if w.casefold() != spelling][:count]
 
         return [
             [
                 (word, others(text, word, query))
-                for word, query in zip(one.words, text_queries, strict=True)
+                for word, query in zip(tokens.words, text_queries, strict=True)
             ]
-            for text, one, text_queries in zip(texts, reads, queries, strict=True)
+            for text, tokens, text_queries in zip(texts, tokenized, queries, strict=True)
         ]
 
-    def _query(self, one: Read, word: Word) -> _Query | None:
+    def _query(self, text: TokenizedText, word: Word) -> _Query | None:
+        """Mask a word; None if it is not a single token."""
         if word.token is None:
             return None
         first = word.token // self._room * self._room
-        row = [*self._before, *one.ids[first : first + self._room], *self._after]
+        row = [*self._before, *text.ids[first : first + self._room], *self._after]
         place = len(self._before) + word.token - first
         row[place] = self.tokenizer.mask_token_id
         return _Query(np.array(row, dtype=np.int32).tobytes(), place, word.spaceless)
 
     def _predict(self, queries: Sequence[_Query], count: int) -> dict[_Query, list[str]]:
-        """The likely words of each query, in batches of queries of one length and vocabulary."""
+        """Predict the likely words of each query, in batches of the same length and vocabulary."""
 
         def group(query: _Query) -> tuple[int, bool]:
             return len(query.ids) // 4, query.spaceless
@@ -142,12 +158,14 @@ class MaskedWords:
 
     @torch.inference_mode()
     def logits(self, rows_BL: Tensor, places_B: Tensor) -> Tensor:
-        """The logits at one position of each unpadded row, [B, V] float32; the head computes no
-        others."""
+        """Compute the logits at one position of each unpadded row, [B, V] float32.
+
+        The head computes only these positions.
+        """
         rows_BL, places_B = rows_BL.to(self.device), places_B.to(self.device)
 
         def gather(module: torch.nn.Module, arguments: Any, out: Any) -> Any:
-            # The head gets [B, 1, D] in place of [B, L, D].
+            # Pass [B, 1, D] to the head instead of [B, L, D].
             out.last_hidden_state = out.last_hidden_state[torch.arange(len(places_B)), places_B][
                 :, None
             ]

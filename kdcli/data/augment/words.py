@@ -1,8 +1,8 @@
-"""Words of a text as spans of its characters, and the words that are one token of a tokenizer.
+"""Find the words of a text, and the words that are a single token of a tokenizer.
 
-A word is a run of letters and the marks on them; what holds a digit is none. Of runs joined by an
-apostrophe only a later one of three letters or more is a word: `homme` of "l'homme", nothing of
-"don't". In scripts without spaces the pieces of the tokenizer are the words.
+A word is a run of letters and their combining marks. A run with a digit is not a word. In runs
+joined by apostrophes, only later runs of at least three letters are words: `homme` in "l'homme",
+and none in "don't". In scripts without spaces, the words are the pieces of the tokenizer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kdcli.errors import UsageError
 
-# Thai, Lao, Burmese, Khmer, Kana; Han.
+# Thai, Lao, Burmese, Khmer and Kana, then Han.
 _SPACELESS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff"
 _SPACELESS += r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 SPACELESS = regex.compile(f"[{_SPACELESS}]")
@@ -24,7 +24,7 @@ _RUNS = regex.compile(
     rf"(?V1){_PART}(?:['’]{_PART})*|(?P<spaceless>(?:[[{_SPACELESS}]&&[\p{{L}}\p{{M}}]]{_MARKS})+)"
 )
 _DIGIT = regex.compile(r"[\p{N}_]")
-_AFTER_APOSTROPHE = 3
+_MIN_AFTER_APOSTROPHE = 3  # Letters of a word after an apostrophe.
 IDS_ONLY: dict[str, bool] = dict.fromkeys(
     ("add_special_tokens", "return_attention_mask", "return_token_type_ids", "verbose"), False
 )
@@ -32,69 +32,73 @@ IDS_ONLY: dict[str, bool] = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Word:
-    """Characters `begin` to `end` - 1 of a text."""
+    """A word of a text.
+
+    Attributes:
+        begin, end: the first character, and the character after the last.
+        spaceless: whether the script has no spaces.
+        token: the index of the word's token in the text; None if it has several tokens, or if the
+            token is the unknown one.
+    """
 
     begin: int
     end: int
-    spaceless: bool  # of a script without spaces
-    token: int | None = (
-        None  # number of its token within the text; None if it is several tokens or an unknown one
-    )
+    spaceless: bool
+    token: int | None = None
 
 
 @dataclass(frozen=True)
-class Read:
-    """A text under a tokenizer: ids without special tokens, and its words."""
+class TokenizedText:
+    """The token ids of a text, without special tokens, and its words."""
 
     ids: list[int]
     words: list[Word]
 
 
 def words_in(text: str) -> list[Word]:
-    """The words of a text; a run of a script without spaces counts as one."""
+    """Find the words of a text. A run of a script without spaces counts as one word."""
     words = []
     for run in _RUNS.finditer(text):
         parts = run.spans("part")
         if not parts:
             words.append(Word(run.start(), run.end(), True))
         elif not _DIGIT.search(run[0]):
-            kept = (
-                [(b, e) for b, e in parts[1:] if e - b >= _AFTER_APOSTROPHE]
-                if len(parts) > 1
-                else parts
-            )
-            words += [Word(begin, end, False) for begin, end in kept]
+            if len(parts) > 1:
+                parts = [(b, e) for b, e in parts[1:] if e - b >= _MIN_AFTER_APOSTROPHE]
+            words += [Word(begin, end, False) for begin, end in parts]
     return words
 
 
 def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise a UsageError for a tokenizer written in Python: it does not tell which characters a
-    token stands for."""
+    """Raise a UsageError if a tokenizer does not tell which characters a token stands for.
+
+    Tokenizers written in Python do not.
+    """
     if not tokenizer.is_fast:
-        message = "does not tell which characters a token stands for, as augmentation needs"
+        message = (
+            "does not tell which characters a token stands for, but augmentation needs to know"
+        )
         hint = (
-            "use a model with a tokenizer.json (a fast tokenizer), or name another masked language "
+            "use a model with a tokenizer.json (a fast tokenizer), or give another masked language "
             "model"
         )
         raise UsageError(f"{type(tokenizer).__name__} {message}", hint)
 
 
-def read(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Read]:
-    """Texts as tokens and words; the tokenizer must pass `check_fast`."""
+def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[TokenizedText]:
+    """Tokenise texts, and find their words. The tokenizer must pass `check_fast`."""
     check_fast(tokenizer)
     if not texts:
         return []
     encoded = tokenizer(list(texts), return_offsets_mapping=True, truncation=False, **IDS_ONLY)
-    prefix = _continuation(tokenizer)
-    reads = []
+    prefix = _continuation_prefix(tokenizer)
+    tokenized = []
     for text, ids, offsets in zip(
         texts, encoded["input_ids"], encoded["offset_mapping"], strict=True
     ):
-        pieces = (
-            tokenizer.convert_ids_to_tokens(ids)
-            if prefix and SPACELESS.search(text)
-            else [""] * len(ids)
-        )
+        pieces = [""] * len(ids)
+        if prefix and SPACELESS.search(text):
+            pieces = tokenizer.convert_ids_to_tokens(ids)
         tokens = [
             (
                 *_trimmed(text, begin, end),
@@ -103,25 +107,29 @@ def read(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Read]
             )
             for (begin, end), piece, i in zip(offsets, pieces, ids, strict=True)
         ]
-        reads.append(Read(ids, list(_words(text, tokens))))
-    return reads
+        tokenized.append(TokenizedText(ids, list(_words(text, tokens))))
+    return tokenized
 
 
-def _continuation(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The prefix of pieces within a word; empty where the tokenizer marks the beginnings of words
-    instead."""
+def _continuation_prefix(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the prefix of pieces within a word.
+
+    It is empty if the tokenizer marks the beginnings of words instead.
+    """
     return str(getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None) or "")
 
 
 def _trimmed(text: str, begin: int, end: int) -> tuple[int, int]:
-    """The characters of a token without the spaces that some tokenizers count in."""
+    """Return the characters of a token without the spaces that some tokenizers include."""
     left = end - len(text[begin:end].lstrip())
     return left, left + len(text[left:end].rstrip())
 
 
 def _words(text: str, tokens: Sequence[tuple[int, int, bool, bool]]) -> Iterator[Word]:
-    """Words with their tokens; of each token: begin, end, whether it goes on a word, whether it is
-    a known one."""
+    """Yield the words with their tokens.
+
+    A token is given as its begin, its end, whether it continues a word, and whether it is known.
+    """
     first = 0
     for word in words_in(text):
         while first < len(tokens) and tokens[first][1] <= word.begin:
@@ -133,32 +141,33 @@ def _words(text: str, tokens: Sequence[tuple[int, int, bool, bool]]) -> Iterator
             if begin >= word.end:
                 break
             if begin < end:
-                # Bytes of one character are tokens that stand for the same character.
+                # Tokens that are bytes of one character all stand for this character.
                 if not groups or (word.spaceless and begin >= reach and not continues):
                     groups.append([])
                 groups[-1].append(place)
                 reach = max(reach, end)
         for group in groups:
             begin, end = tokens[group[0]][0], max(tokens[place][1] for place in group)
-            own = (
-                (max(begin, word.begin), min(end, word.end))
-                if word.spaceless
-                else (word.begin, word.end)
-            )
-            alone = len(group) == 1 and tokens[group[0]][3] and (begin, end) == own
-            yield Word(*own, word.spaceless, group[0] if alone else None)
+            span = (word.begin, word.end)
+            if word.spaceless:
+                span = (max(begin, word.begin), min(end, word.end))
+            is_one_token = len(group) == 1 and tokens[group[0]][3] and (begin, end) == span
+            yield Word(*span, word.spaceless, group[0] if is_one_token else None)
 
 
 def whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, tuple[str, bool]]:
-    """Token id -> the word that it alone is in a text, and whether its script has no spaces. Left
-    out are special and added tokens, pieces within words, tokens with anything but letters, and
-    tokens whose word the tokenizer would encode in another way. The tokenizer must pass
-    `check_fast`."""
+    """Find the tokens that are whole words.
+
+    Special and added tokens, pieces within words, and tokens with other characters than letters are
+    skipped. Tokens whose word the tokenizer encodes differently are skipped, too. The tokenizer
+    must pass `check_fast`.
+
+    Returns:
+        Token id -> its word, and whether the word's script has no spaces.
+    """
     check_fast(tokenizer)
-    prefix, suffix = (
-        _continuation(tokenizer),
-        getattr(tokenizer.backend_tokenizer.model, "end_of_word_suffix", None),
-    )
+    prefix = _continuation_prefix(tokenizer)
+    suffix = getattr(tokenizer.backend_tokenizer.model, "end_of_word_suffix", None)
     is_bytes = "ByteLevel" in repr(tokenizer.backend_tokenizer.pre_tokenizer)
     decoder = decoders.ByteLevel()
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
@@ -185,13 +194,12 @@ def whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, tuple[str, bool
 def _encoded_as_themselves(
     tokenizer: PreTrainedTokenizerBase, words: dict[int, str]
 ) -> dict[int, str]:
-    """The words whose encoding is this very token; some need a space before, some must not have
-    one."""
+    """Keep the words that are encoded as their own token, either with or without a space before."""
     kept: dict[int, str] = {}
-    for before in (" ", ""):
+    for space in (" ", ""):
         rest = {number: word for number, word in words.items() if number not in kept}
         if rest:
-            texts = [before + word for word in rest.values()]
+            texts = [space + word for word in rest.values()]
             ids = tokenizer(texts, **IDS_ONLY)["input_ids"]
             kept |= {
                 n: word

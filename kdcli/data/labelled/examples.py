@@ -1,5 +1,4 @@
-"""A row of a labelled data set -> an `Example`, or an error that names the row and what is wrong
-with it."""
+"""Convert a row of a labelled data set to an `Example`, or tell what is wrong with it."""
 
 import math
 import re
@@ -8,48 +7,56 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kdcli.data.documents import check_text
+from kdcli.data.documents import check_text, columns_in
 from kdcli.data.rows import BadRow, Row
 from kdcli.types import Answer, Example, Kind, Task
 
-IDS = ("id", "idx", "guid")  # Columns that may name an example.
+IDS = ("id", "idx", "guid")  # Columns that may hold the id of an example.
 CLASSES_LISTED = 12
 _short = reprlib.repr
-_COLUMNS = "a column of another name is given by --set data.columns.ROLE=NAME, with --task own"
-_WHOLE = re.compile(r"[+-]?[0-9]+")
-_REAL = re.compile(
+_COLUMN_HINT = "if the column has another name, give --task own and --set data.columns.ROLE=NAME"
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(
     r"[+-]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)", re.IGNORECASE
 )
-_LONGEST_NUMBER = 40
+_MAX_DIGITS = 40
 
 
 def number_of(text: str) -> int | float | None:
-    """The number that a string spells, be it infinite or not a number; None if it spells none."""
+    """Parse a number, including infinity and NaN; None if the string is not a number."""
     text = text.strip()
-    if len(text) > _LONGEST_NUMBER or not _REAL.fullmatch(text):
+    if len(text) > _MAX_DIGITS or not _NUMBER.fullmatch(text):
         return None
-    return int(text) if _WHOLE.fullmatch(text) else float(text)
+    return int(text) if _INTEGER.fullmatch(text) else float(text)
 
 
 def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> Example:
-    """Check a row and take what the task reads. `number`: of the row in its file, which names the
-    example when the row does not. `withheld`: the split has no labels (test sets): a missing one,
-    or the -1 of GLUE, is not an error. Raises BadRow: a column is missing or of another type, or
-    the label is none of the task's."""
+    """Check a row, and convert it to an example of the task.
+
+    Args:
+        task: the task.
+        row: the row.
+        number: the number of the row in its file. It is the example's id if the row has none.
+        withheld: whether the split may have no labels, as test sets do. A missing label, or GLUE's
+            -1, is then not an error.
+
+    Raises:
+        BadRow: a column is missing or has the wrong type, or the label does not belong to the task.
+    """
     where, values = row
-    named = next((values[c] for c in IDS if values.get(c) is not None), number)
+    example_id = next((values[c] for c in IDS if values.get(c) is not None), number)
     read = _words if task.kind == "tokens" else _texts
     texts = read(task, where, values)
-    name = check_text(where, "id", str(named))
+    name = check_text(where, "id", str(example_id))
     label = values.get(task.label)
     if withheld and (label is None or str(label) in ("-1", "-1.0")):
         return Example(where, name, texts, None)
     if label is None:
-        wrong = (
-            "is empty" if task.label in values else f"is not there; there are {', '.join(values)}"
-        )
+        problem = "is empty" if task.label in values else f"is missing; {columns_in(values)}"
         raise BadRow(
-            where, f"column '{task.label}', the label of task {task.name}, {wrong}", hint=_COLUMNS
+            where,
+            f"column '{task.label}', the label of task {task.name}, {problem}",
+            hint=_COLUMN_HINT,
         )
     return Example(where, name, texts, _LABELS[task.kind](task, where, label, texts))
 
@@ -57,17 +64,15 @@ def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> 
 def _texts(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
     for column in task.texts:
         if column not in values:
-            missing = (
-                f"reads the column '{column}', which is not there; there are {', '.join(values)}"
-            )
-            raise BadRow(where, f"task {task.name} {missing}", hint=_COLUMNS)
+            problem = f"task {task.name} needs the column '{column}'; {columns_in(values)}"
+            raise BadRow(where, problem, hint=_COLUMN_HINT)
         if task.kind == "text" and isinstance(values[column], dict):
-            # SQuAD's answers: a question is asked for the first.
+            # The answers of SQuAD. The question belongs to the first one.
             answers = _answers(replace(task, label=column), where, values[column], ())
             values = {**values, column: answers[0].text}
         if not isinstance(values[column], str):
             got = type(values[column]).__name__
-            raise BadRow(where, f"column '{column}' must hold text, got {got}", hint=_COLUMNS)
+            raise BadRow(where, f"column '{column}' must hold text, got {got}", hint=_COLUMN_HINT)
     return tuple(check_text(where, column, values[column]) for column in task.texts)
 
 
@@ -79,28 +84,33 @@ def _words(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]
         or not words
         or not all(isinstance(w, str) for w in words)
     ):
-        there = f"got {_short(words)}" if column in values else f"there are {', '.join(values)}"
-        raise BadRow(where, f"column '{column}' must hold a list of words", f"; {there}", _COLUMNS)
+        got = f"got {_short(words)}" if column in values else columns_in(values)
+        raise BadRow(
+            where, f"column '{column}' must hold a list of words", f"; {got}", _COLUMN_HINT
+        )
     return tuple(check_text(where, column, word) for word in words)
 
 
 def _class(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> int:
-    """A class by its name or its number, which in a CSV file is a string; numbers of an own file
-    are the names."""
+    """Return the number of a class from its name or number.
+
+    In a CSV file, numbers are strings. In a user's own files, numbers are names.
+    """
     if str(label) in task.labels:
         return task.labels.index(str(label))
     number = int(label) if isinstance(label, str) and label.isdecimal() else label
-    # Where the names are numbers themselves, a number is a name.
-    named = all(number_of(name) is None for name in task.labels)
+    # If any name is a number, numbers are names.
+    takes_numbers = all(number_of(name) is None for name in task.labels)
     if (
-        named
+        takes_numbers
         and not isinstance(number, bool)
         and isinstance(number, int | float)
         and number in range(len(task.labels))
     ):
         return int(number)
     allowed = ", ".join(
-        f"{i} ({name})" if named else name for i, name in enumerate(task.labels[:CLASSES_LISTED])
+        f"{i} ({name})" if takes_numbers else name
+        for i, name in enumerate(task.labels[:CLASSES_LISTED])
     )
     more = "" if len(task.labels) <= CLASSES_LISTED else f" ... {len(task.labels)} in all"
     problem = f"'{task.label}' of task {task.name} must be one of {allowed}{more}"
@@ -110,7 +120,7 @@ def _class(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> int:
 def _classes(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tuple[int, ...]:
     if not isinstance(label, list | tuple):
         raise BadRow(where, f"'{task.label}' must hold a list of labels", f", got {_short(label)}")
-    return tuple(sorted({_class(task, where, one, texts) for one in label}))
+    return tuple(sorted({_class(task, where, name, texts) for name in label}))
 
 
 def _score(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> float:
@@ -129,13 +139,13 @@ def _score(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> float:
 
 def _word_labels(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tuple[int, ...]:
     if not isinstance(label, list | tuple) or len(label) != len(texts):
-        got = f"{len(label)} of them" if isinstance(label, list | tuple) else _short(label)
+        got = f"{len(label)} labels" if isinstance(label, list | tuple) else _short(label)
         raise BadRow(
             where,
             f"'{task.label}' must hold a label for each",
             f" of the {len(texts)} words, got {got}",
         )
-    return tuple(_class(task, where, one, texts) for one in label)
+    return tuple(_class(task, where, name, texts) for name in label)
 
 
 def _answers(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tuple[Answer, ...]:
@@ -150,12 +160,11 @@ def _answers(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tupl
         form = '{"text": [...], "answer_start": [...]} as in SQuAD'
         raise BadRow(where, f"'{task.label}' must be {form}", f", got {_short(label)}")
     if not answers and not task.impossible:
-        hint = (
-            "where answers may be missing, some must be missing in training too; of SQuAD use "
-            "--task squad_v2"
-        )
         raise BadRow(
-            where, f"a question without an answer, which task {task.name} does not know", hint=hint
+            where,
+            f"the question has no answer, but task {task.name} needs one",
+            hint="questions without an answer must also occur in the training data; for SQuAD, "
+            "give --task squad_v2",
         )
     return tuple(
         Answer(check_text(where, task.label, a), s) for a, s in zip(answers, starts, strict=True)
@@ -169,12 +178,11 @@ def _target(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> str:
     return check_text(where, task.label, label)
 
 
-_LABELS: Mapping[Kind, Callable[[Task, str, Any, tuple[str, ...]], Any]]
-_LABELS = {
+_LABELS: Mapping[Kind, Callable[[Task, str, Any, tuple[str, ...]], Any]] = {
     "class": _class,
     "multi": _classes,
     "score": _score,
     "tokens": _word_labels,
     "span": _answers,
+    "text": _target,
 }
-_LABELS |= {"text": _target}

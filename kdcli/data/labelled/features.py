@@ -1,4 +1,7 @@
-"""Labelled examples as rows of token ids, held ragged and padded batch by batch."""
+"""Tokenise labelled examples into rows of token ids.
+
+The rows are stored without padding, which is added batch by batch.
+"""
 
 from __future__ import annotations
 
@@ -13,42 +16,55 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Batch, Example, Kind, Task
 
-EXAMPLES_PER_CALL = 4096  # Tokenised at once; bounds the memory of the tokenizer's own objects.
+EXAMPLES_PER_CALL = (
+    4096  # Examples tokenised at once. Bounds the memory of the tokenizer's objects.
+)
 BY_TOKEN = ("tokens", "text")  # Kinds with a label for each token.
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class TokenizedRows:
-    """Rows of token ids with their labels; an `Examples` of `kdcli.types`. `labels` hold a row
-    each, as in `kdcli.types.Kind`, of `tokens` one for each of `ids_T`; None when withheld."""
+    """Rows of token ids with their labels; an `Examples` of `kdcli.types`.
 
-    ids_T: Array  # of all rows, one after another, int32
-    types_T: Array | None  # int8; None when the model has no token types
-    ends: Array  # where each row ends in `ids_T`, [rows] int64
+    Attributes:
+        ids_T: the ids of all rows, one after another, int32.
+        types_T: the token types, int8; None if the model has none.
+        ends: where each row ends in `ids_T`, [rows] int64.
+        labels: the label of each row, as described at `kdcli.types.Kind`. For the kinds in
+            `BY_TOKEN`, the label of each token in `ids_T`. None if the labels are withheld.
+        example: the example of each row, [rows] int64. An example may have several rows (windows).
+        truncated: the number of examples that were truncated.
+        pad_id: the id of the padding token.
+        kind: the kind of the task.
+        words_T: for `tokens`, the number of the word that begins at a token, or -1; int32.
+        sources: for `text`, the number of tokens of each row's source, [rows] int64.
+    """
+
+    ids_T: Array
+    types_T: Array | None
+    ends: Array
     labels: Array | None
-    example: Array  # the example of each row, [rows] int64; several rows may be windows of one
-    truncated: int  # examples that were cut
+    example: Array
+    truncated: int
     pad_id: int
     kind: Kind
-    words_T: Array | None = (
-        None  # of `tokens`: number of the word that a token begins, else -1, int32
-    )
-    sources: Array | None = None  # of `text`: tokens of each row's source, [rows] int64
+    words_T: Array | None = None
+    sources: Array | None = None
 
     def __len__(self) -> int:
         return len(self.ends)
 
     @property
     def lengths(self) -> Array:
-        """Tokens of each row, [rows] int64."""
+        """The number of tokens of each row, [rows] int64."""
         return np.diff(self.ends, prepend=0)
 
     def batch(self, indices: Array) -> Batch:
-        """Collate rows, padded on the right to the longest of them."""
+        """Collate rows, and pad them on the right to the length of the longest."""
         lengths = self.lengths[indices]
         real_BL = np.arange(lengths.max())[None, :] < lengths[:, None]
-        # Beyond the end of a row any place in bounds will do: it is overwritten.
+        # Padding needs any valid index. Its value is overwritten.
         at_BL = np.where(
             real_BL, (self.ends[indices] - lengths)[:, None] + np.arange(lengths.max()), 0
         )
@@ -71,27 +87,26 @@ class TokenizedRows:
         return batch
 
     def by_length(self) -> TokenizedRows:
-        """The same rows, shortest first, so that an evaluation pads little."""
+        """Return the rows sorted by length, shortest first, which reduces padding."""
         return self.take(np.argsort(self.lengths, kind="stable"))
 
     def places(self, rows: Array) -> Array:
-        """Where the tokens of these rows stand in `ids_T`, row after row."""
+        """Return the indices in `ids_T` of the tokens of some rows, row after row."""
         lengths = self.lengths[rows]
         return np.asarray(
             np.arange(lengths.sum()) + np.repeat(self.ends[rows] - np.cumsum(lengths), lengths)
         )
 
     def take(self, rows: Array) -> TokenizedRows:
-        """Some of the rows, in the order given."""
+        """Select rows by index, in the given order."""
         at_T = self.places(rows)
+        at_labels = at_T if self.kind in BY_TOKEN else rows
         return replace(
             self,
             ids_T=self.ids_T[at_T],
             types_T=None if self.types_T is None else self.types_T[at_T],
             ends=np.cumsum(self.lengths[rows]),
-            labels=None
-            if self.labels is None
-            else self.labels[at_T if self.kind in BY_TOKEN else rows],
+            labels=None if self.labels is None else self.labels[at_labels],
             example=self.example[rows],
             words_T=None if self.words_T is None else self.words_T[at_T],
             sources=None if self.sources is None else self.sources[rows],
@@ -106,18 +121,29 @@ def encode(
     max_length: int,
     token_types: bool,
 ) -> TokenizedRows:
-    """Tokenise the examples of any task but `span` and `text` ones, which have modules of their
-    own. `max_length`: tokens of a row at most, special ones included; a pair loses from its longer
-    text. `token_types`: the model tells the two texts of a pair apart by token types. Raises
-    UsageError: the tokenizer has no padding token or, of `tokens`, does not tell which word a token
-    is of or makes no token of any labelled word."""
+    """Tokenise the examples of a task of any kind except `span` and `text`.
+
+    These two kinds have modules of their own.
+
+    Args:
+        task: the task.
+        examples: its examples.
+        tokenizer: the tokenizer.
+        max_length: the maximum number of tokens per row, including special tokens. In a pair, the
+            longer text is truncated first.
+        token_types: whether the model distinguishes the texts of a pair by token types.
+
+    Raises:
+        UsageError: the tokenizer has no padding token. For `tokens` also: the tokenizer does not
+            tell which word a token belongs to, or no labelled word has a token.
+    """
     of_words = task.kind == "tokens"
     if of_words and not tokenizer.is_fast:
-        message = (
-            f"{type(tokenizer).__name__} does not tell of which word a token is, as task "
-            f"{task.name} needs"
+        raise UsageError(
+            f"{type(tokenizer).__name__} does not tell which word a token belongs to, but task "
+            f"{task.name} needs it",
+            "use a model with a tokenizer.json (a fast tokenizer)",
         )
-        raise UsageError(message, "use a model with a tokenizer.json (a fast tokenizer)")
     ids: list[Array] = []
     types: list[Array] = []
     words: list[Array] = []
@@ -139,20 +165,19 @@ def encode(
             verbose=False,
         )
         ids += [np.asarray(row, dtype=np.int32) for row in encoded["input_ids"]]
-        types += [
-            np.asarray(row, dtype=np.int8)
-            for row in (encoded["token_type_ids"] if token_types else ())
-        ]
+        if token_types:
+            types += [np.asarray(row, dtype=np.int8) for row in encoded["token_type_ids"]]
         truncated += sum(were_cut(encoded, max_length))
         if of_words:
             words += [_first_pieces(encoded.word_ids(i)) for i in range(len(portion))]
     labels = _labels(task, examples, words)
     if of_words and labels is not None and not (labels != IGNORED).any():
-        message = (
-            "from here on the tokenizer makes no token of any word, so that no label is judged"
+        first_words = ", ".join(map(repr, examples[0].texts[:3]))
+        raise UsageError(
+            f"{examples[0].where}: from here on the tokenizer makes no token of any word, so no "
+            "label can be used",
+            f"are the words blank? the first are {first_words}",
         )
-        hint = f"are the words blank? the first are {', '.join(map(repr, examples[0].texts[:3]))}"
-        raise UsageError(f"{examples[0].where}: {message}", hint)
     return TokenizedRows(
         ids_T=np.concatenate(ids) if ids else np.empty(0, dtype=np.int32),
         types_T=np.concatenate(types) if types else None,
@@ -167,15 +192,15 @@ def encode(
 
 
 def were_cut(encoded: BatchEncoding, max_length: int) -> list[bool]:
-    """Whether each tokenised row was cut at `max_length`."""
+    """Whether each tokenised row was truncated at `max_length`."""
     if encoded.encodings is None:
-        # Python tokenizers do not tell what they cut; a full row may have been whole.
+        # Slow tokenizers do not tell what they truncate. A full row is counted as truncated.
         return [len(row) >= max_length for row in encoded["input_ids"]]
     return [bool(e.overflowing) for e in encoded.encodings]
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id of the padding token; a UsageError where there is none."""
+    """Return the id of the padding token. Raises UsageError if the tokenizer has no such token."""
     if tokenizer.pad_token_id is None:
         raise UsageError(
             "the tokenizer has no padding token", "set pad_token in its tokenizer_config.json"
@@ -184,7 +209,7 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _first_pieces(words: Sequence[int | None]) -> Array:
-    """The number of each word at its first piece, -1 at the others and at special tokens."""
+    """Return the number of each word at its first piece, and -1 at all other tokens."""
     before = [None, *words][: len(words)]
     return np.array(
         [-1 if w is None or w == b else w for w, b in zip(words, before, strict=True)],
@@ -193,19 +218,19 @@ def _first_pieces(words: Sequence[int | None]) -> Array:
 
 
 def _labels(task: Task, examples: Sequence[Example], words: Sequence[Array]) -> Array | None:
-    """The labels as `TokenizedRows` holds them; None when they are withheld."""
-    given: list[Any] = [e.label for e in examples]
-    if not given or None in given:
+    """Return the labels in the form of `TokenizedRows`, or None if they are withheld."""
+    labels: list[Any] = [e.label for e in examples]
+    if not labels or None in labels:
         return None
     if task.kind in ("class", "score"):
-        return np.array(given, dtype=np.int64 if task.kind == "class" else np.float32)
+        return np.array(labels, dtype=np.int64 if task.kind == "class" else np.float32)
     if task.kind == "tokens":
         rows = [
             np.where(w >= 0, np.array(label)[w], IGNORED)
-            for w, label in zip(words, given, strict=True)
+            for w, label in zip(words, labels, strict=True)
         ]
         return np.concatenate(rows).astype(np.int64)
-    chosen = np.zeros((len(given), len(task.labels)), dtype=np.float32)
-    for row, label in zip(chosen, given, strict=True):
+    one_hot = np.zeros((len(labels), len(task.labels)), dtype=np.float32)
+    for row, label in zip(one_hot, labels, strict=True):
         row[np.array(label, dtype=np.int64)] = 1.0
-    return chosen
+    return one_hot

@@ -1,8 +1,12 @@
 """Queries with their candidate passages, for rerankers.
 
-A row is a pair (`query`, `passage`, perhaps `label` and `score`; rows of one query make its list),
-or a list: `query` with `passages` (and `labels`, `scores`), or with `positive` and `negative`,
-`negative_1` ... A label is a relevance, from 0; a score is a teacher's.
+A row has one of three forms:
+
+* `query` and `passage`, with an optional `label` and `score`. All rows of a query form its list.
+* `query` and `passages`, with optional `labels` and `scores`.
+* `query`, `positive`, and `negative`, `negative_1` ..., with optional `scores`.
+
+A label is a relevance of 0 or more. A score comes from a teacher.
 """
 
 import math
@@ -13,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kdcli.data.documents import check_text
+from kdcli.data.documents import check_text, columns_in
 from kdcli.data.labelled.rows import held_back
 from kdcli.data.rows import BadRow, Row
 from kdcli.data.sources import DemoSource, Log, open_source
@@ -24,19 +28,19 @@ from kdcli.types import Example, Task
 Array = np.ndarray[Any, Any]
 RERANK = Task("rerank", "score", ("query", "passage"), ("ndcg@10", "mrr@10"), max_length=256)
 QUERIES, PASSAGES = ("query", "question", "anchor"), ("passage", "sentence", "document")
-FORM = "rows hold query and passage, or query and passages, or query, positive and negative"
+FORM_HINT = "a row holds query and passage, or query and passages, or query, positive and negative"
 
 
 @dataclass(frozen=True)
 class Lists:
-    """Queries, each with its candidates, one list after another.
+    """Queries, each with a list of candidates.
 
     Attributes:
-        queries: each once.
-        ends: where the list of each query ends. [Q] int64
-        passages: of all lists. R of them, each once in its list
-        labels: relevance, NaN where there is none. [R] float64
-        scores: of a teacher, NaN where there is none. [R] float64
+        queries: the queries, without duplicates.
+        ends: where the list of each query ends, [Q] int64.
+        passages: the R candidates of all lists. A list has no duplicates.
+        labels: the relevance of each candidate, or NaN, [R] float64.
+        scores: a teacher's score of each candidate, or NaN, [R] float64.
     """
 
     queries: list[str]
@@ -50,24 +54,24 @@ class Lists:
 
     @property
     def sizes(self) -> Array:
-        """Candidates of each query, [Q]."""
+        """The number of candidates of each query, [Q]."""
         return np.diff(self.ends, prepend=0)
 
     @property
     def examples(self) -> list[Example]:
-        """Query and passage of each candidate."""
+        """An example for each candidate: its query and passage."""
         owners = np.repeat(np.arange(len(self)), self.sizes)
         pairs = zip(owners.tolist(), self.passages, strict=True)
         return [Example("", str(n), (self.queries[q], p), None) for n, (q, p) in enumerate(pairs)]
 
     def rows_of(self, at: Array) -> Array:
-        """Where the candidates of these queries stand, list after list."""
+        """Return the indices of the candidates of some queries, list after list."""
         sizes = self.sizes[at]
         within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         return np.asarray(np.repeat(self.ends[at] - sizes, sizes) + within)
 
     def take(self, at: Array) -> "Lists":
-        """Some of the queries with their lists."""
+        """Select queries, with their lists, by index."""
         rows = self.rows_of(at)
         passages = [self.passages[n] for n in rows]
         ends = np.cumsum(self.sizes[at])
@@ -76,8 +80,11 @@ class Lists:
         )
 
     @property
-    def judgeable(self) -> Array:
-        """Queries with a relevant candidate and one that is not, all labelled. [Q] bool"""
+    def can_score(self) -> Array:
+        """Whether a ranking of each list can be scored, [Q] bool.
+
+        All candidates need a label, at least one above 0 and one of 0.
+        """
         begins = np.concatenate([[0], self.ends[:-1]]).astype(np.int64)
         parts = [self.labels[b:e] for b, e in zip(begins, self.ends, strict=True)]
         return np.array(
@@ -89,100 +96,118 @@ class Lists:
 def read_lists(
     source: str, *, seed: int, log: Log, labelled: bool = True
 ) -> tuple[Lists, Lists, str]:
-    """Lists to train on, lists to judge by, and the name of the judged split: `validation`, else
-    whole queries held back from `train` by their hashes. A judged query is in no training list.
-    Raises UsageError: rows of another form; no query has both relevant and other candidates to
-    judge by."""
+    """Read lists of candidates.
+
+    The evaluation lists come from the `validation` split. Without it, a share of the
+    queries is held out from `train`, chosen by hash. No query is in both parts.
+
+    Args:
+        source: the value of `--data`.
+        seed: the seed that chooses the queries to hold out.
+        log: called with each message.
+        labelled: whether evaluation needs labels. Lists that cannot be scored are then skipped.
+
+    Returns:
+        The lists to train on, the lists to evaluate on, and the name of the evaluated split.
+
+    Raises:
+        UsageError: a row has none of the three forms, no query is left to train on, or no list can
+            be scored.
+    """
     opened = open_source(source)
     if isinstance(opened, DemoSource):
         raise UsageError(
-            "the demo has no lists of candidates", f"give --data FILE_OR_DIRECTORY: {FORM}"
+            "the demo has no lists of candidates", f"give --data FILE_OR_DIRECTORY: {FORM_HINT}"
         )
     train, split = _read(opened.tables("train"), log), "validation"
     if opened.has("validation"):
-        judged = _read(opened.tables("validation"), log)
-        known = set(judged.queries)
+        evaluated = _read(opened.tables("validation"), log)
+        known = set(evaluated.queries)
         kept = np.array(
             [n for n, query in enumerate(train.queries) if query not in known], dtype=np.int64
         )
         if len(kept) < len(train):
-            log(
-                f"{len(train) - len(kept):,} queries are in the validation split too: not trained "
-                "on"
-            )
+            count = len(train) - len(kept)
+            log(f"skipped {count:,} training queries that are also in the validation split")
         train = train.take(kept)
     else:
         split = "held back from train"
         held = held_back(RERANK, [Example("", "", (query,), None) for query in train.queries], seed)
         log(
-            f"there is no validation split: {held.sum():,} of {len(train):,} queries are held back "
-            "to judge by"
+            f"there is no validation split: {held.sum():,} of {len(train):,} queries are held out "
+            "for evaluation"
         )
-        judged, train = train.take(np.flatnonzero(held)), train.take(np.flatnonzero(~held))
+        evaluated, train = train.take(np.flatnonzero(held)), train.take(np.flatnonzero(~held))
     if not len(train):
         raise UsageError(f"{source} holds no query to train on")
     if not labelled:
-        return train, judged, split
-    able = judged.judgeable
-    if not able.any():
+        return train, evaluated, split
+    can_score = evaluated.can_score
+    if not can_score.any():
         raise UsageError(
-            f"no query of the {split} split of {Path(source).name} can be judged",
-            "a judged list needs a label for each passage, one above 0 and one of 0 (or positive "
-            "and negative)",
+            f"no query of the {split} split of {Path(source).name} can be scored",
+            "to score a list, each passage needs a label, at least one above 0 and one of 0 (or "
+            "give positive and negative)",
         )
-    if not able.all():
+    if not can_score.all():
         log(
-            f"{(~able).sum():,} of {len(judged):,} judged queries are left out: none or all of "
-            "their passages matter"
+            f"skipped {(~can_score).sum():,} of {len(evaluated):,} evaluation queries, because "
+            "their passages are not all labelled or not both relevant and irrelevant"
         )
-    judged = judged.take(np.flatnonzero(able))
-    log(f"{len(train):,} queries of {train.sizes.mean():.1f} passages; judged by {len(judged):,}")
-    return train, judged, split
+    evaluated = evaluated.take(np.flatnonzero(can_score))
+    log(
+        f"{len(train):,} training queries with {train.sizes.mean():.1f} passages on average; "
+        f"{len(evaluated):,} evaluation queries"
+    )
+    return train, evaluated, split
 
 
 Candidate = tuple[str, float, float]
+"""A passage, its label and its score."""
 
 
 def _read(tables: Iterator[tuple[str, Iterator[Row]]], log: Log) -> Lists:
-    differ = 0
-    found: dict[str, dict[str, tuple[float, float]]] = {}
+    """Read the lists of all files of a split."""
+    conflicts = 0
+    by_query: dict[str, dict[str, tuple[float, float]]] = {}
     for name, rows in tables:
         where = ""
         for where, row in rows:
             query, candidates = _candidates(where, row)
-            of_query = found.setdefault(query, {})
+            by_passage = by_query.setdefault(query, {})
             for passage, label, score in candidates:
-                before = of_query.setdefault(passage, (label, score))
-                if not _same(before[1], score):
+                first_label, first_score = by_passage.setdefault(passage, (label, score))
+                if not _same(first_score, score):
                     message = (
-                        f"{where}: the passage {passage!r:.60} of {query!r:.60} has another score "
-                        "before"
+                        f"{where}: the passage {passage!r:.60} of {query!r:.60} has a different "
+                        "score in an earlier row"
                     )
                     raise UsageError(message, "give each pair once")
-                if not _same(before[0], label):
-                    # A passage mined as a negative of a query that it answers elsewhere.
-                    differ += 1
-                    of_query[passage] = (np.fmax(before[0], label), score)
+                if not _same(first_label, label):
+                    # The passage was mined as a negative of a query that it answers elsewhere.
+                    conflicts += 1
+                    by_passage[passage] = (np.fmax(first_label, label), score)
         if not where:
-            raise UsageError(f"{name} holds no rows", FORM)
-    if differ:
+            raise UsageError(f"{name} holds no rows", FORM_HINT)
+    if conflicts:
         log(
-            "pairs of query and passage with several labels, of which the highest counts: "
-            f"{differ:,}"
+            f"{conflicts:,} pairs of query and passage have several labels; the highest label is "
+            "used"
         )
-    passages = [passage for of_query in found.values() for passage in of_query]
-    values = np.array([pair for of_query in found.values() for pair in of_query.values()]).reshape(
-        -1, 2
-    )
-    ends = np.cumsum([len(of_query) for of_query in found.values()])
-    return Lists(list(found), ends, passages, values[:, 0], values[:, 1])
+    passages = [passage for by_passage in by_query.values() for passage in by_passage]
+    values = np.array(
+        [pair for by_passage in by_query.values() for pair in by_passage.values()]
+    ).reshape(-1, 2)
+    ends = np.cumsum([len(by_passage) for by_passage in by_query.values()])
+    return Lists(list(by_query), ends, passages, values[:, 0], values[:, 1])
 
 
-def _same(one: float, other: float) -> bool:
-    return one == other or (math.isnan(one) and math.isnan(other))
+def _same(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))
 
 
 def _candidates(where: str, row: Mapping[str, Any]) -> tuple[str, list[Candidate]]:
+    """Return the query of a row and its candidates."""
     query = _text(where, row, _column(where, row, QUERIES))
     if POSITIVE in row:
         positives = _texts(where, row, POSITIVE)
@@ -194,7 +219,7 @@ def _candidates(where: str, row: Mapping[str, Any]) -> tuple[str, list[Candidate
         ]
         if not negatives:
             raise BadRow(
-                where, "a query without a negative, which nothing can be ranked against", hint=FORM
+                where, "the query has no negative to rank the positive against", hint=FORM_HINT
             )
         passages, labels = [*positives, *negatives], [1.0] * len(positives) + [0.0] * len(negatives)
         scores = _numbers(where, row, "scores", len(passages))
@@ -216,39 +241,37 @@ def _candidates(where: str, row: Mapping[str, Any]) -> tuple[str, list[Candidate
 def _column(where: str, row: Mapping[str, Any], names: tuple[str, ...]) -> str:
     column = next((name for name in names if name in row), None)
     if column is None:
-        raise BadRow(
-            where, f"no column {' or '.join(names)}", f"; there are {', '.join(row)}", FORM
-        )
+        raise BadRow(where, f"no column {' or '.join(names)}", f"; {columns_in(row)}", FORM_HINT)
     return column
 
 
 def _text(where: str, row: Mapping[str, Any], name: str) -> str:
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
-        raise BadRow(where, f"'{name}' must be a text", f", got {value!r:.60}", FORM)
+        raise BadRow(where, f"'{name}' must be a text", f", got {value!r:.60}", FORM_HINT)
     return check_text(where, name, value).strip()
 
 
 def _texts(where: str, row: Mapping[str, Any], name: str) -> list[str]:
-    given = row[name] if isinstance(row[name], list) else [row[name]]
-    if not given:
-        raise BadRow(where, f"'{name}' is empty", hint=FORM)
-    return [_text(where, {name: each}, name) for each in given]
+    values = row[name] if isinstance(row[name], list) else [row[name]]
+    if not values:
+        raise BadRow(where, f"'{name}' is empty", hint=FORM_HINT)
+    return [_text(where, {name: value}, name) for value in values]
 
 
 def _numbers(where: str, row: Mapping[str, Any], name: str, count: int) -> list[float]:
-    """The numbers of a column, NaN where it is not there."""
-    given = row.get(name)
-    if given is None:
+    """Return the numbers in a column, or NaN for each passage if there is no such column."""
+    values = row.get(name)
+    if values is None:
         return [math.nan] * count
     try:
-        numbers = [math.nan if isinstance(x, bool) else float(x) for x in given]
+        numbers = [math.nan if isinstance(x, bool) else float(x) for x in values]
     except (TypeError, ValueError):
         numbers = []
     if len(numbers) != count or not all(map(math.isfinite, numbers)):
         raise BadRow(
             where,
             f"'{name}' must hold a finite number for each",
-            f" of {count} passages, got {given!r:.80}",
+            f" of {count} passages, got {values!r:.80}",
         )
     return numbers

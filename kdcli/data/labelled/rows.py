@@ -1,9 +1,9 @@
-"""The identity of a labelled row: which rows are held back, which are taken of many, which trained
-a model.
+"""Choose labelled rows by a hash of their texts.
 
-All follow from a hash of the row's texts, so that neither the order nor the number of rows in a
-file, nor the verb, changes them. Texts that differ in case, white space or Unicode composition
-alone have one hash. The label has no part in it.
+The hash decides which rows are held out, which rows belong to a subset, and which rows a model was
+trained on. The choice is therefore the same for any order and number of rows in a file, and for
+every verb. Texts that differ only in case, white space or Unicode composition have the same hash.
+The label does not affect it.
 """
 
 import unicodedata
@@ -15,37 +15,42 @@ import numpy as np
 
 from kdcli.types import Example, RowHashes, Task
 
-HELD_BACK = 0.1  # Share of the rows to judge by where there is no validation split.
-_BETWEEN = "\x1f"  # White space for `str.split`, so no canonical text holds it.
+HELD_BACK = 0.1  # Share of the rows that is held out if there is no validation split.
+_SEPARATOR = "\x1f"  # White space for `str.split`, so no canonical text contains it.
 _BYTES = 8
 
 
 def hashes_of(examples: Sequence[Example]) -> RowHashes:
-    """The hash of each row, [rows] uint64."""
+    """Return the hash of each row, [rows] uint64."""
     return np.fromiter((_hash(_canonical(e.texts)) for e in examples), np.uint64, len(examples))
 
 
 def held_back(
     task: Task, examples: Sequence[Example], seed: int
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Whether each row is held back, [rows] bool. Of a `span` task the context alone decides, of
-    `text` the first text: a passage with several questions is never on both sides."""
-    of_passage = {"span": slice(1, None), "text": slice(1)}.get(task.kind, slice(None))
-    parts = (e.texts[of_passage] for e in examples)
+    """Choose the rows to hold out, [rows] bool.
+
+    Only the context decides for `span` tasks, and only the first text for `text` tasks. All
+    questions about a passage are thus in the same part.
+    """
+    deciding = {"span": slice(1, None), "text": slice(1)}.get(task.kind, slice(None))
+    parts = (e.texts[deciding] for e in examples)
     salt = seed.to_bytes(_BYTES, "big")
-    drawn = np.fromiter(
+    hashes = np.fromiter(
         (_hash(_canonical(texts), salt) for texts in parts), np.uint64, len(examples)
     )
-    return drawn < np.uint64(HELD_BACK * 2**64)
+    return hashes < np.uint64(HELD_BACK * 2**64)
 
 
-def fewest(examples: Sequence[Example], count: int | None) -> list[Example]:
-    """The `count` rows with the smallest hashes, in their own order; more rows contain the
-    fewer."""
+def choose_rows(examples: Sequence[Example], count: int | None) -> list[Example]:
+    """Return the `count` rows with the smallest hashes, in their original order.
+
+    A larger subset contains every smaller one.
+    """
     if count is None or count >= len(examples):
         return list(examples)
     hashes = hashes_of(examples).tolist()
-    # Rows of one hash may have different labels.
+    # Rows with the same hash may have different labels.
     by_hash = sorted(
         range(len(examples)), key=lambda i: (hashes[i], examples[i].texts, repr(examples[i].label))
     )
@@ -53,7 +58,7 @@ def fewest(examples: Sequence[Example], count: int | None) -> list[Example]:
 
 
 def _canonical(texts: Sequence[str]) -> str:
-    joined = _BETWEEN.join(" ".join(text.split()) for text in texts)
+    joined = _SEPARATOR.join(" ".join(text.split()) for text in texts)
     return joined.lower() if joined.isascii() else _composed(_composed(joined).casefold())
 
 

@@ -1,8 +1,7 @@
-"""Extractive question answering: questions and contexts as overlapping windows, and answers read
-off their logits.
+"""Extractive question answering: tokenise questions and contexts, and decode answers from logits.
 
-As in the reference scripts of SQuAD, a context that does not fit is cut into overlapping windows,
-and the best span of all windows is the answer.
+As in the reference scripts of SQuAD, a context that does not fit is cut into overlapping windows.
+The answer is the best span of all windows.
 """
 
 from __future__ import annotations
@@ -24,32 +23,33 @@ from kdcli.types import Answer, Example
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of `[CLS] question [SEP] context [SEP]` and where their tokens stand in the contexts.
+    """Windows `[CLS] question [SEP] context [SEP]` with the positions of tokens in the contexts.
 
-    `rows.labels` [rows, 2] int64 are the first and last token of the first gold answer, both `cls`
-    where a window does not hold all of it; `rows.truncated` counts the examples of several windows.
-    `char_begin_T` and `char_end_T` are the characters of the context that a token stands for,
-    int32, perhaps with the space before; -1 outside the context.
+    Attributes:
+        rows: the windows. `labels`, [rows, 2] int64, are the first and last token of the first gold
+            answer, or both `cls` if a window does not contain the whole answer. `truncated` counts
+            the examples that have several windows.
+        cls: the position of the classification token, [rows] int64. Its logits mean "no answer".
+        char_begin_T, char_end_T: the characters of the context that each token stands for, int32.
+            They may include the space before the token. -1 outside the context.
+        misplaced: the lines of `check_answers`. The examples are labelled as if they had no answer.
     """
 
     rows: TokenizedRows
-    # Position of the classification token, [rows] int64; its logits mean "no answer".
     cls: Array
     char_begin_T: Array
     char_end_T: Array
-    misplaced: list[
-        str
-    ]  # lines of `check_answers`; those examples are labelled as if they held no answer
+    misplaced: list[str]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def by_length(self) -> Windows:
-        """The windows, shortest first."""
+        """Return the windows sorted by length, shortest first."""
         return self.take(np.argsort(self.rows.lengths, kind="stable"))
 
     def take(self, rows: Array) -> Windows:
-        """Some of the windows, in the order given."""
+        """Select windows by index, in the given order."""
         at_T = self.rows.places(rows)
         begin_T, end_T = self.char_begin_T[at_T], self.char_end_T[at_T]
         return Windows(self.rows.take(rows), self.cls[rows], begin_T, end_T, self.misplaced)
@@ -57,22 +57,29 @@ class Windows:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A model's answer to one example."""
+    """A model's answer to one example.
+
+    Attributes:
+        id: the id of the example.
+        text: the best span of the context, without surrounding white space. Empty without a span.
+        no_answer: the logit of "no answer" minus the logit of the best span. Infinite if there is
+            no span.
+        score: the logit of the best span: the sum for its first and last token. -inf if there is no
+            span.
+    """
 
     id: str
-    text: str  # a part of the context, without white space around it; empty for "no answer"
-    no_answer: (
-        float  # logit of "no answer" minus that of the best span; inf when there is no span at all
-    )
-    score: float  # logit of the best span, first token plus last; -inf when there is none
+    text: str
+    no_answer: float
+    score: float
 
 
 def misplaced(example: Example) -> str | None:
-    """A message on the first gold answer that is not in its place; None when all are."""
+    """Describe the first gold answer that is not at its `answer_start`, or return None."""
     context = example.texts[1]
     for answer in cast(tuple[Answer, ...], example.label or ()):
         if not answer.text.strip():
-            return f"{example.where}: an answer is empty; leave out the answers where there is none"
+            return f"{example.where}: an answer is empty; give no answer if there is none"
         if answer.start < 0 or not context.startswith(answer.text, answer.start):
             return (
                 f"{example.where}: answer '{answer.text}' is not at character {answer.start} of "
@@ -82,8 +89,7 @@ def misplaced(example: Example) -> str | None:
 
 
 def check_answers(examples: Sequence[Example]) -> list[str]:
-    """A line for each example with a gold answer that is not in its place, even if it stands
-    elsewhere."""
+    """Return a line for each example with a gold answer that is not at its `answer_start`."""
     return [line for line in map(misplaced, examples) if line is not None]
 
 
@@ -95,41 +101,33 @@ def windows(
     stride: int,
     token_types: bool,
 ) -> Windows:
-    """Tokenise the examples of a `span` task; questions lose leading white space and all beyond
-    half of `max_length`.
-    `max_length`: tokens of a window at most, special ones included. `stride`: tokens of the context
-    that a window shares with the next one. `token_types`: the model tells question and context
-    apart by token types. Raises UsageError: the tokenizer does not tell where its tokens come from
-    or has no padding token, or next to the longest question a window would hold no more than
-    `stride` tokens of the context."""
-    if not tokenizer.is_fast:
-        message = (
-            f"{type(tokenizer).__name__} does not tell which characters a token stands for, which "
-            "answers need"
-        )
-        raise UsageError(message, "use a model that comes with a fast tokenizer (tokenizer.json)")
-    room = max_length - max_length // 2 - tokenizer.num_special_tokens_to_add(pair=True)
-    if not 0 <= stride < room:
-        possible = (
-            f"0 to {room - 1} are possible"
-            if room > 0
-            else "half of it is for the question, and nothing is left for the context"
-        )
-        hint = "lower stride or raise max_length" if stride >= 0 else "give a stride of 0 or more"
-        raise UsageError(
-            f"windows of {max_length} tokens cannot overlap by {stride}: {possible}", hint
-        )
-    rows = list(_tokenised(examples, tokenizer, max_length, stride, token_types))
+    """Tokenise the examples of a `span` task.
+
+    Questions are stripped of leading white space and truncated to half of `max_length`.
+
+    Args:
+        examples: the examples.
+        tokenizer: the tokenizer.
+        max_length: the maximum number of tokens per window, including special tokens.
+        stride: the number of tokens of the context that consecutive windows share.
+        token_types: whether the model distinguishes question and context by token types.
+
+    Raises:
+        UsageError: the tokenizer does not tell where its tokens come from or has no padding token,
+            or next to the longest question a window would hold no more than `stride` tokens of the
+            context.
+    """
+    _check_windows(tokenizer, max_length, stride)
+    rows = list(_windows(examples, tokenizer, max_length, stride, token_types))
     ids, types, chars, example, cls, labels = zip(*rows, strict=True) if rows else ((),) * 6
     chars_T2 = np.concatenate([np.empty((0, 2), dtype=np.int32), *chars])
+    withheld = any(e.label is None for e in examples)
     return Windows(
         rows=TokenizedRows(
             ids_T=np.concatenate([np.empty(0, dtype=np.int32), *ids]),
             types_T=np.concatenate([np.empty(0, dtype=np.int8), *types]) if token_types else None,
             ends=np.cumsum([len(row) for row in ids], dtype=np.int64),
-            labels=None
-            if any(e.label is None for e in examples)
-            else np.array(labels, dtype=np.int64).reshape(-1, 2),
+            labels=None if withheld else np.array(labels, dtype=np.int64).reshape(-1, 2),
             example=np.array(example, dtype=np.int64),
             truncated=sum(n > 1 for n in Counter(example).values()),
             pad_id=pad_id(tokenizer),
@@ -150,27 +148,29 @@ def decode(
     best: int = 20,
     max_answer_tokens: int = 30,
 ) -> list[Decoded]:
-    """Turn logits into answers, one for each example, in their order. A span begins at one of the
-    `best` first tokens of a window, ends at one of its `best` last tokens, and lies in the context.
-    The windows' highest sum of a span counts, and their lowest sum for "no answer". `windows`: of
-    all the examples. `logits`: of each window [L, 2] for first and last token; beyond the window is
-    padding, which is ignored. `max_answer_tokens`: tokens of an answer at most."""
+    """Decode the answer to each example.
+
+    A span begins at one of the `best` first tokens of a window, ends at one of its `best` last
+    tokens, and lies in the context. An example's score is the highest sum of a span's two logits in
+    any of its windows. For "no answer", the lowest sum of any window counts.
+
+    Args:
+        windows: the windows of all examples.
+        logits: for each window, the logits of the first and the last token, [L, 2]. Padding at the
+            end is ignored.
+        examples: the examples.
+        best: the number of candidates for the first and for the last token.
+        max_answer_tokens: the maximum number of tokens of an answer.
+    """
     score = np.full(len(examples), -np.inf)
     null = np.full(len(examples), np.inf)
     chars = np.zeros((len(examples), 2), dtype=np.int64)
-    places = zip(
-        windows.rows.example,
-        windows.rows.ends,
-        windows.rows.lengths,
-        windows.cls,
-        logits,
-        strict=True,
-    )
-    for example, stop, length, cls, logits_L2 in places:
-        begin_L, end_L = (
-            windows.char_begin_T[stop - length : stop],
-            windows.char_end_T[stop - length : stop],
-        )
+    rows = windows.rows
+    for example, stop, length, cls, logits_L2 in zip(
+        rows.example, rows.ends, rows.lengths, windows.cls, logits, strict=True
+    ):
+        begin_L = windows.char_begin_T[stop - length : stop]
+        end_L = windows.char_end_T[stop - length : stop]
         starts_L, ends_L = logits_L2[:length].T.astype(np.float64)
         null[example] = min(null[example], starts_L[cls] + ends_L[cls])
         first, last = (
@@ -185,30 +185,50 @@ def decode(
             score[example] = sums[row, column]
             chars[example] = begin_L[first[row]], end_L[last[column]]
     return [
-        Decoded(e.id, _text(e.texts[1], *place), margin, best_sum)
-        for e, place, margin, best_sum in zip(
+        Decoded(e.id, _text(e.texts[1], *span), margin, best_sum)
+        for e, span, margin, best_sum in zip(
             examples, chars, (null - score).tolist(), score.tolist(), strict=True
         )
     ]
 
 
+def _check_windows(tokenizer: PreTrainedTokenizerBase, max_length: int, stride: int) -> None:
+    """Raise a UsageError if the tokenizer is slow, or windows cannot overlap by `stride` tokens."""
+    if not tokenizer.is_fast:
+        message = (
+            f"{type(tokenizer).__name__} does not tell which characters a token stands for, which "
+            "answers need"
+        )
+        raise UsageError(message, "use a model that comes with a fast tokenizer (tokenizer.json)")
+    room = max_length - max_length // 2 - tokenizer.num_special_tokens_to_add(pair=True)
+    if not 0 <= stride < room:
+        possible = (
+            f"0 to {room - 1} are possible"
+            if room > 0
+            else "half of it is for the question, and nothing is left for the context"
+        )
+        hint = "lower stride or raise max_length" if stride >= 0 else "give a stride of 0 or more"
+        raise UsageError(
+            f"windows of {max_length} tokens cannot overlap by {stride}: {possible}", hint
+        )
+
+
 def _text(context: str, begin: int, end: int) -> str:
-    # Tokenizers that strip accents do not count a combining mark at the end of a token as part of
-    # it.
+    """Return the text of a span of characters, without surrounding white space."""
+    # If a tokenizer strips accents, its tokens exclude a combining mark at their end.
     while end > begin and end < len(context) and unicodedata.category(context[end]).startswith("M"):
         end += 1
     return context[begin:end].strip()
 
 
-def _tokenised(
+def _windows(
     examples: Sequence[Example],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     stride: int,
     token_types: bool,
 ) -> Iterator[tuple[Array, Array, Array, int, int, tuple[int, int]]]:
-    """For each window its ids, its token types, [L, 2] characters, example, position of [CLS] and
-    label."""
+    """Yield each window: ids, token types, characters [L, 2], example, position of [CLS], label."""
     cls_id = tokenizer.cls_token_id
     for begin in range(0, len(examples), EXAMPLES_PER_CALL):
         portion = examples[begin : begin + EXAMPLES_PER_CALL]
@@ -234,14 +254,14 @@ def _tokenised(
             ]
             texts = [encoded.sequence_ids(row) for row in rows]
             chars = [
-                _characters(encoded["offset_mapping"][row], of)
-                for row, of in zip(rows, texts, strict=True)
+                _characters(encoded["offset_mapping"][row], of_row)
+                for row, of_row in zip(rows, texts, strict=True)
             ]
-            # 0 where the tokenizer adds no classification token.
-            special = [[i for i, text in enumerate(of) if text is None] for of in texts]
+            # The position is 0 if the tokenizer adds no classification token.
+            special = [[i for i, text in enumerate(of_row) if text is None] for of_row in texts]
             cls = [
-                next((i for i in of if row[i] == cls_id), 0)
-                for row, of in zip(ids, special, strict=True)
+                next((i for i in positions if row[i] == cls_id), 0)
+                for row, positions in zip(ids, special, strict=True)
             ]
             labels = _labels(portion[number], chars, cls)
             yield from zip(
@@ -250,25 +270,24 @@ def _tokenised(
 
 
 def _questions(questions: list[str], tokenizer: PreTrainedTokenizerBase, limit: int) -> list[str]:
-    """The questions, cut where they have more than `limit` tokens."""
-    plain = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
-    encoded = tokenizer(questions, return_offsets_mapping=True, **plain)
+    """Truncate questions to `limit` tokens."""
+    options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+    encoded = tokenizer(questions, return_offsets_mapping=True, **options)
     for i, offsets in enumerate(encoded["offset_mapping"]):
-        # Part of a word, or of a character of several tokens, may take more tokens than it took
-        # within the whole.
+        # A part of a word may need more tokens than it had within the whole word, so try again with
+        # fewer. The same holds for a character of several tokens.
         kept = limit
-        while len(offsets) > limit and len(tokenizer(questions[i], **plain)["input_ids"]) > limit:
+        while len(offsets) > limit and len(tokenizer(questions[i], **options)["input_ids"]) > limit:
             questions[i] = questions[i][: offsets[kept - 1][1]] if kept else ""
             kept -= 1
     return questions
 
 
 def _characters(offsets: Sequence[tuple[int, int]], texts: Sequence[int | None]) -> Array:
-    """The characters of a window's tokens, [L, 2] int32, -1 for those not of the context, which is
-    text 1."""
+    """Return the characters of a window's tokens, [L, 2] int32; -1 outside the context (text 1)."""
     chars_L2 = np.full((len(offsets), 2), -1, dtype=np.int32)
     if 1 in texts:
-        # One run of tokens.
+        # The tokens of the context are consecutive.
         begin = texts.index(1)
         end = begin + texts.count(1)
         chars_L2[begin:end] = np.fromiter(
@@ -280,12 +299,12 @@ def _characters(offsets: Sequence[tuple[int, int]], texts: Sequence[int | None])
 def _labels(
     example: Example, windows: Sequence[Array], cls: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """First and last token of the first gold answer in each window of an example."""
+    """Return the first and last token of the first gold answer in each window of an example."""
     answers = cast(tuple[Answer, ...], example.label or ())
     if not answers or misplaced(example):
-        return [(place, place) for place in cls]
+        return [(position, position) for position in cls]
     text, begin = answers[0].text, answers[0].start
-    # A token that holds only the space around an answer would drag a neighbour in.
+    # Strip the answer: a token that holds only surrounding space does not belong to it.
     end = begin + len(text.rstrip())
     begin += len(text) - len(text.lstrip())
     inside = [
@@ -295,11 +314,10 @@ def _labels(
         (w[at[0], 0], w[at[-1], 1]) if len(at) else None
         for w, at in zip(windows, inside, strict=True)
     ]
-    held = [part for part in parts if part is not None]
-    # Compared with what the tokens of all windows hold of the answer: a tokenizer may drop some of
-    # its characters.
-    whole = (min(p[0] for p in held), max(p[1] for p in held)) if held else None
+    nonempty = [part for part in parts if part is not None]
+    # A tokenizer may drop characters, so the whole answer is what the tokens of all windows cover.
+    whole = (min(p[0] for p in nonempty), max(p[1] for p in nonempty)) if nonempty else None
     return [
-        (int(at[0]), int(at[-1])) if part is not None and part == whole else (place, place)
-        for at, part, place in zip(inside, parts, cls, strict=True)
+        (int(at[0]), int(at[-1])) if part is not None and part == whole else (position, position)
+        for at, part, position in zip(inside, parts, cls, strict=True)
     ]

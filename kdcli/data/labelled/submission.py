@@ -1,5 +1,7 @@
-"""Files for the GLUE server: one a task (two for MNLI), tab-separated, a header and a row an
-example."""
+"""Write files for the GLUE server: one per task, or two for MNLI.
+
+The files are tab-separated, with a header and one row per example.
+"""
 
 import csv
 import io
@@ -11,7 +13,7 @@ from kdcli.disk import disk_errors, write_atomic
 from kdcli.errors import UsageError
 from kdcli.types import Task
 
-LOWEST, HIGHEST = 0.0, 5.0  # Scores of STS-B; the server refuses others.
+MIN_SCORE, MAX_SCORE = 0.0, 5.0  # Of STS-B. The server rejects other scores.
 
 
 def check_submission(task: Task) -> None:
@@ -19,20 +21,28 @@ def check_submission(task: Task) -> None:
     if not task.glue:
         hint = "--submission is for cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli"
         raise UsageError(
-            f"task {task.name} is not one of GLUE's, so there is no file to submit", hint
+            f"task {task.name} is not a GLUE task, so there is no file to submit", hint
         )
 
 
 def write_submission(folder: Path, task: Task, name: str, values: Sequence[Any]) -> Path:
-    """Write the file of one set of a task; `name` is "" where there is one set. `values`: the class
-    number or the score of each test example, in the order of the test file. Raises MachineError:
-    the disk is full or not writable."""
+    """Write the file of one set of a task, and return its path.
+
+    Args:
+        folder: the directory of the file. It is created if necessary.
+        task: a task of GLUE.
+        name: the name of the set, or "" if the task has only one.
+        values: the class number or score of each test example, in the order of the test file.
+
+    Raises:
+        MachineError: the disk is full or not writable.
+    """
     file = f"{task.glue[name] if name else next(iter(task.glue.values()))}.tsv"
     text = io.StringIO()
     writer = csv.writer(text, delimiter="\t", lineterminator="\n")
     writer.writerow(["index", "prediction"])
     if task.kind == "score":
-        values = [f"{min(max(float(value), LOWEST), HIGHEST):.3f}" for value in values]
+        values = [f"{min(max(float(value), MIN_SCORE), MAX_SCORE):.3f}" for value in values]
     elif task.glue_words:
         values = [task.labels[value] for value in values]
     writer.writerows(enumerate(values))

@@ -1,11 +1,12 @@
-"""The examples of a labelled task: those to train on, and the sets to evaluate on, of which no row
-trained a model."""
+"""Load the examples of a labelled task: the training set and the evaluation sets.
+
+Evaluation sets hold no rows that a model was trained on.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from kdcli.data.hub import HubId
 from kdcli.data.labelled.checks import BadRows, class_counts
 from kdcli.data.labelled.examples import example_of
 from kdcli.data.labelled.own import own_task
-from kdcli.data.labelled.rows import fewest, hashes_of, held_back
+from kdcli.data.labelled.rows import choose_rows, hashes_of, held_back
 from kdcli.data.rows import FORMATS, BadRow, OnBadRow, Row
 from kdcli.data.sources import DemoSource, FileSource, HubSource, Log, Source, open_source
 from kdcli.data.storage import NotFound, list_folder
@@ -23,24 +24,33 @@ from kdcli.errors import UsageError
 from kdcli.types import Example, RowHashes, Task
 
 THIS_RUN = "this run"
-HELD, ALL = "held back from train", "all rows"  # Names of the evaluated split where files have none
-LEAST = 20  # Rows to judge by where others are left out.
-NATURAL = 0.05  # Share of a benchmark's own validation split that its training split may hold too.
+HELD, ALL = "held back from train", "all rows"  # Names of the split if the files have none.
+MIN_ROWS = 20  # Rows that must remain for an evaluation after training rows are skipped.
+# Share of a benchmark's own validation split that may also be in its training split.
+MAX_DUPLICATES = 0.05
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """A task with its examples."""
+    """A task with its examples.
 
-    task: Task  # with only those sets that have examples
-    train: list[Example]  # may be empty
-    sets: dict[str, list[Example]]  # to evaluate on, by name; "" where there is only one set
-    split: str  # that is evaluated
-    notes: list[str] = field(default_factory=list)  # on rows that were left out, logged already
+    Attributes:
+        task: the task, with only the sets that have examples.
+        train: the training examples; may be empty.
+        sets: name -> evaluation examples. A single set has the name "".
+        split: the name of the evaluated split.
+        notes: messages about skipped rows. They are logged already.
+    """
+
+    task: Task
+    train: list[Example]
+    sets: dict[str, list[Example]]
+    split: str
+    notes: list[str] = field(default_factory=list)
 
     @cached_property
     def rows(self) -> RowHashes:
-        """The hashes of the training rows, sorted, each once."""
+        """The sorted hashes of the training rows, without duplicates."""
         return np.unique(hashes_of(self.train))
 
 
@@ -62,177 +72,211 @@ def open_labelled(
     labels: tuple[str, ...] | None = None,
     log: Log,
 ) -> Labelled:
-    """Read a task's examples; none to evaluate on trained a model.
+    """Load a task. Evaluation examples that any of the models was trained on are skipped.
 
     Args:
-        name: of a task, or `own`, whose `columns` are role -> column.
-        source: what `--data` takes; None for the hub, or the demo.
-        train_source: where the training split is, if elsewhere (cross-lingual tasks).
-        split: to evaluate on: `validation` or `test`; `withheld` if it has no labels.
-        split_seed: of the choice of rows to hold back where there is no validation split.
-        train_rows, judged_rows: only this many, chosen by their hashes, so that runs compare.
-        skip_bad: leave out rows that do not fit the task.
-        trained: model -> hashes of the rows that trained it; they are left out of the evaluated
-        sets.
-        judge_trained_rows: keep them.
-        training: read the training split.
-        labels: class names of an own task from elsewhere, taken where they cover those of its rows.
+        name: the name of a task, or `own`.
+        source: the value of `--data`; None for the hub, or the demo.
+        train_source: the source of the training split if it is another one, as for cross-lingual
+            tasks.
+        columns: role -> column, for `own` only.
+        split: the split to evaluate on, `validation` or `test`.
+        split_seed: the seed that chooses the rows to hold out if there is no validation split.
+        train_rows, judged_rows: the maximum number of rows to train and to evaluate on. Rows are
+            chosen by their hashes, so that all runs choose the same.
+        skip_bad: whether to skip rows that do not fit the task.
+        trained: model -> hashes of the rows that it was trained on.
+        judge_trained_rows: whether to evaluate on these rows too.
+        training: whether to read the training split.
+        withheld: whether the evaluated split has no labels.
+        labels: class names of an earlier run of an own task. They are used if they contain all
+            class names in the rows.
+        log: called with each message.
 
     Raises:
-        UsageError: unknown task, no such data, rows that do not fit the task (file and row are
-            named), or too few rows that trained no model.
+        UsageError: the task is unknown, there is no such data, rows do not fit the task (the
+            message names the file and the row), or too few evaluation examples remain.
     """
+    bad_rows = BadRows()
     try:
-        bad = BadRows()
-        if name == OWN:
-            how: dict[str, Any] = {
-                "training": training,
-                "labels": labels,
-                "log": log,
-                "bad": bad,
-                "skip_bad": skip_bad,
-            }
-            task = _own_task(
-                columns or {}, source, train_source if training else None, split, **how
+        task = (
+            _own_task(
+                columns or {},
+                source,
+                train_source if training else None,
+                split,
+                training=training,
+                labels=labels,
+                log=log,
+                bad_rows=bad_rows,
+                skip_bad=skip_bad,
             )
-        else:
-            task = task_of(name)
-            if columns:
-                reads = f"{', '.join(task.texts)}, {task.label}"
-                raise UsageError(f"data.columns is for --task own; task {name} reads {reads}")
-        places, trained = _evaluated(task, source, split, log), dict(trained or {})
+            if name == OWN
+            else _named_task(name, columns)
+        )
+        splits, trained = _evaluation_splits(task, source, split, log), dict(trained or {})
+        has_split = bool(splits)
         train: list[Example] = []
         train_set = ""
-        single = not training and not places and _is_one_file(task, source)
-        if training or not places:
-            opened, train_set = _training(
+        use_all = not training and not has_split and _is_one_file(task, source)
+        if training or not has_split:
+            opened, train_set = _training_source(
                 task, source, train_source if training else None, needed=training
             )
-            train = (
-                _read(task, opened, "train", bad, withheld=withheld)
-                if training or opened.has("train")
-                else []
-            )
-        sets = {n: _read(task, o, s, bad, withheld=withheld) for n, (o, s) in places.items()}
-        usable = sum(map(len, [train, *sets.values()]))
-        for note in (notes := bad.settle(usable, skip=skip_bad)):
+            if training or opened.has("train"):
+                train = _read(task, opened, "train", bad_rows, withheld=withheld)
+        sets = {n: _read(task, s, of, bad_rows, withheld=withheld) for n, (s, of) in splits.items()}
+        notes = bad_rows.settle(sum(map(len, [train, *sets.values()])), skip=skip_bad)
+        for note in notes:
             log(note)
-        own_split = bool(places)
-        if places:
-            pass
-        elif single and not (
-            split == "validation" and _trained_on(task, train, trained, split_seed)
-        ):
+        if use_all and split == "validation":
+            use_all = not _trained_on(task, train, trained, split_seed)
+        if use_all:
             split, sets = ALL, {"": train}
-        elif train and split == "validation":
-            held = held_back(task, train, split_seed)
-            if held.all() or not held.any():
-                raise UsageError(
-                    f"{len(train)} examples are too few to hold some back",
-                    "give a validation split",
-                )
-            which = f"{held.sum():,} of the {len(train):,} training examples"
-            log(f"there is no validation split: {which} are held back to judge by")
-            split, sets = HELD, {train_set: [e for e, h in zip(train, held, strict=True) if h]}
-            train = [e for e, h in zip(train, held, strict=True) if not h]
-        else:
-            there = (
-                f"; it holds {list_folder(Path(source))}"
-                if source and Path(source).is_dir()
-                else ""
-            )
-            raise NotFound(f"no {split} split in {source}{there}")
-        train = fewest(train, train_rows) if training else []
-        found = Labelled(replace(task, sets=tuple(filter(None, sets))), train, sets, split, notes)
-        if training:
-            trained[THIS_RUN] = found.rows
-        published = own_split and name != OWN
-        found = judgeable(found, trained, keep=judge_trained_rows, published=published, log=log)
-        return replace(
-            found, sets={n: fewest(examples, judged_rows) for n, examples in found.sets.items()}
-        )
+        elif not has_split and train and split == "validation":
+            train, held_out = _hold_out(task, train, split_seed, log)
+            split, sets = HELD, {train_set: held_out}
+        elif not has_split:
+            raise NotFound(f"no {split} split in {source}{_content_of(source)}")
     except NotFound as error:
         needed = _files_needed(name, split, training, withheld)
-        hint = f"give --data PATH (of distill: eval.source): {needed}"
+        hint = f"give --data PATH (for distill: eval.source): {needed}"
         raise UsageError(f"task {name}: {error.message}", hint) from None
+    train = choose_rows(train, train_rows) if training else []
+    data = Labelled(replace(task, sets=tuple(filter(None, sets))), train, sets, split, notes)
+    if training:
+        trained[THIS_RUN] = data.rows
+    published = has_split and name != OWN
+    data = _skip_trained_rows(data, trained, keep=judge_trained_rows, published=published, log=log)
+    return replace(
+        data, sets={n: choose_rows(examples, judged_rows) for n, examples in data.sets.items()}
+    )
+
+
+def _named_task(name: str, columns: Mapping[str, str | list[str]] | None) -> Task:
+    task = task_of(name)
+    if columns:
+        raise UsageError(
+            f"data.columns is for --task own; task {name} reads the columns "
+            f"{', '.join(task.texts)}, {task.label}"
+        )
+    return task
+
+
+def _content_of(source: str | None) -> str:
+    """List the content of a directory for a message; "" for other sources."""
+    if source and Path(source).is_dir():
+        return f"; it holds {list_folder(Path(source))}"
+    return ""
 
 
 def _is_one_file(task: Task, source: str | None) -> bool:
-    """Whether a source is one file, or files without a split in their names; they count as
-    `train`."""
+    """Whether a source is one file, or several without a split in their names.
+
+    Such files count as `train`.
+    """
     whole = _folders(task, source)[0] if source is not None else None
     return isinstance(whole, FileSource) and list(whole.files) == ["train"]
+
+
+def _hold_out(
+    task: Task, examples: list[Example], seed: int, log: Log
+) -> tuple[list[Example], list[Example]]:
+    """Divide examples into a training set and a validation set."""
+    held = held_back(task, examples, seed)
+    if held.all() or not held.any():
+        raise UsageError(
+            f"{len(examples)} examples are too few to hold some back", "give a validation split"
+        )
+    log(
+        f"there is no validation split: {held.sum():,} of the {len(examples):,} training examples "
+        "are held out for evaluation"
+    )
+    pairs = list(zip(examples, held, strict=True))
+    return [e for e, is_held in pairs if not is_held], [e for e, is_held in pairs if is_held]
 
 
 def _trained_on(
     task: Task, examples: list[Example], trained: Mapping[str, RowHashes], seed: int
 ) -> bool:
-    """Whether models were trained on these very data: they know those rows that are not held back,
-    or the smallest hashes of them, as `fewest` takes them."""
+    """Whether models were trained on this file.
+
+    In that case they know all of its rows that are not held out or, as `choose_rows` takes them,
+    the ones with the smallest hashes.
+    """
     known = np.unique(np.concatenate([*trained.values(), np.empty(0, np.uint64)]))
+    held = held_back(task, examples, seed)
     offered = np.unique(
-        hashes_of(
-            [e for e, h in zip(examples, held_back(task, examples, seed), strict=True) if not h]
-        )
+        hashes_of([e for e, is_held in zip(examples, held, strict=True) if not is_held])
     )
     count = int(np.isin(offered, known).sum())
     return count > 0 and bool(np.isin(offered[:count], known).all())
 
 
-def judgeable(
-    found: Labelled, trained: Mapping[str, RowHashes], *, keep: bool, published: bool, log: Log
+def _skip_trained_rows(
+    data: Labelled, trained: Mapping[str, RowHashes], *, keep: bool, published: bool, log: Log
 ) -> Labelled:
-    """Leave the rows that trained a model out of the evaluated sets, and say so. `trained`: model
-    -> hashes. `keep`: leave them in, and name the split so. `published`: a benchmark with a split
-    of its own keeps its few rows that its training split holds too, as published results do. Raises
-    UsageError: too few other rows."""
-    sets, notes, split = {}, list(found.notes), found.split
-    for name, examples in found.sets.items():
+    """Skip evaluation rows that a model was trained on, and log how many.
+
+    Args:
+        data: the task with its examples.
+        trained: model -> hashes of its training rows.
+        keep: whether to keep these rows instead; the split's name then counts them.
+        published: whether the split belongs to a benchmark. If few of its rows are also in its
+            training split, they are kept, because published results include them.
+        log: called with each message.
+
+    Raises UsageError: too few rows remain.
+    """
+    sets, notes, split = {}, list(data.notes), data.split
+    for name, examples in data.sets.items():
         hashes = hashes_of(examples)
         by_model = {
             model: n for model, rows in trained.items() if (n := int(np.isin(hashes, rows).sum()))
         }
         known = np.isin(hashes, np.concatenate([*trained.values(), np.empty(0, np.uint64)]))
         count, total = int(known.sum()), len(examples)
-        where = {ALL: "", HELD: f" {HELD}"}.get(found.split, f" of {found.split} {name}".rstrip())
         sets[name] = examples
         if not count:
             continue
-        counted = {
-            model: f"{n:,}" if len(by_model) > 1 else "they" for model, n in by_model.items()
-        }
-        who = "; ".join(
-            f"{n} are training rows of this run" if m == THIS_RUN else f"{n} trained {m}"
-            for m, n in counted.items()
-        )
-        few = published and count <= NATURAL * total
-        if few or keep:
-            why = (
-                "kept, as published results keep them"
-                if few
-                else "kept, as data.judge_trained_rows says"
-            )
-            notes.append(f"{count:,} of {total:,} rows{where} are training rows ({who}): {why}")
-            split = split if few else f"{found.split}, {count:,} of {total:,} rows trained a model"
-        elif total - count < min(LEAST, (total + 1) // 2):
+        where = {ALL: "", HELD: f" {HELD}"}.get(data.split, f" of {data.split} {name}".rstrip())
+        rows = f"{count:,} of {total:,} rows{where}"
+        reason = _training_counts(by_model)
+        if published and count <= MAX_DUPLICATES * total:
+            notes.append(f"kept {rows}, as published results do, although {reason}")
+        elif keep:
+            notes.append(f"kept {rows} (data.judge_trained_rows), although {reason}")
+            split = f"{data.split}, {count:,} of {total:,} rows trained a model"
+        elif total - count < min(MIN_ROWS, (total + 1) // 2):
             raise UsageError(
-                f"{count:,} of {total:,} rows{where} cannot be judged by: {who}",
-                "give --data with other rows; or judge on them all the same with --set "
+                f"cannot evaluate on {rows}: {reason}",
+                "give --data with other rows, or evaluate on these rows with --set "
                 "data.judge_trained_rows=true",
             )
         else:
-            notes.append(f"left out {count:,} of {total:,} rows{where}: {who}")
+            notes.append(f"skipped {rows}: {reason}")
             sets[name] = [e for e, is_known in zip(examples, known, strict=True) if not is_known]
         log(notes[-1])
-    return replace(found, sets=sets, split=split, notes=notes)
+    return replace(data, sets=sets, split=split, notes=notes)
+
+
+def _training_counts(by_model: Mapping[str, int]) -> str:
+    """Tell for a message how many rows each model was trained on."""
+    counts = [
+        (model, f"{n:,} of them" if len(by_model) > 1 else "them") for model, n in by_model.items()
+    ]
+    return " and ".join(
+        f"this run trains on {n}" if model == THIS_RUN else f"{model} was trained on {n}"
+        for model, n in counts
+    )
 
 
 def _files_needed(name: str, split: str, training: bool, withheld: bool) -> str:
-    """The files and columns that a task needs, in words."""
+    """Describe the files and columns that a task needs."""
     formats = f"({', '.join(f'.{f}' for f in FORMATS if f != 'txt')}, each also .gz)"
     needed = ["train.*"] if training else []
     if name == OWN:
-        optional = " and perhaps validation.*" if training and split == "validation" else ""
+        optional = " and optionally validation.*" if training and split == "validation" else ""
         files = " and ".join(needed if optional else [*needed, f"{split}.*"])
         return f"a file, or a directory with {files}{optional} {formats}"
     task = task_of(name)
@@ -257,10 +301,10 @@ def _own_task(
     training: bool,
     labels: tuple[str, ...] | None,
     log: Log,
-    bad: BadRows,
+    bad_rows: BadRows,
     skip_bad: bool,
 ) -> Task:
-    """The task of the user's own rows; see `open_labelled`."""
+    """Derive the task of the user's own rows; for the arguments see `open_labelled`."""
     if source is None:
         raise UsageError(
             "task 'own' needs --data", "give a file or a directory with train.* and validation.*"
@@ -268,11 +312,12 @@ def _own_task(
     opened = open_source(source if train_source is None else train_source)
     read_split = split if not training and opened.has(split) else "train"
     try:
-        task = own_task((row for _, row in _rows(opened, read_split, bad)), columns, log, bad)
+        rows = (row for _, row in _rows(opened, read_split, bad_rows))
+        task = own_task(rows, columns, log, bad_rows)
     except UsageError:
         if not skip_bad:
-            # The cause: without these rows the others do not make a task.
-            bad.settle(0, skip=False)
+            # Bad rows are the likely cause, so report them first.
+            bad_rows.settle(0, skip=False)
         raise
     return (
         replace(task, labels=labels)
@@ -281,10 +326,13 @@ def _own_task(
     )
 
 
-def _training(
+def _training_source(
     task: Task, source: str | None, train_source: str | None, *, needed: bool
 ) -> tuple[Source, str]:
-    """Source and set of the training examples; `needed`: a UsageError where there are none."""
+    """Return the source of the training examples and the name of their set.
+
+    Raises UsageError: `needed` is set, and there is no training split.
+    """
     name = task.sets[0] if task.sets else ""
     where = task.hub_train or task.hub
     if train_source is None and source is None and where is not None:
@@ -294,19 +342,21 @@ def _training(
     opened, folders = _folders(task, source)
     if opened is not None and (opened.has("train") or not folders):
         return opened, name
-    # Only folders of sets: the first one, English, is what cross-lingual tasks are trained on.
+    # There are only folders of sets. Cross-lingual tasks are trained on the first set, English.
     first = open_source(str(Path(source) / folders[0]))
     if needed and not first.has("train"):
-        hint = "--set data.train=SOURCE names data of the same form to train on"
         raise UsageError(
-            f"task {task.name}: no training split in {source} nor in {folders[0]}/ below it", hint
+            f"task {task.name}: no training split in {source} or its folder {folders[0]}/",
+            "give training data of the same form with --set data.train=SOURCE",
         )
     return first, folders[0]
 
 
 def _folders(task: Task, source: str) -> tuple[Source | None, list[str]]:
-    """A source, None where it is nothing but folders of sets, and the sets that have a folder of
-    their own."""
+    """Open a source, and list the sets that have a folder in it.
+
+    The source is None if it contains nothing but such folders.
+    """
     folders = [name for name in task.sets if (Path(source) / name).is_dir()]
     try:
         return open_source(source), folders
@@ -316,10 +366,10 @@ def _folders(task: Task, source: str) -> tuple[Source | None, list[str]]:
         return None, folders
 
 
-def _evaluated(
+def _evaluation_splits(
     task: Task, source: str | None, split: str, log: Log
 ) -> dict[str, tuple[Source, str]]:
-    """Set -> its source and split; missing sets are left out and logged."""
+    """Return the source and split of each evaluation set. Missing sets are skipped and logged."""
     if source is None:
         if task.hub is None:
             return {"": (open_source("demo"), split)}
@@ -327,17 +377,17 @@ def _evaluated(
         return {s: (_hub(task.hub, s), named.replace("{set}", s)) for s in task.sets or ("",)}
     whole, folders = _folders(task, source)
     opened = {name: open_source(str(Path(source) / name)) for name in folders}
-    places = {name: (of_set, split) for name, of_set in opened.items() if of_set.has(split)}
-    if whole is not None and not places:
-        places = {
+    splits = {name: (of_set, split) for name, of_set in opened.items() if of_set.has(split)}
+    if whole is not None and not splits:
+        splits = {
             name: (whole, f"{split}_{name}") for name in task.sets if whole.has(f"{split}_{name}")
         }
-        if not places and whole.has(split):
-            # A plain split is the first set: matched, or English.
-            places = {task.sets[0] if task.sets else "": (whole, split)}
-    if places and (missing := [s for s in task.sets if s not in places]):
-        log(f"{task.name}: judged on {', '.join(places)}; not there: {', '.join(missing)}")
-    return places
+        if not splits and whole.has(split):
+            # A split without a set in its name is the first set: matched, or English.
+            splits = {task.sets[0] if task.sets else "": (whole, split)}
+    if splits and (missing := [s for s in task.sets if s not in splits]):
+        log(f"{task.name}: evaluating on {', '.join(splits)}; missing: {', '.join(missing)}")
+    return splits
 
 
 def _hub(where: tuple[str, str | None], name: str) -> Source:
@@ -347,7 +397,7 @@ def _hub(where: tuple[str, str | None], name: str) -> Source:
 
 
 def _read(
-    task: Task, source: Source, split: str, bad: OnBadRow, *, withheld: bool = False
+    task: Task, source: Source, split: str, on_bad: OnBadRow, *, withheld: bool = False
 ) -> list[Example]:
     if isinstance(source, DemoSource):
         if task.name not in demo.TASKS:
@@ -360,17 +410,20 @@ def _read(
         rows = demo.demo_task(task.name, split)
         return [Example(f"demo {split}", str(i), (e.text,), e.label) for i, e in enumerate(rows)]
     examples = []
-    for number, row in _rows(source, split, bad):
+    for number, row in _rows(source, split, on_bad):
         try:
             examples.append(example_of(task, row, number, withheld=withheld))
         except BadRow as error:
-            bad(error)
+            on_bad(error)
     return examples
 
 
-def _rows(source: Source, split: str, bad: OnBadRow) -> Iterator[tuple[int, Row]]:
-    """The rows of a split, each with its number in its file; a file without any is an error."""
-    for name, table in source.tables(split, bad):
+def _rows(source: Source, split: str, on_bad: OnBadRow) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of a split, each with its number in its file.
+
+    Raises UsageError: a file has no rows.
+    """
+    for name, table in source.tables(split, on_bad):
         number = -1
         for number, row in enumerate(table):
             yield number, row
@@ -379,7 +432,7 @@ def _rows(source: Source, split: str, bad: OnBadRow) -> Iterator[tuple[int, Row]
 
 
 def check_training(labelled: Labelled) -> None:
-    """Raise a UsageError for data without training examples, or classes without any (named)."""
+    """Raise a UsageError if there are no training examples, or none for some of the classes."""
     task = labelled.task
     if not labelled.train:
         raise UsageError(f"task {task.name} has no training examples")
@@ -387,4 +440,4 @@ def check_training(labelled: Labelled) -> None:
         counts = zip(task.labels, class_counts(task, labelled.train), strict=True)
         if missing := [name for name, count in counts if not count]:
             message = f"task {task.name}: no training example has the label {', '.join(missing)}"
-            raise UsageError(message, "train on more rows, or leave the label out of the data")
+            raise UsageError(message, "train on more rows, or remove the label from the data")

@@ -1,5 +1,7 @@
-"""Named tasks: one file a benchmark family with one row a task; the row's name is the name that
-`--task` takes."""
+"""Named tasks, with one file per benchmark family.
+
+The name of a task is the value of `--task`.
+"""
 
 import importlib
 import pkgutil
@@ -7,13 +9,11 @@ import pkgutil
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.types import Task
 
-OWN = (
-    "own"  # the task of a user's own files; its row is read off them, see `kdcli.data.labelled.own`
-)
+OWN = "own"  # The task that `kdcli.data.labelled.own` derives from a user's own files.
 
 
 def tasks() -> dict[str, Task]:
-    """Every named task."""
+    """Return every named task by its name."""
     families = [
         importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)
     ]
@@ -21,7 +21,7 @@ def tasks() -> dict[str, Task]:
 
 
 def task_of(name: str) -> Task:
-    """The row of a named task. Raises UsageError: no such task."""
+    """Return a named task. Raises UsageError if there is no such task."""
     if name in (known := tasks()):
         return known[name]
     near = did_you_mean(name, [*known, OWN])

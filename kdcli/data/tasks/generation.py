@@ -1,6 +1,10 @@
-"""Generation: questions to SQuAD 1.1's answers (Du and Cardie 2018,
-https://arxiv.org/abs/1805.05942), XSum (Narayan et al. 2018, https://arxiv.org/abs/1808.08745),
-CNN/DailyMail (See et al. 2017, https://arxiv.org/abs/1704.04368)."""
+"""Generation tasks.
+
+* Question generation for the answers of SQuAD 1.1: Du and Cardie 2018,
+  https://arxiv.org/abs/1805.05942.
+* XSum: Narayan et al. 2018, https://arxiv.org/abs/1808.08745.
+* CNN/DailyMail: See et al. 2017, https://arxiv.org/abs/1704.04368.
+"""
 
 from kdcli.types import Task
 
@@ -29,7 +33,7 @@ TASKS = (
         "cnn_dailymail",
         "text",
         ("article",),
-        # Published ROUGE-L compares sentence with sentence.
+        # Published ROUGE-L values compare sentence by sentence.
         ("rougeLsum", "rouge1", "rouge2"),
         label="highlights",
         hub=("abisee/cnn_dailymail", "3.0.0"),

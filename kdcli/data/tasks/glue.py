@@ -1,6 +1,9 @@
-"""GLUE (Wang et al. 2018, https://arxiv.org/abs/1804.07461): columns, label numbers and metrics as
-in `nyu-mll/glue`, file names as its server takes them, label words as in static model pruning
-(https://arxiv.org/abs/2210.06210)."""
+"""GLUE (Wang et al. 2018, https://arxiv.org/abs/1804.07461).
+
+Columns, label numbers and metrics are the ones of `nyu-mll/glue`. The file names are the ones that
+the GLUE server expects. The label words come from static model pruning
+(https://arxiv.org/abs/2210.06210).
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,6 +1,10 @@
-"""SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018, https://arxiv.org/abs/1606.05250,
-https://arxiv.org/abs/1806.03822) and MLQA (Lewis et al. 2019, https://arxiv.org/abs/1910.07475),
-trained on SQuAD 1.1 and evaluated by language."""
+"""Extractive question answering: SQuAD and MLQA.
+
+* SQuAD 1.1 and 2.0: Rajpurkar et al. 2016, 2018, https://arxiv.org/abs/1606.05250 and
+  https://arxiv.org/abs/1806.03822.
+* MLQA: Lewis et al. 2019, https://arxiv.org/abs/1910.07475. Models are trained on SQuAD 1.1 and
+  evaluated in each language.
+"""
 
 from typing import Any
 
@@ -16,7 +20,7 @@ _SQUAD, _LANGUAGES = ("rajpurkar/squad", None), ("en", "es", "de", "ar", "hi", "
 def _task(
     name: str, metrics: tuple[str, ...] = ("f1", "exact"), max_length: int = 384, **more: Any
 ) -> Task:
-    # The label words are those of start and end.
+    # The two label words stand for the start and the end of an answer.
     texts, words = ("question", "context"), ("Yes", "No")
     return Task(
         name, "span", texts, metrics, label="answers", max_length=max_length, words=words, **more

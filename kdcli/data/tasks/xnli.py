@@ -1,5 +1,7 @@
-"""XNLI (Conneau et al. 2018, https://arxiv.org/abs/1809.05053): trained on English, evaluated in
-fifteen languages."""
+"""XNLI (Conneau et al. 2018, https://arxiv.org/abs/1809.05053).
+
+Models are trained on English and evaluated in fifteen languages.
+"""
 
 from kdcli.types import Task
 

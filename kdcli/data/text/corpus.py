@@ -1,9 +1,9 @@
 """Unlabelled text as full blocks of tokens.
 
 The text is tokenised once and cached on disk. The documents of a split form one stream of tokens
-with a separator after each document. A block is `[CLS]`, the next L - 2 tokens of the stream, and
-`[SEP]`: there is no padding, and only the end of the stream is left out. The stream does not depend
-on L, so one cache serves all lengths.
+with a separator after each document. A block consists of `[CLS]`, the next L - 2 tokens of the
+stream, and `[SEP]`. There is no padding, and only the end of the stream is unused. The stream does
+not depend on L, so one cache serves all lengths.
 """
 
 from dataclasses import dataclass, replace
@@ -46,7 +46,7 @@ class Blocks:
         """Collate blocks: `input_ids` [B, L].
 
         Isolated blocks also have `attention_mask` [B, 1, L, L] bool and `position_ids` [B, L].
-        Other blocks need no mask, since every token is real.
+        Other blocks need no mask, because they have no padding.
         """
         inner = self.length - 2
         ids_BL = np.empty((len(indices), self.length), dtype=np.int64)
@@ -88,12 +88,12 @@ def open_corpus(
         source: a value of `--data`: a text, or a directory of tokens that `kdcli tokenize` or
             datatrove wrote.
         tokenizer: the tokenizer of the model.
-        max_length: tokens of a block, with `[CLS]` and `[SEP]`.
+        max_length: the number of tokens per block, including `[CLS]` and `[SEP]`.
         column: the column of the text; None chooses it.
-        isolated: the documents in a block do not attend to each other.
-        held_out_blocks: the maximum number of blocks held out. They come from the validation
-            split, or without one from the end of the training text (at most a tenth of it).
-        log: takes lines of progress.
+        isolated: whether the documents in a block must not attend to each other.
+        held_out_blocks: the maximum number of blocks to hold out. They come from the validation
+            split or, without one, from the end of the training text (at most a tenth of it).
+        log: called with messages about the progress.
 
     Raises:
         UsageError: the source cannot be read, its tokens are damaged or come from another
@@ -145,7 +145,7 @@ def _open_tokens(
 def _open_cached(
     source: str, tokenizer: PreTrainedTokenizerBase, frame: Frame, column: str | None, log: Log
 ) -> dict[str, TokenStream]:
-    """Open the tokens of a text in the cache, and tokenise it first if they are not there."""
+    """Open the cached tokens of a text. If there are none, tokenise the text first."""
     opened = open_source(source)
     tokens = tokenizer_hash(tokenizer)
     key = cache_key(FORMAT, opened.identity, tokens, column, frame.sep_id)
@@ -157,7 +157,7 @@ def _open_cached(
 
 
 def _at_revision(folder: Path, hub: HubId) -> Path:
-    """Name the cache directory after the data set's commit; without a network take the newest."""
+    """Return the cache directory of the data set's commit, or the newest one without a network."""
     commit = hub.commit()
     if commit is not None:
         return folder.with_name(f"{folder.name}-{commit[:12]}")

@@ -1,7 +1,7 @@
-"""Token files that datatrove's `DocumentTokenizer` wrote.
+"""Read token files of datatrove's `DocumentTokenizer`.
 
-Next to each `NAME.ds` file are `NAME.ds.metadata` (tokenizer, bytes of a token, number of tokens)
-and `NAME.ds.index` (the ends of the documents, uint64).
+Each `NAME.ds` file comes with `NAME.ds.metadata` (the tokenizer, the bytes per token and the number
+of tokens) and `NAME.ds.index` (the ends of the documents, uint64).
 """
 
 from collections.abc import Iterable
@@ -23,8 +23,10 @@ from kdcli.errors import UsageError
 DS, METADATA, INDEX = ".ds", ".metadata", ".index"
 ENDINGS = (DS, DS + METADATA, DS + INDEX)
 MAX_METADATA_BYTES = 10_000
-SAMPLED_TOKENS = 4096  # At the beginning, in the middle and at the end of a file.
-SAMPLED_DOCUMENTS = 64  # The first documents of a file, whose first and last tokens are compared.
+# Number of tokens that are checked at the beginning, in the middle and at the end of a file.
+SAMPLED_TOKENS = 4096
+# Number of documents at the beginning of a file whose first and last tokens are checked.
+SAMPLED_DOCUMENTS = 64
 OTHER_TOKENIZER_HINT = "run datatrove's DocumentTokenizer with the tokenizer of this model"
 
 Array = np.ndarray[Any, Any]
@@ -32,7 +34,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A `.ds` file, the name of its tokenizer if it is known, and the bytes of a token."""
+    """A `.ds` file, the name of its tokenizer if known, its bytes per token, and its tokens."""
 
     path: Path
     tokenizer: str | None
@@ -89,14 +91,14 @@ def _check_none_missing(folder: Path, names: list[str]) -> None:
         raise UsageError(
             f"{folder}: {missing[0]} is missing ({len(missing)} of {len(expected)} files); "
             "its index is there",
-            "copy it too, or run datatrove's pipeline again, which makes what is missing",
+            "copy it, too, or run datatrove's pipeline again, which writes the missing files",
         )
 
 
 def _read_metadata(path: Path, vocabulary_size: int) -> TokenFile:
     """Read the metadata of a file.
 
-    Without metadata, datatrove's rule gives the bytes of a token.
+    Without metadata, the size of the vocabulary determines the bytes per token, as in datatrove.
     """
     size = path.stat().st_size
     name, token_bytes, tokens = None, 2 if vocabulary_size <= 1 << 16 else 4, None
@@ -109,21 +111,21 @@ def _read_metadata(path: Path, vocabulary_size: int) -> TokenFile:
             token_bytes, tokens = int(digits), int(lines[1])
         except (IndexError, ValueError):
             raise UsageError(
-                f"{metadata} is no metadata of datatrove: its first lines are TOKENIZER|BYTES "
-                "and a number",
+                f"{metadata} is not metadata of datatrove, which begins with the lines "
+                "TOKENIZER|BYTES and a number",
                 "was it written by another program?",
             ) from None
     if token_bytes not in (2, 4) or size % token_bytes or tokens not in (None, size // token_bytes):
         count = f"{tokens:,} tokens" if tokens is not None else "tokens"
         message = f"{path} is cut: it has {size:,} bytes, not {count} of {token_bytes} bytes"
-        raise UsageError(message, "copy it again, or make it again")
+        raise UsageError(message, "copy it again, or write it again with datatrove")
     return TokenFile(path, name, token_bytes, size // token_bytes)
 
 
 def _check_tokenizer(
     folder: Path, name: str | None, tokenizer: PreTrainedTokenizerBase, log: Log
 ) -> None:
-    """Compare the vocabulary of the tokenizer in the metadata, if it is on this machine."""
+    """Compare the vocabulary with the metadata's tokenizer, if it is on this machine."""
     if name is None or name == tokenizer.name_or_path:
         return
     path = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
@@ -133,7 +135,7 @@ def _check_tokenizer(
         except (LocalEntryNotFoundError, HFValidationError):
             log(
                 f"{folder}: its tokenizer {name} is not on this machine; "
-                "kdcli compares a sample of its tokens only"
+                "kdcli checks only a sample of its tokens"
             )
             return
     if Tokenizer.from_file(str(path)).get_vocab() != tokenizer.get_vocab():
@@ -172,10 +174,10 @@ def _check_frame(file: TokenFile, stream: TokenStream, index: Path, frame: Frame
     if not is_whole or int(np.fromfile(index, "<u8", offset=size - 8)[0]) != file.tokens:
         raise UsageError(
             f"{index} does not end where {file.path.name} does",
-            "copy both again, or make them again",
+            "copy both again, or write them again with datatrove",
         )
     first, last = _tokens_at(stream, [0, *ends[:-1]]), _tokens_at(stream, ends - 1)
-    # If datatrove shuffled chunks, some of these are the ends of chunks.
+    # If datatrove has shuffled chunks, some of these positions are the ends of chunks.
     if (last != frame.sep_id).all() or (first == frame.cls_id).mean() > 0.5:
         raise UsageError(
             f"{file.path}: documents must end with the token {frame.sep_id} ({frame.sep}) and "

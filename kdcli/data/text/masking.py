@@ -1,9 +1,9 @@
-"""Masked text for masked language models, with new masks in every pass or the same in all.
+"""Mask text for masked language models, with new masks in every pass or the same in all.
 
-The mask of a row depends on (seed, row, pass) alone, so neither resuming nor the number of
-processes changes it. As in BERT's own code, a fixed number of a row's ordinary tokens is chosen,
-and not each token with a probability. Of the chosen tokens 80 % become the mask token, 10 % become
-a random token, and 10 % stay.
+The mask of a row depends only on (seed, row, pass), so neither resuming nor the number of processes
+changes it. As in BERT's code, a fixed number of a row's ordinary tokens is chosen, rather than each
+token with some probability. Of the chosen tokens, 80 % become the mask token, 10 % become a random
+token, and 10 % stay the same.
 """
 
 import re
@@ -27,8 +27,8 @@ AS_MASK, AS_RANDOM = 0.8, 0.1
 # The prefix that marks pieces in a kind of vocabulary. True: the marked piece begins a word; False:
 # it continues a word (WordPiece).
 MARKS = {"##": False, "Ġ": True, "▁": True}
-# Maximum number of pieces that are masked together. Words have fewer pieces, but a web address, or
-# text in a script that `begins_V` does not know, would be masked as a whole, however long it is.
+# Maximum number of pieces that are masked together. Words have fewer pieces, but without a limit, a
+# long web address or text in a script that `begins_V` does not know would be masked as a whole.
 MAX_WORD_PIECES = 10
 
 _BYTE = {letter: byte for byte, letter in bytes_to_unicode().items()}
@@ -39,12 +39,12 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class MaskVocabulary:
-    """The tokens of a tokenizer as masking sees them.
+    """The tokens of a tokenizer, sorted for masking.
 
     Attributes:
         mask_id: the mask token.
         special_V: True for tokens that are never masked.
-        plain_ids: all other tokens; random tokens are drawn from them.
+        plain_ids: all other tokens. Random tokens are drawn from them.
         begins_V: True for tokens that begin a word. In scripts without spaces every piece begins
             a word, and so does every token of a vocabulary without pieces.
     """
@@ -59,15 +59,15 @@ class MaskVocabulary:
 class Masked:
     """Examples with some tokens masked, and `labels` [B, L]: the original token, or IGNORED.
 
-    Indices beyond the last row are rows of later passes, `pass * len + row`, as `PassOrder` gives
-    them. A pass over held-out rows counts from 0 to `len`, so it has the same masks every time.
+    Indices beyond the last row are rows of later passes, `pass * len + row`, as `PassOrder` returns
+    them. A pass over held-out rows has the indices 0 to `len - 1`, so it always has the same masks.
 
     Attributes:
         examples: the rows without masks.
         vocabulary: the tokens of the tokenizer.
-        share: the share of a row's tokens that are chosen; at least one token is.
-        whole_words: choose the pieces of a word together, `MAX_WORD_PIECES` at most.
-        static: use the same masks in all passes.
+        share: the share of a row's tokens to choose. At least one token is chosen.
+        whole_words: whether to choose the pieces of a word together, at most `MAX_WORD_PIECES`.
+        static: whether to use the same masks in all passes.
         seed: the seed of the masks.
     """
 
@@ -99,7 +99,7 @@ class Masked:
         draws_3BL = self._draw(rows, passes, ids_BL.shape[1])
         maskable_BL = ~self.vocabulary.special_V[ids_BL]
         if "sources" in batch:
-            # The tokens of a generated text are predicted, its end included; its source is given.
+            # Only target tokens are predicted, including the end token. The source is given.
             maskable_BL = np.arange(ids_BL.shape[1]) >= batch["sources"].numpy()[:, None]
         mask = batch.get("attention_mask")
         if mask is not None and mask.dim() == 2:
@@ -120,7 +120,7 @@ class Masked:
         }
 
     def _begin_words(self, ids_BL: Array, maskable_BL: Array) -> Array:
-        """Mark the tokens that begin a word, [B, L] bool; long words begin again."""
+        """Mark the tokens that begin a word, [B, L] bool. Long words are divided."""
         begins_BL = self.vocabulary.begins_V[ids_BL] | ~maskable_BL
         begins_BL[:, 0] = True
         # A token after a special token always begins a word.
@@ -132,11 +132,11 @@ class Masked:
     def _draw(self, rows: Array, passes: Array, length: int) -> Array:
         """Draw three uniform numbers in [0, 1) for each token.
 
-        They decide whether it is chosen, what becomes of it, and which token is its random token.
+        They decide whether the token is chosen, how it is replaced, and by which random token.
         """
         draws_3BL = np.empty((3, len(rows), length))
         for at, (row, number) in enumerate(zip(rows.tolist(), passes.tolist(), strict=True)):
-            # A counter-based generator gives every (row, pass) a stream of its own.
+            # A counter-based generator gives each (row, pass) its own stream.
             stream = np.random.Philox(key=[self.seed, 0], counter=[0, 0, row, number])
             draws_3BL[:, at] = np.random.Generator(stream).random((3, length))
         return draws_3BL
@@ -175,14 +175,14 @@ def mask_vocabulary(tokenizer: PreTrainedTokenizerBase, source: str) -> MaskVoca
     special_V = np.zeros(size, dtype=bool)
     special_V[tokenizer.all_special_ids] = True
     known = np.array(sorted(words.values()))
-    # Each of these marks is a word of its own in some vocabulary, so the commonest prefix decides.
+    # Each of these marks is itself a token in some vocabulary, so the most common prefix decides.
     counts = {mark: sum(word.startswith(mark) for word in words) for mark in MARKS}
     mark = max(counts, key=counts.__getitem__)
     begins_V = np.ones(size, dtype=bool)
     if counts[mark]:
         for word, number in words.items():
             begins_V[number] = word.startswith(mark) == MARKS[mark]
-            # If marks begin words, a sentence in a script without spaces would be one word.
+            # Otherwise, if marks begin words, a sentence without spaces would be one word.
             if MARKS[mark] and _is_spaceless(word, is_byte_level=mark == "Ġ"):
                 begins_V[number] = True
     plain_ids = known[~special_V[known]]
@@ -196,7 +196,7 @@ def _is_spaceless(piece: str, *, is_byte_level: bool) -> bool:
     else:
         fallback = _FALLBACK.fullmatch(piece)
         spelled = bytes.fromhex(fallback[1]) if fallback else piece.encode()
-    # A piece may hold only the first bytes of a character. Every completion has the same script.
+    # A piece may hold only the first bytes of a character. All completions have the same script.
     sizes = ((4, b"\xf0"), (3, b"\xe0"), (2, b"\xc2"))
     size = next((size for size, first_byte in sizes if spelled[:1] >= first_byte), 1)
     first = spelled[:size].ljust(size, b"\x80").decode(errors="ignore")

@@ -1,8 +1,8 @@
-"""Train a WordPiece tokenizer like BERT's on the text that a model will read.
+"""Train a WordPiece tokenizer like BERT's on the training text of a model.
 
-Words are lower-cased and split as BERT does. A piece enters the vocabulary when joining its parts
-shortens the text. The tokenizer of a text and size is trained once and cached; the same text gives
-the same tokenizer.
+Words are lower-cased and split as in BERT. A piece enters the vocabulary if joining its parts
+shortens the text. The tokenizer for a text and a size is trained once and cached. The same text
+always gives the same tokenizer.
 """
 
 from collections import Counter
@@ -26,12 +26,12 @@ from kdcli.errors import UsageError
 
 PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-MIN_FREQUENCY = 2  # Occurrences of a pair of pieces that becomes a piece.
-MIN_PIECES = 8  # Besides the special tokens: with fewer pieces there is hardly anything to predict.
-# Rare letters of other scripts would fill a small vocabulary: it has at most this many letters, and
-# at least this many words for each letter.
+MIN_FREQUENCY = 2  # Minimum occurrences of a pair of pieces that is joined.
+MIN_PIECES = 8  # In addition to the special tokens. Fewer pieces leave hardly anything to predict.
+# Maximum number of letters, and minimum number of words per letter. Without these limits, rare
+# letters of other scripts would fill a small vocabulary.
 MAX_LETTERS, MIN_WORDS_PER_LETTER = 1000, 4
-FORMAT = 1  # Raise it when the same text would give another tokenizer.
+FORMAT = 1  # Raise it when the same text gives another tokenizer.
 
 
 def own_tokenizer(
@@ -42,10 +42,10 @@ def own_tokenizer(
     Args:
         source: a value of `--data`.
         column: the column of the text; None chooses it.
-        vocab_size: the size of the vocabulary, with the special tokens. A short text gives a
+        vocab_size: the size of the vocabulary, including special tokens. A short text gives a
             smaller vocabulary, which is logged.
         max_length: the maximum number of tokens that the models accept.
-        log: takes lines of progress.
+        log: called with messages about the progress.
 
     Raises:
         UsageError: the source cannot be read, the text has too few words, or the size leaves no
@@ -73,9 +73,9 @@ def own_tokenizer(
         message = f"the train text of {opened.name} has too few words for a tokenizer"
         raise UsageError(message, "give more text")
     if size != vocab_size:
-        # The letters of a text are all taken, so the vocabulary may also be larger.
+        # All letters of the alphabet are included, so the vocabulary may also be larger.
         train_text = f"the train text of {opened.name}"
-        log(f"{train_text} makes a vocabulary of {size:,} words, not {vocab_size:,}")
+        log(f"{train_text} gives a vocabulary of {size:,} words, not {vocab_size:,}")
     return PreTrainedTokenizerFast(
         tokenizer_object=trained,
         model_max_length=max_length,
@@ -102,7 +102,7 @@ def _train(documents: Callable[[], Iterator[str]], vocab_size: int) -> Tokenizer
         vocab_size=vocab_size,
         min_frequency=MIN_FREQUENCY,
         # The trainer numbers letters within words in no fixed order, and breaks ties by number.
-        # Special tokens have a fixed order.
+        # Special tokens have a fixed order, so these letters are passed as special tokens.
         special_tokens=[*SPECIAL, *(f"##{letter}" for letter in alphabet)],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
@@ -110,7 +110,7 @@ def _train(documents: Callable[[], Iterator[str]], vocab_size: int) -> Tokenizer
         show_progress=False,
     )
     tokenizer.train_from_iterator(documents(), trainer)
-    # In the trained tokenizer the letters within words count as special tokens.
+    # Build a new tokenizer, because letters within words are special tokens in the trained one.
     return _bert_tokenizer(tokenizer.get_vocab())
 
 

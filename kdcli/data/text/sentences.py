@@ -1,8 +1,8 @@
 """Texts for embedding models: sentences of documents, or pairs and triples of columns.
 
 Columns `query` (or `anchor`), `positive`, and `negative`, `negative_1` ... make pairs and triples.
-Any other source holds documents, which are cut into sentences: after `.`, `!`, `?` and their CJK
-counterparts, and at the ends of lines. Each text is taken once.
+Any other source holds documents, which are split into sentences after `.`, `!`, `?` and their CJK
+counterparts, and at the ends of lines. Duplicate texts are removed.
 """
 
 import hashlib
@@ -24,10 +24,10 @@ from kdcli.errors import UsageError
 ENDS = regex.compile(
     r"""(?<=[.!?]["'”’)\]]*)\s+|(?<=[。！？])(?![”’」』）])|(?<=[。！？][”’」』）])|[\r\n]+"""
 )
-MIN_WORDS = 2  # Words of a sentence; CJK characters count as words.
+MIN_WORDS = 2  # Minimum number of words per sentence. CJK characters count as words.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
 QUERY, POSITIVE, NEGATIVE = ("query", "anchor"), "positive", re.compile(r"negatives?(_\d+)?")
-MAX_HELD_OUT = 0.1  # Share of the texts.
+MAX_HELD_OUT = 0.1  # Maximum share of the texts that are held out.
 
 Array = np.ndarray[Any, Any]
 
@@ -39,7 +39,7 @@ class Texts:
     The held-out texts are a prefix, which the order of the source does not change.
 
     Attributes:
-        texts: each text once.
+        texts: the texts, without duplicates.
         roles: the name of the prompt for each text: `query`, `document`, or "" for a sentence.
         positive: for each text, the number of a text that should be near, or -1. [N] int64
         negatives: for each text, the numbers of texts that should be far, or -1. [N, M] int64,
@@ -82,10 +82,10 @@ def read_texts(
     Args:
         source: a value of `--data`.
         column: the column of the text; None chooses it.
-        unit: `sentence` cuts documents into sentences, `document` keeps them whole.
-        rows: the maximum number of texts; the ones with the smallest hashes are taken.
-        log: takes a line with the number of texts.
-        paired: the caller needs pairs.
+        unit: `sentence` splits documents into sentences, `document` keeps them whole.
+        rows: the maximum number of texts. The texts with the smallest hashes are chosen.
+        log: called with a message about the number of texts.
+        paired: whether the caller needs pairs.
 
     Raises:
         UsageError: the source cannot be read, a pair lacks its query or positive, there is no pair
@@ -111,12 +111,12 @@ def read_texts(
         raise UsageError(f"{source} holds {len(links)} texts, too few to learn from")
     taken = sorted(links, key=_hash)[: rows or len(links)]
     message = f"{read:,} {name}, {len(links):,} distinct texts"
-    log(message + (f"; {len(taken):,} are taken" if rows else ""))
+    log(message + (f"; using {len(taken):,}" if rows else ""))
     texts = _link(taken, links, roles, positions, read)
     if paired and not texts.paired:
         raise UsageError(
-            f"no text of {source} has a positive among the {len(texts):,} taken, so nothing can "
-            "be contrasted",
+            f"no text of {source} has a positive among the {len(texts):,} chosen texts, so there "
+            "is nothing to contrast",
             "give rows of query and positive, or leave loss.contrastive_weight at 0",
         )
     return texts
@@ -141,7 +141,7 @@ def _link(
     positions: Mapping[str, int],
     read: int,
 ) -> Texts:
-    """Number the texts that are taken, and their positives and negatives among them."""
+    """Number the chosen texts, and their positives and negatives among them."""
     numbers = {text: number for number, text in enumerate(taken)}
     width = max((len(unit.negatives) for unit in links.values()), default=0)
     positive_N = [numbers.get(links[text].positive or "", -1) for text in taken]
@@ -160,7 +160,7 @@ def _link(
 
 
 def _read_units(source: Source, column: str | None, unit: str) -> tuple[str, Iterator[Unit]]:
-    """Read the texts of a source, and tell for a message what they are."""
+    """Read the texts of a source, and return them with their name for a message."""
     tables = list(source.tables("train"))
     first = next(tables[0].rows, None) if tables else None
     if first is None:
@@ -193,7 +193,7 @@ def _text(where: str, values: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise UsageError(
             f"{where}: '{name}' must be a text, got {value!r:.60}; {columns_in(values)}",
-            "pairs have the columns query, positive and perhaps negative",
+            "pairs have the columns query, positive and optionally negative",
         )
     return check_text(where, name, value).strip()
 

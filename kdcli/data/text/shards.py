@@ -16,21 +16,22 @@ import numpy as np
 
 from kdcli.data.rows import Piece
 from kdcli.data.sources import Source
-from kdcli.disk import MOST_REPORT, cache_key, read_json, write_atomic
+from kdcli.disk import MAX_REPORT_BYTES, cache_key, read_json, write_atomic
 from kdcli.errors import UsageError
 
 META = "meta.json"
-FORMAT = 2  # Raise it when the files change their meaning.
-SHARD_BYTES = 1 << 26  # Bytes of text: half a minute of one worker, which is what a kill costs.
+FORMAT = 2  # Raise it when the meaning of the files changes.
+# Bytes of text per shard. A killed worker loses at most the half minute that it takes for a shard.
+SHARD_BYTES = 1 << 26
 SPLITS = ("train", "validation")
 SHARD_NAME = re.compile(r"(train|validation)-\d{5,}\.bin")
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The tokens that frame a block: `cls_id` begins it and `sep_id` ends it, and every document.
+    """The tokens that frame a block: `cls_id` begins it, and `sep_id` ends it and each document.
 
-    `sep` is the string of the separator.
+    `sep` is the separator as a string.
     """
 
     cls_id: int
@@ -39,14 +40,14 @@ class Frame:
 
     @classmethod
     def of(cls, tokenizer: Any) -> "Frame":
-        """Take the frame of a tokenizer of transformers. Raises UsageError if it has none."""
+        """Return the frame of a transformers tokenizer. Raises UsageError if it has none."""
         first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
         first = tokenizer.bos_token_id if first is None else first
         last = tokenizer.eos_token_id if last is None else last
         if first is None or last is None:
             raise UsageError(
-                "the tokenizer has neither [CLS]/[SEP] nor begin and end tokens to frame a block "
-                "with",
+                "the tokenizer has neither [CLS] and [SEP] nor begin and end tokens, which frame "
+                "a block",
                 "use the tokenizer of an encoder such as BERT or RoBERTa",
             )
         return cls(int(first), int(last), str(tokenizer.convert_ids_to_tokens(last)))
@@ -54,7 +55,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of tokens and the pieces of text that it is made from.
+    """A file of tokens, and the pieces of text that it is made from.
 
     `tokens` is None until all shards are written.
     """
@@ -72,7 +73,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class TokenShards:
-    """The shards of a text, in order, as `meta.json` holds them.
+    """The shards of a text, in order: the content of `meta.json`.
 
     Attributes:
         source: the name of the text.
@@ -119,7 +120,7 @@ class TokenShards:
     def read(cls, folder: Path) -> "TokenShards":
         """Read `meta.json`. Raises UsageError if kdcli did not write it."""
         try:
-            values = read_json(folder / META, most_bytes=MOST_REPORT)
+            values = read_json(folder / META, max_bytes=MAX_REPORT_BYTES)
             shards = tuple(_shard(one) for one in values.pop("shards"))
             meta = cls(**values, shards=shards)
             if meta.format != FORMAT or meta.dtype not in ("<u2", "<u4"):
@@ -158,7 +159,7 @@ class TokenShards:
         )
 
     def missing(self, folder: Path, previous: "TokenShards | None") -> list[Shard]:
-        """List the shards that an earlier run left out, cut, or made from other text."""
+        """List the shards that an earlier run did not write, cut short, or made from other text."""
         known = {shard.file: shard for shard in previous.shards} if previous else {}
 
         def is_done(shard: Shard) -> bool:
@@ -170,8 +171,8 @@ class TokenShards:
         return [shard for shard in self.shards if not is_done(shard)]
 
     def check(self, folder: Path, tokenizer: Any, frame: Frame) -> None:
-        """Raise a UsageError unless all shards are there and have this tokenizer's tokens."""
-        again = f"the same `kdcli tokenize ... -o {folder}` again makes what is missing"
+        """Raise a UsageError unless all shards exist and have this tokenizer's tokens."""
+        again = f"run the same `kdcli tokenize ... -o {folder}` again to write what is missing"
         if not self.complete:
             raise UsageError(f"the shards in {folder} are not finished", again)
         if self.tokenizer != tokenizer_hash(tokenizer) or self.sep_id != frame.sep_id:
@@ -190,7 +191,7 @@ class TokenShards:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a directory holds all of its shards in their full length."""
+    """Whether a directory holds all of its shards at full length."""
     try:
         meta = TokenShards.read(folder)
     except UsageError:
@@ -199,11 +200,11 @@ def is_complete(folder: Path) -> bool:
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """Hash what decides which tokens a text becomes, without the special tokens around it."""
+    """Hash the parts of a tokenizer that determine the tokens of a text, without special tokens."""
     if not tokenizer.is_fast:
         return cache_key(tokenizer.get_vocab())
     parts = json.loads(tokenizer.backend_tokenizer.to_str())
-    # Truncation and padding remain from the last call, and saving a model may change the others.
+    # Truncation and padding remain from the last call. Saving a model may change the other two.
     for part in ("truncation", "padding", "post_processor", "decoder"):
         parts.pop(part, None)
     return cache_key(parts)

@@ -1,6 +1,6 @@
 """Token streams: the shards of a split as one array, read through memory maps.
 
-Nothing is copied, and opening a stream takes time for the number of its files only.
+Nothing is copied, and the time to open a stream depends only on the number of its files.
 """
 
 import functools
@@ -14,9 +14,10 @@ import numpy as np
 
 from kdcli.data.text.shards import TokenShards
 
-MAX_MAPS = 512  # A map holds a file descriptor, and a process may have some thousand of them.
-# Streams up to this size are read with read-ahead. Blocks are read in random order: if the stream
-# does not fit in memory, the system reads 128 KB for each 250 bytes (docs/results.md).
+# Maximum number of open maps. Each needs a file descriptor, and a process may have a few thousand.
+MAX_MAPS = 512
+# Streams up to this size are read with read-ahead. Blocks are read in random order, so for a stream
+# that does not fit in memory, the system reads 128 KB for each 250 bytes (docs/results.md).
 MAX_BYTES_READ_AHEAD = 1 << 32
 
 Array = np.ndarray[Any, Any]
@@ -36,7 +37,7 @@ class TokenStream:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def read(self, begin: int, count: int) -> Array:
-        """Read `count` tokens from position `begin`, [count]; a view if one file holds them all."""
+        """Read `count` tokens from position `begin`, [count]. A view if one file has them all."""
         number = int(np.searchsorted(self.ends, begin, side="right"))
         offset = begin - (int(self.ends[number - 1]) if number else 0)
         part = self._map(number)[offset : offset + count]

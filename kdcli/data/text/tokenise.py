@@ -1,7 +1,7 @@
 """Tokenise a text into shards, in this process or in several.
 
-Each shard is written as a whole or not at all. A run that was killed keeps the shards that it
-finished, and writes a shard again if its text has changed.
+Each shard is written completely or not at all. After a run was killed, the same command keeps the
+finished shards. A shard is written again if its text has changed.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ from kdcli.data.text.shards import META, Frame, Shard, TokenShards
 from kdcli.disk import atomic_file, disk_errors, remove
 from kdcli.errors import MachineError, UsageError
 
-LOCK_SECONDS = 1.0  # Seconds after which a process says that it waits for another process.
-# Characters that are tokenised at once: some 30 MB of memory, however long the documents are.
+LOCK_SECONDS = 1.0  # Seconds after which a process logs that it waits for another process.
+# Characters to tokenise at once. This needs some 30 MB of memory for documents of any length.
 CHARS_PER_CALL = 1 << 20
 
 
@@ -49,20 +49,21 @@ def tokenise(
         tokenizer: a tokenizer of transformers.
         column: the column of the text; None chooses it.
         folder: the directory of the shards.
-        log: takes lines of progress.
+        log: called with messages about the progress.
         workers: the number of processes, each with one thread. None tokenises in this process,
             with as many threads as the tokenizer uses.
-        cached: the directory's name determines its content, as in the cache. Then complete shards
-            are not compared with the source, a damaged directory is made again, and this process
-            waits for another one that writes the same directory.
+        cached: whether the directory's name determines its content, as in the cache. Complete
+            shards are then not compared with the source, a damaged directory is written again, and
+            this process waits for another one that writes the same directory.
 
     Returns:
         The shards with their numbers of tokens.
 
     Raises:
-        UsageError: the source cannot be read, the directory holds something else, or another
-            process writes it.
-        MachineError: the directory cannot be written, or a worker was killed. Finished shards stay.
+        UsageError: the source cannot be read, the directory has other content, or another process
+            is writing it.
+        MachineError: the directory cannot be written, or a worker was killed. Finished shards are
+            kept.
     """
     frame = Frame.of(tokenizer)
     with disk_errors(folder):
@@ -106,15 +107,15 @@ class ShardWriter:
         """Prepare the writer of a plan."""
         encoder = tokenizer
         if tokenizer.is_fast:
-            # Workers that get the backend alone need not import transformers. It is a copy,
-            # because truncation and padding may remain in it from the last call.
+            # Workers that only get the backend need not import transformers. Copy it, because its
+            # truncation and padding may still be set from the last call.
             encoder = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
             encoder.no_truncation()
             encoder.no_padding()
         return cls(source, encoder, meta.sep_id, meta.column, meta.dtype, folder)
 
     def write(self, shard: Shard, log: Log = lambda _: None) -> int:
-        """Write a shard as a whole or not at all; returns its number of tokens."""
+        """Write a shard completely or not at all, and return its number of tokens."""
         total, logged = 0, time.monotonic()
         with atomic_file(self.folder / shard.file) as file:
             for texts, ends in calls_of(self._documents(shard)):
@@ -149,8 +150,8 @@ class ShardWriter:
 def calls_of(documents: Iterator[str]) -> Iterator[tuple[list[str], list[bool]]]:
     """Group documents for calls of the tokenizer, each of about `CHARS_PER_CALL` characters.
 
-    A longer document is cut before a space, where a tokenizer would cut it, too. The second list
-    tells which texts end a document.
+    A longer document is cut before a space, where a tokenizer would also cut it. The second list
+    tells which texts are the end of a document.
     """
     texts: list[str] = []
     ends: list[bool] = []
@@ -193,9 +194,9 @@ def _lock(folder: Path, log: Log, *, waits: bool) -> Iterator[None]:
 
 
 def _read_previous(folder: Path, *, replaces: bool) -> TokenShards | None:
-    """Read the plan of an earlier run; None if there is nothing.
+    """Read the plan of an earlier run; None if the directory is empty.
 
-    Other content is removed if `replaces` is set, and a UsageError otherwise.
+    Other content is removed if `replaces` is set; otherwise it is a UsageError.
     """
     try:
         if (folder / META).is_file():
@@ -226,9 +227,9 @@ def _clean_after_errors(
 ) -> Iterator[None]:
     """Write the plan, and remove shards that do not belong to it.
 
-    If an error ends the work before the first shard, nothing stays. Neither does anything stay
-    after an error in the text unless `keeps_errors` is set: corrected text has another name in the
-    cache.
+    The directory is removed if an error occurs before the first shard is written. It is also
+    removed after an error in the text, unless `keeps_errors` is set: the cache has another name for
+    the corrected text.
     """
     kept = {shard.file for shard in meta.shards} - {shard.file for shard in missing}
     with disk_errors(folder):
@@ -278,7 +279,7 @@ def _write_in_workers(
 ) -> Iterator[tuple[Shard, int]]:
     """Write shards in other processes, and yield each with its tokens when it is finished."""
     count = min(workers, len(missing)) or 1
-    # Threads of a tokenizer and of file systems do not survive a fork.
+    # The threads of tokenizers and file systems do not survive a fork.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, context, _begin_worker, (writer,))
     try:
@@ -288,7 +289,7 @@ def _write_in_workers(
                 yield waiting.pop(future), future.result()
     except BrokenProcessPool:
         message = "a worker was killed from outside, often for lack of memory"
-        hint = "the same command continues where it was; fewer --workers need less memory"
+        hint = "run the same command again to continue; fewer --workers need less memory"
         raise MachineError(message, hint) from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -297,11 +298,11 @@ def _write_in_workers(
             child.join()
 
 
-_writer: ShardWriter  # Of this worker.
+_writer: ShardWriter  # The writer of this worker process.
 
 
 def _begin_worker(writer: ShardWriter) -> None:
-    """Set up a worker: it has one thread, ignores Ctrl-C, and ends with its parent."""
+    """Set up a worker with one thread, which ignores Ctrl-C and ends with its parent."""
     global _writer
     _writer = writer
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -321,5 +322,5 @@ def _write_in_worker(shard: Shard) -> int:
     try:
         return _writer.write(shard)
     except UsageError as error:
-        # Subclasses whose constructors take other arguments cannot be sent to another process.
+        # Subclasses with other constructor arguments cannot be sent to another process.
         raise UsageError(error.message, error.hint) from None

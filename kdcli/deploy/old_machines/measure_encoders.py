@@ -1,20 +1,19 @@
-"""Latency of BERT-shaped encoders with random weights, for machines that run nothing newer than
-torch 1.8.
+"""Measure the latency of BERT-shaped encoders with random weights, even with torch 1.8.
 
-    python measure_encoders.py [--device auto|cpu|cuda|cuda:1] [--out result.json] [--padding
-    random] [--half]
+    python measure_encoders.py [--device auto|cpu|cuda|cuda:1] [--out result.json]
+                               [--padding random] [--half]
 
-One file for Python 3.7 and torch 1.8 or newer, nothing else. `kdcli benchmark --portable DIR`
-writes it next to shapes.json, which lists encoders and cells (batch size, tokens). kdcli's latency
-worker imports its statistics.
+This file needs only Python 3.7 and torch 1.8 or newer. `kdcli benchmark --portable DIR` writes it
+next to shapes.json, which lists encoders and cells (batch size, tokens). kdcli's latency worker
+imports its statistics.
 
-The model is BERT without pooler and dropout. Attention is eager, so every torch runs the same
-operations.
+The model is BERT without pooler and dropout. Attention is eager, so that every version of torch
+runs the same operations.
 
-All encoders run in turns, in a new random order each round, so that load of the machine hits all
-alike. A speed-up over the first encoder is the median of the ratios within each round, with
-quartiles. Ctrl-C keeps the finished cells. Exit codes: 0 done, 2 wrong usage, 3 this machine cannot
-run it, 130 interrupted.
+All encoders run in turns, in a new random order in each round, so that other load on the machine
+affects all of them equally. A speed-up over the first encoder is the median of the ratios within
+each round, with quartiles. Ctrl-C keeps the finished cells. Exit codes: 0 done, 2 wrong usage, 3
+this machine cannot run it, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -41,10 +40,9 @@ from torch import Tensor, nn
 SCHEMA = 2
 WARM_RUNS, WARM_SECONDS = 10, 1.0
 OK, NOISY = 0.10, 0.25
-"""Upper bounds of interquartile range over median for the status ok and noisy; above it is
-unstable."""
+"""Maximum ratio of interquartile range to median for status ok and noisy; above, it is unstable."""
 RUNS_OF_P99 = 100
-"""With fewer runs, the 99th percentile would rest on one or two of them."""
+"""With fewer runs, the 99th percentile would depend on one or two of them."""
 OUT_OF_MEMORY = (
     "out of memory",
     "can't allocate memory",
@@ -52,11 +50,11 @@ OUT_OF_MEMORY = (
     "ALLOC_FAILED",
     "bad_alloc",
 )
-"""Messages of torch, across versions and devices, when memory runs out."""
+"""Texts in torch's messages, across versions and devices, when memory runs out."""
 
 
 class Shape(NamedTuple):
-    """Sizes of an encoder."""
+    """The sizes of an encoder."""
 
     layers: int
     hidden: int
@@ -65,7 +63,7 @@ class Shape(NamedTuple):
 
 
 class Layer(nn.Module):
-    """One layer of BERT: LayerNorm after each of its two halves."""
+    """One BERT layer, with a LayerNorm after each of its two halves."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -108,8 +106,10 @@ class Encoder(nn.Module):
                 nn.init.normal_(tensor, std=0.02)
 
     def forward(self, ids_BL: Tensor, mask_BL: Tensor | None = None) -> Tensor:
-        """Last hidden states [B, L, D] of token ids; `mask_BL` is 1 at tokens and 0 at padding,
-        None without any."""
+        """Compute the last hidden states [B, L, D] of token ids.
+
+        `mask_BL` is 1 at tokens and 0 at padding, or None if there is no padding.
+        """
         positions_L = torch.arange(ids_BL.size(1), device=ids_BL.device)
         x_BLD: Tensor = self.norm(
             self.words(ids_BL) + self.types(torch.zeros_like(ids_BL)) + self.positions(positions_L)
@@ -127,8 +127,10 @@ class Encoder(nn.Module):
 def inputs(
     cell: Sequence[int], vocab_size: int, padding: str, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Token ids [B, L] without special tokens; for `random` padding also a mask, the first row at
-    full length."""
+    """Return token ids [B, L] without special tokens, and a mask for `random` padding.
+
+    The mask's first row has the full length.
+    """
     batch_size, seq_len = cell
     drawn = torch.Generator().manual_seed(0)
     ids_BL = torch.randint(
@@ -144,7 +146,7 @@ def inputs(
 
 
 def timed(call: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of a call, with the device idle before and after."""
+    """Return the seconds that a call takes, with the device idle before and after."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     began = time.perf_counter()
@@ -155,7 +157,7 @@ def timed(call: Callable[[], Any], device: torch.device) -> float:
 
 
 def attempt(call: Callable[[], Any], device: torch.device) -> float | None:
-    """Seconds of a call; None if memory runs out."""
+    """Return the seconds that a call takes, or None if memory runs out."""
     try:
         return timed(call, device)
     except (RuntimeError, MemoryError) as error:
@@ -163,7 +165,7 @@ def attempt(call: Callable[[], Any], device: torch.device) -> float | None:
             text in str(error) for text in OUT_OF_MEMORY
         ):
             raise
-    # Only after the handler does the traceback release its tensors.
+    # The traceback releases its tensors only after the handler.
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -171,8 +173,10 @@ def attempt(call: Callable[[], Any], device: torch.device) -> float | None:
 
 
 def warm(call: Callable[[], Any], device: torch.device) -> bool:
-    """Run a call at least `WARM_RUNS` times and `WARM_SECONDS` long; return False if it does not
-    fit into memory."""
+    """Run a call at least `WARM_RUNS` times and for at least `WARM_SECONDS`.
+
+    Returns False if it does not fit into memory.
+    """
     began, runs = time.perf_counter(), 0
     while runs < WARM_RUNS or time.perf_counter() - began < WARM_SECONDS:
         if attempt(call, device) is None:
@@ -184,11 +188,11 @@ def warm(call: Callable[[], Any], device: torch.device) -> bool:
 def interleaved(
     calls: Mapping[Any, Callable[[], Any]], device: torch.device, min_runs: int, min_seconds: float
 ) -> dict[Any, list[float]]:
-    """Seconds of every run by subject; run i of each belongs to round i. Subjects that run out of
-    memory are left out.
+    """Run all subjects in rounds, and return the seconds of every run by subject.
 
-    Each subject first warms up alone. Rounds go on until there are `min_runs` of them and they took
-    `min_seconds`.
+    Run i of each subject belongs to round i. Each subject first warms up alone. Rounds continue
+    until there are at least `min_runs` rounds and they took at least `min_seconds`. Subjects that
+    run out of memory are dropped.
     """
     drawn = torch.Generator().manual_seed(0)
     collecting = gc.isenabled()
@@ -214,7 +218,7 @@ def interleaved(
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` per cent lie, linear between the two nearest."""
+    """Return the value below which `share` per cent lie, interpolated linearly."""
     ordered = sorted(values)
     place = (len(ordered) - 1) * share / 100
     low = int(place)
@@ -223,8 +227,10 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def summary(seconds: Sequence[float]) -> dict[str, Any]:
-    """Columns of a row that describe the times of a cell; without times the cell did not fit into
-    memory."""
+    """Return the columns of a row that describe the times of a cell.
+
+    Without times, the cell did not fit into memory.
+    """
     names = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "iqr_over_p50")
     if not seconds:
         return {"n": 0, **dict.fromkeys(names), "status": "out of memory"}
@@ -237,7 +243,7 @@ def summary(seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def speedup(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str, float]:
-    """Median and quartiles of the ratios within each round."""
+    """Return the median and quartiles of the ratios within each round."""
     ratios = [seconds / candidate[i] for i, seconds in enumerate(baseline)]
     return {
         "median": percentile(ratios, 50),
@@ -247,13 +253,13 @@ def speedup(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str, 
 
 
 def stop(code: int, message: str) -> NoReturn:
-    """End with a message on stderr."""
+    """Exit with a message on stderr."""
     print(f"measure_encoders.py: {message}", file=sys.stderr)
     raise SystemExit(code)
 
 
 def driver() -> str | None:
-    """Version of the NVIDIA driver by nvidia-smi; None without one."""
+    """Return the version of the NVIDIA driver according to nvidia-smi, or None."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         lines = subprocess.run(
@@ -265,10 +271,12 @@ def driver() -> str | None:
 
 
 def choose_device(wanted: str, install: Mapping[str, str]) -> torch.device:
-    """Pick a device and run a small kernel on it; `install` maps compute capability to the pip line
-    that fits."""
-    found = re.fullmatch(r"auto|cpu|cuda(?::(\d{1,3}))?", wanted)
-    if not found:
+    """Choose a device and run a small kernel on it.
+
+    `install` maps a compute capability to the pip command that fits it.
+    """
+    match = re.fullmatch(r"auto|cpu|cuda(?::(\d{1,3}))?", wanted)
+    if not match:
         stop(2, f"unknown device '{wanted}'; allowed: auto, cpu, cuda, cuda:INDEX")
     built = f"torch {torch.__version__}, built for CUDA {torch.version.cuda}; driver {driver()}"
     if wanted == "cpu" or not torch.cuda.is_available():
@@ -284,7 +292,7 @@ def choose_device(wanted: str, install: Mapping[str, str]) -> torch.device:
                 file=sys.stderr,
             )
         return torch.device("cpu")
-    index = int(found[1] or 0)
+    index = int(match[1] or 0)
     if index >= torch.cuda.device_count():
         stop(3, f"the last CUDA device here is cuda:{torch.cuda.device_count() - 1}")
     device, arch_list = torch.device("cuda", index), torch.cuda.get_arch_list()
@@ -300,17 +308,15 @@ def choose_device(wanted: str, install: Mapping[str, str]) -> torch.device:
         stop(
             3,
             f"{built} cannot run on {torch.cuda.get_device_name(device)} (compute capability "
-            f"{major}.{minor}; this "
-            f"torch has {', '.join(arch_list)}): {str(error).splitlines()[0]}\nrun nvidia-smi to "
-            "check the card; "
-            f"install a torch with kernels for it: {(known or ['an older one'])[-1]}; or use "
-            "--device cpu",
+            f"{major}.{minor}; this torch has {', '.join(arch_list)}): "
+            f"{str(error).splitlines()[0]}\nrun nvidia-smi to check the card; install a torch with "
+            f"kernels for it: {(known or ['an older one'])[-1]}; or use --device cpu",
         )
     return device
 
 
 def physical_cores() -> int:
-    """Cores without hyperthreads, at most as many as this process may use."""
+    """Return the number of physical cores, limited to the cores that this process may use."""
     siblings = [
         p.read_text()
         for p in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list")
@@ -320,7 +326,7 @@ def physical_cores() -> int:
 
 
 def cpu_name() -> str:
-    """Model of the processor."""
+    """Return the processor's model name."""
     info = Path("/proc/cpuinfo")
     name = (
         re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
@@ -331,7 +337,7 @@ def cpu_name() -> str:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Hardware and software of the measurement; nothing that names a person or a host."""
+    """Describe the hardware and software, without anything that identifies a person or a host."""
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     return {
         "cpu": cpu_name(),
@@ -351,7 +357,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def read_plan(path: Path) -> dict[str, Any]:
-    """Read and check shapes.json: shapes, cells and vocabulary, whole numbers from 1."""
+    """Read shapes.json, and check its shapes, cells and vocabulary: integers of at least 1."""
     try:
         plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if plan["schema"] != SCHEMA:
@@ -372,8 +378,8 @@ def read_plan(path: Path) -> dict[str, Any]:
         ):
             stop(
                 2,
-                f"{path}: at least one shape and one cell are needed, and every number whole and "
-                "at least 1",
+                f"{path} needs at least one shape and one cell, and every number must be a whole "
+                "number of at least 1",
             )
         if any(shape.hidden % shape.heads for shape in plan["shapes"].values()):
             stop(2, f"{path}: heads must divide the hidden width")
@@ -387,7 +393,7 @@ def read_plan(path: Path) -> dict[str, Any]:
 def build(
     plan: Mapping[str, Any], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Encoder | None]:
-    """The encoders with weights from a fixed seed; None for one that does not fit into memory."""
+    """Build the encoders with a fixed seed; an encoder that does not fit into memory is None."""
     positions = max(512, *(seq_len for _, seq_len in plan["cells"]))
     encoders: dict[str, Encoder | None] = dict.fromkeys(plan["shapes"])
 
@@ -405,16 +411,16 @@ def build(
 def measure_cell(
     settings: Mapping[str, Any], encoders: Mapping[str, Encoder | None], cell: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Measure all encoders in one cell; each row but the first encoder's has a speed-up over it."""
+    """Measure all encoders in one cell; every row after the first has a speed-up over the first."""
     device, size = torch.device(settings["device"]), {"batch_size": cell[0], "seq_len": cell[1]}
-    given = inputs(cell, settings["vocab_size"], settings["padding"], device)
+    arguments = inputs(cell, settings["vocab_size"], settings["padding"], device)
     calls = {
-        name: functools.partial(encoder, *given)
+        name: functools.partial(encoder, *arguments)
         for name, encoder in encoders.items()
         if encoder is not None
     }
     times = interleaved(calls, device, settings["min_runs"], settings["min_seconds"])
-    same = {
+    shared = {
         "backend": "portable",
         **{key: settings[key] for key in ("device", "dtype", "padding")},
         **size,
@@ -424,7 +430,7 @@ def measure_cell(
         ratios = None
         if name != baseline and name in times and baseline in times:
             ratios = {"baseline": baseline, **speedup(times[baseline], times[name])}
-        rows.append({"model": name, **same, **summary(times.get(name, ())), "speedup": ratios})
+        rows.append({"model": name, **shared, **summary(times.get(name, ())), "speedup": ratios})
     return rows
 
 
@@ -461,50 +467,54 @@ def write(path: Path, result: Mapping[str, Any]) -> None:
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
-        description="Latency of the encoders in shapes.json, in plain torch."
+        description="Measure the latency of the encoders in shapes.json with plain torch."
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:INDEX")
-    parser.add_argument("--out", type=Path, default=Path("result.json"), help="must not exist yet")
-    parser.add_argument("--min-runs", type=int, default=50, help="runs of each encoder in a cell")
     parser.add_argument(
-        "--min-seconds", type=float, default=5.0, help="seconds a cell goes on at least"
+        "--out", type=Path, default=Path("result.json"), help="result file; must not exist"
+    )
+    parser.add_argument(
+        "--min-runs", type=int, default=50, help="minimum number of runs per encoder and cell"
+    )
+    parser.add_argument(
+        "--min-seconds", type=float, default=5.0, help="minimum number of seconds per cell"
     )
     parser.add_argument(
         "--padding",
         choices=("full", "random"),
         default="full",
-        help="random: a mask, mixed lengths",
+        help="random: rows of mixed lengths with a mask",
     )
     parser.add_argument("--half", action="store_true", help="float16, on CUDA devices only")
-    given = parser.parse_args()
-    if given.min_runs < 1 or not 0 <= given.min_seconds < 1e6:
+    args = parser.parse_args()
+    if args.min_runs < 1 or not 0 <= args.min_seconds < 1e6:
         stop(2, "--min-runs must be at least 1 and --min-seconds between 0 and a million")
-    if given.out.exists() or not given.out.parent.is_dir():
-        stop(2, f"{given.out} exists, or its folder does not; name another file with --out")
-    return given
+    if args.out.exists() or not args.out.parent.is_dir():
+        stop(2, f"{args.out} exists, or its folder does not; choose another file with --out")
+    return args
 
 
 def main() -> None:
-    """Measure cell by cell; finished cells are in the file."""
-    given, here = options(), Path(__file__).resolve()
+    """Measure cell by cell, and write the result after each cell."""
+    args, here = options(), Path(__file__).resolve()
     plan = read_plan(here.with_name("shapes.json"))
-    device = choose_device(given.device, plan.get("install", {}))
-    if given.half and device.type != "cuda":
+    device = choose_device(args.device, plan.get("install", {}))
+    if args.half and device.type != "cuda":
         stop(2, "--half needs a CUDA device")
     torch.set_num_threads(physical_cores())
-    # TF32 is on by default in some versions; float32 must mean the same everywhere.
+    # TF32 is on by default in some versions, but float32 must mean the same everywhere.
     if torch.backends.cuda.matmul.allow_tf32:
         torch.backends.cuda.matmul.allow_tf32 = False
-    dtype = torch.float16 if given.half else torch.float32
+    dtype = torch.float16 if args.half else torch.float32
     files = (here, here.with_name("shapes.json"))
     settings = {
         "device": str(device),
-        "dtype": "fp16" if given.half else "fp32",
-        "padding": given.padding,
-        "min_runs": given.min_runs,
-        "min_seconds": given.min_seconds,
+        "dtype": "fp16" if args.half else "fp32",
+        "padding": args.padding,
+        "min_runs": args.min_runs,
+        "min_seconds": args.min_seconds,
         "vocab_size": plan["vocab_size"],
         "cells": plan["cells"],
     }
@@ -519,7 +529,7 @@ def main() -> None:
         "models": {name: shape._asdict() for name, shape in plan["shapes"].items()},
         "rows": [],
     }
-    # A batch system ends a job with SIGTERM; treat it as Ctrl-C.
+    # A batch system ends a job with SIGTERM, which is treated as Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         encoders = build(plan, dtype, device)
@@ -527,13 +537,13 @@ def main() -> None:
             rows = measure_cell(settings, encoders, cell)
             result["rows"] += rows
             result["complete"] = cell is plan["cells"][-1]
-            write(given.out, result)
+            write(args.out, result)
             show(rows)
     except KeyboardInterrupt:
         if not result["rows"]:
-            stop(130, "interrupted before the first cell was finished; nothing written")
-        write(given.out, result)
-        stop(130, f"interrupted; {given.out} holds the finished cells")
+            stop(130, "interrupted before the first cell was finished; nothing was written")
+        write(args.out, result)
+        stop(130, f"interrupted; {args.out} holds the finished cells")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""Writes measure_encoders.py and shapes.json for machines on which kdcli does not run, and reads
-their result."""
+"""Write measure_encoders.py and its plan for machines that cannot run kdcli; read the result."""
 
 import dataclasses
 import hashlib
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from kdcli.deploy.measurements import Failure, LatencyRow
 from kdcli.deploy.old_machines.measure_encoders import SCHEMA
 from kdcli.deploy.shapes import VOCABULARY, shape
-from kdcli.disk import MOST_REPORT, disk_errors, read_json, write_atomic
+from kdcli.disk import MAX_REPORT_BYTES, disk_errors, read_json, write_atomic
 from kdcli.engine.device import known_devices
 from kdcli.errors import UsageError
 
@@ -55,7 +54,7 @@ class _Row(_Part):
 
     @property
     def fits(self) -> bool:
-        """False if memory ran out; then all times are None."""
+        """Whether memory sufficed. If it did not, all times are None."""
         return self.status != "out of memory"
 
     @model_validator(mode="after")
@@ -84,9 +83,9 @@ class _Result(_Part):
         cells = [(row.model, row.batch_size, row.seq_len) for row in self.rows]
         if len(set(cells)) < len(cells):
             raise ValueError("a model has two rows in a cell")
-        named = {row.model for row in self.rows}
-        named |= {row.speedup.baseline for row in self.rows if row.speedup is not None}
-        if unknown := sorted(named - set(self.models)):
+        names = {row.model for row in self.rows}
+        names |= {row.speedup.baseline for row in self.rows if row.speedup is not None}
+        if unknown := sorted(names - set(self.models)):
             raise ValueError(f"a row names {unknown[0]}, which is not among the models")
         return self
 
@@ -97,16 +96,20 @@ def write_portable(
     cells: Sequence[tuple[int, int]],
     vocab_size: int = VOCABULARY,
 ) -> list[Path]:
-    """Write measure_encoders.py and shapes.json for shapes `LxH[:FFN][@HEADS]`, the baseline of
-    every speed-up first, and cells (batch size, tokens); a missing folder is made. Raises
-    UsageError: no shape, a malformed one, a number below 1, or a different file of the same name;
-    MachineError: the folder cannot be written."""
+    """Write measure_encoders.py and shapes.json to a folder, which is created if it is missing.
+
+    `shapes` have the form `LxH[:FFN][@HEADS]`; the first one is the baseline of every speed-up.
+    `cells` are pairs of batch size and tokens.
+
+    Raises UsageError if there is no shape, if a shape is malformed, if a number is below 1, or if a
+    different file of the same name exists. Raises MachineError if the folder cannot be written.
+    """
     sizes = {text.strip(): dataclasses.asdict(shape(text)) for text in shapes}
     if not sizes or not cells or min(vocab_size, *(n for cell in cells for n in cell)) < 1:
         raise UsageError(
-            f"nothing to measure in {len(sizes)} shapes, cells {list(cells)} and {vocab_size} "
-            "words",
-            "name at least one shape and one cell, every number at least 1",
+            f"nothing to measure: got {len(sizes)} shapes, cells {list(cells)} and a vocabulary of "
+            f"{vocab_size}",
+            "give at least one shape and one cell, with every number at least 1",
         )
     plan = {
         "schema": SCHEMA,
@@ -121,7 +124,7 @@ def write_portable(
         for path, text in contents.items():
             if path.exists() and path.read_bytes() != text.encode():
                 raise UsageError(
-                    f"{path} exists with other content", "name another folder, or delete it"
+                    f"{path} exists with other content", "choose another folder, or delete the file"
                 )
     for path, text in contents.items():
         write_atomic(path, text)
@@ -130,7 +133,7 @@ def write_portable(
 
 @dataclass(frozen=True)
 class PortableResult:
-    """What `measure_encoders.py` measured on another machine.
+    """The measurements of `measure_encoders.py` on another machine.
 
     Attributes:
         shapes: the measured shapes, the baseline first.
@@ -147,10 +150,11 @@ class PortableResult:
 def read_portable(path: Path) -> PortableResult:
     """Read a result of `measure_encoders.py`.
 
-    Raises UsageError if the file is unreadable, damaged, of another schema, or not such a result.
+    Raises UsageError if the file is unreadable or damaged, has another schema, or is not such a
+    result.
     """
     hint = "write the file again with `kdcli benchmark --portable DIR` and measure again"
-    raw = read_json(path, most_bytes=MOST_REPORT)
+    raw = read_json(path, max_bytes=MAX_REPORT_BYTES)
     if raw.get("kind") != "kdcli portable latency":
         raise UsageError(
             f"{path} is not a result of {SCRIPT}", "give the file that it wrote to --out"

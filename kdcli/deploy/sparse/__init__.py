@@ -1,2 +1,1 @@
-"""Pruned models in use: mask files, many masks on one base, compacted models, sparse inference on
-the CPU."""
+"""Use pruned models: mask files, many masks on one base, compaction, and sparse CPU inference."""

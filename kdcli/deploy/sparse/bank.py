@@ -1,9 +1,9 @@
-"""One base in memory, many tasks: switching writes the next task's kept weights into the one set of
-matrices.
+"""Keep one base in memory for many tasks.
 
-A sparse matrix is stored as places and values, and written tile by tile while a tile is in the
-cache. Other matrices are stored as bits, through which the base is written. Numpy releases the GIL
-for both, so threads share the work.
+Switching tasks writes the next task's kept weights into the only set of matrices. A sparse matrix
+is stored as places and values, and is written tile by tile, while a tile is in the cache. Other
+matrices are stored as bits, through which the base is written. Numpy releases the GIL for both, so
+threads share the work.
 """
 
 from collections.abc import Mapping
@@ -22,13 +22,15 @@ from kdcli.models.matrices import Matrix, matrices
 
 Array = np.ndarray[Any, Any]
 
-TILE = (
-    1 << 16
-)  # Weights of a tile: places within it fit 16 bits, and its 256 KB the cache of a core
-SCATTER_BELOW = 0.1  # Density up to which writing kept weights one by one beats masking all
+# Number of weights in a tile: a place within it fits in 16 bits, and its 256 KB in a core's cache.
+TILE = 1 << 16
+# Maximum density at which writing the kept weights one by one beats masking all weights.
+SCATTER_BELOW = 0.1
 
 
-class _Scattered:  # a mask as places and values of the kept weights
+class _Scattered:
+    """A mask as the places and values of the kept weights."""
+
     def __init__(self, weight: Array, mask: Array) -> None:
         self.values = weight[mask]
         self.tiles = [
@@ -44,12 +46,14 @@ class _Scattered:  # a mask as places and values of the kept weights
             tile[places.astype(np.intp)] = self.values[self.ends[n] : self.ends[n + 1]]
 
 
-class _Packed:  # a mask as bits
+class _Packed:
+    """A mask as bits."""
+
     def __init__(self, weight: Array, mask: Array) -> None:
         self.bits = np.packbits(mask)
 
     def write(self, weight: Array, out: Array) -> None:
-        # 0 and 1 become no bit and all bits; a product would give zeros the sign of the weight.
+        # 0 and 1 become no bits and all bits. A product would give zeros the sign of the weight.
         kept = np.unpackbits(self.bits, count=out.size).view(np.int8)
         np.bitwise_and(weight.view(np.int32), np.negative(kept, out=kept), out=out.view(np.int32))
 
@@ -60,8 +64,12 @@ class _Entry(NamedTuple):
 
 
 class Bank:
-    """Tasks on one encoder, on the CPU in float32: `use` overwrites its matrices, of which the bank
-    keeps a copy."""
+    """Tasks on one encoder, on the CPU in float32.
+
+    `use` overwrites the encoder's matrices. The bank keeps a copy of the original weights.
+
+    Raises UsageError if the encoder is not on the CPU or not in float32.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._base: PreTrainedModel = model.base_model
@@ -70,8 +78,9 @@ class Bank:
             weight = matrix.linear.weight
             if weight.device.type != "cpu" or weight.dtype != torch.float32:
                 raise UsageError(
-                    f"a bank needs its base on the CPU in float32, not {weight.dtype} on "
-                    f"{weight.device}"
+                    f"a bank needs its base on the CPU in float32, got {weight.dtype} on "
+                    f"{weight.device}",
+                    "convert it first: base.cpu().float()",
                 )
         self._weights = [
             m.of(m.linear.weight.detach()).clone().reshape(-1).numpy() for m in self._matrices
@@ -80,7 +89,7 @@ class Bank:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Names of the tasks."""
+        """The names of the tasks."""
         return tuple(self._entries)
 
     def add(
@@ -91,12 +100,17 @@ class Bank:
         info: MaskInfo | None = None,
         head: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Add a task. `masks`: by `Matrix.name`, bool [out, in]. `info`: names the class of the
-        task's model and its settings; None for the bare encoder. `head`: parameters by their names
-        in that model. Raises UsageError: masks that do not fit the base, a head that does not fit
-        its class, or a name that is taken."""
+        """Add a task.
+
+        * `masks`: by `Matrix.name`, bool [out, in].
+        * `info`: names the class of the task's model and its settings; None for the bare encoder.
+        * `head`: parameters by their names in that model.
+
+        Raises UsageError if the masks do not fit the base, if the head does not fit its class, or
+        if the name is taken.
+        """
         if name in self._entries:
-            raise UsageError(f"the bank already holds a task {name}", "give this one another name")
+            raise UsageError(f"the bank already has a task '{name}'", "use another name")
         check_fit(masks, self._base, f"the mask of {name}")
         forms: list[_Scattered | _Packed] = []
         for matrix, weight in zip(self._matrices, self._weights, strict=True):
@@ -111,12 +125,15 @@ class Bank:
         self._entries[name] = _Entry(model, forms)
 
     def use(self, name: str) -> PreTrainedModel:
-        """Switch to a task and return its model, the same object at every call. Models of other
-        tasks now compute with this one's weights. An unknown task is a `UsageError`."""
+        """Switch to a task and return its model, which is the same object for every call.
+
+        The models of other tasks then compute with this task's weights. Raises UsageError if the
+        task is unknown.
+        """
         if name not in self._entries:
             raise UsageError(
-                f"the bank holds no task '{name}'{did_you_mean(name, self._entries)}",
-                f"it holds: {', '.join(self._entries) or 'none yet'}",
+                f"the bank has no task '{name}'{did_you_mean(name, self._entries)}",
+                f"available: {', '.join(self._entries) or 'none; add a task first'}",
             )
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
             list(threads.map(_write, self._matrices, self._weights, self._entries[name].forms))
@@ -125,7 +142,7 @@ class Bank:
 
 def _write(matrix: Matrix, weight: Array, form: _Scattered | _Packed) -> None:
     target = matrix.of(matrix.linear.weight.detach())
-    # Rows that are picked one by one are no view of the weight.
+    # Rows that are given by index are not a view of the weight.
     out = target.reshape(-1).numpy() if isinstance(matrix.rows, slice) else np.empty_like(weight)
     form.write(weight, out)
     if not isinstance(matrix.rows, slice):

@@ -1,8 +1,8 @@
-"""Masks as bytes, near the entropy of their bits.
+"""Encode masks as bytes, close to the entropy of their bits.
 
 Each matrix takes the smaller of two forms: the distances between kept weights, one byte each, or
-the bits packed eight to a byte. Either is Huffman-coded (deflate without matches, which random bits
-lack): 1.00 to 1.01 of the entropy.
+the bits, packed eight to a byte. Both are Huffman-coded (deflate without matches, because random
+bits have none). The result is 1.00 to 1.01 times the entropy.
 """
 
 import zlib
@@ -12,17 +12,17 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-GAPS, BITS = 0, 1  # First byte of a coded mask: the form of the rest
-STEP = 255  # A distance byte of this value only moves on by as many places, without a kept weight
+GAPS, BITS = 0, 1  # the first byte of a coded mask, which names the form of the rest
+STEP = 255  # a distance byte of this value skips 255 places without a kept weight
 
 
 def encode(mask: Array) -> Array:
-    """Code a bool mask of any shape, in C order, as uint8 [bytes]."""
+    """Encode a bool mask of any shape, in C order, as uint8 [bytes]."""
     flat = mask.reshape(-1)
     forms = {BITS: _huffman(np.packbits(flat).tobytes())}
-    # At higher densities distances are the longer form, and slow.
+    # At higher densities, distances are longer than bits, and slow.
     if np.count_nonzero(flat) < 0.25 * flat.size:
-        # How many removed weights lie before each kept one, as bytes.
+        # The number of removed weights before each kept weight, as bytes.
         gaps = np.diff(np.flatnonzero(flat), prepend=-1) - 1
         steps = gaps // STEP
         distances = np.full(int(steps.sum()) + gaps.size, STEP, np.uint8)
@@ -33,11 +33,14 @@ def encode(mask: Array) -> Array:
 
 
 def decode(coded: Array, size: int) -> Array:
-    """Decode a mask of `size` bits: bool [size]. Raises ValueError: the bytes are no mask of that
-    size."""
+    """Decode a mask of `size` bits to bool [size].
+
+    Raises ValueError if the bytes are not a mask of that size.
+    """
     data = coded.tobytes()
     try:
-        # Huffman codes without matches have a bit a byte or more, so a longer output is no mask.
+        # A Huffman code without matches has at least one bit per byte, so a longer output is not a
+        # mask.
         raw = np.frombuffer(inflate(data[1:], 8 * len(data), wbits=-zlib.MAX_WBITS), np.uint8)
     except zlib.error as error:
         raise ValueError(f"cannot be decompressed: {error}") from None
@@ -46,24 +49,26 @@ def decode(coded: Array, size: int) -> Array:
             raise ValueError(f"{raw.size} bytes do not hold {size} bits")
         return np.unpackbits(raw, count=size).astype(bool)
     if data[:1] != bytes([GAPS]):
-        raise ValueError("coded in a way this version does not know")
+        raise ValueError("encoded in a form that this version does not know")
     kept = raw < STEP
-    # A distance counts the removed weights in between; the kept one takes a place too.
+    # A distance counts the removed weights in between. The kept weight takes a place too.
     places = np.cumsum(raw.astype(np.int64) + kept)[kept] - 1
     if places.size and places[-1] >= size:
-        raise ValueError(f"a kept weight at place {places[-1]} of {size}")
+        raise ValueError(f"it keeps a weight at place {places[-1]}, but has {size} places")
     mask = np.zeros(size, bool)
     mask[places] = True
     return mask
 
 
-def inflate(data: bytes, most: int, wbits: int = zlib.MAX_WBITS) -> bytes:
-    """Decompress at most `most` bytes. Raises ValueError: the data hold more, or end too soon;
-    zlib.error: damaged."""
+def inflate(data: bytes, limit: int, wbits: int = zlib.MAX_WBITS) -> bytes:
+    """Decompress at most `limit` bytes.
+
+    Raises ValueError if the data hold more or end too soon, and zlib.error if they are damaged.
+    """
     stream = zlib.decompressobj(wbits)
-    raw = stream.decompress(data, most + 1)
-    if len(raw) > most or not stream.eof:
-        raise ValueError(f"cannot be decompressed to {most:,} bytes or fewer")
+    raw = stream.decompress(data, limit + 1)
+    if len(raw) > limit or not stream.eof:
+        raise ValueError(f"cannot be decompressed to at most {limit:,} bytes")
     return raw
 
 

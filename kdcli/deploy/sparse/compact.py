@@ -1,17 +1,17 @@
-"""Lossless compaction: a masked model without the rows, columns and heads that compute nothing.
+"""Compact a masked model losslessly: remove the rows, columns and heads that compute nothing.
 
-Of a layer, in exact arithmetic and without dropout:
+In exact arithmetic and without dropout, the following parts of a layer are redundant:
 
-* a feed-forward unit whose row of U is empty gives act(bias) for every token, which goes into D's
-  bias. One whose column of D is empty gives nothing. Both are removed.
-* a dimension of V whose row is empty gives its bias for every token, as attention weights add up to
-  1: it goes into O's bias. One whose column of O is empty gives nothing. A head without V is
-  removed as a whole.
-* a dimension whose row of K is empty adds the same to a query's scores of all keys, which the
-  softmax cancels. With an empty row of Q and a bias b, it adds b · (row of K · x): all such
-  dimensions of a head become one, with the sum of those rows.
-* empty rows and columns that are left in a matrix, where they are enough to pay for the copy that
-  skipping them takes.
+* A feed-forward unit whose row of U is empty outputs act(bias) for every token, which is added to
+  D's bias. A unit whose column of D is empty contributes nothing. Both are removed.
+* A dimension of V whose row is empty outputs its bias for every token, because attention weights
+  add up to 1. The output is added to O's bias. A dimension whose column of O is empty contributes
+  nothing. A head without any dimension of V is removed as a whole.
+* A dimension whose row of K is empty adds the same number to a query's scores of all keys, which
+  the softmax cancels. If its row of Q is empty and has a bias b, it adds b · (row of K · x). All
+  such dimensions of a head become one, with the sum of those rows.
+* Empty rows and columns that remain in a matrix are skipped if they are numerous enough to pay for
+  the copy that skipping takes.
 """
 
 import copy
@@ -26,23 +26,26 @@ from kdcli.errors import UsageError
 from kdcli.models.custom_class import COMPACT, custom_class, empty_model, load_tensors
 from kdcli.models.layout import PATHS, layout_for, linears
 
-# Share of empty rows, or columns, from which a matrix skips them; below, picking the others costs
-# what it saves.
+# Minimum share of empty rows or columns for a matrix to skip them. Below it, selecting the other
+# rows costs as much as it saves.
 SKIP_ABOVE = 0.5
 
 
 def compact(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTrainedModel:
-    """A smaller model that computes the same, of class `Compact...` with the sizes of its layers in
-    `config.compact_layers`; the given one, with its removed weights at zero and in eval mode, stays
-    as it is.
-    `drop_rows_below`: treat rows with fewer weights as empty, which changes the outputs; 0 or 1
-    changes nothing. Raises UsageError: a model type that cannot be compacted, or a compacted model.
+    """Return a smaller model that computes the same outputs.
+
+    Its class is `Compact...`, and the sizes of its layers are in `config.compact_layers`. The given
+    model must have its removed weights at zero and be in eval mode; it is not changed. With
+    `drop_rows_below`, rows with fewer weights are treated as empty, which changes the outputs (0
+    and 1 change nothing).
+
+    Raises UsageError if the model type cannot be compacted, or if the model is already compacted.
     """
     kind = str(model.config.model_type)
     if kind not in PATHS:
         raise UsageError(f"{kind} cannot be compacted", f"supported: {', '.join(sorted(PATHS))}")
     if hasattr(model.config, COMPACT):
-        raise UsageError("the model is compacted already", "compact the masked model again")
+        raise UsageError("the model is already compacted", "compact the masked model instead")
     layout, base = layout_for(model.config), model.base_model
     prefix = "" if base is model else f"{model.base_model_prefix}."
     act = ACT2FN[str(getattr(model.config, "hidden_act", None) or model.config.activation)]
@@ -92,20 +95,25 @@ class _Part:
         )
 
     @property
-    def rows(self) -> Tensor:  # which rows hold a weight, bool
+    def rows(self) -> Tensor:
+        """The rows that have a weight, bool."""
         return self.weight.any(1)
 
     @property
-    def columns(self) -> Tensor:  # which columns hold a weight, bool
+    def columns(self) -> Tensor:
+        """The columns that have a weight, bool."""
         return self.weight.any(0)
 
     def fold(self, constant: Tensor) -> None:
-        """Add to the bias what inputs that are the same for every token contribute (0 for the
-        others)."""
+        """Add the contribution of constant inputs to the bias.
+
+        `constant` holds the value of each input that is the same for every token, and 0 for the
+        others.
+        """
         self.bias = self.bias + self.weight @ constant
 
     def packed(self) -> tuple[dict[str, Tensor], tuple[int, int, int, int]]:
-        """The tensors of a `CompactLinear` and its size."""
+        """Return the tensors of a `CompactLinear` and its size."""
         (wide_out, wide_in), weight, tensors = self.weight.shape, self.weight, {}
         columns, rows = _kept_if_few(self.columns), _kept_if_few(self.rows)
         if columns is not None:
@@ -120,39 +128,42 @@ class _Part:
 
 
 def _kept_if_few(kept: Tensor) -> Tensor | None:
-    """Indices of the kept rows or columns, at least one; None when too few are empty to skip
-    them."""
-    # The row of zeros counts as kept, and so does the one that stays where all are empty.
+    """Return the indices of the kept rows or columns, at least one.
+
+    Returns None if too few are empty to skip them.
+    """
+    # The row of zeros counts as kept, and so does the row that stays if all are empty.
     if len(kept) - max(1, int(kept.sum())) - 1 < SKIP_ABOVE * len(kept):
         return None
     return kept.nonzero()[:, 0] if kept.any() else torch.zeros(1, dtype=torch.long)
 
 
 def _feed_forward(parts: dict[str, _Part], act: nn.Module) -> None:
-    """Remove units that are constant or not read."""
+    """Remove units that are constant or that nothing reads."""
     up, down = parts["U"], parts["D"]
     down.fold(torch.where(up.rows, 0, act(up.bias)))
     kept = up.rows & down.columns
     if not kept.any():
-        kept[0] = True  # no linear may be without a row
+        kept[0] = True  # every linear needs a row
     up.weight, up.bias, down.weight = up.weight[kept], up.bias[kept], down.weight[:, kept]
-    # A constant unit that stays all the same must not count twice.
+    # A constant unit that stays nevertheless must not count twice.
     down.weight[:, ~up.rows] = 0
 
 
 def _attention(parts: dict[str, _Part], heads: int) -> int:
-    """Make the four linears of a layer smaller; returns how many heads are left."""
+    """Make the four linears of a layer's attention smaller; returns the number of heads left."""
     q, k, v, o = (parts[letter] for letter in "QKVO")
     o.fold(torch.where(v.rows, 0, v.bias))
     kept_AK = (v.rows & o.columns).view(heads, -1)
-    left = kept_AK.any(1)
-    if not left.any():
-        left[0] = True  # a layer needs a head; this one writes nothing
+    kept_A = kept_AK.any(1)
+    if not kept_A.any():
+        kept_A[0] = True  # a layer needs a head; this one writes nothing
     each = kept_AK.shape[1]
-    spans = [slice(a * each, (a + 1) * each) for a in left.nonzero()[:, 0].tolist()]
+    spans = [slice(a * each, (a + 1) * each) for a in kept_A.nonzero()[:, 0].tolist()]
     scores = [_score_rows(q, k, span) for span in spans]
     values = [kept_AK.view(-1)[span].nonzero()[:, 0] + span.start for span in spans]
-    # One width for all: torch's fast attention on the CPU needs keys and values of one width.
+    # All heads get one width, because torch's fast attention on the CPU needs keys and values of
+    # the same width.
     width = max(1, *(len(rows[1]) for rows in scores), *(len(kept) for kept in values))
     q.weight, q.bias, k.weight, k.bias = (
         torch.cat([_padded(x, width) for x in xs]) for xs in zip(*scores, strict=True)
@@ -165,7 +176,7 @@ def _attention(parts: dict[str, _Part], heads: int) -> int:
 
 
 def _score_rows(q: _Part, k: _Part, span: slice) -> list[Tensor]:
-    """Rows and biases of a head's Q, and of its K, that its attention scores depend on."""
+    """Return the rows and biases of a head's Q and K on which its attention scores depend."""
     both, alone = q.rows[span] & k.rows[span], ~q.rows[span] & k.rows[span]
     rows = [x[span][both] for x in (q.weight, q.bias, k.weight, k.bias)]
     constant_D = (q.bias[span][alone, None] * k.weight[span][alone]).sum(0)

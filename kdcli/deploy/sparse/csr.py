@@ -1,13 +1,13 @@
-"""Sparse inference on the CPU: linears with few weights left run as CSR times dense, the others
-stay as they are.
+"""Run sparse inference on the CPU.
 
-The weight [rows, columns] is the sparse factor and tokens are the columns of the dense one, so that
-a weight is read once for many tokens. `TOKENS` at a time keep what a row reads in the cache; 32-bit
-indices halve the reads.
+Linears with few weights left run as CSR times dense; the others stay as they are. The weight [rows,
+columns] is the sparse factor, and tokens are the columns of the dense factor, so that a weight is
+read once for many tokens. `TOKENS` tokens at a time keep the inputs of a row in the cache; 32-bit
+indices halve the memory traffic.
 
-Transposing input and output costs half of what the product gains. So consecutive linears are
-joined, with nothing transposed between them: one module for the four linears of attention, one for
-a feed-forward block (docs/results.md).
+Transposing the input and the output costs half of what the product gains. Therefore consecutive
+linears are joined, with no transposition between them: one module for the four linears of
+attention, and one for a feed-forward block (docs/results.md).
 """
 
 import copy
@@ -27,16 +27,20 @@ from kdcli.models.custom_class import COMPACT
 from kdcli.models.layout import PATHS, Layout, layout_for, linears
 from kdcli.models.matrices import matrices
 
-TOKENS = 64  # Columns of the dense factor that are computed at a time
-TIMED_BELOW = 0.35  # Density up to which the sparse form is timed at all: beyond it never won
-# Speed-up it must have, as timings vary; rounds of which the best counts; tokens it is timed with.
-GAIN, ROUNDS, LENGTH = 1.1, 5, 128
-# Names of the activation in a feed-forward module that applies nothing else behind its linear.
+TOKENS = 64  # number of columns of the dense factor that are computed at a time
+TIMED_BELOW = 0.35  # maximum density at which the sparse form is timed; above, it never won
+GAIN = 1.1  # minimum speed-up of the sparse form, because timings vary
+ROUNDS = 5  # number of timings; the best one counts
+LENGTH = 128  # number of tokens in a timing
+# Names of the activation in feed-forward modules that apply only the activation after the linear.
 ACTIVATIONS = ("intermediate_act_fn", "activation")
 
 
 class SparseLinear(nn.Module):
-    """A linear whose weight is held in CSR; for inference only, neither saved nor copied."""
+    """A linear whose weight is stored in CSR.
+
+    It is for inference only, and is neither saved nor copied.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -63,7 +67,7 @@ class SparseLinear(nn.Module):
 
 
 class SparseFeedForward(nn.Module):
-    """Two sparse linears and the activation in between, transposed once each way."""
+    """Two sparse linears with the activation between them; only input and output are transposed."""
 
     def __init__(self, up: SparseLinear, act: nn.Module, down: SparseLinear) -> None:
         super().__init__()
@@ -79,8 +83,7 @@ class SparseFeedForward(nn.Module):
 
 
 class SparseAttention(nn.Module):
-    """Self-attention and its output linear, all four sparse; only input and output are
-    transposed."""
+    """Self-attention and its output linear, all sparse; only input and output are transposed."""
 
     def __init__(self, parts: Mapping[str, SparseLinear], heads: int) -> None:
         super().__init__()
@@ -90,8 +93,10 @@ class SparseAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any
     ) -> tuple[Tensor, None]:
-        """Attend within `attention_mask`: bool, True may attend, or a bias that is added to the
-        scores."""
+        """Attend within `attention_mask`.
+
+        The mask is bool (True means that a token may attend) or a bias that is added to the scores.
+        """
         batch, length, width = hidden_states.shape
         out_BLO = hidden_states.new_empty(batch, length, self.o.out_features)
         mask_BALL = out_BLO.new_zeros(batch, 1, 1, 1)
@@ -102,7 +107,7 @@ class SparseAttention(nn.Module):
                 mask_BALL = torch.zeros_like(mask_BALL, dtype=out_BLO.dtype).masked_fill_(
                     ~mask_BALL, lowest
                 )
-        # As many rows at once as fill a product.
+        # Take as many rows at once as fill a product.
         several = max(1, TOKENS // max(1, length))
         for at in range(0, batch, several):
             rows = slice(at, at + several)
@@ -112,7 +117,7 @@ class SparseAttention(nn.Module):
         return out_BLO, None
 
     def _rows(self, x_NI: Tensor, mask_BALL: Tensor, out_NO: Tensor) -> None:
-        """Attend in a few rows of one length, and write the output of O."""
+        """Attend within a few rows of the same length, and write the output of O."""
         pieces = [slice(at, at + TOKENS) for at in range(0, len(x_NI), TOKENS)]
         qkv_DN = [x_NI.new_empty(part.out_features, len(x_NI)) for part in (self.q, self.k, self.v)]
         for piece in pieces:
@@ -135,7 +140,7 @@ def _by_tokens(x: Tensor, rows: int, compute: Callable[[Tensor], Tensor]) -> Ten
     x_NI = x.reshape(-1, x.shape[-1])
     out_NO = x.new_empty(len(x_NI), rows)
     for at in range(0, len(x_NI), TOKENS):
-        # Copied here: attention and norms would copy a transposed output more slowly.
+        # Copy here, because attention and norms would copy a transposed output more slowly.
         out_NO[at : at + TOKENS].copy_(compute(x_NI[at : at + TOKENS].T.contiguous()).T)
     return out_NO.view(*x.shape[:-1], rows)
 
@@ -143,19 +148,25 @@ def _by_tokens(x: Tensor, rows: int, compute: Callable[[Tensor], Tensor]) -> Ten
 def sparsify(
     model: PreTrainedModel, choose: Callable[[nn.Linear], bool] | None = None
 ) -> PreTrainedModel:
-    """A copy of a model, with its removed weights at zero, whose linears run sparse where that is
-    faster; it shares all tensors with the model. The copy is for inference: it cannot be saved or
-    trained. `choose`: decides whether a linear runs sparse; else a timing does, one for all of a
-    shape and nearly a density. Raises UsageError: not float32 on the CPU, or compacted."""
+    """Copy a model so that linears run sparse where that is faster.
+
+    The given model must have its removed weights at zero. The copy shares all its tensors and is
+    for inference only: it cannot be saved or trained. `choose` decides whether a linear runs
+    sparse. Without it, kdcli times the linears, once for all that have the same shape and nearly
+    the same density.
+
+    Raises UsageError if the model is not in float32 on the CPU, or if it is compacted.
+    """
     for parameter in model.parameters():
         if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
             raise UsageError(
-                f"sparse inference is for float32 on the CPU, not {parameter.dtype} on "
-                f"{parameter.device}"
+                f"sparse inference needs float32 on the CPU, got {parameter.dtype} on "
+                f"{parameter.device}",
+                "convert the model first: model.cpu().float()",
             )
     if hasattr(model.config, COMPACT):
         raise UsageError(
-            "a compacted model cannot run sparse", "use the masked model it was made of"
+            "a compacted model cannot run sparse", "use the masked model it was made from"
         )
     timed: dict[tuple[tuple[int, int, int], ...], bool] = {}
 
@@ -172,7 +183,7 @@ def sparsify(
             timed[key] = faster_sparse(dense, now, make)
         return timed[key]
 
-    # The copy shares every tensor and has modules of its own.
+    # The copy shares every tensor but has its own modules.
     small: PreTrainedModel = copy.deepcopy(
         model, {id(t): t for t in (*model.parameters(), *model.buffers())}
     )
@@ -194,24 +205,23 @@ def sparsify(
 
 @dataclass(frozen=True)
 class _Block:
-    """Linears of a layer that gain from running sparse together."""
+    """Linears of a layer that are faster if they run sparse together."""
 
     layer: nn.Module
     dense: tuple[nn.Linear, ...]
-    now: Callable[
-        [Tensor], Tensor
-    ]  # computes [1, L, D] as the layer does, each linear in its present form
-    joined: Callable[[], nn.Module]  # makes the module that replaces them
-    paths: tuple[str, ...]  # the first gets that module, the others become identities
+    # Computes [1, L, D] as the layer does, with each linear in its current form.
+    now: Callable[[Tensor], Tensor]
+    joined: Callable[[], nn.Module]  # makes the module that replaces the linears
+    paths: tuple[str, ...]  # the first path gets that module, the others become identities
 
 
 def _blocks(layer: nn.Module, layout: Layout, kind: str) -> Iterator[_Block]:
-    """The blocks of a layer whose linears can be joined."""
+    """Yield the blocks of a layer whose linears can be joined."""
     of = {letter: parts[0][0] for letter, parts in linears(layout, layer).items()}
     at: Callable[[str], Any] = layer.get_submodule
     inside = layout.up.rpartition(".")[0]
     acts = {name: module for name, module in at(inside).named_children() if name in ACTIVATIONS}
-    # Only where nothing but the activation is between the two.
+    # Join them only if nothing but the activation is between them.
     if acts and layout.gate is None:
         name, act = acts.popitem()
         yield _Block(
@@ -239,21 +249,24 @@ def _density(linear: nn.Linear) -> float:
 def faster_sparse(
     dense: tuple[nn.Linear, ...], now: Callable[[Tensor], Tensor], make: Callable[[], nn.Module]
 ) -> bool:
-    """Whether some linears run faster sparse than `now`, with torch's current number of threads."""
+    """Return whether linears run faster sparse than `now`.
+
+    The timing uses torch's current number of threads.
+    """
     return all(_density(linear) <= TIMED_BELOW for linear in dense) and faster(
         make(), now, dense[0].in_features
     )
 
 
 def faster(sparse: nn.Module, now: Callable[[Tensor], Tensor], width: int) -> bool:
-    """Whether a module beats what there is, by the best of a few rounds of `LENGTH` tokens."""
+    """Return whether a sparse module is faster than `now`, by the best of `ROUNDS` timings."""
     x, best = torch.randn(1, LENGTH, width), [float("inf"), float("inf")]
     forms: tuple[Callable[[Tensor], Any], ...] = (now, sparse)
     with torch.inference_mode():
         try:
             sparse(x)
         except RuntimeError:
-            return False  # a torch without MKL has no such product
+            return False  # torch without MKL lacks this product
         now(x)
         for _ in range(ROUNDS):
             for i, form in enumerate(forms):

@@ -1,5 +1,4 @@
-"""Loads a model ready to use: a base under a mask with the head of its task, or a compacted
-directory."""
+"""Load a model for use: a base with a mask and its task's head, or a compacted directory."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -35,7 +34,7 @@ from kdcli.models.load import load_config, load_weights
 from kdcli.models.matrices import matrices
 from kdcli.types import Task
 
-# Keys of a configuration that say nothing about a task.
+# Configuration keys that are independent of the task.
 NOT_OF_A_TASK = (
     "architectures",
     "dtype",
@@ -44,28 +43,37 @@ NOT_OF_A_TASK = (
     "torch_dtype",
     "auto_map",
 )
-# Words of the masks that the authors of static model pruning publish, in the data's order of
-# labels, where they are not the task's: MNLI was trained with its labels renumbered as a teacher
-# had them.
+# Label words of the masks that the authors of static model pruning publish, in the data's order of
+# labels. Only tasks whose words differ from the task's own are listed: MNLI was trained with a
+# teacher's order of labels.
 PUBLISHED_WORDS = {"mnli": ("Maybe", "No", "Yes")}
 
 
 def load(
     base: str | Path, mask: str | Path | None = None, *, trust_remote_code: bool = False
 ) -> PreTrainedModel:
-    """Load a model, in float32 and eval mode, of the class that the mask names, or without a mask
-    of the one that the base's configuration names. `base`: hub id, directory or `demo`; what kdcli
-    wrote needs no `trust_remote_code`.
-    `mask`: a mask file made for this base; the model then has the head of the mask's task. Raises
-    UsageError: see `kdcli.models.load`, `read_mask`, `check_base` and `with_head`; a mask for a
-    compacted model, whose matrices are no longer the base's."""
+    """Load a model in float32 and eval mode.
+
+    Without a mask, its class is the one that the base's configuration names. With a mask, it is the
+    one that the mask names, and the model has the head of the mask's task.
+
+    * `base`: a hub id, a directory, or `demo`. Models that kdcli wrote need no `trust_remote_code`.
+    * `mask`: a mask file that was made for this base.
+
+    Raises UsageError as `kdcli.models.load`, `read_mask`, `check_base` and `with_head` do. Also
+    raises UsageError for a mask with a compacted base, whose matrices are no longer the original
+    ones.
+    """
     source = str(base)
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
     if mask is None:
-        named = custom_class(config) or _class((config.architectures or [""])[0])
-        return load_weights(source, named or AutoModel, trust_remote_code=trust_remote_code).eval()
+        model_class = custom_class(config) or _class((config.architectures or [""])[0]) or AutoModel
+        return load_weights(source, model_class, trust_remote_code=trust_remote_code).eval()
     if hasattr(config, COMPACT):
-        raise UsageError(f"{source} is compacted already: masks are for the base it was made of")
+        raise UsageError(
+            f"{source} is already compacted, so it cannot take a mask",
+            "use the base that it was made from",
+        )
     coded = open_mask(Path(mask))
     model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
     check_base(coded, model, source)
@@ -83,10 +91,14 @@ def published_mask(
     words: Sequence[str] | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[MaskFile, PreTrainedModel]:
-    """An `.npy` of the authors of static model pruning as a mask file, and the encoder of `source`,
-    not masked yet. The `.npy` holds bits alone: `task`, `kind` and `words` give the head, by
-    default the one that the authors trained under; no task leaves the encoder bare. Raises
-    UsageError: see `read_smp` and `load_with_label_words`."""
+    """Read an `.npy` by the authors of static model pruning as a mask file.
+
+    Also returns the encoder of `source`, which is not masked yet. The `.npy` holds only bits, so
+    `task`, `kind` and `words` define the head. The defaults are the head with which the authors
+    trained. Without a task, the encoder stays bare.
+
+    Raises UsageError as `read_smp` and `load_with_label_words` do.
+    """
     base = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
     masks = read_smp(file, base)
     kept, total = sum(int(m.sum()) for m in masks.values()), sum(m.numel() for m in masks.values())
@@ -94,8 +106,9 @@ def published_mask(
     if task is None:
         return MaskFile(about, masks, file), base
     chosen: tuple[str, ...] = tuple(words) if words else PUBLISHED_WORDS.get(task.name, task.words)
-    how: dict[str, Any] = {"words": chosen, "seed": 0, "trust_remote_code": trust_remote_code}
-    model = load_with_label_words(source, task, kind=kind, **how).model
+    model = load_with_label_words(
+        source, task, kind=kind, words=chosen, seed=0, trust_remote_code=trust_remote_code
+    ).model
     head, config = task_part(model, base)
     facts: dict[str, Any] = {
         "task": task.name,
@@ -108,7 +121,7 @@ def published_mask(
 
 
 def head_of(info: MaskInfo) -> str:
-    """What a published mask is taken for, as a note."""
+    """Describe the head that a published mask is assumed to have."""
     if info.architecture is None:
         return "the bare encoder, without a head; --task TASK adds one"
     outputs = info.labels or ("start", "end")[: len(info.label_words)]
@@ -119,7 +132,7 @@ def head_of(info: MaskInfo) -> str:
 
 
 def is_compact(source: str) -> bool:
-    """Whether a directory holds a compacted model."""
+    """Return whether a directory holds a compacted model."""
     file = Path(source) / CONFIG
     return file.is_file() and COMPACT in read_json(file)
 
@@ -127,16 +140,19 @@ def is_compact(source: str) -> bool:
 def task_part(
     model: PreTrainedModel, base: PreTrainedModel
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What a task's model has that its base, as it was loaded, does not: `write_mask`'s head and
-    `MaskInfo.config`. These are parameters by their names in `model`, without the masked matrices,
-    and settings of the configuration."""
-    prefix, of_base = f"{model.base_model_prefix}.", base.state_dict()
+    """Return what a task's model adds to its base: the head for `write_mask` and `MaskInfo.config`.
+
+    The head holds the parameters that the base, as it was loaded, does not have, by their names in
+    `model` and without the masked matrices. The second result holds the settings of the
+    configuration that differ from the base's.
+    """
+    prefix, base_state = f"{model.base_model_prefix}.", base.state_dict()
     masked = {f"{m.path}.weight" for m in matrices(base)}
     head = {}
     for name, tensor in model.state_dict().items():
         inner = name.removeprefix(prefix)
         if inner not in masked and not (
-            inner in of_base and torch.equal(of_base[inner].cpu(), tensor.cpu())
+            inner in base_state and torch.equal(base_state[inner].cpu(), tensor.cpu())
         ):
             head[name] = tensor
     before = base.config.to_dict()
@@ -151,20 +167,24 @@ def task_part(
 def with_head(
     base: PreTrainedModel, info: MaskInfo, head: Mapping[str, Tensor], source: str
 ) -> PreTrainedModel:
-    """A task's model around an encoder; the two share the encoder's tensors. Raises UsageError: no
-    such class in transformers, or the head, from `source`, does not fit it."""
+    """Return a task's model around an encoder; the two share the encoder's tensors.
+
+    Raises UsageError if transformers has no such class, or if the head, which comes from `source`,
+    does not fit it.
+    """
     if info.architecture is None:
         return base
     if (task_class := _class(info.architecture)) is None:
         raise UsageError(
             f"{source} needs class {info.architecture}, which transformers "
-            f"{transformers.__version__} does not have"
+            f"{transformers.__version__} does not have",
+            "install the version of transformers that made the mask",
         )
     before = base.config.to_dict()
     check_config(before | info.config, source)
     config = copy.deepcopy(base.config)
     for name, value in info.config.items():
-        # JSON has no numbers as keys.
+        # JSON keys are strings, so the keys of id2label are converted.
         if name in before and SIZE.fullmatch(name) and value != before[name]:
             raise UsageError(
                 f"{source} changes '{name}' of its base from {before[name]} to {value}"
@@ -192,6 +212,6 @@ def with_head(
 
 
 def _class(name: str) -> type[PreTrainedModel] | None:
-    """A class of kdcli or of transformers by its name."""
-    named = class_named(name) or (getattr(transformers, name, None) if name else None)
-    return named if isinstance(named, type) and issubclass(named, PreTrainedModel) else None
+    """Return a class of kdcli or of transformers by its name, or None."""
+    value = class_named(name) or (getattr(transformers, name, None) if name else None)
+    return value if isinstance(value, type) and issubclass(value, PreTrainedModel) else None

@@ -1,11 +1,14 @@
-"""The mask file: all that a pruned task needs next to the base it shares with others, in one
-`.safetensors`.
+"""Read and write mask files: everything that a pruned task needs in addition to its shared base.
 
-Tensors: `mask.3.Q`, the coded bits of a matrix (`kdcli.deploy.sparse.coding`); `head.NAME`, a
-compressed parameter of the task that the base does not have; `scores.3.Q`, float16, if scores are
-stored; `rows`, the hashes of the labelled rows that trained it, 8 bytes a row. The header holds
-`MaskInfo` and a SHA-256 of the whole file, computed with the digits of that hash as zeros, so that
-any damaged byte is detected.
+A mask file is a `.safetensors` file with these tensors:
+
+* `mask.3.Q`: the coded bits of a matrix (`kdcli.deploy.sparse.coding`).
+* `head.NAME`: a compressed parameter of the task that the base does not have.
+* `scores.3.Q`: the scores in float16, if they are stored.
+* `rows`: the hashes of the labelled rows that trained the task, 8 bytes per row.
+
+The header holds `MaskInfo` and a SHA-256 of the whole file, which is computed with zeros in place
+of the hash's own digits. Any damaged byte is detected.
 """
 
 import hashlib
@@ -37,15 +40,15 @@ from kdcli.models.training_rows import NO_ROWS, all_rows
 from kdcli.types import RowHashes
 
 FORMAT = "kdcli-mask-1"
-PUBLISHED = ".npy"  # ending of the masks of the SMP authors, see `read_smp`
+PUBLISHED = ".npy"  # suffix of the masks that the SMP authors published, see `read_smp`
 DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 NO_DIGEST = "0" * 64
 DTYPES = {
     str(d).removeprefix("torch."): d
     for d in (torch.float32, torch.float16, torch.bfloat16, torch.int64)
 }
-MOST_WEIGHTS = 2**32  # Of a mask that is decoded without its base
-COPY_AGAIN = "copy it again from where it was made"
+MAX_WEIGHTS = 2**32  # maximum number of weights of a mask that is decoded without its base
+COPY_AGAIN = "copy it again from the original file"
 
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
@@ -56,7 +59,7 @@ _HEAD: TypeAdapter[dict[str, tuple[str, tuple[Size, ...]]]] = TypeAdapter(
 
 
 class _Header(BaseModel):
-    """The texts that `write_mask` puts into the header of safetensors."""
+    """The strings that `write_mask` puts into safetensors' header."""
 
     format: str
     info: str
@@ -64,55 +67,54 @@ class _Header(BaseModel):
 
 
 class MaskInfo(BaseModel):
-    """What a mask is for; `write_mask` fills in densities and shapes. Without a task the last
-    fields are empty."""
+    """The facts about a mask, its base and its task.
+
+    `write_mask` fills in densities and shapes. Without a task, the last fields are empty.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     base: str  # hub id or directory of the encoder it was made for
     base_sha256: str  # `base_hash` of that encoder
     model_type: str
-    vocab_size: Count  # tokens that the masked model was judged with
+    vocab_size: Count  # vocabulary with which the masked model was evaluated
     method: str
-    density: float  # requested share of the weights that is kept
-    densities: dict[str, float] = {}  # share that is kept, by matrix
+    density: float  # requested share of weights to keep
+    densities: dict[str, float] = {}  # share of weights kept, by matrix
     shapes: dict[str, tuple[Count, Count]] = {}  # rows and columns, by matrix
     task: str | None = None
-    architecture: str | None = (
-        None  # class of transformers with the task's head; None: the bare encoder
-    )
-    config: dict[
-        str, Any
-    ] = {}  # settings of the task's model that differ from the base's, such as `id2label`
+    # The class in transformers with the task's head, or None for the bare encoder.
+    architecture: str | None = None
+    # Settings of the task's model that differ from the base's, such as `id2label`.
+    config: dict[str, Any] = {}
     labels: tuple[str, ...] = ()  # in the order of their numbers
-    label_words: tuple[str, ...] = ()  # the words its head was made of, in the same order
-    max_length: Count | None = None  # tokens at which its rows are cut
-    pooling: Literal["mean", "cls", "last"] | None = (
-        None  # of its vectors, where the base does not say
-    )
+    label_words: tuple[str, ...] = ()  # the words that its head was made from, in the same order
+    max_length: Count | None = None  # maximum number of tokens per row
+    # The pooling of its vectors, if the base does not define it.
+    pooling: Literal["mean", "cls", "last"] | None = None
     metrics: dict[str, float] = {}
-    versions: dict[str, str] = {}  # of the packages that made it
+    versions: dict[str, str] = {}  # versions of the packages that made the mask
 
 
 @dataclass(frozen=True)
 class MaskFile:
-    """A mask file in memory; masks and scores by `Matrix.name`, [out, in]."""
+    """A mask file in memory, with masks and scores by `Matrix.name`, [out, in]."""
 
     info: MaskInfo
-    masks: dict[str, Tensor]  # bool, True is kept
+    masks: dict[str, Tensor]  # bool; True means that a weight is kept
     path: Path
     head: dict[str, Tensor] = field(default_factory=dict)  # by parameter name of the task's model
-    scores: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # float16; empty when they were not stored
-    rows: RowHashes = field(
-        default_factory=NO_ROWS.copy
-    )  # that trained it, see `kdcli.models.training_rows`
+    # float16; empty if the scores were not stored.
+    scores: dict[str, Tensor] = field(default_factory=dict)
+    # The rows that trained the mask, see `kdcli.models.training_rows`.
+    rows: RowHashes = field(default_factory=NO_ROWS.copy)
 
 
 def facts_of(base: PreTrainedModel, source: str) -> dict[str, Any]:
-    """What a mask says of the encoder at `source` that it is for, and `check_base` compares; call
-    it before masking."""
+    """Return the facts about the encoder at `source` that a mask records and `check_base` compares.
+
+    Call it before masking.
+    """
     facts = {
         "base": source,
         "base_sha256": base_hash(base),
@@ -122,7 +124,7 @@ def facts_of(base: PreTrainedModel, source: str) -> dict[str, Any]:
 
 
 def base_hash(model: PreTrainedModel) -> str:
-    """SHA-256 of the matrices that masks are for: names, shapes and float32 weights."""
+    """Return the SHA-256 of the matrices that masks cover: names, shapes and float32 weights."""
     digest = hashlib.sha256()
     for matrix in matrices(model):
         weight = matrix.of(matrix.linear.weight.detach()).float().cpu().contiguous()
@@ -140,12 +142,17 @@ def write_mask(
     scores: Mapping[str, Tensor] | None = None,
     rows: RowHashes = NO_ROWS,
 ) -> MaskInfo:
-    """Write a mask file atomically; returns `info` with densities and shapes filled in. `masks`: by
-    `Matrix.name`, bool [out, in]. `head`: parameters of the task's model that are not the base's,
-    see `kdcli.deploy.sparse.load.task_part`.
-    `scores`: by `Matrix.name`, to cut at another density later; stored in float16. `rows`: hashes
-    of those that trained it. Raises MachineError: the disk is full or not writable; an older file
-    of that name is untouched."""
+    """Write a mask file atomically, and return `info` with densities and shapes filled in.
+
+    * `masks`: by `Matrix.name`, bool [out, in].
+    * `head`: the parameters of the task's model that the base does not have (see
+      `kdcli.deploy.sparse.load.task_part`).
+    * `scores`: by `Matrix.name`, to cut at another density later. They are stored in float16.
+    * `rows`: hashes of the labelled rows that trained the mask.
+
+    Raises MachineError if the disk is full or not writable. An older file of the same name is not
+    changed in that case.
+    """
     densities = {name: float(mask.float().mean()) for name, mask in masks.items()}
     shapes = {name: (mask.shape[0], mask.shape[1]) for name, mask in masks.items()}
     info = info.model_copy(update={"densities": densities, "shapes": shapes})
@@ -157,7 +164,7 @@ def write_mask(
     for name, tensor in (head or {}).items():
         parts[name] = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        # Compressed, as a head made of label words is mostly an identity matrix.
+        # Compress the parameters, because a head made of label words is mostly an identity matrix.
         tensors[f"head.{name}"] = torch.frombuffer(
             bytearray(zlib.compress(raw, 6)), dtype=torch.uint8
         )
@@ -165,7 +172,7 @@ def write_mask(
         f"scores.{name}": t.detach().cpu().half().contiguous() for name, t in (scores or {}).items()
     }
     if len(rows):
-        # As signed numbers, which every version of torch saves.
+        # Store them as signed integers, which every version of torch can save.
         tensors["rows"] = torch.from_numpy(rows.view(np.int64).copy())
     header = {
         "format": FORMAT,
@@ -174,7 +181,8 @@ def write_mask(
         "head": json.dumps(parts),
     }
     data = save_tensors(tensors, header)
-    # With sorted keys in the header, whose order safetensors varies: equal masks are equal files.
+    # Sort the header's keys, whose order varies in safetensors, so that equal masks give equal
+    # files.
     (size,) = struct.unpack("<Q", data[:8])
     keys = json.dumps(
         json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")
@@ -192,7 +200,7 @@ def write_mask(
 
 @dataclass(frozen=True)
 class CodedMask:
-    """A mask file whose hash was checked and whose tensors are still coded."""
+    """A mask file whose hash is correct and whose tensors are still coded."""
 
     info: MaskInfo
     path: Path
@@ -200,20 +208,22 @@ class CodedMask:
     head: dict[str, tuple[str, tuple[int, ...]]]  # parameter -> dtype and shape
 
     def decode(self, base: PreTrainedModel | None = None) -> MaskFile:
-        """Decode masks, head and scores. What is allocated is bounded by the parameters of `base`,
-        without one by `MOST_WEIGHTS`. Raises UsageError: the header declares more, or the coded
-        bytes are not of its shapes."""
+        """Decode masks, head and scores.
+
+        Memory is bounded by the number of parameters of `base`, or by `MAX_WEIGHTS` without a base.
+        Raises UsageError if the header declares more, or if the coded bytes do not have its shapes.
+        """
         shapes, heads = (
             self.info.shapes,
             {name: math.prod(shape) for name, (_, shape) in self.head.items()},
         )
-        # A head holds embeddings and a classifier at most.
-        most = MOST_WEIGHTS if base is None else 2 * sum(p.numel() for p in base.parameters())
+        # A head holds at most embeddings and a classifier.
+        limit = MAX_WEIGHTS if base is None else 2 * sum(p.numel() for p in base.parameters())
         if (
             max(sum(heads.values()), sum(rows * columns for rows, columns in shapes.values()))
-            > most
+            > limit
         ):
-            raise _invalid(self.path, f"its header declares more than {most:,} weights")
+            raise _invalid(self.path, f"its header declares more than {limit:,} weights")
         try:
             masks = {
                 name: torch.from_numpy(
@@ -240,8 +250,10 @@ class CodedMask:
 
     @property
     def rows(self) -> RowHashes:
-        """Hashes of the labelled rows that trained it. Raises ValueError: they are not of their
-        type."""
+        """The hashes of the labelled rows that trained the mask.
+
+        Raises ValueError if they have the wrong type.
+        """
         return (
             all_rows(self._of("rows", torch.int64).numpy().view(np.uint64))
             if "rows" in self.tensors
@@ -250,7 +262,7 @@ class CodedMask:
 
     def _of(self, name: str, dtype: torch.dtype) -> Tensor:
         if (tensor := self.tensors[name]).dtype != dtype:
-            raise ValueError(f"{name} is {tensor.dtype}, not {dtype}")
+            raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}")
         return tensor
 
     def _parameter(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -266,13 +278,17 @@ class CodedMask:
 
 
 def _invalid(path: Path, reason: object) -> UsageError:
-    # The hash is right, so the file was written like this.
-    return UsageError(f"{path} is no valid mask file: {reason}", "was it made by another version?")
+    # The hash is correct, so the file was written in this state.
+    return UsageError(
+        f"{path} is not a valid mask file: {reason}", "another version of kdcli may have written it"
+    )
 
 
 def open_mask(path: Path) -> CodedMask:
-    """Open a mask file and check its hash and header; a missing, damaged or foreign one is a
-    `UsageError`."""
+    """Open a mask file and check its hash and header.
+
+    Raises UsageError if the file is missing, damaged, or not a mask file.
+    """
     try:
         data = user_path(path).read_bytes()
     except OSError as error:
@@ -280,8 +296,8 @@ def open_mask(path: Path) -> CodedMask:
     size = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else len(data)
     if (digest := DIGEST.search(data, 8, min(8 + size, len(data)))) is None:
         raise UsageError(
-            f"{path} is no mask file of kdcli, or damaged: no hash in its header",
-            f"{COPY_AGAIN}; a model is no mask, and kdcli.load takes no .npy: `kdcli mask apply` "
+            f"{path} is not a mask file of kdcli, or is damaged: its header has no hash",
+            f"{COPY_AGAIN}; a model is not a mask, and an .npy needs `kdcli mask apply`, which "
             "makes it a model",
         )
     start, end = digest.span(1)
@@ -289,7 +305,7 @@ def open_mask(path: Path) -> CodedMask:
         hashlib.sha256(data[:start] + NO_DIGEST.encode() + data[end:]).hexdigest().encode()
         != digest[1]
     ):
-        raise UsageError(f"{path} is damaged: its hash is not that of its content", COPY_AGAIN)
+        raise UsageError(f"{path} is damaged: its content does not match its hash", COPY_AGAIN)
     try:
         header = _Header.model_validate(
             parse_json(data[8 : 8 + size], f"the header of {path}").get("__metadata__")
@@ -306,31 +322,40 @@ def open_mask(path: Path) -> CodedMask:
         raise _invalid(path, reason) from None
     if header.format != FORMAT:
         raise UsageError(
-            f"{path} is a mask file of format {header.format!r}; this version reads {FORMAT!r}"
+            f"{path} is a mask file of format {header.format!r}; this version of kdcli reads "
+            f"{FORMAT!r}"
         )
     return coded
 
 
 def read_mask(path: Path, base: PreTrainedModel | None = None) -> MaskFile:
-    """Open and decode a mask file; errors as in `open_mask` and `CodedMask.decode`."""
+    """Open and decode a mask file.
+
+    Raises UsageError if the file is missing, damaged, or not a mask file, or if it does not fit
+    `base`.
+    """
     return open_mask(path).decode(base)
 
 
 def read_smp(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
-    """Read the masks that the authors of static model pruning publish
-    (https://arxiv.org/abs/2210.06210): `Matrix.name` -> bool [out, in]. Their `.npy` holds the bits
-    of all matrices packed one after the other, in the string order of the weights' names: layer 0,
-    1, 10, 11, 2, ..., and in a layer attention output, key, query, value, then feed-forward up and
-    down. Raises UsageError: no such file, not an `.npy` of bytes, or not as many weights as the
-    model has."""
+    """Read the masks that the authors of static model pruning publish.
+
+    The paper is https://arxiv.org/abs/2210.06210. Returns `Matrix.name` -> bool [out, in]. The
+    authors' `.npy` holds the bits of all matrices, packed one after the other in the string order
+    of the weights' names: layers 0, 1, 10, 11, 2, ..., and within a layer attention output, key,
+    query and value, then feed-forward up and down.
+
+    Raises UsageError if the file does not exist, is not an `.npy` of bytes, or does not hold as
+    many weights as the model has.
+    """
     try:
         with path.open("rb") as file:
             packed = np.lib.format.read_array(file, allow_pickle=False)
     except OSError as error:
         raise UsageError(f"the mask file {path} cannot be read: {error.strerror}") from None
     except (ValueError, EOFError, SyntaxError, TokenError, MemoryError) as error:
-        raise UsageError(f"{path} is no .npy array of bytes, or damaged: {error}") from None
-    # Each matrix is a whole number of bytes in the models these files are for.
+        raise UsageError(f"{path} is not an .npy array of bytes, or is damaged: {error}") from None
+    # In the models that these files are for, each matrix is a whole number of bytes.
     ordered = sorted(matrices(model), key=lambda m: f"{m.path}.weight")
     sizes = [m.numel for m in ordered]
     if packed.dtype != np.uint8 or packed.size * 8 != sum(sizes) or any(n % 8 for n in sizes):
@@ -338,7 +363,7 @@ def read_smp(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
             f"{path} holds {packed.size} values of {packed.dtype}; the {len(ordered)} matrices of "
             f"{model.config.model_type} have {sum(sizes)} weights, so {sum(sizes) / 8:g} bytes of "
             "uint8 are needed",
-            "give the model the mask was made for, for example bert-base-uncased",
+            "use the model that the mask was made for, for example bert-base-uncased",
         )
     bits = torch.from_numpy(np.unpackbits(packed.reshape(-1)).astype(bool))
     by_name = {
@@ -349,25 +374,26 @@ def read_smp(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def check_base(mask: CodedMask | MaskFile, model: PreTrainedModel, source: str) -> None:
-    """Raise a `UsageError` where a mask was made for another type or other weights than this base,
-    called `source`, or with tokens that the base no longer has: it would read the task in other
-    pieces."""
+    """Check that a mask was made for this base, which is called `source` in errors.
+
+    Raises UsageError if the mask was made for another model type or other weights, or with tokens
+    that the base no longer has, because texts would then be segmented differently.
+    """
     info, kind = mask.info, str(model.config.model_type)
     if kind != info.model_type:
         raise UsageError(
-            f"{mask.path} masks a {info.model_type} ({info.base}); {source} is a {kind}",
+            f"{mask.path} masks a {info.model_type} ({info.base}), but {source} is a {kind}",
             f"use --base {info.base}",
         )
-    if (own := base_hash(model)) != info.base_sha256:
+    if (base_sha256 := base_hash(model)) != info.base_sha256:
         raise UsageError(
             f"{mask.path} was made for {info.base}, whose masked weights have the hash "
-            f"{info.base_sha256}; "
-            f"those of {source} have {own}",
-            f"use the base it was made for: {info.base}",
+            f"{info.base_sha256}, but the weights of {source} have {base_sha256}",
+            f"use the base that the mask was made for: {info.base}",
         )
     if model.config.vocab_size < info.vocab_size:
         trimmed = (
-            f"{mask.path} was made with {info.vocab_size:,} tokens; {source} has "
+            f"{mask.path} was made with {info.vocab_size:,} tokens, but {source} has only "
             f"{model.config.vocab_size:,} of them"
         )
         raise UsageError(
@@ -377,8 +403,10 @@ def check_base(mask: CodedMask | MaskFile, model: PreTrainedModel, source: str) 
 
 
 def check_fit(masks: Mapping[str, Tensor], model: PreTrainedModel, source: str) -> None:
-    """Raise a `UsageError` where masks are not exactly those of a model's matrices, by names and
-    shapes."""
+    """Check that masks have exactly the names and shapes of a model's matrices.
+
+    Raises UsageError if they do not.
+    """
     _check_shapes({name: tuple(mask.shape) for name, mask in masks.items()}, model, source)
 
 
@@ -389,7 +417,7 @@ def _check_shapes(
     wrong = [f"no mask for matrix {n}" for n in shapes if n not in masks]
     wrong += [f"a mask for {n}, which the model does not have" for n in masks if n not in shapes]
     wrong += [
-        f"the mask of {n} is {' x '.join(map(str, mask))}, the matrix "
+        f"the mask of {n} is {' x '.join(map(str, mask))}, but the matrix is "
         f"{' x '.join(map(str, shapes[n]))}"
         for n, mask in masks.items()
         if n in shapes and mask != shapes[n]
@@ -397,12 +425,16 @@ def _check_shapes(
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise UsageError(
-            f"{source} does not fit the model: {wrong[0]}{more}", "use the base it was made for"
+            f"{source} does not fit the model: {wrong[0]}{more}",
+            "use the base that the mask was made for",
         )
 
 
 def apply_masks(model: PreTrainedModel, masks: Mapping[str, Tensor]) -> None:
-    """Set the removed weights of a model to zero, in place; errors as in `check_fit`."""
+    """Set the removed weights of a model to zero, in place.
+
+    Raises UsageError if the masks do not fit the model.
+    """
     check_fit(masks, model, "the mask")
     with torch.no_grad():
         for matrix in matrices(model):

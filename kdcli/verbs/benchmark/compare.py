@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kdcli.deploy.latency import Latency
 from kdcli.deploy.old_machines.portable import read_portable
-from kdcli.disk import MOST_REPORT, read_json
+from kdcli.disk import MAX_REPORT_BYTES, read_json
 from kdcli.report.finish import ReportedModel, checked_report
 from kdcli.report.schema import Model, Quality, Report, Role
 from kdcli.report.sections.evaluations import set_name
@@ -56,7 +56,7 @@ def gather(sources: Sequence[Path], card_of: Callable[[str], Card]) -> Gathered:
     for source in sources:
         file = source / "report.json" if source.is_dir() else source
         run = file.parent.name if file.name == "report.json" else file.stem
-        raw = read_json(file, most_bytes=MOST_REPORT)
+        raw = read_json(file, max_bytes=MAX_REPORT_BYTES)
         if "models" in raw and "command" in raw:
             _add_report(gathered, run, checked_report(raw, file))
         else:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kdcli.deploy.export import ModelFile, Recorded
-from kdcli.deploy.quantise import fewest, keys_of, linears, product_errors
+from kdcli.deploy.quantise import keys_of, linears, product_errors, smallest_count
 from kdcli.engine.progress import Progress
 from kdcli.errors import GateError, MachineError
 from kdcli.types import Batch
@@ -42,8 +42,8 @@ def write_gated(graph: Recorded, check: FileCheck, max_drop: float | None) -> Ga
     Raises MachineError: the file's vectors are not torch's.
     """
     search = _Search(graph, check, max_drop)
-    products = len(linears(graph.whole.model)) if graph.precision in QUANTISED else 0
-    count = fewest(products, search.holds)
+    products = len(linears(graph.network.model)) if graph.precision in QUANTISED else 0
+    count = smallest_count(products, search.holds)
     if count is None:
         raise search.failure()
     if search.attempts[-1].in_float != count:
@@ -68,7 +68,7 @@ class _Search:
         graph = self.graph
         if count and not self.errors:
             self._measure_errors()
-        file = graph.write(keys_of(graph.whole.model, list(self.errors)[:count]))
+        file = graph.write(keys_of(graph.network.model, list(self.errors)[:count]))
         comparison = self.check.compare(file)
         self.latest = file, comparison
         self.reason = self.check.too_far(comparison) or self._excess(comparison.drop)
@@ -101,7 +101,7 @@ class _Search:
         Progress.log(f"measuring the error of each product: {self.reason}")
         rows = self.check.calibration()
         self.errors = product_errors(
-            graph.whole.model, graph.judged_outputs, rows, graph.format, graph.precision
+            graph.network.model, graph.scored_outputs, rows, graph.format, graph.precision
         )
 
     def _excess(self, drop: float | None) -> str:

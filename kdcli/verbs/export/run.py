@@ -190,9 +190,9 @@ def _write_files(
     with recorded(loaded.model, staged, format, precisions[0], pool=loaded.pool) as graph:
         for precision in precisions:
             is_vectors = loaded.kind == EMBEDDING and precision != "fp32"
-            judged = max_drop is not None or is_vectors
+            scored = max_drop is not None or is_vectors
             files[precision] = write_gated(
-                graph.at(precision, judged=judged), loaded.check, max_drop
+                graph.at(precision, scored_on_text=scored), loaded.check, max_drop
             )
     return files
 

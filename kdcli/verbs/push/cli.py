@@ -7,9 +7,14 @@ from kdcli.cli.verb import PRINTING, Given, verb
 
 @verb(*PRINTING, example="kdcli push runs/student me/small-model")
 def push(given: Given) -> Any:
-    """Push a model directory or an export to the hub."""
-    from kdcli.report.publish import publish
+    """Push a model directory or an export to the hub: the model, its card and nothing else."""
+    from kdcli.engine.progress import Progress
+    from kdcli.report.publish import Upload, publish
     from kdcli.verbs.push.settings import PushOptions
 
     own = given.of(PushOptions)
-    return given.show(publish(own.directory, own.repository, private=not own.public))
+    upload = Upload.of(own.directory, with_report=own.with_report)
+    if own.dry_run:
+        return given.show(upload)
+    Progress.log(f"pushing {', '.join(upload.files)}")
+    return given.show(publish(upload, own.repository, private=not own.public))

@@ -28,6 +28,19 @@ class PushOptions:
         Option("--public"),
         Field(description="Make a new repository public, not private."),
     ] = False
+    with_report: Annotated[
+        bool,
+        Option("--with-report"),
+        Field(
+            description="Push the report and the recipe too, which may quote evaluated rows and "
+            "name local paths."
+        ),
+    ] = False
+    dry_run: Annotated[
+        bool,
+        Option("--dry-run"),
+        Field(description="List the files and push nothing."),
+    ] = False
 
 
 OPTIONS = {"push": PushOptions}
