@@ -154,7 +154,7 @@ def test_a_dry_run_writes_nothing(given, tmp_path):
     ("more", "message"),
     [
         (["--set", "keep=best"], "keep: best needs a metric during training"),
-        (["--set", "loss.hidden_weight=1.0"], "are for kdcli distill"),
+        (["--set", "loss.hidden_weight=1.0"], "work with kdcli distill, not with prune"),
         (["--set", "loss.contrastive_weight=1.0"], "has a positive among the"),
         (
             ["--set", "loss.dimensions=[64]"],
