@@ -161,7 +161,10 @@ class Features:
         return Prediction(tags, tags, [], error)
 
     def _tags(self, example: Example, row: int, output_LC: Array) -> list[str]:
-        """Return one label per word. Truncated words get `O`, or the first label if there is none."""
+        """Return one label per word.
+
+        Truncated words get the label `O`, or the first label if the task has no `O`.
+        """
         assert self.rows.words_T is not None
         end, labels = int(self.rows.ends[row]), self.task.labels
         words_L = self.rows.words_T[end - int(self.rows.lengths[row]) : end]
