@@ -246,7 +246,8 @@ def _cosines(loaded: Any, smaller: Any, texts: Sequence[str]) -> Array:
             for row in rows
         )
         means.append(torch.stack([state_1LD[0].mean(0) for state_1LD in states]))
-    return torch.nn.functional.cosine_similarity(*means).numpy()
+    before_ND, after_ND = means
+    return torch.nn.functional.cosine_similarity(before_ND, after_ND).numpy()
 
 
 def _changes(
