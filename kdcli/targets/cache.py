@@ -212,18 +212,8 @@ class SignalStore:
             return None
         key = _key(rows, layout, fingerprint)
         store = cls(folder / key, rows, layout)
-        if not store._is_whole(key):
-            with disk_errors(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-                lock = FileLock(folder / f".{key}.lock")
-                try:
-                    held = lock.acquire(timeout=0)
-                except Timeout:
-                    log("another process is computing the same signals: waiting for it")
-                    held = lock.acquire()
-                with held:
-                    if not store._is_whole(key) and not store._make(key, teacher, device, log):
-                        return None
+        if not store._is_whole(key) and not store._create(key, teacher, device, log):
+            return None
         log(f"the teacher's signals are read from {store.folder} ({_mb(size)})")
         store.tokens = store._mapped(TOKENS_FILE, np.int16, layout.tokens_shape(rows))
         store.logits = store._mapped(LOGITS_FILE, layout.dtype, layout.logits_shape(rows))
@@ -302,6 +292,26 @@ class SignalStore:
             return (self.folder / INDEX_FILE).read_bytes() == _index(self.folder, key)
         except OSError:
             return False
+
+    def _create(
+        self, key: str, teacher: nn.Module, device: torch.device, log: Callable[[str], None]
+    ) -> bool:
+        """Create the store, or wait until another process has created it.
+
+        Returns:
+            False if there is not enough free disk space.
+        """
+        folder = self.folder.parent
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(folder / f".{key}.lock")
+            try:
+                held = lock.acquire(timeout=0)
+            except Timeout:
+                log("another process is computing the same signals: waiting for it")
+                held = lock.acquire()
+            with held:
+                return self._is_whole(key) or self._make(key, teacher, device, log)
 
     def _make(
         self, key: str, teacher: nn.Module, device: torch.device, log: Callable[[str], None]

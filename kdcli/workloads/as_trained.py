@@ -47,7 +47,7 @@ def as_trained(
 
 
 def _recipe_of(folder: Path) -> dict[str, Any]:
-    """Read the recipe of the run that wrote a model; empty if there is none.
+    """Read the recipe of the run that wrote a model, or return an empty one.
 
     The run directory is the model's folder. For one model of a pair, or another form of a model, it
     is the parent.

@@ -667,7 +667,7 @@ def by_vectors(task: str, model: str, pooling: str | None = None) -> bool:
     Args:
         task: the task.
         model: the first model.
-        pooling: the pooling given by the user; None if there is none.
+        pooling: the pooling chosen by the user, if any.
     """
     pairs = task == OWN or (task in tasks() and scores_pairs(task_of(task)))
     return pairs and (pooling is not None or read_format(model) is not None)

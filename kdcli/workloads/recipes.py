@@ -21,7 +21,7 @@ def finetune_recipe(
 ) -> Resolved[FinetuneRecipe]:
     """Resolve a fine-tuning recipe.
 
-    Without `recipe`, the recipe shipped for the task is used, or the defaults if there is none.
+    Without `recipe`, use the recipe that is shipped for the task. Other tasks use the defaults.
 
     Args:
         recipe: name or file of a recipe.

@@ -560,7 +560,7 @@ def open_reranker(source: str, *, trust_remote_code: bool, pooling: str | None =
     """Load a cross-encoder, an embedding model or an export of either, to score candidates.
 
     Raises:
-        UsageError: the model cannot be loaded, or is none of these.
+        UsageError: the model cannot be loaded, or is neither.
     """
     if pooling is None and is_reranker(source, trust_remote_code=trust_remote_code):
         return load_scored(source, RERANK, trust_remote_code=trust_remote_code)
@@ -593,7 +593,7 @@ def tokens_in_row(model: Model, max_length: int | None) -> int:
 
 
 def metrics_by_query(lists: Lists, scores_R: Array) -> dict[str, Array]:
-    """Compute each metric for each query: metric -> values, [Q].
+    """Compute the ranking metrics of every query, metric -> values [Q].
 
     Passages with equal scores are sorted by increasing relevance, so that a model does not benefit
     from ties.

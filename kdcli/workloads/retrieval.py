@@ -99,7 +99,7 @@ def read_retrieval(source: str) -> Retrieval:
 
 
 def retrieval_scores(data: Retrieval, model: Embedder, session: Session) -> dict[str, Array]:
-    """Rank the corpus by a model's vectors and compute metric -> values for each query, [Q]."""
+    """Rank the corpus for every query and score the rankings, metric -> values [Q]."""
     documents, queries = list(data.documents), list(data.queries)
     d_ND = model.vectors(list(data.documents.values()), "document", session)
     q_QD = model.vectors(list(data.queries.values()), "query", session)

@@ -45,7 +45,7 @@ Metrics = Annotated[
 LabelMap = Annotated[
     list[int] | None,
     Field(
-        description="Number in the data of each label of the checkpoint (default: the same order).",
+        description="Number of each checkpoint label in the data (default: the same order).",
     ),
 ]
 CacheSize = Annotated[

@@ -153,19 +153,7 @@ def check_task_data(
     if request.choose_on is not None and request.choose_on not in data.sets:
         sets = ", ".join(filter(None, data.sets)) or "there is only one"
         raise UsageError(f"choose_on {request.choose_on} is not among the evaluated sets: {sets}")
-    trusted = session.trust_remote_code
-    if request.new_head:
-        model = _load_trained(request, data.task, trust_remote_code=trusted)
-    else:
-        label_map = request.head.label_map
-        model = load_for_task(
-            request.model,
-            data.task,
-            label_map=label_map,
-            new_head=False,
-            seed=request.seed,
-            trust_remote_code=trusted,
-        )
+    model = _load_model(request, data.task, trust_remote_code=session.trust_remote_code)
     Progress.log(f"{request.model}: {model.note}")
     if data.task.kind == "span":
         data, dropped = without_misplaced(data)
@@ -229,8 +217,17 @@ def without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
     return replace(data, train=kept), [f"{len(lines)} training questions were dropped:", *listed]
 
 
-def _load_trained(request: WorkloadRequest, task: Task, *, trust_remote_code: bool) -> Model:
-    """Load the model to train, with a new head if it has none for the task."""
+def _load_model(request: WorkloadRequest, task: Task, *, trust_remote_code: bool) -> Model:
+    """Load the model that reads the rows, with a new head if the request allows it."""
+    if not request.new_head:
+        return load_for_task(
+            request.model,
+            task,
+            label_map=request.head.label_map,
+            new_head=False,
+            seed=request.seed,
+            trust_remote_code=trust_remote_code,
+        )
     if task.kind == "text":
         return load_generation(
             request.model,

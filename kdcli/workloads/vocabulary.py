@@ -41,7 +41,7 @@ CHANGES_SHOWN = 5
 OTHER_TEXTS = 10_000
 """Maximum number of texts of a validation split that are checked for changes."""
 COMPARED, COMPARED_TOKENS = 64, 128
-"""Maximum number of these texts whose hidden states are compared, and maximum tokens in each."""
+"""Maximum number of texts whose hidden states are compared, and maximum tokens per text."""
 
 
 def trimmed(
@@ -58,8 +58,8 @@ def trimmed(
         loaded: the model.
         text: a source of text, or a YAML file with one source per language. Every language has the
             same weight, however long its text is.
-        size: maximum number of tokens, of which the most frequent ones are kept; None keeps every
-            token that occurs.
+        size: maximum number of tokens. The most frequent ones are kept. None keeps every token that
+            occurs.
         column: column of the text in a table; None reads every text in a row.
         prompts: additional texts that the model reads.
 
@@ -257,7 +257,7 @@ def _changes(
     trimmed_tokenizer: PreTrainedTokenizerBase,
     kept: Array,
 ) -> list[str]:
-    """Note how many texts are tokenised differently, and how their most common changed words look.
+    """Note how many texts, and which of their words, are tokenised differently.
 
     A text is tokenised differently if it contains a removed token.
     """

@@ -196,8 +196,8 @@ def compare(
     for model, baseline in pairs.items():
         Progress.log(f"{resamples:,} resamples of {task}: {model} compared with {baseline}")
         for set_name, count in scores[model].counts.items():
-            ours, theirs = (scores[each].scorers[set_name] for each in (model, baseline))
-            differences = paired_bootstrap(ours, theirs, count, resamples=resamples)
+            scorer, base = (scores[name].scorers[set_name] for name in (model, baseline))
+            differences = paired_bootstrap(scorer, base, count, resamples=resamples)
             comparisons += [
                 Comparison(
                     model=model,
@@ -567,12 +567,12 @@ class Workload(ABC):
         captured = job.modules["model"]
         assert isinstance(captured, Capture)
         examples, held_out = self.examples, self.held_out
-        for each in targets:
-            examples, held_out = each.attach(examples, held_out)
+        for of_teacher in targets:
+            examples, held_out = of_teacher.attach(examples, held_out)
 
         def step(batch: Batch) -> StepLoss:
             # Must come first: it takes out of the batch the tensors that a model does not accept.
-            teachers = [s for each in targets if (s := each.signals(batch)) is not None]
+            teachers = [s for t in targets if (s := t.signals(batch)) is not None]
             student = self.forward(captured, batch)
             terms = self.mixed_terms(student, teachers, batch, kd)
             if extra_terms is not None and teachers:
@@ -605,7 +605,7 @@ class Workload(ABC):
         if weight > 0:
             losses = [self.soft(t, student, batch, kd.temperature) for t in teachers]
             for name, first in losses[0].items():
-                total = sum((each[name] for each in losses), first.new_zeros(()))
+                total = sum((loss[name] for loss in losses), first.new_zeros(()))
                 terms[name] = Term(weight * (total / len(losses)), self.over)
         return terms
 
