@@ -286,7 +286,7 @@ class LabelledWorkload(Workload):
         return misfit_of(source, config, self.data.task, None) is None
 
     def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
-        # So that whoever loads the model truncates rows at the length it was trained with.
+        # Users of the saved model must truncate rows at the length that it was trained with.
         model.tokenizer.model_max_length = self.max_length
         super().save(model, folder, rows)
 

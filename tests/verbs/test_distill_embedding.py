@@ -445,7 +445,7 @@ def test_unusable_retrieval_data_are_refused(teacher, beir, tmp_path, name, line
         (["--pooling", "mean"], "pools by cls, not by mean"),
         (["--set", "loss.vectors_weight=0.0"], "weight 0"),
         (["--method", "minilm", "--set", "embedding.rows=9"], "are for --method embedding"),
-        (["--eval-task", "sst2"], "not scored by vectors"),
+        (["--eval-task", "sst2"], "cannot be scored with vectors"),
         (["--set", "data.pack_isolated=true"], "reads? blocks"),
     ],
 )

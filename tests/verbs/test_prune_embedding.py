@@ -161,7 +161,7 @@ def test_a_dry_run_writes_nothing(given, tmp_path):
             "loss.dimensions is [64], but the vectors have width 8",
         ),
         (["--pooling", "mean"], "pools by cls, not by mean"),
-        (["--eval-task", "sst2"], "not scored by vectors"),
+        (["--eval-task", "sst2"], "cannot be scored with vectors"),
         (
             ["--eval-task", "stsb", "--task", "sst2"],
             "eval.tasks is for --task embedding, not for task sst2",
