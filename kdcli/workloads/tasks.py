@@ -139,7 +139,7 @@ def check_task_data(
     )
     if data.task.kind == "text" and not request.generates:
         raise UsageError(
-            f"task {data.task.name} generates text, which this verb does not support",
+            f"task {data.task.name} generates text, which this verb cannot do",
             "use kdcli finetune or evaluate, or --eval-task of kdcli distill",
         )
     notes = list(data.notes)

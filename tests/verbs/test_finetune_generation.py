@@ -200,7 +200,7 @@ def test_the_share_of_cut_rows_is_told(encoder, tmp_path):
 def test_other_verbs_say_who_generates(verb, trained, data, tmp_path):
     arguments = [trained if a == "MODEL" else a for a in verb]
     said = refused(tmp_path, *arguments, "--task", "own", "--data", data)
-    assert "generates text, which this verb does not support" in said
+    assert "generates text, which this verb cannot do" in said
 
 
 def test_a_model_that_generates_nothing_is_not_judged(encoder, data, tmp_path):
