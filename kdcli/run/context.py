@@ -19,11 +19,11 @@ RecipeT = TypeVar("RecipeT", bound=Section)
 
 @dataclass(frozen=True)
 class RunContext(Generic[RecipeT]):
-    """A run: what was asked for, and where it computes and writes.
+    """The settings of a run, its device and its directory.
 
     Attributes:
         resolved: the recipe, with the origin of every value.
-        options: where and how to run. Nothing in it changes the result.
+        options: options of the run that do not change its result.
         session: device, precision and processes.
         folder: the run directory.
     """
@@ -56,16 +56,21 @@ class RunContext(Generic[RecipeT]):
     def inside(
         self, folder: Path, resolved: Resolved[Any], *, overwrite: bool = False
     ) -> RunContext[Any]:
-        """Open a run of its own inside this one, which continues unless it is overwritten.
+        """Open a nested run inside this run. It resumes unless `overwrite` is set.
+
+        Args:
+            folder: the directory of the nested run.
+            resolved: its recipe.
+            overwrite: delete an existing run in the directory.
 
         Raises:
-            UsageError: the directory holds a run with another recipe.
+            UsageError: the directory contains a run with a different recipe.
         """
         options = replace(
             self.options, output_dir=folder, resume=not overwrite, overwrite=overwrite
         )
-        chosen = choose_output_dir("", resolved, options, self.session)
-        return RunContext(resolved, options, self.session, chosen)
+        run_dir = choose_output_dir("", resolved, options, self.session)
+        return RunContext(resolved, options, self.session, run_dir)
 
     def report(
         self,
@@ -73,12 +78,13 @@ class RunContext(Generic[RecipeT]):
         settings: MeasureSettings | None = None,
         folder: Path | None = None,
     ) -> RunResult:
-        """Measure the models that are to be timed, then write the report and the model cards.
+        """Measure latency, then write the report and the model cards.
 
         Args:
-            contents: the first of the timed models is the baseline of the speed-ups.
-            settings: how latency is measured; None measures nothing.
-            folder: the directory of a stage; None for the run's own.
+            contents: the contents of the report. The first timed model is the baseline for
+                speed-ups.
+            settings: the recipe's `measure` section; None measures nothing.
+            folder: the directory of a stage; None for the run directory.
         """
         timed = [model.timed for model in contents.models if model.timed is not None]
         if settings is not None and timed:
@@ -87,7 +93,7 @@ class RunContext(Generic[RecipeT]):
 
 
 def cpu_session(*, trust_remote_code: bool = False) -> Session:
-    """Return a CPU session in float32 that belongs to no run."""
+    """Create a float32 session on the CPU, outside any run."""
     cpu = torch.device("cpu")
     return Session(start(cpu, torch.float32), cpu, trust_remote_code)
 
@@ -100,19 +106,22 @@ def open_run(
     dtype: str,
     evaluates: bool = False,
 ) -> RunContext[RecipeT] | None:
-    """Start the processes of a run and choose its directory, which stays untouched.
+    """Start the processes of a run and choose its directory without writing to it.
 
     Args:
-        name: of the directory below `runs/`, unless the options give another.
+        resolved: the recipe.
+        options: the options of the run.
+        name: name of the directory in `runs/`, unless the options give a directory.
         dtype: the compute dtype.
-        evaluates: the run only evaluates, so that scores are computed in `dtype`; verbs that train
-            compute them in float32.
+        evaluates: whether the run only evaluates. Such a run computes scores in `dtype`. Other runs
+            compute scores in float32.
 
     Returns:
-        None in the process that only started the others.
+        None in a process that only started the other processes.
 
     Raises:
-        UsageError: another run's directory; see `kdcli.engine.launch.launch`.
+        UsageError: the directory belongs to another run, or the device or number of processes
+            cannot be used.
     """
     session = launch(dtype, options, judging=evaluates)
     if session is None:

@@ -17,16 +17,24 @@ from kdcli.engine.train import train
 from kdcli.report.text import bytes_of, count, duration
 from kdcli.types import Card, Job, Schedule
 
-PROBE_STEPS = 4  # Steps of a dry run: one to warm up, three to time
-# Where these take less, as many as fill the seconds: three short steps say little on a machine that
-# others use.
-PROBE_SECONDS, PROBE_STEPS_MOST = 2.0, 32
+PROBE_STEPS = 4  # one step to warm up, three to time
+# If these steps are quicker than PROBE_SECONDS, more are timed to fill it, because the times of
+# three short steps are unreliable on a shared machine.
+PROBE_SECONDS, MAX_PROBE_STEPS = 2.0, 32
 
 
 @dataclass(frozen=True)
 class StageEstimate:
-    """One stage: its optimiser steps, passes over the data, expected seconds of training and peak
-    memory."""
+    """The estimated cost of one stage.
+
+    Attributes:
+        folder: the run directory of the stage.
+        steps: number of optimiser steps.
+        passes: number of passes over the data.
+        seconds: expected training time.
+        seconds_per_step: mean time of one step.
+        peak_memory_bytes: peak memory.
+    """
 
     folder: str
     steps: int
@@ -38,24 +46,31 @@ class StageEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The result of a dry run."""
+    """The result of a dry run.
+
+    Attributes:
+        cards: name -> the size of a model.
+        stages: the estimates of all stages, in order.
+    """
 
     cards: Mapping[str, Card]
     stages: list[StageEstimate]
 
     def to_json(self) -> str:
+        """Return the estimate as JSON. Stages are called `legs` there."""
         cards = {name: asdict(card) for name, card in self.cards.items()}
         legs = [asdict(stage) for stage in self.stages]
         return json.dumps({"models": cards, "legs": legs}, indent=2)
 
     def renderables(self) -> Iterable[Any]:
+        """Yield the tables and lines for the terminal."""
         models = Table("model", "shape", "parameters", "weights", "multiply-adds")
         for name, card in self.cards.items():
             shape, parameters = f"{card.layers}x{card.hidden}", count(card.params_total)
             size, operations = bytes_of(card.bytes), count(card.multiply_adds)
             models.add_row(name, shape, parameters, size, operations)
         yield models
-        # Stages of one run differ in the end of their paths.
+        # The paths of stages differ at their ends, so they are wrapped instead of truncated.
         stages = Table(
             Column("run", overflow="fold"), "steps", "passes", "a step", "training", "peak memory"
         )
@@ -65,30 +80,40 @@ class Estimate:
                 stage.folder, *cells, duration(stage.seconds), bytes_of(stage.peak_memory_bytes)
             )
         yield stages
-        yield "from a few steps run just now; nothing was written"
+        yield "estimated from a few training steps; nothing was written"
 
 
 def estimate_stage(
     session: Session, job: Job, schedule: Schedule, folder: Path, steps_of_pass: float
 ) -> StageEstimate:
-    """Train for a few steps, writing nothing, and scale up what they take. The first step warms up,
-    the mean of the others is the time of a step; evaluations come on top."""
+    """Estimate the cost of a stage from a few training steps, without writing anything.
+
+    The first step is a warm-up. The mean of the other steps is the time per step. The time of
+    evaluations is added.
+
+    Args:
+        session: device, precision and processes.
+        job: the training job.
+        schedule: number of steps and learning rates.
+        folder: the run directory of the stage.
+        steps_of_pass: number of steps in one pass over the data.
+    """
     outcome = train(
         session, job, replace(schedule, stop_after=min(schedule.steps, PROBE_STEPS)), None
     )
-    a_step = statistics.mean(outcome.step_seconds[1:] or outcome.step_seconds)
-    more = min(schedule.steps, PROBE_STEPS_MOST, math.ceil(PROBE_SECONDS / a_step))
-    # Every process must take as many.
-    if (steps := int(broadcast(torch.tensor([more], device=session.device)))) > PROBE_STEPS:
+    step_seconds = statistics.mean(outcome.step_seconds[1:] or outcome.step_seconds)
+    wanted = min(schedule.steps, MAX_PROBE_STEPS, math.ceil(PROBE_SECONDS / step_seconds))
+    # All processes must run the same number of steps.
+    if (steps := int(broadcast(torch.tensor([wanted], device=session.device)))) > PROBE_STEPS:
         outcome = train(session, job, replace(schedule, stop_after=steps), None)
-        a_step = statistics.mean(outcome.step_seconds[1:])
+        step_seconds = statistics.mean(outcome.step_seconds[1:])
     evaluations = 1 + -(-schedule.steps // schedule.eval_every)
-    seconds = schedule.steps * a_step + evaluations * outcome.evaluation_seconds
+    seconds = schedule.steps * step_seconds + evaluations * outcome.evaluation_seconds
     return StageEstimate(
         str(folder),
         schedule.steps,
         schedule.steps / steps_of_pass,
         seconds,
-        a_step,
+        step_seconds,
         outcome.peak_memory_bytes,
     )

@@ -1,4 +1,4 @@
-"""A run and its stages: trained one after another, or each for a few steps in a dry run."""
+"""Runs and their stages, which are trained in order, or estimated in a dry run."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from kdcli.types import Card, Job, Outcome, Schedule
 
 @dataclass(frozen=True)
 class StageJob:
-    """The training of a stage, and a function that finishes the stage.
+    """The training job of a stage and the function that finishes the stage.
 
     Attributes:
-        job, schedule: for the engine.
-        steps_per_pass: optimiser steps in one pass over the data.
-        finish: saves the trained models and, in the main process, writes the stage's report if it
-            has one of its own. Called in every process.
-        cards: descriptions of the models, for the table of a dry run.
-        repeats: how many times the stage runs, for instance once per seed. Only a dry
-            run counts them.
+        job: the training job.
+        schedule: number of steps and learning rates.
+        steps_per_pass: number of optimiser steps in one pass over the data.
+        finish: saves the trained models and, in the main process, writes the report of a stage that
+            has its own. It is called in every process.
+        cards: name -> the size of a model, for a dry run.
+        repeats: number of times that the stage runs, such as once per seed. Only dry runs use it.
     """
 
     job: Job
@@ -43,12 +43,13 @@ class StageJob:
 
 @dataclass(frozen=True)
 class Stage:
-    """One training in a run directory of its own.
+    """A training run with its own run directory.
 
     Attributes:
         folder: the stage's run directory.
-        resolved: the recipe that alone repeats the stage.
-        build: loads the models and makes the job. It writes nothing that a finished run shows.
+        resolved: the recipe that reproduces the stage by itself.
+        build: loads the models and builds the job. It writes nothing that is part of a finished
+            run.
     """
 
     folder: Path
@@ -58,12 +59,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class Run:
-    """The stages of a checked command, in order, and its report.
+    """The stages and the report of a command whose arguments have been checked.
 
     Attributes:
-        stages: those in other directories than the run's own are claimed on their turn.
-        report: writes report.json of the run's directory if the last stage did not. Called in
-            every process.
+        stages: the stages, in order. The directory of a stage is claimed when the stage starts,
+            unless it is the run directory.
+        report: writes `report.json` in the run directory if the last stage does not. It is called
+            in every process.
     """
 
     stages: Sequence[Stage]
@@ -79,14 +81,17 @@ def run_command(
     """Start the processes, prepare the run, then estimate or train every stage.
 
     Args:
-        name: of the run directory, unless the options give another.
-        prepare: checks and loads everything that a later stage needs, and writes nothing.
+        resolved: the recipe.
+        options: the options of the run.
+        name: name of the run directory, unless the options give a directory.
+        prepare: checks and loads everything that the stages need, and writes nothing.
 
     Returns:
         The report, or the estimate of a dry run; None in a process that prints nothing.
 
     Raises:
-        KdcliError: see `kdcli.errors`. Nothing was claimed if `prepare` raised it.
+        KdcliError: the run cannot be prepared or a stage fails. If `prepare` raises the error, no
+            directory has been claimed.
     """
     recipe: Any = resolved.recipe
     context = open_run(resolved, options, name, dtype=recipe.train.dtype)
@@ -110,7 +115,7 @@ def run_command(
 
 
 def run_stages(context: RunContext[Any], run: Run) -> bool:
-    """Train every stage that is not done, then report.
+    """Train every unfinished stage, then write the report.
 
     Returns:
         False if a stage ended early, at `RunOptions.stop_after`.
@@ -119,7 +124,7 @@ def run_stages(context: RunContext[Any], run: Run) -> bool:
     if already_done(session, folder):
         return True
     for stage in run.stages:
-        # Only an empty directory can be claimed, so a directory around another stage's comes first.
+        # Only an empty directory can be claimed, so outer directories must be claimed first.
         for outer in run.stages:
             if outer.folder in stage.folder.parents and outer.folder != folder:
                 claim_or_resume(session, outer.folder, outer.resolved)
@@ -132,10 +137,12 @@ def run_stages(context: RunContext[Any], run: Run) -> bool:
 
 
 def run_stage(context: RunContext[Any], stage: Stage, *, claimed: bool = False) -> bool:
-    """Train one stage unless it is done.
+    """Train one stage unless it is finished.
 
     Args:
-        claimed: the stage's directory is the run's own, which is claimed already.
+        context: the run.
+        stage: the stage.
+        claimed: whether the stage uses the run directory, which is already claimed.
 
     Returns:
         False if the stage ended early, at `RunOptions.stop_after`.
@@ -143,28 +150,30 @@ def run_stage(context: RunContext[Any], stage: Stage, *, claimed: bool = False) 
     session = context.session
     if not claimed and claim_or_resume(session, stage.folder, stage.resolved):
         return True
-    built = stage.build()
-    # A stage inside the run always trains to its end.
+    stage_job = stage.build()
+    # Only the stage in the run directory may stop early.
     stop_after = context.options.stop_after if claimed else None
-    schedule = replace(built.schedule, stop_after=stop_after)
-    outcome = train(session, built.job, schedule, RunDir(stage.folder))
+    schedule = replace(stage_job.schedule, stop_after=stop_after)
+    outcome = train(session, stage_job.job, schedule, RunDir(stage.folder))
     if outcome.finished:
-        built.finish(outcome)
+        stage_job.finish(outcome)
     session.wait()
     return outcome.finished
 
 
 def dry_run(session: Session, run: Run) -> Estimate:
-    """Train every stage for a few steps and leave nothing behind."""
+    """Estimate every stage from a few training steps. Nothing is written."""
     cards: dict[str, Card] = {}
     estimates: list[StageEstimate] = []
     for stage in run.stages:
-        # The models of a stage are gone before the next one is built.
-        built = stage.build()
-        cards |= built.cards
-        one = estimate_stage(session, built.job, built.schedule, stage.folder, built.steps_per_pass)
-        if built.repeats > 1:
-            more = f"{one.folder} and {built.repeats - 1} more seeds"
-            one = replace(one, folder=more, seconds=built.repeats * one.seconds)
-        estimates.append(one)
+        # Stages are built one at a time, because the models of all stages may not fit in memory.
+        stage_job = stage.build()
+        cards |= stage_job.cards
+        estimate = estimate_stage(
+            session, stage_job.job, stage_job.schedule, stage.folder, stage_job.steps_per_pass
+        )
+        if (repeats := stage_job.repeats) > 1:
+            folder = f"{estimate.folder} and {repeats - 1} more seeds"
+            estimate = replace(estimate, folder=folder, seconds=repeats * estimate.seconds)
+        estimates.append(estimate)
     return Estimate(cards, estimates)

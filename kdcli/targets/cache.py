@@ -1,13 +1,18 @@
-"""A teacher's signals on disk: for rows that are read in every epoch the teacher runs once.
+"""A cache for a teacher's signals on disk, so that the teacher runs only once for every row.
 
-`tokens.bin` holds bfloat16: one record per real token, with its hidden states, queries, keys and
-values side by side. `logits.bin` holds float32: one record per row, or per token where the head
-labels tokens; of an embedding model, a row's vector in float16. Rows are stored by length,
-so computing appends and a batch of similar lengths reads one region. `index.json` holds a hash of
-every block.
+A store is a directory with three files:
 
-A row reads the same bits in every batch. Against a float32 teacher a value is off by at most 1/256;
-logits are exact.
+* `tokens.bin` has one bfloat16 record per real token, with its hidden states, queries, keys and
+  values side by side.
+* `logits.bin` has one float32 record per row, or per token if the head labels tokens. For an
+  embedding model, it has the vector of every row in float16.
+* `index.json` has a hash of every block of these files.
+
+Rows are sorted by length. Computing them therefore only appends to the files, and a batch of rows
+of similar length reads one region.
+
+Reading a row always returns the same bits, whatever the batch. Compared with a float32 teacher, the
+relative error of a value is at most 1/256. Logits are exact.
 """
 
 import hashlib
@@ -33,12 +38,12 @@ from kdcli.engine.memory import is_out_of_memory
 from kdcli.errors import MachineError
 from kdcli.types import Batch, Needs, Signals
 
-FORMAT = 1  # incremented when the cached files change their meaning
+FORMAT = 1  # incremented when the format of the cached files changes
 TOKENS_FILE, LOGITS_FILE, INDEX_FILE = "tokens.bin", "logits.bin", "index.json"
-TOKENS_KEY, LOGITS_KEY = "teacher.tokens", "teacher.logits"  # of a batch
-HASHED_BYTES = 1 << 24  # under one hash
-RESERVED_BYTES = 1 << 30  # of the disk, left free
-TEACHER_TOKENS = 8192  # padding included, in one forward pass of the teacher
+TOKENS_KEY, LOGITS_KEY = "teacher.tokens", "teacher.logits"  # keys of a batch
+HASHED_BYTES = 1 << 24  # size of a hashed block
+RESERVED_BYTES = 1 << 30  # disk space that stays free
+TEACHER_TOKENS = 8192  # in one forward pass of the teacher, including padding
 LOG_SECONDS = 10.0
 
 Array = np.ndarray[Any, Any]
@@ -46,8 +51,16 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """A signal's place in a token's record: values `begin` to `end`, viewed as `shape`, (A, K) or
-    (D,)."""
+    """The place of a signal in a token's record.
+
+    Attributes:
+        kind: `hidden`, `q`, `k` or `v`.
+        layer: number of the layer.
+        shape: shape of the signal of one token, (A, K) or (D,).
+        begin: index of the first value in the record.
+        end: index after the last value.
+        dtype: the dtype in which the teacher computes the signal.
+    """
 
     kind: str
     layer: int
@@ -59,8 +72,15 @@ class Column:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """What is stored: the columns of a token's record, and the shape of the logits of a row or
-    token, or of its vector (`pooled`), if any."""
+    """The signals in a store.
+
+    Attributes:
+        columns: the columns of a token's record.
+        logits: shape of the logits of one row or token, or of the vector of one row; None if there
+            are neither logits nor vectors.
+        logits_per_token: whether there are logits for every token instead of every row.
+        pooled: whether `logits.bin` has the vectors of an embedding model.
+    """
 
     columns: tuple[Column, ...]
     logits: tuple[int, ...] | None
@@ -69,15 +89,24 @@ class RecordLayout:
 
     @property
     def dtype(self) -> type[Any]:
-        """Of logits or vectors on disk."""
+        """The NumPy dtype of logits or vectors on disk."""
         return np.float16 if self.pooled else np.float32
 
     @classmethod
     def of(
         cls, teacher: nn.Module, rows: TokenizedRows, needs: Needs, device: torch.device
     ) -> Self:
-        """Run the teacher on the shortest row to get the widths. Raises ValueError: masked logits,
-        whose tokens change from epoch to epoch."""
+        """Find the layout by running the teacher on the shortest row.
+
+        Args:
+            teacher: batch -> signals.
+            rows: the tokenised rows.
+            needs: the signals to store.
+            device: the device of the teacher.
+
+        Raises:
+            ValueError: `needs` includes masked logits, whose tokens change from epoch to epoch.
+        """
         if needs.masked_logits:
             raise ValueError(
                 "masked logits cannot be cached: the masked tokens change from epoch to epoch"
@@ -100,26 +129,31 @@ class RecordLayout:
         return cls(tuple(columns), tuple(signals.logits.shape[2 if per_token else 1 :]), per_token)
 
     def tokens_shape(self, rows: TokenizedRows) -> tuple[int, int]:
+        """Return the shape of the array in `tokens.bin`."""
         return len(rows.ids_T), self.columns[-1].end if self.columns else 0
 
     def logits_shape(self, rows: TokenizedRows) -> tuple[int, ...]:
-        return (
-            (0,)
-            if self.logits is None
-            else (len(rows.ids_T if self.logits_per_token else rows.ends), *self.logits)
-        )
+        """Return the shape of the array in `logits.bin`."""
+        if self.logits is None:
+            return (0,)
+        return len(rows.ids_T if self.logits_per_token else rows.ends), *self.logits
 
     def size(self, rows: TokenizedRows) -> int:
-        """Bytes of everything: two per value of a record, four per logit, two per component of a
-        vector."""
-        bytes_each = np.dtype(self.dtype).itemsize
-        return 2 * math.prod(self.tokens_shape(rows)) + bytes_each * math.prod(
-            self.logits_shape(rows)
-        )
+        """Return the number of bytes in a store.
+
+        A value of a token's record takes two bytes, a logit four, and a vector component two.
+        """
+        token_bytes = 2 * math.prod(self.tokens_shape(rows))
+        return token_bytes + np.dtype(self.dtype).itemsize * math.prod(self.logits_shape(rows))
 
 
 class SignalStore:
-    """Rows with their teacher's signals, an `Examples`; `open` makes one."""
+    """Rows with their teacher's signals, as `Examples`. Use `open` to create one.
+
+    Attributes:
+        tokens: the records in `tokens.bin`.
+        logits: the records in `logits.bin`.
+    """
 
     tokens: Array
     logits: Array
@@ -128,7 +162,7 @@ class SignalStore:
         self.folder, self.rows, self.layout = folder, rows, layout
         self.lengths = lengths = rows.lengths
         self.order = np.argsort(lengths, kind="stable")
-        # Position of each row in the files, and of its first token.
+        # `position` is the place of each row in the files, and `begins` that of its first token.
         self.position = np.argsort(self.order)
         self.begins = (np.cumsum(lengths[self.order]) - lengths[self.order])[self.position]
 
@@ -145,60 +179,70 @@ class SignalStore:
         limit_bytes: int,
         log: Callable[[str], None],
     ) -> Self | None:
-        """Find a teacher's signals for rows in one of the stores of a directory, or compute them.
-        An existing store is read once to check its hashes; a damaged or incomplete one is computed
-        again. Of several processes one computes and the others wait. `teacher`: batch -> `Signals`,
-        on `device`; put into eval mode. `fingerprint`: hash of its weights and configuration.
-        Returns None if it would take more than `limit_bytes`, or more than the free disk less
-        `RESERVED_BYTES`. Raises ValueError: see `RecordLayout.of`; MachineError: the disk is full
-        or not writable, or out of memory on one row."""
+        """Open the store with a teacher's signals, or compute the signals and create it.
+
+        The hashes of an existing store are checked. A damaged or incomplete store is computed
+        again. If several processes open the same store, one computes it and the others wait.
+
+        Args:
+            folder: the directory of all stores.
+            rows: the tokenised rows.
+            teacher: batch -> `Signals`, on `device`. It is put into eval mode.
+            needs: the signals to store.
+            fingerprint: hash of the teacher's weights and configuration.
+            device: the device of the teacher.
+            limit_bytes: maximum size of the store.
+            log: writes a log line.
+
+        Returns:
+            None if the signals would take more than `limit_bytes`, or leave less than
+            `RESERVED_BYTES` of free disk space.
+
+        Raises:
+            ValueError: `needs` includes masked logits.
+            MachineError: the disk is full or not writable, or there is not enough memory for a
+                single row.
+        """
         layout = RecordLayout.of(teacher, rows, needs, device)
         if (size := layout.size(rows)) > limit_bytes:
             log(
-                f"the teacher's signals are not cached: they would take {_mb(size)}, allowed are "
-                f"{_mb(limit_bytes)}"
+                f"the teacher's signals are not cached: they would take {_mb(size)}, and the "
+                f"limit is {_mb(limit_bytes)}"
             )
             return None
         key = _key(rows, layout, fingerprint)
         store = cls(folder / key, rows, layout)
-        if not store._is_whole(key):
-            with disk_errors(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-                lock = FileLock(folder / f".{key}.lock")
-                try:
-                    held = lock.acquire(timeout=0)
-                except Timeout:
-                    log("another process computes the same signals of the teacher: waiting for it")
-                    held = lock.acquire()
-                with held:
-                    if not store._is_whole(key) and not store._make(key, teacher, device, log):
-                        return None
-        log(f"the teacher's signals are read from {store.folder}, {_mb(size)}")
+        if not store._is_whole(key) and not store._create(key, teacher, device, log):
+            return None
+        log(f"the teacher's signals are read from {store.folder} ({_mb(size)})")
         store.tokens = store._mapped(TOKENS_FILE, np.int16, layout.tokens_shape(rows))
         store.logits = store._mapped(LOGITS_FILE, layout.dtype, layout.logits_shape(rows))
         return store
 
     def vectors(self, indices: Array) -> Array:
-        """The stored vectors (or logits) of some rows, [n, ...]."""
+        """Return the stored vectors or logits of the given rows, [n, ...]."""
         return np.take(self.logits, self.position[indices], axis=0)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def batch(self, indices: Array) -> Batch:
-        """The batch of some rows, with the stored records padded on the right with zeros; `signals`
-        takes these out. They are `teacher.tokens` [B, L, width] bfloat16, and `teacher.logits` [B,
-        ...] or [B, L, ...] float32."""
+        """Collate the given rows and add the stored records, which `signals` takes out again.
+
+        Returns:
+            The rows' tokens; `teacher.tokens` [B, L, width] bfloat16 and `teacher.logits` [B, ...]
+            or [B, L, ...] float32, padded with zeros on the right.
+        """
         lengths = self.lengths[indices]
         real_BL = np.arange(lengths.max())[None, :] < lengths[:, None]
-        # Past the end of a row any record will do: it is overwritten.
+        # Padding reads record 0, which is then overwritten with zeros.
         at_BL = np.where(real_BL, self.begins[indices][:, None] + np.arange(lengths.max()), 0)
 
         def padded(records: Array) -> Tensor:
-            # Twice as fast as indexing with an array, and no slower than copying row by row.
-            taken = np.take(records, at_BL, axis=0)
-            taken[~real_BL] = 0
-            return torch.from_numpy(taken)
+            # `take` is twice as fast as indexing with an array, and as fast as copying every row.
+            records_BL = np.take(records, at_BL, axis=0)
+            records_BL[~real_BL] = 0
+            return torch.from_numpy(records_BL)
 
         batch = self.rows.batch(indices)
         if self.layout.columns:
@@ -217,8 +261,10 @@ class SignalStore:
         return TOKENS_KEY in batch or LOGITS_KEY in batch
 
     def signals(self, batch: Batch) -> Signals:
-        """Take the teacher's signals out of a batch, in the dtype the teacher computes in, logits
-        in float32."""
+        """Take the teacher's signals out of a batch.
+
+        Logits are in float32. All other signals have the dtype in which the teacher computes.
+        """
         signals = Signals(mask=batch.get("attention_mask"), labels=batch.get("labels"))
         signals.logits = batch.pop(LOGITS_KEY, None)
         tokens = batch.pop(TOKENS_KEY, None)
@@ -236,37 +282,56 @@ class SignalStore:
 
     def _mapped(self, name: str, dtype: type[Any], shape: tuple[int, ...]) -> Array:
         # An empty file cannot be mapped.
-        empty = math.prod(shape) == 0
-        return (
-            np.empty(shape, dtype)
-            if empty
-            else np.memmap(self.folder / name, dtype, mode="r", shape=shape)
-        )
+        if math.prod(shape) == 0:
+            return np.empty(shape, dtype)
+        return np.memmap(self.folder / name, dtype, mode="r", shape=shape)
 
     def _is_whole(self, key: str) -> bool:
-        """Whether the files are there and the index equals the one made of them now."""
+        """Whether all files exist and match the hashes in the index."""
         try:
             return (self.folder / INDEX_FILE).read_bytes() == _index(self.folder, key)
         except OSError:
             return False
 
+    def _create(
+        self, key: str, teacher: nn.Module, device: torch.device, log: Callable[[str], None]
+    ) -> bool:
+        """Create the store, or wait until another process has created it.
+
+        Returns:
+            False if there is not enough free disk space.
+        """
+        folder = self.folder.parent
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(folder / f".{key}.lock")
+            try:
+                held = lock.acquire(timeout=0)
+            except Timeout:
+                log("another process is computing the same signals: waiting for it")
+                held = lock.acquire()
+            with held:
+                return self._is_whole(key) or self._make(key, teacher, device, log)
+
     def _make(
         self, key: str, teacher: nn.Module, device: torch.device, log: Callable[[str], None]
     ) -> bool:
-        """Compute and write everything; False if the disk has no room. The caller holds the
-        lock."""
+        """Compute all signals and write the store. The caller must hold the lock.
+
+        Returns:
+            False if there is not enough free disk space.
+        """
         parent = self.folder.parent
         if self.folder.exists():
-            log(f"the teacher's signals in {self.folder} are damaged: they are made anew")
-        # Before the room is measured: the damaged store, and what a killed process left.
+            log(f"the teacher's signals in {self.folder} are damaged and will be computed again")
+        # Delete a damaged store and leftovers of a killed process before measuring free space.
         for old in (self.folder, parent / f".{key}.part"):
             shutil.rmtree(old, ignore_errors=True)
         size, free = self.layout.size(self.rows), shutil.disk_usage(parent).free
         if size > free - RESERVED_BYTES:
             log(
-                f"the teacher's signals are not cached: they would take {_mb(size)}, and {parent} "
-                f"has {_mb(free)} "
-                f"free, of which {_mb(RESERVED_BYTES)} stay so"
+                f"the teacher's signals are not cached: they would take {_mb(size)}, but {parent} "
+                f"has {_mb(free)} of free space, and {_mb(RESERVED_BYTES)} must stay free"
             )
             return False
         log(f"computing the teacher's signals for {len(self.rows):,} rows, {_mb(size)}")
@@ -278,9 +343,9 @@ class SignalStore:
     def _write(
         self, aside: Path, teacher: nn.Module, device: torch.device, log: Callable[[str], None]
     ) -> None:
-        began = logged = time.monotonic()
+        start = logged = time.monotonic()
         done, total = 0, len(self.rows.ids_T)
-        # Not through a map: a full disk would end the process without a message.
+        # With a memory map, a full disk would kill the process without an error message.
         with (aside / TOKENS_FILE).open("wb") as tokens, (aside / LOGITS_FILE).open("wb") as logits:
             for indices in _groups(self.lengths, self.order):
                 for token_records, logit_records in _records(
@@ -291,12 +356,12 @@ class SignalStore:
                 done += int(self.lengths[indices].sum())
                 now = time.monotonic()
                 if now - logged > LOG_SECONDS:
-                    logged, left = now, (now - began) / done * (total - done)
+                    logged, left = now, (now - start) / done * (total - done)
                     log(f"{done:,} of {total:,} tokens, {left:.0f} s left")
 
 
 def _key(rows: TokenizedRows, layout: RecordLayout, fingerprint: str) -> str:
-    """The name of a store, the same only for the same teacher, rows and signals."""
+    """Return the name of a store, which identifies the teacher, the rows and the signals."""
     arrays = [
         None
         if array is None
@@ -307,7 +372,7 @@ def _key(rows: TokenizedRows, layout: RecordLayout, fingerprint: str) -> str:
 
 
 def _index(folder: Path, key: str) -> bytes:
-    """The index that the files of a directory should have: a hash of every block."""
+    """Build the index of the files in a directory, with a hash of every block."""
 
     def digest(path: Path, begin: int) -> str:
         with path.open("rb") as file:
@@ -320,10 +385,10 @@ def _index(folder: Path, key: str) -> bytes:
     ]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         hashes = list(pool.map(lambda block: digest(*block), blocks))
-    listed = [
+    entries = [
         [path.name, begin, value] for (path, begin), value in zip(blocks, hashes, strict=True)
     ]
-    return json.dumps({"format": FORMAT, "key": key, "blocks": listed}, indent=1).encode()
+    return json.dumps({"format": FORMAT, "key": key, "blocks": entries}, indent=1).encode()
 
 
 def _mb(count: int) -> str:
@@ -331,7 +396,7 @@ def _mb(count: int) -> str:
 
 
 def _groups(lengths: Array, order: Array) -> Iterator[Array]:
-    """Rows in order, in groups of at most `TEACHER_TOKENS` tokens when padded."""
+    """Split the rows, in order, into groups of at most `TEACHER_TOKENS` tokens with padding."""
     begin = 0
     for end in range(1, len(order) + 1):
         if end == len(order) or (end + 1 - begin) * lengths[order[end]] > TEACHER_TOKENS:
@@ -342,7 +407,7 @@ def _groups(lengths: Array, order: Array) -> Iterator[Array]:
 def _forward(
     teacher: nn.Module, rows: TokenizedRows, indices: Array, device: torch.device
 ) -> tuple[Signals, Tensor]:
-    """The teacher's signals for rows, and which tokens of the batch are real, [B, L] bool."""
+    """Compute the teacher's signals for rows, and the mask of real tokens, [B, L] bool."""
     teacher.eval()
     batch = {name: tensor.to(device) for name, tensor in rows.batch(indices).items()}
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
@@ -357,8 +422,16 @@ def _records(
     layout: RecordLayout,
     device: torch.device,
 ) -> Iterator[tuple[Array, Array]]:
-    """The records of a group of rows, in their order; out of memory halves the group. Returns bit
-    patterns of bfloat16 [tokens, width] int16, and logits [rows or tokens, ...] float32."""
+    """Compute the records of a group of rows. If memory runs out, the group is halved.
+
+    Returns:
+        For each part of the group, in order: the token records, [tokens, width] int16 with the bits
+        of bfloat16; and the logits, [rows or tokens, ...] float32, or the vectors, [rows, E]
+        float16.
+
+    Raises:
+        MachineError: there is not enough memory for a single row.
+    """
     try:
         computed = _compute(teacher, rows, indices, layout, device)
     except RuntimeError as error:
@@ -393,8 +466,8 @@ def _compute(
     tokens = torch.cat(columns, -1) if columns else torch.empty(0, dtype=torch.bfloat16)
     logits = torch.empty(0)
     if layout.logits is not None:
-        found = signals.pooled if layout.pooled else signals.logits
-        assert found is not None
-        logits = found[real_BL] if layout.logits_per_token else found
+        outputs = signals.pooled if layout.pooled else signals.logits
+        assert outputs is not None
+        logits = outputs[real_BL] if layout.logits_per_token else outputs
         logits = logits.half() if layout.pooled else logits.float()
     return tokens.view(torch.int16).cpu().numpy(), logits.cpu().numpy()

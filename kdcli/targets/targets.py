@@ -1,5 +1,4 @@
-"""The signals of a frozen teacher: computed in every step, stored on disk, or read from a
-file."""
+"""A frozen teacher's signals: computed in every step, stored on disk, or read from a file."""
 
 from __future__ import annotations
 
@@ -25,31 +24,35 @@ from kdcli.types import Batch, Examples, Needs, Signals
 
 Array = np.ndarray[Any, Any]
 SIGNALS = "signals"
-"""Directory of a run for stored signals, while a stage reads them."""
+"""Folder in a run directory for signals that are stored while a stage needs them."""
 LOGITS_KEY = "teacher.logits"
 
 
 @dataclass(frozen=True)
 class StorePlace:
-    """Where a teacher's signals may be stored, and how many bytes they may take."""
+    """A directory where a teacher's signals may be stored, and their maximum size."""
 
     folder: Path
     limit_bytes: int
 
 
 class Targets(Protocol):
-    """A teacher's signals for the batches of a training."""
+    """A teacher's signals for the batches of a training run."""
 
     def attach(self, examples: Examples, held_out: Examples) -> tuple[Examples, Examples]:
-        """Add to the batches of both what `signals` takes out of them."""
+        """Return both sets of examples with the teacher's tensors added to their batches."""
 
     def signals(self, batch: Batch) -> Signals | None:
-        """Take the teacher's signals out of a batch, or compute them; None if it has none."""
+        """Take the teacher's signals out of a batch, or compute them.
+
+        Returns:
+            None if the batch has no signals.
+        """
 
 
 @dataclass(frozen=True)
 class LiveTargets:
-    """Signals that the teacher computes in every step."""
+    """Targets that the teacher computes in every step."""
 
     teacher: Teacher
 
@@ -62,7 +65,7 @@ class LiveTargets:
 
 @dataclass(frozen=True)
 class StoredTargets:
-    """Signals of the training rows from a store; held-out rows are computed by the teacher."""
+    """Targets from a store for training rows. The teacher computes them for held-out rows."""
 
     store: SignalStore
     teacher: Teacher
@@ -78,13 +81,12 @@ class StoredTargets:
 
 @dataclass(frozen=True)
 class PrecomputedLogits:
-    """Logits of a teacher whose tokens do not matter: it read the rows with its own tokenizer, or
-    a file holds its outputs.
+    """Targets from precomputed logits, of a teacher with its own tokenizer or from a file.
 
     Attributes:
-        train_NC: logits of the rows to train on, [N, C].
-        held_out_NC: logits of the held-out rows; None if they are unknown.
-        key: under which a batch carries the logits.
+        train_NC: logits for the training rows, [N, C].
+        held_out_NC: logits for the held-out rows; None if they are unknown.
+        key: the key of the logits in a batch.
     """
 
     train_NC: Array
@@ -106,7 +108,7 @@ class PrecomputedLogits:
 
 @dataclass(frozen=True)
 class WithLogits:
-    """Examples with the logits [rows, C] of a teacher in each batch, under `key`."""
+    """Examples whose batches also have a teacher's logits, [B, C], under `key`."""
 
     inner: Examples
     logits_NC: Array
@@ -116,24 +118,24 @@ class WithLogits:
         return len(self.inner)
 
     def batch(self, indices: Array) -> Batch:
-        """The batch of some rows, with their logits."""
+        """Collate the given rows and add their logits."""
         return self.inner.batch(indices) | {self.key: torch.from_numpy(self.logits_NC[indices])}
 
 
 POOLED, POSITIVE, NEGATIVES = "teacher.pooled", "teacher.positive", "teacher.negatives"
 Vectors = Callable[[Array], Array]
-"""Numbers of texts -> the teacher's vectors of these texts, [n, E]."""
+"""Function from numbers of texts to the teacher's vectors for these texts, [n, E]."""
 
 
 @dataclass(frozen=True)
 class VectorTargets:
-    """An embedding teacher's vectors of texts, of their positives and negatives, and of anchors.
+    """Targets from an embedding teacher: vectors for texts, their positives and negatives, anchors.
 
     Attributes:
-        vectors: gives the vectors of texts by number.
-        texts: which texts are positives and negatives of which.
-        anchors_RE: vectors of fixed texts, which all batches share.
-        live: computes other signals in every step; None if no loss needs any.
+        vectors: returns the vectors for text numbers.
+        texts: the texts, with their positives and negatives.
+        anchors_RE: vectors for a fixed sample of texts, shared by all batches.
+        live: computes other signals in every step; None if no loss needs them.
     """
 
     vectors: Vectors
@@ -160,7 +162,7 @@ class VectorTargets:
 
 @dataclass(frozen=True)
 class _WithVectors:
-    """Examples whose `numbers` name texts, with the teacher's vectors in each batch."""
+    """Examples whose batches also have the teacher's vectors. `inner.numbers` are their texts."""
 
     inner: Any
     vectors: Vectors
@@ -170,8 +172,12 @@ class _WithVectors:
         return len(self.inner)
 
     def batch(self, indices: Array) -> Batch:
-        """The batch of some texts, with `teacher.pooled` [B, E] and, of pairs,
-        `teacher.positive` [B, E] and `teacher.negatives` [B, M, E]."""
+        """Collate the given texts and add the teacher's vectors.
+
+        Returns:
+            The texts' tokens; `teacher.pooled` [B, E]; and for pairs also `teacher.positive`
+            [B, E] and `teacher.negatives` [B, M, E].
+        """
         batch: Batch = self.inner.batch(indices)
         at, texts = self.inner.numbers[indices], self.texts
         batch[POOLED] = self._vectors(at)
@@ -183,7 +189,7 @@ class _WithVectors:
         return batch
 
     def _vectors(self, at: Array) -> Tensor:
-        """Vectors of texts; zeros for number -1."""
+        """Return the vectors for text numbers, with zeros for number -1."""
         vectors = torch.from_numpy(self.vectors(np.maximum(at, 0)).astype(np.float32))
         return vectors * torch.from_numpy((at >= 0).astype(np.float32))[:, None]
 
@@ -197,12 +203,16 @@ def targets_of(
     passes: float = 1.0,
     place: StorePlace | None = None,
 ) -> Targets:
-    """A frozen teacher's signals for rows, stored if training reads them several times.
+    """Return a frozen teacher's targets for rows, stored if training reads them several times.
 
-    The teacher is on the device and in the compute dtype afterwards.
+    Moves the teacher to the device and converts it to the compute dtype.
 
     Args:
-        passes: number of times that training reads the rows.
+        teacher: the teacher.
+        rows: the training rows.
+        needs: the signals.
+        session: the device and compute dtype.
+        passes: number of passes over the rows.
         place: where signals may be stored; None computes them in every step.
     """
     live = Teacher.frozen(teacher.source, teacher.model, needs, session)
@@ -221,14 +231,18 @@ def stored_signals(
     place: StorePlace,
     session: Session,
 ) -> SignalStore | None:
-    """A teacher's signals for rows from a store, which is filled if it is not there.
+    """Open the store with a teacher's signals for rows, and create it if it does not exist.
 
     Args:
         captured: the frozen teacher, batch -> signals.
-        fingerprint: a hash of everything that the signals depend on but the rows.
+        rows: the tokenised rows.
+        needs: the signals to store.
+        fingerprint: hash of everything that the signals depend on, except the rows.
+        place: directory and maximum size of the store.
+        session: the device.
 
     Returns:
-        None if the signals would take more than the place allows.
+        None if the signals would take more space than `place` or the disk allows.
     """
     return SignalStore.open(
         place.folder,
@@ -243,17 +257,17 @@ def stored_signals(
 
 
 def anchors_of(vectors: Vectors, numbers: Array, count: int, seed: int) -> Tensor:
-    """The vectors of `count` of the texts, drawn by the seed, [R, E] float32."""
-    drawn = np.random.default_rng(seed).permutation(numbers)[:count]
-    return torch.from_numpy(vectors(np.sort(drawn)).astype(np.float32))
+    """Return the vectors for `count` random texts, [R, E] float32."""
+    sample = np.random.default_rng(seed).permutation(numbers)[:count]
+    return torch.from_numpy(vectors(np.sort(sample)).astype(np.float32))
 
 
 def store_in(folder: Path, cache_gb: float) -> StorePlace | None:
-    """The store inside a run's directory; None with a budget of 0 GB."""
+    """Return the place for stored signals in a run directory; None if `cache_gb` is 0."""
     limit = int(cache_gb * 1e9)
     return StorePlace(folder / SIGNALS, limit) if limit else None
 
 
 def delete_signals(folder: Path) -> None:
-    """Delete the signals that a run stored for a finished stage."""
+    """Delete the signals that were stored for a finished stage."""
     shutil.rmtree(folder / SIGNALS, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A frozen teacher and its signals."""
+"""A frozen teacher that computes signals."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -28,15 +28,24 @@ class Teacher:
         session: Session,
         pool: nn.Module | None = None,
     ) -> Self:
-        """The model in eval mode on the device, its weights in the compute dtype; `pool` stays in
-        float32."""
+        """Freeze a model and capture its signals.
+
+        The model is put into eval mode, moved to the device and converted to the compute dtype.
+
+        Args:
+            source: the model's name in messages.
+            model: the model.
+            needs: the signals to capture.
+            session: the device and compute dtype.
+            pool: pooling of an embedding model, which stays in float32.
+        """
         model = prepare_teacher(model.to(session.device), session.compute_dtype)
         if pool is not None:
             pool.to(session.device).requires_grad_(False)
         return cls(source, capture(model, needs, pool))
 
     def signals(self, batch: Batch) -> Signals:
-        """The signals of one batch, without gradients."""
+        """Compute the signals of a batch without gradients."""
         with torch.no_grad(), torch.autocast(batch["input_ids"].device.type, enabled=False):
             signals: Signals = self.captured(batch)
         return signals

@@ -1,7 +1,7 @@
-"""Workloads, one file per kind of data; see `kdcli.workloads.workload`.
+"""Workloads, one module per kind of data; see `kdcli.workloads.workload`.
 
-A file that defines `TASKS` and `open_workload` serves the tasks of these names. All other tasks are
-labelled.
+A module that defines `TASKS` and `open_workload` handles the tasks with these names. All other
+tasks are labelled tasks.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ if TYPE_CHECKING:
 
 @cache
 def modules_by_task() -> dict[str, str]:
-    """Name of a task -> the module that serves it. Only modules that define `TASKS` are
-    imported."""
-    found: dict[str, str] = {}
+    """Map the name of each task to the module that handles it.
+
+    Only modules that define `TASKS` are imported.
+    """
+    modules: dict[str, str] = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
         source = path.read_text("utf-8")
         if re.search(r"^TASKS = ", source, re.MULTILINE):
             module = importlib.import_module(f"{__name__}.{path.stem}")
-            found |= dict.fromkeys(module.TASKS, module.__name__)
-    return found
+            modules |= dict.fromkeys(module.TASKS, module.__name__)
+    return modules
 
 
 def module_of(task: str) -> Any:
-    """The module that serves a task."""
+    """Import the module that handles a task."""
     name = modules_by_task().get(task, f"{__name__}.tasks")
     return importlib.import_module(name)
 
 
 def open_workload(request: WorkloadRequest, session: Session) -> tuple[Workload, Model]:
-    """Open the workload of a task and load the model that reads its rows.
+    """Open a task for training, and load the model that reads its rows.
 
     Raises:
-        UsageError: unusable data or model.
+        UsageError: the data or the model cannot be used.
     """
     open_it: Callable[[WorkloadRequest, Session], tuple[Workload, Model]]
     open_it = module_of(request.task).open_workload
@@ -50,10 +52,10 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[Workload,
 
 
 def open_evaluation(request: EvaluationRequest, session: Session) -> Workload:
-    """Open the workload of a task to evaluate models on.
+    """Open a task to evaluate models.
 
     Raises:
-        UsageError: unusable data.
+        UsageError: the data cannot be used.
     """
     from kdcli.workloads import embedding, mteb_tasks
 

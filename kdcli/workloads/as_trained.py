@@ -1,4 +1,4 @@
-"""What the recipe of a model's own run says about its data, for the recipes of other verbs."""
+"""Default data settings from the run that trained a model."""
 
 from pathlib import Path
 from typing import Any
@@ -12,34 +12,46 @@ from kdcli.recipe.resolve import RecipeT, Resolved, defaulted, flatten, read_rec
 def as_trained(
     resolved: Resolved[RecipeT], model: str | None, *, task: bool = True, trains: bool = True
 ) -> Resolved[RecipeT]:
-    """The recipe with the columns, length and split of the run that made a model, where nobody set
-    them, and says so; of another task nothing is taken. `task`: take the task too if there is none.
-    `trains`: False leaves the length to each judged model. Raises UsageError: its recipe.yaml
-    cannot be read."""
-    made = _recipe_of(Path(location(model))) if model is not None else {}
-    known, wanted = made.get("data"), getattr(resolved.recipe, "task", None)
-    if wanted is None and task:
-        wanted = made.get("task")
-    if not isinstance(known, dict) or wanted is None or wanted != made.get("task"):
+    """Fill unset data settings of a recipe from the run that trained a model, and log them.
+
+    These are the columns, the split seed and the maximum length. Nothing changes if the recipe has
+    a different task.
+
+    Args:
+        resolved: the recipe.
+        model: the model; None leaves the recipe unchanged.
+        task: also fill the task if it is unset.
+        trains: also fill the maximum length. If False, every evaluated model uses its own.
+
+    Raises:
+        UsageError: the `recipe.yaml` of the run cannot be read.
+    """
+    training = _recipe_of(Path(location(model))) if model is not None else {}
+    data, task_name = training.get("data"), getattr(resolved.recipe, "task", None)
+    if task_name is None and task:
+        task_name = training.get("task")
+    if not isinstance(data, dict) or task_name is None or task_name != training.get("task"):
         return resolved
-    found = {"task": wanted}
     keys = ("columns", "split_seed", *["max_length"] * trains)
-    found |= {f"data.{key}": known[key] for key in keys if known.get(key)}
-    # One column that the user gives replaces all.
-    found = {
+    settings = {"task": task_name} | {f"data.{key}": data[key] for key in keys if data.get(key)}
+    # If the user sets one column, the other columns of the run do not apply either.
+    settings = {
         key: value
-        for key, value in found.items()
-        if not any(o.startswith(key) for o in resolved.origins)
+        for key, value in settings.items()
+        if not any(name.startswith(key) for name in resolved.origins)
     }
-    if found:
-        said = ", ".join(f"{key}={value}" for key, value in flatten(found))
-        Progress.log(f"as {model} was trained: {said}")
-    return defaulted(resolved, found, f"as {model} was trained")
+    if settings:
+        values = ", ".join(f"{key}={value}" for key, value in flatten(settings))
+        Progress.log(f"settings from the training run of {model}: {values}")
+    return defaulted(resolved, settings, f"the training run of {model}")
 
 
 def _recipe_of(folder: Path) -> dict[str, Any]:
-    """The recipe of the run that wrote a model there or, of a pair or of another form of one model,
-    above."""
+    """Read the recipe of the run that wrote a model, or return an empty one.
+
+    The run directory is the model's folder. For one model of a pair, or another form of a model, it
+    is the parent.
+    """
     for run in (folder, folder.resolve().parent) if folder.is_dir() else ():
         if (run / RECIPE).is_file() and (run / LOG).is_file():
             return read_recipe(str(run / RECIPE), None)
@@ -47,6 +59,9 @@ def _recipe_of(folder: Path) -> dict[str, Any]:
 
 
 def trained_task(model: str | None) -> str | None:
-    """The task of the run that made a model, if any. Raises UsageError: its recipe.yaml cannot be
-    read."""
+    """Return the task on which a run trained a model, if any.
+
+    Raises:
+        UsageError: the `recipe.yaml` of the run cannot be read.
+    """
     return _recipe_of(Path(location(model))).get("task") if model is not None else None

@@ -1,8 +1,4 @@
-"""An embedding model at work: texts -> vectors, and what vectors are judged by without fine-tuning.
-
-Pairs with a score: correlation of the cosine with it. Retrieval: the ranking of a corpus for each
-query.
-"""
+"""Embedding models: compute the vectors of texts, with PyTorch or with the runtime of an export."""
 
 import hashlib
 from collections.abc import Sequence
@@ -33,20 +29,20 @@ from kdcli.types import Batch, Example, Needs, Task
 from kdcli.workloads.labelled import FORWARD_ROWS, padded
 
 TEXTS = Task("texts", "score", ("text",), ())
-TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # padding included, in one forward pass
+TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # in one forward pass, including padding
 ROLES = {"query": ("query",), "document": ("document", "passage", "corpus"), "": ()}
-"""Role of a text -> names that prompts for it have."""
+"""Role of a text -> names of the prompts for it."""
 
 
 @dataclass(frozen=True)
 class Embedder(Model):
-    """An encoder in float32, or an export, that gives vectors of texts.
+    """An encoder in float32 or an export that computes the vectors of texts.
 
     Attributes:
-        format: how a vector is made of the encoder's states.
-        runner: computes in place of torch.
+        format: pooling and further steps from hidden states to vectors.
+        runner: computes the hidden states or vectors; None for PyTorch.
         outputs: names of the runner's outputs.
-        dimensions: cuts vectors to their first components.
+        dimensions: number of leading components that vectors are truncated to; None keeps all.
     """
 
     format: EmbeddingFormat = field(default_factory=EmbeddingFormat)
@@ -63,7 +59,17 @@ class Embedder(Model):
         trust_remote_code: bool = False,
         compacted: bool = False,
     ) -> Self:
-        """Load one. Raises UsageError: see `kdcli.models.embedder`."""
+        """Load an embedding model.
+
+        Args:
+            source: the model.
+            pooling: pooling of an encoder that does not specify its own.
+            trust_remote_code: whether code that comes with the model may run.
+            compacted: also allow a compacted model.
+
+        Raises:
+            UsageError: the model cannot be loaded, or has no pooling.
+        """
         loaded = load_embedder(source, trust_remote_code=trust_remote_code, compacted=compacted)
         fmt, note = format_for(source, loaded.model.config, pooling)
         return cls(loaded.model, loaded.tokenizer, source, note, rows=loaded.rows, format=fmt)
@@ -72,19 +78,28 @@ class Embedder(Model):
     def open_scored(
         cls, source: str, *, pooling: str | None = None, trust_remote_code: bool = False
     ) -> Self:
-        """One that is judged, not trained: an export or a compacted model too. Raises UsageError:
-        see `open` and `open_export`; an export of a model with a head."""
+        """Load an embedding model for evaluation, which may be an export or a compacted model.
+
+        Args:
+            source: the model or export.
+            pooling: pooling of an encoder that does not specify its own.
+            trust_remote_code: whether code that comes with the model may run.
+
+        Raises:
+            UsageError: the model or export cannot be loaded, has no pooling, or is an export of a
+                model with a head.
+        """
         if not is_export(source):
             return cls.open(
                 source, pooling=pooling, trust_remote_code=trust_remote_code, compacted=True
             )
         export = open_export(source)
         if not {VECTORS, "last_hidden_state"} & set(export.outputs):
-            message = (
-                f"{source} is an export of a model with a head: it gives "
-                f"{', '.join(export.outputs)}, no vectors"
+            raise UsageError(
+                f"{source} is an export of a model with a head: its outputs are "
+                f"{', '.join(export.outputs)}, not vectors",
+                "export an embedding model, or an encoder with --pooling",
             )
-            raise UsageError(message, "export an embedding model, or an encoder with --pooling")
         fmt, note = format_for(source, export.config, pooling)
         tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
         note = f"run by {export.format}, {export.precision}; {note}"
@@ -96,22 +111,22 @@ class Embedder(Model):
 
     @property
     def max_length(self) -> int:
-        """Tokens of a text at most: of its format, else its tokenizer's, and no more than it has
-        positions."""
-        wanted = self.format.max_length or self.tokenizer.model_max_length
-        return int(min(wanted, positions_of(self.model.config) or wanted))
+        """Maximum number of tokens in a text.
+
+        It comes from the model's format or its tokenizer, and is limited by its positions.
+        """
+        length = self.format.max_length or self.tokenizer.model_max_length
+        return int(min(length, positions_of(self.model.config) or length))
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything its vectors depend on, but the texts."""
+        """Hash of everything that the vectors depend on, except the texts and their prompts."""
         dense = (
             []
             if self.format.dense is None
             else [t.numpy().tobytes() for t in self.format.dense[:2] if t is not None]
         )
-        settings = replace(
-            self.format, dense=None, prompts={}, default_prompt=None
-        )  # prompts are part of the texts
+        settings = replace(self.format, dense=None, prompts={}, default_prompt=None)
         return cache_key(
             weights_hash(self.model),
             repr(settings),
@@ -119,24 +134,40 @@ class Embedder(Model):
         )
 
     def captured(self) -> Capture:
-        """A module that gives `pooled` signals."""
+        """Wrap the model in a module that returns `pooled` signals."""
         return capture(self.model, Needs(pooled=True), Pool(self.format))
 
     def prompt(self, role: str) -> str:
-        """What is put before a text of a role. Raises UsageError: the prompt's tokens are left out
-        of the pooling."""
+        """Return the prompt for texts of a role.
+
+        Args:
+            role: a key of `ROLES`.
+
+        Raises:
+            UsageError: the model excludes the tokens of prompts from its pooling.
+        """
         names = [n for n in (*ROLES[role], self.format.default_prompt) if n in self.format.prompts]
         prompt = self.format.prompts[names[0]] if names else ""
         if prompt and not self.format.prompt_counts:
             raise UsageError(
-                f"{self.source} leaves the tokens of its prompts out of its pooling: not supported"
+                f"{self.source} excludes the tokens of prompts from its pooling, which is not "
+                "supported"
             )
         return prompt
 
     def tokenize(
         self, texts: Sequence[str], roles: Sequence[str], max_length: int | None = None
     ) -> TokenizedRows:
-        """Texts with their prompts, as rows of tokens."""
+        """Tokenise texts with their prompts.
+
+        Args:
+            texts: the texts.
+            roles: the role of each text.
+            max_length: maximum number of tokens in a text; None for the model's own maximum.
+
+        Raises:
+            UsageError: a prompt is not supported.
+        """
         prompts = {role: self.prompt(role) for role in set(roles)}
         examples = [
             Example("", str(n), (prompts[r] + t,), None)
@@ -147,29 +178,41 @@ class Embedder(Model):
         return encode(TEXTS, examples, self.tokenizer, max_length=length, token_types=types)
 
     def vectors(self, texts: Sequence[str], role: str, session: Session) -> Array:
-        """The vector of each text, float32 [N, E]; in float32, the longest texts first. Raises
-        MachineError: out of memory with one text at a time."""
+        """Compute the vectors of texts, [N, E] float32.
+
+        The model computes in float32. Long texts come first, so that memory runs out early.
+
+        Args:
+            texts: the texts.
+            role: their role, a key of `ROLES`.
+            session: the device.
+
+        Raises:
+            UsageError: the prompt for the role is not supported.
+            MachineError: there is not enough memory for a single text.
+        """
         rows = self.tokenize(texts, [role] * len(texts))
         lengths = rows.lengths
-        found = np.empty((len(rows), self.format.width(self.model.config.hidden_size)), np.float32)
+        order = np.argsort(-lengths, kind="stable")
+        width = self.format.width(self.model.config.hidden_size)
+        vectors_NE = np.empty((len(rows), width), np.float32)
         if self.runner is not None:
-            by_length, pool = np.argsort(-lengths, kind="stable"), Pool(self.format)
+            pool = Pool(self.format)
             for begin in range(0, len(rows), FORWARD_ROWS):
-                indices = by_length[begin : begin + FORWARD_ROWS]
-                found[indices] = self._by_runner(
-                    self.runner, rows.batch(indices), rows.pad_id, pool
-                )
-            return self._cut(found)
+                indices = order[begin : begin + FORWARD_ROWS]
+                batch = rows.batch(indices)
+                vectors_NE[indices] = self._run(self.runner, batch, rows.pad_id, pool)
+            return self._cut(vectors_NE)
         module = self.captured()
         module.to(session.device).eval()
         budget = TOKENS_AT_ONCE.get(session.device.type, TOKENS_AT_ONCE["cuda"])
-        order, begin = np.argsort(-lengths, kind="stable"), 0
+        begin = 0
         while begin < len(order):
             indices = order[begin : begin + max(1, budget // int(lengths[order[begin]]))]
             try:
                 with torch.inference_mode():
                     pooled = module(to_device(session.device, rows.batch(indices))).pooled
-                found[indices] = pooled.float().cpu().numpy()
+                vectors_NE[indices] = pooled.float().cpu().numpy()
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -180,16 +223,22 @@ class Embedder(Model):
                 budget //= 2
                 continue
             begin += len(indices)
-        return self._cut(found)
+        return self._cut(vectors_NE)
 
     def cuts(self, name: str, dimensions: Sequence[int]) -> "dict[str, Embedder]":
-        """Name -> this model with its vectors cut to each of `dimensions`; itself without any.
-        Raises UsageError: more than there are."""
+        """Return copies of the model with vectors truncated to each of `dimensions`, by name.
+
+        Without dimensions, the model itself is returned under `name`.
+
+        Raises:
+            UsageError: the vectors have fewer components than a dimension.
+        """
         width = self.format.width(self.model.config.hidden_size)
         if dimensions and max(dimensions) > width:
             raise UsageError(
                 f"{self.source} has vectors of {width} numbers: dimensions={max(dimensions)} is "
-                "too many"
+                "too large",
+                f"give at most {width}",
             )
         return {f"{name}, {d} numbers": replace(self, dimensions=d) for d in dimensions} or {
             name: self
@@ -202,23 +251,20 @@ class Embedder(Model):
             return cut_ND
         return np.asarray(cut_ND / np.maximum(np.linalg.norm(cut_ND, axis=1, keepdims=True), 1e-12))
 
-    def _by_runner(self, made: Runner, batch: Batch, pad_id: int, pool: Pool) -> Array:
-        """The vectors of a batch: pooled by the file itself, or here from its last hidden
-        states."""
+    def _run(self, runner: Runner, batch: Batch, pad_id: int, pool: Pool) -> Array:
+        """Compute the vectors of a batch. If the export has no pooling, pool its hidden states."""
         batch = padded(batch, pad_id, positions_of(self.model.config))
-        by_name = dict(zip(self.outputs, made.output(made.call(made.prepare(batch))), strict=True))
+        outputs = runner.output(runner.call(runner.prepare(batch)))
+        by_name = dict(zip(self.outputs, outputs, strict=True))
         if VECTORS in by_name:
             return by_name[VECTORS]
+        states_BLD = torch.from_numpy(by_name["last_hidden_state"])
         with torch.no_grad():
-            return np.asarray(
-                pool(
-                    torch.from_numpy(by_name["last_hidden_state"]), batch["attention_mask"]
-                ).numpy()
-            )
+            return np.asarray(pool(states_BLD, batch["attention_mask"]).numpy())
 
 
 def cosines(x_ND: Array, y_ND: Array) -> Array:
-    """Cosine of each pair of rows, [N] float64; 0 with a zero vector."""
+    """Compute the cosine of each pair of rows, [N] float64. It is 0 if a vector is zero."""
     x, y = x_ND.astype(np.float64), y_ND.astype(np.float64)
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     return np.asarray((x * y).sum(1) / np.where(norms == 0, 1, norms))

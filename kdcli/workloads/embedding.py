@@ -1,7 +1,8 @@
-"""Embedding models: texts and the vectors that a model gives them.
+"""Training and evaluation of embedding models, which encode texts as vectors.
 
-Training reads texts, cut from documents or taken from pairs. Evaluation needs no fine-tuning: pairs
-with a score (correlation of the cosine with it), and retrieval (the ranking of a corpus).
+Training uses unlabelled texts: sentences, documents, or the two sides of pairs. Evaluation needs no
+fine-tuning. It uses pairs of texts with a score, which is correlated with the cosine of their
+vectors, and retrieval, in which the vectors rank a corpus for each query.
 """
 
 from __future__ import annotations
@@ -79,19 +80,19 @@ from kdcli.workloads.workload import (
 TASKS = ("embedding", RETRIEVAL)
 METHOD = "embedding"
 GROUP = 16
-"""Rows in a micro-batch."""
+"""Number of rows in a micro-batch."""
 HELD_OUT = 256
-"""Texts that are held out, or a tenth if there are few."""
+"""Number of held-out texts, but at most a tenth of all texts."""
 POOLED = Needs(pooled=True)
 
 
 @dataclass(frozen=True)
 class TextRows:
-    """Some of the texts as rows of tokens.
+    """A selection of the texts, tokenised.
 
     Attributes:
         rows: all texts.
-        numbers: the texts in these rows, by number.
+        numbers: the numbers of the selected texts.
     """
 
     rows: TokenizedRows
@@ -102,17 +103,20 @@ class TextRows:
 
     @property
     def lengths(self) -> Array:
-        """Tokens of each text."""
+        """Number of tokens in each text."""
         return self.rows.lengths[self.numbers]
 
     def batch(self, indices: Array) -> Batch:
-        """Collate some of the texts."""
+        """Collate a batch of texts."""
         return self.rows.batch(self.numbers[indices])
 
 
 @dataclass
 class PairEvaluation(LabelledWorkload):
-    """Pairs of texts with a score, which a model's cosine is correlated with."""
+    """Evaluation of embedding models on pairs of texts with a score.
+
+    The metric is the correlation of the scores with the cosines of the vectors.
+    """
 
     def score(self, model: Model, *, worst: int = 0) -> ModelScores:
         assert isinstance(model, Embedder)
@@ -121,21 +125,21 @@ class PairEvaluation(LabelledWorkload):
         first, second = (
             model.vectors([e.texts[side] for e in examples], "", self.session) for side in (0, 1)
         )
-        by_example = cosines(first, second)
-        outputs = [by_example[[int(example)]] for example in evaluator.features.rows.example]
+        cosine_of_example = cosines(first, second)
+        outputs = [cosine_of_example[[int(n)]] for n in evaluator.features.rows.example]
         predictions: list[Prediction] = evaluator.features.predictions(outputs)
         cut = evaluator.features.rows.truncated / max(1, sum(map(len, self.data.sets.values())))
         note = (
             f"cosine of its vectors; {model.note}; {cut:.1%} of the examples were cut at "
             f"{max_length} tokens"
         )
-        # A cosine and a score differ in scale, so no pair is a mistake.
+        # Cosines and scores have different scales, so no pair can be called a mistake.
         return scores_of(evaluator, self.split, predictions, 0, [note])
 
 
 @dataclass(frozen=True)
 class RetrievalEvaluation:
-    """Retrieval as a set that embedding models are scored on."""
+    """Evaluation of embedding models on retrieval."""
 
     data: Retrieval
     session: Session
@@ -148,27 +152,28 @@ class RetrievalEvaluation:
         return len(self.data.queries)
 
     def score(self, model: Model) -> ModelScores:
-        """Rank the corpus for each query."""
+        """Rank the corpus for each query and score the rankings."""
         assert isinstance(model, Embedder)
         return self.data.score(model, self.session)
 
 
 PAIRS, NEIGHBOURS = 10_000, 10
-"""Pairs of held-out texts whose cosines are compared with a teacher's, and nearest neighbours."""
+"""Number of text pairs whose cosines are compared, and number of nearest neighbours per text."""
 
 
 @dataclass(frozen=True)
 class TeacherAgreement:
-    """Agreement with a teacher's vectors of held-out texts.
+    """Evaluation of embedding models by their agreement with a teacher on held-out texts.
 
-    `spearman` correlates the cosines of pairs drawn by the seed; `neighbours@10` is the share of
-    the teacher's ten nearest neighbours of a text that are among the model's.
+    `spearman` is the correlation between the model's and the teacher's cosines of random pairs.
+    `neighbours@10` is the share of a text's ten nearest neighbours according to the teacher that
+    are also among its ten nearest neighbours according to the model.
 
     Attributes:
         texts: the held-out texts.
-        vectors_NE: the teacher's vectors of them.
-        session: where vectors are computed.
-        seed: draws the pairs.
+        vectors_NE: the teacher's vectors for the texts.
+        session: the device on which vectors are computed.
+        seed: seed for drawing the pairs.
     """
 
     texts: Sequence[str]
@@ -195,7 +200,7 @@ class TeacherAgreement:
         teacher_P = cosines(self.vectors_NE[left_P], self.vectors_NE[right_P])
 
         def score(rows: Array) -> dict[str, float]:
-            # Each text brings its own share of the pairs.
+            # Every text stands for its own share of the pairs.
             pairs = np.concatenate([np.arange(n, PAIRS, count) for n in rows])
             correlation = float(spearmanr(own_P[pairs], teacher_P[pairs]).statistic)
             return {"spearman": correlation, "neighbours@10": float(shared_N[rows].mean())}
@@ -213,7 +218,7 @@ class TeacherAgreement:
 
 
 def _shared_neighbours(x_ND: Array, y_NE: Array, count: int) -> Array:
-    """The share of the `count` nearest neighbours by y that are also nearest by x, [N]."""
+    """Compute the share of each row's `count` nearest neighbours in y that x shares, [N]."""
     nearest = []
     for vectors in (x_ND, y_NE):
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -226,7 +231,7 @@ def _shared_neighbours(x_ND: Array, y_NE: Array, count: int) -> Array:
 
 
 class EvalSet(Protocol):
-    """Rows that embedding models are scored on as they are."""
+    """A data set on which embedding models are scored without fine-tuning."""
 
     @property
     def name(self) -> str: ...
@@ -242,17 +247,17 @@ class EvalSet(Protocol):
 
 @dataclass
 class EmbeddingWorkload(Workload):
-    """Texts of an embedding model, and the sets that its vectors are scored on.
+    """Training texts for embedding models, and the sets on which their vectors are scored.
 
     Attributes:
-        reader: the model whose tokenizer reads the texts.
+        reader: the model whose tokenizer reads the texts; None if the workload only evaluates.
         texts: distinct texts; None if the workload only evaluates.
-        eval_sets: what models are scored on.
+        eval_sets: data sets for evaluation.
         settings: the recipe's `embedding` section.
-        loss: the recipe's `loss` section, settings of the embedding loss.
-        max_length: maximum number of tokens in a text; None for the reader's own.
-        held_out_texts: number of texts that are held out.
-        seed: draws the anchors.
+        loss: the recipe's `loss` section, with the settings of the embedding loss.
+        max_length: maximum number of tokens in a text; None for the reader's own maximum.
+        held_out_texts: number of held-out texts.
+        seed: seed for drawing the anchors.
     """
 
     session: Session
@@ -279,7 +284,7 @@ class EmbeddingWorkload(Workload):
 
     @property
     def tokens(self) -> TokenizedRows:
-        """All texts as the reader's tokens."""
+        """All texts, tokenised for the reader."""
         if self._tokens is None:
             assert self.reader is not None
             texts = self.all_texts
@@ -292,7 +297,7 @@ class EmbeddingWorkload(Workload):
 
     @property
     def all_texts(self) -> Texts:
-        """The texts, held-out texts first."""
+        """All texts, with the held-out texts first."""
         assert self.texts is not None, "this workload only evaluates"
         return self.texts
 
@@ -378,12 +383,12 @@ class EmbeddingWorkload(Workload):
     ) -> VectorTargets:
         assert isinstance(teacher, Embedder)
         assert self.reader is not None
-        own, of_teacher = (e.format.width(e.shape.hidden) for e in (self.reader, teacher))
-        if own != of_teacher:
+        width, teacher_width = (e.format.width(e.shape.hidden) for e in (self.reader, teacher))
+        if width != teacher_width:
             raise UsageError(
-                f"{teacher.source} has vectors of {of_teacher} numbers, {self.reader.source} of "
-                f"{own}",
-                "choose a teacher of the same width",
+                f"the teacher {teacher.source} has vectors of {teacher_width} numbers, but "
+                f"{self.reader.source} has vectors of {width}",
+                "choose a teacher with the same vector size",
             )
         tokens, texts = self.tokens, self.all_texts
         if teacher.source != self.reader.source:
@@ -391,7 +396,7 @@ class EmbeddingWorkload(Workload):
         vectors = self.vectors_of(teacher, tokens, dry_run=dry_run)
         count = self.settings.anchors
         anchors_RE = anchors_of(vectors, self.train_numbers, count, self.seed)
-        # Its vectors are stored, so nothing else of it is read.
+        # All vectors are stored, so the teacher is not needed on the device any more.
         teacher.model.cpu()
         return VectorTargets(vectors, texts, anchors_RE.to(self.session.device))
 
@@ -402,7 +407,7 @@ class EmbeddingWorkload(Workload):
         """The embedding loss between two models of the reader's shape.
 
         Raises:
-            UsageError: settings that compare tokens, which need a teacher in every step.
+            UsageError: the settings compare tokens, which requires the teacher in every step.
         """
         if self._objective is None:
             assert self.reader is not None
@@ -410,8 +415,9 @@ class EmbeddingWorkload(Workload):
             objective = build_objective(METHOD, self.loss, shape, shape)
             if objective.teacher_needs != Needs():
                 raise UsageError(
-                    "loss.relations_weight and loss.hidden_weight are for kdcli distill, not for "
-                    "prune"
+                    "loss.relations_weight and loss.hidden_weight work with kdcli distill, not "
+                    "with prune",
+                    "set both to 0",
                 )
             check_dimensions(self.loss, self.reader.format.width(shape.hidden))
             self._objective = objective
@@ -429,12 +435,17 @@ class EmbeddingWorkload(Workload):
         return None
 
     def vectors_of(self, teacher: Embedder, tokens: TokenizedRows, *, dry_run: bool) -> Vectors:
-        """A teacher's vectors of texts: computed, or read from the cache; random in a dry run.
+        """Compute a teacher's vectors for the texts, or read them from the cache.
 
-        The teacher is frozen, on the device and in the compute dtype afterwards.
+        Freezes the teacher, moves it to the device and converts it to the compute dtype.
+
+        Args:
+            teacher: the teacher.
+            tokens: the texts, tokenised for the teacher.
+            dry_run: return random vectors and leave the teacher unchanged.
 
         Raises:
-            UsageError: the vectors take more than `embedding.cache_gb`.
+            UsageError: the vectors take more than `embedding.cache_gb`, or do not fit on the disk.
         """
         if dry_run:
             width = teacher.format.width(teacher.model.config.hidden_size)
@@ -457,15 +468,16 @@ class EmbeddingWorkload(Workload):
 
     @property
     def row_count(self) -> int:
-        return sum(one.row_count for one in self.eval_sets)
+        return sum(eval_set.row_count for eval_set in self.eval_sets)
 
     def texts_of_rows(self) -> list[str]:
         texts: list[str] = []
-        for one in self.eval_sets:
-            if isinstance(one, RetrievalEvaluation):
-                texts += [*one.data.queries.values(), *one.data.documents.values()]
-            elif isinstance(one, PairEvaluation):
-                rows = [e for examples in one.data.sets.values() for e in examples]
+        for eval_set in self.eval_sets:
+            if isinstance(eval_set, RetrievalEvaluation):
+                retrieval = eval_set.data
+                texts += [*retrieval.queries.values(), *retrieval.documents.values()]
+            elif isinstance(eval_set, PairEvaluation):
+                rows = [e for examples in eval_set.data.sets.values() for e in examples]
                 texts += [text for example in rows for text in example.texts]
         return texts
 
@@ -476,12 +488,12 @@ class EmbeddingWorkload(Workload):
 
     @property
     def gated_metrics(self) -> Sequence[str]:
-        (one,) = self.eval_sets
-        return one.gated_metrics
+        (eval_set,) = self.eval_sets
+        return eval_set.gated_metrics
 
     def score(self, model: Model, *, worst: int = 0) -> ModelScores:
-        (one,) = self.eval_sets
-        return one.score(model)
+        (eval_set,) = self.eval_sets
+        return eval_set.score(model)
 
     def run_by(self, model: Model, runner: Runner, outputs: Sequence[str] | None = None) -> Model:
         assert isinstance(model, Embedder)
@@ -496,11 +508,11 @@ class EmbeddingWorkload(Workload):
         resamples: int = RESAMPLES,
     ) -> EvaluationResult:
         result = EvaluationResult()
-        for one in self.eval_sets:
-            scores = {name: one.score(model) for name, model in models.items()}
-            found = compare(one.name, scores, baselines, resamples=resamples)
-            result.evaluations.extend(found.evaluations)
-            result.comparisons.extend(found.comparisons)
+        for eval_set in self.eval_sets:
+            scores = {name: eval_set.score(model) for name, model in models.items()}
+            of_set = compare(eval_set.name, scores, baselines, resamples=resamples)
+            result.evaluations.extend(of_set.evaluations)
+            result.comparisons.extend(of_set.comparisons)
         return result
 
     def resemblance(self, models: Mapping[str, Model], reference: str) -> Quality:
@@ -510,18 +522,18 @@ class EmbeddingWorkload(Workload):
             assert isinstance(model, Embedder)
             vectors[name] = model.vectors(texts, "", self.session)
         quality: dict[str, dict[str, float]] = {}
-        for name, own in vectors.items():
+        for name, vectors_NE in vectors.items():
             if name != reference:
-                near = cosines(own, vectors[reference])
-                quality[name] = {"mean": float(near.mean()), "least": float(near.min())}
+                cosines_N = cosines(vectors_NE, vectors[reference])
+                quality[name] = {"mean": float(cosines_N.mean()), "least": float(cosines_N.min())}
         return {f"cosine to the {reference} model's vectors, held-out texts": quality}
 
 
 def open_workload(request: WorkloadRequest, session: Session) -> tuple[EmbeddingWorkload, Embedder]:
-    """Read the texts and load the embedding model that starts the training.
+    """Read the texts and load the embedding model to train.
 
     Raises:
-        UsageError: no text, or a model without a way to pool its states.
+        UsageError: there are no texts, or the model does not specify its pooling.
     """
     settings = VectorSettings.model_validate(dict(request.settings.get("embedding", {})))
     loss = dict(request.settings.get("loss", {}))
@@ -531,7 +543,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[Embedding
     Progress.log(f"{model.source}: {model.note}")
     if request.data.source is None:
         raise UsageError(
-            "no text given", "give --data TEXT, a file or directory whose texts are encoded"
+            "no text given", "give --data TEXT, a file or directory of texts to encode"
         )
     texts = read_texts(
         request.data.source,
@@ -553,16 +565,16 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[Embedding
         seed=request.seed,
     )
     workload.notes = [f"{model.source}: {model.note}", f"{len(texts):,} distinct texts"]
-    # Settings of the loss that cannot be used are refused before a run directory is made.
+    # Checks the settings of the loss before a run directory is created.
     assert workload.objective is not None
     return workload, model
 
 
 def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWorkload:
-    """Open pairs or retrieval to score embedding models on.
+    """Open scored pairs or a retrieval task to evaluate embedding models.
 
     Raises:
-        UsageError: a task that vectors cannot be scored on; unusable data.
+        UsageError: the task cannot be scored with vectors, or its data cannot be used.
     """
     eval_set: EvalSet
     if request.task == RETRIEVAL:
@@ -581,13 +593,15 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWo
 def open_eval_sets(
     settings: DownstreamSettings, trained: Mapping[str, RowHashes], session: Session
 ) -> list[EvalSet]:
-    """Read the tasks of the recipe's `eval` section.
+    """Open the tasks in the recipe's `eval` section.
 
     Args:
-        trained: model -> hashes of the rows that trained it.
+        settings: the recipe's `eval` section.
+        trained: model -> hashes of the rows it was trained on.
+        session: the session that evaluates.
 
     Raises:
-        UsageError: a task that vectors cannot be scored on; unusable data.
+        UsageError: a task cannot be scored with vectors, or its data cannot be used.
     """
     sets: list[EvalSet] = []
     for name in settings.tasks:
@@ -602,18 +616,23 @@ def open_eval_sets(
 def open_pairs(
     name: str, settings: LabelledSettings, trained: Mapping[str, RowHashes], session: Session
 ) -> PairEvaluation:
-    """Read pairs with a score, without rows that trained one of the models.
+    """Open a task of text pairs with a score.
+
+    Rows that any of the models was trained on are dropped.
 
     Args:
-        trained: model -> hashes of the rows that trained it.
+        name: the task.
+        settings: the recipe's `data` section.
+        trained: model -> hashes of the rows it was trained on.
+        session: the session that evaluates.
 
     Raises:
-        UsageError: another task; unusable data.
+        UsageError: the task has no scored pairs, or its data cannot be used.
     """
     if name != OWN and not scores_pairs(task_of(name)):
         raise UsageError(
-            f"task {name} is not scored by vectors: they are scored on pairs with a number",
-            f"known: stsb, own (two texts and a number), {RETRIEVAL}; other tasks need a "
+            f"task {name} cannot be scored with vectors, because it has no pairs with a number",
+            f"use stsb, own (two texts and a number) or {RETRIEVAL}; other tasks need a "
             "fine-tuned model",
         )
     data: Labelled = open_labelled(
@@ -625,12 +644,11 @@ def open_pairs(
     )
     if not scores_pairs(data.task):
         raise UsageError(
-            f"the rows of task {name} are of kind {data.task.kind}; vectors are scored on pairs "
-            "with a number",
-            "name two columns of texts; set data.columns.kind=score for labels of whole numbers",
+            f"the rows of task {name} are of kind {data.task.kind}, but vectors are scored on "
+            "pairs with a number",
+            "name two text columns; if the labels are integers, also set data.columns.kind=score",
         )
-    # A cosine has not the scale of the scores, and vectors rank: the field compares them by
-    # Spearman's correlation.
+    # Cosines and scores have different scales, so the usual metric is a rank correlation.
     data = replace(data, task=replace(data.task, metrics=("spearman", "pearson")))
     return PairEvaluation(session, data, settings, None, None, None, notes=list(data.notes))
 
@@ -641,7 +659,15 @@ def scores_pairs(task: Task) -> bool:
 
 
 def by_vectors(task: str, model: str, pooling: str | None = None) -> bool:
-    """Whether models are scored on a task by the cosine of their vectors: on pairs with a number,
-    if the first model is an embedding model or `pooling` makes it one."""
+    """Whether models are scored on a task by the cosines of their vectors.
+
+    This is the case if the task has pairs with a number, and the first model is an embedding model
+    or `pooling` turns it into one.
+
+    Args:
+        task: the task.
+        model: the first model.
+        pooling: the pooling chosen by the user, if any.
+    """
     pairs = task == OWN or (task in tasks() and scores_pairs(task_of(task)))
     return pairs and (pooling is not None or read_format(model) is not None)

@@ -1,7 +1,7 @@
-"""Fine-tuning: a stage that trains one model against the labels of a workload, saves and reports.
+"""The fine-tuning stage: train one model on a workload's labels, save it and write its report.
 
-`finetune` runs it for every setting of a grid; `distill` and `cotrain` run it inside their own
-directories to compare models on a task.
+`finetune` runs this stage for every setting of a grid. `distill` and `cotrain` run it inside their
+own run directories to compare models on a task.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from kdcli.workloads.workload import (
 
 WEIGHTS = "model.safetensors"
 PREDICTIONS = "predictions.json"
-"""The predicted value of every held-out example."""
+"""File with the predicted value of every held-out example."""
 DOWNSTREAM = "downstream"
-"""Directory of fine-tunings that compare models."""
+"""Directory of the fine-tuning runs that compare models."""
 
 
 def request_of(
@@ -66,8 +66,11 @@ def request_of(
     """Build the request for a recipe's workload.
 
     Args:
+        recipe: the recipe.
         model: the model whose tokenizer reads the rows.
-        new_head, other_models, generates: see `WorkloadRequest`.
+        new_head: add a new head to a model that has no fitting head.
+        other_models: other models that the run scores or learns from.
+        generates: whether the verb supports tasks that generate text.
     """
     metrics: Sequence[str] = ()
     generation = GenerationSettings()
@@ -100,14 +103,18 @@ def finetune_stage(
     repeats: int = 1,
     source: str | None = None,
 ) -> Stage:
-    """Fine-tune one model in a directory of its own.
+    """Build the stage that fine-tunes one model in its own directory.
 
     Args:
+        context: the run that the stage belongs to.
+        workload: the data to train on.
+        resolved: the recipe of the fine-tuning run.
+        folder: the directory of the stage.
         model: the loaded model; None loads it when the stage is built.
-        measured: measure latency as the recipe says.
-        repeats: see `StageJob`.
-        source: where the model is, if the recipe names it relative to `folder`. The predictions
-            then stay in the directory, to compare models by.
+        measured: measure latency as the recipe specifies.
+        repeats: number of times that the stage runs, for a dry run.
+        source: the model, if the recipe names it relative to `folder`. In this case, the
+            predictions are saved in `folder` to compare models later.
     """
     recipe = resolved.recipe
 
@@ -136,20 +143,19 @@ def finetune_stage(
 
 
 def scores_after_training(workload: Workload, model: Model, outcome: Outcome) -> ModelScores:
-    """Score a model after its training."""
+    """Score a model after training."""
     if outcome.best_step is not None:
-        Progress.log(f"the best weights are those of step {outcome.best_step}")
+        Progress.log(f"the best weights are from step {outcome.best_step}")
     return workload.score(model, worst=WORST)
 
 
 def kept_weights_note(workload: Workload, outcome: Outcome) -> list[str]:
-    """A note on the step whose weights were kept."""
+    """Return a note on the step whose weights were kept, if the best step was chosen."""
     if outcome.best_step is None:
         return []
-    on = workload.evaluated_on
     return [
-        f"the weights of step {outcome.best_step} were kept, chosen by {workload.metric} on {on}, "
-        "on which the scores are also reported"
+        f"the weights of step {outcome.best_step} were kept, chosen by {workload.metric} on "
+        f"{workload.evaluated_on}; the scores are reported on the same rows"
     ]
 
 
@@ -164,7 +170,7 @@ def save_and_report(
     *,
     measured: bool,
 ) -> None:
-    """Save and report a fine-tuned model, in the main process."""
+    """Save a fine-tuned model and write its report, in the main process."""
     if not context.is_main:
         return
     workload.save(model, folder, all_rows(model.rows, workload.rows))
@@ -180,7 +186,7 @@ def save_and_report(
 def finetune_contents(
     workload: Workload, recipe: FinetuneRecipe, folder: Path, card: Card
 ) -> ReportContents:
-    """The report of a fine-tuned model, without scores and latency."""
+    """Build the report of a fine-tuned model, without scores and latency."""
     timed = Subject(FINETUNED, str(folder))
     model = ReportedModel(FINETUNED, "finetuned", card, folder=folder, timed=timed)
     return ReportContents(
@@ -198,7 +204,7 @@ def selected_report(
     chosen: RunResult,
     selection: Selection,
 ) -> None:
-    """Report the run that was chosen from a grid as the run of the whole directory."""
+    """Write the report of a grid: the report of the chosen run, with the reason for the choice."""
     training = chosen.report.training
     assert training is not None
     card = chosen.report.cards[FINETUNED]
@@ -213,14 +219,14 @@ def selected_report(
 
 
 def drop_weights(folder: Path) -> None:
-    """Delete a model of which only the scores are wanted."""
+    """Delete the weights of a model that was only trained to be scored."""
     for name in (WEIGHTS, FILE):
         (folder / name).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class DownstreamTask:
-    """A task that models are compared on after the same fine-tuning."""
+    """A task on which models are compared after the same fine-tuning."""
 
     workload: LabelledWorkload
     resolved: Resolved[FinetuneRecipe]
@@ -231,10 +237,14 @@ Downstream = dict[str, DownstreamTask]
 
 
 def check_downstream(settings: DownstreamSettings, seed: int) -> None:
-    """Check the tasks of the recipe's `eval` section, as far as possible without their data.
+    """Check the tasks in the recipe's `eval` section without reading their data.
+
+    Args:
+        settings: the recipe's `eval` section.
+        seed: the first training seed.
 
     Raises:
-        UsageError: an unknown task or override.
+        UsageError: a task or an override is unknown.
     """
     for name in settings.tasks:
         downstream_recipe(settings, name, seed)
@@ -245,12 +255,18 @@ def check_downstream(settings: DownstreamSettings, seed: int) -> None:
 def open_downstream(
     settings: DownstreamSettings, model: str, seed: int, context: RunContext[Any]
 ) -> Downstream:
-    """Load and check the tasks before anything is trained.
+    """Load and check the tasks in the recipe's `eval` section before any training.
 
-    A dry run does not tokenise and returns no task.
+    A dry run does not tokenise the data and returns no tasks.
 
     Args:
-        model: any model with the common tokenizer, whose training rows are those of all models.
+        settings: the recipe's `eval` section.
+        model: any of the models; all share its tokenizer and its hashes of training rows.
+        seed: the first training seed.
+        context: the run that compares the models.
+
+    Raises:
+        UsageError: the data of a task or the model cannot be used.
     """
     tasks: Downstream = {}
     for name in settings.tasks:
@@ -267,7 +283,7 @@ def open_downstream(
         shape = row_format(recipe.data, data.task, loaded)
         Features.of(data.task, [], loaded.tokenizer, **shape)
         if data.task.kind != "span":
-            # The rows of a span task are windows, whose number is not known yet.
+            # The number of windows of a span task is only known after tokenising.
             make_schedule(recipe.train, math.ceil(len(data.train) / recipe.train.batch_size))
     return tasks
 
@@ -287,38 +303,40 @@ def compare_downstream(
 ) -> EvaluationResult:
     """Fine-tune every model on every task with the same recipe and compare the results.
 
-    Runs that are done are read back. Their reports stay, their weights are deleted.
+    Finished runs are read from disk. Their reports are kept and their weights are deleted.
 
     Args:
-        sources: name in the report -> where the model is; a `Path` for one that this run made.
-        folder: directory of all these runs.
-        seeds: number of fine-tunings of each model on each task.
-        baselines: model -> the model that it is compared with.
+        context: the run that compares the models.
+        tasks: the tasks.
+        sources: name in the report -> the model; a `Path` if this run made the model.
+        folder: directory of the fine-tuning runs.
+        seeds: number of runs per model and task.
+        baselines: model -> the model it is compared with.
 
     Returns:
-        Means over the seeds; comparisons in the main process only.
+        Means over the seeds, and in the main process also the comparisons.
     """
     result = EvaluationResult()
     for task_name, task in tasks.items():
         scores: dict[str, ModelScores] = {}
         for name, source in sources.items():
-            own = folder / task_name / name.replace(" ", "-").replace(":", "_")
-            places = [own / f"seed-{n}" if seeds > 1 else own for n in range(seeds)]
-            runs = [_fine_tuned(context, task, source, place, n) for n, place in enumerate(places)]
-            scores[name] = _mean_scores(task.workload, runs, places, context.session)
-        # Each fine-tuning may keep the best of its evaluations on these rows.
+            outer = folder / task_name / name.replace(" ", "-").replace(":", "_")
+            folders = [outer / f"seed-{n}" if seeds > 1 else outer for n in range(seeds)]
+            runs = [_finetune(context, task, source, run, n) for n, run in enumerate(folders)]
+            scores[name] = _mean_scores(task.workload, runs, folders, context.session)
+        # With `keep: best`, the step of every run is selected on the rows that are scored.
         chosen = list(scores) if task.resolved.recipe.keep == "best" else []
-        found = compare(task_name, scores, baselines or {}, chosen=chosen)
-        result.evaluations.extend(found.evaluations)
+        of_task = compare(task_name, scores, baselines or {}, chosen=chosen)
+        result.evaluations.extend(of_task.evaluations)
         if context.is_main:
-            result.comparisons.extend(found.comparisons)
+            result.comparisons.extend(of_task.comparisons)
     return result
 
 
-def _fine_tuned(
+def _finetune(
     context: RunContext[Any], task: DownstreamTask, source: str | Path, folder: Path, seed: int
 ) -> list[Evaluation]:
-    # The run may move to another machine; what the user gave may not.
+    # A relative path to a model of this run stays valid if the run directory moves.
     name = str(source)
     if isinstance(source, Path):
         name = Path(os.path.relpath(source, folder)).as_posix()
@@ -339,8 +357,8 @@ def _mean_scores(
     folders: Sequence[Path],
     session: Session,
 ) -> ModelScores:
-    """The mean over runs that differ in their seed, without the mistakes of any one run."""
-    evaluations = [_mean(each) for each in zip(*runs, strict=True)]
+    """Average the scores of runs with different seeds. Mistakes of single runs are dropped."""
+    evaluations = [_mean(of_seeds) for of_seeds in zip(*runs, strict=True)]
     assert workload.evaluator is not None
     counts = {name: end - begin for name, (begin, end) in workload.evaluator.bounds.items()}
     scorers = _mean_scorers(workload, folders) if session.is_main else {}
@@ -365,19 +383,19 @@ def _mean(runs: Sequence[Evaluation]) -> Evaluation:
 
 
 def _mean_scorers(workload: LabelledWorkload, folders: Sequence[Path]) -> dict[str, Scorer]:
-    """Set -> the scorer that gives the mean over runs."""
+    """Build the scorers, set -> scorer, that average over the runs."""
     assert workload.evaluator is not None
-    of_runs = []
+    scorers_of_runs = []
     for folder in folders:
         values = json.loads((folder / PREDICTIONS).read_text("utf-8"))
         predictions = [Prediction(value, value, []) for value in values]
-        of_runs.append(workload.evaluator.scorers(predictions))
+        scorers_of_runs.append(workload.evaluator.scorers(predictions))
 
     def mean(name: str) -> Scorer:
         def score(indices: Array) -> dict[str, float]:
-            metrics = [scorers[name](indices) for scorers in of_runs]
-            return {m: statistics.fmean(each[m] for each in metrics) for m in metrics[0]}
+            metrics = [scorers[name](indices) for scorers in scorers_of_runs]
+            return {m: statistics.fmean(of_run[m] for of_run in metrics) for m in metrics[0]}
 
         return score
 
-    return {name: mean(name) for name in of_runs[0]}
+    return {name: mean(name) for name in scorers_of_runs[0]}

@@ -1,5 +1,4 @@
-"""Tasks whose targets are texts: masked targets in training, as in UniLM, and decoding in
-scoring."""
+"""Tasks that generate text. Training predicts masked target tokens as in UniLM; scoring decodes."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ class GenerationWorkload(LabelledWorkload):
     """A task whose targets are texts. The loss is computed on the masked tokens of each target.
 
     Attributes:
-        generation: how targets are masked and decoded.
+        generation: masking and decoding settings.
     """
 
     generation: GenerationSettings = field(default_factory=GenerationSettings)
@@ -43,7 +42,13 @@ class GenerationWorkload(LabelledWorkload):
     one_pass: bool = False
 
     def masked(self, rows: TokenizedRows, *, static: bool, seed: int) -> Masked:
-        """Rows with a share of their targets masked."""
+        """Mask a share of the target tokens in every batch.
+
+        Args:
+            rows: the tokenised rows.
+            static: use the same masks in every pass.
+            seed: seed for drawing the masks.
+        """
         vocabulary = mask_vocabulary(self.tokenizer, self.name)
         return Masked(rows, vocabulary, self.generation.masked, False, static, seed)
 
@@ -82,8 +87,17 @@ class GenerationWorkload(LabelledWorkload):
         *,
         decodes: bool,
     ) -> Job:
-        """Train with new masks in each pass and score by the loss at fixed masks; `decodes` also
-        scores decoded targets."""
+        """Build a job that trains with new masks in each pass.
+
+        Evaluation computes the loss with fixed masks.
+
+        Args:
+            model: the generator.
+            rows: the training rows.
+            order: the order of the training rows.
+            seed: seed for drawing the masks.
+            decodes: evaluation also decodes the targets and computes metrics.
+        """
         assert self.evaluator is not None
         generator: Any = model.model
         captured = self.capture(model)
@@ -131,10 +145,15 @@ def load_generation(
     """Load a masked language model to train as a generator.
 
     Args:
+        source: the model.
+        task: the task.
         settings: the recipe's `generation` section; None for the defaults.
+        seed: seed for new weights.
+        trust_remote_code: whether code that comes with the model may run.
 
     Raises:
-        UsageError: see `kdcli.models.generation.load_generator` and `set_decoding`.
+        UsageError: the model cannot be loaded or cannot generate text, or `min_tokens` is not below
+            `max_tokens`.
     """
     model = load_generator(
         source, task, new_head=True, seed=seed, trust_remote_code=trust_remote_code
@@ -144,20 +163,21 @@ def load_generation(
 
 
 def set_decoding(model: Any, settings: GenerationSettings) -> None:
-    """Write how to decode into a model's `generation_config`.
+    """Store the decoding settings in a model's `generation_config`.
 
     Raises:
-        UsageError: the minimum number of tokens leaves none for the end token.
+        UsageError: `min_tokens` is not below `max_tokens`, so there is no room for the end token.
     """
     if settings.min_tokens >= settings.max_tokens:
         raise UsageError(
             f"generation.min_tokens {settings.min_tokens} is not below max_tokens "
-            f"{settings.max_tokens}"
+            f"{settings.max_tokens}",
+            "lower min_tokens or raise max_tokens",
         )
     before = model.generation_config
-    of_beams: dict[str, Any] = {}
+    beam_settings: dict[str, Any] = {}
     if settings.beams > 1:
-        of_beams = {"length_penalty": settings.length_penalty, "early_stopping": False}
+        beam_settings = {"length_penalty": settings.length_penalty, "early_stopping": False}
     model.generation_config = GenerationConfig(
         eos_token_id=before.eos_token_id,
         pad_token_id=before.pad_token_id,
@@ -165,12 +185,12 @@ def set_decoding(model: Any, settings: GenerationSettings) -> None:
         no_repeat_ngram_size=settings.no_repeat_ngram,
         min_new_tokens=settings.min_tokens,
         max_new_tokens=settings.max_tokens,
-        **of_beams,
+        **beam_settings,
     )
 
 
 def decoded(generator: Any, batch: Batch) -> Tensor:
-    """Decode the targets for the sources of a batch; returns their token ids, [B, T]."""
+    """Decode the targets for the sources of a batch and return their token ids, [B, T]."""
     sources = batch["sources"]
     at_S = torch.arange(int(sources.max()), device=sources.device)
     real = (at_S < sources[:, None]).long()

@@ -1,4 +1,4 @@
-"""Labelled tasks: classes, several labels, scores, token labels and answer spans.
+"""Labelled tasks: single labels, multiple labels, scores, token labels and answer spans.
 
 Data flow: examples -> rows of tokens -> batches of similar length -> logits -> loss -> engine ->
 predictions -> metrics.
@@ -72,19 +72,20 @@ from kdcli.workloads.workload import (
 )
 
 GROUP, SHORT_ROW = 8, 20
-"""Rows in a micro-batch, and the mean length up to which twice as many fit."""
+"""Number of rows in a micro-batch, and the mean row length up to which the number is doubled."""
 DATA_KEYS = {
     *("source", "columns", "split", "split_seed"),
     *("judged_rows", "skip_bad", "judge_trained_rows"),
 }
 WORST = 20
-"""Mistakes that the report of a training lists."""
+"""Number of mistakes that the report of a training run lists."""
 FORWARD_ROWS = 16
+"""Number of rows that a runner reads in one call."""
 LENGTH_STEP = 64
-"""Rows that a runner reads are padded to a multiple of this number of tokens, because
-torch.compile compiles every shape anew."""
+"""Batches for a runner are padded to a multiple of this number of tokens, because torch.compile
+recompiles for every new shape."""
 ROW_KINDS: tuple[Kind, ...] = ("class", "multi", "score")
-"""Kinds with logits of whole rows, which a teacher may read with a tokenizer of its own."""
+"""Kinds of task with one output per row. Their teacher may use a different tokenizer."""
 
 
 @dataclass
@@ -93,14 +94,15 @@ class LabelledWorkload(Workload):
 
     Attributes:
         data: the examples.
-        settings: how rows are read.
-        train: the training examples as rows; None if the workload only evaluates.
-        evaluator: the evaluated sets as rows; None if each model reads them in its own way.
-        max_length: maximum number of tokens in a row; None as for `evaluator`.
-        tokenizer: the tokenizer that read the rows.
-        metric_names: further metrics of the `evaluate` library.
-        choose_on: the set that chooses among evaluations.
-        reference: the teacher whose outputs take the place of labels; None with labels.
+        settings: the recipe's `data` section.
+        train: the tokenised training examples; None if the workload only evaluates.
+        evaluator: the tokenised evaluation sets; None if every model uses its own tokenizer.
+        max_length: maximum number of tokens in a row; None if every model has its own maximum.
+        tokenizer: the tokenizer of `train` and `evaluator`.
+        metric_names: additional metrics from the `evaluate` library.
+        choose_on: the evaluation set that decides which evaluation is best; None for the mean over
+            all sets.
+        reference: the teacher whose outputs replace the labels; None if the labels are used.
     """
 
     session: Session
@@ -147,7 +149,7 @@ class LabelledWorkload(Workload):
     @property
     def over(self) -> Count:  # type: ignore[override]
         over = mean_over(self.kind)
-        # Without labels, the words of `tokens` are not known, so all tokens count.
+        # Without labels, the first token of each word is unknown, so all tokens count.
         return over if self.has_labels or over != "labels" else "tokens"
 
     @property
@@ -156,7 +158,7 @@ class LabelledWorkload(Workload):
 
     @property
     def evaluated_on(self) -> str:
-        """Description of the rows that the best evaluation or run is chosen on."""
+        """Description of the rows that decide which evaluation or run is best."""
         if self.choose_on:
             return f"{self.choose_on} {self.split}"
         several = "the mean over all sets of " if len(self.data.sets) > 1 else ""
@@ -181,14 +183,14 @@ class LabelledWorkload(Workload):
 
     def plan(self, settings: TrainSettings) -> Plan:
         lengths = self.train_rows.lengths
-        # Too few tokens would leave the processor waiting for the weights.
+        # With too few tokens in a batch, the processor waits for the weights to load.
         group = settings.micro_batch_size
         if group is None:
             group = 2 * GROUP if lengths.mean() <= SHORT_ROW else GROUP
         return bucketed(lengths, settings, group)
 
     def read_by(self, model: Model) -> LabelledWorkload:
-        """The same examples as another model's tokenizer reads them."""
+        """Tokenise the same examples for another model."""
         shape = row_format(self.settings, self.data.task, model)
         train = self.train and Features.of(
             self.data.task, self.train.examples, model.tokenizer, **shape
@@ -200,7 +202,7 @@ class LabelledWorkload(Workload):
         )
 
     def trains_head(self, head: TaskHeadSettings) -> bool:
-        # A head of label words is never trained.
+        # Heads of label words stay frozen.
         return head.kind == "scratch"
 
     def mask_facts(self, head: TaskHeadSettings) -> dict[str, Any]:
@@ -210,7 +212,7 @@ class LabelledWorkload(Workload):
         return facts | {"label_words": words}
 
     def with_examples(self, features: Features) -> LabelledWorkload:
-        """The same task with other training examples."""
+        """Return a copy of the workload with other training examples."""
         return replace(self, train=features)
 
     def with_reference(self, teacher: Model) -> LabelledWorkload:
@@ -222,7 +224,7 @@ class LabelledWorkload(Workload):
         }
         workload = replace(self, data=replace(self.data, sets=sets), reference=teacher.source)
         if self.evaluator is not None:
-            # The rows stay without labels, so that no loss learns from them.
+            # Only the examples get the labels. The rows have none, so no loss can learn from them.
             examples = list(itertools.chain(*sets.values()))
             features = replace(self.evaluator.features, examples=examples)
             workload.evaluator = replace(self.evaluator, features=features)
@@ -236,7 +238,7 @@ class LabelledWorkload(Workload):
         return evaluator.with_metrics(self.metric_names, trust_remote_code=trusted)
 
     def evaluator_for(self, model: Model) -> tuple[Evaluator, int]:
-        """The evaluated sets as a model reads them, and its tokens in a row."""
+        """Return the evaluation sets tokenised for a model, and its maximum row length."""
         if self.evaluator is not None and same_tokens(self.tokenizer, model.tokenizer):
             assert self.max_length is not None
             return self.evaluator, self.max_length
@@ -257,14 +259,16 @@ class LabelledWorkload(Workload):
     def load_teacher(
         self, source: str, reader: Model, *, head: TaskHeadSettings, own_tokens: bool = False
     ) -> Model:
-        """Load a teacher that was fine-tuned for the task.
+        """Load a teacher that was fine-tuned on the task.
 
         Args:
-            reader: the model whose tokenizer reads the rows.
-            own_tokens: the teacher may have another vocabulary.
+            source: the teacher.
+            reader: the model whose tokenizer is used.
+            head: settings of the teacher's head.
+            own_tokens: allow a teacher with a different vocabulary.
 
         Raises:
-            UsageError: the teacher's head does not fit, or its vocabulary is another.
+            UsageError: the teacher's head does not fit the task, or its vocabulary differs.
         """
         teacher = load_for_task(
             source,
@@ -283,7 +287,7 @@ class LabelledWorkload(Workload):
         return misfit_of(source, config, self.data.task, None) is None
 
     def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
-        # Every user of the saved model cuts rows at the length that it was trained with.
+        # Users of the saved model must truncate rows at the length that it was trained with.
         model.tokenizer.model_max_length = self.max_length
         super().save(model, folder, rows)
 
@@ -300,19 +304,20 @@ class LabelledWorkload(Workload):
             return super().targets(teacher, needs, passes=passes, place=place)
         if place is None and not dry_run:
             raise UsageError(
-                f"{teacher.source} reads the rows with its own tokenizer, so its logits are stored",
+                f"teacher {teacher.source} has its own tokenizer, so its logits must be cached",
                 "set cache_gb above 0",
             )
         return self.logits_by_own_tokens(teacher, place)
 
     def logits_by_own_tokens(self, teacher: Model, place: StorePlace | None) -> PrecomputedLogits:
-        """The logits of a teacher that reads the examples with its own tokenizer, once.
+        """Compute the logits of a teacher with its own tokenizer, once for every example.
 
         Args:
-            place: where they are stored; None gives zeros, for a dry run.
+            teacher: the fine-tuned teacher.
+            place: where to store the logits; None returns zeros, for a dry run.
 
         Raises:
-            UsageError: the place is too small.
+            UsageError: the logits do not fit in the store.
         """
         own = self.read_by(teacher)
         assert own.evaluator is not None
@@ -333,11 +338,11 @@ class LabelledWorkload(Workload):
         return self.precomputed(parts[0], parts[1])
 
     def precomputed(self, train_NC: Array, held_out_NC: Array | None) -> PrecomputedLogits:
-        """Logits of the examples, [N, C], as targets of the rows."""
+        """Turn the logits of the examples, [N, C], into targets for their rows."""
         assert self.evaluator is not None
-        held_out = self.evaluator.features.rows.example
-        of_rows = None if held_out_NC is None else held_out_NC[held_out]
-        return PrecomputedLogits(train_NC[self.train_rows.example], of_rows)
+        example_of_row = self.evaluator.features.rows.example
+        held_out_RC = None if held_out_NC is None else held_out_NC[example_of_row]
+        return PrecomputedLogits(train_NC[self.train_rows.example], held_out_RC)
 
     # -- losses -----------------------------------------------------------------------------
 
@@ -374,7 +379,7 @@ class LabelledWorkload(Workload):
     @property
     def gated_metrics(self) -> Sequence[str]:
         metrics = self.data.task.metrics
-        # Of an error or a threshold, more is not better.
+        # A gate is a lower bound, but errors and thresholds are not better when they are higher.
         higher = [m for m in metrics if m != "mse" and not m.endswith("_threshold")]
         return [*higher, *(f"{name}/{m}" for name in self.data.sets if name for m in higher)]
 
@@ -395,7 +400,7 @@ class LabelledWorkload(Workload):
         return scores if self.reference is None else scores.against_teacher()
 
     def predict(self, model: Model, evaluator: Evaluator | None = None) -> list[Prediction]:
-        """A model's predictions for all evaluated examples; an export runs in its own runtime."""
+        """Predict all evaluation examples with a model, or with an export in its own runtime."""
         if evaluator is None:
             evaluator, _ = self.evaluator_for(model)
         network = in_own_runtime(model.model)
@@ -409,7 +414,7 @@ class LabelledWorkload(Workload):
         return evaluator.features.predictions(outputs)
 
     def evaluation_job(self, model: Model, evaluator: Evaluator) -> Job:
-        """A job that only runs a model on the evaluated rows."""
+        """Build a job that only runs a model on the evaluation rows."""
         captured, rows = self.capture(model), evaluator.features.rows
 
         def step(batch: Batch) -> StepLoss:
@@ -431,11 +436,11 @@ def load_trained(
     seed: int,
     trust_remote_code: bool,
 ) -> Model:
-    """Load a model to train: with its own head, a head of label words, or a new head.
+    """Load a model to train, with its own head, a new head, or a frozen head of label words.
 
     Raises:
-        UsageError: see `kdcli.models.heads.load_for_task` and
-            `kdcli.models.label_words.load_with_label_words`.
+        UsageError: the model cannot be loaded, it does not fit the task, or a label word cannot be
+            used.
     """
     if head.kind in ("embedding", "mlm"):
         return load_with_label_words(
@@ -463,10 +468,13 @@ def load_scored(
     label_map: Sequence[int] | None = None,
     trust_remote_code: bool = False,
 ) -> Model:
-    """Load a fine-tuned model, or an export, whose `model` is then an `Export`.
+    """Load a fine-tuned model or an export to score it.
+
+    The `model` attribute of an export is an `Export`.
 
     Raises:
-        UsageError: see `load_for_task` and `open_export`; a `label_map` for an export.
+        UsageError: the model or export cannot be loaded, its head does not fit the task, or
+            `label_map` is set for an export.
     """
     if not is_export(source):
         return load_for_task(
@@ -495,23 +503,30 @@ def load_scored(
 def row_format(
     settings: LabelledSettings, task: Task, model: Model, *, as_tuned: bool = False
 ) -> dict[str, Any]:
-    """Keyword arguments of `Features.of` for a model, `max_length` clipped to its positions.
+    """Return the keyword arguments of `Features.of` for a model.
+
+    `max_length` is at most the number of the model's position embeddings.
 
     Args:
-        as_tuned: if the settings give no length, use the one the model was fine-tuned with.
+        settings: the recipe's `data` section.
+        task: the task.
+        model: the model that reads the rows.
+        as_tuned: if the settings give no length, use the length the model was fine-tuned with.
     """
     length = settings.max_length or task.max_length
     tuned = model.tuned_length if as_tuned else None
     if tuned is not None and tuned != length:
         if settings.max_length:
-            read = f"reads {length} now, as data.max_length says"
+            choice = f"using {length} tokens, as data.max_length says"
         else:
-            read, length = f"reads {tuned} now too, not the task's {length}", tuned
-        Progress.log(f"{model.source} was fine-tuned with {tuned} tokens in a row and {read}")
+            choice = f"using {tuned} tokens instead of the task's {length}"
+            length = tuned
+        Progress.log(f"{model.source} was fine-tuned on rows of {tuned} tokens: {choice}")
     positions = positions_of(model.model.config)
     if positions is not None and positions < length:
         Progress.log(
-            f"{model.source} reads at most {positions} tokens, so data.max_length is {positions}"
+            f"{model.source} reads at most {positions} tokens, so data.max_length is set to "
+            f"{positions}"
         )
         length = positions
     shape: dict[str, Any] = {
@@ -529,12 +544,16 @@ def row_format(
 
 
 def check_vocabulary(teacher: Model, tokenizer: Any, student: str) -> None:
-    """Raise a `UsageError` if teacher and student have different vocabularies."""
+    """Check that teacher and student have the same vocabulary.
+
+    Raises:
+        UsageError: the vocabularies differ.
+    """
     if not same_tokens(teacher.tokenizer, tokenizer):
         raise UsageError(
-            f"teacher {teacher.source} has another vocabulary than {student}",
-            "both read the same rows of tokens; choose a teacher that was fine-tuned from a model "
-            "with the same tokenizer",
+            f"teacher {teacher.source} and {student} have different vocabularies, but both must "
+            "read the same tokens",
+            "choose a teacher that was fine-tuned from a model with the same tokenizer",
         )
 
 
@@ -545,37 +564,44 @@ def scores_of(
     worst: int = 0,
     notes: Sequence[str] = (),
 ) -> ModelScores:
-    """The scores of some predictions."""
+    """Score predictions for all evaluation examples."""
     counts = {name: end - begin for name, (begin, end) in evaluator.bounds.items()}
     evaluations = evaluator.evaluations("", split, predictions, worst)
     return ModelScores(evaluations, evaluator.scorers(predictions), counts, predictions, notes)
 
 
 def runner_outputs(runner: Runner, rows: TokenizedRows, positions: int | None) -> list[Array]:
-    """A runner's logits for each row; `positions` is the longest row that the model reads."""
+    """Run all rows and return the logits of each row.
+
+    Args:
+        runner: runs the model.
+        rows: the tokenised rows.
+        positions: maximum row length of the model; None if there is no maximum.
+    """
     logits: list[Array] = []
     for begin in range(0, len(rows), FORWARD_ROWS):
         batch = rows.batch(np.arange(begin, min(begin + FORWARD_ROWS, len(rows))))
         inputs = runner.prepare(padded(batch, rows.pad_id, positions))
         outputs = runner.output(runner.call(inputs))
-        # Start and end logits of a question answering head are stacked, [L, 2].
+        # The start and end logits of a question-answering head are stacked to [L, 2].
         logits += list(outputs[0] if len(outputs) == 1 else np.stack(outputs, -1))
     return logits
 
 
 def padded(batch: Batch, pad_id: int, positions: int | None) -> Batch:
-    """Pad a batch's inputs to a multiple of `LENGTH_STEP` tokens, or to the model's positions."""
+    """Pad a batch to a multiple of `LENGTH_STEP` tokens, but not beyond the model's positions."""
     length = batch["input_ids"].shape[1]
-    longer = length + -length % LENGTH_STEP
-    more = (longer if positions is None else min(longer, positions)) - length
+    padded_length = length + -length % LENGTH_STEP
+    if positions is not None:
+        padded_length = min(padded_length, positions)
     names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch]
     fillers = {name: pad_id if name == "input_ids" else 0 for name in names}
     return {
-        name: torch.nn.functional.pad(batch[name], (0, more), value=filler)
+        name: torch.nn.functional.pad(batch[name], (0, padded_length - length), value=filler)
         for name, filler in fillers.items()
     }
 
 
 def same_tokens(one: Any, other: Any) -> bool:
-    """Whether two tokenizers have the same vocabulary, so that both read the same rows."""
+    """Whether two tokenizers have the same vocabulary, so that both models can share rows."""
     return bool(one is other or one.get_vocab() == other.get_vocab())

@@ -1,5 +1,4 @@
-"""Tasks of mteb by name, `mteb:STS12`: its data and measures, and the vectors of kdcli's
-encoder."""
+"""Evaluation on MTEB tasks, such as `mteb:STS12`, with the data and metrics of the mteb library."""
 
 import logging
 import warnings
@@ -24,11 +23,16 @@ from kdcli.workloads.settings import VectorSettings
 from kdcli.workloads.workload import EvaluationRequest, ModelScores
 
 PREFIX = "mteb:"
-ROLES = {"query": "query", "document": "document"}  # Of mteb's prompt types
+ROLES = {"query": "query", "document": "document"}
+"""mteb's prompt type -> role of a text."""
 
 
 class Encoder:
-    """An embedding model as mteb's `EncoderProtocol` wants it; `texts` counts what it has read."""
+    """An embedding model with the interface of mteb's `EncoderProtocol`.
+
+    Attributes:
+        texts: number of texts encoded so far.
+    """
 
     def __init__(self, embedder: Embedder, session: Session, meta: Any) -> None:
         self.embedder, self.session, self.mteb_model_meta, self.texts = embedder, session, meta, 0
@@ -36,18 +40,18 @@ class Encoder:
     def encode(
         self, inputs: Iterable[Mapping[str, Any]], *, prompt_type: Any = None, **_: Any
     ) -> Array:
-        """Batches with the texts under `text` -> their vectors, float32 [N, E]."""
+        """Encode the texts in the field `text` of every batch, [N, E] float32."""
         texts = [text for batch in inputs for text in batch["text"]]
         self.texts += len(texts)
         role = ROLES.get(str(getattr(prompt_type, "value", "")), "")
         return self.embedder.vectors(texts, role, self.session)
 
     def similarity(self, x_ND: Array, y_MD: Array) -> torch.Tensor:
-        """Of each x with each y, [N, M]."""
+        """Compute the similarity of every x to every y, [N, M]."""
         return self._tensor(x_ND) @ self._tensor(y_MD).T
 
     def similarity_pairwise(self, x_ND: Array, y_ND: Array) -> torch.Tensor:
-        """Of each x with its y, [N]."""
+        """Compute the similarity of every x to its y, [N]."""
         return (self._tensor(x_ND) * self._tensor(y_ND)).sum(-1)
 
     def _tensor(self, v_ND: Any) -> torch.Tensor:
@@ -56,46 +60,52 @@ class Encoder:
 
 
 def open_task(name: str) -> Any:
-    """A task of mteb with its data. `name`: with `PREFIX`. Raises UsageError: no such task, one of
-    other than texts, or its data is neither in a cache nor to be had; MachineError: mteb is
-    missing."""
+    """Load an MTEB task and its data.
+
+    Args:
+        name: the task's name with `PREFIX`.
+
+    Raises:
+        UsageError: the task does not exist, it does not consist of texts, or its data is neither
+            in the cache nor available from the hub.
+        MachineError: mteb is not installed.
+    """
     mteb = library("mteb", "embed")
     logging.getLogger("mteb").setLevel(logging.ERROR)
     try:
         task = mteb.get_task(name.removeprefix(PREFIX))
     except KeyError as error:
         raise UsageError(
-            f"mteb has no such task: {error.args[0]}", "kdcli evaluate MODEL --task mteb:STS12"
+            f"unknown mteb task: {error.args[0]}", "example: kdcli evaluate MODEL --task mteb:STS12"
         ) from None
     if task.is_aggregate:
         parts = ", ".join(part.metadata.name for part in task.metadata.tasks)
-        raise UsageError(f"{name} is made of several tasks", f"name one of them: {parts}")
+        raise UsageError(f"{name} consists of several tasks", f"choose one of them: {parts}")
     if task.metadata.modalities != ["text"]:
         raise UsageError(
-            f"{name} is a task of {', '.join(task.metadata.modalities)}, and kdcli's models read "
-            "texts"
+            f"{name} is a task of {', '.join(task.metadata.modalities)}, but kdcli's models only "
+            "read text",
+            "choose a text task",
         )
     try:
         task.load_data()
     except (*HUB_ERRORS, ValueError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        message = (
-            f"the data of {name} ({task.metadata.dataset['path']}) is not in the cache and cannot "
-            f"be had: {reason}"
-        )
         raise UsageError(
-            message, "run it once where the hub can be reached, or judge by --task own or retrieval"
+            f"the data of {name} ({task.metadata.dataset['path']}) is not in the cache and cannot "
+            f"be downloaded: {reason}",
+            "run the command once with access to the hub, or use --task own or retrieval",
         ) from None
     return task
 
 
 @dataclass(frozen=True)
 class MtebEvaluation:
-    """A task of mteb as a set that embedding models are scored on; it gives no intervals.
+    """Evaluation of embedding models on an MTEB task, without confidence intervals.
 
     Attributes:
         task: the task with its data.
-        session: where vectors are computed.
+        session: the device on which vectors are computed.
         name: the task's name with `PREFIX`.
     """
 
@@ -105,7 +115,7 @@ class MtebEvaluation:
 
     @property
     def row_count(self) -> int:
-        """Unknown: mteb reads the rows."""
+        """Number of rows; 0, because only mteb knows it."""
         return 0
 
     @property
@@ -113,8 +123,10 @@ class MtebEvaluation:
         return (self.task.metadata.main_score,)
 
     def score(self, model: Model) -> ModelScores:
-        """Score a model by the task's main score, for each subset and split. The number of rows is
-        the number of texts that mteb reads."""
+        """Compute the task's main score for every subset and split.
+
+        The reported number of rows is the number of texts that mteb has encoded.
+        """
         assert isinstance(model, Embedder)
         mteb, rows = library("mteb", "embed"), list[Evaluation]()
         meta = library("mteb.models", "embed").ModelMeta.create_empty()
@@ -141,14 +153,15 @@ class MtebEvaluation:
 
 
 def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWorkload:
-    """Open a task of mteb.
+    """Open an MTEB task to evaluate embedding models.
 
     Raises:
-        UsageError, MachineError: see `open_task`.
+        UsageError: the task or its data cannot be used.
+        MachineError: mteb is not installed.
     """
     task = open_task(request.task)
     name = f"{PREFIX}{task.metadata.name}"
-    notes = [f"data and measure of mteb {version('mteb')}, which gives no intervals"]
+    notes = [f"data and metrics of mteb {version('mteb')}, without confidence intervals"]
     settings = VectorSettings(pooling=request.pooling)
     eval_set = MtebEvaluation(task, session, name)
     return EmbeddingWorkload(session, None, None, [eval_set], settings, notes=notes, name=name)

@@ -1,5 +1,7 @@
-"""From a model's outputs to its evaluation in a report: predictions, metrics, confusion, the worst
-examples."""
+"""Turn a model's outputs into predictions, and predictions into the evaluations of a report.
+
+An evaluation holds metrics, a confusion matrix, scores per class and the worst mistakes.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A model's prediction for one example. `value`: in the format of the task's metrics, see
-    `kdcli.metrics.scorer`.
-    `shown`: the same for people and for prediction files. `scores`: class probabilities, if there
-    are classes; for `span` the margin of no answer over the best span. `error`: a loss, an absolute
-    error, or the share of wrong words; 0 for `span` and `text` and where the label is withheld."""
+    """A model's prediction for one example.
+
+    Attributes:
+        value: the prediction in the format of the task's metrics, see `kdcli.metrics.scorer`.
+        shown: the prediction in the format of reports and prediction files.
+        scores: class probabilities if the task has classes; for `span`, how much higher "no
+            answer" scores than the best span.
+        error: the loss, the absolute error, or the share of wrong words. It is 0 for `span` and
+            `text`, and if the label is withheld.
+    """
 
     value: Any
     shown: Any
@@ -43,13 +50,21 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Features:
-    """A task's examples as rows of tokens; the rows of a `span` task are windows."""
+    """A task's tokenised examples.
+
+    Attributes:
+        task: the task.
+        examples: the examples.
+        rows: the tokenised rows. For `span`, every row is a window.
+        windows: the windows of a `span` task, else None.
+        tokenizer: decodes the outputs of a `text` task, else None.
+    """
 
     task: Task
     examples: list[Example]
     rows: TokenizedRows
     windows: Windows | None
-    tokenizer: PreTrainedTokenizerBase | None = None  # of `text`
+    tokenizer: PreTrainedTokenizerBase | None = None
 
     @classmethod
     def of(
@@ -63,8 +78,17 @@ class Features:
         token_types: bool,
         target: Mapping[str, int] | None = None,
     ) -> Features:
-        """Tokenise examples; see `encode`, `windows` and, of which `target` are two arguments,
-        `encode_targets`."""
+        """Tokenise examples.
+
+        Args:
+            task: the task.
+            examples: the examples.
+            tokenizer: the tokenizer.
+            max_length: maximum number of tokens in a row.
+            stride: number of tokens shared by consecutive windows, for `span`.
+            token_types: whether the model reads token types.
+            target: the arguments `target_length` and `end_id` of `encode_targets`, for `text`.
+        """
         if task.kind == "text":
             assert target is not None
             rows = encode_targets(
@@ -72,23 +96,25 @@ class Features:
             )
             return cls(task, examples, rows, None, tokenizer)
         if task.kind == "span":
-            cut = windows(
+            split = windows(
                 examples, tokenizer, max_length=max_length, stride=stride, token_types=token_types
             )
-            return cls(task, examples, cut.rows, cut)
+            return cls(task, examples, split.rows, split)
         rows = encode(task, examples, tokenizer, max_length=max_length, token_types=token_types)
         return cls(task, examples, rows, None)
 
     def by_length(self) -> Features:
-        """The same rows, shortest first, to evaluate with little padding."""
-        cut = None if self.windows is None else self.windows.by_length()
-        return replace(self, rows=self.rows.by_length() if cut is None else cut.rows, windows=cut)
+        """Sort the rows by length, so that evaluation needs little padding."""
+        if self.windows is None:
+            return replace(self, rows=self.rows.by_length())
+        ordered = self.windows.by_length()
+        return replace(self, rows=ordered.rows, windows=ordered)
 
     def predictions(self, outputs: Sequence[Array]) -> list[Prediction]:
-        """Predictions in the order of `examples`, from the model's output for each row."""
+        """Turn the model's output for each row into predictions in the order of `examples`."""
         if self.windows is not None:
-            # The metric tries every threshold, so it gets the best span even where no answer is
-            # likelier.
+            # `value` always has the best span, because the metric tries every threshold for
+            # "no answer".
             return [
                 Prediction(
                     {"id": d.id, "text": d.text, "no_answer": d.no_answer},
@@ -112,18 +138,18 @@ class Features:
             ).strip()
             return Prediction(text, text, [])
         if task.kind == "class":
-            logs = log_softmax(output.astype(np.float64))
-            index = int(logs.argmax())
-            error = 0.0 if label is None else float(-logs[label])
-            return Prediction(index, task.labels[index], np.exp(logs).tolist(), error)
+            log_probs = log_softmax(output.astype(np.float64))
+            index = int(log_probs.argmax())
+            error = 0.0 if label is None else float(-log_probs[label])
+            return Prediction(index, task.labels[index], np.exp(log_probs).tolist(), error)
         if task.kind == "multi":
-            likely = expit(output.astype(np.float64))
-            chosen = (likely > 0.5).astype(int)
+            probs = expit(output.astype(np.float64))
+            chosen = (probs > 0.5).astype(int)
             if label is not None:
-                truth = np.isin(np.arange(len(likely)), label)
-                error = float(-np.log(np.where(truth, likely, 1 - likely).clip(1e-12)).mean())
+                truth = np.isin(np.arange(len(probs)), label)
+                error = float(-np.log(np.where(truth, probs, 1 - probs).clip(1e-12)).mean())
             names = [name for name, c in zip(task.labels, chosen, strict=True) if c]
-            return Prediction(chosen.tolist(), names, likely.tolist(), error)
+            return Prediction(chosen.tolist(), names, probs.tolist(), error)
         if task.kind == "score":
             score = float(output[0])
             return Prediction(score, score, [], 0.0 if label is None else abs(score - float(label)))
@@ -135,7 +161,10 @@ class Features:
         return Prediction(tags, tags, [], error)
 
     def _tags(self, example: Example, row: int, output_LC: Array) -> list[str]:
-        """A label per word; truncated words get `O`, or the first label if there is no `O`."""
+        """Return one label per word.
+
+        Truncated words get the label `O`, or the first label if the task has no `O`.
+        """
         assert self.rows.words_T is not None
         end, labels = int(self.rows.ends[row]), self.task.labels
         words_L = self.rows.words_T[end - int(self.rows.lengths[row]) : end]
@@ -147,8 +176,14 @@ class Features:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """The evaluated sets of a task as one list of examples; `bounds` gives each set's slice of
-    it."""
+    """The tokenised evaluation sets of a task.
+
+    Attributes:
+        features: the examples of all sets.
+        bounds: set -> first and last index (exclusive) of its examples.
+        choose_on: the set whose metrics count during training; None for the mean over all sets.
+        extra_metrics: additional metrics from the `evaluate` library.
+    """
 
     features: Features
     bounds: Mapping[str, tuple[int, int]]
@@ -163,24 +198,33 @@ class Evaluator:
         tokenizer: PreTrainedTokenizerBase,
         *,
         choose_on: str | None = None,
-        **how: Any,
+        **options: Any,
     ) -> Evaluator:
-        """Tokenise all sets; `how` goes to `Features.of`."""
+        """Tokenise all sets. `options` are further arguments of `Features.of`."""
         bounds = itertools.pairwise(itertools.accumulate(map(len, sets.values()), initial=0))
-        features = Features.of(task, list(itertools.chain(*sets.values())), tokenizer, **how)
+        features = Features.of(task, list(itertools.chain(*sets.values())), tokenizer, **options)
         return cls(features.by_length(), dict(zip(sets, bounds, strict=True)), choose_on)
 
     @property
     def task(self) -> Task:
-        """The evaluated task."""
+        """The task that is evaluated."""
         return self.features.task
 
     def with_metrics(self, names: Sequence[str], *, trust_remote_code: bool) -> Evaluator:
-        """The same with metrics of the `evaluate` library, each tried on the references of the
-        first set. Raises UsageError: see `kdcli.metrics.library`."""
+        """Return a copy with additional metrics from the `evaluate` library.
+
+        Every metric is tried on the references of the first set.
+
+        Args:
+            names: names, scripts or directories of metrics.
+            trust_remote_code: whether code that comes with a metric may run.
+
+        Raises:
+            UsageError: a metric cannot be loaded, or does not fit the task.
+        """
         if not names:
             return self
-        # Imported on demand: the library takes seconds.
+        # Importing the library takes seconds.
         from kdcli.metrics.library import load_metrics
 
         begin, end = next(iter(self.bounds.values()))
@@ -189,7 +233,7 @@ class Evaluator:
         return replace(self, extra_metrics=loaded)
 
     def scorers(self, predictions: Sequence[Prediction]) -> dict[str, Scorer]:
-        """Set -> its scorer, see `kdcli.metrics.scorer`."""
+        """Return the scorer of every set, set -> scorer; see `kdcli.metrics.scorer`."""
         return {
             name: scorer(
                 self.task,
@@ -201,11 +245,11 @@ class Evaluator:
         }
 
     def language(self, name: str) -> str:
-        """The language whose rules compare the answers of a set; empty where they are SQuAD's."""
+        """Return the language whose rules normalise a set's answers; empty for SQuAD's rules."""
         return name if self.task.kind == "span" else ""
 
     def by_set(self, predictions: Sequence[Prediction]) -> dict[str, dict[str, float]]:
-        """Set -> metric -> value."""
+        """Compute the metrics of every set, set -> metric -> value."""
         scorers = self.scorers(predictions)
         return {
             name: scorers[name](np.arange(end - begin))
@@ -213,13 +257,20 @@ class Evaluator:
         }
 
     def metrics(self, outputs: Sequence[Array]) -> dict[str, float]:
-        """The metrics during training, see `summed_up`."""
+        """Compute the metrics during training; see `summed_up`."""
         return summed_up(self.by_set(self.features.predictions(outputs)), self.choose_on)
 
     def evaluations(
         self, model: str, split: str, predictions: Sequence[Prediction], worst: int
     ) -> list[Evaluation]:
-        """Evaluate a model on each set, and keep the `worst` examples of each."""
+        """Evaluate predictions on every set.
+
+        Args:
+            model: the model's name in the report.
+            split: the evaluation split.
+            predictions: the predictions for all examples.
+            worst: number of mistakes per set to list in the report.
+        """
         metrics, rows = self.by_set(predictions), []
         for name, (begin, end) in self.bounds.items():
             pairs = list(
@@ -258,29 +309,29 @@ class Evaluator:
 
 
 def _sha256(examples: Sequence[Example]) -> str:
-    """The hash of texts and labels of some examples, in any order."""
-    each = (
+    """Hash the texts and labels of examples, whatever their order."""
+    digests = (
         hashlib.sha256(repr((e.texts, e.label)).encode("utf-8", "surrogatepass")).digest()
         for e in examples
     )
-    return hashlib.sha256(b"".join(sorted(each))).hexdigest()
+    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
 
 
 def _worst_examples(
     task: Task, pairs: Sequence[tuple[Example, Prediction]], language: str
 ) -> list[Mistake]:
-    """List all wrong predictions, the largest error first."""
+    """List all wrong predictions, with the largest error first."""
     wrong: list[Mistake] = []
     for example, prediction in pairs:
         error, label, shown = prediction.error, shown_label(task, example), prediction.shown
         if task.kind == "span" and label is not None:
             error = 1.0 - score_answer(shown, label, language)[1]
         elif task.kind == "text" and label is not None:
-            # Imported by kind, as metrics are.
+            # Only needed for this kind of task.
             from kdcli.metrics.generation import rouge
 
             error = 1.0 - rouge(shown, label)[2]
-        # A loss is above 0 for a right answer too.
+        # The loss of a correct prediction is above 0 too.
         if error <= 0 or (
             task.kind in ("class", "multi") and prediction.value == reference(task, example)
         ):
@@ -299,7 +350,7 @@ def _worst_examples(
 
 
 def as_label(task: Task, example: Example, prediction: Prediction) -> Example:
-    """The example with a model's prediction as its label."""
+    """Return a copy of an example with a model's prediction as its label."""
     value: Any = prediction.value
     if task.kind == "multi":
         label: Any = tuple(int(n) for n in np.flatnonzero(value))
@@ -315,8 +366,15 @@ def as_label(task: Task, example: Example, prediction: Prediction) -> Example:
 
 
 def summed_up(by_set: Mapping[str, Mapping[str, float]], choose_on: str | None) -> dict[str, float]:
-    """The metrics of set `choose_on`, else means over sets; with several sets also each, as
-    `SET/METRIC`."""
+    """Combine the metrics of all sets.
+
+    Args:
+        by_set: set -> metric -> value.
+        choose_on: the set whose metrics to return; None for the means over all sets.
+
+    Returns:
+        Metric -> value. With several sets, it also has the metrics of every set as `SET/METRIC`.
+    """
     if choose_on is not None:
         total = dict(by_set[choose_on])
     else:
@@ -331,7 +389,7 @@ def summed_up(by_set: Mapping[str, Mapping[str, float]], choose_on: str | None) 
 
 
 def reference(task: Task, example: Example) -> Any:
-    """An example's label in the format of the task's metrics; None if it is withheld."""
+    """Return an example's label in the format of the task's metrics; None if it is withheld."""
     label: Any = example.label
     if label is None or task.kind in ("class", "score", "text"):
         return label
@@ -343,7 +401,7 @@ def reference(task: Task, example: Example) -> Any:
 
 
 def shown_label(task: Task, example: Example) -> Any:
-    """An example's label for people and for prediction files; None if it is withheld."""
+    """Return an example's label in the format of reports and prediction files; None if withheld."""
     label: Any = example.label
     if label is None or task.kind in ("score", "text"):
         return label
@@ -353,8 +411,10 @@ def shown_label(task: Task, example: Example) -> Any:
 
 
 def readable(task: Task, example: Example, value: Any, other: Any) -> str:
-    """A label or prediction as text; for `tokens` only the words in which it differs from
-    `other`."""
+    """Format a label or prediction as text.
+
+    For `tokens`, only the words in which `value` and `other` differ are included.
+    """
     if task.kind == "tokens":
         return ", ".join(
             f"{w} {v}" for w, v, o in zip(example.texts, value, other, strict=True) if v != o

@@ -1,4 +1,4 @@
-"""Rankings in a report: a metric's value for each query -> means, and paired differences."""
+"""Report scores of rankings, computed from the metrics of each query."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,10 +10,13 @@ from kdcli.workloads.workload import Array, ModelScores
 def ranking_scores(
     task: str, split: str, values: Mapping[str, Array], notes: Sequence[str] = ()
 ) -> ModelScores:
-    """The scores of a model that ranks.
+    """Compute the scores of a model from the metrics of its rankings.
 
     Args:
+        task: the task's name in the report.
+        split: the evaluation split.
         values: metric -> its value for each query, [Q].
+        notes: notes for the report.
     """
     count = len(next(iter(values.values())))
     evaluation = Evaluation(

@@ -1,5 +1,4 @@
-"""Recipes of fine-tuning: the named one, the one shipped for a task, or one model's part of another
-verb's recipe."""
+"""Fine-tuning recipes: given by the user, shipped for a task, or derived from another recipe."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,8 +19,18 @@ from kdcli.workloads.settings import (
 def finetune_recipe(
     *, recipe: str | None = None, sets: Sequence[str] = (), options: Mapping[str, Any]
 ) -> Resolved[FinetuneRecipe]:
-    """The named recipe, else the one shipped for the task, else the defaults; arguments and errors
-    as of `resolve`."""
+    """Resolve a fine-tuning recipe.
+
+    Without `recipe`, use the recipe that is shipped for the task. Other tasks use the defaults.
+
+    Args:
+        recipe: name or file of a recipe.
+        sets: values of `--set`.
+        options: recipe key -> value of an option.
+
+    Raises:
+        UsageError: the recipe cannot be read, or a key or value is not allowed.
+    """
     resolved = resolve(FinetuneRecipe, recipe=recipe, sets=sets, options=options)
     if recipe is None and (task := resolved.recipe.task) in shipped("finetune"):
         return resolve(FinetuneRecipe, recipe=task, sets=sets, options=options)
@@ -31,8 +40,14 @@ def finetune_recipe(
 def as_finetune(
     recipe: OnTask, model: str, *, head: TaskHeadSettings | None = None
 ) -> FinetuneRecipe:
-    """The part of a task recipe that trains or evaluates one of its models. `head`: settings of the
-    model's head; None is the recipe's without `label_map`, which belongs to the teacher."""
+    """Derive the fine-tuning recipe for one model of another verb's recipe.
+
+    Args:
+        recipe: the verb's recipe.
+        model: the model.
+        head: settings of the model's head. None uses the recipe's settings without `label_map`,
+            which belongs to the teacher.
+    """
     shared = {
         key: getattr(recipe, key)
         for key in ("task", "keep", "choose_on", "data", "train", "measure")
@@ -44,19 +59,29 @@ def as_finetune(
 def downstream_recipe(
     settings: DownstreamSettings, task: str, seed: int
 ) -> Resolved[FinetuneRecipe]:
-    """The recipe of one task of `eval`: the shipped one, with the overrides. Raises UsageError: an
-    override that `finetune` does not know; a directory of several tasks without this one's."""
+    """Resolve the fine-tuning recipe for one task of the `eval` section.
+
+    This is the shipped recipe for the task with the section's overrides.
+
+    Args:
+        settings: the `eval` section.
+        task: the task.
+        seed: the training seed.
+
+    Raises:
+        UsageError: an override is not a key of `finetune`, or `eval.source` has no folder for the
+            task although there are several tasks.
+    """
     source = settings.source
     if source is not None and (Path(source) / task).is_dir():
         source = str(Path(source) / task)
     elif source is not None and Path(source).is_dir() and len(settings.tasks) > 1:
-        there = (
-            ", ".join(sorted(f"{p.name}/" for p in Path(source).iterdir() if p.is_dir())) or "none"
+        folders = sorted(f"{p.name}/" for p in Path(source).iterdir() if p.is_dir())
+        raise UsageError(
+            f"eval.source={source} has no folder {task}/ for the task {task}; there are "
+            f"{', '.join(folders) or 'none'}",
+            "with several tasks, add one folder per task, named after the task",
         )
-        message = (
-            f"eval.source={source} has no folder {task}/ for the task {task}; there are {there}"
-        )
-        raise UsageError(message, "with several tasks each needs a folder of its name")
     options = {"task": task, "data.source": source, "train.seed": seed} | dict(
         flatten(settings.overrides)
     )
@@ -64,7 +89,7 @@ def downstream_recipe(
 
 
 def rerank_finetuning(recipe: RerankRecipe) -> FinetuneRecipe:
-    """The part of a reranker's recipe that fine-tunes one model."""
+    """Derive the fine-tuning recipe from a reranker's recipe."""
     data = LabelledSettings(
         source=recipe.data.source,
         max_length=recipe.data.max_length,

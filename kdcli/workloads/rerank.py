@@ -1,4 +1,4 @@
-"""Rerankers: models with one output that score a query with each of its candidate passages.
+"""Rerankers: models with one output that score the candidate passages of a query.
 
 Data flow: lists of candidates -> rows of tokens -> batches of whole lists -> scores -> loss over
 each list -> engine -> rankings.
@@ -73,24 +73,24 @@ from kdcli.workloads.workload import (
 TASKS = (RERANK.name,)
 METRICS = RERANK.metrics
 ROWS_AT_ONCE = 32
-"""Number of candidates in a micro-batch, about."""
+"""Approximate number of candidates in a micro-batch."""
 ACTIVATIONS = {
     "Sigmoid": "torch.nn.modules.activation.Sigmoid",
     "Identity": "torch.nn.modules.linear.Identity",
 }
 SCORES_KEY = "scores"
 SAMPLED_LISTS = 100
-"""Number of lists that a student is fitted to its teacher on."""
+"""Number of lists on which a student is fitted to its teacher."""
 
 
 @dataclass(frozen=True)
 class ListRows:
-    """Lists with their rows of tokens; each example is a whole list.
+    """Tokenised lists of candidates. Every example is a whole list.
 
     Attributes:
         lists: the queries and candidates.
-        rows: query and passage of each candidate.
-        scores: a teacher's score of each candidate, [R]; None without a teacher.
+        rows: query and passage of each candidate, tokenised.
+        scores: the teacher's score for each candidate, [R]; None without a teacher.
     """
 
     lists: Lists
@@ -102,16 +102,16 @@ class ListRows:
 
     @property
     def lengths(self) -> Array:
-        """Tokens of the longest row of each list, [Q]."""
+        """Number of tokens in the longest row of each list, [Q]."""
         return np.maximum.reduceat(self.rows.lengths, self.lists.ends - self.lists.sizes)
 
     def batch(self, indices: Array) -> Batch:
-        """Collate the rows of some lists.
+        """Collate the rows of the given lists.
 
         Returns:
-            The rows' tokens; `places` [Q, M], the row of each candidate and -1 behind a list;
-            `labels` [Q], which counts each list once; `relevance` [R]; and `scores` [R] if there
-            are any.
+            The rows' tokens; `places` [Q, M], the row number of each candidate, or -1 past the end
+            of a list; `labels` [Q], zeros that make every list count once in means over labels;
+            `relevance` [R]; and `scores` [R] if the teacher's scores are known.
         """
         at = self.lists.rows_of(indices)
         batch = self.rows.batch(at)
@@ -129,17 +129,18 @@ class ListRows:
 
 @dataclass(frozen=True)
 class ScoreTargets:
-    """A teacher's score of every candidate.
+    """A teacher's score for every candidate.
 
     Attributes:
-        train_R, held_out_R: of the lists to train on and to score, [R] each.
+        train_R: scores for the training lists, [R].
+        held_out_R: scores for the held-out lists, [R].
     """
 
     train_R: Array
     held_out_R: Array
 
     def attach(self, examples: Examples, held_out: Examples) -> tuple[Examples, Examples]:
-        """Put the scores into the batches of both."""
+        """Add the scores to the batches of both."""
         assert isinstance(examples, ListRows)
         assert isinstance(held_out, ListRows)
         train = replace(examples, scores=_known(self.train_R))
@@ -158,19 +159,18 @@ class RerankWorkload(Workload):
     """Queries with their candidates, tokenised for cross-encoders that share a tokenizer.
 
     Attributes:
-        train, judged: lists to train on and lists to score; `train` is None if the workload only
-            evaluates.
+        train: training lists; None if the workload only evaluates.
+        evaluated: evaluation lists.
         settings: the recipe's `ranking` section.
-        row_length: maximum number of tokens in a row; None for the task's own.
-        reader: the model whose tokenizer reads the rows.
-        pooling: makes plain encoders embedding models.
-        labels: whose relevance of a passage counts: the data's, or the teacher's score.
-        scored: the training lists come with a teacher's scores.
+        row_length: maximum number of tokens in a row; None for the task's default.
+        reader: the model whose tokenizer reads the rows; None if the workload only evaluates.
+        pooling: pooling that turns plain encoders into embedding models.
+        labels: source of a passage's relevance: the labels in the data, or the teacher's scores.
     """
 
     session: Session
     train: Lists | None
-    judged: Lists
+    evaluated: Lists
     split: str
     settings: RankingSettings
     row_length: int | None
@@ -200,7 +200,7 @@ class RerankWorkload(Workload):
 
     @property
     def held_out_size(self) -> float:  # type: ignore[override]
-        return max(1.0, float(self.judged.sizes.max() / self._train.sizes.mean()))
+        return max(1.0, float(self.evaluated.sizes.max() / self._train.sizes.mean()))
 
     @property
     def _train(self) -> Lists:
@@ -211,12 +211,12 @@ class RerankWorkload(Workload):
 
     @property
     def list_rows(self) -> tuple[ListRows, ListRows]:
-        """The lists to train on and to score, as the reader's tokens."""
+        """The training and evaluation lists, tokenised for the reader."""
         if self._rows is None:
             assert self.reader is not None
             parts = [
                 ListRows(lists, tokenize_lists(lists, self.reader, self.row_length))
-                for lists in (self._train, self.judged)
+                for lists in (self._train, self.evaluated)
             ]
             self._rows = parts[0], parts[1]
         return self._rows
@@ -230,23 +230,24 @@ class RerankWorkload(Workload):
         return self.list_rows[1]
 
     def with_reference(self, teacher: Model) -> RerankWorkload:
-        scores_R = self.candidate_scores(teacher, self.judged).astype(np.float64)
-        begins = self.judged.ends - self.judged.sizes
-        # A gain is not negative; the least relevant passage of a list gains nothing.
+        scores_R = self.candidate_scores(teacher, self.evaluated).astype(np.float64)
+        begins = self.evaluated.ends - self.evaluated.sizes
+        # Gains must not be negative, so the lowest score of each list becomes 0.
         lowest_Q = np.minimum.reduceat(scores_R, begins)
-        gains_R = scores_R - np.repeat(lowest_Q, self.judged.sizes)
-        judged = replace(self.judged, labels=gains_R)
+        gains_R = scores_R - np.repeat(lowest_Q, self.evaluated.sizes)
+        evaluated = replace(self.evaluated, labels=gains_R)
         note = f"gains are the scores of {teacher.source}: no labels were read"
         rows = None
         if self._rows is not None:
-            rows = self._rows[0], replace(self._rows[1], lists=judged)
-        return replace(self, judged=judged, notes=[*self.notes, note], labels="teacher", _rows=rows)
+            rows = self._rows[0], replace(self._rows[1], lists=evaluated)
+        notes = [*self.notes, note]
+        return replace(self, evaluated=evaluated, notes=notes, labels="teacher", _rows=rows)
 
     @property
     def sample(self) -> Examples:
         assert self.reader is not None
-        few = self._train.take(np.arange(min(len(self._train), SAMPLED_LISTS)))
-        return tokenize_lists(few, self.reader, self.row_length)
+        lists = self._train.take(np.arange(min(len(self._train), SAMPLED_LISTS)))
+        return tokenize_lists(lists, self.reader, self.row_length)
 
     def plan(self, settings: TrainSettings) -> Plan:
         group = settings.micro_batch_size
@@ -278,8 +279,20 @@ class RerankWorkload(Workload):
         layers: list[int] | None = None,
         seed: int = 0,
     ) -> Model:
-        """Make a cross-encoder of a shape. Its head is the origin's where the width is the same,
-        else one drawn from the seed."""
+        """Make a cross-encoder from another one.
+
+        The student copies the head if its hidden size stays the same. Otherwise it gets a new head.
+
+        Args:
+            origin: the cross-encoder that the student is made from.
+            shape: the student's shape.
+            init: how the student's weights start.
+            layers: layers of `origin` to copy; None for evenly spaced layers.
+            seed: seed for random weights.
+
+        Raises:
+            UsageError: the student cannot have this shape, initialisation or choice of layers.
+        """
         full = origin.shape
         if shape == full and init != "random":
             network = copy.deepcopy(origin.model)
@@ -306,42 +319,53 @@ class RerankWorkload(Workload):
         place: StorePlace | None = None,
         dry_run: bool = False,
     ) -> ScoreTargets:
-        """A teacher's scores of every candidate, computed once.
+        """Compute a teacher's score for every candidate.
 
-        Scores of the held-out candidates are computed in float32; those of the training candidates
-        in the compute dtype and, for a cross-encoder, kept in the cache.
+        Held-out candidates are scored in float32. Training candidates are scored by a cross-encoder
+        in the compute dtype, and cached.
+
+        Args:
+            teacher: a cross-encoder, an embedding model or an export.
+            needs: ignored, because only scores are used.
+            passes: ignored, because scores are computed once.
+            place: gives the size limit of the cache; None sets no limit.
+            dry_run: return zeros.
 
         Raises:
             UsageError: the scores do not fit on the disk.
         """
         train = self._train
         if dry_run:
-            zeros = [np.zeros(len(lists.passages), np.float32) for lists in (train, self.judged)]
+            zeros = [np.zeros(len(lists.passages), np.float32) for lists in (train, self.evaluated)]
             return ScoreTargets(*zeros)
-        judged_R = self.candidate_scores(teacher, self.judged)
+        held_out_R = self.candidate_scores(teacher, self.evaluated)
         if isinstance(teacher, Embedder) or in_own_runtime(teacher.model) is not None:
-            return ScoreTargets(self.candidate_scores(teacher, train), judged_R)
+            return ScoreTargets(self.candidate_scores(teacher, train), held_out_R)
         rows = tokenize_lists(train, teacher, self.row_length)
         fingerprint = f"{weights_hash(teacher.model)}-{self.session.compute_dtype}"
         live = Teacher.frozen(teacher.source, teacher.model, LOGITS, self.session).captured
-        where = StorePlace(cache_dir() / "scores", place.limit_bytes if place else 1 << 62)
-        store = stored_signals(live, rows, LOGITS, fingerprint, where, self.session)
+        cache = StorePlace(cache_dir() / "scores", place.limit_bytes if place else 1 << 62)
+        store = stored_signals(live, rows, LOGITS, fingerprint, cache, self.session)
         if store is None:
             raise UsageError(
                 "the teacher's scores do not fit on the disk", "raise cache_gb, or free disk space"
             )
-        return ScoreTargets(store.vectors(np.arange(len(rows)))[:, 0], judged_R)
+        return ScoreTargets(store.vectors(np.arange(len(rows)))[:, 0], held_out_R)
 
     def job(self, model: Model, settings: TrainSettings, keep: Keep) -> tuple[Job, Schedule]:
-        """The job that trains a model against labels and, if the lists have any, scores."""
+        """Build the job that trains a model on the labels and, if the data has them, on scores.
+
+        Raises:
+            UsageError: the training lists have neither labels nor scores.
+        """
         if not self.scored:
             self.require_labels()
-        targets = [ScoreTargets(self._train.scores, self.judged.scores)] if self.scored else []
+        targets = [ScoreTargets(self._train.scores, self.evaluated.scores)] if self.scored else []
         kd = KdSettings(weight=self.settings.weight, temperature=self.settings.temperature)
         return self.taught_job(model, settings, keep, targets, kd)
 
     def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
-        # Scores that were learnt from labels alone are logits of a relevance.
+        # A model that learned only from labels outputs the logits of relevance probabilities.
         default = ACTIVATIONS["Identity" if self.scored else "Sigmoid"]
         set_activation(model.model, activation_of(model) or default)
         model.tokenizer.model_max_length = tokens_in_row(model, self.row_length)
@@ -366,7 +390,7 @@ class RerankWorkload(Workload):
 
     @staticmethod
     def _lists(signals: Signals, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores, relevance and which candidates are real, each [Q, M]."""
+        """Return scores, relevance and a mask of the real candidates, [Q, M] each."""
         assert signals.logits is not None
         places_QM = batch["places"]
         s_QM = padded(signals.logits[:, 0], places_QM)
@@ -376,43 +400,43 @@ class RerankWorkload(Workload):
         return self._lists(signals, batch)[0]
 
     def metrics(self, outputs: Sequence[Array]) -> dict[str, float]:
-        parts = [output[:size] for output, size in zip(outputs, self.judged.sizes, strict=True)]
-        values = metrics_by_query(self.judged, np.concatenate(parts))
+        parts = [output[:size] for output, size in zip(outputs, self.evaluated.sizes, strict=True)]
+        values = metrics_by_query(self.evaluated, np.concatenate(parts))
         return {name: float(of_query.mean()) for name, of_query in values.items()}
 
     # -- scores -----------------------------------------------------------------------------
 
     @property
     def row_count(self) -> int:
-        return len(self.judged)
+        return len(self.evaluated)
 
     @property
     def gated_metrics(self) -> Sequence[str]:
         return METRICS
 
     def texts_of_rows(self) -> list[str]:
-        return self.judged.passages
+        return self.evaluated.passages
 
     def rows_for(self, model: Model) -> TokenizedRows:
-        return tokenize_lists(self.judged, model, self.row_length)
+        return tokenize_lists(self.evaluated, model, self.row_length)
 
     def score(self, model: Model, *, worst: int = 0) -> ModelScores:
-        return self.score_values(self.candidate_scores(model, self.judged), [model.note])
+        return self.score_values(self.candidate_scores(model, self.evaluated), [model.note])
 
     def score_values(self, scores_R: Array, notes: Sequence[str] = ()) -> ModelScores:
-        """Score the rankings that some candidate scores make."""
+        """Evaluate the rankings that the candidates' scores produce."""
         check_finite(scores_R, "scores of candidates")
-        values = metrics_by_query(self.judged, scores_R)
+        values = metrics_by_query(self.evaluated, scores_R)
         if self.labels == "data":
             return ranking_scores(self.name, self.split, values, notes)
-        # Every passage but one has a gain, so only a metric of graded relevance says something.
+        # Every passage but one has a positive gain, so only graded metrics are meaningful.
         values = {self.metric: values[self.metric]}
         return ranking_scores(self.name, self.split, values, notes).against_teacher()
 
     def candidate_scores(self, model: Model, lists: Lists) -> Array:
-        """A model's score of each candidate, before its activation, [R] float32.
+        """Compute a model's score for each candidate, [R] float32, before any activation.
 
-        A cross-encoder reads query and passage together; an embedding model scores them by the
+        A cross-encoder reads query and passage together. For an embedding model, the score is the
         cosine of their vectors.
         """
         if isinstance(model, Embedder):
@@ -421,8 +445,8 @@ class RerankWorkload(Workload):
             )
             queries_QE = model.vectors(lists.queries, "query", self.session)
             passages_PE = model.vectors(passages.tolist(), "document", self.session)
-            owners = np.repeat(np.arange(len(lists)), lists.sizes)
-            return cosines(queries_QE[owners], passages_PE[places]).astype(np.float32)
+            query_of_row = np.repeat(np.arange(len(lists)), lists.sizes)
+            return cosines(queries_QE[query_of_row], passages_PE[places]).astype(np.float32)
         return self._cross_scores(model, tokenize_lists(lists, model, self.row_length))
 
     def _cross_scores(self, model: Model, rows: TokenizedRows) -> Array:
@@ -447,14 +471,15 @@ class RerankWorkload(Workload):
 
 
 def open_workload(request: WorkloadRequest, session: Session) -> tuple[RerankWorkload, Model]:
-    """Read the lists and load the model that starts the training.
+    """Read the lists and load the cross-encoder to train.
 
     Raises:
-        UsageError: no data, rows of another form, or a model without a place for a score.
+        UsageError: there is no data, the rows have the wrong format, or the model cannot have a
+            head with one output.
     """
     source = list_source(request.data.source)
     seed = request.data.split_seed
-    train, judged, split = read_lists(
+    train, evaluated, split = read_lists(
         source, seed=seed, labelled=request.data.labels == "data", log=Progress.log
     )
     trusted = session.trust_remote_code
@@ -462,17 +487,19 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[RerankWor
     Progress.log(f"{request.model}: {model.note}")
     settings = RankingSettings.model_validate(dict(request.settings))
     workload = RerankWorkload(
-        session, train, judged, split, settings, request.data.max_length, model
+        session, train, evaluated, split, settings, request.data.max_length, model
     )
     workload.labels = request.data.labels
     return workload, model
 
 
 def open_evaluation(request: EvaluationRequest, session: Session) -> RerankWorkload:
-    """Open the lists that rerankers are scored on, without queries that trained one of them.
+    """Open lists to evaluate rerankers.
+
+    Queries that any of the models was trained on are dropped.
 
     Raises:
-        UsageError: see `read_lists`; every query trained one of the models.
+        UsageError: the data cannot be used, or every query was used to train one of the models.
     """
     source, seed = list_source(request.data.source), request.data.split_seed
     _, lists, split = read_lists(
@@ -484,14 +511,14 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> RerankWorkl
     count, keep = int(known_Q.sum()), request.data.judge_trained_rows
     if known_Q.all() and not keep:
         raise UsageError(
-            f"all {len(lists):,} queries of the {split} split trained one of the models",
-            "give --data with others, or keep them with --set data.judge_trained_rows=true",
+            f"all {len(lists):,} queries of the {split} split were used to train one of the models",
+            "use other --data, or keep these queries with --set data.judge_trained_rows=true",
         )
     if count and keep:
         split = f"{split}, {count:,} of {len(lists):,} trained a model"
     elif count:
         Progress.log(
-            f"dropped {count:,} of {len(lists):,} queries, which trained one of the models"
+            f"dropped {count:,} of {len(lists):,} queries that were used to train one of the models"
         )
         lists = lists.take(np.flatnonzero(~known_Q))
     notes = [f"{len(lists):,} queries, {len(lists.passages):,} candidates"]
@@ -502,19 +529,25 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> RerankWorkl
 
 
 def list_source(source: str | None) -> str:
-    """The source of the lists. Raises UsageError: none is given."""
+    """Check that the lists have a source, and return it.
+
+    Raises:
+        UsageError: `source` is None.
+    """
     if source is None:
         raise UsageError(
-            "task rerank needs --data", "a file or directory of queries with their passages"
+            "task rerank needs --data", "give a file or directory of queries with their passages"
         )
     return source
 
 
 def load_cross_encoder(source: str, *, seed: int, trust_remote_code: bool) -> Model:
-    """Load a model with one output, new if it has none, and write its activation down.
+    """Load a cross-encoder to train, and store its activation in its configuration.
+
+    A model without a head of one output gets a new one.
 
     Raises:
-        UsageError: see `kdcli.models.heads.load_for_task`.
+        UsageError: the model cannot be loaded, or cannot have such a head.
     """
     model = load_for_task(
         source, RERANK, new_head=True, seed=seed, trust_remote_code=trust_remote_code
@@ -526,10 +559,10 @@ def load_cross_encoder(source: str, *, seed: int, trust_remote_code: bool) -> Mo
 
 
 def open_reranker(source: str, *, trust_remote_code: bool, pooling: str | None = None) -> Model:
-    """Load a cross-encoder or an embedding model, or an export of either, to score candidates.
+    """Load a cross-encoder, an embedding model or an export of either, to score candidates.
 
     Raises:
-        UsageError: a model that is neither; see `load_scored` and `Embedder`.
+        UsageError: the model cannot be loaded, or is neither.
     """
     if pooling is None and is_reranker(source, trust_remote_code=trust_remote_code):
         return load_scored(source, RERANK, trust_remote_code=trust_remote_code)
@@ -541,7 +574,7 @@ def is_reranker(source: str, *, trust_remote_code: bool = False) -> bool:
     """Whether a model is a cross-encoder with one output.
 
     Raises:
-        UsageError: see `kdcli.models.load`.
+        UsageError: the model's configuration cannot be loaded.
     """
     config = load_config(source, trust_remote_code=trust_remote_code, weights=False, compacted=True)
     names = config.architectures or ()
@@ -549,23 +582,23 @@ def is_reranker(source: str, *, trust_remote_code: bool = False) -> bool:
 
 
 def tokenize_lists(lists: Lists, model: Model, max_length: int | None) -> TokenizedRows:
-    """Query and passage of each candidate as a model's tokens."""
+    """Tokenise the query and passage of each candidate for a model."""
     length = tokens_in_row(model, max_length)
-    # As `CrossEncoder` reads a pair: with token types only if the tokenizer gives them unasked.
+    # Same as `CrossEncoder`: token types are used only if the tokenizer returns them by default.
     types = model.token_types and "token_type_ids" in model.tokenizer.model_input_names
     return encode(RERANK, lists.examples, model.tokenizer, max_length=length, token_types=types)
 
 
 def tokens_in_row(model: Model, max_length: int | None) -> int:
-    """Maximum number of tokens in a row."""
+    """Return the maximum row length for a model."""
     return int(min(max_length or RERANK.max_length, positions_of(model.model.config) or 1 << 30))
 
 
 def metrics_by_query(lists: Lists, scores_R: Array) -> dict[str, Array]:
-    """Metric -> its value for each query, [Q].
+    """Compute the ranking metrics of every query, metric -> values [Q].
 
-    Among equal scores the less relevant passage comes first, so that a model that cannot tell them
-    apart gains nothing.
+    Passages with equal scores are sorted by increasing relevance, so that a model does not benefit
+    from ties.
     """
     values: dict[str, list[float]] = {name: [] for name in METRICS}
     for begin, end in zip(lists.ends - lists.sizes, lists.ends, strict=True):
@@ -578,7 +611,7 @@ def metrics_by_query(lists: Lists, scores_R: Array) -> dict[str, Array]:
 
 
 def activation_of(model: Model) -> str | None:
-    """Read a cross-encoder's activation from its files, under any key that has been in use."""
+    """Read a cross-encoder's activation from its files, under any current or former key."""
     config = model.model.config
     section = getattr(config, "sentence_transformers", None)
     name = section.get("activation_fn") if isinstance(section, dict) else None
@@ -588,13 +621,12 @@ def activation_of(model: Model) -> str | None:
 
 
 def set_activation(model: PreTrainedModel, name: str) -> None:
-    """Write the activation that `CrossEncoder` applies to the score into a model's
-    configuration."""
+    """Store the activation that `CrossEncoder` applies to the scores in a model's configuration."""
     if hasattr(model.config, "sbert_ce_default_activation_function"):
         del model.config.sbert_ce_default_activation_function
     model.config.sentence_transformers = {"activation_fn": name}
 
 
 def _known(scores_R: Array) -> Array | None:
-    """The scores, if every candidate has one."""
+    """Return the scores if every candidate has one, otherwise None."""
     return None if np.isnan(scores_R).any() else scores_R

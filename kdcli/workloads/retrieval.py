@@ -1,4 +1,4 @@
-"""Retrieval data as BEIR has it, and the rankings that vectors make of them.
+"""Retrieval data in the BEIR format, and rankings of its documents by vectors.
 
 A directory holds `corpus.jsonl` (`_id`, `title`, `text`), `queries.jsonl` (`_id`, `text`) and
 `qrels/test.tsv` (query, document, relevance).
@@ -20,17 +20,19 @@ from kdcli.workloads.workload import Array, ModelScores
 
 RETRIEVAL = "retrieval"
 TOP = 100
-"""Documents that are ranked for a query."""
+"""Number of documents that are ranked for each query."""
 QUERIES_AT_ONCE = 256
+"""Number of queries whose similarities are computed at once."""
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """A corpus, queries, and how relevant which documents are to each.
+    """A corpus, queries, and the relevance of documents to each query.
 
     Attributes:
         name: the directory's name.
-        documents, queries: id -> text.
+        documents: id -> text.
+        queries: id -> text.
         relevance: query -> document -> relevance.
     """
 
@@ -40,22 +42,28 @@ class Retrieval:
     relevance: dict[str, dict[str, float]]
 
     def score(self, model: Embedder, session: Session) -> ModelScores:
-        """Rank the corpus for each query by a model's vectors."""
+        """Rank the corpus for each query by a model's vectors and score the rankings."""
         values = retrieval_scores(self, model, session)
         return ranking_scores(RETRIEVAL, "test", values, [model.note])
 
 
 def read_retrieval(source: str) -> Retrieval:
-    """Raises UsageError: a file is missing; an id occurs twice; a judgement of an unknown query or
-    document, or two that differ; no query has a relevant document; a judged query without text."""
+    """Read a directory of retrieval data. Queries without a relevant document are dropped.
+
+    Raises:
+        UsageError: a file is missing or malformed, an id occurs twice, a relevance is given for an
+            unknown query or document, two relevances contradict each other, a query has no text, or
+            no query has a relevant document.
+    """
     folder = Path(source).expanduser()
     qrels = next(
         (p for p in (folder / "qrels" / "test.tsv", folder / "qrels.tsv") if p.is_file()), None
     )
     if not source or qrels is None:
         raise UsageError(
-            f"no retrieval data at {source or 'nowhere'}",
-            "--data DIR with corpus.jsonl, queries.jsonl and qrels/test.tsv, as BEIR has them",
+            f"no retrieval data in {source}" if source else "no retrieval data given",
+            "give a directory with corpus.jsonl, queries.jsonl and qrels/test.tsv in BEIR's format "
+            "(--data, or eval.source for --eval-task)",
         )
     documents, queries = (_by_id(folder, name) for name in ("corpus", "queries"))
     relevance: dict[str, dict[str, float]] = {}
@@ -65,63 +73,67 @@ def read_retrieval(source: str) -> Retrieval:
                 continue
             if len(row) != 3 or not row[2].strip().lstrip("-").isdigit():
                 raise UsageError(
-                    f"{qrels}:{number} must hold query, document and relevance, separated by tabs"
+                    f"{qrels}:{number} must have query, document and relevance, separated by tabs"
                 )
             query, document, grade = row[0], row[1], float(row[2])
             if query not in queries or document not in documents:
                 unknown = f"query {query}" if query not in queries else f"document {document}"
-                raise UsageError(f"{qrels}:{number} judges {unknown}, which is not there")
+                raise UsageError(
+                    f"{qrels}:{number} refers to {unknown}, which does not exist",
+                    "add it, or remove the line",
+                )
             if relevance.setdefault(query, {}).setdefault(document, grade) != grade:
                 raise UsageError(
-                    f"{qrels}:{number} judges document {document} for query {query} again, "
-                    "otherwise"
+                    f"{qrels}:{number} gives document {document} a second, different relevance for "
+                    f"query {query}",
+                    "keep one of the lines",
                 )
-    asked = {q: t for q, t in queries.items() if any(g > 0 for g in relevance.get(q, {}).values())}
-    if not asked:
-        raise UsageError(f"{qrels} names no relevant document of any query")
-    if (blank := next((query for query, text in asked.items() if not text), None)) is not None:
+    used = {q: t for q, t in queries.items() if any(g > 0 for g in relevance.get(q, {}).values())}
+    if not used:
+        raise UsageError(f"{qrels} has no query with a relevant document")
+    if (blank := next((query for query, text in used.items() if not text), None)) is not None:
         raise UsageError(
-            f"query {blank} of {folder} has no text", "fill it in, or take its judgements out"
+            f"query {blank} of {folder} has no text", f"add a text, or remove it from {qrels.name}"
         )
-    return Retrieval(folder.name, documents, asked, relevance)
+    return Retrieval(folder.name, documents, used, relevance)
 
 
 def retrieval_scores(data: Retrieval, model: Embedder, session: Session) -> dict[str, Array]:
-    """Metric -> its value for each query, [Q]."""
+    """Rank the corpus for every query and score the rankings, metric -> values [Q]."""
     documents, queries = list(data.documents), list(data.queries)
     d_ND = model.vectors(list(data.documents.values()), "document", session)
     q_QD = model.vectors(list(data.queries.values()), "query", session)
     rankings: list[list[str]] = []
     for begin in range(0, len(queries), QUERIES_AT_ONCE):
-        some = queries[begin : begin + QUERIES_AT_ONCE]
-        q_some_QD = q_QD[begin : begin + QUERIES_AT_ONCE]
-        scores_QN = similarities(q_some_QD, d_ND, model.format.similarity)
-        rankings += rank_documents(scores_QN, some, documents, data.relevance, TOP)
+        end = begin + QUERIES_AT_ONCE
+        scores_QN = similarities(q_QD[begin:end], d_ND, model.format.similarity)
+        rankings += rank_documents(scores_QN, queries[begin:end], documents, data.relevance, TOP)
     rows = [ranking_metrics(r, data.relevance[q]) for q, r in zip(queries, rankings, strict=True)]
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
 def _by_id(folder: Path, name: str) -> dict[str, str]:
+    """Read the texts of a JSON Lines file, id -> text."""
     file = next(
         (p for p in (folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz") if p.is_file()), None
     )
     if file is None:
         raise UsageError(f"{folder} has no {name}.jsonl")
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for _, rows in open_source(str(file)).tables("train"):
         for where, row in rows:
-            number, text, title = row.get("_id"), row.get("text"), row.get("title") or ""
+            doc_id, text, title = row.get("_id"), row.get("text"), row.get("title") or ""
             if (
-                not isinstance(number, str)
+                not isinstance(doc_id, str)
                 or not isinstance(text, str)
                 or not isinstance(title, str)
             ):
                 raise UsageError(
-                    f"{where}: needs the texts '_id' and 'text', there are {', '.join(row)}"
+                    f"{where}: must have the strings '_id' and 'text'; it has {', '.join(row)}"
                 )
-            if number in found:
-                raise UsageError(f"{where}: _id {number} occurs twice")
-            found[number] = f"{title} {text}".strip()
-    if not found:
+            if doc_id in texts:
+                raise UsageError(f"{where}: _id {doc_id} occurs twice")
+            texts[doc_id] = f"{title} {text}".strip()
+    if not texts:
         raise UsageError(f"{file} is empty")
-    return found
+    return texts

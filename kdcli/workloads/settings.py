@@ -1,4 +1,4 @@
-"""Recipe sections of labelled data (data, head, training), and the recipe of `finetune`."""
+"""Recipe sections for labelled data, and the recipe of `finetune`."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -23,7 +23,7 @@ ENCODER = "Encoder: a hub id, a directory, or 'demo'."
 SHAPE = "Student shape, such as 6x768; may be repeated."
 TEACHER = "Teacher: a hub id, a directory, or 'demo'."
 START = (
-    "Encoder that the student starts from, on text only with method embedding "
+    "Encoder that the student starts from; on text, only with method embedding "
     "(default: the teacher)."
 )
 TASK_OPTION = Option("--task", panel=DATA, metavar="TASK", completion="task")
@@ -38,29 +38,28 @@ Metrics = Annotated[
     list[str],
     Option("--metric", panel=DATA, metavar="NAME|DIR"),
     Field(
-        description="Further metrics of the evaluate library, by name, script or directory; "
+        description="Additional metric of the evaluate library: a name, script or directory; "
         "may be repeated.",
     ),
 ]
 LabelMap = Annotated[
     list[int] | None,
     Field(
-        description="The data's number of each of the checkpoint's labels "
-        "(default: the same order).",
+        description="Number of each checkpoint label in the data (default: the same order).",
     ),
 ]
 CacheSize = Annotated[
     float,
-    Field(ge=0, description="Disk budget for cached teacher signals, in GB; 0 caches nothing."),
+    Field(ge=0, description="Disk budget for cached teacher signals, in GB; 0 disables the cache."),
 ]
 Keep = Annotated[
     Literal["last", "best"],
-    Field(description="Which weights to keep: the last ones, or the best evaluation's."),
+    Field(description="Weights to keep: from the last step, or from the best evaluation."),
 ]
 
 
 class LabelledSettings(Section):
-    """`data:` of the verbs that work on a labelled task."""
+    """The `data` section of verbs that work on a labelled task."""
 
     source: Annotated[str | None, DATA_OPTION] = Field(
         None,
@@ -73,13 +72,13 @@ class LabelledSettings(Section):
         "(default: the same source).",
     )
     columns: dict[str, str | list[str]] = Field(
-        default_factory=dict, description="Column of each role of an own task, such as text."
+        default_factory=dict, description="Column for each role in your own data, such as text."
     )
     max_length: Length | None = Field(
-        None, description="Tokens per row or window (default: the task's)."
+        None, description="Maximum number of tokens per row or window (default: the task's)."
     )
     stride: int = Field(
-        128, ge=0, description="Tokens that two windows of a long context have in common."
+        128, ge=0, description="Number of tokens shared by consecutive windows of a long context."
     )
     split: Literal["validation", "test"] = Field(
         "validation", description="Split on which models are evaluated."
@@ -88,97 +87,100 @@ class LabelledSettings(Section):
         0,
         ge=0,
         lt=2**63,
-        description="Seed that chooses the held-out rows of data without a validation split.",
+        description="Seed that selects the held-out rows if there is no validation split.",
     )
     train_rows: int | None = Field(
-        None, gt=0, description="Number of training rows, always the same ones (default: all)."
+        None, gt=0, description="Number of training rows, a fixed selection (default: all)."
     )
     judged_rows: int | None = Field(
-        None, gt=0, description="Number of evaluated rows, always the same ones (default: all)."
+        None, gt=0, description="Number of evaluation rows, a fixed selection (default: all)."
     )
     skip_bad: bool = Field(
-        False, description="Whether to skip rows that cannot be used, not to refuse them."
+        False, description="Whether to skip invalid rows instead of stopping with an error."
     )
     judge_trained_rows: bool = Field(
-        False, description="Whether to evaluate also on rows that a model was trained on."
+        False, description="Whether to keep evaluation rows that a model was trained on."
     )
     labels: Literal["data", "teacher"] = Field(
         "data",
-        description="Labels to learn: the data's, or none, so that only the teacher is learned "
-        "and scores are the agreement with it.",
+        description="Source of labels: the data, or only the teacher's outputs, in which case "
+        "scores measure agreement with the teacher.",
     )
 
 
 class HeadSettings(Section):
-    """`head:`."""
+    """The `head` section."""
 
     label_map: LabelMap = None
 
 
 class TaskHeadSettings(HeadSettings):
-    """`head:` of the verbs that train on a task."""
+    """The `head` section of verbs that train on a task."""
 
     kind: Literal["scratch", "embedding", "mlm"] | None = Field(
         None,
         description="Head: the checkpoint's own or a new one (scratch), or a frozen head of "
-        "label words (default: the method's).",
+        "label words (default: depends on the method).",
     )
     words: list[str] | None = Field(
-        None, description="One word per label, in label order (default: the task's)."
+        None, description="Label words, one per label, in label order (default: the task's)."
     )
 
 
 class FinetuneTrainSettings(TrainSettings):
-    """`train:` of `finetune`, in the middle of what papers try on GLUE."""
+    """The `train` section of `finetune`. The defaults are typical values from papers on GLUE."""
 
     lr: LearningRate = 3e-5
     batch_size: GlobalBatch = 32
     micro_batch_size: BatchSize | None = Field(
         None,
-        description="Rows of similar length that are padded and computed together "
-        "(default: 8, or 16 short ones).",
+        description="Number of rows of similar length in a micro-batch "
+        "(default: 8, or 16 if rows are short).",
     )
     warmup_fraction: float = Field(
-        0.1, ge=0, lt=1, description="Share of the steps in which the learning rate rises."
+        0.1, ge=0, lt=1, description="Share of the steps that are warm-up."
     )
-    eval_every: int = Field(500, gt=0, description="Steps between evaluations.")
+    eval_every: int = Field(500, gt=0, description="Number of steps between evaluations.")
     pool: int = Field(
         64,
         gt=0,
         le=10**4,
-        description="Batches that are drawn together and sorted by length; 1 draws at random.",
+        description="Number of batches drawn together and sorted by length; 1 for random batches.",
     )
 
 
 class GenerationSettings(Section):
-    """`generation:`, of tasks whose targets are texts."""
+    """The `generation` section, for tasks that generate text."""
 
     masked: float = Field(
-        0.7, gt=0, lt=1, description="Share of a target's tokens that training masks."
+        0.7, gt=0, lt=1, description="Share of target tokens that are masked in training."
     )
     label_smoothing: float = Field(
-        0.1, ge=0, lt=1, description="Probability that is spread over the vocabulary."
+        0.1, ge=0, lt=1, description="Probability mass spread over the vocabulary."
     )
     beams: int = Field(5, gt=0, le=100, description="Number of beams; 1 decodes greedily.")
     length_penalty: float = Field(
         1.0,
         ge=-10,
         le=10,
-        description="Power of the length by which a beam's log probability is divided.",
+        description="Exponent of the length that divides a beam's log probability.",
     )
     no_repeat_ngram: int = Field(
-        0, ge=0, le=100, description="Length of the n-grams that occur once; 0 allows all."
+        0, ge=0, le=100, description="Length of n-grams that must not repeat; 0 allows all repeats."
     )
     min_tokens: int = Field(
-        0, ge=0, le=10_000, description="Minimum number of tokens before the end token."
+        0, ge=0, le=10_000, description="Minimum number of generated tokens before the end token."
     )
     max_tokens: int = Field(
-        48, gt=1, le=10_000, description="Maximum number of tokens, with the end token."
+        48,
+        gt=1,
+        le=10_000,
+        description="Maximum number of generated tokens, including the end token.",
     )
 
 
 class OnTask(Section):
-    """The sections of every verb that trains on a task."""
+    """The recipe sections of all verbs that train on a task."""
 
     task: TaskName = None
     keep: Keep = "last"
@@ -188,7 +190,7 @@ class OnTask(Section):
         "(default: the mean over all sets).",
     )
     workload: dict[str, Any] = Field(
-        default_factory=dict, description="Settings of the task's kind of data, if it has any."
+        default_factory=dict, description="Settings specific to the task's kind of data, if any."
     )
     head: TaskHeadSettings = TaskHeadSettings()
     data: LabelledSettings = LabelledSettings()
@@ -197,7 +199,7 @@ class OnTask(Section):
 
 
 class TaskRecipe(OnTask):
-    """The recipe of a verb that trains one given model on a task."""
+    """The recipe of a verb that trains one model on a task."""
 
     verb: Literal["finetune", "prune"]
     model: Annotated[str | None, Option("model", metavar="MODEL")] = Field(
@@ -213,7 +215,7 @@ class FinetuneRecipe(TaskRecipe):
     verb: Literal["finetune"] = "finetune"
     generation: GenerationSettings = GenerationSettings()
     seeds: Annotated[int, Option("--seeds")] = Field(
-        1, gt=0, le=1_000, description="Runs of every setting, each with its own seed."
+        1, gt=0, le=1_000, description="Number of runs per setting, each with its own seed."
     )
     metrics: Metrics = Field(default_factory=list)
     grid: Annotated[dict[str, Any], Option("--grid", kind=list[str], metavar="KEY=V1,V2,...")] = (
@@ -225,7 +227,7 @@ class FinetuneRecipe(TaskRecipe):
 
 
 class RerankData(Section):
-    """`data:` of rerankers."""
+    """The `data` section of rerankers."""
 
     source: Annotated[str | None, DATA_OPTION] = Field(
         None,
@@ -233,31 +235,31 @@ class RerankData(Section):
         "(default: the task's own).",
     )
     max_length: Length | None = Field(
-        None, description="Tokens of a query and its passage (default: 256)."
+        None, description="Maximum number of tokens of a query with its passage (default: 256)."
     )
     split_seed: int = Field(
         0,
         ge=0,
         lt=2**63,
-        description="Seed that chooses the held-out queries of data without a validation split.",
+        description="Seed that selects the held-out queries if there is no validation split.",
     )
 
 
 class RankingSettings(Section):
-    """`ranking:`, the loss of a reranker."""
+    """The `ranking` section, with the loss of a reranker."""
 
     loss: Literal["margin-mse", "listwise", "pointwise"] | None = Field(
         None,
-        description="Loss (default: margin-mse against scores, listwise against labels alone).",
+        description="Loss (default: margin-mse for scores, listwise if there are only labels).",
     )
     weight: float = Field(
-        1.0, ge=0, le=1, description="Weight of the loss against scores; labels get the rest."
+        1.0, ge=0, le=1, description="Weight of the loss on scores; labels get the rest."
     )
-    temperature: float = Field(1.0, gt=0, description="Temperature of listwise.")
+    temperature: float = Field(1.0, gt=0, description="Temperature of the listwise loss.")
 
 
 class RerankStudentSettings(Section):
-    """`student:` of a reranker."""
+    """The `student` section of a reranker."""
 
     to: Annotated[
         str | None,
@@ -274,14 +276,14 @@ class RerankStudentSettings(Section):
         Option("--student", metavar="DIR", verb="distill", description=START),
         Option("model", metavar="MODEL", verb="finetune", description=ENCODER),
     ] = Field(None, description="Encoder that the student starts from (default: the teacher).")
-    init: Init = Field("teacher", description="How the student's weights start.")
+    init: Init = Field("teacher", description="Initialisation of the student's weights.")
     layers: list[int] | None = Field(
         None, description="Teacher layers to copy (default: evenly spaced)."
     )
 
 
 class RerankRecipe(Section):
-    """A recipe of `distill --task rerank` and `finetune --task rerank`."""
+    """The recipe of `distill --task rerank` and `finetune --task rerank`."""
 
     purpose: ClassVar[str] = "training a reranker"
     instead: ClassVar[Mapping[str, str]] = {
@@ -308,35 +310,35 @@ class RerankRecipe(Section):
 
 
 class DownstreamSettings(Section):
-    """`eval:`, the tasks on which a report compares models after fine-tuning each of them."""
+    """The `eval` section: tasks on which all models are fine-tuned and compared."""
 
     tasks: EvalTasks = Field(default_factory=list)
     source: str | None = Field(
         None,
-        description="Directory with a folder per task, or the data of the only task "
+        description="Directory with one folder per task, or the data of the only task "
         "(default: each task's own data).",
     )
     overrides: dict[str, Any] = Field(
-        default_factory=dict, description="Keys of finetune that override the task's recipe."
+        default_factory=dict, description="Keys of finetune that override each task's recipe."
     )
     seeds: int = Field(
         1,
         gt=0,
         le=100,
-        description="Fine-tunings of every model; the report shows mean and deviation.",
+        description="Number of fine-tuning runs per model; the report shows mean and deviation.",
     )
 
 
 class VectorSettings(Section):
-    """`embedding:` of verbs that learn the vectors of an embedding model."""
+    """The `embedding` section of verbs that train embedding models."""
 
     pooling: Pooling = None
     unit: Literal["sentence", "document"] = Field(
-        "sentence", description="Whether documents are split into sentences, or left whole."
+        "sentence", description="Training unit: single sentences, or whole documents."
     )
     rows: int | None = Field(None, gt=1, description="Maximum number of texts (default: all).")
     anchors: int = Field(
-        1024, gt=0, description="Number of texts that similarity and contrastive compare with."
+        1024, gt=0, description="Number of anchor texts of the similarity and contrastive losses."
     )
     cache_gb: float = Field(
         20.0,

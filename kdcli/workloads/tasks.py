@@ -1,4 +1,4 @@
-"""Open labelled tasks: check data and model against each other, and tokenise."""
+"""Open labelled tasks: check that data and model fit together, and tokenise the data."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ from kdcli.workloads.workload import (
 )
 
 MISPLACED_ALLOWED = 0.01
-"""Share of answers that may be missing from their contexts; above it, the data are wrong."""
+"""Maximum share of answers that are missing from their contexts. Above it, the data is refused."""
 
 
 def open_workload(request: WorkloadRequest, session: Session) -> tuple[LabelledWorkload, Model]:
-    """Check a task's data and model, tokenise, and return both.
+    """Check a task's data and model, and tokenise the data.
 
     Raises:
-        UsageError: unusable data or model; too many answers are missing from their contexts.
+        UsageError: the data or model cannot be used, or too many answers are missing from their
+            contexts.
     """
     data, model, notes = check_task_data(request, session)
     workload = opened(request, session, data, model, notes)
@@ -53,7 +54,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[LabelledW
 def opened(
     request: WorkloadRequest, session: Session, data: Labelled, model: Model, notes: list[str]
 ) -> LabelledWorkload:
-    """Tokenise checked data for a model."""
+    """Tokenise data that was checked by `check_task_data`."""
     shape = row_format(request.data, data.task, model)
     train = Features.of(data.task, data.train, model.tokenizer, **shape)
     workload = new_workload(
@@ -92,8 +93,8 @@ def new_workload(
     choose_on: str | None = None,
     generation: GenerationSettings | None = None,
 ) -> LabelledWorkload:
-    """The workload of a kind of labels."""
-    made = LabelledWorkload(
+    """Create the workload for a kind of labels."""
+    workload = LabelledWorkload(
         session,
         data,
         reading,
@@ -106,18 +107,22 @@ def new_workload(
         choose_on,
     )
     if kind != "text":
-        return made
+        return workload
     require_libraries()
-    return GenerationWorkload(**vars(made), generation=generation or GenerationSettings())
+    return GenerationWorkload(**vars(workload), generation=generation or GenerationSettings())
 
 
 def check_task_data(
     request: WorkloadRequest, session: Session
 ) -> tuple[Labelled, Model, list[str]]:
-    """Load and check a task's data and model without tokenising; also return notes on them.
+    """Load and check a task's data and model without tokenising the data.
+
+    Returns:
+        The data, the model, and notes on them for the report.
 
     Raises:
-        UsageError: unusable data or model; too many answers are missing from their contexts.
+        UsageError: the data or model cannot be used, or too many answers are missing from their
+            contexts.
     """
     trained = {
         source: training_rows(location(source))
@@ -135,32 +140,20 @@ def check_task_data(
     if data.task.kind == "text" and not request.generates:
         raise UsageError(
             f"task {data.task.name} generates text, which this verb cannot do",
-            "kdcli finetune, evaluate and the --eval-task of distill take such a task",
+            "use kdcli finetune or evaluate, or --eval-task of kdcli distill",
         )
     notes = list(data.notes)
     if request.data.labels == "teacher":
         data = without_labels(data)
     else:
         check_training(data)
-        looked = describe_rows(data.task, data.train)
-        Progress.log(*looked)
-        notes += looked
+        findings = describe_rows(data.task, data.train)
+        Progress.log(*findings)
+        notes += findings
     if request.choose_on is not None and request.choose_on not in data.sets:
         sets = ", ".join(filter(None, data.sets)) or "there is only one"
         raise UsageError(f"choose_on {request.choose_on} is not among the evaluated sets: {sets}")
-    trusted = session.trust_remote_code
-    if request.new_head:
-        model = _load_trained(request, data.task, trust_remote_code=trusted)
-    else:
-        label_map = request.head.label_map
-        model = load_for_task(
-            request.model,
-            data.task,
-            label_map=label_map,
-            new_head=False,
-            seed=request.seed,
-            trust_remote_code=trusted,
-        )
+    model = _load_model(request, data.task, trust_remote_code=session.trust_remote_code)
     Progress.log(f"{request.model}: {model.note}")
     if data.task.kind == "span":
         data, dropped = without_misplaced(data)
@@ -170,10 +163,10 @@ def check_task_data(
 
 
 def open_evaluation(request: EvaluationRequest, session: Session) -> LabelledWorkload:
-    """Open a task to evaluate models on; each reads the rows with its own tokenizer.
+    """Open a task to evaluate models. Every model tokenises the rows with its own tokenizer.
 
     Raises:
-        UsageError: unknown task or unusable data.
+        UsageError: the task is unknown, or its data cannot be used.
     """
     first, trusted = request.models[0], session.trust_remote_code
     weights = not is_export(first)
@@ -195,14 +188,17 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> LabelledWor
 
 
 def without_labels(data: Labelled) -> Labelled:
-    """Drop the labels of all examples."""
+    """Remove the labels from all examples."""
     train = [replace(example, label=None) for example in data.train]
     sets = {name: [replace(e, label=None) for e in rows] for name, rows in data.sets.items()}
     return replace(data, train=train, sets=sets)
 
 
 def without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
-    """Drop training questions whose answer lies outside its context, and list them.
+    """Drop training questions whose answer is not at the given place in the context.
+
+    Returns:
+        The remaining data, and notes that list the dropped questions.
 
     Raises:
         UsageError: more than 1 % of the answers are misplaced.
@@ -211,20 +207,27 @@ def without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
     if not lines:
         return data, []
     if len(lines) > MISPLACED_ALLOWED * len(data.train):
-        message = (
-            f"{len(lines)} of {len(data.train)} answers are not where their row says, for example"
-        )
+        message = f"{len(lines)} of {len(data.train)} answers are not at answer_start, for example"
         raise UsageError(
             "\n".join([message, *lines[:5]]),
             "answer_start counts characters of the context, from 0",
         )
-    shown = lines[:20] + ([f"... {len(lines) - 20} more"] if len(lines) > 20 else [])
+    listed = lines[:20] + ([f"... {len(lines) - 20} more"] if len(lines) > 20 else [])
     kept = [example for example in data.train if misplaced(example) is None]
-    return replace(data, train=kept), [f"{len(lines)} training questions were dropped:", *shown]
+    return replace(data, train=kept), [f"{len(lines)} training questions were dropped:", *listed]
 
 
-def _load_trained(request: WorkloadRequest, task: Task, *, trust_remote_code: bool) -> Model:
-    """Load the model that a request trains, with a new head if it has none for the task."""
+def _load_model(request: WorkloadRequest, task: Task, *, trust_remote_code: bool) -> Model:
+    """Load the model that reads the rows, with a new head if the request allows it."""
+    if not request.new_head:
+        return load_for_task(
+            request.model,
+            task,
+            label_map=request.head.label_map,
+            new_head=False,
+            seed=request.seed,
+            trust_remote_code=trust_remote_code,
+        )
     if task.kind == "text":
         return load_generation(
             request.model,

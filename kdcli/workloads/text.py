@@ -1,4 +1,4 @@
-"""Unlabelled text: blocks of tokens, masked for losses that predict masked tokens."""
+"""Unlabelled text, as blocks of tokens that are masked for masked-language-model losses."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class TextWorkload(Workload):
     """Blocks of text for models that share a tokenizer.
 
     Attributes:
-        corpus: blocks to train on and held-out blocks.
+        corpus: training blocks and held-out blocks.
         settings: the recipe's `data` section.
-        tokenizer: the tokenizer that made the blocks.
+        tokenizer: the tokenizer of the blocks.
         source: the model that the tokenizer belongs to, for messages.
-        seed: draws the masks.
-        masked: whether some tokens are masked, for masked language models.
-        otherwise: for a model without a masked-language-model head, what to do instead.
+        seed: seed for drawing the masks.
+        masked: whether to mask tokens, for masked language models.
+        otherwise: hint of the error for a model without a masked-language-model head.
     """
 
     session: Session
@@ -126,13 +126,17 @@ class TextWorkload(Workload):
 def load_text_model(
     source: str, *, masked: bool, otherwise: str, trust_remote_code: bool, bare: bool = False
 ) -> Model:
-    """Load an encoder, or a masked language model for losses that read masked text.
+    """Load an encoder, or a masked language model for losses on masked text.
 
     Args:
-        bare: a model without a masked-language-model head will do.
+        source: the model.
+        masked: load a masked language model.
+        otherwise: hint of the error for a model without a masked-language-model head.
+        trust_remote_code: whether code that comes with the model may run.
+        bare: accept a model without a masked-language-model head.
 
     Raises:
-        UsageError: see `load_encoder` and `load_masked_lm`.
+        UsageError: the model cannot be loaded, or has no masked-language-model head.
     """
     if not masked:
         return load_encoder(source, trust_remote_code=trust_remote_code)
@@ -142,7 +146,7 @@ def load_text_model(
 
 
 def read_corpus(settings: DataSettings, tokenizer: PreTrainedTokenizerBase) -> Corpus:
-    """Tokenise the text unless that is done, and open its blocks."""
+    """Tokenise the text, unless its blocks are cached, and open the blocks."""
     return open_corpus(
         settings.source,
         tokenizer,
@@ -153,6 +157,10 @@ def read_corpus(settings: DataSettings, tokenizer: PreTrainedTokenizerBase) -> C
 
 
 def check_masking(settings: DataSettings, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
-    """Raise a `UsageError` if a tokenizer or the settings cannot mask text."""
+    """Check that the tokenizer and the settings can mask text.
+
+    Raises:
+        UsageError: the tokenizer has no mask token, or the share of masked tokens is not allowed.
+    """
     check_share(settings.mask.share)
     mask_vocabulary(tokenizer, source)

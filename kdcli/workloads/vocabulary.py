@@ -1,7 +1,7 @@
-"""The tokens that a text needs, and a loaded model without the others.
+"""Vocabulary trimming: remove the tokens that a text does not need from a model.
 
-Texts -> how often each token occurs -> the tokens to keep -> tokenizer and tables without the
-others, and what other text becomes.
+Data flow: texts -> token counts -> tokens to keep -> smaller tokenizer and embedding tables, and a
+report on how other text is tokenised now.
 """
 
 import itertools
@@ -25,7 +25,6 @@ from kdcli.models.shape import positions_of
 from kdcli.models.trim import (
     Array,
     check_trimmable,
-    count_tokens,
     cut_model,
     cut_tokenizer,
     named_in,
@@ -35,12 +34,13 @@ from kdcli.recipe.resolve import read_recipe
 from kdcli.report.text import bytes_of
 
 TEXTS_AT_ONCE = 1000
+"""Number of texts that are tokenised in one call."""
 CHANGES_SHOWN = 5
-OTHER_TEXTS = 10_000  # Of a validation split, to see how other text changes
-COMPARED, COMPARED_TOKENS = (
-    64,
-    128,
-)  # Of these: texts whose states are compared, and tokens of each at most
+"""Number of changed words in the report."""
+OTHER_TEXTS = 10_000
+"""Maximum number of texts of a validation split that are checked for changes."""
+COMPARED, COMPARED_TOKENS = 64, 128
+"""Maximum number of texts whose hidden states are compared, and maximum tokens per text."""
 
 
 def trimmed(
@@ -51,19 +51,23 @@ def trimmed(
     column: str | None = None,
     prompts: Iterable[str] = (),
 ) -> tuple[Model, list[str]]:
-    """Cut a model's tokenizer and tables of tokens to those that a text needs, and note what that
-    changes.
+    """Trim a model's tokenizer and embedding tables to the tokens that a text needs.
 
     Args:
-        text: a source of text, or a YAML file with one a language, which count alike however long
-        they are.
-        size: keep the most frequent tokens only, at most so many.
-        column: of a table; None reads every text of a row.
-        prompts: further text that the model reads.
+        loaded: the model.
+        text: a source of text, or a YAML file with one source per language. Every language has the
+            same weight, however long its text is.
+        size: maximum number of tokens. The most frequent ones are kept. None keeps every token that
+            occurs.
+        column: column of the text in a table; None reads every text in a row.
+        prompts: additional texts that the model reads.
+
+    Returns:
+        The trimmed model and notes on what changed.
 
     Raises:
-        UsageError: a tokenizer that cannot be cut, text that cannot be read, a size too small, or
-            every token is needed.
+        UsageError: the tokenizer cannot be trimmed, the text cannot be read, `size` is too small,
+            or every token is needed.
     """
     tokenizer = loaded.tokenizer
     named = named_in(loaded.model.config) | {
@@ -72,32 +76,38 @@ def trimmed(
     check_trimmable(tokenizer, loaded.source)
     sources = _sources(text)
     names = list(sources) if len(sources) > 1 else ["the text"]
-    read = zip(names, sources.values(), strict=True)
-    counts = {name: _counts(source, column, tokenizer) for name, source in read}
+    named_sources = zip(names, sources.values(), strict=True)
+    counts = {name: _counts(source, column, tokenizer) for name, source in named_sources}
     kept, notes = kept_tokens(tokenizer, counts, named, size)
     smaller = cut(loaded, kept)
     before, after = (
-        sum(p.numel() * p.element_size() for p in each.model.parameters())
-        for each in (loaded, smaller)
+        sum(p.numel() * p.element_size() for p in model.model.parameters())
+        for model in (loaded, smaller)
     )
     name = Path(loaded.source).name
     notes.append(f"{name} takes {bytes_of(after)}, {bytes_of(before)} with its whole vocabulary")
     for name, source in sources.items():
-        held = f"{name} (validation split)"
-        shown = list(itertools.islice(_validation(source, column), OTHER_TEXTS))
-        notes += _changes(held, shown, tokenizer, smaller.tokenizer, kept)
-        if shown:
-            cosines = _cosines(loaded, smaller, shown[:: -(-len(shown) // COMPARED)])
-            near = (
-                f"cosine {cosines.mean():.4f}, the least {cosines.min():.4f}, on {len(cosines)} "
-                "texts"
-            )
-            notes.append(f"{held}: mean state compared with the whole vocabulary: {near}")
+        notes += _changes_in(f"{name} (validation split)", source, column, loaded, smaller, kept)
     return smaller, notes
 
 
+def _changes_in(
+    name: str, source: str, column: str | None, loaded: Model, smaller: Model, kept: Array
+) -> list[str]:
+    """Note how a source's validation texts change with the trimmed model."""
+    texts = list(itertools.islice(_validation(source, column), OTHER_TEXTS))
+    notes = _changes(name, texts, loaded.tokenizer, smaller.tokenizer, kept)
+    if texts:
+        cosines = _cosines(loaded, smaller, texts[:: -(-len(texts) // COMPARED)])
+        notes.append(
+            f"{name}: mean state compared with the whole vocabulary: cosine {cosines.mean():.4f}, "
+            f"minimum {cosines.min():.4f}, on {len(cosines)} texts"
+        )
+    return notes
+
+
 def cut(loaded: Model, kept: Array) -> Model:
-    """A loaded model with the tokens `kept` alone."""
+    """Return a copy of a model with only the tokens in `kept`."""
     model, tokenizer = cut_model(loaded.model, kept), cut_tokenizer(loaded.tokenizer, kept)
     return replace(loaded, model=model, tokenizer=tokenizer)
 
@@ -108,75 +118,99 @@ def kept_tokens(
     named: set[int],
     size: int | None,
 ) -> tuple[Array, list[str]]:
-    """Choose the ids to keep by how often each occurs in texts, and note how much of each text they
-    cover.
+    """Choose the token ids to keep from their frequency in texts.
 
-    `named`: ids that stay in any case. Raises UsageError: see `trimmed`.
+    Args:
+        tokenizer: the tokenizer.
+        counts: name of a text -> the number of times that each token occurs in it.
+        named: ids that are always kept.
+        size: maximum number of tokens; None keeps every token that occurs.
+
+    Returns:
+        The ids, and notes on the share of each text that they cover.
+
+    Raises:
+        UsageError: `size` is too small, or every token is needed.
     """
-    # Texts count alike, however long: a language with little text keeps its tokens.
-    shares = sum(each / max(1, each.sum()) for each in counts.values())
+    # All texts have the same weight, so that a language with little text keeps its tokens.
+    shares = sum(of_text / max(1, of_text.sum()) for of_text in counts.values())
     kept = _kept(tokenizer, np.asarray(shares), named, size)
     covered = ", ".join(
-        f"{each[kept].sum() / max(1, each.sum()):.3%} of {name}" for name, each in counts.items()
+        f"{of_text[kept].sum() / max(1, of_text.sum()):.3%} of {name}"
+        for name, of_text in counts.items()
     )
     return kept, [f"{len(kept):,} of {len(tokenizer):,} tokens kept; they cover {covered}"]
 
 
 def _sources(text: str) -> dict[str, str]:
-    """Return name -> source of the texts that count alike: the one given, or those that a YAML file
-    lists by language.
+    """Return the sources of text, name -> source.
 
-    Raises UsageError: a file that is no list of texts.
+    Args:
+        text: a source, or a YAML file that maps languages to sources.
+
+    Raises:
+        UsageError: the YAML file does not map names to sources.
     """
     if not text.endswith((".yaml", ".yml")):
         return {text: text}
-    listed, hint = read_recipe(text, None), "write a line a language, such as 'de: ./german.txt'"
-    if not listed:
+    sources = read_recipe(text, None)
+    hint = "write one line per language, such as 'de: ./german.txt'"
+    if not sources:
         raise UsageError(f"{text} lists no text", hint)
-    for name, source in listed.items():
+    for name, source in sources.items():
         if not isinstance(source, str):
-            raise UsageError(f"{text}: {name} names no text", hint)
-    return listed
+            raise UsageError(f"{text}: the value of {name} must be one source of text", hint)
+    return sources
 
 
 def _kept(
     tokenizer: PreTrainedTokenizerBase, shares: Array, named: set[int], size: int | None
 ) -> Array:
-    """The ids to keep: those `named` and those that occur, or the most frequent of them that make a
-    vocabulary of at most `size`."""
+    """Return the ids to keep: the ids in `named` and every token that occurs.
+
+    If this exceeds `size`, only the most frequent tokens that fit are kept.
+    """
     needed = needed_by(tokenizer)
     frequent = np.argsort(-shares, kind="stable")[: int((shares > 0).sum())].tolist()
     kept = needed([*named, *frequent])
     if size is not None and len(kept) > size:
-        least, most = 0, len(frequent)  # `least` fit, `most` do not.
         kept = needed(named)
         if len(kept) > size:
-            always = f"{len(kept):,} tokens always stay: special ones, single characters and bytes"
             raise UsageError(
-                f"a vocabulary of {size:,} is too small: {always}", f"give at least {len(kept)}"
+                f"a vocabulary of {size:,} is too small: {len(kept):,} tokens are always kept "
+                "(special tokens, single characters and bytes)",
+                f"give at least {len(kept)}",
             )
-        while most - least > 1:
-            middle = (least + most) // 2
-            tried = needed([*named, *frequent[:middle]])
-            least, most, kept = (
-                (middle, most, tried) if len(tried) <= size else (least, middle, kept)
-            )
+        # Bisection: the first `low` frequent tokens fit, the first `high` do not.
+        low, high = 0, len(frequent)
+        while high - low > 1:
+            middle = (low + high) // 2
+            candidate = needed([*named, *frequent[:middle]])
+            if len(candidate) <= size:
+                low, kept = middle, candidate
+            else:
+                high = middle
     if len(kept) == len(tokenizer):
-        hint = "give less text, or a size below it"
-        raise UsageError(f"the text needs all {len(kept):,} tokens: nothing to trim", hint)
+        raise UsageError(
+            f"the text needs all {len(kept):,} tokens: nothing to trim",
+            "use less text, or a smaller vocabulary size",
+        )
     return kept
 
 
 def _counts(source: str, column: str | None, tokenizer: PreTrainedTokenizerBase) -> Array:
-    """How often each token occurs in the training split of a source, cached; what the hub holds may
-    change."""
+    """Count the tokens in the training split of a source.
+
+    The counts are cached, except for hub data, which may change.
+    """
     opened = open_source(source)
     key = cache_key("vocabulary", opened.identity, column, tokenizer_hash(tokenizer))
     file = cache_dir() / "vocabularies" / f"{key}.safetensors"
     if file.is_file() and not isinstance(opened, HubSource):
         return load_file(file)["counts"]
+    batches = _batches(_texts(opened, "train", column))
     counts = sum(
-        _counted(tokenizer, _texts(opened, "train", column)), np.zeros(len(tokenizer), np.int64)
+        (count_tokens(tokenizer, batch) for batch in batches), np.zeros(len(tokenizer), np.int64)
     )
     with disk_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -184,62 +218,66 @@ def _counts(source: str, column: str | None, tokenizer: PreTrainedTokenizerBase)
     return np.asarray(counts)
 
 
-def _counted(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Iterator[Array]:
-    return (count_tokens(tokenizer, batch) for batch in _batches(texts))
-
-
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    left = iter(texts)
-    while batch := list(itertools.islice(left, TEXTS_AT_ONCE)):
+    iterator = iter(texts)
+    while batch := list(itertools.islice(iterator, TEXTS_AT_ONCE)):
         yield batch
 
 
 @torch.no_grad()
 def _cosines(loaded: Any, smaller: Any, texts: Sequence[str]) -> Array:
-    """Of each text the cosine between its mean last states under two models that read it in tokens
-    of their own."""
+    """Compute the cosine between two models' mean last hidden states of each text.
+
+    Each model uses its own tokenizer.
+    """
     means = []
-    for each in (loaded, smaller):
-        longest = min(COMPARED_TOKENS, positions_of(each.model.config) or COMPARED_TOKENS)
-        how: dict[str, Any] = {"truncation": True, "max_length": longest, "return_tensors": "pt"}
-        rows = (each.tokenizer(text, **how) for text in texts)
-        encoder = each.model.base_model.eval()
+    for model in (loaded, smaller):
+        length = min(COMPARED_TOKENS, positions_of(model.model.config) or COMPARED_TOKENS)
+        options: dict[str, Any] = {
+            "truncation": True,
+            "max_length": length,
+            "return_tensors": "pt",
+        }
+        rows = (model.tokenizer(text, **options) for text in texts)
+        encoder = model.model.base_model.eval()
         states = (
             encoder(**{k: row[k] for k in ("input_ids", "attention_mask")}).last_hidden_state
             for row in rows
         )
         means.append(torch.stack([state_1LD[0].mean(0) for state_1LD in states]))
-    one, other = means
-    return torch.nn.functional.cosine_similarity(one, other).numpy()
+    before_ND, after_ND = means
+    return torch.nn.functional.cosine_similarity(before_ND, after_ND).numpy()
 
 
 def _changes(
     name: str,
     texts: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
-    cut: PreTrainedTokenizerBase,
+    trimmed_tokenizer: PreTrainedTokenizerBase,
     kept: Array,
 ) -> list[str]:
-    """How many of some texts change, and what their commonest changed words become. A text changes
-    where it holds a removed token."""
+    """Note how many texts, and which of their words, are tokenised differently.
+
+    A text is tokenised differently if it contains a removed token.
+    """
     removed, changed, words = set(range(len(tokenizer))) - set(kept.tolist()), 0, Counter[str]()
     for batch in _batches(texts):
         rows = tokenizer(batch, add_special_tokens=False, verbose=False)
         for n, (text, ids) in enumerate(zip(batch, rows["input_ids"], strict=True)):
-            of_removed = {
+            changed_words = {
                 rows.token_to_word(n, at) for at, token in enumerate(ids) if token in removed
             }
-            changed += bool(of_removed)
-            spans = [rows.word_to_chars(n, word) for word in of_removed if word is not None]
+            changed += bool(changed_words)
+            spans = [rows.word_to_chars(n, word) for word in changed_words if word is not None]
             words.update({text[begin:end].strip() for begin, end in spans})
     if not texts:
         return []
     notes = [
-        f"{name}: {changed:,} of {len(texts):,} texts are segmented otherwise, "
-        f"{changed / len(texts):.1%}"
+        f"{name}: {changed:,} of {len(texts):,} texts ({changed / len(texts):.1%}) are tokenised "
+        "differently"
     ]
     for word, times in words.most_common(CHANGES_SHOWN):
-        before, after = (" ".join(each.tokenize(word)) for each in (tokenizer, cut))
+        before, after = (" ".join(t.tokenize(word)) for t in (tokenizer, trimmed_tokenizer))
         notes.append(f"{word!r}, in {times:,} of them: {before} -> {after}")
     return notes
 
@@ -250,7 +288,10 @@ def _validation(source: str, column: str | None) -> Iterator[str]:
 
 
 def _texts(source: Source, split: str, column: str | None) -> Iterator[str]:
-    """Every text of a split: of a row all its columns, or one; a list of words is a text a word."""
+    """Iterate over the texts of a split.
+
+    Without `column`, all columns of a row are read, and every word of a list is a text.
+    """
     if column is not None:
         yield from source.documents(split, column)
         return

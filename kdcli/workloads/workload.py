@@ -1,18 +1,20 @@
-"""The protocol that every kind of data follows.
+"""The base class of all workloads.
 
-A workload is a kind of data together with what it means to be good at it: how to load a model for
-it, its examples, its loss, its scores, and how its models are saved. Verbs know workloads, and no
-kind of data. A new kind of data is one file in this package that defines `TASKS`, the names under
-which `--task` finds it, and `open_workload`.
+A workload is a kind of data together with everything needed to train and evaluate on it: the
+examples, the loss, the scores, and how models are loaded and saved. Verbs only use this interface
+and do not depend on the kind of data. To add a kind of data, add a module to this package that
+defines `open_workload`, `open_evaluation` and `TASKS`, the names that `--task` accepts for it.
 
-    distill   make_student + a loss against targets + `hard`, weighted
-    prune     load + masks + `hard` and `soft`
-    finetune  load + `hard`
-    cotrain   two models, `hard` of each and `soft` between them
+The verbs use workloads as follows:
+
+    distill   `make_student`, then a weighted sum of a loss against targets and `hard`
+    prune     `load`, then masks trained with `hard` and `soft`
+    finetune  `load`, then `hard`
+    cotrain   two models, with `hard` for each and `soft` between them
     evaluate, export, compress   `evaluate`
 
-Rows without labels are part of the protocol: `hard` then has no term, and a model is compared with
-its teacher's outputs.
+Rows may be unlabelled. In this case, `hard` returns no terms and the model is compared with its
+teacher's outputs.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ LOGITS = Needs(logits=True)
 OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 DEFAULT_POOL = 64
-"""Batches whose groups of rows of similar length are formed together."""
+"""Number of batches that are drawn together and grouped by row length."""
 Keep = Literal["last", "best"]
 
 
@@ -79,19 +81,21 @@ class WorkloadRequest:
     """A request to open a workload for training.
 
     Attributes:
-        task: the name given to `--task`.
+        task: the value of `--task`.
         model: the model whose tokenizer reads the rows.
-        data: where the rows are and how they are read.
-        head: settings of a task head.
-        settings: keys of the workload's own section of the recipe.
-        metrics: further metrics of the `evaluate` library.
-        choose_on: the set that chooses among evaluations; None for the mean over all sets.
-        seed: of a new head.
-        new_head: whether a model without a fitting head gets a new one. Otherwise it is refused.
-        other_models: further models that the run scores or learns from. Rows that trained any of
-            them are dropped from the evaluation.
-        generates: whether the verb handles tasks whose targets are texts.
-        generation: how such targets are masked and decoded.
+        data: the recipe's `data` section.
+        head: settings of the task head.
+        settings: keys of the recipe section that belongs to the workload.
+        metrics: additional metrics from the `evaluate` library.
+        choose_on: the evaluation set that decides which evaluation is best; None for the mean over
+            all sets.
+        seed: seed for the weights of a new head.
+        new_head: add a new head to a model that has no fitting head. If False, such a model is
+            refused.
+        other_models: other models that the run scores or learns from. Rows that any of them was
+            trained on are dropped from the evaluation.
+        generates: whether the verb supports tasks that generate text.
+        generation: masking and decoding settings of tasks that generate text.
     """
 
     task: str
@@ -113,14 +117,14 @@ class EvaluationRequest:
     """A request to open a workload for evaluating models.
 
     Attributes:
-        task: the name given to `--task`.
-        models: the evaluated models. The first decides between head and vectors, and names the
-            classes of an own task if it has any.
-        data: where the rows are and how they are read.
-        trained: model -> hashes of the rows that trained it, which are dropped.
-        metrics: further metrics of the `evaluate` library.
-        pooling: makes plain encoders embedding models.
-        by_head: models are scored by their heads, whatever the first one is.
+        task: the value of `--task`.
+        models: the models to evaluate. The first model decides whether heads or vectors are scored.
+            If it has class names, they are also the class names of task `own`.
+        data: the recipe's `data` section.
+        trained: model -> hashes of the rows it was trained on. These rows are dropped.
+        metrics: additional metrics from the `evaluate` library.
+        pooling: pooling that turns plain encoders into embedding models.
+        by_head: score heads even if the first model is an embedding model.
     """
 
     task: str
@@ -137,11 +141,11 @@ class ModelScores:
     """The scores of one model.
 
     Attributes:
-        evaluations: one per set of rows, as a report shows them; `model` is still empty.
-        scorers: set -> function from row numbers to metrics, for paired intervals.
+        evaluations: one evaluation per set, in the format of the report. `model` is empty.
+        scorers: set -> function that maps row numbers to metrics, for paired bootstrap intervals.
         counts: set -> number of rows.
-        predictions: one per row, if the workload predicts rows.
-        notes: facts about how the model read the rows.
+        predictions: one prediction per row, if the workload makes predictions.
+        notes: notes on how the model read the rows, for the report.
     """
 
     evaluations: list[Evaluation]
@@ -151,11 +155,11 @@ class ModelScores:
     notes: Sequence[str] = ()
 
     def rows(self, name: str) -> list[Evaluation]:
-        """The evaluations under a model's name."""
+        """Return the evaluations with a model's name filled in."""
         return [row.model_copy(update={"model": name}) for row in self.evaluations]
 
     def against_teacher(self) -> ModelScores:
-        """The same scores, marked as agreement with a teacher."""
+        """Return the same scores, marked as agreement with the teacher."""
         marked = [row.model_copy(update={"reference": "teacher"}) for row in self.evaluations]
         return replace(self, evaluations=marked)
 
@@ -181,19 +185,19 @@ def compare(
     Args:
         task: the task's name in the report.
         scores: model -> its scores.
-        baselines: model -> the model it is compared with; None compares all with the first.
-        chosen: models that were chosen, among steps or settings, on the very rows.
+        baselines: model -> the model it is compared with; None compares all models with the first.
+        chosen: models whose step or settings were selected on the same rows.
         resamples: number of bootstrap resamples.
     """
     first, *others = scores
     pairs = dict.fromkeys(others, first) if baselines is None else baselines
-    evaluations = [row for name, found in scores.items() for row in found.rows(name)]
+    evaluations = [row for name, of_model in scores.items() for row in of_model.rows(name)]
     comparisons: list[Comparison] = []
     for model, baseline in pairs.items():
         Progress.log(f"{resamples:,} resamples of {task}: {model} compared with {baseline}")
         for set_name, count in scores[model].counts.items():
-            ours, theirs = (scores[each].scorers[set_name] for each in (model, baseline))
-            differences = paired_bootstrap(ours, theirs, count, resamples=resamples)
+            scorer, base = (scores[name].scorers[set_name] for name in (model, baseline))
+            differences = paired_bootstrap(scorer, base, count, resamples=resamples)
             comparisons += [
                 Comparison(
                     model=model,
@@ -212,11 +216,11 @@ def compare(
 
 
 class Plan(NamedTuple):
-    """When which examples are trained on.
+    """The order of the training examples and the schedule.
 
     Attributes:
         order: the examples of each step.
-        schedule: steps and learning rates.
+        schedule: number of steps and learning rates.
         steps_per_pass: optimiser steps in one pass over the examples.
     """
 
@@ -226,25 +230,25 @@ class Plan(NamedTuple):
 
 
 class Workload(ABC):
-    """A kind of data and what it means to be good at it.
+    """A kind of data, with its losses, its scores, and the way its models are loaded and saved.
 
     Attributes:
-        session: where everything is computed.
+        session: device, precision and processes.
         name: the task's name in reports and directories.
-        notes: facts about the rows for the report.
-        split: the split that is evaluated.
+        notes: notes on the rows, for the report.
+        split: the evaluation split.
         rows: hashes of the labelled training rows.
-        metric: the metric that a single number means.
+        metric: the main metric.
         needs: the signals that `hard` and `soft` read.
-        over: what the losses are means over.
-        auto_class: the class of transformers that loads a saved model.
-        pipeline: the hub's name of the task; None for the one of `auto_class`.
+        over: the unit over which the losses are averaged.
+        auto_class: the transformers class that loads a saved model.
+        pipeline: the hub's name for the task; None for the default of `auto_class`.
         has_labels: whether the training rows have labels.
-        has_classes: whether each row has one class.
+        has_classes: whether every row has exactly one class.
         has_metrics: whether `metrics` can score the outputs during training.
-        one_pass: whether a model's outputs take one forward pass, so that any runner can compute
-            them.
-        held_out_size: size of a held-out example relative to a training example, in sequences.
+        one_pass: whether one forward pass computes a model's outputs, so that any runner can be
+            used.
+        held_out_size: number of sequences in a held-out example, relative to a training example.
     """
 
     session: Session
@@ -265,7 +269,7 @@ class Workload(ABC):
 
     @property
     def evaluated_on(self) -> str:
-        """Description of the rows that the best evaluation or run is chosen on."""
+        """Description of the rows that decide which evaluation or run is best."""
         return self.split
 
     # -- examples ---------------------------------------------------------------------------
@@ -278,28 +282,31 @@ class Workload(ABC):
     @property
     @abstractmethod
     def held_out(self) -> Examples:
-        """The examples that are evaluated during training."""
+        """The examples for evaluation during training."""
 
     @abstractmethod
     def plan(self, settings: TrainSettings) -> Plan:
-        """The order of the training examples and the schedule.
+        """Plan the order of the training examples and the schedule.
 
         Raises:
             UsageError: the warm-up is as long as the run.
         """
 
     def with_reference(self, teacher: Model) -> Workload:
-        """The same examples, whose evaluation compares with a teacher's outputs, not with labels.
+        """Return a copy of the workload that evaluates against a teacher's outputs, not labels.
 
-        Used for rows without labels, for which `hard` returns no term. The teacher is in float32.
+        This is used for unlabelled rows, for which `hard` returns no terms.
+
+        Args:
+            teacher: the teacher, in float32.
 
         Raises:
-            UsageError: this workload cannot be used without labels.
+            UsageError: the workload requires labels.
         """
         raise self.unsupported("training or evaluation without labels")
 
     def unsupported(self, what: str) -> UsageError:
-        """The error for an operation that a workload does not implement."""
+        """Return the error for an operation that the workload does not implement."""
         return UsageError(f"task {self.name} does not support {what}", "choose another task")
 
     # -- models -----------------------------------------------------------------------------
@@ -310,25 +317,33 @@ class Workload(ABC):
     ) -> Model:
         """Load a model for this workload.
 
+        Args:
+            source: the model.
+            head: settings of the task head.
+            seed: seed for the weights of a new head.
+            new_head: add a new head to a model that has no fitting head.
+
         Raises:
-            UsageError: the model cannot be used, or has no fitting head and gets none.
+            UsageError: the model cannot be used, or has no fitting head and `new_head` is False.
         """
 
     def load_teacher(self, source: str, reader: Model, *, head: TaskHeadSettings) -> Model:
-        """Load a model that was trained for this workload, to learn from.
+        """Load a teacher that was trained for this workload.
 
         Args:
+            source: the teacher.
             reader: the model whose tokenizer reads the rows.
+            head: settings of the teacher's head.
 
         Raises:
-            UsageError: the model cannot be used, or cannot read the same rows.
+            UsageError: the teacher cannot be used, or cannot read the same rows.
         """
         teacher = self.load(source, head=head, new_head=False)
         Progress.log(f"teacher {source}: {teacher.note}")
         return teacher
 
     def fits(self, source: str) -> bool:
-        """Whether a model can be scored as it is, without training it first."""
+        """Whether a model can be scored without training it first."""
         return True
 
     def make_student(
@@ -341,10 +356,20 @@ class Workload(ABC):
         dropout: float | None = None,
         seed: int = 0,
     ) -> InitializedStudent:
-        """Make an encoder of a shape from a teacher's encoder, fitted to it on the training rows.
+        """Make a student encoder from a teacher's encoder.
+
+        The training rows are used to fit the student to the teacher.
+
+        Args:
+            teacher: the model that the student is made from.
+            shape: the student's shape.
+            init: how the student's weights start.
+            layers: teacher layers to copy; None for evenly spaced layers.
+            dropout: the student's dropout; None keeps the teacher's.
+            seed: seed for random weights.
 
         Raises:
-            UsageError: see `kdcli.models.shape.build_student`.
+            UsageError: the student cannot have this shape, initialisation or choice of layers.
         """
         return build_student(
             teacher.model.base_model,
@@ -358,7 +383,7 @@ class Workload(ABC):
 
     @property
     def sample(self) -> Examples | None:
-        """Rows that a student is fitted to its teacher on."""
+        """The rows on which a student is fitted to its teacher."""
         return self.examples
 
     def student(
@@ -370,10 +395,17 @@ class Workload(ABC):
         layers: list[int] | None = None,
         seed: int = 0,
     ) -> Model:
-        """Make a whole model of a shape, with what this workload has on top of an encoder.
+        """Make a complete student, including any head that this workload needs.
+
+        Args:
+            origin: the model that the student is made from.
+            shape: the student's shape.
+            init: how the student's weights start.
+            layers: layers of `origin` to copy; None for evenly spaced layers.
+            seed: seed for random weights.
 
         Raises:
-            UsageError: see `kdcli.models.shape.build_student`.
+            UsageError: the student cannot have this shape, initialisation or choice of layers.
         """
         built = self.make_student(origin, shape, init=init, layers=layers, seed=seed)
         with tempfile.TemporaryDirectory() as aside:
@@ -390,44 +422,45 @@ class Workload(ABC):
         place: StorePlace | None = None,
         dry_run: bool = False,
     ) -> Targets:
-        """The signals of a frozen teacher for the training examples.
+        """Return a frozen teacher's signals for the training examples.
 
-        The teacher is on the device and in the compute dtype afterwards.
+        Moves the teacher to the device and converts it to the compute dtype.
 
         Args:
-            needs: further signals; what `soft` reads is always included.
-            passes: number of times that training reads the examples.
-            place: where signals may be stored.
-            dry_run: stand-ins will do.
+            teacher: the teacher.
+            needs: additional signals. The signals that `soft` reads are always included.
+            passes: number of passes over the examples.
+            place: where signals may be stored; None does not store them.
+            dry_run: placeholders are sufficient.
         """
         needs = self.needs | needs
         return targets_of(teacher, self.examples, needs, self.session, passes=passes, place=place)
 
     def capture(self, model: Model, needs: Needs | None = None) -> Capture:
-        """Wrap a model in a module that returns the signals of this workload and `needs`."""
+        """Wrap a model in a module that returns the workload's own signals and those in `needs`."""
         return capture(model.model, self.needs | (needs or Needs()))
 
     def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
-        """Save a model that `rows` trained in the form that this workload's users load."""
+        """Save a model for use on this workload, with the hashes of its training rows."""
         save_model(model.model, model.tokenizer, folder, rows)
 
     def trains_head(self, head: TaskHeadSettings) -> bool:
-        """Whether pruning trains what lies on top of the encoder."""
+        """Whether pruning also trains the head."""
         return True
 
     def mask_facts(self, head: TaskHeadSettings) -> dict[str, Any]:
-        """Fields of `MaskInfo` that describe the task."""
+        """Return the fields of `MaskInfo` that describe the task."""
         return {}
 
     def encode(self, model: Model, batch: Batch) -> list[Tensor]:
-        """A model's outputs for a batch on the CPU, to compare two forms of one model."""
+        """Compute a model's outputs for a batch on the CPU, to compare two forms of the model."""
         inputs = {name: x for name, x in batch.items() if name in MODEL_INPUTS}
         with torch.no_grad():
             outputs = model.model(**inputs)
         return [outputs[name] for name in OUTPUTS if name in outputs]
 
     def resemblance(self, models: Mapping[str, Model], reference: str) -> Quality:
-        """How near the models' outputs are to a reference model's, for the report."""
+        """Compare the models' outputs with the outputs of a reference model, for the report."""
         return {}
 
     # -- losses -----------------------------------------------------------------------------
@@ -439,26 +472,34 @@ class Workload(ABC):
 
     @abstractmethod
     def hard(self, signals: Signals, batch: Batch) -> Mapping[str, Tensor]:
-        """The losses against the labels of a batch, by their names in the log; none without
-        labels."""
+        """Compute the losses against the labels of a batch.
+
+        Returns:
+            Name in the log -> loss. Empty if there are no labels.
+        """
 
     @abstractmethod
     def soft(
         self, teacher: Signals, student: Signals, batch: Batch, temperature: float
     ) -> Mapping[str, Tensor]:
-        """The losses of a student's outputs against a teacher's, by their names in the log. No
-        gradient reaches the teacher."""
+        """Compute the losses of a student's outputs against a teacher's outputs.
+
+        The teacher receives no gradient.
+
+        Returns:
+            Name in the log -> loss.
+        """
 
     def outputs(self, signals: Signals, batch: Batch) -> Tensor | None:
-        """The outputs of a batch that `metrics` reads, [B, ...]."""
+        """Return the outputs of a batch for `metrics`, [B, ...]."""
         return signals.logits
 
     def metrics(self, outputs: Sequence[Array]) -> dict[str, float]:
-        """The metrics during training, from the outputs of all held-out examples in order."""
+        """Compute the metrics during training, from the outputs of all held-out examples."""
         return {}
 
     def job(self, model: Model, settings: TrainSettings, keep: Keep) -> tuple[Job, Schedule]:
-        """The job that trains one model against the labels, and its schedule.
+        """Build the job that trains a model on the labels, and its schedule.
 
         Raises:
             UsageError: the rows have no labels.
@@ -467,17 +508,21 @@ class Workload(ABC):
         return self.model_job(model, settings, keep)
 
     def require_labels(self) -> None:
-        """Raise a `UsageError` if the training rows have no labels."""
+        """Check that the training rows have labels.
+
+        Raises:
+            UsageError: the rows have no labels.
+        """
         if not self.has_labels:
             raise UsageError(
-                f"task {self.name}: the rows have no labels to train on",
-                "distill or prune learn from a teacher's outputs instead",
+                f"task {self.name}: the training rows have no labels",
+                "add labels, or use distill or prune, which can learn from a teacher's outputs",
             )
 
     def model_job(self, model: Model, settings: TrainSettings, keep: Keep) -> tuple[Job, Schedule]:
-        """A job over one model, `model`, whose loss is the labels'; without labels it is zero.
+        """Build the job that trains a model with the loss `hard`, and its schedule.
 
-        Parameters that the labels' loss does not reach are frozen.
+        Without labels, the loss is zero. Parameters that do not affect the loss are frozen.
         """
         captured = self.capture(model)
         plan = self.plan(settings)
@@ -504,29 +549,35 @@ class Workload(ABC):
         kd: KdSettings,
         extra_terms: Callable[[Signals, Signals], Mapping[str, Term]] | None = None,
     ) -> tuple[Job, Schedule]:
-        """The job that trains one model against the labels and its teachers' targets.
+        """Build the job that trains a model on the labels and its teachers' targets.
 
-        The loss is that of `mixed_terms`. Held-out rows without targets count by their labels
-        alone.
+        The loss is the sum of `mixed_terms`. For held-out rows without targets, only the labels
+        count.
 
         Args:
-            extra_terms: further terms, from the signals of the first teacher and of the model.
+            model: the student.
+            settings: the recipe's `train` section.
+            keep: the weights to keep.
+            targets: the targets from each teacher.
+            kd: weight and temperature of the distillation loss.
+            extra_terms: computes additional terms from the signals of the first teacher and the
+                student.
         """
         job, schedule = self.model_job(model, settings, keep)
         captured = job.modules["model"]
         assert isinstance(captured, Capture)
         examples, held_out = self.examples, self.held_out
-        for each in targets:
-            examples, held_out = each.attach(examples, held_out)
+        for of_teacher in targets:
+            examples, held_out = of_teacher.attach(examples, held_out)
 
         def step(batch: Batch) -> StepLoss:
-            # First, because it takes tensors out of the batch that no model reads.
-            taught = [s for each in targets if (s := each.signals(batch)) is not None]
-            own = self.forward(captured, batch)
-            terms = self.mixed_terms(own, taught, batch, kd)
-            if extra_terms is not None and taught:
-                terms |= extra_terms(taught[0], own)
-            return StepLoss(terms, self.outputs(own, batch))
+            # Must come first: it takes out of the batch the tensors that a model does not accept.
+            teachers = [s for t in targets if (s := t.signals(batch)) is not None]
+            student = self.forward(captured, batch)
+            terms = self.mixed_terms(student, teachers, batch, kd)
+            if extra_terms is not None and teachers:
+                terms |= extra_terms(teachers[0], student)
+            return StepLoss(terms, self.outputs(student, batch))
 
         return replace(job, step=step, examples=examples, held_out=held_out), schedule
 
@@ -537,11 +588,11 @@ class Workload(ABC):
         batch: Batch,
         kd: KdSettings,
     ) -> dict[str, Term]:
-        """The terms of (1 - weight) * hard + weight * soft.
+        """Compute the terms of (1 - weight) * hard + weight * soft.
 
-        `soft` is the mean over the teachers, whose gradient is that of the loss against their mean
-        distribution. Without teachers the labels have the whole weight, and without labels the
-        teachers.
+        `soft` is the mean over the teachers. Its gradient equals the gradient of the loss against
+        the teachers' mean distribution. Without teachers, the labels get the full weight. Without
+        labels, the teachers get it.
         """
         hard = self.hard(student, batch)
         if not teachers:
@@ -554,7 +605,7 @@ class Workload(ABC):
         if weight > 0:
             losses = [self.soft(t, student, batch, kd.temperature) for t in teachers]
             for name, first in losses[0].items():
-                total = sum((each[name] for each in losses), first.new_zeros(()))
+                total = sum((loss[name] for loss in losses), first.new_zeros(()))
                 terms[name] = Term(weight * (total / len(losses)), self.over)
         return terms
 
@@ -565,15 +616,15 @@ class Workload(ABC):
         order: Order,
         keep: Keep,
     ) -> Job:
-        """A job over this workload's examples, with its metrics.
+        """Build a job over this workload's examples, with its metrics.
 
         Raises:
-            UsageError: `keep` needs a metric during training, which this task does not have.
+            UsageError: `keep` is "best", but the task has no metrics during training.
         """
         if keep == "best" and not self.has_metrics:
             raise UsageError(
                 f"keep: best needs a metric during training, and task {self.name} has none",
-                "omit keep; the last weights are kept",
+                "use keep: last, the default",
             )
         return Job(
             modules,
@@ -588,7 +639,7 @@ class Workload(ABC):
 
     @staticmethod
     def total(losses: Mapping[str, Tensor], signals: Signals) -> Tensor:
-        """The sum of some losses; zero, on the device of the signals, if there are none."""
+        """Add the losses. Without losses, return a zero on the device of the signals."""
         values = list(losses.values())
         if values:
             return values[0] if len(values) == 1 else torch.stack(values).sum()
@@ -599,28 +650,29 @@ class Workload(ABC):
 
     @property
     def row_count(self) -> int:
-        """Number of evaluated rows."""
+        """Number of evaluation rows."""
         raise self.unsupported("kdcli compress")
 
     @property
     def gated_metrics(self) -> Sequence[str]:
-        """The metrics that a gate may bound from below; `SET/METRIC` for one of several sets."""
+        """Metrics that a gate may use as a lower bound. With several sets, also `SET/METRIC`."""
         return (self.metric,)
 
     def texts_of_rows(self) -> list[str]:
-        """The evaluated texts, to compare outputs on."""
+        """Return the evaluation texts, on which the outputs of two models are compared."""
         raise self.unsupported("kdcli export --task")
 
     def rows_for(self, model: Model) -> TokenizedRows:
-        """The evaluated rows as a model's tokens, to measure the error of its products on."""
+        """Tokenise the evaluation rows for a model, to measure its quantisation error on them."""
         raise self.unsupported("kdcli export --max-drop")
 
     @abstractmethod
     def score(self, model: Model, *, worst: int = 0) -> ModelScores:
-        """Score a model, an export included, on the held-out rows.
+        """Score a model or an export on the held-out rows.
 
         Args:
-            worst: the number of mistakes per set that the report lists.
+            model: the model.
+            worst: number of mistakes per set to list in the report.
         """
 
     def evaluate(
@@ -631,7 +683,15 @@ class Workload(ABC):
         worst: int = 0,
         resamples: int = RESAMPLES,
     ) -> EvaluationResult:
-        """Score several models on the same rows and compare them; see `compare`."""
+        """Score several models on the same rows and compare them.
+
+        Args:
+            models: name -> model.
+            baselines: model -> the model it is compared with; None compares all models with the
+                first.
+            worst: number of mistakes per set to list in the report.
+            resamples: number of bootstrap resamples.
+        """
         scores = {name: self.score(model, worst=worst) for name, model in models.items()}
         return self.compare(scores, baselines, resamples=resamples)
 
@@ -642,13 +702,15 @@ class Workload(ABC):
         *,
         resamples: int = RESAMPLES,
     ) -> EvaluationResult:
-        """Gather the scores of several models and compare them; see `compare`."""
+        """Compare the scores of several models under this workload's name; see `compare`."""
         return compare(self.name, scores, baselines, resamples=resamples)
 
     def run_by(self, model: Model, runner: Runner, outputs: Sequence[str] | None = None) -> Model:
-        """A model whose outputs a runner computes in place of torch.
+        """Return a copy of a model that uses a runner instead of PyTorch.
 
         Args:
+            model: the model.
+            runner: computes the outputs.
             outputs: names of the runner's outputs; None for the last hidden state or the logits.
         """
         network: Any = RunnerNetwork(runner, model.model.config)
@@ -656,14 +718,14 @@ class Workload(ABC):
 
 
 def first_rows(examples: Examples) -> Batch:
-    """A batch of two rows, on the CPU, or of one if there is no other."""
+    """Return a batch on the CPU with the first two examples, or with the only one."""
     return examples.batch(np.arange(min(2, len(examples))))
 
 
 def freeze_unused(model: torch.nn.Module, loss: Tensor) -> list[str]:
-    """Exclude the parameters that a loss does not depend on from training; return their names.
+    """Freeze the parameters that a loss does not depend on, and return their names.
 
-    Weight decay would shrink them, and several processes would sum their zero gradients.
+    Otherwise weight decay would shrink them, and several processes would sum their zero gradients.
     """
     names = params_without_grad(dict(model.named_parameters()), loss)
     for name in names:
@@ -672,11 +734,12 @@ def freeze_unused(model: torch.nn.Module, loss: Tensor) -> list[str]:
 
 
 def bucketed(lengths: Array, settings: TrainSettings, group: int) -> Plan:
-    """Plan batches of groups in which rows have similar lengths.
+    """Plan batches whose micro-batches consist of rows of similar length.
 
     Args:
-        lengths: tokens of each row.
-        group: rows in a group, which is a micro-batch.
+        lengths: number of tokens in each row.
+        settings: the recipe's `train` section.
+        group: number of rows in a micro-batch.
 
     Raises:
         UsageError: the warm-up is as long as the run.
@@ -688,7 +751,7 @@ def bucketed(lengths: Array, settings: TrainSettings, group: int) -> Plan:
 
 
 def log_padding(order: Order) -> None:
-    """Log the share of padding, and the share that random batches would have."""
+    """Log the share of padding, and what it would be with random batches."""
     if not isinstance(order, BucketOrder):
         return
     lengths = order.lengths
@@ -698,6 +761,5 @@ def log_padding(order: Order) -> None:
     random = 1 - sum(int(b.sum()) for b in drawn) / sum(len(b) * int(b.max()) for b in drawn)
     Progress.log(
         f"{len(lengths):,} rows of {lengths.mean():.0f} tokens on average; grouping by length "
-        "leaves "
-        f"{order.padding():.1%} padding (random batches: {random:.1%})"
+        f"leaves {order.padding():.1%} padding (random batches: {random:.1%})"
     )

@@ -234,5 +234,5 @@ def test_prompts_outside_the_pooling_are_refused(saved):
     folder = saved(EmbeddingFormat(prompts={"query": "w1 "}, prompt_counts=False))
     embedder = Embedder.open(str(folder))
     assert embedder.prompt("document") == ""
-    with pytest.raises(UsageError, match="out of its pooling"):
+    with pytest.raises(UsageError, match="excludes the tokens of prompts from its pooling"):
         embedder.prompt("query")

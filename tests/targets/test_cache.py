@@ -338,7 +338,7 @@ def test_a_store_over_the_limit_logs_both_sizes_and_computes_nothing(tmp_path):
     assert opened(tmp_path, rows, teacher=teacher, log=log, limit=1_100_000) is None
     assert opened(tmp_path, rows, teacher=teacher, limit=size - 1) is None
     assert teacher.read == 2
-    assert logged(log, "1.7 MB, allowed are 1.1 MB")
+    assert logged(log, "1.7 MB, and the limit is 1.1 MB")
     assert list(tmp_path.iterdir()) == []
     assert opened(tmp_path, rows, teacher=teacher, limit=size) is not None
 

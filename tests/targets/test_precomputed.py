@@ -41,7 +41,7 @@ def test_each_text_gets_its_vector(tmp_path, texts):
     ("array", "message"),
     [
         (VECTORS[:4], "4 vectors for 6 texts"),
-        (VECTORS[:, 0], "a row for each text"),
+        (VECTORS[:, 0], "one row for each text"),
         (np.array([["a"] * 3] * 6), "must hold floats"),
         (np.array([[{}] * 3] * 6, dtype=object), "cannot|object|allow_pickle|must hold|Array"),
         (np.where(np.arange(6)[:, None] == 2, np.nan, VECTORS), "1 vectors are zero or not finite"),
@@ -61,7 +61,7 @@ def test_unusable_arrays_are_refused(tmp_path, texts, array, message):
         ({"text": ROWS[:5], "vector": VECTORS[:5].tolist()}, "no vector for 1 of 6"),
         (
             {"text": ROWS, "vector": [[1.0], *VECTORS[1:].tolist()]},
-            "not a parquet file of texts and vectors|length",
+            "cannot be read as a parquet file of texts and vectors|length",
         ),
     ],
 )

@@ -415,11 +415,11 @@ def test_vectors_are_judged_when_cut(teacher, pairs, beir, tmp_path):
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [
-        ("qrels/test.tsv", "q1\tnone\t1", "judges document none, which is not there"),
+        ("qrels/test.tsv", "q1\tnone\t1", "refers to document none, which does not exist"),
         ("qrels/test.tsv", "q1 d1 1", "separated by tabs"),
-        ("qrels/test.tsv", "q1\td1\t0", "judges document d1 for query q1 again"),
+        ("qrels/test.tsv", "q1\td1\t0", "gives document d1 a second, different relevance"),
         ("corpus.jsonl", '{"_id": "d1", "text": "w1"}', "_id d1 occurs twice"),
-        ("queries.jsonl", '{"_id": 7, "text": "w1"}', "needs the texts '_id' and 'text'"),
+        ("queries.jsonl", '{"_id": 7, "text": "w1"}', "must have the strings '_id' and 'text'"),
         ("queries.jsonl", '{"_id": "blank", "text": " "}', "query blank of"),
     ],
 )
@@ -445,7 +445,7 @@ def test_unusable_retrieval_data_are_refused(teacher, beir, tmp_path, name, line
         (["--pooling", "mean"], "pools by cls, not by mean"),
         (["--set", "loss.vectors_weight=0.0"], "weight 0"),
         (["--method", "minilm", "--set", "embedding.rows=9"], "are for --method embedding"),
-        (["--eval-task", "sst2"], "not scored by vectors"),
+        (["--eval-task", "sst2"], "cannot be scored with vectors"),
         (["--set", "data.pack_isolated=true"], "reads? blocks"),
     ],
 )

@@ -199,7 +199,7 @@ SOFT = {"probabilities": [0.5, 0.5]}
         ),
         (
             [{"probabilities": [0.5]}] * 32,
-            "soft.jsonl:1: 'probabilities' must hold 2 numbers, of brisk, calm, got",
+            "soft.jsonl:1: 'probabilities' must hold 2 numbers (brisk, calm), got",
         ),
         ([{"p": 1}] * 32, "soft.jsonl:1: no column probabilities or logits; there are p"),
         (

@@ -174,15 +174,15 @@ def test_a_model_reads_as_many_tokens_as_when_it_was_fine_tuned(tmp_path, kind):
         )
         task_length = 384 if kind == "span" else 128
         assert (
-            "was fine-tuned with 16 tokens in a row and reads 16 now too, not the task's "
+            "was fine-tuned on rows of 16 tokens: using 16 tokens instead of the task's "
             f"{task_length}" in message
         )
         assert "16 tokens" in same.notes[0]
         other, message = evaluated(tuned, "--set", "data.max_length=24")
-        assert "reads 24 now, as data.max_length says" in message
+        assert "using 24 tokens, as data.max_length says" in message
         assert "24 tokens" in other.notes[0]
         given, message = evaluated(tuned, "--set", "data.max_length=16")
-        assert "fine-tuned with" not in message
+        assert "fine-tuned on" not in message
         assert given.evaluations == same.evaluations
         # Another task's length says nothing of this one.
         config = json.loads((tuned / "config.json").read_text("utf-8"))

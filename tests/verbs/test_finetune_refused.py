@@ -187,9 +187,7 @@ def test_few_misplaced_answers_are_left_out_and_many_are_refused(encoder, sessio
     assert task.notes[1].startswith(f"{path}:124: answer 'w30' is not at character")
     assert len(task.train.rows) == 199
     write(path, misplaced(own_files.rows("span", 200), range(0, 200, 20)))
-    with pytest.raises(
-        UsageError, match="10 of 200 answers are not where their row says"
-    ) as refusal:
+    with pytest.raises(UsageError, match="10 of 200 answers are not at answer_start") as refusal:
         checked(recipe_of(encoder, "own", data), session)
     assert f"{path}:1: answer 'w30' is not at character" in str(refusal.value)
     assert "answer_start counts characters of the context, from 0" in str(refusal.value.hint)

@@ -78,7 +78,7 @@ def test_what_cannot_be_had_is_one_message(models, tmp_path, monkeypatch):
     assert "the data of mteb:STS12 (mteb/sts12-sts) is not in the cache" in refused(
         tmp_path, *given, "mteb:STS12"
     )
-    assert "name one of them: CQADupstackAndroidRetrieval" in refused(
+    assert "choose one of them: CQADupstackAndroidRetrieval" in refused(
         tmp_path, *given, "mteb:CQADupstackRetrieval"
     )
     assert "is a task of image" in refused(tmp_path, *given, "mteb:CIFAR10")

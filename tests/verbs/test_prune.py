@@ -193,7 +193,7 @@ def test_evaluate_takes_a_base_and_masks(base, task, pruned, tmp_path):
     out, _ = pruned
     args = ["evaluate", base, *task]
     result = succeeds(*args, "--mask", out / MASK, "--mask", out / MASK, "-o", tmp_path / "judged")
-    assert "fine-tuned with 24 tokens in a row and reads 24 now too" in " ".join(
+    assert "fine-tuned on rows of 24 tokens: using 24 tokens instead" in " ".join(
         result.output.split()
     )
     metrics = {e.model: e.metrics for e in report_of(tmp_path / "judged").evaluations}

@@ -154,14 +154,14 @@ def test_a_dry_run_writes_nothing(given, tmp_path):
     ("more", "message"),
     [
         (["--set", "keep=best"], "keep: best needs a metric during training"),
-        (["--set", "loss.hidden_weight=1.0"], "are for kdcli distill"),
+        (["--set", "loss.hidden_weight=1.0"], "work with kdcli distill, not with prune"),
         (["--set", "loss.contrastive_weight=1.0"], "has a positive among the"),
         (
             ["--set", "loss.dimensions=[64]"],
             "loss.dimensions is [64], but the vectors have width 8",
         ),
         (["--pooling", "mean"], "pools by cls, not by mean"),
-        (["--eval-task", "sst2"], "not scored by vectors"),
+        (["--eval-task", "sst2"], "cannot be scored with vectors"),
         (
             ["--eval-task", "stsb", "--task", "sst2"],
             "eval.tasks is for --task embedding, not for task sst2",

@@ -149,14 +149,14 @@ def test_queries_that_trained_a_reranker_do_not_judge_it(given, data, tmp_path):
         tmp_path / "more",
     ]
     result = succeeds(*judging, "-o", tmp_path / "judged")
-    assert "dropped 5 of 25 queries, which trained one of the models" in said_by(result)
+    assert "dropped 5 of 25 queries that were used to train one of the models" in said_by(result)
     assert {e.n for e in report_of(tmp_path / "judged").evaluations} == {20}
     succeeds(*judging, "--set", "data.judge_trained_rows=true", "-o", tmp_path / "all")
     assert {(e.n, e.split) for e in report_of(tmp_path / "all").evaluations} == {
         (25, "validation, 5 of 25 trained a model")
     }
     write(tmp_path / "more" / "validation.jsonl", listed(40)[:5])
-    assert "all 5 queries of the validation split trained one of the models" in refused(
+    assert "all 5 queries of the validation split were used to train one of the models" in refused(
         tmp_path, *judging
     )
 

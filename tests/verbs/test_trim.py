@@ -29,7 +29,7 @@ def test_a_model_with_a_head_gives_the_same_outputs(text, tmp_path):
     write_training_rows(before, np.arange(3, dtype=np.uint64))
     result = succeeds("trim", before, "--data", text, "-o", tmp_path / "out")
     assert "10 of 64 tokens kept; they cover 100.000% of the text" in said_by(result)
-    assert "text (validation split): 1 of 2 texts are segmented otherwise, 50.0%" in said_by(result)
+    assert "(validation split): 1 of 2 texts (50.0%) are tokenised differently" in said_by(result)
     assert "'w9', in 1 of them: w9 -> [UNK]" in said_by(result)
     assert "mean state compared with the whole vocabulary: cosine 0." in said_by(result)
     models = [
@@ -85,7 +85,7 @@ def test_a_file_lists_texts_that_count_alike_however_long(tmp_path):
     tokens = AutoTokenizer.from_pretrained(tmp_path / "out").convert_ids_to_tokens(range(7))
     assert tokens[5:] == ["w0", "w9"]
     for text, message in (
-        ("de: [a.txt, b.txt]", "languages.yaml: de names no text"),
+        ("de: [a.txt, b.txt]", "languages.yaml: the value of de must be one source of text"),
         ("{}", "languages.yaml lists no text"),
     ):
         listed.write_text(text)
@@ -127,7 +127,10 @@ def test_a_mask_learned_with_all_tokens_is_refused_for_the_trimmed_model(text, t
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--vocab-size", "4"], "5 tokens always stay: special ones, single characters and bytes"),
+        (
+            ["--vocab-size", "4"],
+            "5 tokens are always kept (special tokens, single characters and bytes)",
+        ),
         (["--set", "data.column=c"], "there is no column 'c'; the columns are a, b"),
         (["--data", "nowhere.txt"], "no data at nowhere.txt"),
     ],
