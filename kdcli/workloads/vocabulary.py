@@ -25,6 +25,7 @@ from kdcli.models.shape import positions_of
 from kdcli.models.trim import (
     Array,
     check_trimmable,
+    count_tokens,
     cut_model,
     cut_tokenizer,
     named_in,
