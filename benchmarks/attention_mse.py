@@ -17,6 +17,7 @@ import multiprocessing
 import resource
 import statistics
 import time
+from multiprocessing.queues import Queue
 
 import torch
 from torch import Tensor
@@ -35,7 +36,8 @@ def plain(tq: Tensor, tk: Tensor, sq: Tensor, sk: Tensor, mask: Tensor) -> Tenso
     real = mask.float()
     pairs = real[:, None, :, None] * real[:, None, None, :]
     of_row = ((s - t).square() * pairs).sum(-1) / real.sum(-1)[:, None, None]
-    return of_row.sum() / (HEADS * real.sum())
+    loss: Tensor = of_row.sum() / (HEADS * real.sum())
+    return loss
 
 
 WAYS = {"plain": plain, "blocked": score_mse}
@@ -68,7 +70,7 @@ def step(name: str, layers: list[Layer], mask: Tensor) -> tuple[float, list[Tens
     )
 
 
-def peak_growth(name: str, options: argparse.Namespace, answer) -> None:
+def peak_growth(name: str, options: argparse.Namespace, answer: Queue[int]) -> None:
     torch.set_num_threads(options.threads)
     layers, mask = inputs(options.rows, options.length, options.layers)
     step(name, *inputs(1, 8, 1))

@@ -71,7 +71,9 @@ def capacity() -> float:
     for count in (1, 2):
         began = time.perf_counter()
         loops = [subprocess.Popen([sys.executable, "-S", "-c", LOOP]) for _ in range(count)]
-        took.append([loop.wait() for loop in loops] and time.perf_counter() - began)
+        for loop in loops:
+            loop.wait()
+        took.append(time.perf_counter() - began)
     return 2 * took[0] / took[1]
 
 
@@ -101,8 +103,15 @@ def opened(folder: str) -> None:
 
     tokenizer = load_tokenizer("demo")
     before, began = held(), time.perf_counter()
-    how = {"max_length": LENGTH, "column": None, "isolated": False, "held_out_blocks": 256}
-    corpus = open_corpus(folder, tokenizer, log=print, **how)
+    corpus = open_corpus(
+        folder,
+        tokenizer,
+        max_length=LENGTH,
+        column=None,
+        isolated=False,
+        held_out_blocks=256,
+        log=print,
+    )
     order = BatchOrder(len(corpus.train), BATCH, 0)
     order.indices(1)
     took, grown = time.perf_counter() - began, held() - before

@@ -86,7 +86,7 @@ def main() -> None:
 
     def step(*losses: Callable[[], Tensor]) -> None:
         for loss in losses:
-            loss().backward()
+            torch.autograd.backward(loss())
         for model in models.values():
             model.zero_grad(set_to_none=True)
         if device.type == "cuda":

@@ -19,7 +19,6 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,14 +31,15 @@ from sentence_transformers import (
 from sentence_transformers.sentence_transformer.losses import MSELoss
 
 from kdcli.data.batches import BucketOrder
+from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.text.sentences import read_texts
 from kdcli.engine.launch import Session, start
 from kdcli.engine.train import train
 from kdcli.losses import build_objective
 from kdcli.models.embedder import Pool, save_embedder
 from kdcli.models.shape import build_student, parse_shape, shape_of
-from kdcli.types import Schedule, Signals
-from kdcli.verbs.distill.student import Student, distill_job
+from kdcli.types import Batch, Job, Schedule, Signals, StepLoss
+from kdcli.verbs.distill.student import Student
 from kdcli.workloads.embedder import Embedder
 
 BATCH, GROUP, LENGTH = 64, 16, 128
@@ -48,13 +48,13 @@ BATCH, GROUP, LENGTH = 64, 16, 128
 class Rows:
     """Rows of tokens with their targets, as `kdcli distill` reads them."""
 
-    def __init__(self, rows: Any, targets_NE: np.ndarray) -> None:
+    def __init__(self, rows: TokenizedRows, targets_NE: np.ndarray) -> None:
         self.rows, self.targets = rows, torch.from_numpy(targets_NE)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batch(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
+    def batch(self, indices: np.ndarray) -> Batch:
         return self.rows.batch(indices) | {"target": self.targets[torch.from_numpy(indices)]}
 
 
@@ -67,17 +67,21 @@ def ours(teacher: Embedder, rows: Rows, session: Session, folder: Path) -> float
     student = Student(built, objective, Pool(teacher.format))
     order = BucketOrder(rows.rows.lengths, BATCH, GROUP, 0)
 
-    def signals(batch: dict[str, torch.Tensor]) -> Signals:
-        return Signals(pooled=batch.pop("target"), mask=batch["attention_mask"])
+    def step(batch: Batch) -> StepLoss:
+        signals = Signals(pooled=batch.pop("target"), mask=batch["attention_mask"])
+        return StepLoss(student(batch, signals))
 
-    job = distill_job({"student": student}, signals, rows, order, None)
-    how = {
-        "micro_batch_size": GROUP,
-        "log_every": 10**6,
-        "eval_every": 10**6,
-        "checkpoint_every": 10**6,
-    }
-    schedule = Schedule(steps=order.steps_of_pass, batch_size=BATCH, lr=5e-4, warmup_steps=5, **how)
+    job = Job({"student": student}, step, rows, order, None)
+    schedule = Schedule(
+        steps=order.steps_of_pass,
+        batch_size=BATCH,
+        lr=5e-4,
+        warmup_steps=5,
+        micro_batch_size=GROUP,
+        log_every=10**6,
+        eval_every=10**6,
+        checkpoint_every=10**6,
+    )
     began = time.perf_counter()
     train(session, job, schedule, None)
     return time.perf_counter() - began
@@ -152,7 +156,7 @@ def main() -> None:
     plain = Session(session.accelerator, device, judging=True)
     teacher = Embedder.open(given.model, pooling="mean")
     read = read_texts(given.texts, column=None, unit="sentence", rows=given.rows, log=print)
-    rows = teacher.rows(read.texts, read.roles, LENGTH)
+    rows = teacher.tokenize(read.texts, read.roles, LENGTH)
     encode: dict[str, list[float]] = {"ours": [], "theirs": []}
     epochs: dict[str, list[float]] = {"ours": [], "theirs": []}
     with tempfile.TemporaryDirectory() as name:

@@ -129,6 +129,7 @@ def trainer(task: LabelledWorkload, recipe: FinetuneRecipe, steps: int) -> Train
     transformers.set_seed(recipe.train.seed)
     headed = loaded(task, recipe)
     rows = task.train_rows
+    assert rows.labels is not None
     data: list[dict[str, Any]] = []
     for row, (end, length) in enumerate(zip(rows.ends, rows.lengths, strict=True)):
         example: dict[str, Any] = {"input_ids": rows.ids_T[end - length : end].tolist()}

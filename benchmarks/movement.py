@@ -26,7 +26,7 @@ SHARES = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 BATCH = 32
 
 
-def linears(model: nn.Module) -> dict[str, nn.Parameter]:
+def linears(model: nn.Module) -> dict[str, Tensor]:
     """Weights of the linears of the encoder's layers, by name."""
     return {
         name: module.weight
@@ -44,6 +44,7 @@ def scores_of(model: nn.Module, batches: list[dict[str, Tensor]]) -> dict[str, T
     for batch in batches:
         model(**batch).loss.backward()
         for name, weight in weights.items():
+            assert weight.grad is not None
             scores[name].grad = weight.grad * weight.detach()
             weight.grad = None
         optimizer.step()
@@ -68,7 +69,7 @@ def judged(model: nn.Module, batches: list[dict[str, Tensor]]) -> str:
 
 @torch.no_grad()
 def remove(
-    weights: dict[str, nn.Parameter],
+    weights: dict[str, Tensor],
     whole: dict[str, Tensor],
     order: dict[str, Tensor],
     share: float,

@@ -28,8 +28,8 @@ from kdcli.engine.train import train
 from kdcli.losses import build_objective
 from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.targets.teacher import Teacher
-from kdcli.types import Batch, Schedule
-from kdcli.verbs.distill.student import Student, distill_job, freeze_unreached
+from kdcli.types import Batch, Job, Schedule, StepLoss
+from kdcli.verbs.distill.student import Student, freeze_unreached
 
 BATCH, LENGTH, CPU = 16, 128, torch.device("cpu")
 
@@ -53,10 +53,15 @@ def work(steps: int) -> None:
     teacher = BertModel(BertConfig(), add_pooling_layer=False)
     shape = parse_shape("6x384", shape_of(teacher.config))
     objective = build_objective("minilm", {}, shape_of(teacher.config), shape)
-    students = {"6x384": Student(build_student(teacher, shape, dropout=0.0).model, objective)}
+    student = Student(build_student(teacher, shape, dropout=0.0).model, objective)
+    students = {"6x384": student}
     freeze_unreached(students, teacher, Text().batch(np.arange(1)))
-    signals = Teacher.frozen("teacher", teacher, objective.teacher_needs, session).signals
-    job = distill_job(students, signals, Text(), BatchOrder(256, BATCH, 0), None)
+    frozen = Teacher.frozen("teacher", teacher, objective.teacher_needs, session)
+
+    def step(batch: Batch) -> StepLoss:
+        return StepLoss(student(batch, frozen.signals(batch)))
+
+    job = Job(students, step, Text(), BatchOrder(256, BATCH, 0), None)
     schedule = Schedule(
         steps=steps + 1, batch_size=BATCH, lr=1e-4, warmup_steps=0, eval_every=10**6
     )

@@ -24,7 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -196,8 +197,8 @@ def sparse(options: argparse.Namespace) -> None:
                     (model(input_ids=ids).logits - small(input_ids=ids).logits).abs().max()
                 )
                 runs = {
-                    "dense": lambda x=ids: dense(input_ids=x),
-                    "sparse": lambda x=ids, m=small: m(input_ids=x),
+                    "dense": partial(dense, input_ids=ids),
+                    "sparse": partial(small, input_ids=ids),
                 }
                 taken = _interleaved(runs, options.rounds)
             ratio = statistics.median(
@@ -221,6 +222,7 @@ def masks(options: argparse.Namespace) -> None:
                 base="random",
                 base_sha256=digest,
                 model_type="bert",
+                vocab_size=model.config.vocab_size,
                 method="random",
                 density=density,
             )
@@ -247,7 +249,7 @@ def _random(model: PreTrainedModel, density: float, seed: int = 0) -> dict[str, 
 
 
 def _interleaved(
-    runs: dict[str, Callable[[], object]], rounds: int, device: torch.device = CPU
+    runs: Mapping[str, Callable[[], object]], rounds: int, device: torch.device = CPU
 ) -> dict[str, list[float]]:
     """Seconds of every run, taken in turns."""
     taken: dict[str, list[float]] = {name: [] for name in runs}

@@ -61,8 +61,8 @@ def make(paragraphs: Path, folder: Path, megabytes: int) -> None:
 
     table = pa.table({"text": varied, "id": list(range(len(varied)))})
     pq.write_table(table, folder / "text.parquet", row_group_size=10_000)
-    for file in sorted(folder.iterdir()):
-        print(f"{file.name}: {file.stat().st_size / 1e6:,.0f} MB, {len(varied):,} documents")
+    for path in sorted(folder.iterdir()):
+        print(f"{path.name}: {path.stat().st_size / 1e6:,.0f} MB, {len(varied):,} documents")
 
 
 def _varied(texts: list[str], size: int) -> Iterator[str]:
@@ -432,7 +432,8 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=120)
     options = parser.parse_args()
     if options.what == "make":
-        make(*options.files, options.megabytes)
+        paragraphs, folder = options.files
+        make(paragraphs, folder, options.megabytes)
     elif options.what == "promises":
         promises()
     elif options.what == "blocks":

@@ -16,12 +16,16 @@ import multiprocessing
 import resource
 import statistics
 import time
+from collections.abc import Callable
+from multiprocessing.queues import Queue
 
 import torch
+from torch import Tensor
 
 from kdcli.losses.relation import relation_kl
 
 B, A, L, K, J = 8, 12, 512, 64, 32
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def plain(
@@ -30,7 +34,8 @@ def plain(
     """KL(softmax(t) || softmax(s)) as the formula reads, averaged over heads and rows."""
     p = (t_x @ t_y.transpose(-1, -2) / t_x.shape[-1] ** 0.5).softmax(-1)
     log_q = (s_x @ s_y.transpose(-1, -2) / s_x.shape[-1] ** 0.5).log_softmax(-1)
-    return (p * (p.clamp_min(1e-30).log() - log_q)).sum(-1).mean()
+    loss: Tensor = (p * (p.clamp_min(1e-30).log() - log_q)).sum(-1).mean()
+    return loss
 
 
 def blocked(
@@ -46,18 +51,18 @@ def inputs() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     return teacher, student
 
 
-def step(loss, teacher, student) -> torch.Tensor:
+def step(loss: Loss, teacher: list[Tensor], student: list[Tensor]) -> Tensor:
     """Attention and value relation, forward and backward; gradients are left on the student's
     tensors."""
     for x in student:
         x.grad = None
     (tq, tk, tv), (sq, sk, sv) = teacher, student
     value = loss(tq, tk, sq, sk) + loss(tv, tv, sv, sv)
-    value.backward()
+    torch.autograd.backward(value)
     return value.detach()
 
 
-def peak_growth(name: str, threads: int, answer) -> None:
+def peak_growth(name: str, threads: int, answer: Queue[int]) -> None:
     torch.set_num_threads(threads)
     teacher, student = inputs()
     small = [x[:1, :1] for x in teacher], [x[:1, :1].detach().requires_grad_() for x in student]
@@ -96,7 +101,7 @@ def main() -> None:
             began = time.perf_counter()
             values[name] = step(loss, teacher, student)
             seconds[name].append(time.perf_counter() - began)
-            gradients[name] = [x.grad.clone() for x in student]
+            gradients[name] = [x.grad.clone() for x in student if x.grad is not None]
     ratios = [p / b for p, b in zip(seconds["plain"][1:], seconds["blocked"][1:], strict=True)]
     print(
         f"time     plain / blocked: {statistics.median(ratios):.1f}x  "

@@ -45,6 +45,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.masking_utils import eager_mask
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from kdcli.data.batches import BatchOrder, BucketOrder
 from kdcli.data.labelled.features import TokenizedRows, encode
@@ -122,7 +123,12 @@ def with_logits(teacher: PreTrainedModel, student: PreTrainedModel) -> Objective
 
 
 def kdcli_way(
-    session: Session, student: Student, rows: Examples, lengths: np.ndarray, group: int, signals
+    session: Session,
+    student: Student,
+    rows: Examples,
+    lengths: np.ndarray,
+    group: int,
+    signals: Callable[[Batch], Signals],
 ) -> Way:
     order = BucketOrder(lengths, BATCH, group, 0)
 
@@ -142,7 +148,16 @@ def kdcli_way(
     return go
 
 
-def scores_and_output(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+def scores_and_output(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **_: object,
+) -> tuple[Tensor, Tensor]:
     """Eager attention that hands out its scores in place of their softmax."""
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     weights = (scores if attention_mask is None else scores + attention_mask).softmax(-1)
@@ -173,25 +188,21 @@ class TextBrewer:
             if m
         ] + [
             {
-                **{
-                    "layer_T": n,
-                    "layer_S": m,
-                    "feature": "hidden",
-                    "loss": "hidden_mse",
-                    "weight": 1,
-                },
+                "layer_T": n,
+                "layer_S": m,
+                "feature": "hidden",
+                "loss": "hidden_mse",
+                "weight": 1,
                 "proj": ["linear", student.config.hidden_size, width, {}],
             }
             for m, n in PAIRS.items()
         ]
 
-        def adaptor(batch, output):
+        def adaptor(batch: Batch, output: SequenceClassifierOutput) -> dict[str, object]:
             return {
-                **{
-                    "logits": [output.logits],
-                    "hidden": output.hidden_states,
-                    "attention": output.attentions,
-                },
+                "logits": [output.logits],
+                "hidden": output.hidden_states,
+                "attention": output.attentions,
                 "inputs_mask": batch["attention_mask"],
             }
 
@@ -217,9 +228,11 @@ class TextBrewer:
 
     def loss(self, batch: Batch) -> Tensor:
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        return self.distiller.train_on_batch(
+        loss: Tensor
+        loss, _ = self.distiller.train_on_batch(
             inputs, {"output_hidden_states": True, "output_attentions": True}
-        )[0]
+        )
+        return loss
 
     def way(self, rows: TokenizedRows) -> Way:
         def drawn() -> Iterator[Batch]:
@@ -237,7 +250,7 @@ class TextBrewer:
             for _ in range(steps):
                 batch = next(batches)
                 tokens += int(real_tokens(batch))
-                self.loss(batch).backward()
+                torch.autograd.backward(self.loss(batch))
                 nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
@@ -267,7 +280,8 @@ def check_same_losses(
         signals = Teacher("teacher", listened).signals(batch)
         assert signals.logits is not None
         # Its soft targets are a cross-entropy: the divergence and the teacher's entropy.
-        entropy = torch.distributions.Categorical(logits=signals.logits.float()).entropy().mean()
+        log_p = signals.logits.float().log_softmax(-1)
+        entropy = -(log_p.exp() * log_p).sum(-1).mean()
         found = float(sum(ours(batch, signals).values()) + entropy)
         wanted = float(peer.loss(batch))
     for matrix, state in zip(peer.distiller.projs, before, strict=True):

@@ -18,6 +18,7 @@ import ctypes
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -53,21 +54,23 @@ def step(
     """Forward and backward; the gradient is left on the student's logits."""
     inputs[1].grad = None
     value = loss(*inputs)
-    value.backward()
+    torch.autograd.backward(value)
     return value.detach()
 
 
 def compare(name: str, losses: Losses, inputs: tuple[Tensor, Tensor, Tensor], rounds: int) -> None:
-    device, memory, seconds = inputs[1].device, {}, {"plain": [], "chunked": []}
+    device, student_PV = inputs[1].device, inputs[1]
+    memory: dict[str, int | None] = {}
+    seconds: dict[str, list[float]] = {"plain": [], "chunked": []}
     values, gradients = {}, {}
     for way, loss in losses.items():
         step(loss, inputs)
-        inputs[1].grad = None
+        student_PV.grad = None
         if device.type == "cpu":
             # What an earlier call gave back may still lie with the process, and a later one would
             # seem to need less.
             ctypes.CDLL(None).malloc_trim(0)
-        memory[way] = peak_of(lambda loss=loss: step(loss, inputs), device)
+        memory[way] = peak_of(partial(step, loss, inputs), device)
     for _ in range(rounds):
         for way, loss in losses.items():
             began = time.perf_counter()
@@ -75,14 +78,15 @@ def compare(name: str, losses: Losses, inputs: tuple[Tensor, Tensor, Tensor], ro
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds[way].append(time.perf_counter() - began)
-            gradients[way] = inputs[1].grad.float()
+            assert student_PV.grad is not None
+            gradients[way] = student_PV.grad.float()
     ratios = [p / c for p, c in zip(seconds["plain"], seconds["chunked"], strict=True)]
     worst = (gradients["plain"] - gradients["chunked"]).abs().max() / gradients["plain"].abs().max()
-    if None not in memory.values():
-        of_both = ", ".join(f"{way} {taken / 1e6:.0f} MB" for way, taken in memory.items())
+    plain, chunked = memory["plain"], memory["chunked"]
+    if plain is not None and chunked is not None:
         print(
-            f"{name:22} memory chunked / plain: {memory['chunked'] / memory['plain']:.2f}  "
-            f"({of_both})"
+            f"{name:22} memory chunked / plain: {chunked / plain:.2f}  "
+            f"(plain {plain / 1e6:.0f} MB, chunked {chunked / 1e6:.0f} MB)"
         )
     print(
         f"{name:22} time   plain / chunked: {statistics.median(ratios):.2f}x  "

@@ -22,8 +22,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
+from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 from kdcli.engine.cpu_kernels import fast_cpu_kernels
@@ -36,6 +39,8 @@ from kdcli.types import Needs
 
 BATCH, LENGTH = 16, 128
 CPU = torch.device("cpu")
+Step = Callable[[Tensor], None]
+"""Token ids [B, L] -> one step of the optimiser."""
 
 
 def teacher_and_student(
@@ -65,10 +70,10 @@ def kdcli_step(
     device: torch.device = CPU,
     config: BertConfig | None = None,
     kernel: str = "torch",
-):
-    how = {"dropout": dropout, "device": device, "config": config}
-    teacher, _ = teacher_and_student(shapes[0], **how)
-    students = [teacher_and_student(s, **how)[1] for s in shapes]
+) -> Step:
+    pair_of = partial(teacher_and_student, dropout=dropout, device=device, config=config)
+    teacher, _ = pair_of(shapes[0])
+    students = [pair_of(s)[1] for s in shapes]
     of_teacher = shape_of(teacher.config)
     objectives = [
         build_objective("minilm", {}, of_teacher, shape_of(s.config), kernel=kernel)
@@ -86,11 +91,13 @@ def kdcli_step(
             signals = hear_teacher({"input_ids": ids_BL})
         autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
         with autocast, fast_cpu_kernels(device, students):
-            loss = sum(
-                sum(o.terms(signals, h({"input_ids": ids_BL})).values())
+            terms = [
+                term
                 for o, h in zip(objectives, hear, strict=True)
-            )
-        loss.backward()
+                for term in o.terms(signals, h({"input_ids": ids_BL})).values()
+            ]
+            loss = torch.stack(terms).sum()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_([p for s in students for p in s.parameters()], 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -99,31 +106,33 @@ def kdcli_step(
 
 
 def plain_relation(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return (x @ y.transpose(-1, -2) / x.shape[-1] ** 0.5).softmax(-1)
+    scores: Tensor = x @ y.transpose(-1, -2) / x.shape[-1] ** 0.5
+    return scores.softmax(-1)
 
 
 def plain_kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    return (p * (p.clamp_min(1e-12).log() - q.clamp_min(1e-12).log())).sum(-1).mean()
+    loss: Tensor = (p * (p.clamp_min(1e-12).log() - q.clamp_min(1e-12).log())).sum(-1).mean()
+    return loss
 
 
-def with_values(model: BertModel):
+def with_values(model: BertModel) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """The usual way: eager attention for its probabilities, a hook for the last layer's values."""
     model.set_attn_implementation("eager")
-    kept = {}
+    kept: dict[str, Tensor] = {}
     heads = model.config.num_attention_heads
 
-    def keep(module, args, output):
+    def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         kept["v"] = output.view(*output.shape[:2], heads, -1).transpose(1, 2)
 
     model.encoder.layer[-1].attention.self.value.register_forward_hook(keep)
 
-    def run(ids_BL: torch.Tensor):
+    def run(ids_BL: Tensor) -> tuple[Tensor, Tensor]:
         return model(input_ids=ids_BL, output_attentions=True).attentions[-1], kept["v"]
 
     return run
 
 
-def plain_step(*, dropout: float, device: torch.device):
+def plain_step(*, dropout: float, device: torch.device) -> Step:
     teacher, student = teacher_and_student(dropout=dropout, device=device)
     run_teacher, run_student = with_values(teacher), with_values(student)
     optimizer = optimizer_of(student)
@@ -133,7 +142,7 @@ def plain_step(*, dropout: float, device: torch.device):
             a_t, v_t = run_teacher(ids_BL)
         a_s, v_s = run_student(ids_BL)
         loss = plain_kl(a_t, a_s) + plain_kl(plain_relation(v_t, v_t), plain_relation(v_s, v_s))
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -141,7 +150,7 @@ def plain_step(*, dropout: float, device: torch.device):
     return step
 
 
-def textbrewer_step(*, dropout: float):
+def textbrewer_step(*, dropout: float) -> Step:
     from textbrewer import DistillationConfig, GeneralDistiller, TrainingConfig
     from textbrewer.presets import MATCH_LOSS_MAP
 
@@ -154,12 +163,14 @@ def textbrewer_step(*, dropout: float):
     ]
     optimizer = optimizer_of(student)
 
-    class Wrapped(torch.nn.Module):
-        def __init__(self, model, run):
+    class Wrapped(nn.Module):
+        def __init__(
+            self, model: BertModel, run: Callable[[Tensor], tuple[Tensor, Tensor]]
+        ) -> None:
             super().__init__()
             self.model, self.run = model, run
 
-        def forward(self, input_ids):
+        def forward(self, input_ids: Tensor) -> dict[str, list[Tensor]]:
             a, v = self.run(input_ids)
             return {"attention": [a], "hidden": [plain_relation(v, v)]}
 
@@ -192,7 +203,8 @@ def step_flops(teacher: BertModel, student: BertModel, batch: int) -> float:
         multiply_adds(model) * (1 - 0.75 / model.config.num_hidden_layers)
         for model in (teacher, student)
     )
-    return 2 * batch * (of_teacher + 3 * of_student)
+    flops: float = 2 * batch * (of_teacher + 3 * of_student)
+    return flops
 
 
 def product_rate(dtype: torch.dtype, device: torch.device = CPU) -> float:
@@ -202,11 +214,11 @@ def product_rate(dtype: torch.dtype, device: torch.device = CPU) -> float:
     return 2 * 2048 * 768 * 3072 / best
 
 
-def timed(call) -> float:
+def timed(call: Callable[[], object]) -> float:
     """Seconds until a call, and what it left a GPU to do, is done."""
     began = time.perf_counter()
     call()
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     return time.perf_counter() - began
 
@@ -223,13 +235,13 @@ def main() -> None:
     device = choose_device(options.device)
     auto = choose_dtype("auto", device)
     other = torch.float32 if auto == torch.bfloat16 else torch.bfloat16
-    how = {"dropout": options.dropout, "device": device}
+    ours = partial(kdcli_step, dropout=options.dropout, device=device)
     ways = {
-        "kdcli": kdcli_step(["6x384"], auto, **how),
-        f"kdcli {str(other)[6:]}": kdcli_step(["6x384"], other, **how),
-        "plain": plain_step(**how),
-        "kdcli 6x384+4x312": kdcli_step(["6x384", "4x312:1200"], auto, **how),
-        "kdcli 4x312": kdcli_step(["4x312:1200"], auto, **how),
+        "kdcli": ours(["6x384"], auto),
+        f"kdcli {str(other)[6:]}": ours(["6x384"], other),
+        "plain": plain_step(dropout=options.dropout, device=device),
+        "kdcli 6x384+4x312": ours(["6x384", "4x312:1200"], auto),
+        "kdcli 4x312": ours(["4x312:1200"], auto),
     }
     if options.textbrewer:
         ways["TextBrewer"] = textbrewer_step(dropout=options.dropout)
@@ -237,7 +249,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(options.rounds + 1):
         for name, step in ways.items():
-            seconds[name].append(timed(lambda step=step: step(ids_BL)))
+            seconds[name].append(timed(partial(step, ids_BL)))
     median = {name: statistics.median(values[1:]) for name, values in seconds.items()}
     print(f"--dtype auto is {str(auto)[6:]} here")
     for name, value in median.items():

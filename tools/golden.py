@@ -33,12 +33,15 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "TERM": "dumb", "NO_COLOR": "1"}
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
-from golden_cases import CASES, Case, write_inputs
+if TYPE_CHECKING:
+    from tools.golden_cases import CASES, Case, write_inputs
+else:  # As a script: the version of the package that PYTHONPATH names may have tools of its own.
+    from golden_cases import CASES, Case, write_inputs
 
 MAX_LINES = 12  # Differences that are printed for one case
 VERBS = (

@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ import torch
 from transformers import BertConfig, BertModel
 
 from benchmarks.whole_step import kdcli_step, step_flops, teacher_and_student, timed
-from kdcli.deploy.environment import cpu_name, installed
+from kdcli.deploy.environment import installed
+from kdcli.deploy.old_machines.measure_encoders import cpu_name
 from kdcli.disk import write_atomic
 from kdcli.engine.device import DTYPES, choose_device, choose_dtype, has_bf16
 from kdcli.engine.memory import is_out_of_memory, peak_of
@@ -46,7 +48,7 @@ from kdcli.verbs.distill.student import relation_kernel
 Row = tuple[str, str]
 """What was measured, and how much."""
 
-RATES = {
+RATES: dict[str, dict[str, float]] = {
     "k80": {"fp32": 4.37},
     "p100": {"fp32": 9.3, "fp16": 18.7},
     "p100-sxm2": {"fp32": 10.6, "fp16": 21.2},
@@ -309,9 +311,7 @@ def cuda_graph(bench: Bench) -> list[Row]:
             1
         ].eval()
         with torch.inference_mode():
-            eager, replayed = bench.median(
-                lambda m=model: m(ids_BL), recorded(model, ids_BL).replay
-            )
+            eager, replayed = bench.median(partial(model, ids_BL), recorded(model, ids_BL).replay)
         rows.append(
             (f"{shape}, batch 1", f"eager {1e3 * eager:.2f} ms, CUDA graph {1e3 * replayed:.2f} ms")
         )
@@ -319,7 +319,7 @@ def cuda_graph(bench: Bench) -> list[Row]:
 
 
 def recorded(model: BertModel, ids_BL: torch.Tensor) -> torch.cuda.CUDAGraph:
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
@@ -440,6 +440,7 @@ def alone(name: str, bench: Bench, seconds: float) -> dict[str, Any] | None:
     read, write = context.Pipe(duplex=False)
     child = context.Process(target=_answer, args=(PIECES[name], bench, log, write))
     child.start()
+    assert child.pid is not None
     write.close()
     try:
         return {"rows": read.recv(), "error": None} if read.poll(max(0.0, seconds)) else None

@@ -37,7 +37,8 @@ def stub() -> str:
 
 def definition(verb: str) -> str:
     """Return a verb's definition."""
-    parameters, is_keyword_only = [], False
+    parameters: list[str] = []
+    is_keyword_only = False
     for each in signature(verb).parameters.values():
         if each.kind is each.KEYWORD_ONLY and not is_keyword_only:
             parameters, is_keyword_only = [*parameters, "*"], True

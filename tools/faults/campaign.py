@@ -138,7 +138,9 @@ class Campaign:
 
     def table(self) -> str:
         """Kind, cases, passed, failed, open, the slowest and the largest."""
-        rows = [("kind", "cases", "of", "passed", "failed", "open", "worst s", "worst MB")]
+        rows: list[tuple[str, ...]] = [
+            ("kind", "cases", "of", "passed", "failed", "open", "worst s", "worst MB")
+        ]
         for kind in self.kinds.values():
             own = [v for v in self.verdicts if v.kind == kind.name]
             cases = sum(v.last - v.first + 1 for v in own)

@@ -345,7 +345,11 @@ def data_rows(case: Case) -> None:
         lambda: sum(1 for _ in open_source(str(folder)).documents("train", None)),
     )
     what = f"{kind} {ending} {data!r:.300}"
-    read(what, lambda: open_labelled("own", source=str(folder), log=str), whole=intact(case))
+    read(
+        what,
+        lambda: open_labelled("own", source=str(folder), log=lambda _: None),
+        whole=intact(case),
+    )
     shutil.rmtree(folder)
 
 

@@ -151,7 +151,12 @@ def reference(material: Path, verb: str) -> tuple[dict[str, Any], list[str]]:
         folder = material / f"made-{verb}-{os.getpid()}"
         folder.mkdir()
         command = Command(
-            folder, *commands(material)[verb], "-o", "out", at=At(-1, "before"), **_cache(folder)
+            folder,
+            *commands(material)[verb],
+            "-o",
+            "out",
+            at=At(-1, "before"),
+            environment=_cache(folder),
         )
         command.wait().check(0)
         aside = folder / "kept.json"
@@ -187,7 +192,7 @@ def same(case: Case, verb: str, cwd: Path) -> None:
 def again(case: Case, verb: str, cwd: Path, *more: str, at: At | None = None) -> Done:
     """Run a verb's command in its directory."""
     words = commands(case.material)[verb]
-    return kdcli(case.folder, *words, "-o", "out", *more, at=at, cwd=cwd, **_cache(cwd))
+    return kdcli(case.folder, *words, "-o", "out", *more, at=at, cwd=cwd, environment=_cache(cwd))
 
 
 def on_with(verb: str, case: Case) -> list[str]:
@@ -202,7 +207,8 @@ def killed(case: Case) -> None:
     end."""
     verb = VERBS[case.number % len(VERBS)]
     _, calls = reference(case.material, verb)
-    times, more = 1 + (case.rng.random() < 0.25), []
+    times = 1 + (case.rng.random() < 0.25)
+    more: list[str] = []
     for _ in range(times):
         at = At(case.rng.randrange(len(calls)), case.rng.choice(("before", "after")))
         what = f"{verb} killed {at.how} call {at.number} ({calls[at.number]})"

@@ -59,7 +59,9 @@ def _auto_map(rng: random.Random, folder: Path) -> None:
 
 def _tokenizer(rng: random.Random, folder: Path) -> None:
     (folder / "planted.py").write_text(RUN + textwrap.dedent(CLASSES))
-    more = rng.choice([{}, {"tokenizer_class": "XTokenizer"}, {"tokenizer_class": None}])
+    more: dict[str, object] = rng.choice(
+        [{}, {"tokenizer_class": "XTokenizer"}, {"tokenizer_class": None}]
+    )
     _edit(
         folder / "tokenizer_config.json",
         auto_map={"AutoTokenizer": [None, "planted.XTokenizer"]},
@@ -99,23 +101,20 @@ def _settings(rng: random.Random, folder: Path) -> None:
     """Settings that make transformers look for code or another repository."""
     (folder / "planted.py").write_text(RUN)
     choices: list[dict[str, object]] = [
-        *(
-            {"attn_implementation": "owner/kernel"},
-            {"_attn_implementation": "owner/kernel"},
-            {"hidden_act": "planted.run"},
-        ),
-        *({"quantization_config": {"quant_method": m}} for m in ("bitsandbytes", "gptq", "x", 1)),
-        *(
-            {"auto_map": 3},
-            {"custom_pipelines": {"x": {"impl": "planted.X"}}},
-            {"transformers_weights": "../x.safetensors"},
-        ),
-        *(
-            {"architectures": ["planted.X"]},
-            {"torch_dtype": "os.system"},
-            {"dtype": "__import__"},
-            {"use_kernels": True},
-        ),
+        {"attn_implementation": "owner/kernel"},
+        {"_attn_implementation": "owner/kernel"},
+        {"hidden_act": "planted.run"},
+        {"quantization_config": {"quant_method": "bitsandbytes"}},
+        {"quantization_config": {"quant_method": "gptq"}},
+        {"quantization_config": {"quant_method": "x"}},
+        {"quantization_config": {"quant_method": 1}},
+        {"auto_map": 3},
+        {"custom_pipelines": {"x": {"impl": "planted.X"}}},
+        {"transformers_weights": "../x.safetensors"},
+        {"architectures": ["planted.X"]},
+        {"torch_dtype": "os.system"},
+        {"dtype": "__import__"},
+        {"use_kernels": True},
         {"auto_map": {"AutoConfig": "owner/repo--planted.XConfig"}},
     ]
     _edit(folder / "config.json", **rng.choice(choices))
@@ -124,7 +123,7 @@ def _settings(rng: random.Random, folder: Path) -> None:
 def _own_class(rng: random.Random, folder: Path) -> None:
     """The file that a compacted model of kdcli brings, with other content."""
     (folder / "modeling_kdcli.py").write_text(RUN)
-    shape = rng.choice([{}, {"kdcli_compact": {}}, {"compact": {"x": 1}}])
+    shape: dict[str, object] = rng.choice([{}, {"kdcli_compact": {}}, {"compact": {"x": 1}}])
     names = {
         "AutoModel": "modeling_kdcli.CompactModel",
         "AutoConfig": "modeling_kdcli.CompactConfig",
@@ -173,7 +172,8 @@ SPOILED = (
 
 def orders(material: Path, model: Path) -> list[Words]:
     """What a user may do with a model."""
-    data, text = ["--task", "own", "--data", material / "data"], ["--data", material / "text.txt"]
+    data: Words = ["--task", "own", "--data", material / "data"]
+    text: Words = ["--data", material / "text.txt"]
     few = [*QUICK, "--max-steps", "1"]
     mask = commands(material)["apply"][2]
     return [
@@ -246,7 +246,7 @@ def foreign(case: Case) -> None:
         if plant is _in_the_way:
             _stands_in(case, how)
         else:
-            kdcli(case.folder, *words, **how).check()
+            kdcli(case.folder, *words, environment=how).check()
         if marker.exists():
             raise Fault(f"planted code ran as {marker.read_text()}")
         if (case.folder / "hf").exists() and any((case.folder / "hf").rglob("planted.py")):
@@ -272,7 +272,9 @@ def _stands_in(case: Case, how: dict[str, str]) -> None:
     words = case.rng.choice(
         (["benchmark", ".", *measured], ["finetune", ".", *own, "--processes", "2"])
     )
-    kdcli(case.folder, *words, "-o", case.folder / "out", cwd=case.folder / "model", **how).check()
+    kdcli(
+        case.folder, *words, "-o", case.folder / "out", cwd=case.folder / "model", environment=how
+    ).check()
 
 
 KINDS = [Kind("models", 320, foreign, wall=90)]

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,14 +87,14 @@ class Command:
         *arguments: object,
         at: At | None = None,
         cwd: Path | None = None,
-        **environment: str,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = folder / f"said-{time.monotonic_ns()}"
         self._began = time.monotonic()
         self._done: Done | None = None
         self.pid = os.fork()
         if not self.pid:
-            _run(self.name, [str(a) for a in arguments], at, cwd or folder, environment)
+            _run(self.name, [str(a) for a in arguments], at, cwd or folder, environment or {})
 
     def poll(self) -> Done | None:
         """How it ended, or None."""
@@ -127,13 +128,19 @@ class Command:
         return list(json.loads(self.name.with_suffix(".calls").read_text("utf-8")))
 
 
-def kdcli(folder: Path, *arguments: object, **how: Any) -> Done:
+def kdcli(
+    folder: Path,
+    *arguments: object,
+    at: At | None = None,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Done:
     """Run a command to its end."""
-    return Command(folder, *arguments, **how).wait()
+    return Command(folder, *arguments, at=at, cwd=cwd, environment=environment).wait()
 
 
 def _run(
-    name: Path, arguments: list[str], at: At | None, cwd: Path, environment: dict[str, str]
+    name: Path, arguments: list[str], at: At | None, cwd: Path, environment: Mapping[str, str]
 ) -> None:
     code, calls = 1, None
     try:

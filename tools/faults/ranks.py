@@ -25,14 +25,14 @@ def together(case: Case) -> None:
     how = ([], ["--resume"], ["--overwrite"])[case.number // len(TOGETHER) % 3]
     words = [*commands(case.material)[verb], "-o", "out"]
     _, calls = reference(case.material, verb)
-    caches = ({"KDCLI_CACHE": str(case.folder / "cache")} for _ in range(4))
+    cache = {"KDCLI_CACHE": str(case.folder / "cache")}
     if how:
         Command(
-            case.folder, *words, at=At(rng.randrange(len(calls)), "after"), **next(caches)
+            case.folder, *words, at=At(rng.randrange(len(calls)), "after"), environment=cache
         ).wait()
     running = []
     for _ in range(rng.choice((2, 2, 3))):
-        running.append(Command(case.folder, *words, *how, **next(caches)))
+        running.append(Command(case.folder, *words, *how, environment=cache))
         time.sleep(rng.choice((0, 0, 0.05, 0.5, 1.5)))
     ended = [command.wait() for command in running]
     codes = [done.code for done in ended]
@@ -64,7 +64,9 @@ def by_hand(
     return [
         None
         if own is None
-        else Command(case.folder, *words, *own, RANK=str(r), LOCAL_RANK=str(r), **common)
+        else Command(
+            case.folder, *words, *own, environment=common | {"RANK": str(r), "LOCAL_RANK": str(r)}
+        )
         for r, own in enumerate(ranks)
     ]
 
@@ -113,7 +115,7 @@ def _child_falls(rank: int, *, at_step: bool) -> Callable[[Case, Words], list[Do
     def run(case: Case, words: Words) -> list[Done]:
         cache = {"KDCLI_CACHE": str(case.folder / "cache")}
         parent = Command(
-            case.folder, *words, *OUT, "--max-steps", "400", "--processes", "2", **cache
+            case.folder, *words, *OUT, "--max-steps", "400", "--processes", "2", environment=cache
         )
         _until(lambda: len(_children(parent.pid)) == 2)
         _until(_began(case)) if at_step else time.sleep(3 * case.rng.random())

@@ -181,7 +181,8 @@ def refused(case: Case) -> None:
         repr(w) if len(w) < 60 else f"{w[:10]}...{w[-25:]} ({len(w)})" for w in map(str, words[-2:])
     )
     before = state(case.folder)
-    done = kdcli(case.folder, *words, *where, KDCLI_CACHE=str(case.material / "cache"))
+    cache = {"KDCLI_CACHE": str(case.material / "cache")}
+    done = kdcli(case.folder, *words, *where, environment=cache)
     try:
         done.check(*([2] if ends == "refused" else []))
         after = {k: v for k, v in state(case.folder).items() if not k.startswith("said-")}
