@@ -206,7 +206,7 @@ def test_the_verbs_and_their_options_are_frozen():
         "--trust-remote-code",
     }
     assert options_of("tokenize") == large | {"--json", *SAYING}
-    assert options_of("push") == {"--public", "--json", *SAYING}
+    assert options_of("push") == {"--public", "--with-report", "--dry-run", "--json", *SAYING}
     assert options_of("export") == written | {"--set", "--json", *SAYING}
 
 

@@ -123,7 +123,7 @@ def test_a_teacher_that_was_not_fine_tuned_for_the_task(refused, tmp_path):
     assert f"{base} cannot do task own" in message
     assert "fine-tune it first: kdcli finetune" in message
     three = own_files.headed(tmp_path / "three", ("a", "b", "c"))
-    assert "its head has 3 outputs, own needs 2" in refused(given=(three,))
+    assert "its head has 3 outputs, but own needs 2" in refused(given=(three,))
     assert f"{base} cannot do task own" in refused("--also-teacher", base)
     assert f"{base} cannot do task own" in refused("--ablate", "tinybert", given=(base,))
     assert f"{base} cannot do task own" in refused(
