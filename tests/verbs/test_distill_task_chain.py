@@ -270,7 +270,7 @@ def test_words_come_from_the_source_that_is_named(sentences, tmp_path, source):
             AutoModel.from_pretrained(sentences[1]).config
         ).save_pretrained(model)
         AutoTokenizer.from_pretrained(sentences[1]).save_pretrained(model)
-        named, note = ["--augment-model", model], "candidates of a masked language model"
+        named, note = ["--augment-model", model], "a masked language model's predictions"
     options = ["--set", "augment.copies=2", "--set", "data.max_length=24", *named]
     result = succeeds(*sentences, *options, "--augment-only", tmp_path / "copies.jsonl")
     assert note in " ".join(result.stdout.split())

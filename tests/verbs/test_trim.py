@@ -119,7 +119,7 @@ def test_a_mask_learned_with_all_tokens_is_refused_for_the_trimmed_model(text, t
     )
     succeeds("trim", base, "--data", text, "-o", tmp_path / "out")
     mask = tmp_path / "pruned" / "mask" / "mask.safetensors"
-    message = f"was made with 64 tokens; {tmp_path / 'out'} has 10 of them"
+    message = f"was made with 64 tokens, but {tmp_path / 'out'} has only 10 of them"
     assert message in refused(tmp_path, "mask", "apply", mask, "--base", tmp_path / "out")
     assert message in refused(tmp_path, "evaluate", tmp_path / "out", "--mask", mask, *own)
 
