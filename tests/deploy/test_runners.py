@@ -215,3 +215,16 @@ def test_limits_reject_other_weights(batch):
     found = agreement(*outputs, batch["attention_mask"].numpy())
     assert found["relative"] > 2 * max(LIMITS.values())
     assert {precision for _, precision in PAIRS} == set(LIMITS)
+
+
+def test_threads_of_onnx_runtime_do_not_spin_between_calls(monkeypatch, tmp_path, model):
+    file = export_model(model, tmp_path, "onnx").path
+    load, settings = engines.library("onnxruntime", "onnx").InferenceSession, []
+
+    def recorded(path, options, **more):
+        settings.append(options.get_session_config_entry("session.force_spinning_stop"))
+        return load(path, options, **more)
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", recorded)
+    engines.onnx_caller(file, threads=2)
+    assert settings == ["1"]
