@@ -96,7 +96,8 @@ class Task:
     Attributes:
         texts: columns of the one or two texts. For `text`, the columns of the source; for `tokens`,
             the words; for `span`, the question and the context.
-        label: column of the label; for `text`, column of the target.
+        label: column of the label; for `text`, column of the target. Empty if the rows of an own
+            task have no labels.
         metrics: names of the metrics. A single number always means the first one.
         labels: class names in the order of their numbers; empty for `score`, `span` and `text`.
         hub: data set and configuration on the hub; `{set}` stands for a set's name.
@@ -127,6 +128,21 @@ class Task:
     glue_words: bool = False
     max_length: int = 128
     words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a model's head predicts.
+
+    Attributes:
+        kind: the kind of its predictions.
+        labels: class names in the order of its outputs; empty for `score` and `span`.
+        named: whether the names are the model's own, not `LABEL_0` ...
+    """
+
+    kind: Kind
+    labels: tuple[str, ...] = ()
+    named: bool = True
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,13 @@ class RunDir:
 
     path: Path
 
-    def check(self, recipe_yaml: str, *, resume: bool, overwrite: bool) -> bool:
+    def check(
+        self, recipe_yaml: str, *, resume: bool, overwrite: bool, free_keys: tuple[str, ...] = ()
+    ) -> bool:
         """Check that the directory can be claimed, without changing it.
+
+        Args:
+            recipe_yaml, resume, overwrite, free_keys: as in `claim`.
 
         Returns:
             Whether the directory holds a run to resume.
@@ -88,7 +93,7 @@ class RunDir:
                 and any(not _is_from_unfinished_claim(p) for p in self.path.iterdir())
             )
         if is_occupied and resume and is_run:
-            self._check_same_recipe(recipe_yaml)
+            self._check_same_recipe(recipe_yaml, free_keys)
             return True
         if is_occupied and not (overwrite and is_run):
             raise UsageError(
@@ -102,7 +107,13 @@ class RunDir:
 
     @classmethod
     def claim(
-        cls, path: Path, recipe_yaml: str, *, resume: bool = False, overwrite: bool = False
+        cls,
+        path: Path,
+        recipe_yaml: str,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        free_keys: tuple[str, ...] = (),
     ) -> RunDir:
         """Claim a directory for a run, and lock it against other processes.
 
@@ -114,6 +125,7 @@ class RunDir:
             resume: continue the run in the directory. Its recipe must have the same values;
                 comments may differ.
             overwrite: delete the run in the directory.
+            free_keys: beginnings of keys that a resumed run may change.
 
         Raises:
             UsageError: see `check`, or another process uses the directory.
@@ -121,12 +133,12 @@ class RunDir:
         """
         recipe_yaml = pin_commits(recipe_yaml)
         run = cls(path)
-        run.check(recipe_yaml, resume=resume, overwrite=overwrite)
+        run.check(recipe_yaml, resume=resume, overwrite=overwrite, free_keys=free_keys)
         with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         run._lock()
         # Check again: between the check and the lock, another process may have run here.
-        if not run.check(recipe_yaml, resume=resume, overwrite=overwrite):
+        if not run.check(recipe_yaml, resume=resume, overwrite=overwrite, free_keys=free_keys):
             run._clear()
         if not (path / RECIPE).is_file() or recipe_yaml != (path / RECIPE).read_text("utf-8"):
             write_atomic(path / RECIPE, recipe_yaml)
@@ -174,7 +186,11 @@ class RunDir:
             (key / LOCK).unlink(missing_ok=True)
             lock.release(force=True)
 
-    def _check_same_recipe(self, recipe_yaml: str) -> None:
+    def differing_keys(self, recipe_yaml: str, free_keys: tuple[str, ...] = ()) -> list[str]:
+        """Return the keys in which the run's recipe differs, with both values.
+
+        Raises UsageError: the recipe is damaged.
+        """
         try:
             before = flatten_recipe((self.path / RECIPE).read_text("utf-8"))
         except (OSError, ValueError, yaml.YAMLError) as error:
@@ -182,17 +198,17 @@ class RunDir:
                 f"{self.path / RECIPE} is damaged: {error}", "start again with --overwrite"
             ) from None
         now = flatten_recipe(recipe_yaml)
-        differing = [
-            key
+        return [
+            f"{key}: was {before.get(key, ABSENT)}, is {now.get(key, ABSENT)}"
             for key in {**before, **now}
             if not _same(before.get(key, ABSENT), now.get(key, ABSENT))
-            and not key.startswith(NOT_OF_TRAINING)
+            and not key.startswith(NOT_OF_TRAINING + free_keys)
         ]
+
+    def _check_same_recipe(self, recipe_yaml: str, free_keys: tuple[str, ...]) -> None:
+        differing = self.differing_keys(recipe_yaml, free_keys)
         if differing:
-            lines = [
-                f"  {key}: was {before.get(key, ABSENT)}, is {now.get(key, ABSENT)}"
-                for key in differing
-            ]
+            lines = [f"  {line}" for line in differing]
             raise UsageError(
                 f"{self.path} was started with another recipe:\n" + "\n".join(lines),
                 f"give the same options as before ({self.path / RECIPE}), with relative paths from "

@@ -12,6 +12,7 @@ from kdcli.types import Task
 def scorer(task: Task, predictions: Sequence[int], references: Sequence[int]) -> Scorer:
     """Score by `accuracy`, `f1`, `macro_f1` and `matthews`.
 
+    `agreement` is the accuracy if the truth is another model's predictions.
     `f1` is the F1 of class 1 if there are two classes, and `macro_f1` otherwise. `macro_f1` is the
     mean over the classes that occur as truth or prediction. F1 with a denominator of 0 and
     Matthews' correlation of a constant are 0. `predictions` and `references` are class numbers,
@@ -92,6 +93,7 @@ def _metrics(counts_CC: Array) -> dict[str, float]:
     spread = (n * n - predicted @ predicted) * (n * n - true @ true)
     return {
         "accuracy": hits.sum() / n,
+        "agreement": hits.sum() / n,
         "f1": f1_C[1] if len(counts_CC) == 2 else macro_f1,
         "macro_f1": macro_f1,
         "matthews": (hits.sum() * n - predicted @ true) / np.sqrt(spread) if spread else 0.0,

@@ -26,7 +26,7 @@ from kdcli.models.files import CONFIG, config_errors
 from kdcli.models.load import load_config, load_tokenizer, load_weights, location
 from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
-from kdcli.types import Kind, Task
+from kdcli.types import Head, Kind, Task
 
 AUTO_CLASS: dict[Kind, Any] = {
     **dict.fromkeys(("class", "multi", "score"), transformers.AutoModelForSequenceClassification),
@@ -143,7 +143,8 @@ def _unfit(source: str, task: Task, misfit: str) -> UsageError:
     vectors = ", or evaluate its vectors: kdcli evaluate --pooling mean" if pairs else ""
     return UsageError(
         f"{source} cannot do task {task.name}: {misfit}",
-        f"fine-tune it first: kdcli finetune{vectors}",
+        f"fine-tune it first (kdcli finetune){vectors}, or ignore the labels (--set "
+        "data.labels=teacher)",
     )
 
 
@@ -177,6 +178,20 @@ def kind_of_head(config: PreTrainedConfig, name: str) -> Literal["class", "token
         elif type(config) in mapping and mapping[type(config)].__name__ in names:
             return kind
     return None
+
+
+def head_of(config: PreTrainedConfig) -> Head | None:
+    """Return what the head that a configuration describes predicts, or None if it has no head."""
+    architecture = next(iter(config.architectures or ()), "")
+    kind: Kind | None = kind_of_head(config, architecture)
+    if kind == "class" and config.num_labels == 1 and config.problem_type is None:
+        kind = "score"
+    elif kind == "class":
+        kind = next((k for k, problem in PROBLEM.items() if problem == config.problem_type), kind)
+    if kind is None or kind in ("score", "span"):
+        return None if kind is None else Head(kind)
+    labels = tuple(str(config.id2label[i]) for i in range(config.num_labels))
+    return Head(kind, labels, named=not all(map(GENERIC.fullmatch, labels)))
 
 
 def _head_name(kind: Kind) -> str:

@@ -29,6 +29,13 @@ BatchSize = Annotated[int, Field(gt=0, le=10**6)]
 Length = Annotated[int, Field(ge=8, le=2**20)]
 """Tokens per row."""
 DATA_OPTION = Option("--data", panel=DATA, metavar="SOURCE")
+Partition = Annotated[
+    str | None,
+    Field(
+        description="File of a run of compress that names the selection rows, which replace the "
+        "validation split, and the verification rows, which are never trained on.",
+    ),
+]
 GlobalBatch = Annotated[
     BatchSize,
     Option("--batch-size", panel=TRAINING),
@@ -147,6 +154,7 @@ class DataSettings(Section):
     pack_isolated: bool = Field(
         False, description="Whether documents in one row ignore each other."
     )
+    partition: Partition = None
     held_out_blocks: int = Field(
         256, gt=0, description="Rows that are held out to evaluate during training."
     )

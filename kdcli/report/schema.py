@@ -276,9 +276,28 @@ class Candidate(_Part):
     outcome: str
 
 
+class Verified(_Part):
+    """The scores of the teacher and the chosen candidate on the verification rows.
+
+    These rows chose nothing. `low` and `high` are the ends of the paired interval of `score`, with
+    the level `confidence`. `look` counts the answers that these rows gave. `reference` is what the
+    outputs are compared with.
+    """
+
+    rows: int
+    teacher: float
+    score: float
+    low: float
+    high: float
+    confidence: float
+    look: int
+    reference: Literal["labels", "teacher"]
+
+
 class Compression(_Part):
     """The candidates of a compression, the teacher first.
 
+    The numbers of the candidates are from `rows` selection rows, which chose among them.
     `goal` has the limits that the user set, with `max_drop` in points.
     """
 
@@ -291,6 +310,7 @@ class Compression(_Part):
     chosen: str
     sentence: str
     candidates: list[Candidate]
+    verification: Verified | None = None
 
 
 class Report(_Part):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kdcli.data.labelled.partition import DividedRows
     from kdcli.engine.launch import Session
     from kdcli.models.model import Model
     from kdcli.workloads.workload import EvaluationRequest, Workload, WorkloadRequest
@@ -57,6 +58,22 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> Workload:
     Raises:
         UsageError: the data cannot be used.
     """
+    workload: Workload = _evaluating_module(request).open_evaluation(request, session)
+    return workload
+
+
+def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
+    """Read the rows of all splits, which a partition can divide.
+
+    Raises:
+        UsageError: the data cannot be used.
+    """
+    rows: DividedRows = _evaluating_module(request).open_rows(request, session)
+    return rows
+
+
+def _evaluating_module(request: EvaluationRequest) -> Any:
+    """Return the module that evaluates models on a task: its own, or the one for vectors."""
     from kdcli.workloads import embedding, mteb_tasks
 
     module = module_of(request.task)
@@ -66,5 +83,4 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> Workload:
         request.task, request.models[0], request.pooling
     ):
         module = embedding
-    workload: Workload = module.open_evaluation(request, session)
-    return workload
+    return module

@@ -18,6 +18,7 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from kdcli.data.labelled.features import TokenizedRows
+from kdcli.data.labelled.partition import DividedRows, Partition, text_hashes
 from kdcli.data.labelled.task_data import Labelled, open_labelled
 from kdcli.data.tasks import OWN, task_of, tasks
 from kdcli.data.text.sentences import Texts, held_out_count, read_texts
@@ -63,6 +64,7 @@ from kdcli.workloads.settings import (
     TaskHeadSettings,
     VectorSettings,
 )
+from kdcli.workloads.tasks import open_rows as open_labelled_rows
 from kdcli.workloads.workload import (
     MODEL_INPUTS,
     RESAMPLES,
@@ -81,6 +83,8 @@ TASKS = ("embedding", RETRIEVAL)
 METHOD = "embedding"
 GROUP = 16
 """Number of rows in a micro-batch."""
+MAX_EVALUATED = 5000
+"""Maximum number of texts that are scored if no partition chooses them."""
 HELD_OUT = 256
 """Number of held-out texts, but at most a tenth of all texts."""
 POOLED = Needs(pooled=True)
@@ -174,12 +178,14 @@ class TeacherAgreement:
         vectors_NE: the teacher's vectors for the texts.
         session: the device on which vectors are computed.
         seed: seed for drawing the pairs.
+        split: name of the held-out texts in the report.
     """
 
-    texts: Sequence[str]
+    texts: Texts
     vectors_NE: Array
     session: Session
     seed: int
+    split: str = "held-out texts"
     name: str = "agreement with the teacher"
     gated_metrics: Sequence[str] = ("spearman", "neighbours@10")
 
@@ -191,7 +197,7 @@ class TeacherAgreement:
     def score(self, model: Model) -> ModelScores:
         """Compare a model's vectors with the teacher's."""
         assert isinstance(model, Embedder)
-        own_ND = model.vectors(self.texts, "", self.session)
+        own_ND = vectors_of_texts(model, self.texts, self.session)
         count = len(self.texts)
         generator = np.random.default_rng(self.seed)
         left_P, right_P = generator.integers(count, size=(2, PAIRS))
@@ -209,12 +215,26 @@ class TeacherAgreement:
             model="",
             task=self.name,
             set="",
-            split="held-out texts",
+            split=self.split,
             n=count,
             metrics=score(np.arange(count)),
             reference="teacher",
         )
         return ModelScores([evaluation], {"": score}, {"": count}, notes=[model.note])
+
+
+def vectors_of_texts(model: Embedder, texts: Texts, session: Session) -> Array:
+    """Compute the vectors of texts, each with the prompt of its role, [N, E] float32."""
+    roles = np.array(texts.roles)
+    vectors_NE: Array | None = None
+    for role in dict.fromkeys(texts.roles):
+        at = np.flatnonzero(roles == role)
+        of_role = model.vectors([texts.texts[n] for n in at], role, session)
+        if vectors_NE is None:
+            vectors_NE = np.empty((len(texts), of_role.shape[1]), np.float32)
+        vectors_NE[at] = of_role
+    assert vectors_NE is not None, "there are no texts"
+    return vectors_NE
 
 
 def _shared_neighbours(x_ND: Array, y_NE: Array, count: int) -> Array:
@@ -258,6 +278,7 @@ class EmbeddingWorkload(Workload):
         max_length: maximum number of tokens in a text; None for the reader's own maximum.
         held_out_texts: number of held-out texts.
         seed: seed for drawing the anchors.
+        partitioned: number of held-out texts if a partition chose them, else None.
     """
 
     session: Session
@@ -277,6 +298,7 @@ class EmbeddingWorkload(Workload):
     has_labels: bool = False
     has_metrics: bool = False
     rows: RowHashes = field(default_factory=NO_ROWS.copy)
+    partitioned: int | None = None
     _tokens: TokenizedRows | None = None
     _objective: Objective | None = None
 
@@ -304,6 +326,8 @@ class EmbeddingWorkload(Workload):
     @property
     def held(self) -> int:
         """Number of held-out texts, which come first."""
+        if self.partitioned is not None:
+            return self.partitioned
         return held_out_count(self.all_texts.texts, self.held_out_texts)
 
     @property
@@ -325,12 +349,17 @@ class EmbeddingWorkload(Workload):
         step = max(1, (len(self.tokens) - self.held) // 1000)
         return self.tokens.take(np.arange(self.held, len(self.tokens))[::step])
 
+    @property
+    def needs_reference(self) -> bool:
+        return not self.eval_sets
+
     def with_reference(self, teacher: Model) -> EmbeddingWorkload:
         assert isinstance(teacher, Embedder)
-        texts = self.all_texts.texts[: self.held]
-        vectors_NE = teacher.vectors(texts, "", self.session)
-        agreement = TeacherAgreement(texts, vectors_NE, self.session, self.seed)
-        return replace(self, eval_sets=[*self.eval_sets, agreement])
+        texts = self.all_texts.take(np.arange(self.held))
+        vectors_NE = vectors_of_texts(teacher, texts, self.session)
+        agreement = TeacherAgreement(texts, vectors_NE, self.session, self.seed, self.split)
+        note = f"scores are the agreement with {teacher.source} on {len(texts):,} texts"
+        return replace(self, eval_sets=[*self.eval_sets, agreement], notes=[*self.notes, note])
 
     def plan(self, settings: TrainSettings) -> Plan:
         group = settings.micro_batch_size or GROUP
@@ -468,10 +497,14 @@ class EmbeddingWorkload(Workload):
 
     @property
     def row_count(self) -> int:
+        if self.needs_reference:
+            return self.held
         return sum(eval_set.row_count for eval_set in self.eval_sets)
 
     def texts_of_rows(self) -> list[str]:
         texts: list[str] = []
+        if self.texts is not None:
+            return self.texts.texts[: self.held]
         for eval_set in self.eval_sets:
             if isinstance(eval_set, RetrievalEvaluation):
                 retrieval = eval_set.data
@@ -488,6 +521,8 @@ class EmbeddingWorkload(Workload):
 
     @property
     def gated_metrics(self) -> Sequence[str]:
+        if self.needs_reference:
+            return TeacherAgreement.gated_metrics
         (eval_set,) = self.eval_sets
         return eval_set.gated_metrics
 
@@ -553,6 +588,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[Embedding
         log=Progress.log,
         paired=loss.get("contrastive_weight", 0) > 0,
     )
+    texts, partitioned = divided_texts(texts, request.data.partition)
     eval_sets = open_eval_sets(evaluation, {model.source: model.rows}, session)
     workload = EmbeddingWorkload(
         session,
@@ -563,6 +599,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[Embedding
         loss,
         request.data.max_length,
         seed=request.seed,
+        partitioned=partitioned,
     )
     workload.notes = [f"{model.source}: {model.note}", f"{len(texts):,} distinct texts"]
     # Checks the settings of the loss before a run directory is created.
@@ -571,14 +608,18 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[Embedding
 
 
 def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWorkload:
-    """Open scored pairs or a retrieval task to evaluate embedding models.
+    """Open scored pairs, a retrieval task or plain texts to evaluate embedding models.
 
     Raises:
         UsageError: the task cannot be scored with vectors, or its data cannot be used.
     """
     eval_set: EvalSet
+    if request.task == METHOD:
+        return _open_texts(request, session)
     if request.task == RETRIEVAL:
         data = read_retrieval(request.data.source or "")
+        if request.data.partition is not None:
+            data = data.part(Partition.read(request.data.partition), request.data.split)
         eval_set = RetrievalEvaluation(data, session)
         notes = [f"{len(data.queries):,} queries, {len(data.documents):,} documents"]
     else:
@@ -588,6 +629,74 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWo
     return EmbeddingWorkload(
         session, None, None, [eval_set], settings, notes=notes, name=eval_set.name
     )
+
+
+def _open_texts(request: EvaluationRequest, session: Session) -> EmbeddingWorkload:
+    """Open texts on which the vectors of models are compared with a teacher's."""
+    texts = _read_all(request)
+    split = "all texts"
+    if (file := request.data.partition) is not None:
+        split = request.data.split
+        chosen = Partition.read(file).is_evaluated(text_hashes(texts.texts), split)
+        if not chosen.any():
+            raise UsageError(
+                f"data.partition names no {split} text of this data",
+                "give the data for which kdcli compress wrote the file",
+            )
+        texts = texts.take(np.flatnonzero(chosen))
+    else:
+        # The texts are ordered by hash, so this is a random sample.
+        texts = texts.take(np.arange(min(len(texts), request.data.judged_rows or MAX_EVALUATED)))
+    settings = VectorSettings(pooling=request.pooling)
+    return EmbeddingWorkload(
+        session,
+        None,
+        texts,
+        [],
+        settings,
+        split=split,
+        partitioned=len(texts),
+        notes=[f"{len(texts):,} distinct texts"],
+    )
+
+
+def _read_all(request: EvaluationRequest) -> Texts:
+    """Read the texts of a request. Raises UsageError: there are no texts."""
+    if request.data.source is None:
+        raise UsageError("no text given", "give --data TEXT, a file or directory of texts")
+    return read_texts(
+        request.data.source, column=None, unit="sentence", rows=None, log=Progress.log
+    )
+
+
+def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
+    """Read the texts, queries or pairs on which the request's models are scored.
+
+    Raises:
+        UsageError: the data cannot be used.
+    """
+    if request.task == METHOD:
+        return _read_all(request)
+    if request.task == RETRIEVAL:
+        return read_retrieval(request.data.source or "")
+    return open_labelled_rows(request, session)
+
+
+def divided_texts(texts: Texts, partition: str | None) -> tuple[Texts, int | None]:
+    """Drop the verification texts of a partition and put its selection texts first.
+
+    Returns:
+        The texts, and the number of selection texts; None without a partition.
+    """
+    if partition is None:
+        return texts, None
+    chosen, hashes = Partition.read(partition), text_hashes(texts.texts)
+    selected = np.flatnonzero(chosen.is_evaluated(hashes, "validation"))
+    training = np.flatnonzero(chosen.is_training(hashes))
+    if not len(selected) or not len(training):
+        # The texts are others than the rows on which the models are scored.
+        return texts.take(training), None
+    return texts.take(np.concatenate([selected, training])), len(selected)
 
 
 def open_eval_sets(

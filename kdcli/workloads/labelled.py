@@ -74,7 +74,7 @@ from kdcli.workloads.workload import (
 GROUP, SHORT_ROW = 8, 20
 """Number of rows in a micro-batch, and the mean row length up to which the number is doubled."""
 DATA_KEYS = {
-    *("source", "columns", "split", "split_seed"),
+    *("source", "columns", "split", "split_seed", "partition"),
     *("judged_rows", "skip_bad", "judge_trained_rows"),
 }
 WORST = 20
@@ -140,7 +140,7 @@ class LabelledWorkload(Workload):
 
     @property
     def has_labels(self) -> bool:  # type: ignore[override]
-        return self.settings.labels == "data"
+        return self.data.has_labels
 
     @property
     def has_classes(self) -> bool:  # type: ignore[override]
@@ -214,6 +214,10 @@ class LabelledWorkload(Workload):
     def with_examples(self, features: Features) -> LabelledWorkload:
         """Return a copy of the workload with other training examples."""
         return replace(self, train=features)
+
+    @property
+    def needs_reference(self) -> bool:
+        return not self.has_labels and self.reference is None
 
     def with_reference(self, teacher: Model) -> LabelledWorkload:
         predictions = iter(self.predict(teacher))

@@ -94,6 +94,8 @@ def rerank_finetuning(recipe: RerankRecipe) -> FinetuneRecipe:
         source=recipe.data.source,
         max_length=recipe.data.max_length,
         split_seed=recipe.data.split_seed,
+        partition=recipe.data.partition,
+        labels=recipe.data.labels,
     )
     return FinetuneRecipe(
         model=recipe.student.source or recipe.teacher,

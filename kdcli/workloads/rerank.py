@@ -15,11 +15,12 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.data.batches import BatchOrder
 from kdcli.data.labelled.features import TokenizedRows, encode
-from kdcli.data.labelled.lists import RERANK, Lists, read_lists
+from kdcli.data.labelled.lists import RERANK, Lists, read_list_splits, read_lists
+from kdcli.data.labelled.partition import DividedRows
 from kdcli.data.labelled.rows import hashes_of
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.exported import in_own_runtime
@@ -57,7 +58,7 @@ from kdcli.types import (
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.labelled import load_scored, runner_outputs
 from kdcli.workloads.rankings import ranking_scores
-from kdcli.workloads.settings import RankingSettings, TaskHeadSettings
+from kdcli.workloads.settings import LabelledSettings, RankingSettings, TaskHeadSettings
 from kdcli.workloads.workload import (
     LOGITS,
     Array,
@@ -228,6 +229,10 @@ class RerankWorkload(Workload):
     @property
     def held_out(self) -> Examples:
         return self.list_rows[1]
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.labels == "teacher" and bool(np.isnan(self.evaluated.labels).any())
 
     def with_reference(self, teacher: Model) -> RerankWorkload:
         scores_R = self.candidate_scores(teacher, self.evaluated).astype(np.float64)
@@ -477,11 +482,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[RerankWor
         UsageError: there is no data, the rows have the wrong format, or the model cannot have a
             head with one output.
     """
-    source = list_source(request.data.source)
-    seed = request.data.split_seed
-    train, evaluated, split = read_lists(
-        source, seed=seed, labelled=request.data.labels == "data", log=Progress.log
-    )
+    train, evaluated, split, labelled = read_data(request.data)
     trusted = session.trust_remote_code
     model = load_cross_encoder(request.model, seed=request.seed, trust_remote_code=trusted)
     Progress.log(f"{request.model}: {model.note}")
@@ -489,7 +490,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[RerankWor
     workload = RerankWorkload(
         session, train, evaluated, split, settings, request.data.max_length, model
     )
-    workload.labels = request.data.labels
+    workload.labels = "data" if labelled else "teacher"
     return workload, model
 
 
@@ -501,13 +502,8 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> RerankWorkl
     Raises:
         UsageError: the data cannot be used, or every query was used to train one of the models.
     """
-    source, seed = list_source(request.data.source), request.data.split_seed
-    _, lists, split = read_lists(
-        source, seed=seed, labelled=request.data.labels == "data", log=Progress.log
-    )
-    trained = np.concatenate([NO_ROWS, *request.trained.values()])
-    known_R = np.isin(hashes_of(lists.examples), trained)
-    known_Q = np.logical_or.reduceat(known_R, lists.ends - lists.sizes)
+    _, lists, split, labelled = read_data(request.data)
+    known_Q = lists.known(np.concatenate([NO_ROWS, *request.trained.values()]))
     count, keep = int(known_Q.sum()), request.data.judge_trained_rows
     if known_Q.all() and not keep:
         raise UsageError(
@@ -524,7 +520,36 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> RerankWorkl
     notes = [f"{len(lists):,} queries, {len(lists.passages):,} candidates"]
     length, pooling = request.data.max_length, request.pooling
     return RerankWorkload(
-        session, None, lists, split, RankingSettings(), length, None, pooling, notes
+        session,
+        None,
+        lists,
+        split,
+        RankingSettings(),
+        length,
+        None,
+        pooling,
+        notes,
+        "data" if labelled else "teacher",
+    )
+
+
+def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
+    """Read the lists of all splits.
+
+    Raises UsageError: the data cannot be used.
+    """
+    return read_list_splits(list_source(request.data.source), Progress.log)
+
+
+def read_data(data: LabelledSettings) -> tuple[Lists, Lists, str, bool]:
+    """Read the lists of a recipe's `data` section; see `read_lists`."""
+    return read_lists(
+        list_source(data.source),
+        seed=data.split_seed,
+        log=Progress.log,
+        labelled={"data": True, "teacher": False, None: None}[data.labels],
+        partition=data.partition,
+        split=data.split,
     )
 
 
@@ -612,12 +637,16 @@ def metrics_by_query(lists: Lists, scores_R: Array) -> dict[str, Array]:
 
 def activation_of(model: Model) -> str | None:
     """Read a cross-encoder's activation from its files, under any current or former key."""
-    config = model.model.config
-    section = getattr(config, "sentence_transformers", None)
-    name = section.get("activation_fn") if isinstance(section, dict) else None
-    name = name or getattr(config, "sbert_ce_default_activation_function", None)
+    name = activation_in(model.model.config)
     name = name or (json_file(model.source, PROMPTS) or {}).get("activation_fn")
     return name if isinstance(name, str) else None
+
+
+def activation_in(config: PreTrainedConfig) -> str | None:
+    """Read a cross-encoder's activation from its configuration; None for another model."""
+    section = getattr(config, "sentence_transformers", None)
+    name = section.get("activation_fn") if isinstance(section, dict) else None
+    return name or getattr(config, "sbert_ce_default_activation_function", None)
 
 
 def set_activation(model: PreTrainedModel, name: str) -> None:

@@ -5,15 +5,19 @@ A directory holds `corpus.jsonl` (`_id`, `title`, `text`), `queries.jsonl` (`_id
 """
 
 import csv
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from kdcli.data.labelled.partition import Partition, Pools, text_hashes
 from kdcli.data.sources import open_source
 from kdcli.engine.launch import Session
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import rank_documents, ranking_metrics, similarities
+from kdcli.types import RowHashes
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.rankings import ranking_scores
 from kdcli.workloads.workload import Array, ModelScores
@@ -40,6 +44,25 @@ class Retrieval:
     documents: dict[str, str]
     queries: dict[str, str]
     relevance: dict[str, dict[str, float]]
+
+    def pools(self, trained: RowHashes) -> Pools:
+        """Return the hashes of the queries, which are all there for evaluation."""
+        return Pools(validation=text_hashes(list(self.queries.values())))
+
+    def training_texts(self, partition: Partition) -> Iterable[str]:
+        """Return the documents. Queries only evaluate."""
+        return self.documents.values()
+
+    def part(self, partition: Partition, split: str) -> "Retrieval":
+        """Return the same corpus with the queries of a part. Raises UsageError: there are none."""
+        chosen = partition.is_evaluated(text_hashes(list(self.queries.values())), split)
+        queries = dict(itertools.compress(self.queries.items(), chosen))
+        if not queries:
+            raise UsageError(
+                f"data.partition names no {split} query of this data",
+                "give the data for which kdcli compress wrote the file",
+            )
+        return replace(self, queries=queries)
 
     def score(self, model: Embedder, session: Session) -> ModelScores:
         """Rank the corpus for each query by a model's vectors and score the rankings."""

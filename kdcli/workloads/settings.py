@@ -15,6 +15,7 @@ from kdcli.recipe.sections import (
     LearningRate,
     Length,
     MeasureSettings,
+    Partition,
     Section,
     TrainSettings,
 )
@@ -40,6 +41,13 @@ Metrics = Annotated[
     Field(
         description="Additional metric of the evaluate library: a name, script or directory; "
         "may be repeated.",
+    ),
+]
+Labels = Annotated[
+    Literal["data", "teacher"] | None,
+    Field(
+        description="Source of labels: the data, or only the teacher's outputs, in which case "
+        "scores measure agreement with the teacher (default: the data if they have labels).",
     ),
 ]
 LabelMap = Annotated[
@@ -80,9 +88,10 @@ class LabelledSettings(Section):
     stride: int = Field(
         128, ge=0, description="Number of tokens shared by consecutive windows of a long context."
     )
-    split: Literal["validation", "test"] = Field(
+    split: Literal["validation", "test", "verification"] = Field(
         "validation", description="Split on which models are evaluated."
     )
+    partition: Partition = None
     split_seed: int = Field(
         0,
         ge=0,
@@ -101,11 +110,7 @@ class LabelledSettings(Section):
     judge_trained_rows: bool = Field(
         False, description="Whether to keep evaluation rows that a model was trained on."
     )
-    labels: Literal["data", "teacher"] = Field(
-        "data",
-        description="Source of labels: the data, or only the teacher's outputs, in which case "
-        "scores measure agreement with the teacher.",
-    )
+    labels: Labels = None
 
 
 class HeadSettings(Section):
@@ -228,6 +233,9 @@ class FinetuneRecipe(TaskRecipe):
 
 class RerankData(Section):
     """The `data` section of rerankers."""
+
+    partition: Partition = None
+    labels: Labels = None
 
     source: Annotated[str | None, DATA_OPTION] = Field(
         None,

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kdcli.data.labelled.checks import describe_rows
+from kdcli.data.labelled.partition import DividedRows
 from kdcli.data.labelled.spans import check_answers, misplaced
-from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
+from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled, read_splits
 from kdcli.data.tasks import OWN
 from kdcli.deploy.exported import is_export
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.metrics.generation import require_libraries
-from kdcli.models.heads import (
-    GENERIC,
-    load_for_task,
-)
+from kdcli.models.heads import head_of, load_for_task
 from kdcli.models.load import load_config, location
 from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
-from kdcli.types import (
-    Kind,
-    Task,
-)
+from kdcli.types import Head, Kind, Task
 from kdcli.workloads.generation import GenerationWorkload, load_generation
 from kdcli.workloads.labelled import DATA_KEYS, LabelledWorkload, load_trained, row_format
 from kdcli.workloads.predictions import Features
 from kdcli.workloads.settings import GenerationSettings, LabelledSettings
-from kdcli.workloads.workload import (
-    EvaluationRequest,
-    WorkloadRequest,
-)
+from kdcli.workloads.workload import EvaluationRequest, WorkloadRequest
 
+AGREEMENT: Mapping[Kind, tuple[str, ...]] = {
+    "class": ("agreement", "macro_f1"),
+    "multi": ("micro_f1", "macro_f1", "exact"),
+    "score": ("spearman", "pearson", "mse"),
+    "tokens": ("f1", "precision", "recall"),
+    "span": ("f1", "exact"),
+    "text": ("rougeL", "exact"),
+}
+"""Metrics of rows without labels, with the teacher's decisions as the reference."""
 MISPLACED_ALLOWED = 0.01
 """Maximum share of answers that are missing from their contexts. Above it, the data is refused."""
 
@@ -134,6 +135,7 @@ def check_task_data(
         train_rows=request.data.train_rows,
         trained=trained,
         withheld=request.data.labels == "teacher",
+        head=_known_head(request, trusted=session.trust_remote_code),
         log=Progress.log,
         **request.data.model_dump(include=DATA_KEYS),
     )
@@ -143,7 +145,7 @@ def check_task_data(
             "use kdcli finetune or evaluate, or --eval-task of kdcli distill",
         )
     notes = list(data.notes)
-    if request.data.labels == "teacher":
+    if not data.has_labels:
         data = without_labels(data)
     else:
         check_training(data)
@@ -171,27 +173,43 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> LabelledWor
     first, trusted = request.models[0], session.trust_remote_code
     weights = not is_export(first)
     config = load_config(first, trust_remote_code=trusted, weights=weights, compacted=True)
-    names = tuple(str(config.id2label[i]) for i in range(config.num_labels))
-    own = request.task == OWN and not any(GENERIC.fullmatch(name) for name in names)
     data = open_labelled(
         request.task,
         training=False,
-        labels=names if own else None,
+        head=head_of(config),
         trained=request.trained,
         withheld=request.data.labels == "teacher",
         log=Progress.log,
         **request.data.model_dump(include=DATA_KEYS),
     )
-    if request.data.labels == "teacher":
+    if not data.has_labels:
         data = without_labels(data)
     return new_workload(data.task.kind, session, data, request.data, metric_names=request.metrics)
 
 
+def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
+    """Read the rows of all splits of a task.
+
+    Raises:
+        UsageError: the task is unknown, or its data cannot be used.
+    """
+    data = open_evaluation(request, session).data
+    return read_splits(
+        data.task,
+        request.data.source,
+        request.data.train,
+        lambda row: None,
+        withheld=not data.has_labels,
+        log=lambda message: None,
+    )
+
+
 def without_labels(data: Labelled) -> Labelled:
-    """Remove the labels from all examples."""
+    """Remove the labels from all examples, and score agreement with the teacher."""
+    task = replace(data.task, metrics=AGREEMENT[data.task.kind])
     train = [replace(example, label=None) for example in data.train]
     sets = {name: [replace(e, label=None) for e in rows] for name, rows in data.sets.items()}
-    return replace(data, train=train, sets=sets)
+    return replace(data, task=task, train=train, sets=sets)
 
 
 def without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
@@ -215,6 +233,18 @@ def without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
     listed = lines[:20] + ([f"... {len(lines) - 20} more"] if len(lines) > 20 else [])
     kept = [example for example in data.train if misplaced(example) is None]
     return replace(data, train=kept), [f"{len(lines)} training questions were dropped:", *listed]
+
+
+def _known_head(request: WorkloadRequest, *, trusted: bool) -> Head | None:
+    """Return what the head of the first model that has one predicts, for the user's own rows."""
+    if request.task != OWN:
+        return None
+    for source in dict.fromkeys([request.model, *request.other_models]):
+        config = load_config(source, trust_remote_code=trusted, compacted=True, weights=False)
+        if (head := head_of(config)) is not None:
+            # A model that may get a new head takes the class names of the labels.
+            return replace(head, named=False) if request.new_head else head
+    return None
 
 
 def _load_model(request: WorkloadRequest, task: Task, *, trust_remote_code: bool) -> Model:

@@ -292,6 +292,14 @@ class Workload(ABC):
             UsageError: the warm-up is as long as the run.
         """
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether `score` needs a teacher, because there is nothing else to compare with.
+
+        `with_reference` returns a copy that has one.
+        """
+        return False
+
     def with_reference(self, teacher: Model) -> Workload:
         """Return a copy of the workload that evaluates against a teacher's outputs, not labels.
 

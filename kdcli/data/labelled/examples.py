@@ -15,6 +15,7 @@ IDS = ("id", "idx", "guid")  # Columns that may hold the id of an example.
 CLASSES_LISTED = 12
 _short = reprlib.repr
 _COLUMN_HINT = "if the column has another name, give --task own and --set data.columns.ROLE=NAME"
+_WORDS = re.compile(r"\w+|[^\w\s]")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(
     r"[+-]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)", re.IGNORECASE
@@ -79,6 +80,9 @@ def _texts(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]
 def _words(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
     (column,) = task.texts
     words = values.get(column)
+    if isinstance(words, str) and not task.label:
+        # Rows without labels may be plain text. Taggers are trained on words and punctuation marks.
+        words = _WORDS.findall(words)
     if (
         not isinstance(words, list | tuple)
         or not words

@@ -9,21 +9,23 @@ A row has one of three forms:
 A label is a relevance of 0 or more. A score comes from a teacher.
 """
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kdcli.data.documents import check_text, columns_in
-from kdcli.data.labelled.rows import held_back
+from kdcli.data.labelled.partition import Partition, Pools, text_hashes
+from kdcli.data.labelled.rows import hashes_of, held_back
 from kdcli.data.rows import BadRow, Row
 from kdcli.data.sources import DemoSource, Log, open_source
 from kdcli.data.text.sentences import NEGATIVE, POSITIVE
 from kdcli.errors import UsageError
-from kdcli.types import Example, Task
+from kdcli.types import Example, RowHashes, Task
 
 Array = np.ndarray[Any, Any]
 RERANK = Task("rerank", "score", ("query", "passage"), ("ndcg@10", "mrr@10"), max_length=256)
@@ -64,6 +66,22 @@ class Lists:
         pairs = zip(owners.tolist(), self.passages, strict=True)
         return [Example("", str(n), (self.queries[q], p), None) for n, (q, p) in enumerate(pairs)]
 
+    def unlabelled(self) -> "Lists":
+        """Return the same lists without labels."""
+        return replace(self, labels=np.full(len(self.passages), np.nan))
+
+    @property
+    def query_hashes(self) -> RowHashes:
+        """The hash of each query, which decides about the part of its list, [Q]."""
+        return text_hashes(self.queries)
+
+    def known(self, trained: RowHashes) -> Array:
+        """Whether a model was trained on any candidate of each query, [Q] bool."""
+        if not len(self):
+            return np.empty(0, dtype=bool)
+        known_R = np.isin(hashes_of(self.examples), trained)
+        return np.asarray(np.logical_or.reduceat(known_R, self.ends - self.sizes))
+
     def rows_of(self, at: Array) -> Array:
         """Return the indices of the candidates of some queries, list after list."""
         sizes = self.sizes[at]
@@ -93,9 +111,61 @@ class Lists:
         )
 
 
+@dataclass(frozen=True)
+class ListSplits:
+    """The lists of all splits. Missing splits are None."""
+
+    train: Lists
+    validation: Lists | None
+    test: Lists | None
+
+    @property
+    def labelled(self) -> bool:
+        """Whether any candidate has a label."""
+        parts = (self.train, self.validation, self.test)
+        return any(part is not None and not np.isnan(part.labels).all() for part in parts)
+
+    def pools(self, trained: RowHashes) -> Pools:
+        """Return the hashes of the queries of each split. `trained` has the models' training
+        rows."""
+        empty = self.train.take(np.empty(0, np.int64))
+        parts = [self.train, self.validation or empty, self.test or empty]
+        known = [part.query_hashes[part.known(trained)] for part in parts]
+        train, validation, test = (part.query_hashes for part in parts)
+        return Pools(train, validation, test, np.concatenate(known))
+
+    def training_texts(self, partition: Partition) -> Iterator[str]:
+        """Return the queries and passages of the training lists of a partition."""
+        train = self.train.take(np.flatnonzero(partition.is_training(self.train.query_hashes)))
+        return itertools.chain(train.queries, train.passages)
+
+
+def read_list_splits(source: str, log: Log) -> ListSplits:
+    """Read the lists of candidates of every split.
+
+    Raises UsageError: a row has none of the three forms.
+    """
+    opened = open_source(source)
+    if isinstance(opened, DemoSource):
+        raise UsageError(
+            "the demo has no lists of candidates", f"give --data FILE_OR_DIRECTORY: {FORM_HINT}"
+        )
+    validation, test = (
+        _read(opened.tables(split), log) if opened.has(split) else None
+        for split in ("validation", "test")
+    )
+    return ListSplits(_read(opened.tables("train"), log), validation, test)
+
+
 def read_lists(
-    source: str, *, seed: int, log: Log, labelled: bool = True
-) -> tuple[Lists, Lists, str]:
+    source: str,
+    *,
+    seed: int,
+    log: Log,
+    labelled: bool | None = None,
+    partition: str | None = None,
+    split: str = "validation",
+) -> tuple[Lists, Lists, str, bool]:
     """Read lists of candidates.
 
     The evaluation lists come from the `validation` split. Without it, a share of the
@@ -105,43 +175,27 @@ def read_lists(
         source: the value of `--data`.
         seed: the seed that chooses the queries to hold out.
         log: called with each message.
-        labelled: whether evaluation needs labels. Lists that cannot be scored are then skipped.
+        labelled: whether evaluation needs labels; None if it does when there are any. Lists that
+            cannot be scored are then skipped.
+        partition: a file that names the queries to evaluate on.
+        split: which part of the partition is evaluated.
 
     Returns:
-        The lists to train on, the lists to evaluate on, and the name of the evaluated split.
+        The lists to train on, the lists to evaluate on, the name of the evaluated split, and
+        whether its labels count.
 
     Raises:
         UsageError: a row has none of the three forms, no query is left to train on, or no list can
             be scored.
     """
-    opened = open_source(source)
-    if isinstance(opened, DemoSource):
-        raise UsageError(
-            "the demo has no lists of candidates", f"give --data FILE_OR_DIRECTORY: {FORM_HINT}"
-        )
-    train, split = _read(opened.tables("train"), log), "validation"
-    if opened.has("validation"):
-        evaluated = _read(opened.tables("validation"), log)
-        known = set(evaluated.queries)
-        kept = np.array(
-            [n for n, query in enumerate(train.queries) if query not in known], dtype=np.int64
-        )
-        if len(kept) < len(train):
-            count = len(train) - len(kept)
-            log(f"skipped {count:,} training queries that are also in the validation split")
-        train = train.take(kept)
-    else:
-        split = "held back from train"
-        held = held_back(RERANK, [Example("", "", (query,), None) for query in train.queries], seed)
-        log(
-            f"there is no validation split: {held.sum():,} of {len(train):,} queries are held out "
-            "for evaluation"
-        )
-        evaluated, train = train.take(np.flatnonzero(held)), train.take(np.flatnonzero(~held))
+    splits = read_list_splits(source, log)
+    train, evaluated, split = _divided(splits, seed, partition, split, log)
     if not len(train):
         raise UsageError(f"{source} holds no query to train on")
+    if labelled is None:
+        labelled = splits.labelled
     if not labelled:
-        return train, evaluated, split
+        return train.unlabelled(), evaluated.unlabelled(), split, False
     can_score = evaluated.can_score
     if not can_score.any():
         raise UsageError(
@@ -159,7 +213,55 @@ def read_lists(
         f"{len(train):,} training queries with {train.sizes.mean():.1f} passages on average; "
         f"{len(evaluated):,} evaluation queries"
     )
-    return train, evaluated, split
+    return train, evaluated, split, True
+
+
+def _divided(
+    splits: ListSplits, seed: int, partition: str | None, split: str, log: Log
+) -> tuple[Lists, Lists, str]:
+    """Return the lists to train on, the lists to evaluate on, and the name of their split."""
+    train = splits.train
+    if partition is not None:
+        chosen = Partition.read(partition)
+        parts = [part for part in (train, splits.validation, splits.test) if part is not None]
+        at = [np.flatnonzero(chosen.is_evaluated(part.query_hashes, split)) for part in parts]
+        places = [(part, n) for part, n in zip(parts, at, strict=True) if len(n)]
+        if not places:
+            raise UsageError(
+                f"data.partition names no {split} query of this data",
+                "give the data for which kdcli compress wrote the file",
+            )
+        evaluated = joined([part.take(n) for part, n in places])
+        kept = np.flatnonzero(chosen.is_training(train.query_hashes))
+        return train.take(kept), evaluated, split
+    if splits.validation is not None:
+        known = set(splits.validation.queries)
+        kept = np.array(
+            [n for n, query in enumerate(train.queries) if query not in known], dtype=np.int64
+        )
+        if len(kept) < len(train):
+            count = len(train) - len(kept)
+            log(f"skipped {count:,} training queries that are also in the validation split")
+        return train.take(kept), splits.validation, "validation"
+    held = held_back(RERANK, [Example("", "", (query,), None) for query in train.queries], seed)
+    log(
+        f"there is no validation split: {held.sum():,} of {len(train):,} queries are held out "
+        "for evaluation"
+    )
+    evaluated = train.take(np.flatnonzero(held))
+    return train.take(np.flatnonzero(~held)), evaluated, "held back from train"
+
+
+def joined(parts: Sequence[Lists]) -> Lists:
+    """Return the lists of several parts as one."""
+    sizes = np.concatenate([part.sizes for part in parts])
+    return Lists(
+        [query for part in parts for query in part.queries],
+        np.cumsum(sizes),
+        [passage for part in parts for passage in part.passages],
+        np.concatenate([part.labels for part in parts]),
+        np.concatenate([part.scores for part in parts]),
+    )
 
 
 Candidate = tuple[str, float, float]

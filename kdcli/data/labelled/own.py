@@ -19,7 +19,7 @@ from kdcli.data.sources import CONLL_HINT, Log, is_conll
 from kdcli.data.tasks import OWN
 from kdcli.data.tasks.squad import IMPOSSIBLE_METRICS
 from kdcli.errors import UsageError, did_you_mean
-from kdcli.types import Kind, Task
+from kdcli.types import Head, Kind, Task
 
 HEAD = 100  # Number of rows kept in memory to tell the columns apart.
 MAX_CLASSES, CLASSES_LISTED = 1000, 10
@@ -72,11 +72,15 @@ def own_task(
     columns: Mapping[str, str | list[str]],
     log: Log,
     on_bad: OnBadRow = raise_bad_row,
+    *,
+    head: Head | None = None,
+    ignores_labels: bool = False,
 ) -> Task:
     """Derive the task from the training rows, in one pass.
 
     The class names in the task's `labels` are the labels as strings. Tasks of the kinds `score`,
-    `span` and `text` have no class names.
+    `span` and `text` have no class names. If the rows have no labels, or labels are ignored, the
+    task is what the model's head predicts, and its `label` is empty.
 
     Args:
         rows: all training rows. Their texts are not kept.
@@ -84,6 +88,8 @@ def own_task(
             The key `kind` holds the kind of the task rather than a column.
         log: called with one sentence that describes the task.
         on_bad: called with each row whose label cannot be read. Such rows are ignored.
+        head: what the head of the model predicts; None if there is no head.
+        ignores_labels: whether the rows count as unlabelled, whatever columns they have.
 
     Raises:
         UsageError: a role or column does not exist or is ambiguous, there are no rows, or the
@@ -91,12 +97,15 @@ def own_task(
     """
     kind, by_role = _parse_columns(columns)
     rest = iter(rows)
-    head = list(itertools.islice(rest, HEAD))
-    if not head:
+    first_rows = list(itertools.islice(rest, HEAD))
+    if not first_rows:
         raise UsageError("the training data holds no examples")
-    kind, texts, label = _Columns(head, by_role).choose(kind)
+    found = _Columns(first_rows, by_role)
+    if head is not None and (ignores_labels or not found.has_label(head)):
+        return _unlabelled_task(found, head, log)
+    kind, texts, label = found.choose(kind)
     labels = _Labels(label, kind)
-    for where, row in itertools.chain(head, rest):
+    for where, row in itertools.chain(first_rows, rest):
         try:
             if label not in row:
                 raise BadRow(where, f"there is no column '{label}'; {columns_in(row)}")
@@ -114,10 +123,33 @@ def own_task(
         message += f" ({', '.join(names)})" if len(names) <= CLASSES_LISTED else ""
     if impossible:
         message += f", {labels.empty} without an answer"
-    unused = [c for c in head[0][1] if c not in (*texts, label)]
-    log(message + (f"; unused columns: {', '.join(unused)}" if unused else ""))
+    log(message + found.unused(*texts, label))
     length = MAX_LENGTHS.get(kind, Task.max_length)
+    names = _names_of_head(names, head)
     return Task(OWN, kind, texts, metrics, names, label, impossible=impossible, max_length=length)
+
+
+def _unlabelled_task(columns: "_Columns", head: Head, log: Log) -> Task:
+    """Return the task of rows without labels."""
+    texts = columns.texts(head.kind)
+    log(
+        f"task own: no labels, so {' and '.join(texts)} of each row is read as the model's head "
+        f"reads it (kind {head.kind}){columns.unused(*texts)}"
+    )
+    length = MAX_LENGTHS.get(head.kind, Task.max_length)
+    impossible = head.kind == "span"
+    metrics = _METRICS[head.kind]
+    return Task(
+        OWN, head.kind, texts, metrics, head.labels, "", impossible=impossible, max_length=length
+    )
+
+
+def _names_of_head(names: tuple[str, ...], head: Head | None) -> tuple[str, ...]:
+    """Return the class names of a head if the labels are among them, by name or by number."""
+    if head is None or not head.named or not names:
+        return names
+    by_number = all(number_of(name) in range(len(head.labels)) for name in names)
+    return head.labels if set(names) <= set(head.labels) or by_number else names
 
 
 def _parse_columns(
@@ -164,6 +196,7 @@ class _Columns:
     """The columns of the first rows, with the roles that the user gave to some of them.
 
     Attributes:
+        head: the first rows.
         where, first: the place and the values of the first row.
         by_role: role -> columns, from the user.
         free: columns without a role, except ids.
@@ -171,6 +204,7 @@ class _Columns:
     """
 
     def __init__(self, head: list[Row], by_role: Mapping[str, tuple[str, ...]]) -> None:
+        self.head = head
         self.where, self.first = head[0]
         self.by_role = by_role
         named = [column for names in by_role.values() for column in names]
@@ -189,6 +223,45 @@ class _Columns:
         texts = {c: [row[c] for _, row in head if isinstance(row.get(c), str)] for c in self.free}
         self.strings = [c for c in self.free if any(number_of(text) is None for text in texts[c])]
         self.lists = [c for c in self.free if isinstance(self.first[c], list)]
+
+    def has_label(self, head: Head) -> bool:
+        """Whether a column holds labels: by its name or, if it is the only other one, by its
+        values."""
+        if "label" in self.by_role or "answers" in self.by_role:
+            return True
+        if head.kind == "span":
+            return self._by_name("answers", (("answers",),), self.free) is not None
+        if head.kind == "tokens":
+            return self._by_name("label", _TAGS, self.lists) is not None
+        if self._by_name("label", _LABEL, self.free) is not None:
+            return True
+        if len(self.free) != 2 or not self.strings:
+            return False
+        text = self._by_name("text", _TEXT, self.strings) or self.strings[0]
+        (other,) = (c for c in self.free if c != text)
+        values = {str(row.get(other)) for _, row in self.head}
+        return bool(head.labels) and values <= set(head.labels)
+
+    def texts(self, kind: Kind) -> tuple[str, ...]:
+        """Choose the columns of the texts for rows without labels.
+
+        Raises UsageError: several choices are possible, or none.
+        """
+        if kind == "span":
+            columns = [self._column(role, ((role,),), self.free) for role in _ROLES[kind][:2]]
+            for role, column in zip(_ROLES[kind], columns, strict=False):
+                if column is None:
+                    self._refuse(role, self.strings)
+            return tuple(map(str, columns))
+        if kind == "tokens":
+            words = self._column("words", _WORDS, self.lists)
+            return (words or self._text(),)
+        return self._pair_or_text()
+
+    def unused(self, *used: str) -> str:
+        """List the columns that are not used, for a message."""
+        unused = [c for c in self.first if c not in used]
+        return f"; unused columns: {', '.join(unused)}" if unused else ""
 
     def choose(self, kind: Kind | None) -> _Choice:
         """Choose the columns for a kind, or for any kind if it is None.
@@ -245,19 +318,25 @@ class _Columns:
 
     def _texts(self, kind: Kind | None) -> _Choice:
         label = self._column("label", _LABEL, self.free)
-        strings = [c for c in self.strings if c != label]
-        by_key = {_key(c): c for c in strings}
+        texts = self._pair_or_text(label)
+        rest = [c for c in self.free if c not in texts]
+        return kind, texts, label or (rest[0] if len(rest) == 1 else self._refuse("label", rest))
+
+    def _pair_or_text(self, label: str | None = None) -> tuple[str, ...]:
+        """Choose the columns of the one or two texts."""
+        by_key = {_key(c): c for c in self.strings if c != label}
         texts = self.by_role.get("text", ())
         if not texts and "pair" not in self.by_role:
             texts = next(
                 ((by_key[a], by_key[b]) for a, b in _PAIRS if a in by_key and b in by_key), ()
             )
-        if not texts:
-            text = self._by_name("text", _TEXT, [c for c in self.free if c != label])
-            text = text or (strings[0] if len(strings) == 1 else self._refuse("text", strings))
-            texts = (text, *self.by_role.get("pair", ()))
-        rest = [c for c in self.free if c not in texts]
-        return kind, texts, label or (rest[0] if len(rest) == 1 else self._refuse("label", rest))
+        return texts or (self._text(label), *self.by_role.get("pair", ()))
+
+    def _text(self, label: str | None = None) -> str:
+        if text := self._by_name("text", _TEXT, [c for c in self.free if c != label]):
+            return text
+        strings = [c for c in self.strings if c != label]
+        return strings[0] if len(strings) == 1 else self._refuse("text", strings)
 
     def _column(self, role: str, groups: _Groups, candidates: list[str]) -> str | None:
         """Return the user's column for a role, or else the column that is named by convention."""
@@ -281,7 +360,8 @@ class _Columns:
             hint = (
                 CONLL_HINT
                 if is_conll(Path(file), str(self.first["text"]))
-                else "give jsonl, csv, tsv or parquet with a column of labels"
+                else "give jsonl, csv, tsv or parquet with a column of labels; or give a "
+                "fine-tuned model, which is its own reference"
             )
             raise UsageError(f"{file} is plain text: its lines hold no labels", hint)
         question = question or f"which column holds the {role}?"

@@ -15,6 +15,7 @@ import numpy as np
 
 from kdcli.types import Example, RowHashes, Task
 
+Array = np.ndarray[Any, Any]
 HELD_BACK = 0.1  # Share of the rows that is held out if there is no validation split.
 _SEPARATOR = "\x1f"  # White space for `str.split`, so no canonical text contains it.
 _BYTES = 8
@@ -33,13 +34,15 @@ def held_back(
     Only the context decides for `span` tasks, and only the first text for `text` tasks. All
     questions about a passage are thus in the same part.
     """
-    deciding = {"span": slice(1, None), "text": slice(1)}.get(task.kind, slice(None))
-    parts = (e.texts[deciding] for e in examples)
-    salt = seed.to_bytes(_BYTES, "big")
-    hashes = np.fromiter(
-        (_hash(_canonical(texts), salt) for texts in parts), np.uint64, len(examples)
-    )
+    hashes = deciding_hashes(task, examples, seed.to_bytes(_BYTES, "big"))
     return hashes < np.uint64(HELD_BACK * 2**64)
+
+
+def deciding_hashes(task: Task, examples: Sequence[Example], salt: bytes = b"") -> RowHashes:
+    """Return the hash that decides about each row's part, [rows] uint64; see `held_back`."""
+    deciding = {"span": slice(1, None), "text": slice(1)}.get(task.kind, slice(None))
+    texts = (e.texts[deciding] for e in examples)
+    return np.fromiter((_hash(_canonical(t), salt) for t in texts), np.uint64, len(examples))
 
 
 def choose_rows(examples: Sequence[Example], count: int | None) -> list[Example]:

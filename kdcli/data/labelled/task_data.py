@@ -3,6 +3,7 @@
 Evaluation sets hold no rows that a model was trained on.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,13 +16,14 @@ from kdcli.data.hub import HubId
 from kdcli.data.labelled.checks import BadRows, class_counts
 from kdcli.data.labelled.examples import example_of
 from kdcli.data.labelled.own import own_task
-from kdcli.data.labelled.rows import choose_rows, hashes_of, held_back
+from kdcli.data.labelled.partition import VERIFICATION, Partition, Pools
+from kdcli.data.labelled.rows import choose_rows, deciding_hashes, hashes_of, held_back
 from kdcli.data.rows import FORMATS, BadRow, OnBadRow, Row
 from kdcli.data.sources import DemoSource, FileSource, HubSource, Log, Source, open_source
 from kdcli.data.storage import NotFound, list_folder
 from kdcli.data.tasks import OWN, task_of
 from kdcli.errors import UsageError
-from kdcli.types import Example, RowHashes, Task
+from kdcli.types import Example, Head, RowHashes, Task
 
 THIS_RUN = "this run"
 HELD, ALL = "held back from train", "all rows"  # Names of the split if the files have none.
@@ -40,6 +42,7 @@ class Labelled:
         sets: name -> evaluation examples. A single set has the name "".
         split: the name of the evaluated split.
         notes: messages about skipped rows. They are logged already.
+        has_labels: whether the rows have labels.
     """
 
     task: Task
@@ -47,6 +50,7 @@ class Labelled:
     sets: dict[str, list[Example]]
     split: str
     notes: list[str] = field(default_factory=list)
+    has_labels: bool = True
 
     @cached_property
     def rows(self) -> RowHashes:
@@ -62,6 +66,7 @@ def open_labelled(
     columns: Mapping[str, str | list[str]] | None = None,
     split: str = "validation",
     split_seed: int = 0,
+    partition: str | None = None,
     train_rows: int | None = None,
     judged_rows: int | None = None,
     skip_bad: bool = False,
@@ -69,7 +74,7 @@ def open_labelled(
     judge_trained_rows: bool = False,
     training: bool = True,
     withheld: bool = False,
-    labels: tuple[str, ...] | None = None,
+    head: Head | None = None,
     log: Log,
 ) -> Labelled:
     """Load a task. Evaluation examples that any of the models was trained on are skipped.
@@ -80,77 +85,206 @@ def open_labelled(
         train_source: the source of the training split if it is another one, as for cross-lingual
             tasks.
         columns: role -> column, for `own` only.
-        split: the split to evaluate on, `validation` or `test`.
+        split: the split to evaluate on, `validation`, `test` or `verification`.
         split_seed: the seed that chooses the rows to hold out if there is no validation split.
+        partition: a file that names the selection and verification rows, whatever their split.
         train_rows, judged_rows: the maximum number of rows to train and to evaluate on. Rows are
             chosen by their hashes, so that all runs choose the same.
         skip_bad: whether to skip rows that do not fit the task.
         trained: model -> hashes of the rows that it was trained on.
         judge_trained_rows: whether to evaluate on these rows too.
         training: whether to read the training split.
-        withheld: whether the evaluated split has no labels.
-        labels: class names of an earlier run of an own task. They are used if they contain all
-            class names in the rows.
+        withheld: whether rows may lack labels. Labels are then ignored, and an own task comes from
+            the head.
+        head: what a model's head predicts. It gives an own task its classes, and its kind if the
+            rows have no labels.
         log: called with each message.
 
     Raises:
         UsageError: the task is unknown, there is no such data, rows do not fit the task (the
             message names the file and the row), or too few evaluation examples remain.
     """
+    if split == VERIFICATION and partition is None:
+        raise UsageError(
+            "data.split=verification needs data.partition",
+            "give the partition.safetensors of a run of kdcli compress",
+        )
+    chosen = None if partition is None else Partition.read(partition)
     bad_rows = BadRows()
     try:
-        task = (
-            _own_task(
+        if name == OWN:
+            opened = _own_source(source, train_source if training else None)
+            reads_split = not training and chosen is None and opened.has(split)
+            rows_of = split if reads_split else "train"
+            task = _own_task(
+                opened,
+                rows_of,
                 columns or {},
-                source,
-                train_source if training else None,
-                split,
-                training=training,
-                labels=labels,
-                log=log,
-                bad_rows=bad_rows,
+                head,
+                log,
+                bad_rows,
                 skip_bad=skip_bad,
+                ignores_labels=withheld,
             )
-            if name == OWN
-            else _named_task(name, columns)
-        )
-        splits, trained = _evaluation_splits(task, source, split, log), dict(trained or {})
-        has_split = bool(splits)
-        train: list[Example] = []
-        train_set = ""
-        use_all = not training and not has_split and _is_one_file(task, source)
-        if training or not has_split:
-            opened, train_set = _training_source(
-                task, source, train_source if training else None, needed=training
+        else:
+            task = _named_task(name, columns)
+        withheld = withheld or not task.label
+        trained = dict(trained or {})
+        if chosen is not None:
+            pools = read_splits(task, source, train_source, bad_rows, withheld=withheld, log=log)
+            train = pools.training(chosen) if training else []
+            sets = pools.evaluated(chosen, split)
+            published = False
+        else:
+            train, sets, split = _train_and_sets(
+                task,
+                source,
+                train_source,
+                split,
+                split_seed,
+                trained,
+                bad_rows,
+                training=training,
+                withheld=withheld,
+                log=log,
             )
-            if training or opened.has("train"):
-                train = _read(task, opened, "train", bad_rows, withheld=withheld)
-        sets = {n: _read(task, s, of, bad_rows, withheld=withheld) for n, (s, of) in splits.items()}
-        notes = bad_rows.settle(sum(map(len, [train, *sets.values()])), skip=skip_bad)
+            published = split in ("validation", "test") and name != OWN
+        count = len(train) + sum(map(len, sets.values()))
+        notes = bad_rows.settle(count, skip=skip_bad)
         for note in notes:
             log(note)
-        if use_all and split == "validation":
-            use_all = not _trained_on(task, train, trained, split_seed)
-        if use_all:
-            split, sets = ALL, {"": train}
-        elif not has_split and train and split == "validation":
-            train, held_out = _hold_out(task, train, split_seed, log)
-            split, sets = HELD, {train_set: held_out}
-        elif not has_split:
-            raise NotFound(f"no {split} split in {source}{_content_of(source)}")
     except NotFound as error:
         needed = _files_needed(name, split, training, withheld)
         hint = f"give --data PATH (for distill: eval.source): {needed}"
         raise UsageError(f"task {name}: {error.message}", hint) from None
     train = choose_rows(train, train_rows) if training else []
-    data = Labelled(replace(task, sets=tuple(filter(None, sets))), train, sets, split, notes)
+    task = replace(task, sets=tuple(filter(None, sets)))
+    data = Labelled(task, train, sets, split, notes, has_labels=not withheld)
     if training:
         trained[THIS_RUN] = data.rows
-    published = has_split and name != OWN
     data = _skip_trained_rows(data, trained, keep=judge_trained_rows, published=published, log=log)
     return replace(
         data, sets={n: choose_rows(examples, judged_rows) for n, examples in data.sets.items()}
     )
+
+
+@dataclass(frozen=True)
+class Splits:
+    """All examples of a task.
+
+    Attributes:
+        task: the task.
+        train: the training split.
+        train_set: the set that the training split belongs to.
+        validation, test: set -> examples; empty if there is no such split.
+    """
+
+    task: Task
+    train: list[Example]
+    train_set: str
+    validation: dict[str, list[Example]]
+    test: dict[str, list[Example]]
+
+    def pools(self, trained: RowHashes) -> Pools:
+        """Return the hashes of the rows of each split. `trained` has the models' training rows."""
+        parts = [
+            self.train,
+            list(itertools.chain(*self.validation.values())),
+            list(itertools.chain(*self.test.values())),
+        ]
+        hashes = [deciding_hashes(self.task, examples) for examples in parts]
+        known = [h[np.isin(hashes_of(e), trained)] for h, e in zip(hashes, parts, strict=True)]
+        train, validation, test = hashes
+        return Pools(train, validation, test, np.concatenate(known))
+
+    def training_texts(self, partition: Partition) -> Iterator[str]:
+        """Return every text of the training examples of a partition."""
+        return itertools.chain.from_iterable(e.texts for e in self.training(partition))
+
+    def training(self, partition: Partition) -> list[Example]:
+        """Return the training examples of a partition."""
+        kept = partition.is_training(deciding_hashes(self.task, self.train))
+        return list(itertools.compress(self.train, kept))
+
+    def evaluated(self, partition: Partition, split: str) -> dict[str, list[Example]]:
+        """Return the evaluation examples of a partition, set -> examples."""
+        sets: dict[str, list[Example]] = {}
+        for source in ({self.train_set: self.train}, self.validation, self.test):
+            for name, examples in source.items():
+                chosen = partition.is_evaluated(deciding_hashes(self.task, examples), split)
+                if chosen.any():
+                    sets.setdefault(name, []).extend(itertools.compress(examples, chosen))
+        if not sets:
+            raise UsageError(
+                f"data.partition names no {split} row of this data",
+                "give the data for which kdcli compress wrote the file",
+            )
+        return sets
+
+
+def read_splits(
+    task: Task,
+    source: str | None,
+    train_source: str | None,
+    bad_rows: OnBadRow,
+    *,
+    withheld: bool,
+    log: Log,
+) -> Splits:
+    """Read every split of a task. Only an own task has a test split, because others hide labels."""
+    opened, train_set = _training_source(task, source, train_source, needed=False)
+    train = []
+    if opened.has("train"):
+        train = _read(task, opened, "train", bad_rows, withheld=withheld)
+    held = {}
+    for split in ("validation", "test") if task.name == OWN else ("validation",):
+        places = _evaluation_splits(task, source, split, log)
+        held[split] = {
+            n: _read(task, s, of, bad_rows, withheld=withheld) for n, (s, of) in places.items()
+        }
+    # A training split without a set of its own extends the first set that is evaluated.
+    train_set = next(iter(held["validation"]), train_set)
+    return Splits(task, train, train_set, held["validation"], held.get("test", {}))
+
+
+def _train_and_sets(
+    task: Task,
+    source: str | None,
+    train_source: str | None,
+    split: str,
+    split_seed: int,
+    trained: Mapping[str, RowHashes],
+    bad_rows: BadRows,
+    *,
+    training: bool,
+    withheld: bool,
+    log: Log,
+) -> tuple[list[Example], dict[str, list[Example]], str]:
+    """Read the training examples and the evaluation sets; for the arguments see `open_labelled`.
+
+    Returns the training examples, the evaluation sets, and the name of the evaluated split.
+    """
+    places = _evaluation_splits(task, source, split, log)
+    train: list[Example] = []
+    train_set = ""
+    use_all = not training and not places and _is_one_file(task, source)
+    if training or not places:
+        opened, train_set = _training_source(
+            task, source, train_source if training else None, needed=training
+        )
+        if training or opened.has("train"):
+            train = _read(task, opened, "train", bad_rows, withheld=withheld)
+    sets = {n: _read(task, s, of, bad_rows, withheld=withheld) for n, (s, of) in places.items()}
+    if use_all and split == "validation":
+        use_all = not _trained_on(task, train, trained, split_seed)
+    if use_all:
+        return train, {"": train}, ALL
+    if not places and train and split == "validation":
+        train, held_out = _hold_out(task, train, split_seed, log)
+        return train, {train_set: held_out}, HELD
+    if not places:
+        raise NotFound(f"no {split} split in {source}{_content_of(source)}")
+    return train, sets, split
 
 
 def _named_task(name: str, columns: Mapping[str, str | list[str]] | None) -> Task:
@@ -292,38 +426,38 @@ def _files_needed(name: str, split: str, training: bool, withheld: bool) -> str:
     return f"a directory with {', '.join(needed)} {formats} and the columns {', '.join(columns)}"
 
 
-def _own_task(
-    columns: Mapping[str, str | list[str]],
-    source: str | None,
-    train_source: str | None,
-    split: str,
-    *,
-    training: bool,
-    labels: tuple[str, ...] | None,
-    log: Log,
-    bad_rows: BadRows,
-    skip_bad: bool,
-) -> Task:
-    """Derive the task of the user's own rows; for the arguments see `open_labelled`."""
+def _own_source(source: str | None, train_source: str | None) -> Source:
+    """Open the user's own rows. Raises UsageError: no source is given."""
     if source is None:
         raise UsageError(
             "task 'own' needs --data", "give a file or a directory with train.* and validation.*"
         )
-    opened = open_source(source if train_source is None else train_source)
-    read_split = split if not training and opened.has(split) else "train"
+    return open_source(source if train_source is None else train_source)
+
+
+def _own_task(
+    opened: Source,
+    split: str,
+    columns: Mapping[str, str | list[str]],
+    head: Head | None,
+    log: Log,
+    bad_rows: BadRows,
+    *,
+    skip_bad: bool,
+    ignores_labels: bool,
+) -> Task:
+    """Derive the task of the user's own rows; for the arguments see `open_labelled`."""
+    if not opened.has(split):
+        # There may be no training split, but only one to evaluate on.
+        split = next(iter(opened.splits()), split)
     try:
-        rows = (row for _, row in _rows(opened, read_split, bad_rows))
-        task = own_task(rows, columns, log, bad_rows)
+        rows = (row for _, row in _rows(opened, split, bad_rows))
+        return own_task(rows, columns, log, bad_rows, head=head, ignores_labels=ignores_labels)
     except UsageError:
         if not skip_bad:
             # Bad rows are the likely cause, so report them first.
             bad_rows.settle(0, skip=False)
         raise
-    return (
-        replace(task, labels=labels)
-        if labels is not None and set(task.labels) <= set(labels)
-        else task
-    )
 
 
 def _training_source(

@@ -16,9 +16,11 @@ import numpy as np
 import regex  # type: ignore[import-untyped]
 
 from kdcli.data.documents import check_text, columns_in
+from kdcli.data.labelled.partition import Partition, Pools, text_hashes
 from kdcli.data.rows import Row
 from kdcli.data.sources import Log, Source, open_source
 from kdcli.errors import UsageError
+from kdcli.types import RowHashes
 
 # Closing quotes and brackets belong to the sentence. No space follows CJK marks.
 ENDS = regex.compile(
@@ -63,6 +65,28 @@ class Texts:
     def paired(self) -> bool:
         """Whether any text has a positive."""
         return bool((self.positive >= 0).any())
+
+    def pools(self, trained: RowHashes) -> Pools:
+        """Return the hashes of the texts, which are all one split."""
+        return Pools(text_hashes(self.texts))
+
+    def training_texts(self, partition: Partition) -> Iterator[str]:
+        """Return the training texts of a partition."""
+        return itertools.compress(self.texts, partition.is_training(text_hashes(self.texts)))
+
+    def take(self, numbers: Array) -> "Texts":
+        """Return some texts in the given order. Links to other texts are dropped."""
+        # The last entry stands for "no text", whose number is -1.
+        place = np.full(len(self) + 1, -1, dtype=np.int64)
+        place[numbers] = np.arange(len(numbers))
+        return Texts(
+            texts=[self.texts[n] for n in numbers],
+            roles=[self.roles[n] for n in numbers],
+            positive=place[self.positive[numbers]],
+            negatives=place[self.negatives[numbers]],
+            rows=self.rows[numbers],
+            read=self.read,
+        )
 
 
 class Unit(NamedTuple):

@@ -28,8 +28,9 @@ def compression_section(compression: Compression) -> Section:
     strict = ", for the far end of the interval" if compression.strict else ""
     note = (
         f"Goal: {goal}{strict}. Lost: points of {compression.metric} on {compression.rows:,} "
-        "held-out rows, paired with the teacher's; ms and speed-up: one sequence of 128 tokens, "
-        "over the teacher on torch in float32."
+        "selection rows, paired with the teacher's. These rows chose among the candidates, so the "
+        "values of the chosen one are optimistic; the sentence above has those on other rows. ms "
+        "and speed-up: one sequence of 128 tokens, over the teacher on torch in float32."
     )
     return Section(
         "What was tried",

@@ -80,7 +80,7 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
         stopped += [_Stopped(shape, scores[shape], at) for shape in worse]
     if finish(search, alive[0], cost.steps):
         train_without_teacher(search, alive[0])
-    search.judge(f"judged-{alive[0]}")
+    search.judge()
     # While the goal is missed, the stopped shapes are trained on, the best one first.
     for one in sorted(stopped, key=lambda one: (one.score.quality, one.shape), reverse=True):
         why = f"{search.met} meets the goal" if search.met else ""
@@ -90,7 +90,7 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
             search.skip(one.shape, f"trained for {one.steps} of {cost.steps} steps only: {why}")
             continue
         finish(search, one.shape, cost.steps)
-        search.judge(f"judged-{one.shape}")
+        search.judge()
 
 
 def distilling(search: Search, shape: str, keys: Mapping[str, object] | None = None) -> Step:
@@ -174,11 +174,11 @@ def finish(search: Search, shape: str, total: int) -> bool:
         return False
     models = {shape: runner.path(shape)}
     card = list(runner.result(shape).report.cards.values())[-1]
-    source = runner.recipe.trimmed_to
     large = card.params_embedding >= runner.recipe.plan.trim_from * card.params_total
-    if large and source is not None:
+    if large:
         name = f"{shape}-trimmed"
-        if search.finishes(name, steps.trim(str(models[shape]), source, {}), shape):
+        step = steps.trim(str(models[shape]), runner.training_text, {})
+        if search.finishes(name, step, shape):
             models[name] = runner.path(name)
     for name, model in models.items():
         search.export(f"{name}-{search.fastest}", model, search.fastest, shape)
@@ -188,7 +188,7 @@ def finish(search: Search, shape: str, total: int) -> bool:
 def train_without_teacher(search: Search, shape: str) -> None:
     """Train a shape on the labels alone and export it, to show what the teacher adds."""
     runner = search.runner
-    if not runner.recipe.plan.undistilled or runner.kind != TASK:
+    if not (runner.recipe.plan.undistilled and runner.kind == TASK and runner.has_labels):
         return
     keys = {key: value for key, value in runner.recipe.plan.distill.items() if key != "loss"}
     keys |= {"method": "soft-targets", "stage": "none", "kd": {"weight": 0.0}}

@@ -79,6 +79,10 @@ class Journal:
         if self.run is not None:
             self.run.log(asdict(record))
 
+    def known(self, beginning: str) -> list[str]:
+        """Return the keys of the records that begin in this way."""
+        return [record.key for record in self.records if record.key.startswith(beginning)]
+
     def once(self, key: str, kind: type[T], compute: Callable[[], T]) -> T:
         """Return what `compute` returned the first time, also if that was in another process.
 

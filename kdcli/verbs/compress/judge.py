@@ -1,24 +1,36 @@
 """Scores of the candidates and the teacher on held-out rows, and the choice among candidates."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
+from kdcli.data.labelled.partition import Partition
 from kdcli.deploy.latency import CELLS
+from kdcli.disk import cache_key
+from kdcli.models.files import file_beside
+from kdcli.models.load import location
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report
 from kdcli.report.sections.latency import milliseconds
 from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
-from kdcli.verbs.compress.steps import evaluate
+from kdcli.verbs.compress.steps import select, verification
 
 POINT = 0.01
 LIMITS = ("speedup", "max_latency_ms", "max_mb")
 """The limits of speed and size."""
 MIN_ROWS = 100
 """With fewer held-out rows, a note warns that the interval is wide."""
+DEPLOYED = (
+    "config.json",
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model"),
+)
+"""Files that a deployment needs next to the weights."""
+ERROR = 0.05
+"""Probability that the interval of the first look misses the true difference."""
 SAME_LATENCY = 1.05
 """Latencies within this factor count as equal, and the smaller model is chosen."""
 
@@ -50,7 +62,7 @@ class ScoredModel:
 
 @dataclass(frozen=True)
 class CandidateScores:
-    """The scores of the teacher and its candidates, from one run on `rows` held-out rows."""
+    """The scores of the teacher and its candidates, from one run on `rows` selection rows."""
 
     report: Report
     metric: str
@@ -59,45 +71,117 @@ class CandidateScores:
     candidates: list[ScoredModel]
 
 
-def judge(
-    runner: StepRunner, name: str, teacher: str, candidates: Mapping[str, Path]
-) -> CandidateScores:
-    """Score the candidates and the teacher on the same rows, and measure their latency in turns.
+@dataclass(frozen=True)
+class Verification:
+    """The scores of the teacher and the chosen model on the verification rows.
+
+    Attributes:
+        report: the report of the evaluation.
+        rows: number of verification rows.
+        teacher, chosen: both models, with these scores and with the speed and size of the
+            selection.
+        look: how many times verification rows were looked at, this time included.
+        confidence: the level of the chosen model's interval, corrected for the number of looks.
+    """
+
+    report: Report
+    rows: int
+    teacher: ScoredModel
+    chosen: ScoredModel
+    look: int
+    confidence: float
+
+
+def judge(runner: StepRunner, teacher: str, candidates: Mapping[str, Path]) -> CandidateScores:
+    """Score the candidates and the teacher on the selection rows, and measure their latency.
+
+    Latencies are measured in turns.
 
     Raises UsageError: the models cannot be scored.
     """
     models = [teacher, *map(str, candidates.values())]
-    folder = runner.require(name, evaluate(runner.recipe, models))
+    name = f"selection-{cache_key(sorted(candidates))[:8]}"
+    folder = runner.require(name, select(runner.recipe, models))
     return read(RunResult.read(folder).report, teacher, candidates)
+
+
+def verify(runner: StepRunner, scores: CandidateScores, chosen: ScoredModel) -> Verification:
+    """Score the teacher and the chosen candidate on the verification rows.
+
+    Each other candidate that was verified before counts as a look at the rows. The interval of look
+    k has the level 1 - 0.05 / k (Bonferroni), because the best of several looks is optimistic.
+
+    Raises UsageError: the models cannot be scored.
+    """
+    name = f"verification-{chosen.name}"
+    earlier = runner.journal.known("run verification-")
+    look = 1 + (earlier.index(f"run {name}") if f"run {name}" in earlier else len(earlier))
+    confidence = 1 - ERROR / look
+    models = [str(scores.teacher.folder), str(chosen.folder)]
+    folder = runner.require(name, verification(runner.recipe, models, confidence))
+    report = RunResult.read(folder).report
+    teacher, model = _scored(report, scores.metric)
+    low, high = _interval(report, model[0], scores.metric)
+    return Verification(
+        report,
+        sum(e.n for e in report.evaluations if e.model == teacher[0]),
+        replace(scores.teacher, score=teacher[1], low=teacher[1], high=teacher[1]),
+        replace(chosen, score=model[1], low=teacher[1] + low, high=teacher[1] + high),
+        look,
+        confidence,
+    )
 
 
 def read(report: Report, teacher: str, candidates: Mapping[str, Path]) -> CandidateScores:
     """Read the scores from a report of `evaluate`, which lists the models in the given order."""
-    names = list(report.cards)
-    first = next(iter(report.evaluations[0].metrics))
+    metric = next(iter(report.evaluations[0].metrics))
     rows = {row.model: row for row in report.latency if (row.batch_size, row.seq_len) == CELLS[0]}
-    scores = {n: fmean(e.metrics[first] for e in report.evaluations if e.model == n) for n in names}
     measured = []
-    for label, (name, folder) in zip(
-        names, {"teacher": Path(teacher), **candidates}.items(), strict=True
+    scored = _scored(report, metric)
+    base = scored[0][1]
+    for (label, score), (name, folder) in zip(
+        scored, {"teacher": Path(teacher), **candidates}.items(), strict=True
     ):
-        differences = [c for c in report.comparisons if c.model == label and c.metric == first]
-        low, high = (
-            fmean(getattr(c, end) for c in differences) if differences else 0.0
-            for end in ("low", "high")
-        )
-        base, ratio = scores[names[0]], rows[label].speedup
-        ends = (base + low, base + high) if label != names[0] else (base, base)
+        low, high = _interval(report, label, metric)
+        ratio = rows[label].speedup
         speed = ratio.median if ratio else 1.0
         quartiles = (ratio.low, ratio.high) if ratio else (1.0, 1.0)
-        mb = report.cards[label].bytes / 1e6
+        mb = deployed_bytes(str(folder), report.cards[label].bytes) / 1e6
         measured.append(
             ScoredModel(
-                name, folder, scores[label], *ends, rows[label].p50_ms, speed, mb, quartiles
+                name, folder, score, base + low, base + high, rows[label].p50_ms, speed, mb,
+                quartiles,
             )
         )
-    held_out = sum(e.n for e in report.evaluations if e.model == names[0])
-    return CandidateScores(report, first, held_out, measured[0], measured[1:])
+    held_out = sum(e.n for e in report.evaluations if e.model == scored[0][0])
+    return CandidateScores(report, metric, held_out, measured[0], measured[1:])
+
+
+def _scored(report: Report, metric: str) -> list[tuple[str, float]]:
+    """Return the name and the score of each model, the mean over all sets."""
+    return [
+        (name, fmean(e.metrics[metric] for e in report.evaluations if e.model == name))
+        for name in report.cards
+    ]
+
+
+def _interval(report: Report, model: str, metric: str) -> tuple[float, float]:
+    """Return the ends of the interval of a model's difference, the mean over all sets."""
+    rows = [c for c in report.comparisons if c.model == model and c.metric == metric]
+    if not rows:
+        return 0.0, 0.0
+    return fmean(c.low for c in rows), fmean(c.high for c in rows)
+
+
+def deployed_bytes(source: str, weights: int) -> int:
+    """Return the size of what one deployment needs: weights, tokenizer and configuration.
+
+    Args:
+        source: the directory or hub id of a model.
+        weights: the size of its weights, or of its file for one backend.
+    """
+    files = (file_beside(location(source), name) for name in DEPLOYED)
+    return weights + sum(file.stat().st_size for file in files if file is not None)
 
 
 def misses(goal: GoalSettings, teacher: ScoredModel, one: ScoredModel) -> dict[str, str]:
@@ -172,34 +256,43 @@ def is_sure(goal: GoalSettings, scores: CandidateScores, one: ScoredModel) -> bo
     )
 
 
-def check_rows(recipe: CompressRecipe, rows: int) -> list[str]:
-    """Return a note if too few held-out rows make the interval wide."""
+def check_rows(recipe: CompressRecipe, partition: Partition) -> list[str]:
+    """Return a note if too few verification rows make the interval wide."""
+    rows = len(partition.verification)
     if rows >= MIN_ROWS:
         return []
     holds = "must hold" if recipe.goal.strict else "need not hold without --strict"
     bound = (
         f", and --max-drop {holds} for its lower end" if recipe.goal.max_drop is not None else ""
     )
-    return [f"only {rows} held-out rows: the interval is wide{bound}"]
+    return [f"only {rows} verification rows: the interval is wide{bound}"]
 
 
 def sentence(
-    scores: CandidateScores, chosen: ScoredModel, missed: Mapping[str, str], goal: GoalSettings
+    scores: CandidateScores,
+    verified: Verification,
+    missed: Mapping[str, str],
+    goal: GoalSettings,
+    *,
+    has_labels: bool,
 ) -> str:
     """Summarise gain and loss of the chosen candidate, or how far it misses the goal."""
-    teacher, lost = scores.teacher, (scores.teacher.score - chosen.score) / POINT
+    teacher, chosen = verified.teacher, verified.chosen
+    lost = (teacher.score - chosen.score) / POINT
     low, high = ((teacher.score - end) / POINT for end in (chosen.high, chosen.low))
-    cost = "at no loss" if lost <= 0 else f"for {lost:.2f} points of {scores.metric}"
+    what = scores.metric if has_labels else f"agreement with the teacher ({scores.metric})"
+    cost = "at no loss" if lost <= 0 else f"for {lost:.2f} points of {what}"
     ms, all_ms = milliseconds(chosen.ms), milliseconds(teacher.ms)
     spread = "-".join(f"{end:.1f}" for end in chosen.quartiles)
     won = (
         f"{chosen.name} is {chosen.speedup:.1f} times as fast as the teacher "
         f"({spread}; {ms} ms, not {all_ms}) and {teacher.mb / chosen.mb:.1f} times smaller "
-        f"({chosen.mb:.1f} MB) {cost}, between {low:.2f} and {high:.2f}"
+        f"({chosen.mb:.1f} MB) {cost}, between {low:.2f} and {high:.2f} with "
+        f"{100 * verified.confidence:.3g} % confidence on {verified.rows:,} verification rows"
     )
     if missed:
-        both = conflict([misses(goal, teacher, one) for one in scores.candidates])
+        both = conflict([misses(goal, scores.teacher, one) for one in scores.candidates])
         why = "; ".join([*missed.values(), *([both] if both else [])])
         return f"The goal cannot be met with what was tried. Nearest: {won}: {why}."
-    sure = "" if is_sure(goal, scores, chosen) else "; the interval reaches beyond the goal"
-    return f"{won} with 95 % confidence on {scores.rows:,} held-out rows{sure}."
+    is_within = goal.max_drop is None or high <= goal.max_drop
+    return f"{won}{'' if is_within else '; the interval reaches beyond the goal'}."

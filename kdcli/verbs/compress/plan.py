@@ -14,14 +14,13 @@ from kdcli.models.load import load_config, location
 from kdcli.verbs.compress import steps
 from kdcli.verbs.compress.budget import estimate
 from kdcli.verbs.compress.halving import try_shapes
-from kdcli.verbs.compress.judge import CandidateScores, conflict, is_bounded, judge
+from kdcli.verbs.compress.judge import CandidateScores, conflict, is_bounded
 from kdcli.verbs.compress.runner import product
-from kdcli.verbs.compress.search import Search
+from kdcli.verbs.compress.search import Candidate, Search
 from kdcli.verbs.compress.shapes import Untrained, missed_untrained
-from kdcli.verbs.compress.steps import RERANK, TASK
+from kdcli.verbs.compress.steps import TASK
 
 PRUNE: dict[str, Any] = {"sparsity": [0.9]}
-BACKENDS = "judged-backends"
 
 
 def check_reachable(search: Search, untrained: Untrained) -> None:
@@ -60,12 +59,12 @@ def follow_plan(search: Search, untrained: Untrained) -> CandidateScores:
     for backend in search.backends:
         search.export(backend, search.teacher, backend)
     # If the fastest model is wanted, shapes are scored as well as backends.
-    if is_bounded(search.goal) and search.judge(BACKENDS):
+    if is_bounded(search.goal) and search.judge():
         search.notes.append("a backend alone meets the goal, so nothing smaller was trained")
     else:
         try_shapes(search, untrained.shapes)
         if search.scores is None:
-            search.judge(BACKENDS)
+            search.judge()
         if not search.met:
             try_pruning(search)
     assert search.scores is not None
@@ -76,7 +75,7 @@ def try_pruning(search: Search) -> None:
     """Prune the model and compact it."""
     runner, name = search.runner, "pruned"
     keys = runner.recipe.plan.prune
-    if keys is None or runner.kind == RERANK:
+    if keys is None:
         return
     trusted = runner.options.trust_remote_code
     kind = load_config(search.teacher, trust_remote_code=trusted).model_type
@@ -88,12 +87,12 @@ def try_pruning(search: Search) -> None:
         search.skip(name, why)
     elif search.finishes(name, step):
         search.export(f"{name}-{search.fastest}", product(runner.path(name)), search.fastest, name)
-        search.judge("judged-pruned")
+        search.judge()
 
 
 def follow_steps(search: Search) -> CandidateScores:
     """Run the steps of a recipe one after another, and score the model that each of them left."""
-    runner, models = search.runner, dict[str, Path]()
+    runner = search.runner
     recipe, model, parent = runner.recipe, Path(search.teacher), None
     for number, named in enumerate(recipe.steps, 1):
         ((verb, keys),) = named.items()
@@ -101,10 +100,10 @@ def follow_steps(search: Search) -> CandidateScores:
         if verb in ("quantize", "export"):
             backend = keys.get("format", "onnx") + ("-int8" if verb == "quantize" else "")
             search.write(name, model, backend, parent, required=True)
-            models[name] = runner.path(name)
+            search.candidates[name] = Candidate(name, runner.path(name), "", parent, str(model))
             continue
         if verb == "trim":
-            model = runner.require(name, steps.trim(str(model), recipe.trimmed_to, keys))
+            model = runner.require(name, steps.trim(str(model), runner.training_text, keys))
         else:
             if verb == "prune":
                 teacher = search.teacher if runner.kind == TASK else None
@@ -112,5 +111,7 @@ def follow_steps(search: Search) -> CandidateScores:
             else:
                 step = steps.distill(recipe, runner.kind, str(model), keys)
             model, parent = product(runner.require(name, step)), name
-        models[name] = model
-    return judge(runner, "judged", search.teacher, models)
+        search.candidates[name] = Candidate(name, model, "", parent, str(model))
+    search.judge()
+    assert search.scores is not None
+    return search.scores

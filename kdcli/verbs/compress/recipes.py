@@ -6,11 +6,17 @@ from typing import Any
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.recipe.resolve import Resolved, flatten, recipe_models, resolve, shipped
 from kdcli.verbs.compress.settings import CompressRecipe
-from kdcli.workloads.as_trained import trained_task
 
 STEPS = ("distill", "prune", "trim", "quantize", "export")
 EXPORT_KEYS = ("format",)
 RERANK = "rerank"
+DETECTED = {
+    "own": "a fine-tuned model, compressed on the rows of --data",
+    "embedding": "an embedding model, compared with itself on the texts of --data",
+    "rerank": "a reranker, compressed on the queries of --data",
+    "retrieval": "an embedding model, scored on the retrieval data of --data",
+}
+"""Task that was found from the model and the data -> its description for the log."""
 
 
 def compress_recipe(
@@ -18,22 +24,26 @@ def compress_recipe(
 ) -> Resolved[CompressRecipe]:
     """Resolve the named recipe, else `compress-TASK`, else the defaults.
 
-    A model that kdcli trained on a task is compressed on that task if none is given.
+    If no task is given, the model and the data decide it; see `task_of_model`.
 
     Raises UsageError: a recipe, goal or step that cannot be used.
     """
     resolved = resolve(CompressRecipe, recipe=recipe, sets=sets, options=options)
     if resolved.recipe.model is None:
         raise UsageError("no model given", "kdcli compress MODEL --task TASK --max-drop 1.0")
-    task = resolved.recipe.task or trained_task(resolved.recipe.model)
+    given = resolved.recipe
+    task = given.task
+    if task is None:
+        _check_goal(given)
+        from kdcli.engine.progress import Progress
+        from kdcli.workloads.detect import task_of_model
+
+        task = task_of_model(str(given.model), given.data.source, given.pooling)
+        Progress.log(f"{given.model}: {DETECTED.get(task, f'task {task}, on which it was trained')}")
     if recipe is None and (name := f"compress-{task}") in shipped("compress"):
         recipe = name
     options = {**options, "task": task}
     resolved = resolve(CompressRecipe, recipe=recipe, sets=sets, options=options)
-    if resolved.recipe.task is None:
-        raise UsageError(
-            "no task given", "add --task, for example --task sst2, or --task own for your own files"
-        )
     _check_goal(resolved.recipe)
     _check_steps(resolved.recipe)
     return resolved
@@ -91,15 +101,6 @@ def _check_steps(recipe: CompressRecipe) -> None:
                     f"{where}: unknown key '{wrong}'", f"known: {', '.join(EXPORT_KEYS)}"
                 )
             continue
-        if (
-            number > 0
-            and name == "trim"
-            and not (recipe.trimmed_to or keys.get("data", {}).get("source"))
-        ):
-            raise UsageError(
-                f"{where}: no text whose tokens are kept",
-                "add --data, or data: {source: TEXT} to the step",
-            )
         kind = {
             "distill": distill,
             "finetune": "rerank" if recipe.task == RERANK else "finetune",

@@ -4,16 +4,24 @@ Data flow: goal -> untrained latencies -> teacher -> candidates, each made by ot
 next to the teacher on held-out rows -> the best one in best/, and a report with the whole table.
 """
 
+import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from kdcli.data.labelled.partition import Partition, choose_partition
 from kdcli.deploy.exported import FACTS
 from kdcli.deploy.latency import Latency
 from kdcli.disk import atomic_dir, read_json, write_atomic
 from kdcli.engine.processes import stop_requests
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import RunDir, numbered
-from kdcli.errors import GateError
+from kdcli.engine.run_dir import RECIPE, RunDir, numbered
+from kdcli.errors import GateError, UsageError
+from kdcli.models.files import CONFIG, file_beside
+from kdcli.models.load import location
+from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report import schema
@@ -25,22 +33,26 @@ from kdcli.run.context import cpu_session
 from kdcli.verbs.compress.budget import check_budget, check_timing, finetuning
 from kdcli.verbs.compress.journal import Journal
 from kdcli.verbs.compress.judge import (
-    CandidateScores,
     ScoredModel,
+    Verification,
     check_rows,
     choose,
     misses,
     sentence,
+    verify,
 )
 from kdcli.verbs.compress.plan import check_reachable, follow_plan, follow_steps
-from kdcli.verbs.compress.runner import StepRunner, kind_of
+from kdcli.verbs.compress.runner import PARTITION, StepRunner, evaluation_request, kind_of
 from kdcli.verbs.compress.search import TEACHER, Candidate, Search, check_backends
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
 from kdcli.verbs.compress.shapes import Untrained, measure_untrained
-from kdcli.workloads import open_evaluation
-from kdcli.workloads.workload import EvaluationRequest
+from kdcli.workloads import open_evaluation, open_rows
 
 BEST, PICTURE = "best", "pareto.png"
+GOAL = ("goal.", "budget")
+"""Beginnings of the keys that a question to a finished run may change."""
+MIN_DATA = 200
+"""Minimum number of rows."""
 NOT_SHIPPED = (
     "checkpoints",
     "start",
@@ -50,6 +62,9 @@ NOT_SHIPPED = (
     "compact",
     ".lock",
     "log.jsonl",
+    "recipe.yaml",
+    "report.*",
+    "training_rows.safetensors",
 )
 """Files of a run directory that do not belong to its model."""
 
@@ -57,35 +72,56 @@ NOT_SHIPPED = (
 def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
     """Compress a model and report.
 
+    A finished run whose recipe differs in its goal alone answers from what it has tried, and trains
+    only what is missing.
+
     Raises GateError: no candidate meets the goal. The report and the nearest candidate are written.
     Raises KdcliError: the run fails. If the goal, the model or the data cannot be used, nothing is
         written.
     """
     recipe = resolved.recipe
     name = f"compress-{Path(str(recipe.model)).name}-{recipe.task}"
-    taken = options.resume or options.overwrite
-    folder = options.output_dir or numbered(name, taken=taken)
+    folder, asks_again = choose_folder(name, resolved, options)
+    options = replace(options, resume=options.resume or asks_again)
     run_dir = RunDir(folder)
-    resumed = run_dir.check(resolved.to_yaml(), resume=options.resume, overwrite=options.overwrite)
+    resumed = run_dir.check(
+        resolved.to_yaml(), resume=options.resume, overwrite=options.overwrite, free_keys=GOAL
+    )
     with stop_requests(at_once=True) as stop:
         journal = Journal(recipe.budget, stop)
         runner = StepRunner(recipe, kind_of(recipe), options, folder, journal)
         with runner.stopping():
             if resumed:
                 journal.read(run_dir)
-                if run_dir.done:
+                if run_dir.done and not run_dir.differing_keys(resolved.to_yaml()):
                     Progress.log(f"{folder} is done already")
                     return checked(recipe, RunResult.read(folder))
             result = _compress(resolved, runner)
     return checked(recipe, result)
 
 
+def choose_folder(
+    name: str, resolved: Resolved[CompressRecipe], options: RunOptions
+) -> tuple[Path, bool]:
+    """Return the directory of the run, and whether it holds a run with another goal alone."""
+    newest = options.output_dir or numbered(name, taken=True)
+    run_dir = RunDir(newest)
+    if not options.overwrite and (newest / RECIPE).is_file() and run_dir.done:
+        yaml = resolved.to_yaml()
+        if run_dir.differing_keys(yaml) and not run_dir.differing_keys(yaml, GOAL):
+            Progress.log(f"{newest} has another goal, so what it tried is used again")
+            return newest, True
+    taken = options.resume or options.overwrite
+    return options.output_dir or numbered(name, taken=taken), False
+
+
 def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResult:
     """Check goal, model and data, claim the directory, run all steps, and report."""
     recipe, options, journal = resolved.recipe, runner.options, runner.journal
-    rows, fits = check_model(recipe, trusted=options.trust_remote_code)
+    fits, runner.has_labels = check_model(recipe, trusted=options.trust_remote_code)
+    partition = choose_rows(runner)
     search = Search(runner, str(recipe.model))
-    for note in check_rows(recipe, rows):
+    for note in check_rows(recipe, partition):
         Progress.log(note)
         search.notes.append(note)
     untrained = None
@@ -99,13 +135,64 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
         check_reachable(search, untrained)
     check_budget(runner, is_fine_tuned=fits)
     claimed = RunDir.claim(
-        runner.folder, resolved.to_yaml(), resume=options.resume, overwrite=options.overwrite
+        runner.folder,
+        resolved.to_yaml(),
+        resume=options.resume,
+        overwrite=options.overwrite,
+        free_keys=GOAL,
     )
+    if runner.recipe.data.partition is None:
+        file = runner.folder / PARTITION
+        partition.write(file)
+        data = recipe.data.model_copy(update={"partition": str(file)})
+        runner.recipe = recipe.model_copy(update={"data": data})
     journal.claim(claimed)
     if not fits:
         search.teacher = str(runner.require(TEACHER, finetuning(runner)))
-    scores = follow_steps(search) if untrained is None else follow_plan(search, untrained)
-    return finish(search, scores)
+    if untrained is None:
+        follow_steps(search)
+    elif not search.answers_from_earlier():
+        follow_plan(search, untrained)
+    return finish(search)
+
+
+def choose_rows(runner: StepRunner) -> Partition:
+    """Choose the selection and verification rows, unless the recipe or an earlier process did.
+
+    Raises UsageError: there are too few rows.
+    """
+    data, file = runner.recipe.data, runner.folder / PARTITION
+    if data.partition is not None:
+        return Partition.read(data.partition)
+    if file.is_file() and not runner.options.overwrite:
+        return Partition.read(str(file))
+    request = evaluation_request(runner.recipe)
+    rows = open_rows(request, cpu_session(trust_remote_code=runner.options.trust_remote_code))
+    pools = rows.pools(np.concatenate([NO_ROWS, *request.trained.values()]))
+    count = len(pools.train) + len(pools.validation) + len(pools.test)
+    if count < MIN_DATA:
+        raise UsageError(
+            f"{data.source or runner.recipe.task} has {count} rows, too few to train, to choose "
+            "and to verify",
+            f"give at least {MIN_DATA} rows",
+        )
+    partition = choose_partition(
+        pools,
+        selection_rows=data.selection_rows,
+        verification_rows=data.verification_rows,
+        seed=data.split_seed,
+    )
+    if not len(partition.verification) or not len(partition.selection):
+        raise UsageError(
+            f"{runner.recipe.model} was trained on nearly all {count:,} rows, so none are left to "
+            "choose and verify on",
+            "give --data with other rows, without labels if need be",
+        )
+    Progress.log(
+        f"{count:,} rows: {len(partition.selection):,} choose among candidates, "
+        f"{len(partition.verification):,} verify the chosen model"
+    )
+    return partition
 
 
 def checked(recipe: CompressRecipe, result: RunResult) -> RunResult:
@@ -119,28 +206,40 @@ def checked(recipe: CompressRecipe, result: RunResult) -> RunResult:
     return result
 
 
-def check_model(recipe: CompressRecipe, *, trusted: bool) -> tuple[int, bool]:
-    """Return the number of held-out rows, and whether the model can do the task as it is.
+def check_model(recipe: CompressRecipe, *, trusted: bool) -> tuple[bool, bool]:
+    """Return whether the model can do the task as it is, and whether the rows have labels.
 
-    Raises UsageError: the data or the model cannot be used, or no row has a label.
+    Raises UsageError: the data or the model cannot be used.
     """
-    model, task = str(recipe.model), str(recipe.task)
-    request = EvaluationRequest(task, [model], recipe.data, pooling=recipe.pooling)
-    workload = open_evaluation(request, cpu_session(trust_remote_code=trusted))
-    return workload.row_count, workload.fits(model)
+    session = cpu_session(trust_remote_code=trusted)
+    workload = open_evaluation(evaluation_request(recipe), session)
+    fits = workload.fits(str(recipe.model))
+    if workload.needs_reference and not fits:
+        raise UsageError(
+            f"the rows have no labels, and {recipe.model} is not fine-tuned for {recipe.task}",
+            "give rows with labels, or a fine-tuned model",
+        )
+    return fits, not workload.needs_reference
 
 
-def finish(search: Search, scores: CandidateScores) -> RunResult:
-    """Put the best candidate into best/ and write the report."""
-    runner, goal = search.runner, search.goal
+def finish(search: Search) -> RunResult:
+    """Verify the best candidate, put it into best/, and write the report."""
+    runner, goal, scores = search.runner, search.goal, search.scores
+    assert scores is not None
     last = scores.candidates[-1]
     chosen, missed = (
         (last, misses(goal, scores.teacher, last)) if runner.recipe.steps else choose(goal, scores)
     )
+    verified = verify(runner, scores, chosen)
+    missed = {k: v for k, v in missed.items() if k != "max_drop"}
+    missed |= {
+        k: v
+        for k, v in misses(goal, verified.teacher, verified.chosen).items()
+        if k == "max_drop"
+    }
+    said = sentence(scores, verified, missed, goal, has_labels=runner.has_labels)
     with atomic_dir(runner.folder / BEST) as aside:
-        shutil.copytree(
-            chosen.folder, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*NOT_SHIPPED)
-        )
+        fill_best(aside, search.candidates[chosen.name], runner.options, said)
     rows = [
         row_of(one, scores.teacher, goal, chosen) for one in (scores.teacher, *scores.candidates)
     ]
@@ -159,8 +258,18 @@ def finish(search: Search, scores: CandidateScores) -> RunResult:
         strict=goal.strict,
         met=not missed,
         chosen=chosen.name,
-        sentence=sentence(scores, chosen, missed, goal),
+        sentence=said,
         candidates=rows,
+        verification=schema.Verified(
+            rows=verified.rows,
+            teacher=verified.teacher.score,
+            score=verified.chosen.score,
+            low=verified.chosen.low,
+            high=verified.chosen.high,
+            confidence=verified.confidence,
+            look=verified.look,
+            reference="labels" if runner.has_labels else "teacher",
+        ),
     )
     notes = [f"{BEST}/ is what to ship, and its README.md says how to run it", *search.notes]
     notes += [
@@ -173,12 +282,39 @@ def finish(search: Search, scores: CandidateScores) -> RunResult:
             "some latencies are noisy or unstable: the machine had other work, "
             "so measure again when it has none"
         )
-    if len(scores.candidates) > 1 and not runner.recipe.steps:
+    if verified.look > 1:
         notes.append(
-            f"the held-out rows also chose among {len(scores.candidates)} candidates: "
-            f"judge {BEST}/ on others"
+            f"this is answer number {verified.look} from these verification rows, so its interval "
+            f"has {100 * verified.confidence:.3g} % confidence"
         )
-    return _write(runner, scores, chosen, compression, notes)
+    return _write(search, verified, compression, notes)
+
+
+def fill_best(
+    folder: Path, candidate: Candidate, options: RunOptions, sentence: str
+) -> None:
+    """Copy a candidate's model in torch and its file for a backend into a directory."""
+    assert candidate.folder is not None
+    config = file_beside(location(candidate.model), CONFIG)
+    assert config is not None
+    for source in dict.fromkeys((config.parent, candidate.folder)):
+        shutil.copytree(
+            source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*NOT_SHIPPED)
+        )
+    readme = folder / "README.md"
+    command = shlex.join(["kdcli", *options.arguments]) if options.arguments else "kdcli.compress"
+    text = readme.read_text("utf-8") if readme.is_file() else ""
+    readme.write_text(with_summary(text, sentence, command), "utf-8")
+
+
+def with_summary(card: str, sentence: str, command: str) -> str:
+    """Return a model card with the result and the command below its title."""
+    summary = f"{sentence}\n\nMade by:\n\n```\n{command}\n```\n"
+    before, title, rest = card.partition("\n# ")
+    if not title:
+        return f"{summary}\n{card}"
+    heading, _, body = rest.partition("\n")
+    return f"{before}{title}{heading}\n\n{summary}{body}"
 
 
 def row_of(
@@ -227,60 +363,54 @@ def seconds_dropped(search: Search, chosen: ScoredModel) -> float:
         for record in search.runner.journal.records
         if record.key.startswith("run ")
     ]
-    kept = [TEACHER, "judged", chosen.name, *([parent, f"{parent}-trimmed"] if parent else [])]
+    kept = [TEACHER, chosen.name, *([parent, f"{parent}-trimmed"] if parent else [])]
+    scoring = ("selection-", "verification-")
     return float(
-        sum(
-            seconds for name, seconds in spent if name not in kept and not name.startswith("judged")
-        )
+        sum(seconds for name, seconds in spent if name not in kept and not name.startswith(scoring))
     )
 
 
 def _write(
-    runner: StepRunner,
-    scores: CandidateScores,
-    chosen: ScoredModel,
-    compression: Compression,
-    notes: list[str],
+    search: Search, verified: Verification, compression: Compression, notes: list[str]
 ) -> RunResult:
     """Report the teacher and the chosen model in full, and all candidates in one table.
 
-    The evaluation's own report has the rest.
+    The evaluations on the selection rows have reports of their own.
     """
-    source, cards = scores.report, scores.report.cards
-    teacher, *candidates = cards
-    own = candidates[scores.candidates.index(chosen)]
-    names = {teacher: TEACHER, own: chosen.name}
+    runner, scores = search.runner, search.scores
+    assert scores is not None
+    cards = scores.report.cards
+    places = {c.name: n for n, c in enumerate(scores.candidates)}
+    labels = [*cards]
+    names = {labels[0]: TEACHER, labels[1 + places[verified.chosen.name]]: verified.chosen.name}
     latency = Latency()
-    for row in source.latency:
+    for row in scores.report.latency:
         if row.model in names:
             ratio = row.speedup
             if ratio is not None:
                 ratio = ratio.model_copy(update={"baseline": names[ratio.baseline]})
             update = {"model": names[row.model], "speedup": ratio}
             latency.rows.append(row.model_copy(update=update))
-    several = len(candidates) > 1 and not runner.recipe.steps
+    report = verified.report
+    both = dict(zip(report.cards, (TEACHER, verified.chosen.name), strict=True))
+    models = [
+        ReportedModel(name, "teacher" if name == TEACHER else "candidate", report.cards[label],
+                      None if name == TEACHER else TEACHER)
+        for label, name in both.items()
+    ]
     contents = ReportContents(
         "compress",
         runner.recipe,
-        [
-            ReportedModel(TEACHER, "teacher", cards[teacher]),
-            ReportedModel(chosen.name, "candidate", cards[own], TEACHER),
-        ],
+        models,
         latency=latency,
+        evaluations=[e.model_copy(update={"model": both[e.model]}) for e in report.evaluations],
         comparisons=[
-            c.model_copy(
-                update={
-                    "model": chosen.name,
-                    "baseline": TEACHER,
-                    "chosen_on_these_rows": several,
-                }
-            )
-            for c in source.comparisons
-            if c.model == own
+            c.model_copy(update={"model": both[c.model], "baseline": both[c.baseline]})
+            for c in report.comparisons
         ],
         quality={
-            task: {names[model]: values for model, values in models.items() if model in names}
-            for task, models in source.quality.items()
+            task: {both[model]: values for model, values in of_task.items()}
+            for task, of_task in report.quality.items()
         },
         notes=notes,
         compression=compression,

@@ -5,40 +5,74 @@ training continues from its checkpoint.
 """
 
 import contextlib
+import json
 import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kdcli.data.labelled.partition import Partition
+from kdcli.disk import write_atomic
 from kdcli.engine.progress import Progress
 from kdcli.errors import ChildFailed, GateError, Interrupted, KdcliError, Stopped, UsageError
+from kdcli.models.load import location
+from kdcli.models.training_rows import training_rows
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
+from kdcli.run.context import cpu_session
 from kdcli.run.dry_run import Estimate
 from kdcli.verbs.compress.journal import Journal
 from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.steps import EMBEDDING, RERANK, TASK, Kind, Step, is_done
-from kdcli.workloads.embedding import by_vectors
+from kdcli.workloads import open_rows
+from kdcli.workloads.embedding import METHOD, by_vectors
 from kdcli.workloads.retrieval import RETRIEVAL
+from kdcli.workloads.workload import EvaluationRequest
 
 STEPS, COMPACT = "steps", "compact"
+PARTITION, TRAINING_TEXT = "partition.safetensors", "training-text.jsonl"
 OVER = "--budget ended before its training did"
 
 
 @dataclass
 class StepRunner:
-    """Runs the steps of a compression in `folder` and keeps their outcomes in the journal."""
+    """Runs the steps of a compression in `folder` and keeps their outcomes in the journal.
+
+    Attributes:
+        recipe: the recipe. Its `data.partition` names the selection and verification rows.
+        kind: how models are trained and scored.
+        options: the options of the run.
+        folder: the directory of the run.
+        journal: what was measured and decided.
+        has_labels: whether the rows have labels; otherwise the teacher is the reference.
+    """
 
     recipe: CompressRecipe
     kind: Kind
     options: RunOptions
     folder: Path
     journal: Journal
+    has_labels: bool = True
 
     def path(self, name: str) -> Path:
         """Return the run directory of a step."""
         return self.folder / STEPS / name
+
+    @property
+    def training_text(self) -> Path:
+        """The text whose tokens a trimmed model keeps: the distillation's, else the training
+        rows'."""
+        if self.recipe.text is not None:
+            return Path(self.recipe.text)
+        file = self.folder / STEPS / TRAINING_TEXT
+        if not file.is_file():
+            partition = Partition.read(str(self.recipe.data.partition))
+            rows = open_rows(evaluation_request(self.recipe), cpu_session())
+            texts = dict.fromkeys(rows.training_texts(partition))
+            lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+            write_atomic(file, "".join(lines))
+        return file
 
     def result(self, name: str) -> RunResult:
         """Return the report of a finished step."""
@@ -146,12 +180,21 @@ def product(folder: Path) -> Path:
     return compact if (compact / "config.json").is_file() else folder
 
 
+def evaluation_request(recipe: CompressRecipe) -> EvaluationRequest:
+    """Return the request for the rows on which a recipe's models are scored."""
+    model = str(recipe.model)
+    trained = {model: training_rows(location(model))}
+    return EvaluationRequest(
+        str(recipe.task), [model], recipe.data, trained, pooling=recipe.pooling
+    )
+
+
 def kind_of(recipe: CompressRecipe) -> Kind:
     """Return how models are trained and scored.
 
     Raises UsageError: `pooling` is given for models that are not scored by vectors.
     """
-    if recipe.task == RETRIEVAL:
+    if recipe.task in (RETRIEVAL, METHOD):
         return EMBEDDING
     if recipe.task != RERANK and by_vectors(str(recipe.task), str(recipe.model), recipe.pooling):
         return EMBEDDING

@@ -11,7 +11,7 @@ from kdcli.verbs.compress import steps
 from kdcli.verbs.compress.judge import POINT, CandidateScores, choose, is_bounded, is_sure, judge
 from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.settings import GoalSettings
-from kdcli.verbs.compress.steps import RERANK, Step
+from kdcli.verbs.compress.steps import Step
 
 TEACHER = "teacher"
 
@@ -24,12 +24,14 @@ class Candidate:
         folder: the model, once it is written.
         skipped: why it was not finished; empty if it was.
         parent: the step that trained the model for it.
+        model: the model in torch that it is made from.
     """
 
     name: str
     folder: Path | None = None
     skipped: str = ""
     parent: str | None = None
+    model: str = ""
 
 
 @dataclass
@@ -81,7 +83,9 @@ class Search:
         if why := self.write(name, model, backend, parent):
             self.skip(name, why, parent)
         else:
-            self.candidates[name] = Candidate(name, self.runner.path(name), "", parent)
+            self.candidates[name] = Candidate(
+                name, self.runner.path(name), "", parent, str(model)
+            )
 
     def write(
         self,
@@ -113,8 +117,6 @@ class Search:
         Zero means that nothing is bounded, or that nothing is left.
         """
         bound = self.goal.max_drop or 0.0
-        if self.runner.kind == RERANK:
-            return 0.0  # The check of an export knows no rankings
         if parent is None:
             return bound
         report = self.runner.result(parent).report
@@ -127,19 +129,47 @@ class Search:
         before, after = (fmean(scores[one[0].name]) for one in (teachers, students))
         return bound - max(0.0, before - after) / POINT
 
-    def judge(self, name: str) -> bool:
-        """Score all finished candidates.
+    def answers_from_earlier(self) -> bool:
+        """Whether a candidate that was scored for another goal meets this one.
+
+        If so, all these candidates are in `scores`, and nothing needs to be trained.
+        """
+        journal = self.runner.journal
+        earlier = [
+            journal.once(key, list[Candidate], list) for key in journal.known("scored ")
+        ]
+        if not earlier:
+            return False
+        # The largest set has all candidates that were tried so far.
+        self.candidates |= {one.name: one for one in max(earlier, key=len)}
+        self._score([one for one in self.candidates.values() if one.folder is not None])
+        if self.met:
+            self.notes.append("an earlier candidate meets the goal, so nothing was trained")
+            return True
+        self.candidates = {name: one for name, one in self.candidates.items() if one.skipped}
+        self.scores = None
+        return False
+
+    def judge(self) -> bool:
+        """Score all finished candidates on the selection rows.
 
         Return True if one meets the goal with confidence, and no faster one is wanted. Raises
         MachineError: there are no candidates.
         """
-        finished = {c.name: c.folder for c in self.candidates.values() if c.folder is not None}
+        finished = [one for one in self.candidates.values() if one.folder is not None]
         if not finished:
             whys = "; ".join(f"{c.name}: {c.skipped}" for c in self.candidates.values())
             raise MachineError(f"no candidate could be made: {whys}")
-        self.scores = judge(self.runner, name, self.teacher, finished)
+        self._score(finished)
+        assert self.scores is not None
         chosen, missed = choose(self.goal, self.scores)
         return not missed and is_bounded(self.goal) and is_sure(self.goal, self.scores, chosen)
+
+    def _score(self, candidates: list[Candidate]) -> None:
+        folders = {one.name: one.folder for one in candidates if one.folder is not None}
+        self.scores = judge(self.runner, self.teacher, folders)
+        key = f"scored {' '.join(sorted(folders))}"
+        self.runner.journal.once(key, list[Candidate], lambda: candidates)
 
 
 def check_backends(search: Search) -> None:

@@ -79,6 +79,24 @@ class PlanSettings(Section):
     )
 
 
+class CompressData(LabelledSettings):
+    """`data:` of `compress`."""
+
+    selection_rows: int = Field(
+        2000,
+        gt=0,
+        description="Number of rows that choose among candidates; at most a tenth of the training "
+        "rows.",
+    )
+    verification_rows: int = Field(
+        5000,
+        gt=0,
+        description="Number of rows that score the chosen model, once, at the end; at most a fifth "
+        "of the training rows (default: the test split, or the validation split and training rows "
+        "up to this number).",
+    )
+
+
 class CompressRecipe(Section):
     """A recipe of `kdcli compress`."""
 
@@ -107,14 +125,9 @@ class CompressRecipe(Section):
         "keys; none means that candidates are planned.",
     )
     plan: PlanSettings = PlanSettings()
-    data: LabelledSettings = LabelledSettings()
+    data: CompressData = CompressData()
     seed: Seed = 0
     measure: MeasureSettings = MeasureSettings(min_runs=30, min_seconds=3.0)
-
-    @property
-    def trimmed_to(self) -> str | None:
-        """The text whose tokens a trimmed model keeps: the distillation's, else the task's."""
-        return self.text or self.data.source
 
 
 RECIPES: dict[str, type[Section]] = {"compress": CompressRecipe}

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from accelerate.state import AcceleratorState, GradientState
 
+from kdcli.data.labelled.partition import VERIFICATION
 from kdcli.deploy.exported import FACTS
 from kdcli.disk import COMMITS
 from kdcli.engine.memory import release_memory
@@ -44,6 +45,8 @@ Kind = Literal["task", "embedding", "rerank"]
 RecipeKeys = Mapping[str, Any]
 """Keys of a verb's recipe, nested or dotted. `recipe` names another recipe to start from."""
 
+SIZES = {"selection_rows", "verification_rows"}
+"""Keys of `data:` that only compress has."""
 TRAININGS = ("finetune", "distill", "prune")
 """The verbs that train. They resume from a checkpoint and count against the budget."""
 
@@ -152,12 +155,11 @@ def prune(
     return Step("prune", call)
 
 
-def trim(model: str, text: str | None, keys: RecipeKeys) -> Step:
-    """Trim a model's vocabulary to the tokens of a text."""
+def trim(model: str, text: Path, keys: RecipeKeys) -> Step:
+    """Trim a model's vocabulary to the tokens of a text, unless the keys name another text."""
 
     def call(options: RunOptions) -> object:
-        values = dotted(keys) | {"model": model}
-        values |= {} if text is None else {"data.source": text}
+        values = {"data.source": str(text)} | dotted(keys) | {"model": model}
         return trim_verb.run(resolve(TrimRecipe, recipe=None, options=values), options)
 
     return Step("trim", call)
@@ -191,14 +193,24 @@ def export(
     return Step("export", call)
 
 
-def evaluate(recipe: CompressRecipe, models: Sequence[str]) -> Step:
-    """Score models on the same held-out rows and measure their latency in turns."""
+def select(recipe: CompressRecipe, models: Sequence[str]) -> Step:
+    """Score models on the selection rows and measure their latency in turns."""
+    measure = recipe.measure.model_dump(include={"min_runs", "min_seconds"})
+    keys = {f"measure.{key}": value for key, value in measure.items()}
+    return _evaluate(recipe, models, keys | {"measure.latency": True, "worst": 0})
 
+
+def verification(recipe: CompressRecipe, models: Sequence[str], confidence: float) -> Step:
+    """Score the teacher and the chosen model on the verification rows."""
+    return _evaluate(
+        recipe, models, {"data.split": VERIFICATION, "confidence": confidence, "resamples": 4000}
+    )
+
+
+def _evaluate(recipe: CompressRecipe, models: Sequence[str], keys: RecipeKeys) -> Step:
     def call(options: RunOptions) -> object:
         values = _task_data(recipe) | {"models": list(models), "task": recipe.task}
-        measure = recipe.measure.model_dump(include={"min_runs", "min_seconds"})
-        values |= {f"measure.{key}": value for key, value in measure.items()}
-        values |= {"measure.latency": True, "worst": 0, "pooling": recipe.pooling}
+        values |= {"pooling": recipe.pooling, **keys}
         resolved = resolve(EvaluateRecipe, recipe=None, options=values)
         return evaluate_verb.evaluate(resolved, options, evaluate_verb.Extras())
 
@@ -207,17 +219,19 @@ def evaluate(recipe: CompressRecipe, models: Sequence[str]) -> Step:
 
 def _task_data(recipe: CompressRecipe) -> dict[str, Any]:
     """Return the keys of `data:` for a verb that reads the task's rows."""
-    return dotted({"data": recipe.data.model_dump(exclude_defaults=True)})
+    own = recipe.data.model_dump(exclude_defaults=True, exclude=SIZES)
+    return dotted({"data": own})
 
 
 def _text(recipe: CompressRecipe) -> dict[str, Any]:
     """Return the keys of `data:` for an embedding model, which learns from text."""
-    source = recipe.text or recipe.data.source
-    return {} if source is None else {"data.source": source}
+    keys = {"data.source": recipe.text or recipe.data.source}
+    keys |= {"data.partition": recipe.data.partition}
+    return {key: value for key, value in keys.items() if value is not None}
 
 
 def _merged(recipe: CompressRecipe, data: RecipeKeys, keys: RecipeKeys) -> dict[str, Any]:
     """Return the dotted keys of a training. The step's keys replace all but the data source."""
     own = {"measure.latency": False, "train.seed": recipe.seed}
-    source = {key: value for key, value in data.items() if key == "data.source"}
-    return {**data, **own, **dotted(keys), **source}
+    fixed = {k: v for k, v in data.items() if k in ("data.source", "data.partition")}
+    return {**data, **own, **dotted(keys), **fixed}

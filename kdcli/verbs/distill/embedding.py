@@ -58,7 +58,12 @@ from kdcli.verbs.distill.student import (
 )
 from kdcli.verbs.distill.text import HELD_OUT, held_out_losses
 from kdcli.workloads.embedder import Embedder
-from kdcli.workloads.embedding import METHOD, EmbeddingWorkload, open_eval_sets
+from kdcli.workloads.embedding import (
+    METHOD,
+    EmbeddingWorkload,
+    divided_texts,
+    open_eval_sets,
+)
 from kdcli.workloads.labelled import same_tokens
 from kdcli.workloads.workload import Array, first_rows
 
@@ -81,6 +86,11 @@ def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
         resolved = defaulted(resolved, {"method": METHOD}, "the teacher is an embedding model")
     if resolved.recipe.method == METHOD:
         return defaulted(resolved, DEFAULTS, f"default of {METHOD}")
+    if recipe.data.partition is not None:
+        raise UsageError(
+            f"data.partition divides texts, and method {recipe.method} reads blocks of text",
+            f"remove it, or use --method {METHOD}",
+        )
     if recipe.student.source is not None:
         raise UsageError(
             f"--student: method {recipe.method} compares token states, so its student starts from "
@@ -433,6 +443,7 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
         paired=recipe.loss.get("contrastive_weight", 0) > 0,
         log=Progress.log,
     )
+    texts, partitioned = divided_texts(texts, data.partition)
     precomputed_NE = read_vectors(Path(settings.vectors), texts) if settings.vectors else None
     workload = EmbeddingWorkload(
         session,
@@ -444,6 +455,7 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
         data.max_length,
         data.held_out_blocks,
         recipe.train.seed,
+        partitioned=partitioned,
     )
     whole = EmbeddingDistillation(context, teacher, workload, shapes, precomputed_NE)
     for to in shapes.values():

@@ -96,7 +96,7 @@ def evaluate(
     models: dict[str, Model] = {}
     for name, source in _names(recipe.masks or recipe.models).items():
         models |= _load(context, workload, name, source)
-    if recipe.data.labels == "teacher":
+    if workload.needs_reference:
         workload = workload.with_reference(next(iter(models.values())))
     scores = {n: workload.score(model, worst=recipe.worst) for n, model in models.items()}
     to_submit: dict[str, list[Any]] = {}

@@ -47,6 +47,9 @@ class EvaluateRecipe(Section):
     resamples: int = Field(
         1000, ge=100, le=10**6, description="Resamples of the bootstrap for intervals."
     )
+    confidence: float = Field(
+        0.95, gt=0.5, lt=1, description="Level of the intervals of differences."
+    )
     worst: int = Field(20, ge=0, description="Number of worst examples in the report.")
     head: EvaluatedHeadSettings = EvaluatedHeadSettings()
     data: LabelledSettings = LabelledSettings()

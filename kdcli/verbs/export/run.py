@@ -34,9 +34,8 @@ from kdcli.models.custom_class import custom_class
 from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_format
 from kdcli.models.heads import (
     AUTO_CLASS,
-    PROBLEM,
     check_head,
-    kind_of_head,
+    head_of,
     tokenizer_for,
     tuned_length,
 )
@@ -334,6 +333,7 @@ def _load_vectors(
         compared = list(itertools.islice(texts, VECTORS_COMPARED))
     else:
         compared = workload.texts_of_rows()[:VECTORS_COMPARED]
+        workload = workload.with_reference(embedder) if workload.needs_reference else workload
     embedder.tokenizer.model_max_length = max_length = embedder.max_length
     return _Loaded(
         embedder.model,
@@ -367,6 +367,7 @@ def _load_head(
         if isinstance(workload, LabelledWorkload):
             model = _model_of_task(model, workload, trusted)
         texts = workload.texts_of_rows()[:TEXTS_COMPARED]
+        workload = workload.with_reference(model) if workload.needs_reference else workload
     return _Loaded(network, tokenizer, kind, notes, ExportCheck(model, kind, texts, workload))
 
 
@@ -441,12 +442,9 @@ def _load(
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     architecture = next(iter(config.architectures or ()), type(config).__name__)
-    kind: Kind | None = kind_of_head(config, architecture)
+    head = head_of(config)
+    kind = head.kind if head is not None else None
     auto = custom_class(config) or (AUTO_CLASS[kind] if kind else AutoModel)
-    if kind == "class" and config.num_labels == 1 and config.problem_type is None:
-        kind = "score"
-    elif kind == "class":
-        kind = next((k for k, problem in PROBLEM.items() if problem == config.problem_type), kind)
     model = load_weights(source, auto, trust_remote_code=trust_remote_code).eval()
     headless = kind is None and architecture != type(model).__name__
     notes = (

@@ -1,0 +1,179 @@
+"""Divide rows into training, selection and verification rows, by a hash of their texts.
+
+Selection rows choose among candidates. Verification rows score the chosen one, once. Rows with the
+same texts are in the same part, so no part learns from another one.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from kdcli.data.labelled.rows import Array, deciding_hashes
+from kdcli.disk import user_path, write_atomic
+from kdcli.errors import UsageError
+from kdcli.types import Example, RowHashes, Task
+
+VERIFICATION = "verification"
+SELECTION_SHARE, VERIFICATION_SHARE = 0.1, 0.2
+"""Maximum share of the training rows that is used for selection and for verification."""
+FREE_SHARE = 0.5
+"""If a model was trained on more than the rest, no training row is used for its evaluation."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The selection and verification rows. All other rows are training rows.
+
+    Attributes:
+        selection: sorted hashes of the selection rows, see `deciding_hashes`.
+        verification: sorted hashes of the verification rows.
+    """
+
+    selection: RowHashes
+    verification: RowHashes
+
+    def is_training(self, hashes: RowHashes) -> Array:
+        """Whether each row is in neither part, [rows] bool."""
+        return ~np.isin(hashes, np.union1d(self.selection, self.verification))
+
+    def is_evaluated(self, hashes: RowHashes, split: str) -> Array:
+        """Whether each row is in the verification set if `split` is `verification`, else in the
+        selection set, [rows] bool."""
+        return np.isin(hashes, self.verification if split == VERIFICATION else self.selection)
+
+    def write(self, file: Path) -> None:
+        """Write the hashes as safetensors. Raises MachineError if that fails."""
+        write_atomic(file, save({"selection": self.selection, "verification": self.verification}))
+
+    @classmethod
+    def read(cls, source: str) -> "Partition":
+        """Read a file that `write` wrote. Raises UsageError if there is no such file."""
+        file = user_path(source)
+        try:
+            tensors = load(file.read_bytes())
+            return cls(tensors["selection"], tensors["verification"])
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise UsageError(
+                f"data.partition={source} cannot be read: {error}",
+                "give the partition.safetensors of a run of kdcli compress",
+            ) from None
+
+
+def text_hashes(texts: Sequence[str]) -> RowHashes:
+    """Return the hash of each text that is a row of its own, [rows] uint64."""
+    task = Task("texts", "score", ("text",), ())
+    return deciding_hashes(task, [Example("", "", (text,), None) for text in texts])
+
+
+def _no_rows() -> RowHashes:
+    return np.empty(0, np.uint64)
+
+
+@dataclass(frozen=True)
+class Pools:
+    """The hashes of all rows of each split, with duplicates. Missing splits are empty.
+
+    Attributes:
+        train, validation, test: the rows of each split.
+        known: the rows that trained one of the models.
+    """
+
+    train: RowHashes = field(default_factory=_no_rows)
+    validation: RowHashes = field(default_factory=_no_rows)
+    test: RowHashes = field(default_factory=_no_rows)
+    known: RowHashes = field(default_factory=_no_rows)
+
+
+class DividedRows(Protocol):
+    """The rows of all splits, which a partition divides."""
+
+    def pools(self, trained: RowHashes) -> Pools:
+        """Return the hashes of the rows of each split.
+
+        Args:
+            trained: hashes of the rows that trained one of the models.
+        """
+
+    def training_texts(self, partition: Partition) -> Iterable[str]:
+        """Return every text of the training rows."""
+
+
+def choose_partition(
+    pools: Pools,
+    *,
+    selection_rows: int,
+    verification_rows: int,
+    seed: int,
+) -> Partition:
+    """Choose the selection and verification rows.
+
+    A test split is the verification set. Without it, the validation split is, and training rows are
+    added up to `verification_rows`. Selection rows come from a validation split that is not needed
+    for verification, else from the training rows. No row is chosen that trained one of the models.
+    If they know most of the training rows, the validation split is divided between both parts.
+
+    Args:
+        pools: the rows of each split.
+        selection_rows: number of selection rows; at most a tenth of the training rows are taken.
+        verification_rows: number of verification rows; at most a fifth of the training rows are
+            taken.
+        seed: seed that selects rows.
+    """
+    known = pools.known
+    test = _Drawn(pools.test, known, seed)
+    validation = _Drawn(pools.validation, np.union1d(known, pools.test), seed)
+    others = np.concatenate([known, pools.test, pools.validation])
+    train = _Drawn(pools.train, others, seed)
+    from_train = int(SELECTION_SHARE * len(pools.train)), int(VERIFICATION_SHARE * len(pools.train))
+    if len(test):
+        verification = test.take(len(test))
+        if len(validation):
+            return Partition(validation.take(len(validation)), verification)
+        return Partition(train.take(min(selection_rows, from_train[0])), verification)
+    if len(validation) >= selection_rows + verification_rows or (
+        len(validation) and len(train) < FREE_SHARE * len(pools.train)
+    ):
+        selection = validation.take(min(selection_rows, len(validation) // 2))
+        return Partition(selection, validation.take(verification_rows))
+    if len(validation):
+        verification = validation.take(len(validation))
+        missing = max(0, min(verification_rows - len(pools.validation), from_train[1]))
+        verification = np.union1d(verification, train.take(missing))
+        return Partition(train.take(min(selection_rows, from_train[0])), verification)
+    free = len(train)
+    verification = train.take(min(verification_rows, from_train[1], 2 * free // 3))
+    return Partition(train.take(min(selection_rows, from_train[0], free // 3)), verification)
+
+
+class _Drawn:
+    """Draws rows of a split without replacement, in the order of a hash that depends on a seed."""
+
+    def __init__(self, rows: RowHashes, excluded: RowHashes, seed: int) -> None:
+        unique, counts = np.unique(rows[~np.isin(rows, excluded)], return_counts=True)
+        order = np.argsort(_mixed(unique, seed), kind="stable")
+        self._rows, self._counts, self._next = unique[order], counts[order], 0
+
+    def __len__(self) -> int:
+        return int(self._counts[self._next :].sum())
+
+    def take(self, count: int) -> RowHashes:
+        """Return the sorted hashes of about `count` more rows, as rows with one hash stay
+        together."""
+        totals = np.cumsum(self._counts[self._next :])
+        end = self._next + int(np.searchsorted(totals, count, side="right"))
+        taken = self._rows[self._next : end]
+        self._next = end
+        return np.sort(taken)
+
+
+def _mixed(hashes: RowHashes, seed: int) -> Array:
+    """Mix a seed into hashes (the finaliser of SplitMix64), so that seeds give other orders."""
+    mixed: Any = hashes + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))

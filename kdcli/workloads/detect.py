@@ -1,0 +1,84 @@
+"""Find out from a model's files and from the data which task a model is for."""
+
+import itertools
+from pathlib import Path
+
+from kdcli.data.labelled.lists import RERANK
+from kdcli.data.labelled.own import HEAD, own_task
+from kdcli.data.sources import FileSource, open_source
+from kdcli.data.storage import NotFound
+from kdcli.data.tasks import OWN
+from kdcli.errors import UsageError
+from kdcli.models.embedder import read_format
+from kdcli.models.heads import head_of
+from kdcli.models.load import load_config
+from kdcli.workloads.as_trained import trained_task
+from kdcli.workloads.embedding import METHOD, scores_pairs
+from kdcli.workloads.rerank import activation_in
+from kdcli.workloads.retrieval import RETRIEVAL
+
+
+def task_of_model(
+    model: str, data: str | None, pooling: str | None = None, *, trust_remote_code: bool = False
+) -> str:
+    """Return the task that a model is for, if the user names none.
+
+    * A model that kdcli trained: the task that it was trained on, unless `data` is plain text.
+    * An embedding model, or an encoder with `pooling`: scored pairs or retrieval if the data are
+      such, else agreement of its vectors on texts.
+    * A cross-encoder: `rerank`. Any other head: the user's own rows.
+
+    Args:
+        model: the model.
+        data: the value of `--data`.
+        pooling: the value of `--pooling`.
+        trust_remote_code: whether code that comes with the model may run.
+
+    Raises:
+        UsageError: the model cannot be read, or it is a plain encoder without `pooling`.
+    """
+    if pooling is None and (task := trained_task(model)) is not None and not _is_text(data):
+        return task
+    if pooling is not None or read_format(model) is not None:
+        return _task_of_vectors(data)
+    config = load_config(model, trust_remote_code=trust_remote_code, compacted=True, weights=False)
+    head = head_of(config)
+    if head is None:
+        raise UsageError(
+            f"{model} is a plain encoder: it has no head and no pooling, so its task is unknown",
+            "add --pooling mean to use it as an embedding model, or --task TASK for a task that it "
+            "is fine-tuned on first",
+        )
+    is_scorer = head.kind == "score" and config.problem_type != "regression"
+    if is_scorer or activation_in(config) is not None:
+        return RERANK.name
+    return OWN
+
+
+def _is_text(data: str | None) -> bool:
+    """Whether the data are plain text, which has no columns for a task."""
+    if data is None:
+        return False
+    try:
+        opened = open_source(data)
+    except NotFound:
+        return False
+    if not isinstance(opened, FileSource):
+        return False
+    names = (str(file).removesuffix(".gz") for files in opened.files.values() for file in files)
+    return all(name.endswith(".txt") for name in names)
+
+
+def _task_of_vectors(data: str | None) -> str:
+    """Return the task of an embedding model on these data."""
+    if data is None or _is_text(data):
+        return METHOD
+    if (Path(data) / "qrels").is_dir() or (Path(data) / "qrels.tsv").is_file():
+        return RETRIEVAL
+    try:
+        opened = open_source(data)
+        rows = (row for table in opened.tables(opened.splits()[0]) for row in table.rows)
+        task = own_task(itertools.islice(rows, HEAD), {}, lambda message: None)
+    except (NotFound, UsageError):
+        return METHOD
+    return OWN if scores_pairs(task) else METHOD
