@@ -173,9 +173,9 @@ class Evaluation(_Part):
 class Comparison(_Part):
     """A model's metric minus the baseline's on the same examples.
 
-    `low` and `high` are the 2.5 and 97.5 percentiles over paired bootstrap resamples of the
-    examples. `chosen_on_these_rows`: the same examples also chose the model, among steps, settings
-    or candidates, so that the difference is optimistic.
+    `low` and `high` are the ends of its 95 % interval, see `kdcli.metrics.bootstrap`.
+    `chosen_on_these_rows`: the same examples also chose the model, among steps, settings or
+    candidates, so that the difference is optimistic.
     """
 
     model: str

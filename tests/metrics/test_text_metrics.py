@@ -66,7 +66,12 @@ def test_spaces_do_not_count_and_case_does_for_an_exact_match():
 def test_intervals_come_from_resampled_sets():
     better, worse = scorer(TASK, TARGETS, TARGETS), scorer(TASK, FOUND, TARGETS)
     difference, low, high = paired_bootstrap(better, worse, 4, resamples=50)["bleu"]
-    assert 0 < low <= difference <= high
+    assert (
+        low
+        < difference
+        == pytest.approx(better(np.arange(4))["bleu"] - worse(np.arange(4))["bleu"])
+    )
+    assert difference < high
 
 
 @pytest.mark.parametrize("module", ["sacrebleu.metrics.bleu", "rouge_score.rouge_scorer"])

@@ -151,8 +151,8 @@ def comparisons(report: Report) -> list[Section]:
         interval = f"{signed(c.low)} to {signed(c.high)}"
         rows.append([metric, c.model, c.baseline, signed(c.difference), interval, word])
     note = (
-        "Difference: model minus baseline on the same examples. Interval: the middle 95 % of "
-        "bootstrap resamples of these examples; “higher” or “lower” where it excludes 0. It does "
+        "Difference: model minus baseline on the same examples. Interval: covers the choice of "
+        "these examples with 95 % confidence; “higher” or “lower” where it excludes 0. It does "
         "not cover other seeds."
     )
     chosen = dict.fromkeys(
