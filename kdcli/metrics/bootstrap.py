@@ -8,6 +8,7 @@ bootstrap's interval is widened by the effect of a single example.
 
 import math
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ Array = np.ndarray[Any, Any]
 Scorer = Callable[[Array], dict[str, float]]
 """Scores the examples with the given indices, int64, which may repeat. Returns metric -> value."""
 
-Z = 1.959964
-"""The 97.5 percentile of the normal distribution."""
+CONFIDENCE = 0.95
+"""Default level of intervals."""
+Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 FEW_EXAMPLES, SAMPLE = 2000, 500
 """With more than the first number of examples, only a sample shows the effect of one example."""
 OF_NUMBERS = ("pearson", "spearman", "mse")
@@ -25,16 +27,23 @@ OF_NUMBERS = ("pearson", "spearman", "mse")
 
 
 def paired_bootstrap(
-    model: Scorer, baseline: Scorer, n: int, *, resamples: int = 1000, seed: int = 0
+    model: Scorer,
+    baseline: Scorer,
+    n: int,
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+    confidence: float = CONFIDENCE,
 ) -> dict[str, tuple[float, float, float]]:
     """Compare two models on the same examples.
 
-    The 95 % interval of a metric depends on what the metric does with one example:
+    The interval of a metric depends on what the metric does with one example:
 
     * If every example counts as 0 or 1, as in accuracy, it is `tango_interval`.
-    * Otherwise, its ends are the 2.5 and 97.5 percentiles of the difference over the resamples. To
-      each end's distance from the difference, the interval of two opposite examples is added as in
-      a root of a sum of squares: 1.96 * sqrt(2) times the largest effect of one example. This is
+    * Otherwise, its ends are percentiles of the difference over the resamples, the 2.5 and the 97.5
+      for 95 %. To each end's distance from the difference, the interval of two opposite examples is
+      added as in a root of a sum of squares: z * sqrt(2) times the largest effect of one example,
+      where z is 1.96 for 95 %. This is
       the idea of Bonett and Price 2012, who add one example to each of the two models' counts.
     * Metrics of numbers, such as correlations, are only widened if no example differs.
 
@@ -43,6 +52,7 @@ def paired_bootstrap(
         n: number of examples.
         resamples: number of draws of `n` examples with replacement. Both models get the same draws.
         seed: seed of the draws.
+        confidence: the level of the intervals.
 
     Returns:
         metric -> (difference over all examples, low, high), where a difference is the model's value
@@ -60,7 +70,9 @@ def paired_bootstrap(
     for row in differences:
         indices = generator.integers(n, size=n)
         row[:] = np.subtract(list(model(indices).values()), list(baseline(indices).values()))
-    bounds = np.percentile(differences, [2.5, 97.5], axis=0).T.tolist()
+    outside = 50 * (1 - confidence)
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    bounds = np.percentile(differences, [outside, 100 - outside], axis=0).T.tolist()
     values, base_values = (_example_values(scorer, n, seed) for scorer in (model, baseline))
     is_same = not differences.any()
     intervals = {}
@@ -72,12 +84,12 @@ def paired_bootstrap(
         elif len(correct_N) == n and _is_binary(correct_N) and _is_binary(base_N):
             only_model = int((np.rint(correct_N) > np.rint(base_N)).sum())
             only_baseline = int((np.rint(correct_N) < np.rint(base_N)).sum())
-            intervals[name] = (difference, *tango_interval(only_model, only_baseline, n))
+            intervals[name] = (difference, *tango_interval(only_model, only_baseline, n, z))
             continue
         else:
             ranges = [float(np.ptp(of_model)) for of_model in (correct_N, base_N) if len(of_model)]
             effect = max(1.0, *ranges) / n if ranges else 1.0
-        added = Z * math.sqrt(2.0) * effect
+        added = z * math.sqrt(2.0) * effect
         intervals[name] = (
             difference,
             difference - math.hypot(difference - low, added),
@@ -86,8 +98,10 @@ def paired_bootstrap(
     return intervals
 
 
-def tango_interval(only_model: int, only_baseline: int, n: int) -> tuple[float, float]:
-    """Return the 95 % interval of the difference between two shares of the same examples.
+def tango_interval(
+    only_model: int, only_baseline: int, n: int, z: float = Z
+) -> tuple[float, float]:
+    """Return the interval of the difference between two shares of the same examples.
 
     It holds the differences that the score test does not reject (Tango 1998, equations 5 to 7). If
     no example differs, its ends are -z^2 / (n + z^2) and z^2 / (n + z^2).
@@ -96,6 +110,7 @@ def tango_interval(only_model: int, only_baseline: int, n: int) -> tuple[float, 
         only_model: number of examples that only the model gets right.
         only_baseline: number of examples that only the baseline gets right.
         n: number of examples.
+        z: the quantile of the normal distribution for the wanted level, 1.96 for 95 %.
     """
     estimate = (only_model - only_baseline) / n
 
@@ -112,7 +127,7 @@ def tango_interval(only_model: int, only_baseline: int, n: int) -> tuple[float, 
         inside = estimate
         for _ in range(50):
             middle = (inside + outside) / 2
-            if statistic(middle) <= Z:
+            if statistic(middle) <= z:
                 inside = middle
             else:
                 outside = middle

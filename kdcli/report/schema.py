@@ -186,6 +186,7 @@ class Comparison(_Part):
     difference: float
     low: float
     high: float
+    confidence: float = 0.95
     chosen_on_these_rows: bool = False
 
 

@@ -37,7 +37,7 @@ from kdcli.deploy.runners import Runner
 from kdcli.engine.launch import Session, make_schedule
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
-from kdcli.metrics.bootstrap import Scorer, paired_bootstrap
+from kdcli.metrics.bootstrap import CONFIDENCE, Scorer, paired_bootstrap
 from kdcli.models.capture import Capture, capture, params_without_grad
 from kdcli.models.load import save_model
 from kdcli.models.model import Model
@@ -179,6 +179,7 @@ def compare(
     *,
     chosen: Collection[str] = (),
     resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
 ) -> EvaluationResult:
     """Gather the scores of several models and compare them on the same rows.
 
@@ -188,6 +189,7 @@ def compare(
         baselines: model -> the model it is compared with; None compares all models with the first.
         chosen: models whose step or settings were selected on the same rows.
         resamples: number of bootstrap resamples.
+        confidence: level of the intervals.
     """
     first, *others = scores
     pairs = dict.fromkeys(others, first) if baselines is None else baselines
@@ -197,7 +199,9 @@ def compare(
         Progress.log(f"{resamples:,} resamples of {task}: {model} compared with {baseline}")
         for set_name, count in scores[model].counts.items():
             scorer, base = (scores[name].scorers[set_name] for name in (model, baseline))
-            differences = paired_bootstrap(scorer, base, count, resamples=resamples)
+            differences = paired_bootstrap(
+                scorer, base, count, resamples=resamples, confidence=confidence
+            )
             comparisons += [
                 Comparison(
                     model=model,
@@ -208,6 +212,7 @@ def compare(
                     difference=difference,
                     low=low,
                     high=high,
+                    confidence=confidence,
                     chosen_on_these_rows=model in chosen,
                 )
                 for metric, (difference, low, high) in differences.items()
@@ -709,9 +714,10 @@ class Workload(ABC):
         baselines: Mapping[str, str] | None = None,
         *,
         resamples: int = RESAMPLES,
+        confidence: float = CONFIDENCE,
     ) -> EvaluationResult:
         """Compare the scores of several models under this workload's name; see `compare`."""
-        return compare(self.name, scores, baselines, resamples=resamples)
+        return compare(self.name, scores, baselines, resamples=resamples, confidence=confidence)
 
     def run_by(self, model: Model, runner: Runner, outputs: Sequence[str] | None = None) -> Model:
         """Return a copy of a model that uses a runner instead of PyTorch.

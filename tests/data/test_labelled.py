@@ -11,7 +11,7 @@ from kdcli.data.demo import demo_task
 from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
 from kdcli.data.tasks import task_of
 from kdcli.errors import UsageError
-from kdcli.types import Answer, Example, Task
+from kdcli.types import Answer, Example, Head, Task
 
 
 def nli(count, begin=0):
@@ -295,9 +295,12 @@ def test_a_label_of_validation_that_training_never_saw_is_refused_with_its_row(t
 def test_names_of_classes_that_are_known_better_are_taken_where_they_cover_the_rows(tmp_path):
     file = put(tmp_path / "mine.jsonl", [{"text": "w1", "label": x} for x in "ac"])
     known = ("c", "b", "a")
-    found = read("own", file, training=False, labels=known)
+    found = read("own", file, training=False, head=Head("class", known))
     assert (found.task.labels, [e.label for e in found.sets[""]]) == (known, [2, 0])
-    assert read("own", file, training=False, labels=("a", "b")).task.labels == ("a", "c")
+    assert read("own", file, training=False, head=Head("class", ("a", "b"))).task.labels == (
+        "a",
+        "c",
+    )
 
 
 def test_an_own_task_needs_data_and_a_named_one_has_its_columns(tmp_path):

@@ -4,7 +4,7 @@ Evaluation sets hold no rows that a model was trained on.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -129,10 +129,18 @@ def open_labelled(
         else:
             task = _named_task(name, columns)
         withheld = withheld or not task.label
+        notes: list[str] = []
+
+        def settle(count: int) -> None:
+            notes.extend(bad_rows.settle(count, skip=skip_bad))
+            for note in notes:
+                log(note)
+
         trained = dict(trained or {})
         if chosen is not None:
             pools = read_splits(task, source, train_source, bad_rows, withheld=withheld, log=log)
             train = pools.training(chosen) if training else []
+            settle(len(pools.train))
             sets = pools.evaluated(chosen, split)
             published = False
         else:
@@ -144,15 +152,12 @@ def open_labelled(
                 split_seed,
                 trained,
                 bad_rows,
+                settle,
                 training=training,
                 withheld=withheld,
                 log=log,
             )
             published = split in ("validation", "test") and name != OWN
-        count = len(train) + sum(map(len, sets.values()))
-        notes = bad_rows.settle(count, skip=skip_bad)
-        for note in notes:
-            log(note)
     except NotFound as error:
         needed = _files_needed(name, split, training, withheld)
         hint = f"give --data PATH (for distill: eval.source): {needed}"
@@ -255,12 +260,15 @@ def _train_and_sets(
     split_seed: int,
     trained: Mapping[str, RowHashes],
     bad_rows: BadRows,
+    settle: Callable[[int], None],
     *,
     training: bool,
     withheld: bool,
     log: Log,
 ) -> tuple[list[Example], dict[str, list[Example]], str]:
     """Read the training examples and the evaluation sets; for the arguments see `open_labelled`.
+
+    `settle` is called with the number of examples before they are divided.
 
     Returns the training examples, the evaluation sets, and the name of the evaluated split.
     """
@@ -275,6 +283,7 @@ def _train_and_sets(
         if training or opened.has("train"):
             train = _read(task, opened, "train", bad_rows, withheld=withheld)
     sets = {n: _read(task, s, of, bad_rows, withheld=withheld) for n, (s, of) in places.items()}
+    settle(len(train) + sum(map(len, sets.values())))
     if use_all and split == "validation":
         use_all = not _trained_on(task, train, trained, split_seed)
     if use_all:

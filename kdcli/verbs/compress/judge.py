@@ -149,7 +149,14 @@ def read(report: Report, teacher: str, candidates: Mapping[str, Path]) -> Candid
         mb = deployed_bytes(str(folder), report.cards[label].bytes) / 1e6
         measured.append(
             ScoredModel(
-                name, folder, score, base + low, base + high, rows[label].p50_ms, speed, mb,
+                name,
+                folder,
+                score,
+                base + low,
+                base + high,
+                rows[label].p50_ms,
+                speed,
+                mb,
                 quartiles,
             )
         )

@@ -39,7 +39,9 @@ def compress_recipe(
         from kdcli.workloads.detect import task_of_model
 
         task = task_of_model(str(given.model), given.data.source, given.pooling)
-        Progress.log(f"{given.model}: {DETECTED.get(task, f'task {task}, on which it was trained')}")
+        Progress.log(
+            f"{given.model}: {DETECTED.get(task, f'task {task}, on which it was trained')}"
+        )
     if recipe is None and (name := f"compress-{task}") in shipped("compress"):
         recipe = name
     options = {**options, "task": task}

@@ -233,9 +233,7 @@ def finish(search: Search) -> RunResult:
     verified = verify(runner, scores, chosen)
     missed = {k: v for k, v in missed.items() if k != "max_drop"}
     missed |= {
-        k: v
-        for k, v in misses(goal, verified.teacher, verified.chosen).items()
-        if k == "max_drop"
+        k: v for k, v in misses(goal, verified.teacher, verified.chosen).items() if k == "max_drop"
     }
     said = sentence(scores, verified, missed, goal, has_labels=runner.has_labels)
     with atomic_dir(runner.folder / BEST) as aside:
@@ -290,9 +288,7 @@ def finish(search: Search) -> RunResult:
     return _write(search, verified, compression, notes)
 
 
-def fill_best(
-    folder: Path, candidate: Candidate, options: RunOptions, sentence: str
-) -> None:
+def fill_best(folder: Path, candidate: Candidate, options: RunOptions, sentence: str) -> None:
     """Copy a candidate's model in torch and its file for a backend into a directory."""
     assert candidate.folder is not None
     config = file_beside(location(candidate.model), CONFIG)
@@ -394,8 +390,12 @@ def _write(
     report = verified.report
     both = dict(zip(report.cards, (TEACHER, verified.chosen.name), strict=True))
     models = [
-        ReportedModel(name, "teacher" if name == TEACHER else "candidate", report.cards[label],
-                      None if name == TEACHER else TEACHER)
+        ReportedModel(
+            name,
+            "teacher" if name == TEACHER else "candidate",
+            report.cards[label],
+            None if name == TEACHER else TEACHER,
+        )
         for label, name in both.items()
     ]
     contents = ReportContents(

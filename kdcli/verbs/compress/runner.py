@@ -59,10 +59,9 @@ class StepRunner:
         """Return the run directory of a step."""
         return self.folder / STEPS / name
 
-    @property
     def training_text(self) -> Path:
-        """The text whose tokens a trimmed model keeps: the distillation's, else the training
-        rows'."""
+        """Return the text whose tokens a trimmed model keeps: the distillation's, else the training
+        rows', which are written to a file once."""
         if self.recipe.text is not None:
             return Path(self.recipe.text)
         file = self.folder / STEPS / TRAINING_TEXT

@@ -83,9 +83,7 @@ class Search:
         if why := self.write(name, model, backend, parent):
             self.skip(name, why, parent)
         else:
-            self.candidates[name] = Candidate(
-                name, self.runner.path(name), "", parent, str(model)
-            )
+            self.candidates[name] = Candidate(name, self.runner.path(name), "", parent, str(model))
 
     def write(
         self,
@@ -135,9 +133,7 @@ class Search:
         If so, all these candidates are in `scores`, and nothing needs to be trained.
         """
         journal = self.runner.journal
-        earlier = [
-            journal.once(key, list[Candidate], list) for key in journal.known("scored ")
-        ]
+        earlier = [journal.once(key, list[Candidate], list) for key in journal.known("scored ")]
         if not earlier:
             return False
         # The largest set has all candidates that were tried so far.

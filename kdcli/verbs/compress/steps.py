@@ -155,11 +155,11 @@ def prune(
     return Step("prune", call)
 
 
-def trim(model: str, text: Path, keys: RecipeKeys) -> Step:
+def trim(model: str, text: Callable[[], Path], keys: RecipeKeys) -> Step:
     """Trim a model's vocabulary to the tokens of a text, unless the keys name another text."""
 
     def call(options: RunOptions) -> object:
-        values = {"data.source": str(text)} | dotted(keys) | {"model": model}
+        values = {"data.source": str(text())} | dotted(keys) | {"model": model}
         return trim_verb.run(resolve(TrimRecipe, recipe=None, options=values), options)
 
     return Step("trim", call)

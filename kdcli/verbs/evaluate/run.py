@@ -278,7 +278,7 @@ def _report(
     scores: Mapping[str, ModelScores],
 ) -> RunResult:
     recipe = context.recipe
-    result = workload.compare(scores, resamples=recipe.resamples)
+    result = workload.compare(scores, resamples=recipe.resamples, confidence=recipe.confidence)
     cards = {name: _card(model) for name, model in models.items()}
     timed = {name: _subject(name, model) for name, model in models.items()}
     contents = ReportContents("evaluate", recipe, with_baseline(cards, timed))
