@@ -20,6 +20,7 @@ from kdcli.verbs.compress.journal import Journal
 from kdcli.verbs.compress.judge import (
     CandidateScores,
     ScoredModel,
+    Verification,
     choose,
     conflict,
     misses,
@@ -45,6 +46,12 @@ def scores_of(*candidates):
     )
 
 
+def said_of(scores, chosen, missed, goal, **verified):
+    verification = Verification(None, 500, scores.teacher, chosen, 1, 0.95)
+    verification = replace(verification, **verified)
+    return sentence(scores, verification, missed, goal, has_labels=True)
+
+
 def runner_of(folder, *, budget=None, **goal):
     recipe = CompressRecipe(model="m", task="own", goal=GoalSettings(**goal), budget=budget)
     return StepRunner(recipe, "task", RunOptions(), folder, Journal(budget, StopRequest()))
@@ -64,7 +71,7 @@ def test_the_fastest_that_keeps_the_quality_is_chosen_and_the_smallest_of_those_
     assert choose(GoalSettings(speedup=4.0), scores_of(one, small, bad)) == (one, {})
     chosen, missed = choose(GoalSettings(max_drop=1.0, speedup=8.0), scores_of(one, bad))
     assert (chosen, missed) == (one, {"speedup": "5.00 times as fast, not 8"})
-    said = sentence(scores_of(one), one, missed, GoalSettings(max_drop=1.0, speedup=8.0))
+    said = said_of(scores_of(one), one, missed, GoalSettings(max_drop=1.0, speedup=8.0))
     assert said.startswith(
         "The goal cannot be met with what was tried. Nearest: a is 5.0 times as fast as the "
         "teacher (4.0-6.0; "
@@ -78,7 +85,7 @@ def test_strict_asks_the_lower_end_of_the_interval():
     assert list(misses(GoalSettings(max_drop=1.0, strict=True), teacher, one)) == ["max_drop"]
     strict = GoalSettings(max_drop=1.0, strict=True)
     assert choose(strict, scores_of(one, measured("safe", 0.9, 9.0, 8.0)))[0].name == "safe"
-    assert "1.50 points lost at the interval's lower end" in sentence(
+    assert "1.50 points lost at the interval's lower end" in said_of(
         scores_of(one), *choose(strict, scores_of(one)), strict
     )
     # What is allowed exactly is allowed, whatever floating point makes of it.
@@ -94,7 +101,7 @@ def test_limits_that_contradict_each_other_are_named():
     goal = GoalSettings(max_drop=1.0, speedup=5.0)
     judged = scores_of(good, fast)
     said = "--max-drop and --speedup contradict each other here: each can be met, but not both."
-    assert sentence(judged, *choose(goal, judged), goal).endswith(said)
+    assert said_of(judged, *choose(goal, judged), goal).endswith(said)
     assert (
         conflict(
             [misses(goal, judged.teacher, one) for one in (good, measured("c", 0.9, 1.0, 8.0))]

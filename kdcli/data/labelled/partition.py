@@ -115,7 +115,8 @@ def choose_partition(
     A test split is the verification set. Without it, the validation split is, and training rows are
     added up to `verification_rows`. Selection rows come from a validation split that is not needed
     for verification, else from the training rows. No row is chosen that trained one of the models.
-    If they know most of the training rows, the validation split is divided between both parts.
+    If they know most of the training rows, or a tenth of the training rows is less than half of the
+    validation split, the validation split is divided between both parts.
 
     Args:
         pools: the rows of each split.
@@ -135,10 +136,11 @@ def choose_partition(
         if len(validation):
             return Partition(validation.take(len(validation)), verification)
         return Partition(train.take(min(selection_rows, from_train[0])), verification)
-    if len(validation) >= selection_rows + verification_rows or (
-        len(validation) and len(train) < FREE_SHARE * len(pools.train)
-    ):
-        selection = validation.take(min(selection_rows, len(validation) // 2))
+    half = len(validation) // 2
+    is_large = len(validation) >= selection_rows + verification_rows
+    is_known = len(train) < FREE_SHARE * len(pools.train)
+    if len(validation) and (is_large or is_known or from_train[0] < half):
+        selection = validation.take(min(selection_rows, half))
         return Partition(selection, validation.take(verification_rows))
     if len(validation):
         verification = validation.take(len(validation))

@@ -9,7 +9,12 @@ from kdcli.cli.verb import SCORING, Given, verb
 def compress(given: Given) -> Any:
     """Distill, prune and export a model until it is small and fast enough for a goal."""
     from kdcli.verbs.compress.recipes import compress_recipe
+    from kdcli.verbs.compress.settings import CompressOptions
 
+    if (folder := given.of(CompressOptions).front) is not None:
+        from kdcli.verbs.compress.front import Front
+
+        return given.show(Front.read(folder))
     options, keys = given.run_options, given.keys("compress")
     resolved = compress_recipe(recipe=given.recipe, sets=given.sets, options=keys)
     from kdcli.verbs.compress.run import run

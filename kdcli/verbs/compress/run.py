@@ -27,6 +27,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report import schema
 from kdcli.report.charts.compression import png
 from kdcli.report.finish import ReportContents, ReportedModel, RunResult, write_report
+from kdcli.report.publish import Upload
 from kdcli.report.schema import Compression
 from kdcli.report.text import duration
 from kdcli.run.context import cpu_session
@@ -52,21 +53,7 @@ BEST, PICTURE = "best", "pareto.png"
 GOAL = ("goal.", "budget")
 """Beginnings of the keys that a question to a finished run may change."""
 MIN_DATA = 200
-"""Minimum number of rows."""
-NOT_SHIPPED = (
-    "checkpoints",
-    "start",
-    "intermediate",
-    "student-undistilled",
-    "mask",
-    "compact",
-    ".lock",
-    "log.jsonl",
-    "recipe.yaml",
-    "report.*",
-    "training_rows.safetensors",
-)
-"""Files of a run directory that do not belong to its model."""
+"""With fewer rows, a message warns that the result depends on a few of them."""
 
 
 def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
@@ -170,12 +157,6 @@ def choose_rows(runner: StepRunner) -> Partition:
     rows = open_rows(request, cpu_session(trust_remote_code=runner.options.trust_remote_code))
     pools = rows.pools(np.concatenate([NO_ROWS, *request.trained.values()]))
     count = len(pools.train) + len(pools.validation) + len(pools.test)
-    if count < MIN_DATA:
-        raise UsageError(
-            f"{data.source or runner.recipe.task} has {count} rows, too few to train, to choose "
-            "and to verify",
-            f"give at least {MIN_DATA} rows",
-        )
     partition = choose_partition(
         pools,
         selection_rows=data.selection_rows,
@@ -183,11 +164,13 @@ def choose_rows(runner: StepRunner) -> Partition:
         seed=data.split_seed,
     )
     if not len(partition.verification) or not len(partition.selection):
+        known = f", and {runner.recipe.model} was trained on some of them" * bool(len(pools.known))
         raise UsageError(
-            f"{runner.recipe.model} was trained on nearly all {count:,} rows, so none are left to "
-            "choose and verify on",
-            "give --data with other rows, without labels if need be",
+            f"{count:,} rows are too few to choose a candidate and to verify it{known}",
+            f"give --data with at least {MIN_DATA} other rows; they need no labels",
         )
+    if count < MIN_DATA:
+        Progress.log(f"only {count} rows: the choice and its score will depend on a few of them")
     Progress.log(
         f"{count:,} rows: {len(partition.selection):,} choose among candidates, "
         f"{len(partition.verification):,} verify the chosen model"
@@ -289,14 +272,17 @@ def finish(search: Search) -> RunResult:
 
 
 def fill_best(folder: Path, candidate: Candidate, options: RunOptions, sentence: str) -> None:
-    """Copy a candidate's model in torch and its file for a backend into a directory."""
+    """Copy a candidate's model in torch and its file for a backend into a directory.
+
+    Its README.md gets the result and the command.
+    """
     assert candidate.folder is not None
     config = file_beside(location(candidate.model), CONFIG)
     assert config is not None
     for source in dict.fromkeys((config.parent, candidate.folder)):
-        shutil.copytree(
-            source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*NOT_SHIPPED)
-        )
+        for name in Upload.of(source).files:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source / name, folder / name)
     readme = folder / "README.md"
     command = shlex.join(["kdcli", *options.arguments]) if options.arguments else "kdcli.compress"
     text = readme.read_text("utf-8") if readme.is_file() else ""

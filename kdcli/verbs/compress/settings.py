@@ -1,9 +1,11 @@
 """The recipe of `kdcli compress`."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from kdcli.errors import UsageError
 from kdcli.recipe.options import GOAL, Option
@@ -130,5 +132,21 @@ class CompressRecipe(Section):
     measure: MeasureSettings = MeasureSettings(min_runs=30, min_seconds=3.0)
 
 
+@dataclass(frozen=True)
+class CompressOptions:
+    """Options of `kdcli compress` that are no recipe keys."""
+
+    front: Annotated[
+        Path | None,
+        Option(
+            "--front",
+            metavar="RUN",
+            excludes=("model", "--task", "--data", "--overwrite", "--resume"),
+        ),
+        Field(description="Print all candidates of a finished run, and stop."),
+    ] = None
+
+
 RECIPES: dict[str, type[Section]] = {"compress": CompressRecipe}
 """Folder of `recipes/` -> settings model."""
+OPTIONS = {"compress": CompressOptions}

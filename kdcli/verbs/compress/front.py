@@ -1,0 +1,95 @@
+"""Show what a finished compression tried, so that another goal can be chosen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.table import Table
+
+from kdcli.errors import UsageError
+from kdcli.report.charts.charts import front_of
+from kdcli.report.finish import RunResult
+from kdcli.report.schema import Candidate, Compression
+from kdcli.report.sections.latency import milliseconds
+from kdcli.report.text import number
+
+
+@dataclass(frozen=True)
+class Front:
+    """The candidates of a compression, with their scores on the selection rows.
+
+    Attributes:
+        folder: the directory of the run.
+        compression: what was tried.
+        fast: the candidates that no faster one matches.
+        small: the candidates that no smaller one matches.
+    """
+
+    folder: Path
+    compression: Compression
+    fast: list[str]
+    small: list[str]
+
+    @classmethod
+    def read(cls, folder: Path) -> Front:
+        """Read a finished compression. Raises UsageError: the directory holds none."""
+        compression = RunResult.read(folder).report.compression
+        if compression is None:
+            raise UsageError(
+                f"{folder} holds no compression", "give the directory of a run of kdcli compress"
+            )
+        measured = [one for one in compression.candidates if one.score is not None]
+        by_cost = {
+            cost: {one.name: (getattr(one, cost), float(one.score or 0.0)) for one in measured}
+            for cost in ("ms", "mb")
+        }
+        return cls(folder, compression, front_of(by_cost["ms"]), front_of(by_cost["mb"]))
+
+    def rows(self) -> list[Candidate]:
+        """Return the measured candidates, from the best to the worst score."""
+        measured = [one for one in self.compression.candidates if one.score is not None]
+        return sorted(measured, key=lambda one: -(one.score or 0.0))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row a candidate."""
+        rows = [
+            {
+                "name": one.name,
+                self.compression.metric: one.score,
+                "ms": one.ms,
+                "speedup": one.speedup,
+                "mb": one.mb,
+                "fast": one.name in self.fast,
+                "small": one.name in self.small,
+            }
+            for one in self.rows()
+        ]
+        return pd.DataFrame(rows)
+
+    def to_json(self) -> str:
+        """Return the rows as JSON."""
+        return json.dumps(self.to_frame().to_dict("records"), indent=2)
+
+    def renderables(self) -> Iterable[Any]:
+        """Return what the terminal shows."""
+        table = Table("candidate", self.compression.metric, "ms", "speed-up", "MB", "on the front")
+        for one in self.rows():
+            fronts = [name for name in ("fast", "small") if one.name in getattr(self, name)]
+            table.add_row(
+                one.name,
+                number(one.score),
+                milliseconds(one.ms),
+                f"{one.speedup:.1f}x",
+                f"{one.mb:.1f}",
+                " and ".join(fronts),
+            )
+        yield table
+        yield (
+            f"Scores on {self.compression.rows:,} selection rows. The same command with another "
+            "goal and the same -o answers from these candidates, and verifies the chosen one."
+        )
