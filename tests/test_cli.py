@@ -192,6 +192,7 @@ def test_the_verbs_and_their_options_are_frozen():
         "--max-mb",
         "--pooling",
         "--budget",
+        "--front",
         "--strict",
     }
     common = shared | {"--task", "--seed", "--resume", "--trust-remote-code", "--json", *SAYING}

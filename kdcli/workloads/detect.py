@@ -8,10 +8,12 @@ from kdcli.data.labelled.own import HEAD, own_task
 from kdcli.data.sources import FileSource, open_source
 from kdcli.data.storage import NotFound
 from kdcli.data.tasks import OWN
+from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.models.embedder import read_format
 from kdcli.models.heads import head_of
 from kdcli.models.load import load_config
+from kdcli.recipe.resolve import RecipeT, Resolved, defaulted
 from kdcli.workloads.as_trained import trained_task
 from kdcli.workloads.embedding import METHOD, scores_pairs
 from kdcli.workloads.rerank import activation_in
@@ -21,7 +23,25 @@ from kdcli.workloads.retrieval import RETRIEVAL
 def task_of_model(
     model: str, data: str | None, pooling: str | None = None, *, trust_remote_code: bool = False
 ) -> str:
-    """Return the task that a model is for, if the user names none.
+    """Return the task that a model is for; see `known_task`.
+
+    Raises:
+        UsageError: the model cannot be read, or it is a plain encoder without `pooling`.
+    """
+    task = known_task(model, data, pooling, trust_remote_code=trust_remote_code)
+    if task is None:
+        raise UsageError(
+            f"{model} is a plain encoder: it has no head and no pooling, so its task is unknown",
+            "add --pooling mean to use it as an embedding model, or --task TASK for a task that it "
+            "is fine-tuned on first",
+        )
+    return task
+
+
+def known_task(
+    model: str, data: str | None, pooling: str | None = None, *, trust_remote_code: bool = False
+) -> str | None:
+    """Return the task that a model is for, if the user names none; None for a plain encoder.
 
     * A model that kdcli trained: the task that it was trained on, unless `data` is plain text.
     * An embedding model, or an encoder with `pooling`: scored pairs or retrieval if the data are
@@ -35,7 +55,7 @@ def task_of_model(
         trust_remote_code: whether code that comes with the model may run.
 
     Raises:
-        UsageError: the model cannot be read, or it is a plain encoder without `pooling`.
+        UsageError: the model cannot be read.
     """
     if pooling is None and (task := trained_task(model)) is not None and not _is_text(data):
         return task
@@ -44,15 +64,45 @@ def task_of_model(
     config = load_config(model, trust_remote_code=trust_remote_code, compacted=True, weights=False)
     head = head_of(config)
     if head is None:
-        raise UsageError(
-            f"{model} is a plain encoder: it has no head and no pooling, so its task is unknown",
-            "add --pooling mean to use it as an embedding model, or --task TASK for a task that it "
-            "is fine-tuned on first",
-        )
+        return None
     is_scorer = head.kind == "score" and config.problem_type != "regression"
     if is_scorer or activation_in(config) is not None:
         return RERANK.name
     return OWN
+
+
+def task_to_distill(teacher: str, data: str | None) -> str | None:
+    """Return the task on which a teacher with a head is distilled; None to distil its encoder.
+
+    A teacher that cannot be read gives None, because its loading reports the error.
+    """
+    try:
+        task = known_task(teacher, data)
+    except UsageError:
+        return None
+    if task in (METHOD, RETRIEVAL) or (task == OWN and data is None):
+        return None
+    if task == OWN and read_format(teacher) is not None:
+        return None
+    return task
+
+
+def with_task(
+    resolved: Resolved[RecipeT], model: str | None, data: str | None, pooling: str | None = None
+) -> Resolved[RecipeT]:
+    """Fill in the task of a recipe that names none; see `known_task`.
+
+    Raises:
+        UsageError: the model cannot be read.
+    """
+    if "task" in resolved.origins or model is None:
+        return resolved
+    task = known_task(model, data, pooling)
+    # The data of the user's own rows must be given.
+    if task is None or (data is None and task in (OWN, METHOD, RETRIEVAL)):
+        return resolved
+    Progress.log(f"{model}: task {task}, by its files and its data")
+    return defaulted(resolved, {"task": task}, f"the files of {model}")
 
 
 def _is_text(data: str | None) -> bool:

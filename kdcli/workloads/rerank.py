@@ -240,12 +240,21 @@ class RerankWorkload(Workload):
         # Gains must not be negative, so the lowest score of each list becomes 0.
         lowest_Q = np.minimum.reduceat(scores_R, begins)
         gains_R = scores_R - np.repeat(lowest_Q, self.evaluated.sizes)
-        evaluated = replace(self.evaluated, labels=gains_R)
-        note = f"gains are the scores of {teacher.source}: no labels were read"
+        # A list whose candidates the teacher does not tell apart has no best ranking.
+        kept_Q = np.flatnonzero(np.maximum.reduceat(gains_R, begins) > 0)
+        if not len(kept_Q):
+            raise UsageError(
+                f"{teacher.source} gives all passages of a query the same score",
+                "give queries with several different passages",
+            )
+        evaluated = replace(self.evaluated, labels=gains_R).take(kept_Q)
+        notes = [*self.notes, f"gains are the scores of {teacher.source}: no labels were read"]
+        if dropped := len(self.evaluated) - len(kept_Q):
+            notes.append(f"skipped {dropped:,} queries whose passages have the same score")
         rows = None
         if self._rows is not None:
-            rows = self._rows[0], replace(self._rows[1], lists=evaluated)
-        notes = [*self.notes, note]
+            held_out = self._rows[1].rows.take(self.evaluated.rows_of(kept_Q))
+            rows = self._rows[0], ListRows(evaluated, held_out)
         return replace(self, evaluated=evaluated, notes=notes, labels="teacher", _rows=rows)
 
     @property

@@ -164,7 +164,7 @@ def test_queries_that_trained_a_reranker_do_not_judge_it(given, data, tmp_path):
 def test_a_reranker_is_distilled_as_one_without_being_told(given, tmp_path):
     arguments = [part for part in given if part not in ("--task", "rerank")]
     result = succeeds(*arguments, "--to", "2x16", "-o", tmp_path / "out")
-    assert "it is distilled as a reranker; --method distils its encoder" in said_by(result)
+    assert "is distilled on task rerank; --method distils its encoder" in said_by(result)
     assert report_of(tmp_path / "out").recipe["verb"] == "rerank"
     assert (
         AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.hidden_size

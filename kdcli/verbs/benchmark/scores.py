@@ -100,6 +100,8 @@ def open_task(
         )
     head = TaskHeadSettings()
     loaded = {n: workload.load(source, head=head, new_head=False) for n, source in models.items()}
+    if workload.needs_reference:
+        workload = workload.with_reference(next(iter(loaded.values())))
     return ScoredTask(workload, loaded)
 
 

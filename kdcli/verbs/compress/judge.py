@@ -287,8 +287,11 @@ def sentence(
     teacher, chosen = verified.teacher, verified.chosen
     lost = (teacher.score - chosen.score) / POINT
     low, high = ((teacher.score - end) / POINT for end in (chosen.high, chosen.low))
-    what = scores.metric if has_labels else f"agreement with the teacher ({scores.metric})"
-    cost = "at no loss" if lost <= 0 else f"for {lost:.2f} points of {what}"
+    what = scores.metric
+    if not has_labels:
+        named = "" if what == "agreement" else f" ({what})"
+        what = f"agreement with the teacher{named}"
+    cost = f"at no loss of {what}" if lost <= 0 else f"for {lost:.2f} points of {what}"
     ms, all_ms = milliseconds(chosen.ms), milliseconds(teacher.ms)
     spread = "-".join(f"{end:.1f}" for end in chosen.quartiles)
     won = (

@@ -12,17 +12,15 @@ def distill(given: Given) -> Any:
         return given.show(_reranker(given))
     if given["task"] is not None or given.kind_of_recipe == "distill-task":
         return given.show(_on_task(given))
-    from kdcli.verbs.distill.outputs import is_reranker_here
-
-    teacher = given["teacher"]
-    if given["method"] is None and given.recipe is None and is_reranker_here(teacher):
+    if given["method"] is None and given.recipe is None and given["teacher"] is not None:
         from kdcli.engine.progress import Progress
+        from kdcli.workloads.detect import task_to_distill
 
-        Progress.log(
-            f"{teacher} gives a pair one score, so it is distilled as a reranker; --method "
-            "distils its encoder"
-        )
-        return given.show(_reranker(given))
+        teacher = given["teacher"]
+        if (task := task_to_distill(teacher, given["data"])) is not None:
+            given.values["task"] = task
+            Progress.log(f"{teacher} is distilled on task {task}; --method distils its encoder")
+            return given.show(_reranker(given) if task == "rerank" else _on_task(given))
     return given.show(_on_text(given))
 
 

@@ -39,7 +39,7 @@ from kdcli.verbs.distill.settings import TaskDistillRecipe
 from kdcli.workloads import open_workload
 from kdcli.workloads.finetuning import request_of, scores_after_training
 from kdcli.workloads.recipes import as_finetune, rerank_finetuning
-from kdcli.workloads.rerank import RerankWorkload, is_reranker
+from kdcli.workloads.rerank import RerankWorkload
 from kdcli.workloads.settings import FinetuneTrainSettings, RerankRecipe, TaskHeadSettings
 from kdcli.workloads.workload import Keep, ModelScores, Workload, compare, log_padding
 
@@ -248,14 +248,3 @@ def prepare_outputs(context: RunContext[TaskDistillRecipe]) -> Run:
         recipe.measure,
         place,
     ).run
-
-
-def is_reranker_here(source: str | None) -> bool:
-    """Tell whether a teacher is a reranker. A teacher that cannot be read is none."""
-    if source is None:
-        return False
-    try:
-        return is_reranker(source)
-    except UsageError:
-        # The command that loads the teacher reports the error.
-        return False

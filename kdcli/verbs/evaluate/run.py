@@ -37,6 +37,7 @@ from kdcli.types import Card, RowHashes, Task
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.as_trained import as_trained
+from kdcli.workloads.detect import with_task
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.mteb_tasks import PREFIX
@@ -79,7 +80,11 @@ def evaluate(
     Raises KdcliError: a model fails. If the recipe, a model or the data cannot be used, nothing is
         written.
     """
-    resolved = as_trained(resolved, next(iter(resolved.recipe.models), None), trains=False)
+    recipe = resolved.recipe
+    first = next(iter(recipe.models), None)
+    if not recipe.masks:
+        resolved = with_task(resolved, first, recipe.data.source, recipe.pooling)
+    resolved = as_trained(resolved, first, trains=False)
     recipe = resolved.recipe
     check_recipe(recipe, extras)
     name = f"evaluate-{Path(recipe.models[0]).name}-{recipe.task}"

@@ -51,6 +51,7 @@ from kdcli.verbs.export.facts import ExportFacts, FileFacts, GatedFile
 from kdcli.verbs.export.gate import FileCheck, write_gated
 from kdcli.verbs.export.readme import difference_text, readme
 from kdcli.workloads import open_evaluation
+from kdcli.workloads.detect import task_of_model
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.settings import LabelledSettings
@@ -160,6 +161,8 @@ def export(
     Raises GateError: a file loses too much.
     Raises MachineError: a library is missing, the disk is full, or a file differs from torch.
     """
+    if task is None and max_drop is not None and data.source is not None:
+        task = task_of_model(source, data.source, pooling, trust_remote_code=trust_remote_code)
     check_request(format, precisions, task, max_drop)
     smaller = [precision for precision in precisions if precision != "fp32"]
     name = "-".join(["export", Path(short(source)).name, format, *smaller])

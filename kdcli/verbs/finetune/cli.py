@@ -12,6 +12,10 @@ def finetune(given: Given) -> Any:
     from kdcli.workloads.recipes import finetune_recipe
     from kdcli.workloads.settings import FinetuneRecipe, RerankRecipe
 
+    if given["task"] is None and given.recipe is None and given["data"] is not None:
+        from kdcli.workloads.detect import known_task
+
+        given.values["task"] = known_task(given["model"], given["data"])
     kind = "rerank" if "rerank" in (given["task"], given.kind_of_recipe) else "finetune"
     options, keys = given.run_options, given.keys(kind)
     if kind == "rerank":

@@ -9,7 +9,7 @@ from typing import Any
 from kdcli.pruners import defaults
 from kdcli.recipe.resolve import Resolved, defaulted, flatten, read_recipe, resolve, shipped
 from kdcli.verbs.prune.settings import PruneRecipe
-from kdcli.workloads.as_trained import trained_task
+from kdcli.workloads.detect import with_task
 
 
 def prune_recipes(
@@ -18,8 +18,8 @@ def prune_recipes(
     """Resolve a recipe for each method.
 
     Unless `recipe` names a task itself, each method also takes values from the shipped recipe of
-    its name and the task. The other methods share the data and the budget of that recipe. A model
-    that kdcli trained on a task is pruned on this task by default.
+    its name and the task. The other methods share the data and the budget of that recipe. Without a
+    task, the model and the data decide it; see `known_task`.
 
     Args:
         methods: The methods; empty for the recipe's own method.
@@ -30,10 +30,13 @@ def prune_recipes(
     Raises UsageError: an unknown recipe or key, or a wrong value.
     """
     resolved_once = resolve(PruneRecipe, recipe=recipe, sets=sets, options=options)
-    model = resolved_once.recipe.model
-    if "task" not in resolved_once.origins and (task := trained_task(model)) is not None:
-        options = {**options, "task": task}
-        resolved_once = resolve(PruneRecipe, recipe=recipe, sets=sets, options=options)
+    if "model" in resolved_once.origins:
+        given = resolved_once.recipe
+        pooling = given.embedding.pooling
+        found = with_task(resolved_once, given.model, given.data.source, pooling)
+        if "task" in found.origins:
+            options = {**options, "task": found.recipe.task}
+            resolved_once = found
     first = resolved_once.recipe
     chosen = list(methods) or [first.method]
     whole = recipe is not None and "task" in read_recipe(recipe, "prune")

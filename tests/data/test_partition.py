@@ -1,0 +1,170 @@
+"""Selection and verification rows: which rows they are, and that the parts never overlap."""
+
+import numpy as np
+import pytest
+
+from kdcli.data.labelled.partition import Partition, Pools, choose_partition, text_hashes
+from kdcli.data.labelled.task_data import open_labelled
+from kdcli.errors import UsageError
+from kdcli.types import Head
+
+NOTHING = np.empty(0, np.uint64)
+
+
+def hashes(name, count):
+    return text_hashes([f"{name} {n}" for n in range(count)])
+
+
+def chosen(pools, selection=100, verification=200, seed=0):
+    return choose_partition(
+        pools, selection_rows=selection, verification_rows=verification, seed=seed
+    )
+
+
+def shares(partition, pools):
+    """The number of selection and verification rows in each split."""
+    splits = {"train": pools.train, "validation": pools.validation, "test": pools.test}
+    parts = {"selection": partition.selection, "verification": partition.verification}
+    return {
+        (part, split): count
+        for part, rows in parts.items()
+        for split, all_rows in splits.items()
+        if (count := int(np.isin(all_rows, rows).sum()))
+    }
+
+
+TRAIN, VALIDATION, TEST = hashes("train", 4000), hashes("validation", 150), hashes("test", 60)
+
+
+@pytest.mark.parametrize(
+    ("pools", "expected"),
+    [
+        (Pools(TRAIN), {("selection", "train"): 100, ("verification", "train"): 200}),
+        # A tenth and a fifth of few rows.
+        (Pools(TRAIN[:300]), {("selection", "train"): 30, ("verification", "train"): 60}),
+        (
+            Pools(TRAIN, VALIDATION),
+            {
+                ("selection", "train"): 100,
+                ("verification", "train"): 50,
+                ("verification", "validation"): 150,
+            },
+        ),
+        (
+            Pools(TRAIN, VALIDATION, TEST),
+            {("selection", "validation"): 150, ("verification", "test"): 60},
+        ),
+        (Pools(TRAIN, test=TEST), {("selection", "train"): 100, ("verification", "test"): 60}),
+        # A validation split with enough rows for both.
+        (
+            Pools(TRAIN, hashes("validation", 900)),
+            {("selection", "validation"): 100, ("verification", "validation"): 200},
+        ),
+        # A few training rows hold too few for the selection.
+        (
+            Pools(TRAIN[:40], VALIDATION),
+            {("selection", "validation"): 75, ("verification", "validation"): 75},
+        ),
+        # The model knows the training rows.
+        (
+            Pools(TRAIN, VALIDATION, known=TRAIN),
+            {("selection", "validation"): 75, ("verification", "validation"): 75},
+        ),
+        (
+            Pools(validation=VALIDATION),
+            {("selection", "validation"): 75, ("verification", "validation"): 75},
+        ),
+    ],
+)
+def test_the_rows_come_from_the_splits_that_there_are(pools, expected):
+    partition = chosen(pools)
+    assert shares(partition, pools) == expected
+    assert not np.isin(partition.selection, partition.verification).any()
+    assert not np.isin(pools.known, [*partition.selection, *partition.verification]).any()
+
+
+def test_no_row_is_in_two_parts_however_the_splits_overlap():
+    overlapping = Pools(TRAIN, np.concatenate([VALIDATION, TRAIN[:100]]), TRAIN[50:120])
+    partition = chosen(overlapping)
+    assert not np.isin(partition.selection, partition.verification).any()
+    training = TRAIN[partition.is_training(TRAIN)]
+    assert not np.isin(training, overlapping.validation).any()
+    assert not np.isin(training, overlapping.test).any()
+
+
+def test_rows_with_the_same_texts_are_in_the_same_part():
+    repeated = Pools(np.repeat(TRAIN, 3))
+    partition = chosen(repeated)
+    assert shares(partition, repeated) == {
+        ("selection", "train"): 99,
+        ("verification", "train"): 198,
+    }
+
+
+def test_the_seed_alone_decides_and_another_seed_gives_other_rows(tmp_path):
+    first, again = chosen(Pools(TRAIN)), chosen(Pools(TRAIN[::-1]))
+    assert (first.selection == again.selection).all()
+    other = chosen(Pools(TRAIN), seed=1)
+    # By chance, two choices of 200 in 4,000 rows have 10 rows in common.
+    assert np.isin(first.verification, other.verification).sum() < 30
+    first.write(tmp_path / "partition.safetensors")
+    read = Partition.read(str(tmp_path / "partition.safetensors"))
+    assert (read.selection == first.selection).all()
+    assert (read.verification == first.verification).all()
+
+
+def test_a_file_without_a_partition_is_refused(tmp_path):
+    (tmp_path / "bad.safetensors").write_bytes(b"no")
+    for name in ("bad.safetensors", "missing.safetensors"):
+        with pytest.raises(UsageError, match=r"data\.partition=.* cannot be read"):
+            Partition.read(str(tmp_path / name))
+
+
+def test_the_parts_of_a_file_are_read_as_its_splits(tmp_path):
+    texts = [f"w{n} w{n % 7}" for n in range(300)]
+    data = tmp_path / "texts.txt"
+    data.write_text("\n".join(texts), "utf-8")
+    partition = chosen(Pools(text_hashes(texts)))
+    file = tmp_path / "partition.safetensors"
+    partition.write(file)
+    head = Head("class", ("a", "b"))
+
+    def read(split, *, training=False):
+        return open_labelled(
+            "own",
+            source=str(data),
+            partition=str(file),
+            split=split,
+            training=training,
+            head=head,
+            log=lambda message: None,
+        )
+
+    training = read("validation", training=True)
+    parts = {
+        "train": training.train,
+        "selection": training.sets[""],
+        "verification": read("verification").sets[""],
+    }
+    sizes = {name: len(examples) for name, examples in parts.items()}
+    assert sizes == {"train": 210, "selection": 30, "verification": 60}
+    every = [example.texts[0] for examples in parts.values() for example in examples]
+    assert sorted(every) == sorted(texts)
+    with pytest.raises(UsageError, match="names no verification row of this data"):
+        open_labelled(
+            "own",
+            source=str(data),
+            partition=str(_other_partition(tmp_path)),
+            split="verification",
+            training=False,
+            head=head,
+            log=lambda message: None,
+        )
+    with pytest.raises(UsageError, match=r"needs data\.partition"):
+        open_labelled("own", source=str(data), split="verification", log=lambda message: None)
+
+
+def _other_partition(folder):
+    file = folder / "other.safetensors"
+    chosen(Pools(TRAIN)).write(file)
+    return file

@@ -1,0 +1,100 @@
+"""Rows without labels: the head of the model decides how they are read."""
+
+import json
+
+import pytest
+
+from kdcli.data.labelled.own import own_task
+from kdcli.data.labelled.task_data import open_labelled
+from kdcli.data.rows import Row
+from kdcli.errors import UsageError
+from kdcli.types import Head
+
+CLASSES = Head("class", ("NEGATIVE", "POSITIVE"))
+TAGGER = Head("tokens", ("O", "B-LOC"))
+READER, SCORER = Head("span"), Head("score")
+
+
+def task_of(values, head, **columns):
+    messages = []
+    rows = [Row(f"mine.jsonl:{n}", values) for n in range(3)]
+    return own_task(rows, columns, messages.append, head=head), messages[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "head", "texts"),
+    [
+        ({"text": "good"}, CLASSES, ("text",)),
+        ({"body": "good", "id": "a"}, CLASSES, ("body",)),
+        ({"premise": "a b", "hypothesis": "c d"}, CLASSES, ("premise", "hypothesis")),
+        ({"text": "good", "url": "x.org/a", "views": 4}, SCORER, ("text",)),
+        ({"tokens": ["a", "b"]}, TAGGER, ("tokens",)),
+        ({"text": "a b"}, TAGGER, ("text",)),
+        ({"question": "who", "context": "she"}, READER, ("question", "context")),
+    ],
+)
+def test_the_texts_are_found_without_a_label(values, head, texts):
+    task, message = task_of(values, head)
+    assert (task.kind, task.texts, task.label, task.labels) == (head.kind, texts, "", head.labels)
+    assert message.startswith("task own: no labels")
+
+
+@pytest.mark.parametrize(
+    ("values", "label"),
+    [
+        ({"text": "good", "label": "POSITIVE"}, "label"),
+        ({"text": "good", "verdict": "POSITIVE"}, "verdict"),
+    ],
+)
+def test_a_column_of_labels_is_used_and_named(values, label):
+    rows = [Row("a:1", values), Row("a:2", values | {label: "NEGATIVE"})]
+    messages = []
+    task = own_task(rows, {}, messages.append, head=CLASSES)
+    assert (task.label, task.labels) == (label, CLASSES.labels)
+    assert f"text -> {label}" in messages[0]
+
+
+def test_numbers_are_the_classes_of_a_head_with_names():
+    rows = [Row("a:1", {"text": "good", "label": 1}), Row("a:2", {"text": "bad", "label": 0})]
+    assert own_task(rows, {}, print, head=CLASSES).labels == CLASSES.labels
+    unnamed = Head("class", ("LABEL_0", "LABEL_1"), named=False)
+    assert own_task(rows, {}, print, head=unnamed).labels == ("0", "1")
+
+
+def test_labels_are_ignored_on_request():
+    rows = [Row("a:1", {"text": "good", "label": "spam"})]
+    task = own_task(rows, {}, print, head=CLASSES, ignores_labels=True)
+    assert (task.label, task.labels) == ("", CLASSES.labels)
+
+
+@pytest.mark.parametrize(
+    ("values", "head", "message"),
+    [
+        ({"a": "x y", "b": "z w"}, CLASSES, "which column holds the text?"),
+        ({"text": "who"}, READER, "which column holds the question?"),
+    ],
+)
+def test_columns_that_cannot_be_told_apart_are_asked_for(values, head, message):
+    with pytest.raises(UsageError) as caught:
+        task_of(values, head)
+    assert message in caught.value.message
+    assert "data.columns." in str(caught.value.hint)
+
+
+def test_plain_text_is_read_as_words_and_marks_by_a_tagger(tmp_path):
+    file = tmp_path / "texts.txt"
+    file.write_text("She lives in Rome, Italy.\nHe doesn't.\n", "utf-8")
+    data = open_labelled("own", source=str(file), training=False, head=TAGGER, log=print)
+    assert not data.has_labels
+    assert [example.texts for example in data.sets[""]] == [
+        ("She", "lives", "in", "Rome", ",", "Italy", "."),
+        ("He", "doesn", "'", "t", "."),
+    ]
+    assert {example.label for example in data.sets[""]} == {None}
+
+
+def test_without_a_head_plain_text_has_no_task(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"text": "good"}) + "\n", "utf-8")
+    with pytest.raises(UsageError, match="which column holds the label"):
+        open_labelled("own", source=str(file), training=False, log=print)

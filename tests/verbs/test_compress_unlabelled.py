@@ -1,0 +1,269 @@
+"""`kdcli compress MODEL --data TEXT`: no task, no labels, and the teacher as the reference."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from own_files import encoder, headed, kdcli, lines_of, refused, report_of, rows, said_by, write
+from test_compress import FAST, TIMES, TRAIN, measured_here, words_of
+from transformers import (
+    AutoModel,
+    AutoModelForQuestionAnswering,
+    AutoModelForTokenClassification,
+    pipeline,
+)
+
+from kdcli.data.labelled.partition import Partition
+from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.load import load_encoder
+from kdcli.report import finish
+from kdcli.verbs.compress import run, shapes
+from kdcli.verbs.compress.shapes import Untrained
+from kdcli.workloads.detect import known_task
+
+LABELS = ("brisk", "calm")
+
+
+@pytest.fixture(autouse=True)
+def _measured_here(monkeypatch):
+    untrained = Untrained(TIMES, {"onnx": TIMES}, "onnx", {"1x32": TIMES})
+    monkeypatch.setattr(run, "measure_untrained", lambda *_: untrained)
+    for module in (shapes, finish):
+        monkeypatch.setattr(module, "measure_latency", measured_here)
+
+
+def classifier(folder):
+    headed(folder / "model", LABELS, num_hidden_layers=2)
+    return unlabelled(folder / "texts.jsonl", "class"), "own", "agreement"
+
+
+def plain_text(folder):
+    headed(folder / "model", LABELS, num_hidden_layers=2)
+    file = folder / "texts.txt"
+    file.write_text("".join(row["text"] + "\n" for row in rows("class", 200)), "utf-8")
+    return file, "own", "agreement"
+
+
+def several_labels(folder):
+    problem = "multi_label_classification"
+    headed(folder / "model", LABELS, num_hidden_layers=2, problem_type=problem)
+    return unlabelled(folder / "texts.jsonl", "multi"), "own", "micro_f1"
+
+
+def scorer(folder):
+    headed(folder / "model", num_labels=1, num_hidden_layers=2, problem_type="regression")
+    return unlabelled(folder / "texts.jsonl", "score"), "own", "spearman"
+
+
+def tagger(folder):
+    names = {"id2label": {0: "O", 1: "B-LOC"}, "label2id": {"O": 0, "B-LOC": 1}}
+    put_head(folder / "model", AutoModelForTokenClassification, **names)
+    return unlabelled(folder / "texts.jsonl", "tokens"), "own", "f1"
+
+
+def reader(folder):
+    put_head(folder / "model", AutoModelForQuestionAnswering)
+    return unlabelled(folder / "texts.jsonl", "span"), "own", "f1"
+
+
+def embedder(folder):
+    base = load_encoder(str(encoder(folder / "base", num_hidden_layers=2)))
+    save_embedder(base.model, base.tokenizer, EmbeddingFormat("mean"), folder / "model")
+    file = folder / "texts.txt"
+    file.write_text("".join(f"w{n % 50} w{n % 7} w{n % 11}\n" for n in range(400)), "utf-8")
+    return file, "embedding", "spearman"
+
+
+def reranker(folder):
+    headed(folder / "model", num_labels=1, num_hidden_layers=2, type_vocab_size=2)
+    lists = [
+        {
+            "query": f"w{n % 50} w{n % 9}",
+            "passages": [f"w{n % 50} w{n % 7}", f"w{n % 11}", f"w{n % 5} w9"],
+        }
+        for n in range(200)
+    ]
+    return write(folder / "lists.jsonl", lists), "rerank", "ndcg@10"
+
+
+def put_head(folder, auto, **settings):
+    base = load_encoder(str(encoder(folder, num_hidden_layers=2)))
+    for name, value in settings.items():
+        setattr(base.model.config, name, value)
+    torch.manual_seed(0)
+    model = auto.from_config(base.model.config)
+    model.base_model.load_state_dict(base.model.state_dict(), strict=False)
+    model.save_pretrained(folder)
+
+
+def unlabelled(file, kind):
+    named = ("label", "ner_tags", "answers")
+    lines = [{k: v for k, v in row.items() if k not in named} for row in rows(kind, 200)]
+    return write(file, lines)
+
+
+def arguments(folder, data, **sets):
+    training = {f"plan.distill.train.{key}": value for key, value in TRAIN.items()}
+    sets = {"plan.trim_from": "1.0", **training, **sets}
+    sets |= {"plan.shapes": "[1x32]", "plan.backends": "[onnx]", "plan.prune": "null"}
+    sets |= {"data.stride": 4, "data.max_length": 24}
+    return ("compress", folder / "model", "--data", data, *words_of(sets), *FAST[:4])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [classifier, plain_text, several_labels, scorer, tagger, reader, embedder, reranker],
+)
+def test_a_model_and_unlabelled_rows_are_enough(make, tmp_path):
+    data, task, metric = make(tmp_path)
+    assert known_task(str(tmp_path / "model"), str(data)) == task
+    done = kdcli(*arguments(tmp_path, data), "--max-drop", "100", "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    report = report_of(tmp_path / "out")
+    compression, verified = report.compression, report.compression.verification
+    assert (compression.task, compression.metric) == (task, metric)
+    assert verified.reference == "teacher"
+    assert verified.teacher == pytest.approx(1.0)
+    named = "" if metric == "agreement" else f" ({metric})"
+    assert f"of agreement with the teacher{named}" in compression.sentence
+    assert "accuracy" not in (tmp_path / "out" / "report.md").read_text("utf-8")
+    scored = {row.name for row in compression.candidates if row.score is not None}
+    assert scored >= {"teacher", "onnx", "1x32-onnx"}
+    assert "1x32-undistilled" not in {row.name for row in compression.candidates}
+
+
+def test_what_is_shipped_loads_and_says_where_it_comes_from(tmp_path):
+    data, _, _ = classifier(tmp_path)
+    given = arguments(tmp_path, data)
+    assert kdcli(*given, "--max-drop", "100", "-o", tmp_path / "out").exit_code == 0
+    best = tmp_path / "out" / "best"
+    assert type(AutoModel.from_pretrained(best)).__name__ == "BertModel"
+    answer = pipeline("text-classification", model=str(best))("w1 w2")
+    assert answer[0]["label"] in LABELS
+    inside = {path.relative_to(best).as_posix() for path in best.rglob("*") if path.is_file()}
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= inside
+    assert any(name.startswith("onnx/") for name in inside)
+    assert not inside & {"report.json", "recipe.yaml", "log.jsonl", "training_rows.safetensors"}
+    sentence = report_of(tmp_path / "out").compression.sentence
+    assert sentence in (best / "README.md").read_text("utf-8")
+    evaluated = kdcli(
+        "evaluate", tmp_path / "model", best, "--data", data, "-o", tmp_path / "again"
+    )
+    assert evaluated.exit_code == 0, evaluated.output
+
+
+def test_no_training_row_is_evaluated_and_no_evaluated_row_chooses_the_vocabulary(tmp_path):
+    headed(tmp_path / "model", LABELS, num_hidden_layers=2)
+    texts = [f"w{n % 50} w{n // 50} w{n % 3}" for n in range(200)]
+    data = write(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
+    given = arguments(tmp_path, data, **{"plan.trim_from": "0.0"})
+    done = kdcli(*given, "--max-drop", "100", "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    steps = tmp_path / "out" / "steps"
+    training = {row["text"] for row in lines_of(steps / "training-text.jsonl")}
+    partition = Partition.read(str(tmp_path / "out" / "partition.safetensors"))
+    assert len(training) == 200 - len(partition.selection) - len(partition.verification)
+    assert (len(partition.selection), len(partition.verification)) == (20, 40)
+    vocabulary = set(
+        json.loads((steps / "1x32-trimmed" / "tokenizer.json").read_text())["model"]["vocab"]
+    )
+    assert {f"w{n}" for n in range(50)} & vocabulary == {w for t in training for w in t.split()}
+    selection = report_of(next(steps.glob("selection-*")))
+    verification = report_of(next(steps.glob("verification-*")))
+    assert {row.n for row in selection.evaluations} == {20}
+    assert {row.n for row in verification.evaluations} == {40}
+
+
+def test_another_goal_is_answered_from_what_was_tried(tmp_path, monkeypatch):
+    def measured(subjects, protocol):
+        latency = measured_here(subjects, protocol)
+        # The model of one layer has the longest name, so it counts as the fastest.
+        latency.rows = [
+            row.model_copy(update={"p50_ms": 100.0 / len(row.model)}) for row in latency.rows
+        ]
+        return latency
+
+    monkeypatch.setattr(finish, "measure_latency", measured)
+    data, _, _ = classifier(tmp_path)
+    given = (*arguments(tmp_path, data), "-o", tmp_path / "out")
+    assert kdcli(*given, "--max-drop", "100").exit_code == 0
+    first = report_of(tmp_path / "out").compression
+    assert (first.chosen, first.verification.look) == ("1x32-onnx", 1)
+    weights = {
+        path: path.stat().st_mtime_ns
+        for path in (tmp_path / "out" / "steps").rglob("*.safetensors")
+    }
+    done = kdcli(*given, "--max-drop", "1")
+    assert done.exit_code == 0, done.output
+    second = report_of(tmp_path / "out").compression
+    assert (second.goal, second.chosen) == ({"max_drop": 1.0}, "onnx")
+    assert {path: path.stat().st_mtime_ns for path in weights} == weights
+    assert second.verification.look == 2
+    assert second.verification.confidence == pytest.approx(0.975)
+    front = kdcli("compress", "--front", tmp_path / "out")
+    assert front.exit_code == 0
+    for row in second.candidates:
+        assert row.name[:20] in front.stdout
+    # Another model or other data are no other goal.
+    assert kdcli(*given, "--set", "seed=3", "--max-drop", "2").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda folder: encoder(folder / "model"),
+            "is a plain encoder: it has no head and no pooling",
+        ),
+        (
+            lambda folder: put_head(folder / "model", AutoModelForQuestionAnswering),
+            "which column holds the question?",
+        ),
+    ],
+)
+def test_a_model_that_cannot_read_the_rows_is_refused(make, message, tmp_path):
+    make(tmp_path)
+    data = unlabelled(tmp_path / "texts.jsonl", "class")
+    given = (tmp_path / "model", "--data", data)
+    assert message in refused(tmp_path, "compress", *given, "--max-drop", "1")
+    if "plain encoder" in message:
+        assert "no task given" in refused(tmp_path, "evaluate", *given)
+
+
+def test_labels_of_another_head_and_too_few_rows_are_refused(tmp_path):
+    headed(tmp_path / "model", ("spam", "ham"), num_hidden_layers=2)
+    data = write(tmp_path / "rows.jsonl", rows("class", 200))
+    message = refused(tmp_path, "evaluate", tmp_path / "model", "--data", data)
+    assert "its labels are 0 spam, 1 ham, but own has 0 brisk, 1 calm" in message
+    assert "--set data.labels=teacher" in message
+    few = write(tmp_path / "few.jsonl", [{"text": f"w{n}"} for n in range(4)])
+    message = refused(tmp_path, "compress", tmp_path / "model", "--data", few, "--max-drop", "1")
+    assert "4 rows are too few" in message
+
+
+def test_few_rows_are_a_warning(tmp_path):
+    data, _, _ = classifier(tmp_path)
+    write(data, lines_of(data)[:60])
+    done = kdcli(*arguments(tmp_path, data), "--max-drop", "100", "-o", tmp_path / "out")
+    assert done.exit_code == 0
+    assert "only 60 rows" in said_by(done)
+
+
+def test_evaluation_without_labels_compares_with_the_first_model(tmp_path):
+    data, _, _ = classifier(tmp_path)
+    headed(tmp_path / "other", LABELS, seed=3, num_hidden_layers=2)
+    models = (tmp_path / "model", tmp_path / "other")
+    assert kdcli("evaluate", *models, "--data", data, "-o", tmp_path / "out").exit_code == 0
+    first, second = report_of(tmp_path / "out").evaluations
+    assert (first.reference, first.metrics["agreement"]) == ("teacher", 1.0)
+    answers = [
+        [
+            row["label"]
+            for row in pipeline("text-classification", model=str(model))(
+                [row["text"] for row in lines_of(data)]
+            )
+        ]
+        for model in models
+    ]
+    assert second.metrics["agreement"] == pytest.approx(np.mean(np.equal(*answers)))
