@@ -106,7 +106,7 @@ def test_there_and_back(result):
             "random",
         )
         assert row.n >= 4
-        assert 0 < row.p50_ms <= row.p90_ms <= row.p95_ms
+        assert 0 < row.p50_ms <= row.p75_ms <= row.p90_ms <= row.p95_ms
     assert rows[0].n == rows[1].n, "runs are paired"
     assert [r.speedup and r.speedup.baseline for r in rows] == [None, "2x32@4"] * 2
     assert (found.shapes, found.failures, found.notes) == (list(names), [], [])
@@ -129,7 +129,7 @@ def test_an_earlier_result_is_not_overwritten(result, monkeypatch, capsys):
 
 def test_a_cell_that_did_not_fit_is_a_failure(result, tmp_path):
     raw = json.loads(result.read_text())
-    times = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "iqr_over_p50")
+    times = ("p50_ms", "p75_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "iqr_over_p50")
     raw["rows"][1] |= dict.fromkeys(times) | {"n": 0, "status": "out of memory"}
     (tmp_path / "changed.json").write_text(json.dumps(raw))
     found = read_portable(tmp_path / "changed.json")

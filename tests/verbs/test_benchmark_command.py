@@ -47,7 +47,7 @@ def requests(monkeypatch):
                 measured_row = row(subject, protocol, batch_size, seq_len, 8.0 / 2**n)
                 if n:
                     ratios = {"median": 2.0**n, "low": 1.9**n, "high": 2.1**n}
-                    speedup = Speedup(baseline=subjects[0].name, **ratios)
+                    speedup = Speedup(baseline=subjects[0].name, unstable=False, **ratios)
                     measured_row = measured_row.model_copy(update={"speedup": speedup})
                 found.rows.append(measured_row)
         return found
@@ -67,6 +67,7 @@ def row(subject, protocol, batch_size, seq_len, ms, status="ok"):
         padding=protocol.padding,
         n=60,
         p50_ms=ms,
+        p75_ms=1.25 * ms,
         p90_ms=ms,
         p95_ms=ms,
         mean_ms=ms,
@@ -186,6 +187,55 @@ def test_gates_are_held_after_the_table_is_printed(requests, tmp_path):
     result = run(*SMALL, "--max-latency-ms", "3", "-o", tmp_path / "c")
     assert result.exit_code == 5
     assert "4.00 ms, above 3 ms" in result.stderr
+
+
+@pytest.fixture
+def unstable(monkeypatch):
+    """The second model's times and speed-up are unstable: 2 to 5 ms, and 1.6 to 4 times as fast."""
+
+    def measured(subjects, protocol):
+        first, second = subjects
+        ratios = {"median": 2.5, "low": 1.6, "high": 4.0, "unstable": True}
+        speedup = Speedup(baseline=first.name, **ratios)
+        rows = [row(first, protocol, 1, 16, 8.0), row(second, protocol, 1, 16, 4.0, "unstable")]
+        return Latency(rows=[rows[0], rows[1].model_copy(update={"speedup": speedup})])
+
+    monkeypatch.setattr(command, "measure_latency", measured)
+
+
+@pytest.mark.parametrize(
+    ("gate", "code", "message"),
+    [
+        (
+            ["--min-speedup", "2"],
+            5,
+            "1.60 times as fast, the lower quartile of an unstable measurement, below 2",
+        ),
+        (
+            ["--min-speedup", "1.5"],
+            0,
+            "within the limits, but unstable: 1x24:48@12 on torch fp32: 1.60 times as fast, the "
+            "lower quartile of an unstable measurement",
+        ),
+        (
+            ["--max-latency-ms", "4.5"],
+            5,
+            "5.00 ms, the upper quartile of an unstable measurement, above 4.5 ms",
+        ),
+        (
+            ["--max-latency-ms", "5.5"],
+            0,
+            "within the limits, but unstable: 1x24:48@12 on torch fp32: 5.00 ms, the upper "
+            "quartile of an unstable measurement",
+        ),
+    ],
+)
+def test_of_an_unstable_measurement_a_gate_takes_the_worse_quartile(
+    unstable, tmp_path, gate, code, message
+):
+    result = run(*SMALL, *FEW, *gate, "-o", tmp_path / "out")
+    assert result.exit_code == code
+    assert message in own_files.said_by(result)
 
 
 def test_strict_does_not_take_an_unstable_measurement(monkeypatch, tmp_path):
@@ -385,4 +435,4 @@ def test_what_the_portable_runner_brings_back_is_reported(tmp_path):
     assert report.latency[0].speedup is None
     speedup = report.latency[1].speedup
     assert speedup.baseline == names[0]
-    assert f"{speedup.median:.2f}x" in found.stdout
+    assert f"{speedup.stated:.2f}x" in found.stdout

@@ -7,7 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import reports
 
+from kdcli.deploy.measurements import Speedup
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, MachineError, Stopped
@@ -23,6 +25,7 @@ from kdcli.verbs.compress.judge import (
     choose,
     conflict,
     misses,
+    read,
     sentence,
 )
 from kdcli.verbs.compress.recipes import dotted
@@ -33,9 +36,13 @@ from kdcli.verbs.compress.shapes import UntrainedTimes, shapes_of, str_of
 from kdcli.verbs.compress.steps import Step
 
 
-def measured(name, score, ms, mb, low=None, high=None):
+def measured(name, score, ms, mb, low=None, high=None, unstable=False):
+    ratio = 10 / ms
+    quartiles = {"median": ratio, "low": 0.8 * ratio, "high": 1.2 * ratio}
+    speedup = Speedup(baseline="teacher", unstable=unstable, **quartiles)
+    ends = low or score, high or score
     return ScoredModel(
-        name, Path(name), score, low or score, high or score, ms, 10 / ms, mb, (4.0, 6.0)
+        name, Path(name), score, *ends, ms, None if name == "teacher" else speedup, mb, unstable
     )
 
 
@@ -67,8 +74,51 @@ def test_the_fastest_that_keeps_the_quality_is_chosen_and_the_smallest_of_those_
     said = sentence(scores_of(one), one, missed, GoalSettings(max_drop=1.0, speedup=8.0))
     assert said.startswith(
         "The goal cannot be met with what was tried. Nearest: a is 5.0 times as fast as the "
-        "teacher (4.0-6.0; "
+        "teacher (4.0–6.0; 2.00 ms, not 10.00) "
     )
+
+
+def test_of_an_unstable_measurement_the_lower_quartile_is_stated_and_must_meet_the_goal():
+    one = measured("a", 0.9, 2.0, 4.0, unstable=True)
+    judged = scores_of(one)
+    met = GoalSettings(speedup=4.0)
+    assert sentence(judged, *choose(met, judged), met).startswith(
+        "a is at least 4.0 times as fast as the teacher (unstable measurement; at most 2.00 ms) "
+    )
+    assert choose(GoalSettings(speedup=4.5), judged)[1] == {
+        "speedup": "at least 4.00 times as fast (unstable measurement), not 4.5"
+    }
+    assert choose(GoalSettings(speedup=4.5), scores_of(measured("a", 0.9, 2.0, 4.0)))[1] == {}
+    assert choose(GoalSettings(max_latency_ms=1.5), judged)[1] == {
+        "max_latency_ms": "2.00 ms (unstable measurement), 0.50 above 1.5"
+    }
+
+
+def test_an_unstable_teacher_has_no_milliseconds_in_the_sentence():
+    one = measured("a", 0.9, 2.0, 4.0, unstable=True)
+    judged, goal = scores_of(replace(one, unstable=False)), GoalSettings(speedup=4.0)
+    assert "(unstable measurement; 2.00 ms) and" in sentence(judged, *choose(goal, judged), goal)
+
+
+@pytest.mark.parametrize("unstable", [False, True])
+def test_the_stated_figures_are_read_from_the_report(unstable):
+    values = reports.report_values()
+    status = "unstable" if unstable else "ok"
+    speedup = reports.ratio("teacher", 10.0, 9.0, 11.5, unstable=unstable)
+    rows = [
+        reports.latency_row("teacher", 1, 60.0),
+        reports.latency_row("6x384", 1, 6.0, status, speedup),
+    ]
+    scored = [reports.evaluation(name) for name in ("teacher", "6x384")]
+    del values["models"]["3x384"], values["models"]["3x384 undistilled"]
+    report = reports.made(
+        values, latency=rows, evaluations=scored, quality={}, curve=[], published=[]
+    )
+    judged = read(report, "teacher", {"a": Path("a")})
+    (one,) = judged.candidates
+    assert (judged.teacher.ms, judged.teacher.speedup, judged.teacher.unstable) == (60, None, False)
+    assert (one.ms, one.unstable) == (pytest.approx(7.8 if unstable else 6.0), unstable)
+    assert one.speedup.stated == (9.0 if unstable else 10.0)
 
 
 def test_strict_asks_the_lower_end_of_the_interval():

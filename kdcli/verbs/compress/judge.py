@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from kdcli.deploy.latency import CELLS
+from kdcli.deploy.measurements import UNSTABLE, Speedup
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report
 from kdcli.report.sections.latency import milliseconds
@@ -32,9 +33,10 @@ class ScoredModel:
         folder: The directory of the model.
         score: The task's first metric.
         low, high: The ends of the score's 95 % interval, paired with the teacher.
-        ms, speedup: The latency of one sequence of 128 tokens, and the speed-up over the teacher.
+        ms: The latency of one sequence of 128 tokens, the upper quartile if it is `unstable`.
+        speedup: The speed-up over the teacher; None for the teacher.
         mb: The size of the model's files.
-        quartiles: The quartiles of the speed-up.
+        unstable: Whether the measurement of `ms` is unstable.
     """
 
     name: str
@@ -43,9 +45,9 @@ class ScoredModel:
     low: float
     high: float
     ms: float
-    speedup: float
+    speedup: Speedup | None
     mb: float
-    quartiles: tuple[float, float]
+    unstable: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,16 +88,10 @@ def read(report: Report, teacher: str, candidates: Mapping[str, Path]) -> Candid
             fmean(getattr(c, end) for c in differences) if differences else 0.0
             for end in ("low", "high")
         )
-        base, ratio = scores[names[0]], rows[label].speedup
+        base, row = scores[names[0]], rows[label]
         ends = (base + low, base + high) if label != names[0] else (base, base)
-        speed = ratio.median if ratio else 1.0
-        quartiles = (ratio.low, ratio.high) if ratio else (1.0, 1.0)
-        mb = report.cards[label].bytes / 1e6
-        measured.append(
-            ScoredModel(
-                name, folder, scores[label], *ends, rows[label].p50_ms, speed, mb, quartiles
-            )
-        )
+        ms, mb, score = row.stated_ms, report.cards[label].bytes / 1e6, scores[label]
+        measured.append(ScoredModel(name, folder, score, *ends, ms, row.speedup, mb, row.unstable))
     held_out = sum(e.n for e in report.evaluations if e.model == names[0])
     return CandidateScores(report, first, held_out, measured[0], measured[1:])
 
@@ -112,12 +108,14 @@ def misses(goal: GoalSettings, teacher: ScoredModel, one: ScoredModel) -> dict[s
         missed["max_drop"] = (
             f"{lost:.2f} points lost{end}, {lost - goal.max_drop:.2f} more than {goal.max_drop:g}"
         )
-    if goal.speedup is not None and one.speedup < goal.speedup:
-        missed["speedup"] = f"{one.speedup:.2f} times as fast, not {goal.speedup:g}"
+    ratio = one.speedup
+    if goal.speedup is not None and ratio is not None and ratio.stated < goal.speedup:
+        trust = f" ({UNSTABLE})" if ratio.unstable else ""
+        missed["speedup"] = f"{ratio.phrase(digits=2)}{trust}, not {goal.speedup:g}"
     if goal.max_latency_ms is not None and one.ms > goal.max_latency_ms:
-        missed["max_latency_ms"] = (
-            f"{one.ms:.2f} ms, {one.ms - goal.max_latency_ms:.2f} above {goal.max_latency_ms:g}"
-        )
+        over = f"{one.ms - goal.max_latency_ms:.2f} above {goal.max_latency_ms:g}"
+        trust = f" ({UNSTABLE})" if one.unstable else ""
+        missed["max_latency_ms"] = f"{one.ms:.2f} ms{trust}, {over}"
     if goal.max_mb is not None and one.mb > goal.max_mb:
         missed["max_mb"] = f"{one.mb:.1f} MB, {one.mb - goal.max_mb:.1f} above {goal.max_mb:g}"
     return missed
@@ -190,11 +188,13 @@ def sentence(
     teacher, lost = scores.teacher, (scores.teacher.score - chosen.score) / POINT
     low, high = ((teacher.score - end) / POINT for end in (chosen.high, chosen.low))
     cost = "at no loss" if lost <= 0 else f"for {lost:.2f} points of {scores.metric}"
-    ms, all_ms = milliseconds(chosen.ms), milliseconds(teacher.ms)
-    spread = "-".join(f"{end:.1f}" for end in chosen.quartiles)
+    ratio, ms, all_ms = chosen.speedup, milliseconds(chosen.ms), milliseconds(teacher.ms)
+    assert ratio is not None  # It is None for the teacher only.
+    times = f"{'at most ' if chosen.unstable else ''}{ms} ms"
+    times += "" if ratio.unstable else f", not {all_ms}"
     won = (
-        f"{chosen.name} is {chosen.speedup:.1f} times as fast as the teacher "
-        f"({spread}; {ms} ms, not {all_ms}) and {teacher.mb / chosen.mb:.1f} times smaller "
+        f"{chosen.name} is {ratio.phrase()} as the teacher "
+        f"({ratio.trust()}; {times}) and {teacher.mb / chosen.mb:.1f} times smaller "
         f"({chosen.mb:.1f} MB) {cost}, between {low:.2f} and {high:.2f}"
     )
     if missed:
