@@ -15,6 +15,7 @@ from kdcli.errors import KdcliError, MachineError
 from kdcli.verbs.benchmark import run as command
 from kdcli.verbs.benchmark import scores as backend_scores
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
+from kdcli.workloads.workload import Workload
 
 PAPERS = ["12x768", "6x768", "12x384", "6x384", "4x384", "3x384"]
 SMALL = ["2x24:48@12", "1x24:48@12"]
@@ -402,15 +403,31 @@ def test_a_less_accurate_backend_is_an_error(requests, on_task, tmp_path, monkey
         return replace(runner, output=lambda found: [-x for x in runner.output(found)])
 
     monkeypatch.setattr(backend_scores, "runner", spoilt)
-    result = run(*on_task, "--backend", "torch-bf16", "--set", "max_drop=0.01")
-    assert result.exit_code == 3
+    result = run(*on_task, "--backend", "torch-bf16", "--set", "max_drop=1.0")
+    assert result.exit_code == 5
     accuracy = [e.metrics["accuracy"] for e in own_files.report_of(tmp_path / "out").evaluations]
     assert accuracy[1] == pytest.approx(1 - accuracy[0])
     assert accuracy[1] < accuracy[0]
     assert (
-        "less accurate than torch in float32 by more than max_drop 0.01: model on torch bf16"
-        in result.output
+        "less accurate than torch in float32 by more than 1 points: model on torch bf16: "
+        f"{100 * (accuracy[0] - accuracy[1]):.2f} points of accuracy lost"
+        in own_files.said_by(result)
     )
+
+
+@pytest.mark.parametrize(("points", "code"), [(1.0, 0), (0.9, 5)])
+def test_max_drop_is_in_points(requests, on_task, monkeypatch, points, code):
+    """The backend loses exactly one point, which floating point makes a little more."""
+    compare = Workload.compare
+
+    def one_point(workload, scores, baselines):
+        result = compare(workload, scores, baselines)
+        comparisons = [c.model_copy(update={"difference": 0.89 - 0.9}) for c in result.comparisons]
+        return replace(result, comparisons=comparisons)
+
+    monkeypatch.setattr(Workload, "compare", one_point)
+    result = run(*on_task, "--backend", "torch-bf16", "--set", f"max_drop={points}")
+    assert result.exit_code == code, result.output
 
 
 def test_a_shape_has_no_score(on_task):

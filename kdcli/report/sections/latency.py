@@ -17,8 +17,8 @@ PADDING = {
 NOISE = (
     "Noisy or unstable: the middle half of the runs spreads over more than a tenth, or a quarter, "
     "of the median, so the machine had other work too. Then rely on the paired ratios, not on the "
-    "milliseconds. An unstable cell is measured up to three times. If it stays unstable, kdcli "
-    "states the worse quartile: at least so many times as fast, at most so many milliseconds."
+    "milliseconds. An unstable cell is measured up to three times. If it stays unstable, its worse "
+    "quartiles are given: the lower one of a speed-up (at least), the upper one of times (at most)."
 )
 MAX_OPEN_CELLS = 4  # with more cells, only the first table is open in HTML
 Cell = tuple[int, int]
@@ -114,6 +114,7 @@ def _facts(report: Report, row: LatencyRow) -> dict[str, str]:
         "tokens/s": "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
         "speed-up": speedup,
         "status": row.status,
+        "p75 ms": milliseconds(row.p75_ms) if any(r.unstable for r in report.latency) else "",
         "p95 ms": milliseconds(row.p95_ms),
         "IQR / p50": f"{row.iqr_over_p50:.0%}",
         "peak memory": "" if row.peak_memory_bytes is None else bytes_of(row.peak_memory_bytes),

@@ -159,16 +159,17 @@ def _check_outputs(recipe: BenchmarkRecipe, latency: Latency, scores: Scores, fo
     """Check that the measurement is complete, and that every backend gives correct output.
 
     Raises Interrupted: the user pressed Ctrl-C.
-    Raises MachineError: a backend is less accurate than allowed, or its output is wrong.
+    Raises GateError: a backend is less accurate than allowed.
+    Raises MachineError: the output of a backend is wrong.
     """
     if latency.interrupted:
         raise Interrupted("interrupted", f"finished cells are in {folder}")
     if scores.worse:
-        raise MachineError(
-            f"less accurate than torch in float32 by more than max_drop {recipe.max_drop:g}: "
+        raise GateError(
+            f"less accurate than torch in float32 by more than {recipe.max_drop:g} points: "
             f"{'; '.join(scores.worse)}",
             f"the report is in {folder}; choose another precision, or raise the limit with --set "
-            "max_drop=...",
+            "max_drop=POINTS",
         )
     if wrong := [a for a in latency.agreements if a.wrong]:
         names = "; ".join(
