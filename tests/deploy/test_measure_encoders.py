@@ -353,12 +353,15 @@ def test_a_cell_is_measured_three_times_at_most(scripted):
     assert scripted(first, second, third)[0] is third, "of equal measurements the longest"
 
 
-def test_a_repeated_measurement_is_no_longer_than_its_limit(scripted):
-    long = {"a": [100.0] * 5, "b": [100.0, 100.0, 200.0, 300.0, 300.0]}
-    asked = scripted(long, long, long)[1]
-    assert [seconds for _, _, seconds, _ in asked] == [1.0, there.MAX_SECONDS, there.MAX_SECONDS]
-    asked = scripted(long, long, long, min_seconds=90.0)[1]
-    assert [seconds for _, _, seconds, _ in asked] == [90.0] * 3, "a user may ask for more"
+@pytest.mark.parametrize(
+    ("factor", "seconds"),
+    # The first measurement takes 15 seconds times the factor.
+    [(1, [1.0, 30.0, 30.0]), (3, [1.0, 60.0, 60.0]), (4, [1.0]), (100, [1.0])],
+)
+def test_a_repeated_measurement_is_no_longer_than_its_limit(scripted, factor, seconds):
+    unstable = {"a": [factor * s for s in STEADY], "b": [factor * s for s in WILD]}
+    asked = scripted(unstable, unstable, unstable)[1]
+    assert [of for _, _, of, _ in asked] == seconds
 
 
 def test_a_model_that_does_not_fit_any_more_keeps_its_measurement(scripted):

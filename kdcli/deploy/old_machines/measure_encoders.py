@@ -43,9 +43,9 @@ WARM_RUNS, WARM_SECONDS = 10, 1.0
 OK, NOISY, UNSTABLE = "ok", "noisy", "unstable"
 MAX_SPREAD = {OK: 0.10, NOISY: 0.25}
 """Maximum ratio of interquartile range to median for status ok and noisy; above, it is unstable."""
-MAX_MEASUREMENTS, MAX_SECONDS = 3, 30.0
-"""Maximum number of measurements of an unstable cell, and of the seconds that a repeated one is
-prolonged to."""
+MAX_MEASUREMENTS, MAX_SECONDS = 3, 60.0
+"""Maximum number of measurements of an unstable cell, and of the seconds that a repeated one takes.
+A measurement that took longer is not repeated."""
 RUNS_OF_P99 = 100
 """With fewer runs, the 99th percentile would depend on one or two of them."""
 OUT_OF_MEMORY = (
@@ -233,16 +233,16 @@ def measure(
 ) -> dict[Any, list[float]]:
     """Run `interleaved`, and run it again while the times of a subject are unstable.
 
-    There are at most `MAX_MEASUREMENTS`. Each takes twice as long as the one before, up to
-    `MAX_SECONDS` unless `min_runs` or `min_seconds` ask for more. The result is the measurement
-    with the fewest unstable subjects, and of equal ones the last.
+    There are at most `MAX_MEASUREMENTS`. Each takes twice as long as the one before, but at most
+    `MAX_SECONDS`; a measurement that already took that long is not repeated. The result is the
+    measurement with the fewest unstable subjects, and of equal ones the last.
     """
     kept = times = interleaved(calls, device, min_runs, min_seconds)
     for _ in range(MAX_MEASUREMENTS - 1):
-        if not unstable(times):
-            break
         took = sum(sum(seconds) for seconds in times.values())
-        longer = max(min_seconds, min(2 * took, MAX_SECONDS))
+        if not unstable(times) or took >= MAX_SECONDS:
+            break
+        longer = min(2 * took, MAX_SECONDS)
         fitting = {key: calls[key] for key in kept}
         times = interleaved(fitting, device, min_runs, longer, is_warm=True)
         if len(times) == len(kept) and len(unstable(times)) <= len(unstable(kept)):
