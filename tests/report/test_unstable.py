@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 import reports
@@ -17,6 +18,7 @@ from kdcli.report.schema import Report
 from kdcli.report.sections.latency import latency_csv
 from kdcli.report.sections.overview import facts
 from kdcli.report.views import markdown, model_card
+from kdcli.verbs.compress.judge import read
 
 MEDIAN, LOW, HIGH = 43.5, 31.5, 57.0
 P50, P75 = 4.25, 5.525
@@ -173,6 +175,25 @@ def test_an_unstable_row_has_no_stable_speedup():
 def test_a_single_unstable_model_has_its_upper_quartile_as_a_fact():
     report = made(reports.finetune_values(), latency=[latency_row("finetuned", 1, P50, "unstable")])
     assert ("at most 5.5 ms", "1 × 128 tokens (unstable measurement)") in facts(report)
+
+
+@pytest.mark.parametrize("unstable", [False, True])
+def test_a_compression_judges_the_stated_figures(unstable):
+    values = reports.report_values()
+    status = "unstable" if unstable else "ok"
+    speedup = ratio("teacher", 10.0, 9.0, 11.5, unstable=unstable)
+    rows = [
+        latency_row("teacher", 1, 60.0),
+        latency_row("6x384", 1, 6.0, status, speedup),
+    ]
+    scored = [reports.evaluation(name) for name in ("teacher", "6x384")]
+    del values["models"]["3x384"], values["models"]["3x384 undistilled"]
+    report = made(values, latency=rows, evaluations=scored, quality={}, curve=[], published=[])
+    judged = read(report, "teacher", {"a": Path("a")})
+    (one,) = judged.candidates
+    assert (judged.teacher.ms, judged.teacher.speedup, judged.teacher.unstable) == (60, None, False)
+    assert (one.ms, one.unstable) == (pytest.approx(7.8 if unstable else 6.0), unstable)
+    assert one.speedup.stated == (9.0 if unstable else 10.0)
 
 
 def test_phrases():

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import reports
 
 from kdcli.deploy.measurements import Speedup
 from kdcli.engine.processes import StopRequest
@@ -25,7 +24,6 @@ from kdcli.verbs.compress.judge import (
     choose,
     conflict,
     misses,
-    read,
     sentence,
 )
 from kdcli.verbs.compress.recipes import dotted
@@ -98,27 +96,6 @@ def test_an_unstable_teacher_has_no_milliseconds_in_the_sentence():
     one = measured("a", 0.9, 2.0, 4.0, unstable=True)
     judged, goal = scores_of(replace(one, unstable=False)), GoalSettings(speedup=4.0)
     assert "(unstable measurement; 2.00 ms) and" in sentence(judged, *choose(goal, judged), goal)
-
-
-@pytest.mark.parametrize("unstable", [False, True])
-def test_the_stated_figures_are_read_from_the_report(unstable):
-    values = reports.report_values()
-    status = "unstable" if unstable else "ok"
-    speedup = reports.ratio("teacher", 10.0, 9.0, 11.5, unstable=unstable)
-    rows = [
-        reports.latency_row("teacher", 1, 60.0),
-        reports.latency_row("6x384", 1, 6.0, status, speedup),
-    ]
-    scored = [reports.evaluation(name) for name in ("teacher", "6x384")]
-    del values["models"]["3x384"], values["models"]["3x384 undistilled"]
-    report = reports.made(
-        values, latency=rows, evaluations=scored, quality={}, curve=[], published=[]
-    )
-    judged = read(report, "teacher", {"a": Path("a")})
-    (one,) = judged.candidates
-    assert (judged.teacher.ms, judged.teacher.speedup, judged.teacher.unstable) == (60, None, False)
-    assert (one.ms, one.unstable) == (pytest.approx(7.8 if unstable else 6.0), unstable)
-    assert one.speedup.stated == (9.0 if unstable else 10.0)
 
 
 def test_strict_asks_the_lower_end_of_the_interval():
