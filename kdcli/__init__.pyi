@@ -244,6 +244,7 @@ def trim(
 def compress(
     model: Path | str | None = None,
     *,
+    front: Path | str | None = None,
     budget: str | None = None,
     max_drop: float | None = None,
     speedup: float | None = None,

@@ -2,7 +2,8 @@
 
 On a shared machine, measuring one model after the other gave speed-ups between 2.6x and 23x for the
 same pair. Interleaved runs expose all models to the same drift. A speed-up is the median of the
-ratios within each round, with quartiles.
+ratios within each round, with quartiles. An unstable cell is measured again; if it stays unstable,
+the lower quartile is the speed-up to state.
 """
 
 import contextlib
@@ -36,9 +37,9 @@ class Subject:
 class Protocol:
     """How to measure latency.
 
-    A cell ends when each subject has `min_runs` runs and all subjects together have run for
-    `min_seconds`. `padding` is `full` (no padding), `random` (lengths from a quarter of a cell's
-    tokens upwards) or `data` (lengths drawn from `lengths`).
+    A measurement of a cell ends when each subject has `min_runs` runs and all subjects together
+    have run for `min_seconds`. `padding` is `full` (no padding), `random` (lengths from a quarter
+    of a cell's tokens upwards) or `data` (lengths drawn from `lengths`).
     """
 
     device: str

@@ -1,14 +1,17 @@
 """Measurements of latency, as report.json has them."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 FiniteOrNone = Annotated[
     float | None, BeforeValidator(lambda v: v if v is None or math.isfinite(v) else None)
 ]
 """A number, or None for the NaN or infinity of a broken backend, which JSON cannot hold."""
+
+UNSTABLE = "unstable measurement"
+"""The words next to every figure of an unstable measurement."""
 
 
 class _Part(BaseModel):
@@ -16,19 +19,38 @@ class _Part(BaseModel):
 
 
 class Speedup(_Part):
-    """Median and quartiles of the paired ratios of a baseline's times to a model's."""
+    """Median and quartiles of the paired ratios of a baseline's times to a model's.
+
+    `unstable`: the times of the model or of the baseline were unstable. Then the speed-up to state
+    is `low`, the lower quartile.
+    """
 
     baseline: str
     median: float
     low: float
     high: float
+    unstable: bool
+
+    @property
+    def stated(self) -> float:
+        """The speed-up to state: the median, or the lower quartile if it is unstable."""
+        return self.low if self.unstable else self.median
+
+    def phrase(self, unit: str = " times as fast", *, digits: int = 1) -> str:
+        """Write the speed-up: `20.3 times as fast`, or `at least 19.1 times as fast`."""
+        return f"{'at least ' if self.unstable else ''}{self.stated:.{digits}f}{unit}"
+
+    def trust(self, *, digits: int = 1) -> str:
+        """Write how far to trust `phrase`: its quartiles, or the words for an unstable one."""
+        return UNSTABLE if self.unstable else f"{self.low:.{digits}f}–{self.high:.{digits}f}"
 
 
 class LatencyRow(_Part):
     """One model in one cell. Times are of a whole batch.
 
     `dtype` is fp32, bf16, fp16, int8 or q4, and `padding` is full, random or data. `status` says
-    how far to trust the times. `p99_ms` needs 100 runs. `tokens_per_second` counts real tokens, and
+    how far to trust the times: of an unstable row, `p75_ms` is the time to state. `p99_ms` needs
+    100 runs. `tokens_per_second` counts the real tokens in the time to state, and
     `peak_memory_bytes` is the size of the weights and of one call. `speedup` is null for the row
     that the others are compared with.
     """
@@ -42,6 +64,7 @@ class LatencyRow(_Part):
     padding: str
     n: int
     p50_ms: float
+    p75_ms: float
     p90_ms: float
     p95_ms: float
     mean_ms: float
@@ -53,6 +76,22 @@ class LatencyRow(_Part):
     load_seconds: float | None = None
     first_call_ms: float | None = None
     peak_memory_bytes: int | None = None
+
+    @model_validator(mode="after")
+    def _check_speedup(self) -> Self:
+        if self.unstable and self.speedup is not None and not self.speedup.unstable:
+            raise ValueError("the times are unstable, but the speed-up is not")
+        return self
+
+    @property
+    def unstable(self) -> bool:
+        """Whether the times spread too far for their median to mean anything."""
+        return self.status == "unstable"
+
+    @property
+    def stated_ms(self) -> float:
+        """The time to state: the median, or the upper quartile if the row is unstable."""
+        return self.p75_ms if self.unstable else self.p50_ms
 
 
 class Failure(_Part):

@@ -13,8 +13,9 @@ def frame(report: Report) -> pd.DataFrame:
     """Return a table with a row for each model, and for each backend that it ran on.
 
     A model on another backend than torch in float32 is named `MODEL on onnx int8`. The columns are
-    sizes, every metric and, for every cell, the median in milliseconds (`ms BATCHxTOKENS`) and the
-    median speed-up.
+    sizes, every metric and, for every cell, the median in milliseconds (`ms BATCHxTOKENS`), the
+    median speed-up, and whether one of the two is `unstable`. Unstable medians are replaced by the
+    worse quartile.
     """
     rows: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, card in report.cards.items():
@@ -27,7 +28,10 @@ def frame(report: Report) -> pd.DataFrame:
         name, cell = form_of(report, row).name, f"{row.batch_size}x{row.seq_len}"
         if name == row.model and (row.backend, row.dtype) not in PLAIN:
             name = f"{row.model} on {row.backend} {row.dtype}"
-        rows[name][f"ms {cell}"] = row.p50_ms
+        rows[name][f"ms {cell}"] = row.stated_ms
+        unstable = row.unstable
         if row.speedup is not None:
-            rows[name][f"speed-up {cell}"] = row.speedup.median
+            rows[name][f"speed-up {cell}"] = row.speedup.stated
+            unstable = unstable or row.speedup.unstable
+        rows[name][f"unstable {cell}"] = unstable
     return pd.DataFrame.from_dict(rows, orient="index")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from kdcli.deploy.measurements import Agreement, Failure, LatencyRow
+from kdcli.deploy.measurements import Agreement, Failure, LatencyRow, Speedup
 from kdcli.types import Card
 
 SCHEMA: Literal[2] = 2
@@ -264,7 +264,9 @@ class Candidate(_Part):
     """A candidate of a compression. A candidate that was skipped has no numbers.
 
     `low` and `high` are the ends of the paired interval of `score`. `ms` and `speedup` are for one
-    sequence of 128 tokens, and `mb` is the size of the files. `outcome` is the result in words.
+    sequence of 128 tokens: `ms` is the median, or the upper quartile of an `unstable` measurement.
+    `speedup` is null for the teacher. `mb` is the size of the files, and `outcome` is the result in
+    words.
     """
 
     name: str
@@ -272,7 +274,8 @@ class Candidate(_Part):
     low: float | None = None
     high: float | None = None
     ms: float | None = None
-    speedup: float | None = None
+    unstable: bool = False
+    speedup: Speedup | None = None
     mb: float | None = None
     outcome: str
 

@@ -41,7 +41,7 @@ def test_two_models_in_one_real_worker(tmp_path, monkeypatch):
     for row in rows:
         assert (row.backend, row.device, row.dtype, row.padding) == ("torch", "cpu", "fp32", "full")
         assert row.n >= 12
-        assert row.p50_ms <= row.p90_ms <= row.p95_ms
+        assert row.p50_ms <= row.p75_ms <= row.p90_ms <= row.p95_ms
         assert None not in (row.tokens_per_second, row.load_seconds, row.first_call_ms)
     assert rows[0].n == rows[1].n, "runs are paired"
     assert [r.speedup and r.speedup.baseline for r in rows] == [None, "teacher"] * 2
@@ -121,6 +121,47 @@ def test_shapes_need_no_weights(served):
     found = served()
     assert [r.model for r in found.rows] == [LARGE, SMALL] * 2
     assert [r.speedup and r.speedup.baseline for r in found.rows] == [None, LARGE] * 2
+
+
+STEADY, WILD = [0.004] * 5, [0.001, 0.001, 0.002, 0.004, 0.004]  # seconds
+
+
+@pytest.fixture
+def times(monkeypatch):
+    """A function that replaces the runs by given seconds of each subject, and counts the calls."""
+
+    def give(*measurements):
+        asked = []
+
+        def interleaved(calls, *settings, **options):
+            asked.append(calls)
+            return dict(enumerate(measurements[len(asked) - 1]))
+
+        monkeypatch.setattr(measure_encoders, "interleaved", interleaved)
+        return asked
+
+    return give
+
+
+def test_an_unstable_cell_is_measured_again(served, times):
+    asked = times((STEADY, WILD), (STEADY, STEADY))
+    rows = served(cells=[(1, 16)]).rows
+    assert len(asked) == 2
+    assert [row.status for row in rows] == ["ok", "ok"]
+    assert rows[1].speedup.unstable is False
+
+
+@pytest.mark.parametrize(("baseline", "candidate"), [(STEADY, WILD), (WILD, STEADY)])
+def test_what_stays_unstable_is_stated_by_its_worse_quartile(served, times, baseline, candidate):
+    asked = times(*[(baseline, candidate)] * 3)
+    rows = served(cells=[(1, 16)]).rows
+    assert len(asked) == 3
+    ratio = rows[1].speedup
+    assert (ratio.unstable, ratio.stated) == (True, ratio.low)
+    assert ratio.low < ratio.median
+    assert [row.unstable for row in rows] == [of is WILD for of in (baseline, candidate)]
+    assert rows[1].stated_ms == pytest.approx(4.0)
+    assert rows[1].tokens_per_second == pytest.approx(16 / 0.004)
 
 
 def test_out_of_memory_in_one_cell(monkeypatch, served):

@@ -239,9 +239,9 @@ def test_percentiles_are_those_of_numpy(count):
         )
     others = values[::-1]
     low, median, high = np.percentile(np.asarray(values) / np.asarray(others), [25, 50, 75])
-    assert there.speedup(values, others) == pytest.approx(
-        {"median": median, "low": low, "high": high}
-    )
+    ratios = there.speedup(values, others)
+    del ratios["unstable"]
+    assert ratios == pytest.approx({"median": median, "low": low, "high": high})
 
 
 @pytest.mark.parametrize(
@@ -251,6 +251,7 @@ def test_status_of_a_row(spread, status):
     row = there.summary([0.002 * (1 + spread * (i - 50) / 50) for i in range(101)])
     assert (row["status"], row["iqr_over_p50"]) == (status, pytest.approx(spread))
     assert (row["n"], row["p50_ms"], row["mean_ms"]) == (101, pytest.approx(2), pytest.approx(2))
+    assert row["p75_ms"] == pytest.approx(2 * (1 + spread / 2))
     assert row["p99_ms"] == pytest.approx(2 * (1 + spread * 0.98))
     assert there.summary([0.002] * 99)["p99_ms"] is None
 
@@ -292,12 +293,88 @@ def test_speedup_is_the_median_of_paired_ratios():
         "median": 2.0,
         "low": 2.0,
         "high": 2.0,
+        "unstable": True,
     }
     assert there.speedup(slow, [1.0, 0.5, 3.0, 3.0, 1.0]) == {
         "median": 2.0,
         "low": 2.0,
         "high": 4.0,
+        "unstable": True,
     }
+
+
+STEADY, NOISY, WILD = [1.0] * 5, [1.0, 1.0, 1.1, 1.2, 1.2], [1.0, 1.0, 2.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "unstable"),
+    [(STEADY, NOISY, False), (STEADY, WILD, True), (WILD, STEADY, True)],
+)
+def test_a_speedup_is_unstable_if_either_side_is(baseline, candidate, unstable):
+    assert there.speedup(baseline, candidate)["unstable"] is unstable
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """A function that measures `a` and `b` with given results, and records what was asked for."""
+
+    def measure(*results, min_runs=5, min_seconds=1.0):
+        asked, remaining = [], iter(results)
+
+        def interleaved(calls, device, runs, seconds, is_warm=False):
+            asked.append((list(calls), runs, seconds, is_warm))
+            return next(remaining)
+
+        monkeypatch.setattr(there, "interleaved", interleaved)
+        calls = dict.fromkeys("ab", lambda: None)
+        return there.measure(calls, CPU, min_runs, min_seconds), asked
+
+    return measure
+
+
+def test_a_stable_cell_is_measured_once(scripted):
+    stable = {"a": STEADY, "b": NOISY}
+    assert scripted(stable) == (stable, [(["a", "b"], 5, 1.0, False)])
+
+
+def test_an_unstable_cell_is_measured_again_for_twice_as_long(scripted):
+    unstable, stable = {"a": STEADY, "b": WILD}, {"a": NOISY, "b": STEADY}
+    times, asked = scripted(unstable, stable)
+    assert times == stable
+    assert asked == [(["a", "b"], 5, 1.0, False), (["a", "b"], 5, 2 * (5.0 + 10.0), True)]
+
+
+def test_a_cell_is_measured_three_times_at_most(scripted):
+    worse, better, last = ({"a": WILD, "b": WILD}, {"a": STEADY, "b": WILD}, {"a": WILD, "b": WILD})
+    times, asked = scripted(worse, better, last)
+    assert len(asked) == 3
+    assert times is better, "it has the fewest unstable models"
+    first, second, third = ({"a": STEADY, "b": WILD} for _ in range(3))
+    assert scripted(first, second, third)[0] is third, "of equal measurements the longest"
+
+
+@pytest.mark.parametrize(
+    ("factor", "seconds"),
+    # The first measurement takes 15 seconds times the factor.
+    [(1, [1.0, 30.0, 30.0]), (3, [1.0, 60.0, 60.0]), (4, [1.0]), (100, [1.0])],
+)
+def test_a_repeated_measurement_is_no_longer_than_its_limit(scripted, factor, seconds):
+    unstable = {"a": [factor * s for s in STEADY], "b": [factor * s for s in WILD]}
+    asked = scripted(unstable, unstable, unstable)[1]
+    assert [of for _, _, of, _ in asked] == seconds
+
+
+def test_a_model_that_does_not_fit_any_more_keeps_its_measurement(scripted):
+    first, without = {"a": STEADY, "b": WILD}, {"a": STEADY}
+    times, asked = scripted(first, without)
+    assert times is first
+    assert len(asked) == 2, "what is left is stable"
+
+
+def test_a_repeated_measurement_does_not_warm_up_again(at_once):
+    ran: list[int] = []
+    there.interleaved({"a": lambda: ran.append(0)}, CPU, 3, 0.0, is_warm=True)
+    assert len(ran) == 3
 
 
 @pytest.mark.parametrize("fails_at", [1, 14])

@@ -106,7 +106,7 @@ def test_there_and_back(result):
             "random",
         )
         assert row.n >= 4
-        assert 0 < row.p50_ms <= row.p90_ms <= row.p95_ms
+        assert 0 < row.p50_ms <= row.p75_ms <= row.p90_ms <= row.p95_ms
     assert rows[0].n == rows[1].n, "runs are paired"
     assert [r.speedup and r.speedup.baseline for r in rows] == [None, "2x32@4"] * 2
     assert (found.shapes, found.failures, found.notes) == (list(names), [], [])
@@ -120,6 +120,35 @@ def test_there_and_back(result):
     assert environment["cpu"]
 
 
+def test_an_unstable_cell_is_measured_again_and_then_marked(tmp_path, monkeypatch, capsys):
+    write_portable(tmp_path, ["2x32@4", "1x16@2"], [(1, 8)], vocab_size=50)
+    asked = []
+
+    def interleaved(calls, *settings, **options):
+        asked.append(calls)
+        return {"2x32@4": [0.004] * 5, "1x16@2": [0.001, 0.001, 0.002, 0.004, 0.004]}
+
+    monkeypatch.setattr(measure_encoders, "interleaved", interleaved)
+    monkeypatch.setattr(measure_encoders, "__file__", str(tmp_path / "measure_encoders.py"))
+    monkeypatch.setattr(measure_encoders.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(measure_encoders.torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["measure_encoders.py", "--device", "cpu"])
+    monkeypatch.chdir(tmp_path)
+    measure_encoders.main()
+    assert len(asked) == 3
+    printed = capsys.readouterr().out
+    assert "over 2x32@4: at least 1.00, unstable measurement" in printed
+    assert "4.000 ms, 95 %" in printed.splitlines()[1]
+    rows = read_portable(tmp_path / "result.json").rows
+    assert [row.status for row in rows] == ["ok", "unstable"]
+    assert (rows[1].stated_ms, rows[1].speedup.stated) == (pytest.approx(4.0), 1.0)
+    changed = json.loads((tmp_path / "result.json").read_text())
+    changed["rows"][1]["speedup"]["unstable"] = False
+    (tmp_path / "changed.json").write_text(json.dumps(changed))
+    with pytest.raises(UsageError, match="the times are unstable, but the speed-up is not"):
+        read_portable(tmp_path / "changed.json")
+
+
 def test_an_earlier_result_is_not_overwritten(result, monkeypatch, capsys):
     before = result.read_bytes()
     assert called(result.parent, monkeypatch, *FAST) == 2
@@ -129,7 +158,7 @@ def test_an_earlier_result_is_not_overwritten(result, monkeypatch, capsys):
 
 def test_a_cell_that_did_not_fit_is_a_failure(result, tmp_path):
     raw = json.loads(result.read_text())
-    times = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "iqr_over_p50")
+    times = ("p50_ms", "p75_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "iqr_over_p50")
     raw["rows"][1] |= dict.fromkeys(times) | {"n": 0, "status": "out of memory"}
     (tmp_path / "changed.json").write_text(json.dumps(raw))
     found = read_portable(tmp_path / "changed.json")

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kdcli.deploy.measurements import Speedup
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, MachineError, Stopped
@@ -34,9 +35,13 @@ from kdcli.verbs.compress.shapes import UntrainedTimes, shapes_of, str_of
 from kdcli.verbs.compress.steps import Step
 
 
-def measured(name, score, ms, mb, low=None, high=None):
+def measured(name, score, ms, mb, low=None, high=None, unstable=False):
+    ratio = 10 / ms
+    quartiles = {"median": ratio, "low": 0.8 * ratio, "high": 1.2 * ratio}
+    speedup = Speedup(baseline="teacher", unstable=unstable, **quartiles)
+    ends = low or score, high or score
     return ScoredModel(
-        name, Path(name), score, low or score, high or score, ms, 10 / ms, mb, (4.0, 6.0)
+        name, Path(name), score, *ends, ms, None if name == "teacher" else speedup, mb, unstable
     )
 
 
@@ -74,8 +79,30 @@ def test_the_fastest_that_keeps_the_quality_is_chosen_and_the_smallest_of_those_
     said = said_of(scores_of(one), one, missed, GoalSettings(max_drop=1.0, speedup=8.0))
     assert said.startswith(
         "The goal cannot be met with what was tried. Nearest: a is 5.0 times as fast as the "
-        "teacher (4.0-6.0; "
+        "teacher (4.0–6.0; 2.00 ms, not 10.00) "
     )
+
+
+def test_of_an_unstable_measurement_the_lower_quartile_is_stated_and_must_meet_the_goal():
+    one = measured("a", 0.9, 2.0, 4.0, unstable=True)
+    judged = scores_of(one)
+    met = GoalSettings(speedup=4.0)
+    assert said_of(judged, *choose(met, judged), met).startswith(
+        "a is at least 4.0 times as fast as the teacher (unstable measurement; at most 2.00 ms) "
+    )
+    assert choose(GoalSettings(speedup=4.5), judged)[1] == {
+        "speedup": "at least 4.00 times as fast (unstable measurement), not 4.5"
+    }
+    assert choose(GoalSettings(speedup=4.5), scores_of(measured("a", 0.9, 2.0, 4.0)))[1] == {}
+    assert choose(GoalSettings(max_latency_ms=1.5), judged)[1] == {
+        "max_latency_ms": "2.00 ms (unstable measurement), 0.50 above 1.5"
+    }
+
+
+def test_an_unstable_teacher_has_no_milliseconds_in_the_sentence():
+    one = measured("a", 0.9, 2.0, 4.0, unstable=True)
+    judged, goal = scores_of(replace(one, unstable=False)), GoalSettings(speedup=4.0)
+    assert "(unstable measurement; 2.00 ms) and" in said_of(judged, *choose(goal, judged), goal)
 
 
 def test_strict_asks_the_lower_end_of_the_interval():

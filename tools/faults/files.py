@@ -372,11 +372,11 @@ def latency_report(case: Case) -> None:
         "padding": "full",
         "n": 9,
     }
-    cell |= dict.fromkeys(("p50_ms", "p90_ms", "p95_ms", "mean_ms"), 1.0) | {
+    cell |= dict.fromkeys(("p50_ms", "p75_ms", "p90_ms", "p95_ms", "mean_ms"), 1.0) | {
         "iqr_over_p50": 0.1,
         "status": "ok",
     }
-    ratio = {"median": 2.0, "low": 1.0, "high": 3.0}
+    ratio = {"median": 2.0, "low": 1.0, "high": 3.0, "unstable": False}
     if rng.random() < 0.5:
         report = json.loads((case.material / "teacher" / "report.json").read_bytes())
         name = report["models"][0]["name"]

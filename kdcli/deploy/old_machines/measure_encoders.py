@@ -12,8 +12,9 @@ runs the same operations.
 
 All encoders run in turns, in a new random order in each round, so that other load on the machine
 affects all of them equally. A speed-up over the first encoder is the median of the ratios within
-each round, with quartiles. Ctrl-C keeps the finished cells. Exit codes: 0 done, 2 wrong usage, 3
-this machine cannot run it, 130 interrupted.
+each round, with quartiles. A cell in which an encoder is unstable is measured again, up to three
+times in all. If it stays unstable, the lower quartile counts. Ctrl-C keeps the finished cells. Exit
+codes: 0 done, 2 wrong usage, 3 this machine cannot run it, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -39,8 +40,12 @@ from torch import Tensor, nn
 
 SCHEMA = 2
 WARM_RUNS, WARM_SECONDS = 10, 1.0
-OK, NOISY = 0.10, 0.25
+OK, NOISY, UNSTABLE = "ok", "noisy", "unstable"
+MAX_SPREAD = {OK: 0.10, NOISY: 0.25}
 """Maximum ratio of interquartile range to median for status ok and noisy; above, it is unstable."""
+MAX_MEASUREMENTS, MAX_SECONDS = 3, 60.0
+"""Maximum number of measurements of an unstable cell, and of the seconds that a repeated one takes.
+A measurement that took longer is not repeated."""
 RUNS_OF_P99 = 100
 """With fewer runs, the 99th percentile would depend on one or two of them."""
 OUT_OF_MEMORY = (
@@ -186,18 +191,24 @@ def warm(call: Callable[[], Any], device: torch.device) -> bool:
 
 
 def interleaved(
-    calls: Mapping[Any, Callable[[], Any]], device: torch.device, min_runs: int, min_seconds: float
+    calls: Mapping[Any, Callable[[], Any]],
+    device: torch.device,
+    min_runs: int,
+    min_seconds: float,
+    is_warm: bool = False,
 ) -> dict[Any, list[float]]:
     """Run all subjects in rounds, and return the seconds of every run by subject.
 
-    Run i of each subject belongs to round i. Each subject first warms up alone. Rounds continue
-    until there are at least `min_runs` rounds and they took at least `min_seconds`. Subjects that
-    run out of memory are dropped.
+    Run i of each subject belongs to round i. Unless they are warm, each subject first warms up
+    alone. Rounds continue until there are at least `min_runs` rounds and they took at least
+    `min_seconds`. Subjects that run out of memory are dropped.
     """
     drawn = torch.Generator().manual_seed(0)
     collecting = gc.isenabled()
     with getattr(torch, "inference_mode", torch.no_grad)():
-        times: dict[Any, list[float]] = {key: [] for key in calls if warm(calls[key], device)}
+        times: dict[Any, list[float]] = {
+            key: [] for key in calls if is_warm or warm(calls[key], device)
+        }
         gc.collect()
         gc.disable()
         try:
@@ -217,6 +228,33 @@ def interleaved(
     return times
 
 
+def measure(
+    calls: Mapping[Any, Callable[[], Any]], device: torch.device, min_runs: int, min_seconds: float
+) -> dict[Any, list[float]]:
+    """Run `interleaved`, and run it again while the times of a subject are unstable.
+
+    There are at most `MAX_MEASUREMENTS`. Each takes twice as long as the one before, but at most
+    `MAX_SECONDS`; a measurement that already took that long is not repeated. The result is the
+    measurement with the fewest unstable subjects, and of equal ones the last.
+    """
+    kept = times = interleaved(calls, device, min_runs, min_seconds)
+    for _ in range(MAX_MEASUREMENTS - 1):
+        took = sum(sum(seconds) for seconds in times.values())
+        if not unstable(times) or took >= MAX_SECONDS:
+            break
+        longer = min(2 * took, MAX_SECONDS)
+        fitting = {key: calls[key] for key in kept}
+        times = interleaved(fitting, device, min_runs, longer, is_warm=True)
+        if len(times) == len(kept) and len(unstable(times)) <= len(unstable(kept)):
+            kept = times
+    return kept
+
+
+def unstable(times: Mapping[Any, Sequence[float]]) -> list[Any]:
+    """Return the subjects whose times are unstable."""
+    return [key for key, seconds in times.items() if summary(seconds)["status"] == UNSTABLE]
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """Return the value below which `share` per cent lie, interpolated linearly."""
     ordered = sorted(values)
@@ -231,24 +269,28 @@ def summary(seconds: Sequence[float]) -> dict[str, Any]:
 
     Without times, the cell did not fit into memory.
     """
-    names = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "iqr_over_p50")
+    names = ("p50_ms", "p75_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "iqr_over_p50")
     if not seconds:
         return {"n": 0, **dict.fromkeys(names), "status": "out of memory"}
     ms = sorted(s * 1e3 for s in seconds)
-    p50, p90, p95, p99 = (percentile(ms, share) for share in (50, 90, 95, 99))
-    spread = (percentile(ms, 75) - percentile(ms, 25)) / p50
-    values = (p50, p90, p95, p99 if len(ms) >= RUNS_OF_P99 else None, sum(ms) / len(ms), spread)
-    status = "ok" if spread <= OK else "noisy" if spread <= NOISY else "unstable"
+    p25, p50, p75, p90, p95, p99 = (percentile(ms, share) for share in (25, 50, 75, 90, 95, 99))
+    spread, mean = (p75 - p25) / p50, sum(ms) / len(ms)
+    values = (p50, p75, p90, p95, p99 if len(ms) >= RUNS_OF_P99 else None, mean, spread)
+    status = next((name for name, most in MAX_SPREAD.items() if spread <= most), UNSTABLE)
     return {"n": len(ms), **{name: values[i] for i, name in enumerate(names)}, "status": status}
 
 
-def speedup(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str, float]:
-    """Return the median and quartiles of the ratios within each round."""
+def speedup(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str, Any]:
+    """Return the median and quartiles of the ratios within each round, and whether to trust them.
+
+    A speed-up is unstable if the times of either side are.
+    """
     ratios = [seconds / candidate[i] for i, seconds in enumerate(baseline)]
     return {
         "median": percentile(ratios, 50),
         "low": percentile(ratios, 25),
         "high": percentile(ratios, 75),
+        "unstable": bool(unstable({"baseline": baseline, "candidate": candidate})),
     }
 
 
@@ -419,7 +461,7 @@ def measure_cell(
         for name, encoder in encoders.items()
         if encoder is not None
     }
-    times = interleaved(calls, device, settings["min_runs"], settings["min_seconds"])
+    times = measure(calls, device, settings["min_runs"], settings["min_seconds"])
     shared = {
         "backend": "portable",
         **{key: settings[key] for key in ("device", "dtype", "padding")},
@@ -437,19 +479,23 @@ def measure_cell(
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the rows of a cell."""
     for row in rows:
-        took = (
-            ""
-            if row["p50_ms"] is None
-            else f"{row['p50_ms']:10.3f} ms, 95 %: {row['p95_ms']:10.3f} ms"
-        )
+        took = ""
+        if row["p50_ms"] is not None:
+            stated = row["p75_ms" if row["status"] == UNSTABLE else "p50_ms"]
+            took = f"{stated:10.3f} ms, 95 %: {row['p95_ms']:10.3f} ms"
         print(
             f"{row['model']:>24} {row['batch_size']:>4} x {row['seq_len']:<5} "
             f"{row['status']:<14}{took}"
         )
         if row["speedup"] is not None:
             ratio = row["speedup"]
-            over = f"over {ratio['baseline']}: {ratio['median']:.2f}"
-            print(f"{over:>50}, quartiles {ratio['low']:.2f} and {ratio['high']:.2f}")
+            over, trust = f"over {ratio['baseline']}: ", "unstable measurement"
+            if ratio["unstable"]:
+                over += f"at least {ratio['low']:.2f}"
+            else:
+                over += f"{ratio['median']:.2f}"
+                trust = f"quartiles {ratio['low']:.2f} and {ratio['high']:.2f}"
+            print(f"{over:>50}, {trust}")
     sys.stdout.flush()
 
 

@@ -32,6 +32,7 @@ class _Speedup(_Part):
     median: Positive
     low: Positive
     high: Positive
+    unstable: bool
 
 
 class _Row(_Part):
@@ -44,6 +45,7 @@ class _Row(_Part):
     padding: Literal["full", "random"]
     n: Annotated[int, Field(ge=0)]
     p50_ms: Positive | None
+    p75_ms: Positive | None
     p90_ms: Positive | None
     p95_ms: Positive | None
     p99_ms: Positive | None
@@ -59,7 +61,14 @@ class _Row(_Part):
 
     @model_validator(mode="after")
     def _times(self) -> Self:
-        times = (self.p50_ms, self.p90_ms, self.p95_ms, self.mean_ms, self.iqr_over_p50)
+        times = (
+            self.p50_ms,
+            self.p75_ms,
+            self.p90_ms,
+            self.p95_ms,
+            self.mean_ms,
+            self.iqr_over_p50,
+        )
         if {value is not None for value in times} != {self.fits}:
             raise ValueError(f"status '{self.status}' contradicts the times")
         return self
@@ -163,6 +172,7 @@ def read_portable(path: Path) -> PortableResult:
         raise UsageError(f"{path} has schema {raw.get('schema')}; this kdcli reads {SCHEMA}", hint)
     try:
         result = _Result.model_validate_json(path.read_bytes())
+        rows = [LatencyRow.model_validate(row.model_dump()) for row in result.rows if row.fits]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "as a whole"
@@ -178,7 +188,7 @@ def read_portable(path: Path) -> PortableResult:
     measured = dict.fromkeys(row.model for row in result.rows)
     return PortableResult(
         shapes=[shape for shape in result.models if shape in measured],
-        rows=[LatencyRow.model_validate(row.model_dump()) for row in result.rows if row.fits],
+        rows=rows,
         failures=[
             Failure.model_validate(row.model_dump(include=cell) | {"reason": row.status})
             for row in result.rows

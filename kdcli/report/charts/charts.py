@@ -1,7 +1,7 @@
 """Draw the pictures of a report: training, settings, latency, size and quality."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal
 
 from kdcli.deploy.measurements import LatencyRow
@@ -36,6 +36,8 @@ MAX_LINES = 12  # in one picture
 MAX_TERMS = 9  # with more held-out terms, a picture has a line for each student
 LOWER_IS_BETTER = {"loss", "mse"}  # metrics without a picture
 MARKERS = "os^Dv"
+UNSTABLE_MARK = " (unstable)"  # after a name in a picture
+AT_QUARTILE = "Unstable measurements are drawn at their upper quartile, not at their median."
 
 Cost = Literal["latency", "size", "density"]
 
@@ -248,16 +250,26 @@ def size_latency(report: Report) -> Picture | None:
     if len(rows) < 2:
         return None
     cards = {row.model: all_cards[row.model] for row in rows}
-    points = {row.model: (cards[row.model].bytes / 1e6, row.p50_ms) for row in rows}
+    points = {row.model: (cards[row.model].bytes / 1e6, row.stated_ms) for row in rows}
+    unstable = {row.model for row in rows if row.unstable}
     labels = {}
     for name, card in cards.items():
         labels[name] = cut(without_owner(name), 24)
         if name != shape_of(card):
             labels[name] += f" {shape_of(card)}"
+        labels[name] += UNSTABLE_MARK * (name in unstable)
     where = cell_name((rows[0].batch_size, rows[0].seq_len))
-    words = "; ".join(f"{name} {size:,.1f} MB, {ms:.3g} ms" for name, (size, ms) in points.items())
+    words = "; ".join(
+        f"{name} {size:,.1f} MB, {ms:.3g} ms{UNSTABLE_MARK * (name in unstable)}"
+        for name, (size, ms) in points.items()
+    )
     drawing = scatter_chart(points, labels, "weights, MB", f"median ms, {where}", zero=True)
-    return Picture(drawing, f"Size and latency, {where}: {words}.")
+    return Picture(drawing, _with_remark(f"Size and latency, {where}: {words}.", unstable))
+
+
+def _with_remark(caption: str, unstable: Collection[str]) -> str:
+    """Add to a caption where unstable measurements are drawn, if there are any."""
+    return f"{caption} {AT_QUARTILE}" if unstable else caption
 
 
 def latency_over(report: Report, what: Literal["tokens", "batch size"]) -> Picture | None:
@@ -279,11 +291,15 @@ def latency_over(report: Report, what: Literal["tokens", "batch size"]) -> Pictu
         for row in by_cell[cell]:
             rows.setdefault((row.model, (row.backend, row.dtype)), {})[cell[varies]] = row
     models, backends = (list(dict.fromkeys(key[i] for key in rows)) for i in (0, 1))
-    lines = []
+    lines: list[Line] = []
+    unstable: list[str] = []
     for (model, on), by_place in list(rows.items())[:MAX_LINES]:
         turn, place = divmod(models.index(model), len(COLOURS))
         name = model if len(backends) == 1 else ran_as(next(iter(by_place.values())))
-        points = [(x, row.p50_ms) for x, row in by_place.items()]
+        points = [(x, row.stated_ms) for x, row in by_place.items()]
+        if any(row.unstable for row in by_place.values()):
+            name += UNSTABLE_MARK
+            unstable.append(name)
         dash, marker = DASHES[backends.index(on) % len(DASHES)], MARKERS[turn % len(MARKERS)]
         lines.append(Line(name, points, COLOURS[place], dash, marker))
     columns = 3 if len(backends) == 1 else 2
@@ -298,7 +314,7 @@ def latency_over(report: Report, what: Literal["tokens", "batch size"]) -> Pictu
     caption = f"Median milliseconds by {what}, {fixed}, both axes logarithmic: {words}."
     if len(lines) < len(rows):
         caption += f" The first {len(lines)} of {len(rows)} lines."
-    return Picture(svg(drawing), caption)
+    return Picture(svg(drawing), _with_remark(caption, unstable))
 
 
 def quality_against(report: Report, what: Cost) -> Picture | None:
@@ -313,10 +329,13 @@ def quality_against(report: Report, what: Cost) -> Picture | None:
         return None
     points = {name: (costs[name], value) for name, value in quality.items()}
     front = front_of(points)
-    labels = {name: cut(without_owner(name), 24) for name in points}
+    unstable = _unstable(report) & points.keys() if what == "latency" else set()
+    marks = {name: UNSTABLE_MARK * (name in unstable) for name in points}
+    labels = {name: cut(without_owner(name), 24) + marks[name] for name in points}
     drawing = scatter_chart(points, labels, label, cut(f"{metric} on {task}", 40), front=front)
     words = "; ".join(
-        f"{name} {cost:.4g} {unit}, {number(value)}" for name, (cost, value) in points.items()
+        f"{name} {cost:.4g} {unit}{marks[name]}, {number(value)}"
+        for name, (cost, value) in points.items()
     )
     text = f"{metric} on {task} against {what} ({label}): {words}. On the line: {', '.join(front)}."
     if beaten := [name for name in points if name not in front]:
@@ -325,7 +344,14 @@ def quality_against(report: Report, what: Cost) -> Picture | None:
         row = comparable(report)[0]
         if (row.backend, row.dtype) not in PLAIN:
             text += " The quality belongs to the weights, not to this backend."
-    return Picture(drawing, text)
+    return Picture(drawing, _with_remark(text, unstable))
+
+
+def _unstable(report: Report) -> set[str]:
+    """Return the models and forms that the first cell has unstable rows of."""
+    by_backend = bool(_by_backend(report))
+    rows = first_cell(report) if by_backend else comparable(report)
+    return {form_of(report, row).name if by_backend else row.model for row in rows if row.unstable}
 
 
 def _costs(report: Report, what: Cost) -> tuple[str, str, dict[str, float]]:
@@ -349,7 +375,7 @@ def _costs(report: Report, what: Cost) -> tuple[str, str, dict[str, float]]:
         if rows:
             where = cell_name((rows[0].batch_size, rows[0].seq_len))
             label = f"median ms, {where}, {rows[0].backend} {rows[0].dtype}"
-        return "ms", label, {row.model: row.p50_ms for row in rows}
+        return "ms", label, {row.model: row.stated_ms for row in rows}
     measured = dict.fromkeys(row.model for row in first_cell(report) if row.model in cards)
     names = [p.model for p in report.pruning if p.model in cards] or list(measured)
     sizes = {name: cards[name].bytes / 1e6 for name in names}
@@ -358,17 +384,17 @@ def _costs(report: Report, what: Cost) -> tuple[str, str, dict[str, float]]:
 
 
 def _by_backend(report: Report) -> dict[str, float]:
-    """Return the medians of the first cell by the model or form that was scored.
+    """Return the times of the first cell by the model or form that was scored.
 
     The result is empty if no other rows than the comparable ones were scored.
     """
     scored = {name for models in report.quality.values() for name in models}
-    medians: dict[str, float] = {}
+    times: dict[str, float] = {}
     for row in first_cell(report):
         name = form_of(report, row).name
         if name in scored:
-            medians.setdefault(name, row.p50_ms)
-    return medians if medians.keys() - {row.model for row in comparable(report)} else {}
+            times.setdefault(name, row.stated_ms)
+    return times if times.keys() - {row.model for row in comparable(report)} else {}
 
 
 def _most_scored(report: Report, models: list[str]) -> tuple[str, str, dict[str, float]]:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
-from kdcli.report.charts.charts import front_of
+from kdcli.report.charts.charts import AT_QUARTILE, UNSTABLE_MARK, front_of
 from kdcli.report.charts.drawing import (
     COLOURS,
     HEIGHT,
@@ -35,7 +35,7 @@ def png(compression: Compression) -> bytes:
     drawing = Figure(figsize=(2 * WIDTH, HEIGHT + 0.6), layout="constrained")
     for axes, cost in zip(drawing.subplots(1, 2), AXES, strict=True):
         _draw(styled(drawing, axes), compression, cost)
-    legend(drawing, 4, compression.chosen)
+    legend(drawing, 4, _chosen_label(compression, "ms"))
     data = io.BytesIO()
     drawing.savefig(data, format="png", dpi=150, facecolor="white", metadata={"Software": None})
     return data.getvalue()
@@ -44,19 +44,32 @@ def png(compression: Compression) -> bytes:
 def _picture(compression: Compression, cost: Cost) -> Picture:
     drawing, axes = figure(0.6)
     front = _draw(axes, compression, cost)
-    legend(drawing, 2, compression.chosen)
+    legend(drawing, 2, _chosen_label(compression, cost))
     words = "; ".join(
-        f"{one.name} {_cost(one, cost):.3g}, {number(one.score)}" for one in _measured(compression)
+        f"{_label(one, cost)} {_cost(one, cost):.3g}, {number(one.score)}"
+        for one in _measured(compression)
     )
     caption = (
         f"{compression.metric} on {compression.task} over {AXES[cost]}, bars are 95 % intervals: "
         f"{words}. On the line, the Pareto front: {', '.join(front)}. Dashed: the goal."
     )
+    if cost == "ms" and any(one.unstable for one in _measured(compression)):
+        caption += f" {AT_QUARTILE}"
     return Picture(svg(drawing), caption)
 
 
 def _measured(compression: Compression) -> list[Candidate]:
     return [one for one in compression.candidates if one.score is not None]
+
+
+def _label(one: Candidate, cost: Cost) -> str:
+    """Name a candidate in a picture."""
+    return one.name + UNSTABLE_MARK * (cost == "ms" and one.unstable)
+
+
+def _chosen_label(compression: Compression, cost: Cost) -> str:
+    chosen = next(one for one in compression.candidates if one.name == compression.chosen)
+    return _label(chosen, cost)
 
 
 def _cost(one: Candidate, cost: Cost) -> float:
@@ -86,7 +99,10 @@ def _draw(axes: Any, compression: Compression, cost: Cost) -> list[str]:
         }
         chosen = one.name == compression.chosen
         style = {"markersize": 10 if chosen else 6, "markeredgecolor": colour, "linestyle": "none"}
-        style |= {"markerfacecolor": colour if one.name in front else "none", "label": one.name}
+        style |= {
+            "markerfacecolor": colour if one.name in front else "none",
+            "label": _label(one, cost),
+        }
         axes.errorbar([x], [y], marker=MARKERS[number_ % len(MARKERS)], **style, **bars)
     teacher = measured[0]
     if "max_drop" in goal:
@@ -99,7 +115,9 @@ def _draw(axes: Any, compression: Compression, cost: Cost) -> list[str]:
     limits = [goal["max_mb"]] if cost == "mb" and "max_mb" in goal else []
     if cost == "ms":
         limits += [goal["max_latency_ms"]] if "max_latency_ms" in goal else []
-        limits += [points[teacher.name][0] / goal["speedup"]] if "speedup" in goal else []
+        # The worse quartile of the teacher's time would place the limit too far to the right.
+        if "speedup" in goal and not teacher.unstable:
+            limits.append(points[teacher.name][0] / goal["speedup"])
     for limit in limits:
         axes.axvline(limit, color=INK, linewidth=1, linestyle="--")
     axes.set(xlabel=AXES[cost], ylabel=compression.metric)

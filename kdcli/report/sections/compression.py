@@ -3,7 +3,7 @@
 from functools import partial
 
 from kdcli.report.schema import Candidate, Compression
-from kdcli.report.sections.latency import milliseconds
+from kdcli.report.sections.latency import interval, milliseconds
 from kdcli.report.text import Picture, Section, Table, number
 
 GOALS = {
@@ -42,14 +42,15 @@ def compression_section(compression: Compression) -> Section:
 
 
 def _row(one: Candidate, teacher: Candidate) -> list[str]:
-    lost = interval = ""
+    lost = bounds = ""
     if one is not teacher:
         far, most, near = (
             100 * ((teacher.score or 0.0) - (end or 0.0)) for end in (one.low, one.score, one.high)
         )
-        lost, interval = f"{most:+.2f}", f"{near:+.2f} to {far:+.2f}"
-    times = [milliseconds(one.ms), f"{one.speedup:.2f}x", f"{one.mb:.1f}"]
-    return [one.name, number(one.score), lost, *times, interval, one.outcome]
+        lost, bounds = f"{most:+.2f}", f"{near:+.2f} to {far:+.2f}"
+    speedup = "1 (baseline)" if one is teacher else interval(one.speedup)
+    costs = [milliseconds(one.ms, unstable=one.unstable), speedup, f"{one.mb:.1f}"]
+    return [one.name, number(one.score), lost, *costs, bounds, one.outcome]
 
 
 def _pictures(compression: Compression) -> list[Picture]:

@@ -17,7 +17,8 @@ PADDING = {
 NOISE = (
     "Noisy or unstable: the middle half of the runs spreads over more than a tenth, or a quarter, "
     "of the median, so the machine had other work too. Then rely on the paired ratios, not on the "
-    "milliseconds."
+    "milliseconds. An unstable cell is measured up to three times. If it stays unstable, its worse "
+    "quartiles are given: the lower one of a speed-up (at least), the upper one of times (at most)."
 )
 MAX_OPEN_CELLS = 4  # with more cells, only the first table is open in HTML
 Cell = tuple[int, int]
@@ -64,10 +65,10 @@ def of_runs(report: Report) -> bool:
 
 
 def interval(speedup: Speedup | None) -> str:
-    """Write the median and the quartiles of a speed-up."""
+    """Write a speed-up: `2.50x (2.31–2.71)`, or `at least 2.31x (unstable measurement)`."""
     if speedup is None:
         return ""
-    return f"{speedup.median:.2f}x ({speedup.low:.2f}–{speedup.high:.2f})"
+    return f"{speedup.phrase('x', digits=2)} ({speedup.trust(digits=2)})"
 
 
 def comparable(report: Report) -> list[LatencyRow]:
@@ -113,6 +114,7 @@ def _facts(report: Report, row: LatencyRow) -> dict[str, str]:
         "tokens/s": "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
         "speed-up": speedup,
         "status": row.status,
+        "p75 ms": milliseconds(row.p75_ms) if any(r.unstable for r in report.latency) else "",
         "p95 ms": milliseconds(row.p95_ms),
         "IQR / p50": f"{row.iqr_over_p50:.0%}",
         "peak memory": "" if row.peak_memory_bytes is None else bytes_of(row.peak_memory_bytes),
@@ -136,11 +138,12 @@ def _ran_on(report: Report) -> list[str]:
     return list(dict.fromkeys(f"{row.backend} {row.dtype}" for row in report.latency))
 
 
-def milliseconds(value: float | None) -> str:
-    """Write milliseconds: `2.36` or `1,234.5`."""
+def milliseconds(value: float | None, *, unstable: bool = False) -> str:
+    """Write milliseconds: `2.36`, `1,234.5` or, if unstable, `at most 2.51 (unstable)`."""
     if value is None:
         return ""
-    return f"{value:.2f}" if value < 100 else f"{value:,.1f}"
+    text = f"{value:.2f}" if value < 100 else f"{value:,.1f}"
+    return f"at most {text} (unstable)" if unstable else text
 
 
 def _remarks(report: Report) -> list[str]:
@@ -261,20 +264,23 @@ def published(report: Report) -> list[Section]:
 
 
 def latency_csv(report: Report) -> str:
-    """Write latency.csv: the rows of report.json, each with its speed-up."""
+    """Write latency.csv: the rows of report.json, each with the speed-up to state."""
     if not report.latency:
         return ""
     text = io.StringIO()
     measured = [name for name in LatencyRow.model_fields if name != "speedup"]
-    names = [*measured, "speedup", "speedup_low", "speedup_high", "baseline"]
+    of_speedup = ("speedup", "speedup_median", "speedup_low", "speedup_high", "speedup_unstable")
+    names = [*measured, *of_speedup, "baseline"]
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     for row in report.latency:
         columns = row.model_dump(exclude={"speedup"})
         if row.speedup is not None:
-            columns["speedup"] = row.speedup.median
+            columns["speedup"] = row.speedup.stated
+            columns["speedup_median"] = row.speedup.median
             columns["speedup_low"] = row.speedup.low
             columns["speedup_high"] = row.speedup.high
+            columns["speedup_unstable"] = row.speedup.unstable
             columns["baseline"] = row.speedup.baseline
         writer.writerow(columns)
     return text.getvalue()

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from statistics import fmean
 
-from kdcli.deploy.measurements import LatencyRow
+from kdcli.deploy.measurements import UNSTABLE, LatencyRow
 from kdcli.report.schema import Quality, Report
 from kdcli.report.sections.evaluations import set_name, tasks
 from kdcli.report.sections.latency import cells, first_cell, form_of, interval, ran_as
@@ -179,14 +179,14 @@ def overview(report: Report) -> Table:
 
 
 def _times(name: str, tables: Iterable[list[LatencyRow]]) -> dict[str, str]:
-    """Return a model's medians, then its speed-ups, by cell; of several rows the first counts."""
-    medians, speedups = {}, {}
+    """Return a model's times, then its speed-ups, by cell; of several rows the first counts."""
+    times, speedups = {}, {}
     for rows in tables:
         row = next((row for row in rows if row.model == name), None)
         cell = f"{rows[0].batch_size}x{rows[0].seq_len}"
-        medians[f"ms {cell}"] = "" if row is None else _median(row)
+        times[f"ms {cell}"] = "" if row is None else _time(row)
         speedups[f"speed-up {cell}"] = "" if row is None else interval(row.speedup)
-    return medians | speedups
+    return times | speedups
 
 
 def _sizes(report: Report, name: str) -> dict[str, str]:
@@ -211,8 +211,9 @@ def _sizes(report: Report, name: str) -> dict[str, str]:
     }
 
 
-def _median(row: LatencyRow) -> str:
-    return f"{row.p50_ms:.1f}" + ("" if row.status == "ok" else f" ({row.status})")
+def _time(row: LatencyRow) -> str:
+    text = f"{'at most ' if row.unstable else ''}{row.stated_ms:.1f}"
+    return text if row.status == "ok" else f"{text} ({row.status})"
 
 
 def _quality(report: Report) -> Quality:
@@ -287,11 +288,12 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ratio = fastest.speedup
         ran = ran_as(fastest) if report.focus == "latency" else fastest.model
         where = f"{fastest.batch_size} × {fastest.seq_len} tokens"
-        text = f"the speed of {ratio.baseline}: {ran}, {where} ({ratio.low:.1f}–{ratio.high:.1f})"
-        listed.append((f"{ratio.median:.1f}×", text, ""))
+        text = f"the speed of {ratio.baseline}: {ran}, {where} ({ratio.trust()})"
+        listed.append((ratio.phrase("×"), text, ""))
     elif not pruned and (rows := [row for row in report.latency if row.model == name]):
-        where = f"{rows[0].batch_size} × {rows[0].seq_len} tokens"
-        listed.append((f"{rows[0].p50_ms:.1f} ms", where, ""))
+        row, where = rows[0], f"{rows[0].batch_size} × {rows[0].seq_len} tokens"
+        at_most, trust = ("at most ", f" ({UNSTABLE})") if row.unstable else ("", "")
+        listed.append((f"{at_most}{row.stated_ms:.1f} ms", where + trust, ""))
     listed.append((on_disk(card), "on disk", on_disk(baseline)))
     if card.multiply_adds != baseline.multiply_adds:
         listed.append((count(card.multiply_adds), "multiply-adds", count(baseline.multiply_adds)))
@@ -322,14 +324,14 @@ def _quality_facts(
 
 
 def _fastest(report: Report) -> LatencyRow | None:
-    """Return the row with the highest speed-up of the first cell.
+    """Return the row with the highest stated speed-up of the first cell.
 
     With a teacher, only the foremost student counts.
     """
     rows = [row for row in first_cell(report) if row.speedup is not None]
     if report.with_role("teacher") and report.focus == "quality":
         rows = [row for row in rows if row.model == foremost(report)]
-    return max(rows, key=lambda row: row.speedup.median if row.speedup else 0.0, default=None)
+    return max(rows, key=lambda row: row.speedup.stated if row.speedup else 0.0, default=None)
 
 
 def _means(report: Report) -> Quality:

@@ -32,6 +32,7 @@ from kdcli.workloads.settings import TaskHeadSettings
 from kdcli.workloads.workload import EvaluationRequest, ModelScores, Workload
 
 PLAIN = ("torch", "fp32")
+POINT = 0.01
 
 
 @dataclass
@@ -157,10 +158,13 @@ def _compare(
     rows = workload.compare(pair, {label: other}).comparisons
     total.comparisons += rows
     first = next(iter(scores[label].evaluations[0].metrics))
-    lost = [r for r in rows if r.metric == first and not r.difference >= -recipe.max_drop]
+    # Floating point may exceed a drop that is allowed exactly.
+    allowed = POINT * recipe.max_drop + 1e-9
+    lost = [r for r in rows if r.metric == first and not r.difference >= -allowed]
     # A smaller model may lose more than `max_drop`, but a backend with the same weights may not.
     for row in lost if same else ():
-        total.worse.append(f"{label} {row.set}".rstrip() + f": {first} {row.difference:+.4f}")
+        points = f"{-row.difference / POINT:.2f} points of {first} lost"
+        total.worse.append(f"{label} {row.set}".rstrip() + f": {points}")
 
 
 def _score(

@@ -83,10 +83,10 @@ class BenchmarkRecipe(Section):
         None, description="Task on which every backend is evaluated too (default: none)."
     )
     max_drop: float = Field(
-        0.02,
+        2.0,
         ge=0,
-        description="Maximum drop of the task's first metric below torch in float32; a backend "
-        "that loses more fails.",
+        description="Maximum drop of the task's first metric below torch in float32, in points "
+        "(1 point = 0.01); a backend that loses more fails.",
     )
     data: BenchmarkDataSettings = BenchmarkDataSettings()
     measure: MeasureSettings = MeasureSettings()

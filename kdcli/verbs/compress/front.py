@@ -62,7 +62,8 @@ class Front:
                 "name": one.name,
                 self.compression.metric: one.score,
                 "ms": one.ms,
-                "speedup": one.speedup,
+                "speedup": one.speedup.stated if one.speedup else 1.0,
+                "unstable": one.unstable,
                 "mb": one.mb,
                 "fast": one.name in self.fast,
                 "small": one.name in self.small,
@@ -83,8 +84,8 @@ class Front:
             table.add_row(
                 one.name,
                 number(one.score),
-                milliseconds(one.ms),
-                f"{one.speedup:.1f}x",
+                milliseconds(one.ms, unstable=one.unstable),
+                one.speedup.phrase("x") if one.speedup else "1 (baseline)",
                 f"{one.mb:.1f}",
                 " and ".join(fronts),
             )

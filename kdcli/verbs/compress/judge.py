@@ -8,6 +8,7 @@ from statistics import fmean
 
 from kdcli.data.labelled.partition import Partition
 from kdcli.deploy.latency import CELLS
+from kdcli.deploy.measurements import UNSTABLE, Speedup
 from kdcli.disk import cache_key
 from kdcli.models.files import file_beside
 from kdcli.models.load import location
@@ -44,9 +45,10 @@ class ScoredModel:
         folder: The directory of the model.
         score: The task's first metric.
         low, high: The ends of the score's 95 % interval, paired with the teacher.
-        ms, speedup: The latency of one sequence of 128 tokens, and the speed-up over the teacher.
+        ms: The latency of one sequence of 128 tokens, the upper quartile if it is `unstable`.
+        speedup: The speed-up over the teacher; None for the teacher.
         mb: The size of the model's files.
-        quartiles: The quartiles of the speed-up.
+        unstable: Whether the measurement of `ms` is unstable.
     """
 
     name: str
@@ -55,9 +57,9 @@ class ScoredModel:
     low: float
     high: float
     ms: float
-    speedup: float
+    speedup: Speedup | None
     mb: float
-    quartiles: tuple[float, float]
+    unstable: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,23 +145,11 @@ def read(report: Report, teacher: str, candidates: Mapping[str, Path]) -> Candid
         scored, {"teacher": Path(teacher), **candidates}.items(), strict=True
     ):
         low, high = _interval(report, label, metric)
-        ratio = rows[label].speedup
-        speed = ratio.median if ratio else 1.0
-        quartiles = (ratio.low, ratio.high) if ratio else (1.0, 1.0)
+        row = rows[label]
         mb = deployed_bytes(str(folder), report.cards[label].bytes) / 1e6
-        measured.append(
-            ScoredModel(
-                name,
-                folder,
-                score,
-                base + low,
-                base + high,
-                rows[label].p50_ms,
-                speed,
-                mb,
-                quartiles,
-            )
-        )
+        ends = base + low, base + high
+        ms = row.stated_ms
+        measured.append(ScoredModel(name, folder, score, *ends, ms, row.speedup, mb, row.unstable))
     held_out = sum(e.n for e in report.evaluations if e.model == scored[0][0])
     return CandidateScores(report, metric, held_out, measured[0], measured[1:])
 
@@ -203,12 +193,14 @@ def misses(goal: GoalSettings, teacher: ScoredModel, one: ScoredModel) -> dict[s
         missed["max_drop"] = (
             f"{lost:.2f} points lost{end}, {lost - goal.max_drop:.2f} more than {goal.max_drop:g}"
         )
-    if goal.speedup is not None and one.speedup < goal.speedup:
-        missed["speedup"] = f"{one.speedup:.2f} times as fast, not {goal.speedup:g}"
+    ratio = one.speedup
+    if goal.speedup is not None and ratio is not None and ratio.stated < goal.speedup:
+        trust = f" ({UNSTABLE})" if ratio.unstable else ""
+        missed["speedup"] = f"{ratio.phrase(digits=2)}{trust}, not {goal.speedup:g}"
     if goal.max_latency_ms is not None and one.ms > goal.max_latency_ms:
-        missed["max_latency_ms"] = (
-            f"{one.ms:.2f} ms, {one.ms - goal.max_latency_ms:.2f} above {goal.max_latency_ms:g}"
-        )
+        over = f"{one.ms - goal.max_latency_ms:.2f} above {goal.max_latency_ms:g}"
+        trust = f" ({UNSTABLE})" if one.unstable else ""
+        missed["max_latency_ms"] = f"{one.ms:.2f} ms{trust}, {over}"
     if goal.max_mb is not None and one.mb > goal.max_mb:
         missed["max_mb"] = f"{one.mb:.1f} MB, {one.mb - goal.max_mb:.1f} above {goal.max_mb:g}"
     return missed
@@ -292,11 +284,13 @@ def sentence(
         named = "" if what == "agreement" else f" ({what})"
         what = f"agreement with the teacher{named}"
     cost = f"at no loss of {what}" if lost <= 0 else f"for {lost:.2f} points of {what}"
-    ms, all_ms = milliseconds(chosen.ms), milliseconds(teacher.ms)
-    spread = "-".join(f"{end:.1f}" for end in chosen.quartiles)
+    ratio, ms, all_ms = chosen.speedup, milliseconds(chosen.ms), milliseconds(teacher.ms)
+    assert ratio is not None  # It is None for the teacher only.
+    times = f"{'at most ' if chosen.unstable else ''}{ms} ms"
+    times += "" if ratio.unstable else f", not {all_ms}"
     won = (
-        f"{chosen.name} is {chosen.speedup:.1f} times as fast as the teacher "
-        f"({spread}; {ms} ms, not {all_ms}) and {teacher.mb / chosen.mb:.1f} times smaller "
+        f"{chosen.name} is {ratio.phrase()} as the teacher "
+        f"({ratio.trust()}; {times}) and {teacher.mb / chosen.mb:.1f} times smaller "
         f"({chosen.mb:.1f} MB) {cost}, between {low:.2f} and {high:.2f} with "
         f"{100 * verified.confidence:.3g} % confidence on {verified.rows:,} verification rows"
     )

@@ -314,6 +314,7 @@ def row_of(
         low=one.low,
         high=one.high,
         ms=one.ms,
+        unstable=one.unstable,
         speedup=one.speedup,
         mb=one.mb,
         outcome=outcome,

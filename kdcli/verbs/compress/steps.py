@@ -34,7 +34,7 @@ from kdcli.verbs.prune.recipes import prune_recipes
 from kdcli.verbs.trim import run as trim_verb
 from kdcli.verbs.trim.settings import TrimRecipe
 from kdcli.workloads.recipes import finetune_recipe
-from kdcli.workloads.settings import LabelledSettings, RerankRecipe
+from kdcli.workloads.settings import LabelledSettings, RerankData, RerankRecipe
 
 TASK: Literal["task"] = "task"
 EMBEDDING: Literal["embedding"] = "embedding"
@@ -94,7 +94,7 @@ def finetune(recipe: CompressRecipe, kind: Kind, model: str, keys: RecipeKeys) -
 
     def call(options: RunOptions) -> object:
         if kind == RERANK:
-            values = _merged(recipe, _task_data(recipe), keys) | {"student.source": model}
+            values = _merged(recipe, _list_data(recipe), keys) | {"student.source": model}
             resolved = resolve(RerankRecipe, recipe=keys.get("recipe"), options=values)
             return finetune_verb.finetune_reranker(resolved, options)
         values = _merged(recipe, _task_data(recipe), keys) | {"model": model, "task": recipe.task}
@@ -128,7 +128,7 @@ def distill(
         return distill_verb.distill(resolved, options)
 
     def on_lists(options: RunOptions) -> object:
-        values = _merged(recipe, _task_data(recipe), keys) | {"teacher": teacher}
+        values = _merged(recipe, _list_data(recipe), keys) | {"teacher": teacher}
         values |= {} if shape is None else {"student.to": shape}
         resolved = resolve(RerankRecipe, recipe=keys.get("recipe"), options=values)
         return distill_reranker(resolved, options)
@@ -221,6 +221,12 @@ def _task_data(recipe: CompressRecipe) -> dict[str, Any]:
     """Return the keys of `data:` for a verb that reads the task's rows."""
     own = recipe.data.model_dump(exclude_defaults=True, exclude=SIZES)
     return dotted({"data": own})
+
+
+def _list_data(recipe: CompressRecipe) -> dict[str, Any]:
+    """Return the keys of `data:` for a verb that reads lists of candidates."""
+    known = {f"data.{name}" for name in RerankData.model_fields}
+    return {key: value for key, value in _task_data(recipe).items() if key in known}
 
 
 def _text(recipe: CompressRecipe) -> dict[str, Any]:

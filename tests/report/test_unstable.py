@@ -1,0 +1,207 @@
+"""No headline from noise: an unstable measurement is stated by its worse quartile in every view."""
+
+import csv
+import io
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import reports
+from reports import latency_row, made, model, ratio
+
+from kdcli.deploy.measurements import LatencyRow, Speedup
+from kdcli.report.charts.charts import AT_QUARTILE, latency_over, pictures, quality_against
+from kdcli.report.charts.compression import pictures as compression_pictures
+from kdcli.report.frame import frame
+from kdcli.report.schema import Report
+from kdcli.report.sections.latency import latency_csv
+from kdcli.report.sections.overview import facts
+from kdcli.report.views import markdown, model_card
+from kdcli.verbs.compress.judge import read
+
+MEDIAN, LOW, HIGH = 43.5, 31.5, 57.0
+P50, P75 = 4.25, 5.525
+
+
+def unstable_ratio(baseline: str = "teacher") -> dict[str, object]:
+    return ratio(baseline, MEDIAN, LOW, HIGH, unstable=True)
+
+
+def distilled(student: str = "unstable") -> Report:
+    """A distillation to one student that is measured in two cells."""
+    rows = [latency_row("teacher", 1, 60.0), latency_row("3x384", 1, P50, student)]
+    rows[1]["speedup"] = unstable_ratio()
+    values = reports.report_values()
+    del values["models"]["6x384"]
+    scores = {"teacher": {"accuracy": 0.93}, "3x384": {"accuracy": 0.9}}
+    return made(values, latency=rows, curve=[], published=[], quality={"sst2": scores})
+
+
+def unstable_baseline() -> Report:
+    """The student's own times are fine, but its teacher's are not."""
+    report = distilled("ok")
+    teacher = LatencyRow.model_validate(latency_row("teacher", 1, 60.0, "unstable"))
+    return report.model_copy(update={"latency": [teacher, report.latency[1]]})
+
+
+def benchmarked() -> Report:
+    """A benchmark of a shape on two batch sizes."""
+    rows = []
+    for batch_size in (1, 8):
+        row = latency_row("3x384", batch_size, P50, "unstable", unstable_ratio("12x768"))
+        rows += [latency_row("12x768", batch_size, 60.0), row]
+    cards = {"12x768": model("baseline"), "3x384": model("candidate", "12x768", bytes=69_600_000)}
+    return made(
+        reports.benchmark_values(),
+        models=cards,
+        latency=rows,
+        published=[],
+        failures=[],
+        agreements=[],
+        quality={"sst2": {"12x768": {"accuracy": 0.93}, "3x384": {"accuracy": 0.9}}},
+    )
+
+
+def compressed() -> Report:
+    """A compression of the teacher to one candidate."""
+    speedup = Speedup.model_validate(unstable_ratio())
+    common = {"low": 0.9, "high": 0.9, "score": 0.9, "outcome": ""}
+    compression = {
+        **{"task": "sst2", "metric": "accuracy", "rows": 500, "goal": {"speedup": 20.0}},
+        **{"strict": False, "met": True, "chosen": "3x384"},
+        "sentence": f"3x384 is {speedup.phrase()} as the teacher ({speedup.trust()}).",
+        "candidates": [
+            {"name": "teacher", "ms": 60.0, "mb": 438.0} | common,
+            {"name": "3x384", "ms": P75, "unstable": True, "mb": 69.6, "speedup": unstable_ratio()}
+            | common,
+        ],
+    }
+    values = json.loads(distilled().to_json()) | {"command": "compress"}
+    return Report.model_validate(values | {"compression": compression})
+
+
+REPORTS = {
+    "distill": distilled,
+    "unstable baseline": unstable_baseline,
+    "benchmark": benchmarked,
+    "compress": compressed,
+}
+VIEWS = {
+    "terminal": reports.printed,
+    "markdown": markdown,
+    "html": reports.words,
+    "facts": lambda report: " ".join(f"{value} {what}" for value, what in facts(report)),
+    "model card": lambda report: model_card(report, "3x384"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "view"),
+    # A benchmark makes no model, so it writes no model card.
+    [(k, v) for k, v in itertools.product(REPORTS, VIEWS) if (k, v) != ("benchmark", "model card")],
+)
+def test_every_view_states_the_lower_quartile_and_says_unstable(kind, view):
+    text = " ".join(VIEWS[view](REPORTS[kind]()).split())
+    assert "unstable measurement" in text
+    assert "at least 31.5" in text
+    assert "43.5" not in text, "the median of noise"
+
+
+@pytest.mark.parametrize("kind", REPORTS)
+def test_numbers_for_programs_state_the_lower_quartile(kind):
+    report = REPORTS[kind]()
+    row = json.loads(report.to_json())["latency"][1]
+    assert (row["speedup"]["low"], row["speedup"]["unstable"]) == (LOW, True)
+    line = list(csv.DictReader(io.StringIO(latency_csv(report))))[1]
+    assert (line["speedup"], line["speedup_unstable"]) == (str(LOW), "True")
+    table = frame(report)
+    assert table.loc["3x384", "speed-up 1x128"] == LOW
+    assert table.loc["3x384", "unstable 1x128"]
+    stable = kind == "unstable baseline"
+    assert table.loc["3x384", "ms 1x128"] == pytest.approx(P50 if stable else P75)
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        lambda: pictures(distilled())[-1],
+        lambda: quality_against(benchmarked(), "latency"),
+        lambda: latency_over(benchmarked(), "batch size"),
+        lambda: compression_pictures(compressed().compression)[0],
+    ],
+    ids=["size and latency", "quality against latency", "latency over", "compression"],
+)
+def test_pictures_draw_the_worse_quartile_and_mark_it(drawn):
+    picture = drawn()
+    assert "3x384 (unstable)" in picture.svg or "3x384 12x768 (unstable)" in picture.svg
+    assert "(unstable)" in picture.caption
+    assert "5.5" in picture.caption
+    assert "4.25" not in picture.caption, "the median of noise"
+    assert picture.caption.endswith(AT_QUARTILE)
+
+
+def test_size_is_drawn_without_a_mark():
+    picture = compression_pictures(compressed().compression)[1]
+    assert "unstable" not in picture.svg + picture.caption
+    assert "3x384 (chosen)" in picture.svg
+
+
+def test_the_limit_of_a_speedup_is_drawn_only_from_a_stable_teacher():
+    compression = compressed().compression
+    teacher = compression.candidates[0].model_copy(update={"unstable": True})
+    unstable = compression.model_copy(update={"candidates": [teacher, compression.candidates[1]]})
+    dashed = [
+        compression_pictures(each)[0].svg.count("dasharray") for each in (compression, unstable)
+    ]
+    assert dashed[0] == dashed[1] + 1
+
+
+def test_the_fastest_model_is_chosen_by_what_is_stated():
+    report = benchmarked()
+    steady = latency_row("6x384", 1, 2.0, speedup=ratio("12x768", 40.0, 39.0, 41.0))
+    values = json.loads(report.to_json())
+    values["latency"].insert(1, steady)
+    values["models"].append(model("candidate", "12x768") | {"name": "6x384"})
+    assert "40.0×" in dict(facts(Report.model_validate(values)))
+
+
+def test_an_unstable_row_has_no_stable_speedup():
+    row = latency_row("a", 1, P50, "unstable", ratio("teacher", MEDIAN, LOW, HIGH))
+    with pytest.raises(ValueError, match="the times are unstable, but the speed-up is not"):
+        LatencyRow.model_validate(row)
+
+
+def test_a_single_unstable_model_has_its_upper_quartile_as_a_fact():
+    report = made(reports.finetune_values(), latency=[latency_row("finetuned", 1, P50, "unstable")])
+    assert ("at most 5.5 ms", "1 × 128 tokens (unstable measurement)") in facts(report)
+
+
+@pytest.mark.parametrize("unstable", [False, True])
+def test_a_compression_judges_the_stated_figures(unstable):
+    values = reports.report_values()
+    status = "unstable" if unstable else "ok"
+    speedup = ratio("teacher", 10.0, 9.0, 11.5, unstable=unstable)
+    rows = [
+        latency_row("teacher", 1, 60.0),
+        latency_row("6x384", 1, 6.0, status, speedup),
+    ]
+    scored = [reports.evaluation(name) for name in ("teacher", "6x384")]
+    del values["models"]["3x384"], values["models"]["3x384 undistilled"]
+    report = made(values, latency=rows, evaluations=scored, quality={}, curve=[], published=[])
+    judged = read(report, "teacher", {"a": Path("a")})
+    (one,) = judged.candidates
+    assert (judged.teacher.ms, judged.teacher.speedup, judged.teacher.unstable) == (60, None, False)
+    assert (one.ms, one.unstable) == (pytest.approx(7.8 if unstable else 6.0), unstable)
+    assert one.speedup.stated == (9.0 if unstable else 10.0)
+
+
+def test_phrases():
+    values = {"baseline": "teacher", "median": 2.54, "low": 2.31, "high": 2.76}
+    stable, unstable = (Speedup(**values, unstable=unstable) for unstable in (False, True))
+    assert [stable.phrase(), unstable.phrase()] == [
+        "2.5 times as fast",
+        "at least 2.3 times as fast",
+    ]
+    assert [stable.trust(digits=2), unstable.trust()] == ["2.31–2.76", "unstable measurement"]
+    assert [stable.stated, unstable.stated] == [2.54, 2.31]
