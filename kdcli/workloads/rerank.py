@@ -414,6 +414,9 @@ class RerankWorkload(Workload):
         return self._lists(signals, batch)[0]
 
     def metrics(self, outputs: Sequence[Array]) -> dict[str, float]:
+        if self.needs_reference:
+            # A dry run does not wait for the teacher's scores of the held-out lists.
+            return {}
         parts = [output[:size] for output, size in zip(outputs, self.evaluated.sizes, strict=True)]
         values = metrics_by_query(self.evaluated, np.concatenate(parts))
         return {name: float(of_query.mean()) for name, of_query in values.items()}
