@@ -80,7 +80,7 @@ from kdcli.workloads.workload import (
 TASKS = ("embedding", RETRIEVAL)
 METHOD = "embedding"
 GROUP = 16
-"""Number of rows in a micro-batch."""
+"""Number of rows of similar length in a batch, and by default in a micro-batch."""
 HELD_OUT = 256
 """Number of held-out texts, but at most a tenth of all texts."""
 POOLED = Needs(pooled=True)
@@ -333,8 +333,7 @@ class EmbeddingWorkload(Workload):
         return replace(self, eval_sets=[*self.eval_sets, agreement])
 
     def plan(self, settings: TrainSettings) -> Plan:
-        group = settings.micro_batch_size or GROUP
-        return bucketed(self.tokens.lengths[self.train_numbers], settings, group)
+        return bucketed(self.tokens.lengths[self.train_numbers], settings, GROUP)
 
     # -- models -----------------------------------------------------------------------------
 
