@@ -1,12 +1,14 @@
 """Quantise a recorded graph product by product, and measure the error of each product.
 
-A product is named after the linear whose weights it multiplies by. Graphs rename weights and fold
-transposes, so a product is identified by the content of its matrix.
+A product is named after the linear whose weights it multiplies by. An embedding, which multiplies
+its table by one-hot rows, counts as a product too. Graphs rename weights and fold transposes, so a
+product is identified by the content of its matrix.
 """
 
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,50 +36,76 @@ def key_of(weight: Array) -> str:
     ).hexdigest()
 
 
-def linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return the linears of a model by name; a linear that layers share appears once."""
-    return {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+def products(model: nn.Module) -> dict[str, nn.Linear | nn.Embedding]:
+    """Return a model's linears and embeddings by name; one that layers share appears once."""
+    kinds = (nn.Linear, nn.Embedding)
+    return {name: part for name, part in model.named_modules() if isinstance(part, kinds)}
 
 
 def keys_of(model: nn.Module, names: Sequence[str]) -> set[str]:
-    """Return the keys of the named linears."""
-    by_name = linears(model)
+    """Return the keys of the named products."""
+    by_name = products(model)
     return {key_of(by_name[name].weight.detach().float().cpu().numpy()) for name in names}
 
 
 def product_errors(
     model: nn.Module, outputs: Outputs, batches: Sequence[Batch], format: str, precision: str
 ) -> dict[str, float]:
-    """Measure how much each linear's own rounding changes the outputs; the largest error first.
+    """Measure how much each product's own rounding changes the outputs; the largest error first.
 
-    The result maps each linear to the relative error of the outputs over the calibration batches if
-    only that linear is rounded as the runtime of `format` rounds it.
+    The result maps each product to the relative error of the outputs over the calibration batches
+    if only that product is rounded as the runtime of `format` rounds it.
     """
     with torch.no_grad():
         exact = np.concatenate([outputs(batch) for batch in batches])
         errors = {}
-        for name, linear in linears(model).items():
-            weight = _rounded_weight(linear.weight, format, precision)
-
-            def rounded(
-                module: nn.Linear, inputs: tuple[Tensor], _: Tensor, weight: Tensor = weight
-            ) -> Tensor:
-                return F.linear(_rounded_input(inputs[0], format, precision), weight, module.bias)
-
-            handle = linear.register_forward_hook(rounded)
-            try:
+        for name, module in products(model).items():
+            with _rounded(module, format, precision):
                 changed = np.concatenate([outputs(batch) for batch in batches])
-            finally:
-                handle.remove()
             errors[name] = float(np.linalg.norm(changed - exact) / np.linalg.norm(exact))
     return dict(sorted(errors.items(), key=lambda each: -each[1]))
 
 
-def _rounded_weight(weight: Tensor, format: str, precision: str) -> Tensor:
+@contextmanager
+def _rounded(module: nn.Linear | nn.Embedding, format: str, precision: str) -> Iterator[None]:
+    """Let a module compute with rounded weights and, if it is a linear, with rounded inputs."""
+    exact = module.weight.data
+
+    def round_input(_: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+        return _rounded_input(inputs[0], format, precision)
+
+    handle = None
+    if isinstance(module, nn.Linear):
+        handle = module.register_forward_pre_hook(round_input)
+    module.weight.data = _rounded_weight(module, format, precision)
+    try:
+        yield
+    finally:
+        module.weight.data = exact
+        if handle is not None:
+            handle.remove()
+
+
+def _rounded_weight(module: nn.Linear | nn.Embedding, format: str, precision: str) -> Tensor:
     if precision == "q4":
-        return _symmetric(weight, 7, WEIGHT_BLOCK)
-    # ONNX Runtime gets 7 of the 8 bits; see `reduce_range` in `quantise_onnx`.
-    return _symmetric(weight, 63 if format == "onnx" else 127)
+        return _signed_blocks(module.weight.data)
+    # ONNX Runtime's products get 7 of the 8 bits; see `reduce_range` in `quantise_onnx`.
+    is_reduced = format == "onnx" and isinstance(module, nn.Linear)
+    return _symmetric(module.weight.data, 64 if is_reduced else 127)
+
+
+def _signed_blocks(x: Tensor) -> Tensor:
+    """Fake-quantise to integers in [-8, 7], as ONNX Runtime does in 4 bits.
+
+    Every `WEIGHT_BLOCK` values of the last axis share a scale. Its sign lets the largest of them
+    become -8.
+    """
+    width = x.shape[-1]
+    groups = F.pad(x, (0, -width % WEIGHT_BLOCK)).reshape(*x.shape[:-1], -1, WEIGHT_BLOCK)
+    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    scale = torch.where(largest == 0, torch.ones_like(largest), largest / -8)
+    rounded = torch.round(groups / scale).clamp(-8, 7) * scale
+    return rounded.reshape(*x.shape[:-1], -1)[..., :width]
 
 
 def _rounded_input(x: Tensor, format: str, precision: str) -> Tensor:
@@ -107,7 +135,7 @@ def _symmetric(x: Tensor, limit: int, group: int | None = None) -> Tensor:
 def quantise_onnx(plain: Path, file: Path, precision: str, in_float: Keys) -> None:
     """Write a float32 ONNX file in `int8`, `fp16` or `q4`.
 
-    Products in `in_float` keep their float32 weights.
+    Products in `in_float` keep their float32 weights. In int8, a table has one scale per row.
     """
     onnx = library("onnx", "onnx")
     graph = onnx.load(plain, load_external_data=False)
@@ -121,7 +149,10 @@ def quantise_onnx(plain: Path, file: Path, precision: str, in_float: Keys) -> No
     )
     large = any(plain.parent.glob(f"{plain.name}.data"))
     if precision == "int8":
-        onnx.save(graph, plain)
+        # The quantiser would round a whole table with one scale, the largest entry's.
+        kept += _round_tables(graph, plain.parent, in_float)
+        by_row = plain.with_name(f"by_row_{plain.name}")
+        onnx.save(graph, by_row)
         # With all 8 bits, sums overflow on processors without VNNI, hence `reduce_range`.
         quantization = library("onnxruntime.quantization", "onnx")
         settings = {
@@ -130,8 +161,9 @@ def quantise_onnx(plain: Path, file: Path, precision: str, in_float: Keys) -> No
             "reduce_range": True,
         }
         quantization.quantize_dynamic(
-            plain, file, use_external_data_format=large, nodes_to_exclude=kept, **settings
+            by_row, file, use_external_data_format=large, nodes_to_exclude=kept, **settings
         )
+        by_row.unlink()
         return
     graph = onnx.load(plain)
     graph.graph.ClearField("value_info")
@@ -168,6 +200,63 @@ def _products(graph: Any, folder: Path) -> Iterator[tuple[str, str]]:
             yield node.name, key
             # ONNX Runtime renames a Gemm to this before it quantises.
             yield f"{node.name}_MatMul", key
+        elif node.op_type == "Gather" and node.input[0] in weights:
+            table = weights[node.input[0]]
+            yield node.name, key_of(onnx.numpy_helper.to_array(table, base_dir=str(folder)))
+
+
+def _round_tables(graph: Any, folder: Path, in_float: Keys) -> list[str]:
+    """Round the float32 tables of an ONNX graph to int8, with one scale per row.
+
+    A table is gathered in int8, and multiplied by the gathered scales. Tables in `in_float` stay.
+
+    Returns the names of all gathers of tables and scales, which the quantiser must not change.
+    """
+    onnx = library("onnx", "onnx")
+    array_of, tensor_of = onnx.numpy_helper.to_array, onnx.numpy_helper.from_array
+    floats = onnx.TensorProto.FLOAT
+    tables = {
+        tensor.name: tensor
+        for tensor in graph.graph.initializer
+        if tensor.data_type == floats and len(tensor.dims) == 2
+    }
+    nodes, gathers, rounded = [], [], set()
+    for node in graph.graph.node:
+        nodes.append(node)
+        table = node.input[0] if node.input else ""
+        on_rows = all(a.i == 0 for a in node.attribute if a.name == "axis")
+        if node.op_type != "Gather" or table not in tables or not on_rows:
+            continue
+        gathers.append(node.name)
+        low, scale = f"{table}_int8", f"{table}_scale"
+        if table not in rounded:
+            x_VH = array_of(tables[table], base_dir=str(folder))
+            if in_float and key_of(x_VH) in in_float:
+                continue
+            largest_V1 = np.abs(x_VH).max(axis=1, keepdims=True)
+            scale_V1 = np.where(largest_V1 > 0, largest_V1 / 127, 1).astype(np.float32)
+            low_VH = np.round(x_VH / scale_V1).astype(np.int8)
+            graph.graph.initializer.extend([tensor_of(low_VH, low), tensor_of(scale_V1, scale)])
+            rounded.add(table)
+        ids, result = node.input[1], node.output[0]
+        gathers.append(f"{node.name}_scale")
+        nodes[-1:] = [
+            onnx.helper.make_node("Gather", [low, ids], [f"{result}_int8"], name=node.name),
+            onnx.helper.make_node("Gather", [scale, ids], [f"{result}_scale"], name=gathers[-1]),
+            onnx.helper.make_node(
+                "Cast", [f"{result}_int8"], [f"{result}_cast"], name=f"{node.name}_cast", to=floats
+            ),
+            onnx.helper.make_node(
+                "Mul", [f"{result}_cast", f"{result}_scale"], [result], name=f"{node.name}_product"
+            ),
+        ]
+    del graph.graph.node[:]
+    graph.graph.node.extend(nodes)
+    unused = rounded - {name for node in nodes for name in node.input}
+    weights = [tensor for tensor in graph.graph.initializer if tensor.name not in unused]
+    del graph.graph.initializer[:]
+    graph.graph.initializer.extend(weights)
+    return gathers
 
 
 def quantise_openvino(graph: Any, in_float: Keys) -> None:
@@ -190,7 +279,7 @@ def quantise_openvino(graph: Any, in_float: Keys) -> None:
         if weight.ndim != 2 or weight.dtype != np.float32:
             continue
         summed = 0 if kind == "MatMul" and not node.get_attributes()["transpose_b"] else 1
-        if kind == "MatMul" and in_float and key_of(weight if summed else weight.T) in in_float:
+        if in_float and key_of(weight if summed else weight.T) in in_float:
             continue
         scale = np.abs(weight).max(axis=summed, keepdims=True) / 127
         scale = np.where(scale > 0, scale, 1).astype(np.float32)

@@ -310,11 +310,11 @@ class _Run:
     def _micro_batches(self, step: int, micro: int) -> list[Batch]:
         """Return this rank's micro-batches of a step, each padded to its own longest row.
 
-        Their sizes are nearly equal, and all ranks have the same number of micro-batches.
+        Their sizes are nearly equal and at most `micro`. A rank with fewer rows may have fewer
+        micro-batches, because the ranks only wait for each other in the last one.
         """
-        shares = self._shares(step)
-        count = min(math.ceil(len(shares[0]) / micro), len(shares[-1]))
-        parts = np.array_split(shares[self.rank], count)
+        share = self._shares(step)[self.rank]
+        parts = np.array_split(share, math.ceil(len(share) / micro))
         return [self.job.examples.batch(part) for part in parts]
 
     def _gradients(

@@ -160,8 +160,16 @@ def _columns(
             t_max = tl.load(at + 2 * length, inside, 0.0)
             t_share = tl.load(at + 3 * length, inside, 0.0)
         row_weight = tl.load(weight + b * length + i, mask=i < length, other=0.0)
-        error = _error(s, t, s_max, s_share, t_max, t_share, KL) * row_weight[None, :]
-        grad = tl.dot(error.to(xs.dtype), xs, grad, input_precision=PRECISION)
+        error = _error(s, t, s_max, s_share, t_max, t_share, KL)
+        if KL:
+            error *= row_weight[None, :]
+            grad = tl.dot(error.to(xs.dtype), xs, grad, input_precision=PRECISION)
+        else:
+            # The weights are 1 / keys. In float16, errors divided by hundreds of keys would be
+            # subnormal, so the largest weight of the block is applied after the product.
+            largest = tl.max(row_weight, 0)
+            error *= (row_weight / tl.maximum(largest, 1e-30))[None, :]
+            grad += tl.dot(error.to(xs.dtype), xs, input_precision=PRECISION) * largest
     k = tl.arange(0, JP)
     at = (head * length + j)[:, None] * J + k[None, :]
     tl.store(grad_y + at, grad * tl.load(factor), mask=(j[:, None] < length) & (k[None, :] < J))

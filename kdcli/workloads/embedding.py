@@ -29,6 +29,7 @@ from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective
 from kdcli.losses.embedding import check_dimensions
+from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.retrieval import METRICS
 from kdcli.models.capture import Capture, capture
 from kdcli.models.embedder import Pool, read_format, save_embedder
@@ -82,7 +83,7 @@ from kdcli.workloads.workload import (
 TASKS = ("embedding", RETRIEVAL)
 METHOD = "embedding"
 GROUP = 16
-"""Number of rows in a micro-batch."""
+"""Number of rows of similar length in a batch, and by default in a micro-batch."""
 MAX_EVALUATED = 5000
 """Maximum number of texts that are scored if no partition chooses them."""
 HELD_OUT = 256
@@ -199,18 +200,7 @@ class TeacherAgreement:
         assert isinstance(model, Embedder)
         own_ND = vectors_of_texts(model, self.texts, self.session)
         count = len(self.texts)
-        generator = np.random.default_rng(self.seed)
-        left_P, right_P = generator.integers(count, size=(2, PAIRS))
-        shared_N = _shared_neighbours(own_ND, self.vectors_NE, min(NEIGHBOURS, count - 1))
-        own_P = cosines(own_ND[left_P], own_ND[right_P])
-        teacher_P = cosines(self.vectors_NE[left_P], self.vectors_NE[right_P])
-
-        def score(rows: Array) -> dict[str, float]:
-            # Every text stands for its own share of the pairs.
-            pairs = np.concatenate([np.arange(n, PAIRS, count) for n in rows])
-            correlation = float(spearmanr(own_P[pairs], teacher_P[pairs]).statistic)
-            return {"spearman": correlation, "neighbours@10": float(shared_N[rows].mean())}
-
+        score = agreement_scorer(own_ND, self.vectors_NE, self.seed)
         evaluation = Evaluation(
             model="",
             task=self.name,
@@ -237,15 +227,48 @@ def vectors_of_texts(model: Embedder, texts: Texts, session: Session) -> Array:
     return vectors_NE
 
 
-def _shared_neighbours(x_ND: Array, y_NE: Array, count: int) -> Array:
-    """Compute the share of each row's `count` nearest neighbours in y that x shares, [N]."""
+def agreement_scorer(own_ND: Array, teacher_NE: Array, seed: int) -> Scorer:
+    """Return the metrics of `TeacherAgreement` as a function of the selected texts.
+
+    The pairs are drawn among the selected texts. A bootstrap therefore draws texts with all their
+    pairs. The pairs of a text resemble each other, so an interval from single pairs would be far
+    too narrow.
+
+    Args:
+        own_ND, teacher_NE: the vectors of the model and the teacher for the same texts.
+        seed: seed for drawing the pairs.
+    """
+    share_2P = np.random.default_rng(seed).random((2, PAIRS))
+    own_NN, teacher_NN = _cosines(own_ND), _cosines(teacher_NE)
+    shared_N = _shared_neighbours(own_NN, teacher_NN, min(NEIGHBOURS, len(own_ND) - 1))
+
+    def score(rows: Array) -> dict[str, float]:
+        left_P, right_P = rows[(share_2P * len(rows)).astype(np.int64)]
+        # A text and itself agree in every model.
+        differ_P = left_P != right_P
+        left_P, right_P = left_P[differ_P], right_P[differ_P]
+        correlation = spearmanr(own_NN[left_P, right_P], teacher_NN[left_P, right_P]).statistic
+        return {"spearman": float(correlation), "neighbours@10": float(shared_N[rows].mean())}
+
+    return score
+
+
+def _cosines(x_ND: Array) -> Array:
+    """Compute the cosines of all pairs of vectors, [N, N]."""
+    unit_ND = x_ND / np.maximum(np.linalg.norm(x_ND, axis=1, keepdims=True), 1e-12)
+    cosines_NN: Array = unit_ND @ unit_ND.T
+    return cosines_NN
+
+
+def _shared_neighbours(x_NN: Array, y_NN: Array, count: int) -> Array:
+    """Compute the share of each row's `count` nearest neighbours in y that x shares, [N].
+
+    Both are cosines of all pairs.
+    """
     nearest = []
-    for vectors in (x_ND, y_NE):
-        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-        unit = vectors / np.maximum(norms, 1e-12)
-        similarity_NN = unit @ unit.T
-        np.fill_diagonal(similarity_NN, -np.inf)
-        nearest.append(np.argsort(-similarity_NN, axis=1, kind="stable")[:, :count])
+    for cosines_NN in (x_NN, y_NN):
+        others_NN = np.where(np.eye(len(cosines_NN), dtype=bool), -np.inf, cosines_NN)
+        nearest.append(np.argsort(-others_NN, axis=1, kind="stable")[:, :count])
     pairs = zip(*nearest, strict=True)
     return np.array([len(np.intersect1d(a, b)) / count for a, b in pairs])
 
@@ -362,8 +385,7 @@ class EmbeddingWorkload(Workload):
         return replace(self, eval_sets=[*self.eval_sets, agreement], notes=[*self.notes, note])
 
     def plan(self, settings: TrainSettings) -> Plan:
-        group = settings.micro_batch_size or GROUP
-        return bucketed(self.tokens.lengths[self.train_numbers], settings, group)
+        return bucketed(self.tokens.lengths[self.train_numbers], settings, GROUP)
 
     # -- models -----------------------------------------------------------------------------
 

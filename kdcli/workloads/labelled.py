@@ -72,7 +72,8 @@ from kdcli.workloads.workload import (
 )
 
 GROUP, SHORT_ROW = 8, 20
-"""Number of rows in a micro-batch, and the mean row length up to which the number is doubled."""
+"""Number of rows of similar length in a batch, which is also the default size of a micro-batch, and
+the mean row length up to which the number is doubled."""
 DATA_KEYS = {
     *("source", "columns", "split", "split_seed", "partition"),
     *("judged_rows", "skip_bad", "judge_trained_rows"),
@@ -184,9 +185,7 @@ class LabelledWorkload(Workload):
     def plan(self, settings: TrainSettings) -> Plan:
         lengths = self.train_rows.lengths
         # With too few tokens in a batch, the processor waits for the weights to load.
-        group = settings.micro_batch_size
-        if group is None:
-            group = 2 * GROUP if lengths.mean() <= SHORT_ROW else GROUP
+        group = 2 * GROUP if lengths.mean() <= SHORT_ROW else GROUP
         return bucketed(lengths, settings, group)
 
     def read_by(self, model: Model) -> LabelledWorkload:

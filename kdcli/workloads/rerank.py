@@ -264,9 +264,7 @@ class RerankWorkload(Workload):
         return tokenize_lists(lists, self.reader, self.row_length)
 
     def plan(self, settings: TrainSettings) -> Plan:
-        group = settings.micro_batch_size
-        if group is None:
-            group = max(1, int(ROWS_AT_ONCE // self._train.sizes.mean()))
+        group = max(1, int(ROWS_AT_ONCE // self._train.sizes.mean()))
         return bucketed(self.list_rows[0].lengths, settings, group)
 
     # -- models -----------------------------------------------------------------------------

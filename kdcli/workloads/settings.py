@@ -139,8 +139,8 @@ class FinetuneTrainSettings(TrainSettings):
     batch_size: GlobalBatch = 32
     micro_batch_size: BatchSize | None = Field(
         None,
-        description="Number of rows of similar length in a micro-batch "
-        "(default: 8, or 16 if rows are short).",
+        description="Rows that a device processes at once (default: a group of 8 rows of similar "
+        "length, or of 16 if rows are short). It does not change which rows share a batch.",
     )
     warmup_fraction: float = Field(
         0.1, ge=0, lt=1, description="Share of the steps that are warm-up."

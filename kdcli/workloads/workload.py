@@ -748,12 +748,15 @@ def freeze_unused(model: torch.nn.Module, loss: Tensor) -> list[str]:
 
 
 def bucketed(lengths: Array, settings: TrainSettings, group: int) -> Plan:
-    """Plan batches whose micro-batches consist of rows of similar length.
+    """Plan batches of groups of rows with similar lengths.
+
+    A micro-batch is a group, unless `train.micro_batch_size` sets another size. The size decides
+    nothing but the memory and the padding, so the same rows share a batch with any size.
 
     Args:
         lengths: number of tokens in each row.
         settings: the recipe's `train` section.
-        group: number of rows in a micro-batch.
+        group: number of rows in a group.
 
     Raises:
         UsageError: the warm-up is as long as the run.
@@ -761,7 +764,8 @@ def bucketed(lengths: Array, settings: TrainSettings, group: int) -> Plan:
     pool = settings.pool if isinstance(settings, FinetuneTrainSettings) else DEFAULT_POOL
     order = BucketOrder(lengths, settings.batch_size, group, settings.seed, pool)
     schedule = make_schedule(settings, order.steps_of_pass)
-    return Plan(order, replace(schedule, micro_batch_size=group), order.steps_of_pass)
+    micro = settings.micro_batch_size or group
+    return Plan(order, replace(schedule, micro_batch_size=micro), order.steps_of_pass)
 
 
 def log_padding(order: Order) -> None:

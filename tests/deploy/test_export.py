@@ -10,7 +10,7 @@ from encoders import tiny_config, tiny_encoder
 
 from kdcli.deploy import export
 from kdcli.deploy.export import EXACT, FILES, LIMITS, export_model, recorded
-from kdcli.deploy.quantise import keys_of, linears
+from kdcli.deploy.quantise import keys_of, products
 from kdcli.deploy.sessions import Caller, onnx_caller, openvino_caller
 from kdcli.errors import MachineError, UsageError
 from kdcli.models.layout import LAYOUTS
@@ -145,7 +145,7 @@ def test_products_stay_in_float_by_name(engine, precision, tmp_path):
     with recorded(model, tmp_path, engine, precision) as graph:
         rounded = graph.write().relative
         one = graph.write(keys_of(model, ["bert.encoder.layer.0.output.dense"])).relative
-        none = graph.write(keys_of(model, list(linears(model)))).relative
+        none = graph.write(keys_of(model, list(products(model)))).relative
     assert none < 1e-5 < rounded
     assert none < one != rounded
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from forked import free_port
+from forked import free_port, in_ranks
 from torch import nn
 
 from kdcli.data.batches import BatchOrder
@@ -124,6 +124,29 @@ def test_micro_batches_do_not_change_the_result():
     run({"net": whole}, micro_batch_size=8)
     run({"net": parts}, micro_batch_size=3)
     torch.testing.assert_close(weights(whole), weights(parts), atol=1e-6, rtol=1e-5)
+
+
+def test_no_process_has_a_larger_micro_batch_than_asked():
+    """Of 9 rows, the first of two processes has 5, and the other one 4."""
+
+    def train_and_record():
+        net, sizes = Net(), []
+
+        def step(batch):
+            sizes.append(len(batch["input_ids"]))
+            return StepLoss({"net": Term(net(batch), "tokens")})
+
+        job = dataclasses.replace(job_of({"net": net}, step), order=BatchOrder(50, 9, 0))
+        job = dataclasses.replace(job, held_out=None)
+        schedule = make_schedule(steps=3, batch_size=9, micro_batch_size=1)
+        train(session_of(), job, schedule, None)
+        return {"weights": weights(net), "sizes": torch.tensor(sizes)}
+
+    (alone,) = in_ranks(1, train_and_record)
+    ranks = in_ranks(2, train_and_record)
+    for rank in ranks:
+        assert rank["sizes"].max() == 1
+        torch.testing.assert_close(rank["weights"], alone["weights"], atol=1e-6, rtol=1e-5)
 
 
 def test_the_first_step_is_adamw_on_the_clipped_gradient_of_the_global_mean():

@@ -90,6 +90,24 @@ def test_strided_vectors_and_masks_are_read_as_they_lie(loss, of_row):
     agree(of_kernel(loss, *strided, mask), exact(of_row, tx, ty, sx, sy, PADDED), 1e-5)
 
 
+@pytest.mark.parametrize("kind", ["none", "documents"])
+def test_small_errors_over_many_keys_are_not_subnormal_in_half(kind):
+    """Before its product, the gradient of y must not be divided by the number of keys."""
+    from kdcli.losses.relation_triton import compare
+
+    length, wide = 256, (1, 1, 256, 16)
+    tx, ty = ((normal(*wide, seed=seed) / 4).half() for seed in (0, 1))
+    sx, sy = (x + (normal(*wide, seed=9) / 1300).half() for x in (tx, ty))
+    document = torch.arange(length) // 160
+    isolated = (document[:, None] == document)[None, None]
+    mask = isolated if kind == "documents" else None
+    _, grads = compare((sx, sy), (tx, ty), mask, kl=False, grad=True)
+    exact_inputs = [x.double().requires_grad_() for x in (sx, sy)]
+    relation_reference(mse_of_row, tx, ty, *exact_inputs, mask).backward()
+    for grad, exact_input in zip(grads, exact_inputs, strict=True):
+        assert (grad.double() - exact_input.grad).norm() <= 5e-4 * exact_input.grad.norm()
+
+
 def test_extreme_scores_stay_finite_and_exact():
     inputs = [40 * x for x in vectors(8, 8)]
     agree(of_kernel(relation_kl, *inputs, None), exact(kl_of_row, *inputs, None), 1e-5)

@@ -1,8 +1,8 @@
 """The Triton kernels of the relation losses: right in Triton's interpreter, and compiled for four
 generations of GPU.
 
-Triton (286 MB) is no part of `.[dev]`, and continuous integration has none: only the refusals run
-there. The rest needs `pip install -e .[triton]`; what is marked `cuda` also needs a device. The
+Triton (286 MB) is no part of `.[dev]`: without `pip install -e .[triton]`, only the refusals are
+tested. A job of continuous integration has it. What is marked `cuda` also needs a device. The
 interpreter multiplies bfloat16 wrongly, so that type is tested on a device only.
 """
 

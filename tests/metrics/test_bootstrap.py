@@ -274,12 +274,9 @@ def test_intervals_of_f1_hold_the_truth():
 
 @pytest.mark.long
 @pytest.mark.parametrize("n", [50, 100])
-@pytest.mark.parametrize(
-    ("drop", "differing"), [(0, 0.02), (0, 0.06), (0.01, 0.03), (0.02, 0.02), (0.03, 0.06)]
-)
-@pytest.mark.parametrize("positives", [0.5, 0.2])
-def test_intervals_of_f1_hold_the_truth_in_many_draws(n, drop, differing, positives):
-    assert coverage(n, drop, differing, positives, draws=2000, resamples=300).min() >= 0.93
+@pytest.mark.parametrize(("drop", "differing"), [(0, 0.06), (0.02, 0.02), (0.03, 0.06)])
+def test_intervals_of_f1_hold_the_truth_in_many_draws(n, drop, differing):
+    assert coverage(n, drop, differing, 0.3, draws=2000, resamples=200).min() >= 0.93
 
 
 def test_the_interval_of_many_examples_is_that_of_the_normal_law():

@@ -78,6 +78,44 @@ def test_rankings_with_ties_score_as_by_trec_eval(data):
         assert ranking_metrics(ranking, relevance[query]) == pytest.approx(expected[query])
 
 
+def plain_metrics(ranked, grades):
+    """The definitions, document by document in float64."""
+    dcg = best = 0.0
+    hits_10 = hits_100 = 0
+    reciprocal = 0.0
+    relevant = sorted((grade for grade in grades.values() if grade > 0), reverse=True)
+    for place, document in enumerate(ranked[:100], 1):
+        gain = grades.get(document, 0.0)
+        if gain <= 0:
+            continue
+        hits_100 += 1
+        if place <= 10:
+            hits_10 += 1
+            dcg += gain * np.log(2.0) / np.log(place + 1.0)
+            reciprocal = reciprocal or 1.0 / place
+    for place, grade in enumerate(relevant[:10], 1):
+        best += grade * np.log(2.0) / np.log(place + 1.0)
+    return {
+        "ndcg@10": dcg / best,
+        "mrr@10": reciprocal,
+        "recall@10": hits_10 / len(relevant),
+        "recall@100": hits_100 / len(relevant),
+    }
+
+
+@given(st.data())
+def test_metrics_follow_their_definitions_for_any_grades(data):
+    """Grades may be fractions, 0 or negative; documents may be without a grade or unranked."""
+    documents = [f"d{n}" for n in range(data.draw(st.integers(1, 120)))]
+    ranked = data.draw(st.permutations(documents))
+    grade = st.sampled_from([-1.0, 0.0, 0.25, 1.0, 2.5])
+    names = st.sampled_from([*documents, "never ranked", "nor this"])
+    grades = data.draw(
+        st.dictionaries(names, grade, min_size=1).filter(lambda g: max(g.values()) > 0)
+    )
+    assert ranking_metrics(ranked, grades) == pytest.approx(plain_metrics(ranked, grades))
+
+
 def test_the_earlier_document_wins_a_tie():
     scores = np.array([[0.5, 0.9, 0.5, 0.9]])
     ranked = rank_documents(scores, ["q"], ["c", "a", "d", "b"], {}, 3)

@@ -126,6 +126,20 @@ def test_texts_of_kept_tokens_are_segmented_as_before(tokenizer, corpus, others)
             assert cut.tokenize(text) != tokenizer.tokenize(text)
 
 
+def test_unigram_keeps_the_least_likely_token_which_prices_unknown_characters():
+    vocab = [("<unk>", 0.0), ("a", -15.0), ("b", -15.0), ("za", -15.0), ("ab", -1.0)]
+    # The score of the unknown "z" is 10 below this one.
+    vocab.append(("seldom", -100.0))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.Unigram(vocab, unk_id=0)), unk_token="<unk>"
+    )
+    assert tokenizer.tokenize("zab") == ["za", "b"]
+    kept = needed_by(tokenizer)([3, 4])
+    assert kept.tolist() == [0, 1, 2, 3, 4, 5]
+    # Without it, an unknown "z" before "ab" would be likelier than "za" and "b".
+    assert cut_tokenizer(tokenizer, kept).tokenize("zab") == ["za", "b"]
+
+
 def test_bpe_keeps_the_way_to_a_token_but_no_other_merge():
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=byte_level(("a", "b"), ("ab", "c"), ("b", "c"), ("bc", "d")),

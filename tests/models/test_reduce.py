@@ -83,6 +83,29 @@ def test_components_fall_in_weight_and_have_one_sign():
     assert (basis.max(0).values > -basis.min(0).values).all()
 
 
+@torch.no_grad()
+def test_every_layer_counts_equally_in_the_principal_components():
+    torch.manual_seed(0)
+    teacher = tiny_encoder("bert", initializer_range=0.3).eval()
+    # One layer's states are far longer than the others'.
+    loud = teacher.encoder.layer[1].output.LayerNorm
+    loud.weight.mul_(30)
+    loud.bias.normal_()
+    batch = reduce.sample_of(Rows(width=8), teacher.config, None)
+    states = teacher(
+        **{k: batch[k] for k in ("input_ids", "attention_mask")}, output_hidden_states=True
+    )
+    real = batch["attention_mask"].bool().numpy()
+    moment = np.zeros((32, 32))
+    for state in states.hidden_states:
+        x = state.double().numpy()[real]
+        moment += x.T @ x / np.square(x).sum()
+    expected = np.linalg.eigh(moment)[1][:, -8:]
+    found = reduce._principal(teacher, LAYOUTS["bert"], batch, 8).numpy()
+    # Both span the same space.
+    np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-5)
+
+
 def test_a_sample_has_as_many_tokens_whatever_the_rows():
     config = tiny_encoder("bert").config
     sample = reduce.sample_of(Rows(), config, None)

@@ -2,6 +2,7 @@
 tiny models."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import own_files
@@ -24,8 +25,10 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
 from kdcli.data.demo import demo_documents
+from kdcli.engine.launch import Session, start
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
+from kdcli.verbs.distill.embedding import EmbeddingDistillation
 
 QUICK = [
     *(
@@ -474,3 +477,24 @@ def test_the_demo_is_distilled_as_an_embedding_model(tmp_path, monkeypatch):
     assert torch.isfinite(
         own_files.weights(tmp_path / "out")["embeddings.word_embeddings.weight"]
     ).all()
+
+
+def test_targets_are_turned_by_training_texts_only():
+    """Held-out texts score a student, so they must not decide how it starts."""
+    generator = np.random.default_rng(0)
+    own_ND = generator.standard_normal((40, 6))
+    turn, other = (np.linalg.qr(generator.standard_normal((6, 6)))[0] for _ in range(2))
+    # The first 20 texts are held out, and their targets are turned differently.
+    targets_NE = np.concatenate([own_ND[:20] @ other.T, own_ND[20:] @ turn.T])
+    recipe = SimpleNamespace(train=SimpleNamespace(seed=0))
+    cpu = torch.device("cpu")
+    whole = SimpleNamespace(
+        context=SimpleNamespace(recipe=recipe, session=Session(start(cpu, torch.float32), cpu)),
+        workload=SimpleNamespace(
+            all_texts=SimpleNamespace(texts=[str(n) for n in range(40)]),
+            train_numbers=np.arange(20, 40),
+        ),
+    )
+    student = SimpleNamespace(vectors=lambda texts, role, session: own_ND[[int(t) for t in texts]])
+    found = EmbeddingDistillation._rotation(whole, None, student, lambda rows: targets_NE[rows])
+    assert found == pytest.approx(turn, abs=1e-6)

@@ -241,3 +241,13 @@ def test_a_student_of_another_shape_is_made(workload):
     small = type(shape)(1, 16, 32, 4)
     student = workload.make_student(workload.model, small, seed=3)
     assert (student.model.config.num_hidden_layers, student.model.config.hidden_size) == (1, 16)
+
+
+def test_the_size_of_a_micro_batch_decides_no_batch(workload):
+    batches = {}
+    for size in (None, 1, 8):
+        settings = TRAIN.model_copy(update={"micro_batch_size": size})
+        plan = workload.plan(settings)
+        assert size in (None, plan.schedule.micro_batch_size)
+        batches[size] = [set(plan.order.indices(step).tolist()) for step in range(1, 5)]
+    assert batches[1] == batches[8] == batches[None]

@@ -35,6 +35,7 @@ from kdcli.verbs.trim import run as trim_verb
 from kdcli.verbs.trim.settings import TrimRecipe
 from kdcli.workloads.recipes import finetune_recipe
 from kdcli.workloads.settings import LabelledSettings, RerankData, RerankRecipe
+from kdcli.workloads.workload import RESAMPLES
 
 TASK: Literal["task"] = "task"
 EMBEDDING: Literal["embedding"] = "embedding"
@@ -202,9 +203,10 @@ def select(recipe: CompressRecipe, models: Sequence[str]) -> Step:
 
 def verification(recipe: CompressRecipe, models: Sequence[str], confidence: float) -> Step:
     """Score the teacher and the chosen model on the verification rows."""
-    return _evaluate(
-        recipe, models, {"data.split": VERIFICATION, "confidence": confidence, "resamples": 4000}
-    )
+    # The ends of wider intervals need more resamples.
+    resamples = round(RESAMPLES * 0.05 / (1 - confidence))
+    keys = {"data.split": VERIFICATION, "confidence": confidence, "resamples": resamples}
+    return _evaluate(recipe, models, keys)
 
 
 def _evaluate(recipe: CompressRecipe, models: Sequence[str], keys: RecipeKeys) -> Step:

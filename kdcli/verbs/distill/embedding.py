@@ -311,11 +311,12 @@ class EmbeddingDistillation:
 
         The targets are the teacher's vectors in a basis, and the student's vectors are taken
         before training (orthogonal Procrustes). Every rotation keeps all cosines, so the nearest
-        one leaves the least to learn.
+        one leaves the least to learn. It is fitted to training texts only, because the held-out
+        texts must score a student that never saw them.
         """
         texts = self.workload.all_texts.texts
         generator = np.random.default_rng(self.context.recipe.train.seed)
-        rows = np.sort(generator.permutation(len(texts))[:ROTATED_ROWS])
+        rows = np.sort(generator.permutation(self.workload.train_numbers)[:ROTATED_ROWS])
         on_cpu = replace(self.context.session, device=torch.device("cpu"))
         own_ND = student.vectors([texts[n] for n in rows], "", on_cpu)
         targets_NE = vectors(rows).astype(np.float64)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kdcli.deploy.export import ModelFile, Recorded
-from kdcli.deploy.quantise import keys_of, linears, product_errors, smallest_count
+from kdcli.deploy.quantise import keys_of, product_errors, products, smallest_count
 from kdcli.engine.progress import Progress
 from kdcli.errors import GateError, MachineError
 from kdcli.types import Batch
@@ -42,8 +42,8 @@ def write_gated(graph: Recorded, check: FileCheck, max_drop: float | None) -> Ga
     Raises MachineError: the file's vectors are not torch's.
     """
     search = _Search(graph, check, max_drop)
-    products = len(linears(graph.network.model)) if graph.precision in QUANTISED else 0
-    count = smallest_count(products, search.holds)
+    most = len(products(graph.network.model)) if graph.precision in QUANTISED else 0
+    count = smallest_count(most, search.holds)
     if count is None:
         raise search.failure()
     if search.attempts[-1].in_float != count:
@@ -89,11 +89,11 @@ class _Search:
     def result(self, count: int) -> GatedFile:
         """Return the latest file, which has `count` products in float32."""
         assert self.latest is not None
-        products = [
+        ranked = [
             Product(name, error, in_float=rank < count)
             for rank, (name, error) in enumerate(self.errors.items())
         ]
-        return GatedFile(*self.latest, self.max_drop, self.attempts, products)
+        return GatedFile(*self.latest, self.max_drop, self.attempts, ranked)
 
     def _measure_errors(self) -> None:
         """Measure the error that each product causes if it alone is rounded."""

@@ -1,0 +1,53 @@
+"""The agreement of embedding models with a teacher: its definition, and its bootstrap."""
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from kdcli.workloads.embedding import agreement_scorer
+
+
+def drawn(generator, count):
+    """A student's and a teacher's vectors; the student is right about some texts only."""
+    teacher_ND = generator.standard_normal((count, 16)) + 1.0
+    noise_N1 = generator.gamma(1.0, 0.6, size=(count, 1))
+    return teacher_ND + noise_N1 * generator.standard_normal((count, 16)), teacher_ND
+
+
+def cosine(a, b):
+    return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+
+def test_all_texts_are_scored_by_definition():
+    count = 30
+    own, teacher = drawn(np.random.default_rng(0), count)
+    found = agreement_scorer(own, teacher, 3)(np.arange(count))
+    pairs = [(i, j) for i in range(count) for j in range(i)]
+    by_model = [[cosine(x[i], x[j]) for i, j in pairs] for x in (own, teacher)]
+    # The 10,000 drawn pairs are nearly all pairs, each many times.
+    assert found["spearman"] == pytest.approx(spearmanr(*by_model).statistic, abs=0.02)
+    shared = []
+    for i in range(count):
+        nearest = [
+            sorted((j for j in range(count) if j != i), key=lambda j: -cosine(x[i], x[j]))[:10]
+            for x in (own, teacher)
+        ]
+        shared.append(len(set(nearest[0]) & set(nearest[1])) / 10)
+    assert found["neighbours@10"] == pytest.approx(np.mean(shared))
+    perfect = agreement_scorer(teacher, 2 * teacher, 3)(np.arange(count))
+    assert perfect == pytest.approx({"spearman": 1.0, "neighbours@10": 1.0})
+
+
+def test_resampled_texts_spread_as_new_texts_do():
+    """The pairs of one text resemble each other: single pairs would spread a sixth of it."""
+    generator, count = np.random.default_rng(0), 128
+    sets = [drawn(generator, count) for _ in range(40)]
+    scorers = [agreement_scorer(own, teacher, 0) for own, teacher in sets]
+    over_sets = np.std([score(np.arange(count))["spearman"] for score in scorers])
+    over_resamples = np.mean(
+        [
+            np.std([s(generator.integers(count, size=count))["spearman"] for _ in range(40)])
+            for s in scorers[:6]
+        ]
+    )
+    assert 0.6 < over_resamples / over_sets < 1.6
