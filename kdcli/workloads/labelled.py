@@ -567,7 +567,16 @@ def scores_of(
     """Score predictions for all evaluation examples."""
     counts = {name: end - begin for name, (begin, end) in evaluator.bounds.items()}
     evaluations = evaluator.evaluations("", split, predictions, worst)
-    return ModelScores(evaluations, evaluator.scorers(predictions), counts, predictions, notes)
+    all_examples = evaluator.features.examples
+    return ModelScores(
+        evaluations,
+        evaluator.scorers(predictions),
+        counts,
+        predictions,
+        notes,
+        task=evaluator.task,
+        examples={name: all_examples[begin:end] for name, (begin, end) in evaluator.bounds.items()},
+    )
 
 
 def runner_outputs(runner: Runner, rows: TokenizedRows, positions: int | None) -> list[Array]:
