@@ -153,6 +153,7 @@ def evaluate(
     mask_file: Path | str | Sequence[Path | str] | None = None,
     predictions: Path | str | None = None,
     submission: Path | str | None = None,
+    max_class_drop: float | None = None,
     min_metric: str | Sequence[str] | None = None,
     task: str | None = None,
     pooling: str | None = None,
