@@ -131,7 +131,7 @@ def _confusion(decision: Decision) -> Section | None:
     """Show the matrix of both models' classes or, for many classes, its largest cells."""
     d = decision
     matrix = d.confusion
-    title = f"Where the models differ: {d.baseline}'s class and {d.model}'s"
+    title = f"Classes of {d.baseline} and {d.model}"
     if matrix is not None and len(matrix.labels) <= MAX_SHORT_LABELS:
         counts = np.array(matrix.counts, dtype=np.int64)
         shares = counts / np.maximum(counts.sum(1), 1)[:, None]
@@ -140,7 +140,8 @@ def _confusion(decision: Decision) -> Section | None:
             for label, row in zip(matrix.labels, matrix.counts, strict=True)
         ]
         header = [f"{d.baseline} ↓ {d.model} →", *matrix.labels]
-        table = Table(header, rows, style="confusion", shades=shares.tolist())
+        legend = f"Shaded by the share of {d.baseline}'s class, blue where both models agree."
+        table = Table(header, rows, style="confusion", shades=shares.tolist(), legend=legend)
         return Section(title, table, least=View.MARKDOWN)
     if not d.confused:
         return None

@@ -220,7 +220,14 @@ def matrix(evaluation: Evaluation) -> Table | None:
     ]
     rows = [[label, *row] for label, row in zip(labels, cells, strict=True)]
     style = "confusion many" if len(labels) > MAX_SHORT_LABELS else "confusion"
-    return Table(["true ↓ predicted →", *labels], rows, note, style=style, shades=shares.tolist())
+    return Table(
+        ["true ↓ predicted →", *labels],
+        rows,
+        note,
+        style=style,
+        shades=shares.tolist(),
+        legend="Shaded by the share of the true class, blue where it is right.",
+    )
 
 
 def _per_class(evaluation: Evaluation) -> Section | None:
