@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 from kdcli.disk import read_json, write_atomic
 from kdcli.errors import UsageError
@@ -29,11 +30,25 @@ def store_temperature(folder: Path, temperature: float) -> None:
             config.json.
         MachineError: the disk is full or not writable.
     """
-    if not math.isfinite(temperature) or temperature <= 0:
-        raise UsageError(
-            f"a temperature must be above 0, got {temperature}",
-            "fit it with kdcli.metrics.calibration",
-        )
+    _check(temperature, "fit it with kdcli.metrics.calibration")
     config = read_json(folder / CONFIG)
     config[TEMPERATURE] = temperature
     write_atomic(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+
+
+def stored_temperature(config: Any) -> float | None:
+    """Return the temperature in the configuration of a loaded model; None if it has none.
+
+    Raises UsageError: it is not a positive number.
+    """
+    temperature = getattr(config, TEMPERATURE, None)
+    if temperature is None:
+        return None
+    _check(temperature, f"fix or remove {TEMPERATURE} in {CONFIG}")
+    return float(temperature)
+
+
+def _check(temperature: Any, hint: str) -> None:
+    is_number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    if not is_number or not math.isfinite(temperature) or temperature <= 0:
+        raise UsageError(f"a temperature must be above 0, got {temperature!r}", hint)

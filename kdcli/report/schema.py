@@ -256,12 +256,15 @@ class Calibration(_Part):
 
     `temperature` has the smallest negative log likelihood on the same rows, so that `scaled_error`,
     the error of logits / temperature, is optimistic. Both are null if no temperature between 0.01
-    and 100 is the best one.
+    and 100 is the best one. `stored_temperature` is the one in the model's configuration, and
+    `stored_error` is the error with it.
     """
 
     error: float
     temperature: float | None
     scaled_error: float | None
+    stored_temperature: float | None = None
+    stored_error: float | None = None
 
 
 class OperatingPoint(_Part):

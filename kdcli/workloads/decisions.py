@@ -124,6 +124,7 @@ def decisions(
             pair = _Pair(
                 task, examples, ours.predictions[rows], theirs.predictions[rows], evaluation
             )
+            predictions = {baseline: pair.baseline, model: pair.model}
             matrix = _confusion(pair)
             has_probs = task.kind in ("class", "multi")
             all_decisions.append(
@@ -141,7 +142,7 @@ def decisions(
                     confusion=matrix if matrix and len(matrix.labels) <= MAX_MATRIX else None,
                     confused=_confused(matrix),
                     differing=_differing(pair, min(differing, MAX_DIFFERING)),
-                    calibration=_calibrations(pair, model, baseline) if has_probs else {},
+                    calibration=_calibrations(pair, predictions, scores) if has_probs else {},
                     thresholds=_thresholds(pair) if has_probs else [],
                     chosen_on_these_rows=model in chosen,
                 )
@@ -305,20 +306,25 @@ def _differing(pair: _Pair, limit: int) -> list[DifferingRow]:
     return rows
 
 
-def _calibrations(pair: _Pair, model: str, baseline: str) -> dict[str, Calibration]:
-    """Compute the calibration of both models.
+def _calibrations(
+    pair: _Pair, predictions: Mapping[str, Sequence[Prediction]], scores: Mapping[str, ModelScores]
+) -> dict[str, Calibration]:
+    """Compute the calibration of both models, each with its predictions for the set.
 
     If the baseline's predictions are the reference, they are all correct, so that the baseline has
     no calibration.
     """
     truth = np.array([reference(pair.task, example) for example in pair.examples])
-    own = {model: _calibration(pair.task.kind, _probs(pair.model), truth)}
-    if pair.by_teacher:
-        return own
-    return {baseline: _calibration(pair.task.kind, _probs(pair.baseline), truth)} | own
+    return {
+        name: _calibration(pair.task.kind, _probs(of_model), truth, scores[name].temperature)
+        for name, of_model in predictions.items()
+        if not (pair.by_teacher and of_model is pair.baseline)
+    }
 
 
-def _calibration(kind: Kind, probs_NC: Array, truth: Array) -> Calibration:
+def _calibration(
+    kind: Kind, probs_NC: Array, truth: Array, stored_temperature: float | None
+) -> Calibration:
     error_of: Callable[[Array, Array], float]
     fit: Callable[[Array, Array], float | None]
     scale: Callable[[Array, float], Array]
@@ -326,10 +332,17 @@ def _calibration(kind: Kind, probs_NC: Array, truth: Array) -> Calibration:
         error_of, fit, scale = class_calibration_error, fit_class_temperature, scale_classes
     else:
         error_of, fit, scale = label_calibration_error, fit_label_temperature, scale_labels
-    temperature = fit(probs_NC, truth)
-    scaled = None if temperature is None else error_of(scale(probs_NC, temperature), truth)
+
+    def scaled_error(temperature: float | None) -> float | None:
+        return None if temperature is None else error_of(scale(probs_NC, temperature), truth)
+
+    fitted = fit(probs_NC, truth)
     return Calibration(
-        error=error_of(probs_NC, truth), temperature=temperature, scaled_error=scaled
+        error=error_of(probs_NC, truth),
+        temperature=fitted,
+        scaled_error=scaled_error(fitted),
+        stored_temperature=stored_temperature,
+        stored_error=scaled_error(stored_temperature),
     )
 
 

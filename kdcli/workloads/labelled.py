@@ -42,6 +42,7 @@ from kdcli.models.label_words import load_with_label_words
 from kdcli.models.load import load_config
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
+from kdcli.models.temperature import stored_temperature
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.sections import TrainSettings
 from kdcli.targets.targets import PrecomputedLogits, StorePlace, Targets, stored_signals
@@ -397,6 +398,7 @@ class LabelledWorkload(Workload):
         verb = "need more than one window of" if self.kind == "span" else "were cut at"
         note = f"{model.note}; {cut:.1%} of the examples {verb} {max_length} tokens"
         scores = scores_of(evaluator, self.split, predictions, worst, [note])
+        scores = replace(scores, temperature=stored_temperature(model.model.config))
         return scores if self.reference is None else scores.against_teacher()
 
     def predict(self, model: Model, evaluator: Evaluator | None = None) -> list[Prediction]:

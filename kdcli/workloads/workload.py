@@ -149,6 +149,7 @@ class ModelScores:
         predictions: one prediction per row, if the workload makes predictions.
         task: the task of the predictions.
         examples: set -> the examples of the predictions, with the labels they are compared with.
+        temperature: the calibration temperature in the model's configuration, if it has one.
         notes: notes on how the model read the rows, for the report.
     """
 
@@ -159,6 +160,7 @@ class ModelScores:
     notes: Sequence[str] = ()
     task: Task | None = None
     examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)
+    temperature: float | None = None
 
     def rows(self, name: str) -> list[Evaluation]:
         """Return the evaluations with a model's name filled in."""

@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification
 
 from kdcli.errors import UsageError
 from kdcli.models.load import save_model
-from kdcli.models.temperature import store_temperature
+from kdcli.models.temperature import store_temperature, stored_temperature
 
 
 @pytest.fixture
@@ -31,6 +31,7 @@ def test_transformers_reads_the_temperature(saved):
     # The line of docs/evaluate.md.
     scaled = logits / getattr(model.config, "kdcli_temperature", 1.0)
     torch.testing.assert_close(scaled, logits / 1.75)
+    assert stored_temperature(model.config) == 1.75
     # A second temperature replaces the first.
     store_temperature(saved, 0.5)
     assert json.loads((saved / "config.json").read_text("utf-8"))["kdcli_temperature"] == 0.5
@@ -51,6 +52,18 @@ def test_a_temperature_is_a_positive_number(saved, temperature):
     with pytest.raises(UsageError, match="must be above 0"):
         store_temperature(saved, temperature)
     assert (saved / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("value", ["1.5", True, -1, None])
+def test_a_temperature_from_outside_is_checked(saved, value):
+    config = json.loads((saved / "config.json").read_text("utf-8"))
+    (saved / "config.json").write_text(json.dumps(config | {"kdcli_temperature": value}), "utf-8")
+    loaded = AutoModelForSequenceClassification.from_pretrained(saved).config
+    if value is None:
+        assert stored_temperature(loaded) is None
+    else:
+        with pytest.raises(UsageError, match="must be above 0"):
+            stored_temperature(loaded)
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path):

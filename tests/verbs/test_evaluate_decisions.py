@@ -1,11 +1,14 @@
 """What `kdcli evaluate` shows about a model next to its baseline, class by class and row by row."""
 
 import functools
+import shutil
 
 import numpy as np
 import own_files
 import pytest
 from own_files import NAMES, QUICK, lines_of, refused, report_of, said_by, write
+
+from kdcli.models.temperature import store_temperature
 
 LABELS = tuple(sorted(NAMES))
 
@@ -112,6 +115,87 @@ def test_without_labels_the_teacher_is_the_reference(models, data, tmp_path):
     # The teacher cannot be calibrated against itself.
     assert set(decision.calibration) == {"model-3"}
     assert all(row.label is None for row in decision.differing)
+
+
+def test_calibration_is_that_of_the_predictions(models, data, tmp_path):
+    file, out = tmp_path / "predictions.jsonl", tmp_path / "out"
+    shipped = tmp_path / "shipped" / models[1].name
+    shutil.copytree(models[1], shipped)
+    store_temperature(shipped, 2.5)
+    arguments = ["--task", "own", "--data", data, "--predictions", file, "-o", out]
+    succeeds(models[0], shipped, *arguments)
+    (decision,) = report_of(out).decisions
+    assert list(decision.calibration) == ["model-5", "model-3"]
+    for name, rows in predictions_of(file).items():
+        probs = np.array([row["scores"] for row in rows])
+        true = np.array([LABELS.index(row["label"]) for row in rows])
+        calibration = decision.calibration[name]
+        assert calibration.error == pytest.approx(error_of(probs, true), abs=1e-9)
+        losses = {t: loss_of(np.log(probs) / t, true) for t in np.geomspace(0.011, 99, 4000)}
+        best = min(losses, key=losses.__getitem__)
+        if calibration.temperature is None:
+            # The edge of the grid is the best one.
+            assert best in (min(losses), max(losses))
+        else:
+            assert calibration.temperature == pytest.approx(best, rel=0.003)
+            scaled = probs ** (1 / calibration.temperature)
+            assert calibration.scaled_error == pytest.approx(
+                error_of(scaled / scaled.sum(1, keepdims=True), true), abs=1e-9
+            )
+    stored = decision.calibration["model-3"]
+    scaled = np.array([row["scores"] for row in predictions_of(file)["model-3"]]) ** (1 / 2.5)
+    assert stored.stored_temperature == 2.5
+    assert stored.stored_error == pytest.approx(
+        error_of(scaled / scaled.sum(1, keepdims=True), true), abs=1e-9
+    )
+    assert decision.calibration["model-5"].stored_temperature is None
+
+
+def loss_of(logits, true):
+    """The mean negative log likelihood of two classes."""
+    return (np.logaddexp(*logits.T) - logits[np.arange(len(true)), true]).mean()
+
+
+def error_of(probs, true):
+    """The calibration error of two classes, bin by bin."""
+    confidence, right = probs.max(1), probs.argmax(1) == true
+    error = 0.0
+    for m in range(15):
+        inside = (confidence > m / 15) & (confidence <= (m + 1) / 15)
+        error += abs(right[inside].sum() - confidence[inside].sum()) / len(true)
+    return error
+
+
+def test_thresholds_reach_the_precision_and_recall_of_the_baseline(models, data, tmp_path):
+    file, out = tmp_path / "predictions.jsonl", tmp_path / "out"
+    arguments = ["--task", "own", "--data", data, "--predictions", file, "-o", out]
+    succeeds(*models, *arguments)
+    (decision,) = report_of(out).decisions
+    (thresholds,) = decision.thresholds
+    assert thresholds.label == LABELS[1]
+    theirs, ours = predictions_of(file).values()
+
+    def at(rows, threshold):
+        hits = sum(r["scores"][1] > threshold and r["label"] == LABELS[1] for r in rows)
+        predicted = sum(r["scores"][1] > threshold for r in rows)
+        return hits / predicted, hits / share(rows, label=LABELS[1])
+
+    assert (thresholds.baseline.precision, thresholds.baseline.recall) == at(theirs, 0.5)
+    assert (thresholds.model.precision, thresholds.model.recall) == at(ours, 0.5)
+    every = [at(ours, r["scores"][1] - 1e-9) for r in ours]
+    precision, recall = at(theirs, 0.5)
+    best_recall = max((r for p, r in every if p >= precision), default=None)
+    best_precision = max((p for p, r in every if r >= recall), default=None)
+    for point, best, name in (
+        (thresholds.same_precision, best_recall, "recall"),
+        (thresholds.same_recall, best_precision, "precision"),
+    ):
+        if best is None:
+            assert point is None
+        else:
+            assert (point.precision, point.recall) == at(ours, point.threshold)
+            assert getattr(point, name) == best
+    assert thresholds.same_recall is not None
 
 
 @pytest.mark.parametrize("kind", ["multi", "tokens"])

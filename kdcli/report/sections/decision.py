@@ -162,6 +162,8 @@ def _calibration(decision: Decision) -> Section | None:
             "calibration error": number(each.error),
             "temperature": number(each.temperature),
             "error after scaling": number(each.scaled_error),
+            "stored temperature": number(each.stored_temperature),
+            "error with it": number(each.stored_error),
         }
         for name, each in d.calibration.items()
     ]
@@ -170,6 +172,8 @@ def _calibration(decision: Decision) -> Section | None:
         "predictions, in 15 bins (Guo et al. 2017). The temperature divides the logits. It was "
         "fitted on these rows, so the error after scaling is optimistic."
     )
+    if any(each.stored_temperature is not None for each in d.calibration.values()):
+        note += " The stored temperature is kdcli_temperature in config.json."
     if any(each.temperature is None for each in d.calibration.values()):
         note += " No temperature: none between 0.01 and 100 is the best one for these rows."
     if d.reference == "teacher":
