@@ -270,6 +270,7 @@ def _confused(matrix: Confusion | None) -> list[ConfusedPair]:
 def _differing(pair: _Pair, limit: int) -> list[DifferingRow]:
     """List the rows on which the models differ most, with the largest difference first."""
     task = pair.task
+    is_binary = task.kind == "class" and len(task.labels) == 2
     changes = []
     for i, (ours, theirs) in enumerate(zip(pair.model, pair.baseline, strict=True)):
         if task.kind == "tokens":
@@ -277,7 +278,9 @@ def _differing(pair: _Pair, limit: int) -> list[DifferingRow]:
             changes.append((float(np.mean(differ)) if differ else 0.0, i, 0))
         else:
             change_C = np.abs(np.subtract(ours.scores, theirs.scores))
-            changes.append((float(change_C.max()), i, int(change_C.argmax())))
+            # The probabilities of two classes change equally, up to rounding.
+            c = 1 if is_binary else int(change_C.argmax())
+            changes.append((float(change_C[c]), i, c))
     # Equal changes stay in the order of the rows.
     largest = sorted(changes, key=lambda each: -each[0])[:limit]
     rows = []

@@ -83,6 +83,8 @@ def test_the_classes_and_rows_that_change_are_reported(models, data, tmp_path):
         assert row.texts == by_id[row.id]["texts"]
         assert (row.label, row.model) == (by_id[row.id]["label"], by_id[row.id]["predicted"])
         assert row.change == pytest.approx(changes[row.id])
+        assert row.changed == LABELS[1]
+        assert row.model_probability == by_id[row.id]["scores"][1]
     assert "worst class" in result.stdout
     # Texts are in the local report.html and report.json only.
     text = decision.differing[0].texts[0]

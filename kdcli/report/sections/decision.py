@@ -54,9 +54,9 @@ def worst_class(decision: Decision) -> str:
     if points >= 0:
         return f"{where}: no class with enough rows loses {_metric(d)} against {d.baseline}."
     return (
-        f"{where}: the worst class is {worst.name} ({worst.count:,} {_counted(d)}), with "
-        f"{_metric(d)} {number(value.model)} instead of {d.baseline}'s {number(value.baseline)}: "
-        f"{points:+.2f} points (95 % interval {low:+.2f} to {high:+.2f})."
+        f"{where}: the worst class is {worst.name} ({worst.count:,} {_counted(d)}): {_metric(d)} "
+        f"{number(value.model)}, {d.baseline} {number(value.baseline)}, difference {points:+.2f} "
+        f"points (95 % interval {low:+.2f} to {high:+.2f})."
     )
 
 
@@ -102,13 +102,16 @@ def _classes(decision: Decision) -> Section | None:
         return None
     unit = _counted(d)
     note = (
-        f"Difference: {d.model} minus {d.baseline}, with the paired 95 % interval. Classes with "
-        f"fewer than {d.min_count} {unit} are last. The worst of many classes looks worse by "
-        f"chance than it is. “Only” counts {unit} that one of the models alone predicts."
+        f"Difference: {d.model} minus {d.baseline}, with the paired 95 % interval. “Only” counts "
+        f"the {unit} for which only one model predicts the class."
     )
+    if not all(each.enough for each in d.classes):
+        note += f" Classes with fewer than {d.min_count} {unit} are last."
+    if len(d.classes) > 2:
+        note += " The worst of many classes looks worse by chance than it is."
     if d.reference == "teacher":
         note += f" The classes are the predictions of {d.baseline}, because no labels were read."
-    table = filled(rows, note=note, style="tight differences")
+    table = filled(rows, note=note, style="tight classes")
     return Section("By class", table, least=least_view(len(rows)))
 
 
@@ -116,8 +119,9 @@ def _class_row(decision: Decision, each: ClassChange) -> dict[str, str]:
     row = {"class": each.name, _counted(decision): f"{each.count:,}"}
     for metric, value in each.metrics.items():
         name = {"f1": "F1"}.get(metric, metric)
-        row[f"{name} {decision.baseline}"] = number(value.baseline)
-        row[f"{name} {decision.model}"] = number(value.model)
+        row[f"{name} {decision.baseline} → {decision.model}"] = (
+            f"{number(value.baseline)} → {number(value.model)}"
+        )
         row[f"{name} difference"] = (
             f"{signed(value.difference)} ({signed(value.low)} to {signed(value.high)})"
         )
@@ -201,7 +205,7 @@ def _thresholds(decision: Decision) -> Section | None:
         f"precision or the recall of {d.baseline}, with its precision / recall there. They were "
         "chosen on these rows, so these values are optimistic."
     )
-    table = filled(rows, note=note, style="tight")
+    table = filled(rows, note=note, style="tight classes")
     return Section("Thresholds", table, least=least_view(len(rows)))
 
 
