@@ -270,17 +270,17 @@ def _confused(matrix: Confusion | None) -> list[ConfusedPair]:
 def _differing(pair: _Pair, limit: int) -> list[DifferingRow]:
     """List the rows on which the models differ most, with the largest difference first."""
     task = pair.task
-    is_binary = task.kind == "class" and len(task.labels) == 2
+    is_tokens, is_binary = task.kind == "tokens", task.kind == "class" and len(task.labels) == 2
     changes = []
     for i, (ours, theirs) in enumerate(zip(pair.model, pair.baseline, strict=True)):
-        if task.kind == "tokens":
-            differ = [a != b for a, b in zip(ours.value, theirs.value, strict=True)]
-            changes.append((float(np.mean(differ)) if differ else 0.0, i, 0))
+        if is_tokens:
+            differ = _differ(ours, theirs)
+            change_C = np.array([sum(differ) / max(len(differ), 1)])
         else:
             change_C = np.abs(np.subtract(ours.scores, theirs.scores))
-            # The probabilities of two classes change equally, up to rounding.
-            c = 1 if is_binary else int(change_C.argmax())
-            changes.append((float(change_C[c]), i, c))
+        # The probabilities of two classes change equally, up to rounding.
+        c = 1 if is_binary else int(change_C.argmax())
+        changes.append((float(change_C[c]), i, c))
     # Equal changes stay in the order of the rows.
     largest = sorted(changes, key=lambda each: -each[0])[:limit]
     rows = []
@@ -288,18 +288,21 @@ def _differing(pair: _Pair, limit: int) -> list[DifferingRow]:
         if change == 0:
             break
         example, ours, theirs = pair.examples[i], pair.model[i], pair.baseline[i]
-        label = None
+        shown = [theirs.shown, ours.shown]
         if not pair.by_teacher:
-            truth = shown_label(task, example)
-            label = readable(task, example, truth, ours.shown)
-        is_tokens = task.kind == "tokens"
+            shown.append(shown_label(task, example))
+        if is_tokens:
+            differ = _differ(ours, theirs)
+            texts = [_tagged(example.texts, tags, differ) for tags in shown]
+        else:
+            texts = [readable(task, example, value, None) for value in shown]
         rows.append(
             DifferingRow(
                 id=example.id,
                 texts=[" ".join(example.texts)] if is_tokens else list(example.texts),
-                label=label,
-                baseline=readable(task, example, theirs.shown, ours.shown),
-                model=readable(task, example, ours.shown, theirs.shown),
+                baseline=texts[0],
+                model=texts[1],
+                label=None if pair.by_teacher else texts[2],
                 change=change,
                 changed=None if is_tokens else task.labels[c],
                 baseline_probability=None if is_tokens else theirs.scores[c],
@@ -307,6 +310,17 @@ def _differing(pair: _Pair, limit: int) -> list[DifferingRow]:
             )
         )
     return rows
+
+
+def _differ(ours: Prediction, theirs: Prediction) -> list[bool]:
+    """Tell for every word of a sentence whether the models give it different labels."""
+    return [a != b for a, b in zip(ours.value, theirs.value, strict=True)]
+
+
+def _tagged(words: Sequence[str], tags: Sequence[str], chosen: Sequence[bool]) -> str:
+    """Write the chosen words of a sentence with their labels."""
+    pairs = zip(words, tags, chosen, strict=True)
+    return ", ".join(f"{word} {tag}" for word, tag, is_chosen in pairs if is_chosen)
 
 
 def _calibrations(

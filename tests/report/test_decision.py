@@ -116,5 +116,19 @@ def test_many_comparisons_have_details_in_html_only():
     assert len(section.sentences) == 14
 
 
+def test_of_several_sets_the_worst_one_has_a_sentence():
+    decisions = [decision(MODEL, BASELINE, LABELS, set=name) for name in ("en", "de", "fr")]
+    worse = {"baseline": 0.9, "model": 0.8, "low": -0.12, "high": -0.08}
+    decisions[1]["classes"][1]["metrics"] = {"recall": worse}
+    report = made(evaluate_values(), decisions=decisions)
+    (section,) = decision_sections(report)
+    assert section.sentences == [
+        f"{MODEL} on sst2 de: the worst class is positive (400 rows): recall 0.8000, {BASELINE} "
+        "0.9000, difference -10.00 points (95 % interval -12.00 to -8.00)."
+    ]
+    assert "not enough rows to tell" not in printed(report)
+    assert markdown(report).count(f"{MODEL}: not enough rows to tell") == 3
+
+
 def test_a_report_without_decisions_has_no_section():
     assert decision_sections(made(evaluate_values())) == []

@@ -235,6 +235,18 @@ def test_other_kinds_have_classes_too(tmp_path, kind):
             for b, m in zip(base["predicted"], model["predicted"], strict=True)
         ]
         assert decision.agreement == pytest.approx(np.mean([a == b for a, b in words]))
+        first = decision.differing[0]
+        base, model = ({r["id"]: r for r in rows}[first.id] for rows in by_model)
+        differ = [
+            i
+            for i, (a, b) in enumerate(zip(base["predicted"], model["predicted"], strict=True))
+            if a != b
+        ]
+        assert first.change == pytest.approx(len(differ) / len(base["texts"]))
+        assert first.label == ", ".join(f"{base['texts'][i]} {base['label'][i]}" for i in differ)
+        assert first.model == ", ".join(
+            f"{base['texts'][i]} {model['predicted'][i]}" for i in differ
+        )
 
 
 def spans(tags):

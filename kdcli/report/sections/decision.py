@@ -1,5 +1,7 @@
 """Show what distinguishes a model from its baseline, class by class and row by row."""
 
+import math
+
 import numpy as np
 
 from kdcli.report.schema import ClassChange, Decision, OperatingPoint, Report
@@ -23,22 +25,42 @@ def decision_sections(report: Report) -> list[Section]:
         return []
     least = View.MARKDOWN if len(report.decisions) <= MAX_SHORT_EVALUATIONS else View.HTML
     alone = len(report.decisions) == 1
-    parts = []
-    for d in report.decisions:
-        title = f"{d.model} compared with {d.baseline} on {set_name(d.task, d.set)}"
-        sentences = [
-            f"The models predict the same for {percent(d.agreement)} % of the {_unit(d)}.",
-            *([CHOSEN.format(set_name(d.task, d.set))] if d.chosen_on_these_rows else []),
-        ]
-        details = [
-            part
-            for part in (_classes(d), _confusion(d), _calibration(d), _thresholds(d), _rows(d))
-            if part
-        ]
-        section = Section(title, sentences=sentences, parts=details, least=least, open=alone)
-        parts.append(section)
-    sentences = [sentence for d in report.decisions for sentence in (worst_class(d), _small(d))]
+    sentences, parts = [], []
+    for sets in _by_model(report):
+        sentences.append(worst_class(min(sets, key=_largest_loss)))
+        if len(sets) == 1:
+            sentences.append(_small(sets[0]))
+        for d in sets:
+            where = set_name(d.task, d.set)
+            facts = [
+                f"The models predict the same for {percent(d.agreement)} % of the {_unit(d)}.",
+                _small(d) if len(sets) > 1 else "",
+                CHOSEN.format(where) if d.chosen_on_these_rows else "",
+            ]
+            details = (_classes(d), _confusion(d), _calibration(d), _thresholds(d), _rows(d))
+            part = Section(
+                f"{d.model} compared with {d.baseline} on {where}",
+                sentences=[fact for fact in facts if fact],
+                parts=[detail for detail in details if detail],
+                least=least,
+                open=alone,
+            )
+            parts.append(part)
     return [Section("Class by class", sentences=[s for s in sentences if s], parts=parts)]
+
+
+def _by_model(report: Report) -> list[list[Decision]]:
+    """Group the comparisons of each model with a baseline on the sets of a task."""
+    groups: dict[tuple[str, str, str], list[Decision]] = {}
+    for d in report.decisions:
+        groups.setdefault((d.model, d.baseline, d.task), []).append(d)
+    return list(groups.values())
+
+
+def _largest_loss(decision: Decision) -> float:
+    """Return the smallest difference of a class with enough examples; infinity if there is none."""
+    differences = [c.metrics[decision.metric].difference for c in decision.classes if c.enough]
+    return min(differences, default=math.inf)
 
 
 def worst_class(decision: Decision) -> str:
@@ -226,7 +248,7 @@ def _rows(decision: Decision) -> Section | None:
     d, items = decision, []
     for row in d.differing:
         ours, theirs = cut(row.model, MAX_TEXT), cut(row.baseline, MAX_TEXT)
-        head = f"{d.baseline}: {theirs or 'the same'}; {d.model}: {ours or 'the same'}"
+        head = f"{d.baseline}: {theirs}; {d.model}: {ours}"
         facts = [] if row.label is None else [f"label {cut(row.label, MAX_TEXT)}"]
         if row.changed is not None:
             before, after = number(row.baseline_probability), number(row.model_probability)
