@@ -52,6 +52,7 @@ from kdcli.report.schema import (
     OperatingPoint,
     PairedValue,
 )
+from kdcli.report.sections.decision import metric_name
 from kdcli.types import Example, Kind, Task
 from kdcli.workloads.predictions import Prediction, readable, reference, shown_label
 from kdcli.workloads.workload import RESAMPLES, Array, ModelScores
@@ -183,7 +184,7 @@ def class_drop_misses(decision: Decision, max_class_drop: float) -> list[str]:
         lost = -each.metrics[decision.metric].difference / POINT
         if lost > max_class_drop + 1e-9:
             misses.append(
-                f"{name} loses {lost:.2f} points of {decision.metric} in class {each.name} "
+                f"{name} loses {lost:.2f} points of {metric_name(decision)} in class {each.name} "
                 f"({each.count:,} examples), more than {max_class_drop:g}"
             )
     return misses

@@ -99,7 +99,7 @@ def test_without_labels_the_values_are_agreement():
     report = report_with(reference="teacher")
     assert "agreement 0.8800" in printed(report)
     assert "because no labels were read" in words(report)
-    assert f"A prediction is correct where it agrees with {BASELINE}." in words(report)
+    assert f"A prediction is correct where it agrees with {BASELINE}" in words(report)
 
 
 def test_rows_that_also_chose_the_model_are_named():

@@ -114,6 +114,9 @@ def test_without_labels_the_teacher_is_the_reference(models, data, tmp_path):
             1.0,
             pytest.approx(agreed / len(rows)),
         )
+    result = evaluate(*models, *arguments, "--max-class-drop", 3, "-o", tmp_path / "gate")
+    assert result.exit_code == 5
+    assert "points of agreement in class" in said_by(result)
     # The teacher cannot be calibrated against itself.
     assert set(decision.calibration) == {"model-3"}
     assert all(row.label is None for row in decision.differing)

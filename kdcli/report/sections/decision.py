@@ -74,11 +74,11 @@ def worst_class(decision: Decision) -> str:
     value = worst.metrics[d.metric]
     points, low, high = (100 * x for x in (value.difference, value.low, value.high))
     if points >= 0:
-        return f"{where}: no class with enough rows loses {_metric(d)} against {d.baseline}."
+        return f"{where}: no class with enough rows loses {metric_name(d)} against {d.baseline}."
     return (
-        f"{where}: the worst class is {worst.name} ({worst.count:,} {_counted(d)}): {_metric(d)} "
-        f"{number(value.model)}, {d.baseline} {number(value.baseline)}, difference {points:+.2f} "
-        f"points (95 % interval {low:+.2f} to {high:+.2f})."
+        f"{where}: the worst class is {worst.name} ({worst.count:,} {_counted(d)}): "
+        f"{metric_name(d)} {number(value.model)}, {d.baseline} {number(value.baseline)}, "
+        f"difference {points:+.2f} points (95 % interval {low:+.2f} to {high:+.2f})."
     )
 
 
@@ -93,8 +93,8 @@ def _small(decision: Decision) -> str:
     return f"{d.model}: {TOO_FEW} (fewer than {d.min_count} {_counted(d)}): {listed}{more}."
 
 
-def _metric(decision: Decision) -> str:
-    """Name the main metric of the classes."""
+def metric_name(decision: Decision) -> str:
+    """Name the main metric of the classes: recall or F1 or, without labels, the agreement."""
     if decision.reference == "teacher":
         return "agreement" if decision.metric == "recall" else f"{decision.metric} of agreement"
     return {"f1": "F1"}.get(decision.metric, decision.metric)
@@ -203,7 +203,10 @@ def _calibration(decision: Decision) -> Section | None:
     if any(each.temperature is None for each in d.calibration.values()):
         note += " No temperature: none between 0.01 and 100 is the best one for these rows."
     if d.reference == "teacher":
-        note += f" A prediction is correct where it agrees with {d.baseline}."
+        note += (
+            f" A prediction is correct where it agrees with {d.baseline}: the temperature says how "
+            "sure the model is of that, and not how often it is right."
+        )
     return Section("Calibration", filled(rows, note=note), least=View.MARKDOWN)
 
 
