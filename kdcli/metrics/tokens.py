@@ -65,6 +65,16 @@ def entities(tags: Sequence[str]) -> set[Entity]:
     return spans
 
 
+def types_of(labels: Sequence[str]) -> tuple[str, ...]:
+    """Return the types of the entities that labels describe, in the order of the labels."""
+    return tuple(dict.fromkeys(type_of(tag) for tag in labels if tag != "O"))
+
+
+def type_of(tag: str) -> str:
+    """Return a tag without its prefix: `B-PER` and `I-PER` are `PER`; `O` and `NOUN` stay."""
+    return tag[2:] if tag.startswith(PREFIXES) else tag
+
+
 def _counts(predicted: Sequence[str], true: Sequence[str]) -> tuple[int, int, int, int, int]:
     """Return a sentence's counts.
 

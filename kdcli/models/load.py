@@ -49,6 +49,7 @@ from kdcli.models.files import (
 )
 from kdcli.models.layout import LAYOUTS, layout_for, row_of
 from kdcli.models.model import Model
+from kdcli.models.temperature import TEMPERATURE
 from kdcli.models.training_rows import NO_ROWS, training_rows, write_training_rows
 from kdcli.types import RowHashes
 
@@ -164,13 +165,16 @@ def save_model(
     """Save a model's configuration, weights and tokenizer.
 
     Also saves the hashes of the labelled `rows` that trained the model or a model it was made from,
-    and the code of a custom class. Raises MachineError if the disk is full or not writable. In that
+    and the code of a custom class. A calibration temperature is dropped, because it was fitted to
+    other weights. Raises MachineError if the disk is full or not writable. In that
     case, no file is left.
     """
     if custom := is_custom(model):
         describe_code(model)
     # Each of several processes may save its own model, but transformers writes in the first only.
     model.should_save_on_this_rank = lambda is_main_process: True
+    if hasattr(model.config, TEMPERATURE):
+        delattr(model.config, TEMPERATURE)
     with fill_dir(folder, last=CONFIG) as aside:
         model.save_pretrained(aside)
         if custom:

@@ -26,6 +26,7 @@ from kdcli.report.schema import (
     Comparison,
     Compression,
     CurvePoint,
+    Decision,
     Evaluation,
     Model,
     Pruning,
@@ -216,6 +217,7 @@ class ReportContents:
     latency: Latency = field(default_factory=Latency)
     evaluations: list[Evaluation] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
     quality: Quality | None = None
     notes: list[str] = field(default_factory=list)
     auto_class: str = "AutoModel"
@@ -309,6 +311,7 @@ def _report(run: RunDir, contents: ReportContents) -> Report:
             "notes": [*contents.notes, *commits],
             "evaluations": evaluations,
             "comparisons": contents.comparisons,
+            "decisions": contents.decisions,
             "selection": contents.selection,
             "pruning": contents.pruning,
             "compression": contents.compression,

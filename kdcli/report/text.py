@@ -37,6 +37,7 @@ class Table:
         narrow: The number of columns that a terminal shows; None for all.
         style: The class of the table in HTML.
         shades: The shade of each cell in HTML, from 0 to 1.
+        legend: The explanation of the shades, below the table in HTML.
     """
 
     header: list[str]
@@ -46,6 +47,7 @@ class Table:
     narrow: int | None = None
     style: str = ""
     shades: list[list[float]] | None = None
+    legend: str = ""
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from kdcli.models.label_words import load_with_label_words
 from kdcli.models.load import load_config
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
+from kdcli.models.temperature import stored_temperature
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.sections import TrainSettings
 from kdcli.targets.targets import PrecomputedLogits, StorePlace, Targets, stored_signals
@@ -400,6 +401,7 @@ class LabelledWorkload(Workload):
         verb = "need more than one window of" if self.kind == "span" else "were cut at"
         note = f"{model.note}; {cut:.1%} of the examples {verb} {max_length} tokens"
         scores = scores_of(evaluator, self.split, predictions, worst, [note])
+        scores = replace(scores, temperature=stored_temperature(model.model.config))
         return scores if self.reference is None else scores.against_teacher()
 
     def predict(self, model: Model, evaluator: Evaluator | None = None) -> list[Prediction]:
@@ -570,7 +572,16 @@ def scores_of(
     """Score predictions for all evaluation examples."""
     counts = {name: end - begin for name, (begin, end) in evaluator.bounds.items()}
     evaluations = evaluator.evaluations("", split, predictions, worst)
-    return ModelScores(evaluations, evaluator.scorers(predictions), counts, predictions, notes)
+    all_examples = evaluator.features.examples
+    return ModelScores(
+        evaluations,
+        evaluator.scorers(predictions),
+        counts,
+        predictions,
+        notes,
+        task=evaluator.task,
+        examples={name: all_examples[begin:end] for name, (begin, end) in evaluator.bounds.items()},
+    )
 
 
 def runner_outputs(runner: Runner, rows: TokenizedRows, positions: int | None) -> list[Array]:

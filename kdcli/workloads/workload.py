@@ -48,6 +48,7 @@ from kdcli.targets.targets import StorePlace, Targets, targets_of
 from kdcli.types import (
     Batch,
     Count,
+    Example,
     Examples,
     Job,
     ModelShape,
@@ -57,6 +58,7 @@ from kdcli.types import (
     Schedule,
     Signals,
     StepLoss,
+    Task,
     Term,
 )
 from kdcli.workloads.settings import (
@@ -145,6 +147,9 @@ class ModelScores:
         scorers: set -> function that maps row numbers to metrics, for paired bootstrap intervals.
         counts: set -> number of rows.
         predictions: one prediction per row, if the workload makes predictions.
+        task: the task of the predictions.
+        examples: set -> the examples of the predictions, with the labels they are compared with.
+        temperature: the calibration temperature in the model's configuration, if it has one.
         notes: notes on how the model read the rows, for the report.
     """
 
@@ -153,6 +158,9 @@ class ModelScores:
     counts: Mapping[str, int]
     predictions: Sequence[Any] = ()
     notes: Sequence[str] = ()
+    task: Task | None = None
+    examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)
+    temperature: float | None = None
 
     def rows(self, name: str) -> list[Evaluation]:
         """Return the evaluations with a model's name filled in."""

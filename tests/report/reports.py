@@ -246,6 +246,10 @@ def hostile_values() -> dict[str, object]:
             "worst": [mistake],
         },
     }
+    differing = dict.fromkeys(("id", "label", "baseline", "model", "changed"), HOSTILE)
+    differing |= {"texts": [HOSTILE], "change": 1.0}
+    differing |= {"baseline_probability": 0.0, "model_probability": 1.0}
+    confused = {"baseline": HOSTILE, "model": HOSTILE, "count": 1}
     interval = {"metric": HOSTILE, "difference": 0.1, "low": 0.05, "high": 0.2}
     runs = [
         {"settings": {HOSTILE: lr}, "seed": 0, "metrics": {HOSTILE: score}}
@@ -270,6 +274,10 @@ def hostile_values() -> dict[str, object]:
         ],
         "comparisons": [
             {"model": HOSTILE, "baseline": HOSTILE, "task": HOSTILE, "set": HOSTILE, **interval}
+        ],
+        "decisions": [
+            decision(HOSTILE, "teacher", (HOSTILE, "other", "third"), task=HOSTILE, set=HOSTILE)
+            | {"differing": [differing], "confused": [confused]}
         ],
         "selection": {
             "metric": HOSTILE,
@@ -296,6 +304,59 @@ def evaluation(
             "positive": {"precision": 0.911504, "recall": 0.927928, "f1": 0.919643, "support": 444},
         },
         "worst": [mistake | {"id": str(i), "badness": 7.5 - i} for i in range(8)],
+    } | changes
+
+
+def paired(baseline: float, model: float) -> dict[str, float]:
+    difference = model - baseline
+    return {
+        "baseline": baseline,
+        "model": model,
+        "low": difference - 0.03,
+        "high": difference + 0.03,
+    }
+
+
+def decision(model: str, baseline: str, labels: tuple[str, ...], **changes: object) -> dict:
+    """Two comparable models: the first class loses 5 points, the last one has few rows."""
+    point = {"threshold": 0.5, "precision": 0.9, "recall": 0.8}
+    classes = [
+        {
+            "name": name,
+            **{"count": 400, "enough": True},
+            "metrics": {"recall": paired(0.93, 0.88), "f1": paired(0.92, 0.9)},
+            **{"both": 350, "only_baseline": 41, "only_model": 7},
+        }
+        for name in labels
+    ]
+    for each in classes[1:]:
+        each["metrics"] = {"recall": paired(0.91, 0.915), "f1": paired(0.92, 0.91)}
+    classes[-1] |= {"count": 12, "enough": False, "metrics": {"recall": paired(0.9, 0.1)}}
+    row = {
+        **{"id": "17", "texts": ["a film of which", "nobody heard"], "label": labels[1]},
+        **{"baseline": labels[1], "model": labels[0], "change": 0.75, "changed": labels[0]},
+        **{"baseline_probability": 0.125, "model_probability": 0.875},
+    }
+    counts = np.diag([100 + i for i in range(len(labels))])
+    counts[0, 1] = 41
+    return {
+        **{"model": model, "baseline": baseline, "task": "sst2", "set": "", "n": 872},
+        **{"reference": "labels", "metric": "recall", "min_count": 30, "agreement": 0.9375},
+        "classes": classes,
+        "confusion": {"labels": list(labels), "counts": counts.tolist()},
+        "confused": [{"baseline": labels[0], "model": labels[1], "count": 41}],
+        "differing": [row],
+        "calibration": {
+            baseline: {"error": 0.0625, "temperature": 1.75, "scaled_error": 0.03125},
+            model: {"error": 0.125, "temperature": None, "scaled_error": None},
+        },
+        "thresholds": [
+            {
+                **{"label": labels[1], "baseline": point, "model": None},
+                "same_precision": point | {"threshold": 0.625, "recall": 0.75},
+                "same_recall": None,
+            }
+        ],
     } | changes
 
 

@@ -74,6 +74,9 @@ def test_what_a_run_leaves(done):
     assert [e.model for e in report.evaluations] == ["teacher", STUDENT, ALONE]
     assert list(report.quality["own"]) == ["teacher", STUDENT, ALONE]
     assert report.quality["own"]["teacher"]["accuracy"] > 0.9
+    (decision,) = report.decisions
+    assert (decision.model, decision.baseline) == (STUDENT, "teacher")
+    assert sum(each.count for each in decision.classes) == decision.n
     assert report.training.steps == 8
     assert any(note.startswith(f"{ALONE}: started from the same weights") for note in report.notes)
     for shown in (result.stdout, (out / "report.md").read_text("utf-8")):

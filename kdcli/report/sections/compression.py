@@ -8,6 +8,7 @@ from kdcli.report.text import Picture, Section, Table, number
 
 GOALS = {
     "max_drop": "points lost, at most {:g}",
+    "max_class_drop": "points lost by a class, at most {:g}",
     "speedup": "at least {:g} times as fast",
     "max_latency_ms": "at most {:g} ms",
     "max_mb": "at most {:g} MB",

@@ -5,6 +5,7 @@ from functools import partial
 
 from kdcli.report.schema import CurvePoint, Pruning, Report
 from kdcli.report.sections.compression import compression_section
+from kdcli.report.sections.decision import decision_sections
 from kdcli.report.sections.evaluations import comparisons, details, scores
 from kdcli.report.sections.latency import (
     agreements,
@@ -30,6 +31,7 @@ def sections(report: Report) -> list[Section]:
         *not_measured(report),
         *scores(report),
         *comparisons(report),
+        *decision_sections(report),
         *([selection_section(report.selection)] if report.selection else []),
         *latency(report),
         *agreements(report),

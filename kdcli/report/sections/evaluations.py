@@ -183,14 +183,15 @@ def headline(evaluation: Evaluation) -> str:
     return f"{set_name(e.task, e.set)} ({e.split}, {e.n:,} examples): {metrics}"
 
 
-def _least(rows: int) -> View:
+def least_view(rows: int) -> View:
+    """Return the first view that shows a table with a row for each class."""
     return View.MARKDOWN if rows <= MAX_SHORT_LABELS else View.HTML
 
 
 def _confusion(evaluation: Evaluation, *, alone: bool) -> Section | None:
     if (table := matrix(evaluation)) is None:
         return None
-    least = _least(len(table.rows))
+    least = least_view(len(table.rows))
     if alone and len(table.rows) <= MAX_SHORT_LABELS:
         least = View.TERMINAL
     return Section("Confusion", table, least=least)
@@ -219,7 +220,14 @@ def matrix(evaluation: Evaluation) -> Table | None:
     ]
     rows = [[label, *row] for label, row in zip(labels, cells, strict=True)]
     style = "confusion many" if len(labels) > MAX_SHORT_LABELS else "confusion"
-    return Table(["true ↓ predicted →", *labels], rows, note, style=style, shades=shares.tolist())
+    return Table(
+        ["true ↓ predicted →", *labels],
+        rows,
+        note,
+        style=style,
+        shades=shares.tolist(),
+        legend="Shaded by the share of the true class, blue where it is right.",
+    )
 
 
 def _per_class(evaluation: Evaluation) -> Section | None:
@@ -231,7 +239,7 @@ def _per_class(evaluation: Evaluation) -> Section | None:
         return None
     table = Table(["class", "precision", "recall", "F1", "examples"], rows)
     is_open = len(rows) <= MAX_SHORT_LABELS
-    return Section("By class", table, least=_least(len(rows)), open=is_open)
+    return Section("By class", table, least=least_view(len(rows)), open=is_open)
 
 
 def _worst(evaluation: Evaluation) -> Section | None:

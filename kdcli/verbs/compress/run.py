@@ -48,6 +48,8 @@ from kdcli.verbs.compress.search import TEACHER, Candidate, Search, check_backen
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
 from kdcli.verbs.compress.shapes import Untrained, measure_untrained
 from kdcli.workloads import open_evaluation, open_rows
+from kdcli.workloads.decisions import KINDS, class_drop_misses
+from kdcli.workloads.labelled import LabelledWorkload
 
 BEST, PICTURE = "best", "pareto.png"
 GOAL = ("goal.", "budget")
@@ -202,6 +204,12 @@ def check_model(recipe: CompressRecipe, *, trusted: bool) -> tuple[bool, bool]:
             f"the rows have no labels, and {recipe.model} is not fine-tuned for {recipe.task}",
             "give rows with labels, or a fine-tuned model",
         )
+    has_classes = isinstance(workload, LabelledWorkload) and workload.kind in KINDS
+    if recipe.goal.max_class_drop is not None and not has_classes:
+        raise UsageError(
+            f"--max-class-drop is for classes, and task {workload.name} has none",
+            "use --max-drop",
+        )
     return fits, not workload.needs_reference
 
 
@@ -218,6 +226,13 @@ def finish(search: Search) -> RunResult:
     missed |= {
         k: v for k, v in misses(goal, verified.teacher, verified.chosen).items() if k == "max_drop"
     }
+    if goal.max_class_drop is not None:
+        worse = [
+            miss
+            for decision in verified.report.decisions
+            for miss in class_drop_misses(decision, goal.max_class_drop)
+        ]
+        missed |= {"max_class_drop": "; ".join(worse)} if worse else {}
     said = sentence(scores, verified, missed, goal, has_labels=runner.has_labels)
     with atomic_dir(runner.folder / BEST) as aside:
         fill_best(aside, search.candidates[chosen.name], runner.options, said)
@@ -401,6 +416,16 @@ def _write(
         },
         notes=notes,
         compression=compression,
+        decisions=[
+            d.model_copy(
+                update={
+                    "model": both[d.model],
+                    "baseline": both[d.baseline],
+                    "calibration": {both[m]: c for m, c in d.calibration.items()},
+                }
+            )
+            for d in report.decisions
+        ],
     )
     write_atomic(runner.folder / PICTURE, png(compression))
     return write_report(RunDir(runner.folder), contents)

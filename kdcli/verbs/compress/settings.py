@@ -31,6 +31,14 @@ class GoalSettings(Section):
         ge=0,
         description="Maximum drop of the task metric, in points (1 point = 0.01).",
     )
+    max_class_drop: Annotated[
+        float | None, Option("--max-class-drop", panel=GOAL, metavar="POINTS")
+    ] = Field(
+        None,
+        gt=0,
+        description="Maximum drop of a class, label or entity type on the verification rows, in "
+        "points.",
+    )
     speedup: Annotated[float | None, Option("--speedup", panel=GOAL, metavar="FACTOR")] = Field(
         None, gt=1, description="Minimum speed-up over PyTorch in float32."
     )

@@ -205,7 +205,9 @@ def verification(recipe: CompressRecipe, models: Sequence[str], confidence: floa
     """Score the teacher and the chosen model on the verification rows."""
     # The ends of wider intervals need more resamples.
     resamples = round(RESAMPLES * 0.05 / (1 - confidence))
-    keys = {"data.split": VERIFICATION, "confidence": confidence, "resamples": resamples}
+    keys: dict[str, Any] = {"data.split": VERIFICATION}
+    keys |= {"confidence": confidence, "resamples": resamples}
+    keys["max_class_drop"] = recipe.goal.max_class_drop
     return _evaluate(recipe, models, keys)
 
 

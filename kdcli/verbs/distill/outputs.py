@@ -37,6 +37,7 @@ from kdcli.targets.targets import StorePlace
 from kdcli.types import Job, Needs, Outcome, Schedule
 from kdcli.verbs.distill.settings import TaskDistillRecipe
 from kdcli.workloads import open_workload
+from kdcli.workloads.decisions import decisions
 from kdcli.workloads.finetuning import request_of, scores_after_training
 from kdcli.workloads.recipes import as_finetune, rerank_finetuning
 from kdcli.workloads.rerank import RerankWorkload
@@ -117,6 +118,8 @@ class OutputDistillation:
             result = compare(workload.name, scores, chosen=chosen)
             contents = ReportContents("distill", self.recipe, models, outcome=outcome)
             contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
+            if self.teacher is not None:
+                contents.decisions = decisions(scores, {STUDENT: TEACHER}, chosen=chosen)
             contents.notes = workload.notes
             contents.auto_class, contents.pipeline = workload.auto_class, workload.pipeline
             context.report(contents, self.measure)

@@ -34,7 +34,7 @@ from kdcli.report.finish import (
     RunResult,
     without_distillation,
 )
-from kdcli.report.schema import TEACHER, UNDISTILLED, Evaluation
+from kdcli.report.schema import TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.targets import (
@@ -68,6 +68,7 @@ from kdcli.verbs.distill.student import (
     relation_kernel,
 )
 from kdcli.verbs.distill.text import HELD_OUT, TextDistillation, held_out_losses
+from kdcli.workloads.decisions import decisions
 from kdcli.workloads.finetuning import (
     WEIGHTS,
     drop_weights,
@@ -182,10 +183,11 @@ class TaskDistillation:
         return describe_source(self.teachers[0].model, self.teachers[0].source)
 
     @cached_property
-    def teacher_evaluations(self) -> list[Evaluation]:
-        """The teacher's scores, taken before its weights are cast to the compute dtype."""
-        scores = [self.workload.score(teacher, worst=WORST) for teacher in self.teachers[:1]]
-        return [row for each in scores for row in each.rows(TEACHER)]
+    def teacher_scores(self) -> dict[str, ModelScores]:
+        """The first teacher's scores, taken before its weights are cast to the compute dtype."""
+        if not self.teachers:
+            return {}
+        return {TEACHER: self.workload.score(self.teachers[0], worst=WORST)}
 
     def taught_by(self, workload: LabelledWorkload) -> list[Model | PrecomputedLogits]:
         """Return the teachers of the prediction stage, or the logits from a file."""
@@ -326,7 +328,10 @@ class TaskDistillation:
         self.workload.save(student, folder, all_rows(self.rows, student.rows))
         contents = self._contents(folder, student)
         contents.outcome, contents.auto_class = outcome, self.workload.auto_class
-        contents.evaluations = [*self.teacher_evaluations, *scores.rows(STUDENT)]
+        by_model = {**self.teacher_scores, STUDENT: scores}
+        contents.evaluations = [row for name, s in by_model.items() for row in s.rows(name)]
+        chosen = [STUDENT] if outcome.best_step is not None else []
+        contents.decisions = decisions(by_model, chosen=chosen)
         notes = [*self.workload.notes, *self.augmented[1]]
         notes += [f"teacher: {teacher.source}" for teacher in self.teachers[1:]]
         if recipe.soft_labels is not None:
@@ -359,7 +364,7 @@ class TaskDistillation:
         if self.context.dry_run:
             return {} if self.teacher_card is None else {TEACHER: self.teacher_card}
         Progress.log(f"{self.recipe.method} on {self.recipe.task}: {stage} stage")
-        self.teacher_evaluations  # noqa: B018
+        self.teacher_scores  # noqa: B018
         return {}
 
     @contextmanager

@@ -21,5 +21,5 @@ def evaluate(given: Given) -> Any:
     extras = run.Extras(predictions=own.predictions, submission=own.submission, gates=limits)
     result = given.show(run.evaluate(resolved, options, extras))
     if result is not None:
-        run.check_gates(result, extras)
+        run.check_gates(result, extras, resolved.recipe.max_class_drop)
     return result

@@ -37,6 +37,7 @@ from kdcli.types import Card, RowHashes, Task
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.as_trained import as_trained
+from kdcli.workloads.decisions import KINDS, class_drop_misses, decisions
 from kdcli.workloads.detect import with_task
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.labelled import LabelledWorkload
@@ -94,6 +95,8 @@ def evaluate(
     workload = open_evaluation(_request(recipe), context.session)
     labelled = workload if isinstance(workload, LabelledWorkload) else None
     check_gate_names(workload, extras)
+    if recipe.max_class_drop is not None:
+        check_has_classes(workload)
     if extras.submission is not None:
         assert labelled is not None
         check_submission(labelled.data.task)
@@ -176,6 +179,11 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
         )
     if extras.submission is not None and (count := max(len(recipe.models), len(recipe.masks))) > 1:
         raise UsageError(f"--submission takes one model, not {count}")
+    if recipe.max_class_drop is not None and len(recipe.masks or recipe.models) < 2:
+        raise UsageError(
+            "--max-class-drop compares models with the first one, and only one is given",
+            "kdcli evaluate BASELINE MODEL [MODEL...] --task TASK --max-class-drop POINTS",
+        )
     if extras.predictions is not None:
         check_writable(extras.predictions, directory=False)
     if extras.submission is not None:
@@ -288,6 +296,12 @@ def _report(
     timed = {name: _subject(name, model) for name, model in models.items()}
     contents = ReportContents("evaluate", recipe, with_baseline(cards, timed))
     contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
+    contents.decisions = decisions(
+        scores,
+        max_class_drop=recipe.max_class_drop,
+        differing=recipe.worst,
+        resamples=recipe.resamples,
+    )
     notes = [f"{name}: {note}" for name, each in scores.items() for note in each.notes]
     contents.notes = [*workload.notes, *notes]
     return context.report(contents, recipe.measure)
@@ -349,10 +363,28 @@ def check_gate_names(workload: Workload, extras: Extras) -> None:
             )
 
 
-def check_gates(result: RunResult, extras: Extras) -> None:
-    """Compare every model's metrics with the gates.
+def check_has_classes(workload: Workload) -> None:
+    """Check that `--max-class-drop` can be applied before anything is computed.
+
+    Raises UsageError: the task has no classes.
+    """
+    if isinstance(workload, LabelledWorkload) and workload.kind in KINDS:
+        return
+    raise UsageError(
+        f"--max-class-drop: task {workload.name} has no classes",
+        f"omit it: it is for tasks of kind {', '.join(KINDS)}, scored by a head",
+    )
+
+
+def check_gates(result: RunResult, extras: Extras, max_class_drop: float | None = None) -> None:
+    """Compare every model's metrics with the gates, and its classes with the baseline's.
 
     A metric is the mean over the sets, or the value on one set, as `SET/METRIC`.
+
+    Args:
+        result: The finished evaluation.
+        extras: The gates.
+        max_class_drop: Maximum drop of a class's metric against the baseline, in points.
 
     Raises GateError: at least one gate was missed.
     """
@@ -366,5 +398,8 @@ def check_gates(result: RunResult, extras: Extras) -> None:
             for m, v in extras.gates.items()
             if values[m] < v
         ]
+    if max_class_drop is not None:
+        for decision in result.report.decisions:
+            missed += class_drop_misses(decision, max_class_drop)
     if missed:
         raise GateError("; ".join(missed), f"the report is in {result.folder}")

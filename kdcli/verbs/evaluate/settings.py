@@ -50,7 +50,20 @@ class EvaluateRecipe(Section):
     confidence: float = Field(
         0.95, gt=0.5, lt=1, description="Level of the intervals of differences."
     )
-    worst: int = Field(20, ge=0, description="Number of worst examples in the report.")
+    worst: int = Field(
+        20,
+        ge=0,
+        description="Number of worst examples in the report, and of rows on which a model differs "
+        "most from the baseline (at most 20).",
+    )
+    max_class_drop: Annotated[
+        float | None, Option("--max-class-drop", panel=GOAL, metavar="POINTS")
+    ] = Field(
+        None,
+        gt=0,
+        description="Exit with 5 if a class loses more than this against the baseline, in points "
+        "(1 point = 0.01).",
+    )
     head: EvaluatedHeadSettings = EvaluatedHeadSettings()
     data: LabelledSettings = LabelledSettings()
     measure: MeasureSettings = MeasureSettings(latency=False)

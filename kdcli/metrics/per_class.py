@@ -1,0 +1,111 @@
+"""Scores of every class of a task, as functions of selected examples."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from kdcli.metrics.bootstrap import Array, Scorer
+from kdcli.metrics.classification import f1
+from kdcli.metrics.tokens import Entity, entities, types_of
+from kdcli.types import Task
+
+
+class ClassCounts(NamedTuple):
+    """Counts of every example and class, each sparse, [N, C] float64.
+
+    An example is a row (`class`, `multi`) or a sentence (`tokens`). For `tokens`, whole entities
+    are counted, so that a count may exceed 1.
+
+    Attributes:
+        hits: correct predictions of the class.
+        predicted: predictions of the class.
+        true: occurrences of the class in the references.
+    """
+
+    hits: Any
+    predicted: Any
+    true: Any
+
+
+def class_names(task: Task) -> tuple[str, ...]:
+    """Return the classes of a task: its labels, or the types of its entities for `tokens`."""
+    return types_of(task.labels) if task.kind == "tokens" else task.labels
+
+
+def class_metrics(task: Task) -> tuple[str, ...]:
+    """Return the metrics that `class_scorer` computes for each class, the main one first."""
+    return ("recall", "f1") if task.kind == "class" else ("f1",)
+
+
+def count_classes(task: Task, predictions: Sequence[Any], references: Sequence[Any]) -> ClassCounts:
+    """Count the classes of every example.
+
+    Args:
+        task: a task of kind `class`, `multi` or `tokens`.
+        predictions, references: one per example, in the format of `kdcli.metrics.scorer`.
+    """
+    index = {name: i for i, name in enumerate(class_names(task))}
+    if task.kind == "tokens":
+        ours, theirs = ([entities(tags) for tags in rows] for rows in (predictions, references))
+        shared = [a & b for a, b in zip(ours, theirs, strict=True)]
+        return ClassCounts(*(_entity_counts(each, index) for each in (shared, ours, theirs)))
+    if task.kind == "class":
+        predicted, true = (_one_hot(each, len(index)) for each in (predictions, references))
+    else:
+        predicted, true = (csr_array(np.asarray(x, float)) for x in (predictions, references))
+    return ClassCounts(predicted.multiply(true).tocsr(), predicted, true)
+
+
+def _one_hot(classes: Sequence[int], count: int) -> Any:
+    rows = np.arange(len(classes))
+    return csr_array((np.ones(len(classes)), (rows, classes)), shape=(len(classes), count))
+
+
+def _entity_counts(sentences: Sequence[set[Entity]], index: Mapping[str, int]) -> Any:
+    cells = [(row, index[name]) for row, spans in enumerate(sentences) for name, _, _ in spans]
+    rows, columns = np.array(cells, np.int64).reshape(-1, 2).T
+    # Entities of one type in one sentence are summed.
+    return csr_array((np.ones(len(cells)), (rows, columns)), shape=(len(sentences), len(index)))
+
+
+def class_scorer(task: Task, counts: ClassCounts) -> Scorer:
+    """Return the metrics of every class as a function of selected examples.
+
+    The function returns `METRIC CLASS` -> value, for the metrics of `class_metrics`. Recall is the
+    accuracy of the examples of the class. A metric is 0 where it is undefined.
+    """
+    names, metrics = class_names(task), class_metrics(task)
+
+    def score(indices: Array) -> dict[str, float]:
+        times_N = np.bincount(indices, minlength=counts.true.shape[0]).astype(float)
+        hits_C, predicted_C, true_C = (times_N @ count_NC for count_NC in counts)
+        values = {
+            "recall": hits_C / np.maximum(true_C, 1.0),
+            "f1": f1(hits_C, predicted_C, true_C),
+        }
+        return {
+            f"{metric} {name}": value
+            for metric in metrics
+            for name, value in zip(names, values[metric].tolist(), strict=True)
+        }
+
+    return score
+
+
+def largest_confusions(counts_CC: Array, limit: int) -> list[tuple[int, int, int]]:
+    """Return the largest cells of a confusion matrix that are not on its diagonal.
+
+    Args:
+        counts_CC: the confusion matrix.
+        limit: maximum number of cells.
+
+    Returns:
+        (row, column, count), the largest count first; equal counts in the order of the cells.
+    """
+    apart_CC = counts_CC - np.diag(counts_CC.diagonal())
+    order = np.argsort(-apart_CC, axis=None, kind="stable")[:limit]
+    rows, columns = np.unravel_index(order, apart_CC.shape)
+    cells = zip(rows.tolist(), columns.tolist(), apart_CC[rows, columns].tolist(), strict=True)
+    return [cell for cell in cells if cell[2] > 0]

@@ -1,0 +1,54 @@
+"""Store the temperature that calibrates a classifier's probabilities."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from kdcli.disk import read_json, write_atomic
+from kdcli.errors import UsageError
+from kdcli.models.files import CONFIG
+
+TEMPERATURE = "kdcli_temperature"
+"""The key of config.json. transformers has none: its pipelines apply softmax or sigmoid to the
+logits as they are."""
+
+
+def store_temperature(folder: Path, temperature: float) -> None:
+    """Store a temperature in the configuration of a saved model or export.
+
+    The weights stay as they are. Whoever loads the model divides its logits:
+
+        logits / getattr(model.config, "kdcli_temperature", 1.0)
+
+    Args:
+        folder: the model's directory.
+        temperature: divides the logits; see `kdcli.metrics.calibration.fit_temperature`.
+
+    Raises:
+        UsageError: the temperature is not a positive number, or the directory has no readable
+            config.json.
+        MachineError: the disk is full or not writable.
+    """
+    _check(temperature, "fit it with kdcli.metrics.calibration")
+    config = read_json(folder / CONFIG)
+    config[TEMPERATURE] = temperature
+    write_atomic(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+
+
+def stored_temperature(config: Any) -> float | None:
+    """Return the temperature in the configuration of a loaded model; None if it has none.
+
+    Raises UsageError: it is not a positive number.
+    """
+    temperature = getattr(config, TEMPERATURE, None)
+    if temperature is None:
+        return None
+    _check(temperature, f"fix or remove {TEMPERATURE} in {CONFIG}")
+    return float(temperature)
+
+
+def _check(temperature: Any, hint: str) -> None:
+    is_number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    if not is_number or not math.isfinite(temperature) or temperature <= 0:
+        raise UsageError(f"a temperature must be above 0, got {temperature!r}", hint)

@@ -1,0 +1,265 @@
+"""Show what distinguishes a model from its baseline, class by class and row by row."""
+
+import math
+
+import numpy as np
+
+from kdcli.report.schema import ClassChange, Decision, OperatingPoint, Report
+from kdcli.report.sections.evaluations import (
+    CHOSEN,
+    MAX_SHORT_EVALUATIONS,
+    MAX_SHORT_LABELS,
+    MAX_TEXT,
+    least_view,
+    set_name,
+)
+from kdcli.report.text import Section, Table, View, cut, filled, number, percent, signed
+
+TOO_FEW = "not enough rows to tell"
+MAX_NAMES = 10  # classes that a sentence lists
+
+
+def decision_sections(report: Report) -> list[Section]:
+    """Show the worst class of every model in a sentence, and the details of each comparison."""
+    if not report.decisions:
+        return []
+    least = View.MARKDOWN if len(report.decisions) <= MAX_SHORT_EVALUATIONS else View.HTML
+    alone = len(report.decisions) == 1
+    sentences, parts = [], []
+    for sets in _by_model(report):
+        sentences.append(worst_class(min(sets, key=_largest_loss)))
+        if len(sets) == 1:
+            sentences.append(_small(sets[0]))
+        for d in sets:
+            where = set_name(d.task, d.set)
+            facts = [
+                f"The models predict the same for {percent(d.agreement)} % of the {_unit(d)}.",
+                _small(d) if len(sets) > 1 else "",
+                CHOSEN.format(where) if d.chosen_on_these_rows else "",
+            ]
+            details = (_classes(d), _confusion(d), _calibration(d), _thresholds(d), _rows(d))
+            part = Section(
+                f"{d.model} compared with {d.baseline} on {where}",
+                sentences=[fact for fact in facts if fact],
+                parts=[detail for detail in details if detail],
+                least=least,
+                open=alone,
+            )
+            parts.append(part)
+    return [Section("Class by class", sentences=[s for s in sentences if s], parts=parts)]
+
+
+def _by_model(report: Report) -> list[list[Decision]]:
+    """Group the comparisons of each model with a baseline on the sets of a task."""
+    groups: dict[tuple[str, str, str], list[Decision]] = {}
+    for d in report.decisions:
+        groups.setdefault((d.model, d.baseline, d.task), []).append(d)
+    return list(groups.values())
+
+
+def _largest_loss(decision: Decision) -> float:
+    """Return the smallest difference of a class with enough examples; infinity if there is none."""
+    differences = [c.metrics[decision.metric].difference for c in decision.classes if c.enough]
+    return min(differences, default=math.inf)
+
+
+def worst_class(decision: Decision) -> str:
+    """Describe the class that loses the most, among the classes with enough examples."""
+    d = decision
+    where = f"{d.model} on {set_name(d.task, d.set)}"
+    checked = [each for each in d.classes if each.enough]
+    if not checked:
+        return ""
+    worst = min(checked, key=lambda each: each.metrics[d.metric].difference)
+    value = worst.metrics[d.metric]
+    points, low, high = (100 * x for x in (value.difference, value.low, value.high))
+    if points >= 0:
+        return f"{where}: no class with enough rows loses {metric_name(d)} against {d.baseline}."
+    return (
+        f"{where}: the worst class is {worst.name} ({worst.count:,} {_counted(d)}): "
+        f"{metric_name(d)} {number(value.model)}, {d.baseline} {number(value.baseline)}, "
+        f"difference {points:+.2f} points (95 % interval {low:+.2f} to {high:+.2f})."
+    )
+
+
+def _small(decision: Decision) -> str:
+    """List the classes with too few examples."""
+    d = decision
+    names = [f"{each.name} ({each.count:,})" for each in d.classes if not each.enough]
+    if not names:
+        return ""
+    listed = ", ".join(names[:MAX_NAMES])
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{d.model}: {TOO_FEW} (fewer than {d.min_count} {_counted(d)}): {listed}{more}."
+
+
+def metric_name(decision: Decision) -> str:
+    """Name the main metric of the classes: recall or F1 or, without labels, the agreement."""
+    if decision.reference == "teacher":
+        return "agreement" if decision.metric == "recall" else f"{decision.metric} of agreement"
+    return {"f1": "F1"}.get(decision.metric, decision.metric)
+
+
+def _unit(decision: Decision) -> str:
+    """Name what `agreement` counts."""
+    return "words" if _is_tokens(decision) else "rows"
+
+
+def _counted(decision: Decision) -> str:
+    """Name what the examples of a class are."""
+    return "entities" if _is_tokens(decision) else "rows"
+
+
+def _is_tokens(decision: Decision) -> bool:
+    # Words have a confusion matrix, but no probabilities.
+    return not decision.calibration
+
+
+def _classes(decision: Decision) -> Section | None:
+    """Show a row for each class, the largest loss first and classes with few examples last."""
+    d = decision
+    ordered = sorted(d.classes, key=lambda c: (not c.enough, c.metrics[d.metric].difference))
+    rows = [_class_row(d, each) for each in ordered]
+    if not rows:
+        return None
+    unit = _counted(d)
+    note = (
+        f"Difference: {d.model} minus {d.baseline}, with the paired 95 % interval. “Only” counts "
+        f"the {unit} for which only one model predicts the class."
+    )
+    if not all(each.enough for each in d.classes):
+        note += f" Classes with fewer than {d.min_count} {unit} are last."
+    if len(d.classes) > 2:
+        note += " The worst of many classes looks worse by chance than it is."
+    if d.reference == "teacher":
+        note += f" The classes are the predictions of {d.baseline}, because no labels were read."
+    table = filled(rows, note=note, style="tight classes")
+    return Section("By class", table, least=least_view(len(rows)))
+
+
+def _class_row(decision: Decision, each: ClassChange) -> dict[str, str]:
+    row = {"class": each.name, _counted(decision): f"{each.count:,}"}
+    for metric, value in each.metrics.items():
+        name = {"f1": "F1"}.get(metric, metric)
+        row[f"{name} {decision.baseline} → {decision.model}"] = (
+            f"{number(value.baseline)} → {number(value.model)}"
+        )
+        row[f"{name} difference"] = (
+            f"{signed(value.difference)} ({signed(value.low)} to {signed(value.high)})"
+        )
+    row[f"only {decision.baseline}"] = f"{each.only_baseline:,}"
+    row[f"only {decision.model}"] = f"{each.only_model:,}"
+    row[" "] = "" if each.enough else TOO_FEW
+    return row
+
+
+def _confusion(decision: Decision) -> Section | None:
+    """Show the matrix of both models' classes or, for many classes, its largest cells."""
+    d = decision
+    matrix = d.confusion
+    title = f"Classes of {d.baseline} and {d.model}"
+    if matrix is not None and len(matrix.labels) <= MAX_SHORT_LABELS:
+        counts = np.array(matrix.counts, dtype=np.int64)
+        shares = counts / np.maximum(counts.sum(1), 1)[:, None]
+        rows = [
+            [label, *(f"{n:,}" for n in row)]
+            for label, row in zip(matrix.labels, matrix.counts, strict=True)
+        ]
+        header = [f"{d.baseline} ↓ {d.model} →", *matrix.labels]
+        legend = f"Shaded by the share of {d.baseline}'s class, blue where both models agree."
+        table = Table(header, rows, style="confusion", shades=shares.tolist(), legend=legend)
+        return Section(title, table, least=View.MARKDOWN)
+    if not d.confused:
+        return None
+    cells = [[pair.baseline, pair.model, f"{pair.count:,}"] for pair in d.confused]
+    note = f"The largest of the {_unit(d)} with another class, of {len(d.classes)} classes."
+    table = Table([d.baseline, d.model, _unit(d)], cells, note)
+    return Section(title, table, least=View.MARKDOWN)
+
+
+def _calibration(decision: Decision) -> Section | None:
+    """Show how far the probabilities of both models are from the shares of correct predictions."""
+    d = decision
+    if not d.calibration:
+        return None
+    rows = [
+        {
+            "model": name,
+            "calibration error": number(each.error),
+            "temperature": number(each.temperature),
+            "error after scaling": number(each.scaled_error),
+            "stored temperature": number(each.stored_temperature),
+            "error with it": number(each.stored_error),
+        }
+        for name, each in d.calibration.items()
+    ]
+    note = (
+        "Expected calibration error: mean distance between confidence and share of correct "
+        "predictions, in 15 bins (Guo et al. 2017). The temperature divides the logits. It was "
+        "fitted on these rows, so the error after scaling is optimistic."
+    )
+    if any(each.stored_temperature is not None for each in d.calibration.values()):
+        note += " The stored temperature is kdcli_temperature in config.json."
+    if any(each.temperature is None for each in d.calibration.values()):
+        note += " No temperature: none between 0.01 and 100 is the best one for these rows."
+    if d.reference == "teacher":
+        note += (
+            f" A prediction is correct where it agrees with {d.baseline}: the temperature says how "
+            "sure the model is of that, and not how often it is right."
+        )
+    return Section("Calibration", filled(rows, note=note), least=View.MARKDOWN)
+
+
+def _thresholds(decision: Decision) -> Section | None:
+    """Show the thresholds at which the model reaches the baseline's precision and recall."""
+    d = decision
+    if not d.thresholds:
+        return None
+    rows = [
+        {
+            "label": each.label,
+            f"{d.baseline} at 0.5": _precision_recall(each.baseline),
+            f"{d.model} at 0.5": _precision_recall(each.model),
+            "same precision": _at(each.same_precision),
+            "same recall": _at(each.same_recall),
+        }
+        for each in d.thresholds
+    ]
+    note = (
+        f"Precision / recall. The last two columns are thresholds at which {d.model} reaches the "
+        f"precision or the recall of {d.baseline}, with its precision / recall there. They were "
+        "chosen on these rows, so these values are optimistic."
+    )
+    table = filled(rows, note=note, style="tight classes")
+    return Section("Thresholds", table, least=least_view(len(rows)))
+
+
+def _precision_recall(point: OperatingPoint | None) -> str:
+    if point is None:
+        return "predicts nothing"
+    return f"{number(point.precision)} / {number(point.recall)}"
+
+
+def _at(point: OperatingPoint | None) -> str:
+    if point is None:
+        return "not reached"
+    return f"above {number(point.threshold)} ({_precision_recall(point)})"
+
+
+def _rows(decision: Decision) -> Section | None:
+    """Quote the rows on which the models differ most. Only HTML shows them."""
+    d, items = decision, []
+    for row in d.differing:
+        ours, theirs = cut(row.model, MAX_TEXT), cut(row.baseline, MAX_TEXT)
+        head = f"{d.baseline}: {theirs}; {d.model}: {ours}"
+        facts = [] if row.label is None else [f"label {cut(row.label, MAX_TEXT)}"]
+        if row.changed is not None:
+            before, after = number(row.baseline_probability), number(row.model_probability)
+            facts.append(f"probability of {row.changed} {before} → {after}")
+        else:
+            facts.append(f"{percent(row.change)} % of the words")
+        facts.append(f"example {row.id}")
+        items.append((f"{head} ({', '.join(facts)})", *(cut(t, MAX_TEXT) for t in row.texts)))
+    if not items:
+        return None
+    return Section("Rows that differ most", items=items, least=View.HTML, open=False)

@@ -1,0 +1,134 @@
+"""What a report shows of a model next to its baseline, class by class and row by row."""
+
+import pytest
+from reports import decision, evaluate_values, made, missing, model, printed, views, words
+
+from kdcli.report.sections.decision import decision_sections, worst_class
+from kdcli.report.text import View
+from kdcli.report.views import markdown
+
+BASELINE, MODEL = "bert-base-uncased", "all-MiniLM-L6-v2"
+LABELS = ("negative", "positive", "mixed")
+
+
+def report_with(**changes):
+    return made(evaluate_values(), decisions=[decision(MODEL, BASELINE, LABELS, **changes)])
+
+
+def parts_of(report):
+    (section,) = decision_sections(report)
+    (each,) = section.parts
+    return {part.title: part for part in each.parts}
+
+
+def test_the_worst_class_is_in_every_view():
+    sentence = (
+        f"{MODEL} on sst2: the worst class is negative (400 rows): recall 0.8800, {BASELINE} "
+        "0.9300, difference -5.00 points (95 % interval -8.00 to -2.00)."
+    )
+    # The class mixed loses 80 points, but has too few rows.
+    few = f"{MODEL}: not enough rows to tell (fewer than 30 rows): mixed (12)."
+    for text in views(report_with()):
+        assert missing(text, sentence, few) == []
+
+
+def test_the_terminal_shows_no_more_than_the_sentences():
+    text = printed(report_with())
+    assert "temperature" not in text
+    assert "same precision" not in text
+    assert "93.75 %" not in text
+
+
+def test_texts_are_in_html_only():
+    report = report_with()
+    assert missing(words(report), "a film of which", "nobody heard", "0.1250 → 0.8750") == []
+    for text in (markdown(report), printed(report)):
+        assert "nobody heard" not in text
+    assert "1 more in report.html" in markdown(report)
+
+
+def test_a_class_that_gains_is_no_worst_class():
+    (each,) = report_with().decisions
+    gaining = each.model_copy(update={"classes": each.classes[1:2]})
+    assert worst_class(gaining) == (
+        f"{MODEL} on sst2: no class with enough rows loses recall against {BASELINE}."
+    )
+    assert worst_class(each.model_copy(update={"classes": each.classes[2:]})) == ""
+
+
+def test_classes_are_sorted_by_loss_and_small_ones_are_last():
+    table = parts_of(report_with())["By class"].table
+    assert table.header[:4] == [
+        *("class", "rows", f"recall {BASELINE} → {MODEL}", "recall difference")
+    ]
+    assert [row[0] for row in table.rows] == ["negative", "positive", "mixed"]
+    assert table.rows[0][2:4] == ["0.9300 → 0.8800", "-0.0500 (-0.0800 to -0.0200)"]
+    assert table.rows[0][-3:] == ["41", "7", ""]
+    assert table.rows[2][-1] == "not enough rows to tell"
+
+
+def test_confusion_with_the_baseline():
+    part = parts_of(report_with())[f"Classes of {BASELINE} and {MODEL}"]
+    assert part.table.header == [f"{BASELINE} ↓ {MODEL} →", *LABELS]
+    assert part.table.rows[0] == ["negative", "100", "41", "0"]
+    assert part.table.shades[0] == pytest.approx([100 / 141, 41 / 141, 0])
+    assert "blue where both models agree" in words(report_with())
+    # With many classes, the largest cells are listed instead.
+    part = parts_of(report_with(confusion=None))[f"Classes of {BASELINE} and {MODEL}"]
+    assert part.table.rows == [["negative", "positive", "41"]]
+
+
+def test_calibration_says_that_the_temperature_was_fitted_on_these_rows():
+    table = parts_of(report_with())["Calibration"].table
+    assert table.rows == [[BASELINE, "0.06250", "1.750", "0.03125"], [MODEL, "0.1250", "", ""]]
+    assert "fitted on these rows" in table.note
+    assert "none between 0.01 and 100" in table.note
+
+
+def test_thresholds():
+    table = parts_of(report_with())["Thresholds"].table
+    assert table.rows == [
+        [
+            *("positive", "0.9000 / 0.8000", "predicts nothing"),
+            *("above 0.6250 (0.9000 / 0.7500)", "not reached"),
+        ]
+    ]
+
+
+def test_without_labels_the_values_are_agreement():
+    report = report_with(reference="teacher")
+    assert "agreement 0.8800" in printed(report)
+    assert "because no labels were read" in words(report)
+    assert f"A prediction is correct where it agrees with {BASELINE}" in words(report)
+
+
+def test_rows_that_also_chose_the_model_are_named():
+    assert "also chose the model" in words(report_with(chosen_on_these_rows=True))
+
+
+def test_many_comparisons_have_details_in_html_only():
+    models = {"base": model("baseline")} | {f"m{i}": model("candidate", "base") for i in range(7)}
+    decisions = [decision(name, "base", LABELS) for name in list(models)[1:]]
+    values = evaluate_values() | {"evaluations": [], "comparisons": [], "quality": {}}
+    report = made(values, models=models, decisions=decisions)
+    (section,) = decision_sections(report)
+    assert {part.least for part in section.parts} == {View.HTML}
+    assert len(section.sentences) == 14
+
+
+def test_of_several_sets_the_worst_one_has_a_sentence():
+    decisions = [decision(MODEL, BASELINE, LABELS, set=name) for name in ("en", "de", "fr")]
+    worse = {"baseline": 0.9, "model": 0.8, "low": -0.12, "high": -0.08}
+    decisions[1]["classes"][1]["metrics"] = {"recall": worse}
+    report = made(evaluate_values(), decisions=decisions)
+    (section,) = decision_sections(report)
+    assert section.sentences == [
+        f"{MODEL} on sst2 de: the worst class is positive (400 rows): recall 0.8000, {BASELINE} "
+        "0.9000, difference -10.00 points (95 % interval -12.00 to -8.00)."
+    ]
+    assert "not enough rows to tell" not in printed(report)
+    assert markdown(report).count(f"{MODEL}: not enough rows to tell") == 3
+
+
+def test_a_report_without_decisions_has_no_section():
+    assert decision_sections(made(evaluate_values())) == []

@@ -1,0 +1,321 @@
+"""What `kdcli evaluate` shows about a model next to its baseline, class by class and row by row."""
+
+import functools
+import shutil
+
+import numpy as np
+import own_files
+import pytest
+from own_files import NAMES, QUICK, lines_of, refused, report_of, said_by, write
+
+from kdcli.models.temperature import store_temperature
+
+LABELS = tuple(sorted(NAMES))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two models with random heads for the two classes. The second is worse in both classes."""
+    folder = tmp_path_factory.mktemp("models")
+    return [own_files.headed(folder / f"model-{seed}", LABELS, seed=seed) for seed in (5, 3)]
+
+
+@pytest.fixture
+def data(tmp_path):
+    folder = tmp_path / "data"
+    write(folder / "validation.jsonl", own_files.rows("class", 80, seed=1))
+    return folder
+
+
+evaluate, succeeds = (
+    functools.partial(of, "evaluate") for of in (own_files.kdcli, own_files.succeeds)
+)
+
+
+def predictions_of(file):
+    """Model -> its rows of a file of predictions."""
+    rows = lines_of(file)
+    return {name: [r for r in rows if r["model"] == name] for name in ("model-5", "model-3")}
+
+
+def share(rows, **equal):
+    return sum(all(row[k] == v for k, v in equal.items()) for row in rows)
+
+
+def test_the_classes_and_rows_that_change_are_reported(models, data, tmp_path):
+    out, file = tmp_path / "out", tmp_path / "predictions.jsonl"
+    arguments = ["--task", "own", "--data", data, "--predictions", file, "-o", out]
+    result = succeeds(*models, *arguments)
+    (decision,) = report_of(out).decisions
+    assert (decision.model, decision.baseline, decision.n) == ("model-3", "model-5", 80)
+    assert (decision.reference, decision.metric, decision.min_count) == ("labels", "recall", 30)
+    theirs, ours = predictions_of(file).values()
+    for each in decision.classes:
+        recall = each.metrics["recall"]
+        for value, rows in ((recall.baseline, theirs), (recall.model, ours)):
+            hits = share(rows, label=each.name, predicted=each.name)
+            assert value == hits / share(rows, label=each.name)
+        assert recall.low <= recall.difference <= recall.high
+        both = sum(
+            a["predicted"] == b["predicted"] == each.name for a, b in zip(ours, theirs, strict=True)
+        )
+        assert each.both == both
+        assert each.only_model == share(ours, predicted=each.name) - both
+        assert each.only_baseline == share(theirs, predicted=each.name) - both
+        assert each.count == share(ours, label=each.name)
+        assert each.enough
+    pairs = [(b["predicted"], a["predicted"]) for a, b in zip(ours, theirs, strict=True)]
+    assert decision.confusion.labels == list(LABELS)
+    assert decision.confusion.counts == [[pairs.count((a, b)) for b in LABELS] for a in LABELS]
+    assert decision.agreement == sum(a == b for a, b in pairs) / 80
+    largest = max((c for c in decision.confused), key=lambda c: c.count)
+    assert decision.confused[0] == largest
+    assert largest.count == pairs.count((largest.baseline, largest.model)) > 0
+    changes = {
+        row["id"]: abs(row["scores"][0] - other["scores"][0])
+        for row, other in zip(ours, theirs, strict=True)
+    }
+    listed = [row.id for row in decision.differing]
+    assert len(listed) == 20
+    assert listed == sorted(changes, key=lambda i: -changes[i])[:20]
+    by_id = {row["id"]: row for row in ours}
+    for row in decision.differing:
+        assert row.texts == by_id[row.id]["texts"]
+        assert (row.label, row.model) == (by_id[row.id]["label"], by_id[row.id]["predicted"])
+        assert row.change == pytest.approx(changes[row.id])
+        assert row.changed == LABELS[1]
+        assert row.model_probability == by_id[row.id]["scores"][1]
+    assert "worst class" in result.stdout
+    # Texts are in the local report.html and report.json only.
+    text = decision.differing[0].texts[0]
+    assert text in (out / "report.html").read_text("utf-8")
+    assert not any(row.texts[0] in result.stdout for row in decision.differing)
+
+
+def test_worst_limits_the_rows_that_differ(models, data, tmp_path):
+    arguments = ["--task", "own", "--data", data, "--set", "worst=0", "-o", tmp_path / "out"]
+    succeeds(*models, *arguments)
+    (decision,) = report_of(tmp_path / "out").decisions
+    assert decision.differing == []
+
+
+def test_without_labels_the_teacher_is_the_reference(models, data, tmp_path):
+    file, out = tmp_path / "predictions.jsonl", tmp_path / "out"
+    arguments = ["--task", "own", "--data", data, "--set", "data.labels=teacher"]
+    succeeds(*models, *arguments, "--predictions", file, "-o", out)
+    (decision,) = report_of(out).decisions
+    assert decision.reference == "teacher"
+    theirs, ours = predictions_of(file).values()
+    for each in decision.classes:
+        rows = [i for i, row in enumerate(theirs) if row["predicted"] == each.name]
+        agreed = sum(ours[i]["predicted"] == each.name for i in rows)
+        assert each.count == len(rows)
+        assert (each.metrics["recall"].baseline, each.metrics["recall"].model) == (
+            1.0,
+            pytest.approx(agreed / len(rows)),
+        )
+    result = evaluate(*models, *arguments, "--max-class-drop", 3, "-o", tmp_path / "gate")
+    assert result.exit_code == 5
+    assert "points of agreement in class" in said_by(result)
+    # The teacher cannot be calibrated against itself.
+    assert set(decision.calibration) == {"model-3"}
+    assert all(row.label is None for row in decision.differing)
+
+
+def test_calibration_is_that_of_the_predictions(models, data, tmp_path):
+    file, out = tmp_path / "predictions.jsonl", tmp_path / "out"
+    shipped = tmp_path / "shipped" / models[1].name
+    shutil.copytree(models[1], shipped)
+    store_temperature(shipped, 2.5)
+    arguments = ["--task", "own", "--data", data, "--predictions", file, "-o", out]
+    succeeds(models[0], shipped, *arguments)
+    (decision,) = report_of(out).decisions
+    assert list(decision.calibration) == ["model-5", "model-3"]
+    for name, rows in predictions_of(file).items():
+        probs = np.array([row["scores"] for row in rows])
+        true = np.array([LABELS.index(row["label"]) for row in rows])
+        calibration = decision.calibration[name]
+        assert calibration.error == pytest.approx(error_of(probs, true), abs=1e-9)
+        losses = {t: loss_of(np.log(probs) / t, true) for t in np.geomspace(0.011, 99, 4000)}
+        best = min(losses, key=losses.__getitem__)
+        if calibration.temperature is None:
+            # The edge of the grid is the best one.
+            assert best in (min(losses), max(losses))
+        else:
+            assert calibration.temperature == pytest.approx(best, rel=0.003)
+            scaled = probs ** (1 / calibration.temperature)
+            assert calibration.scaled_error == pytest.approx(
+                error_of(scaled / scaled.sum(1, keepdims=True), true), abs=1e-9
+            )
+    stored = decision.calibration["model-3"]
+    scaled = np.array([row["scores"] for row in predictions_of(file)["model-3"]]) ** (1 / 2.5)
+    assert stored.stored_temperature == 2.5
+    assert stored.stored_error == pytest.approx(
+        error_of(scaled / scaled.sum(1, keepdims=True), true), abs=1e-9
+    )
+    assert decision.calibration["model-5"].stored_temperature is None
+
+
+def loss_of(logits, true):
+    """The mean negative log likelihood of two classes."""
+    return (np.logaddexp(*logits.T) - logits[np.arange(len(true)), true]).mean()
+
+
+def error_of(probs, true):
+    """The calibration error of two classes, bin by bin."""
+    confidence, right = probs.max(1), probs.argmax(1) == true
+    error = 0.0
+    for m in range(15):
+        inside = (confidence > m / 15) & (confidence <= (m + 1) / 15)
+        error += abs(right[inside].sum() - confidence[inside].sum()) / len(true)
+    return error
+
+
+def test_thresholds_reach_the_precision_and_recall_of_the_baseline(models, data, tmp_path):
+    file, out = tmp_path / "predictions.jsonl", tmp_path / "out"
+    arguments = ["--task", "own", "--data", data, "--predictions", file, "-o", out]
+    succeeds(*models, *arguments)
+    (decision,) = report_of(out).decisions
+    (thresholds,) = decision.thresholds
+    assert thresholds.label == LABELS[1]
+    theirs, ours = predictions_of(file).values()
+
+    def at(rows, threshold):
+        hits = sum(r["scores"][1] > threshold and r["label"] == LABELS[1] for r in rows)
+        predicted = sum(r["scores"][1] > threshold for r in rows)
+        return hits / predicted, hits / share(rows, label=LABELS[1])
+
+    assert (thresholds.baseline.precision, thresholds.baseline.recall) == at(theirs, 0.5)
+    assert (thresholds.model.precision, thresholds.model.recall) == at(ours, 0.5)
+    every = [at(ours, r["scores"][1] - 1e-9) for r in ours]
+    precision, recall = at(theirs, 0.5)
+    best_recall = max((r for p, r in every if p >= precision), default=None)
+    best_precision = max((p for p, r in every if r >= recall), default=None)
+    for point, best, name in (
+        (thresholds.same_precision, best_recall, "recall"),
+        (thresholds.same_recall, best_precision, "precision"),
+    ):
+        if best is None:
+            assert point is None
+        else:
+            assert (point.precision, point.recall) == at(ours, point.threshold)
+            assert getattr(point, name) == best
+    assert thresholds.same_recall is not None
+
+
+@pytest.mark.parametrize("kind", ["multi", "tokens"])
+def test_other_kinds_have_classes_too(tmp_path, kind):
+    data = own_files.own(tmp_path / "data", kind, n=64, judged=40)
+    encoder = own_files.encoder(tmp_path / "encoder")
+    for steps in (4, 30):
+        arguments = [encoder, "--task", "own", "--data", data, *QUICK, "--max-steps", steps]
+        own_files.succeeds("finetune", *arguments, "-o", tmp_path / f"tuned-{steps}")
+    file = tmp_path / "predictions.jsonl"
+    models = [tmp_path / "tuned-30", tmp_path / "tuned-4"]
+    arguments = ["--task", "own", "--data", data, "--set", "data.max_length=24"]
+    succeeds(*models, *arguments, "--predictions", file, "-o", tmp_path / "out")
+    (decision,) = report_of(tmp_path / "out").decisions
+    assert decision.metric == "f1"
+    rows = lines_of(file)
+    by_model = [[r for r in rows if r["model"] == m.name] for m in models]
+    names = {"multi": sorted(NAMES), "tokens": ["LOC"]}[kind]
+    assert [each.name for each in decision.classes] == names
+    for each in decision.classes:
+        value = each.metrics["f1"]
+        for found, own in zip((value.baseline, value.model), by_model, strict=True):
+            assert found == pytest.approx(f1_of(kind, own, each.name))
+        assert each.enough == (each.count >= 30)
+    if kind == "multi":
+        assert set(decision.calibration) == {m.name for m in models}
+        assert {t.label for t in decision.thresholds} <= set(names)
+        assert decision.confusion is None
+    else:
+        assert decision.calibration == {}
+        assert decision.confusion.labels == ["O", "LOC"]
+        words = [
+            (b, m)
+            for base, model in zip(*by_model, strict=True)
+            for b, m in zip(base["predicted"], model["predicted"], strict=True)
+        ]
+        assert decision.agreement == pytest.approx(np.mean([a == b for a, b in words]))
+        first = decision.differing[0]
+        base, model = ({r["id"]: r for r in rows}[first.id] for rows in by_model)
+        differ = [
+            i
+            for i, (a, b) in enumerate(zip(base["predicted"], model["predicted"], strict=True))
+            if a != b
+        ]
+        assert first.change == pytest.approx(len(differ) / len(base["texts"]))
+        assert first.label == ", ".join(f"{base['texts'][i]} {base['label'][i]}" for i in differ)
+        assert first.model == ", ".join(
+            f"{base['texts'][i]} {model['predicted'][i]}" for i in differ
+        )
+
+
+def spans(tags):
+    """The runs of `B-LOC`; each `B-LOC` begins an entity."""
+    return {i for i, tag in enumerate(tags) if tag == "B-LOC"}
+
+
+def f1_of(kind, rows, name):
+    hits = predicted = true = 0
+    for row in rows:
+        if kind == "multi":
+            ours, theirs = ({name} & set(row[key]) for key in ("predicted", "label"))
+        else:
+            ours, theirs = spans(row["predicted"]), spans(row["label"])
+        hits, predicted, true = hits + len(ours & theirs), predicted + len(ours), true + len(theirs)
+    return 2 * hits / max(predicted + true, 1)
+
+
+def test_a_class_that_loses_too_much_fails_the_gate(models, data, tmp_path):
+    arguments = [*models, "--task", "own", "--data", data]
+    succeeds(*arguments, "-o", tmp_path / "free")
+    (decision,) = report_of(tmp_path / "free").decisions
+    lost = {each.name: -100 * each.metrics["recall"].difference for each in decision.classes}
+    worst = max(lost, key=lost.__getitem__)
+    count = next(each.count for each in decision.classes if each.name == worst)
+    assert lost[worst] > 4
+    for points, code in ((lost[worst] + 0.01, 0), (lost[worst] - 0.01, 5)):
+        out = tmp_path / f"out-{code}"
+        result = evaluate(*arguments, "--max-class-drop", points, "-o", out)
+        assert result.exit_code == code, result.output
+        assert (out / "report.json").is_file()
+        message = f"loses {lost[worst]:.2f} points of recall in class {worst} ({count} examples)"
+        assert (message in said_by(result)) == (code == 5)
+    # The limit is a recipe key as well.
+    recipe = ["--set", f"max_class_drop={lost[worst] - 0.01}", "-o", tmp_path / "again"]
+    assert evaluate(*arguments, *recipe).exit_code == 5
+
+
+def test_small_classes_are_not_checked(models, data, tmp_path):
+    # One of 40 rows is 2.5 points, so a limit of 2 points needs 50 rows.
+    arguments = [*models, "--task", "own", "--data", data, "--max-class-drop", 2]
+    result = evaluate(*arguments, "-o", tmp_path / "out")
+    assert result.exit_code == 5
+    assert "no class has the 50 examples that the check needs" in said_by(result)
+    assert "not enough rows to tell" in result.stdout
+    (decision,) = report_of(tmp_path / "out").decisions
+    assert decision.min_count == 50
+    assert not any(each.enough for each in decision.classes)
+    # One class with enough rows is checked, and the other one is listed.
+    many = own_files.rows("class", 200, seed=1)
+    kept = [row for i, row in enumerate(many) if row["label"] == LABELS[0] or i < 60]
+    write(data / "validation.jsonl", kept)
+    result = evaluate(*arguments, "-o", tmp_path / "uneven")
+    (decision,) = report_of(tmp_path / "uneven").decisions
+    assert [each.enough for each in decision.classes] == [True, False]
+    assert decision.classes[0].count >= 50 > decision.classes[1].count
+    assert f"class {LABELS[1]}" not in said_by(result)
+
+
+def test_the_class_gate_needs_two_models_and_classes(models, data, tmp_path):
+    gate = ["--max-class-drop", 2]
+    own = ["--task", "own", "--data", data]
+    assert "only one is given" in refused(tmp_path, "evaluate", models[0], *own, *gate)
+    write(tmp_path / "scores" / "validation.jsonl", own_files.rows("score", 8, seed=1))
+    head = own_files.headed(tmp_path / "score", ("LABEL_0",))
+    message = refused(
+        tmp_path, *("evaluate", head, head, "--task", "own", "--data", tmp_path / "scores"), *gate
+    )
+    assert "has no classes" in message
