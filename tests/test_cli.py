@@ -135,6 +135,7 @@ def test_the_verbs_and_their_options_are_frozen():
         "--predictions",
         "--submission",
         "--min-metric",
+        "--max-class-drop",
         "--metric",
     }
     training |= {"--push-to-hub"}
@@ -193,6 +194,7 @@ def test_the_verbs_and_their_options_are_frozen():
         "--pooling",
         "--budget",
         "--front",
+        "--max-class-drop",
         "--strict",
     }
     common = shared | {"--task", "--seed", "--resume", "--trust-remote-code", "--json", *SAYING}

@@ -59,7 +59,8 @@ def _check_goal(recipe: CompressRecipe) -> None:
         if value is not None
     }
     if not limits and not recipe.steps:
-        allowed = "--max-drop, --max-class-drop, --speedup, --max-latency-ms or --max-mb; or a recipe with steps"
+        flags = "--max-drop, --max-class-drop, --speedup, --max-latency-ms or --max-mb"
+        allowed = f"{flags}; or a recipe with steps"
         raise UsageError("no goal given", f"add {allowed}")
     if goal.strict and goal.max_drop is None:
         raise UsageError(
