@@ -244,11 +244,14 @@ def agreement_scorer(own_ND: Array, teacher_NE: Array, seed: int) -> Scorer:
 
     def score(rows: Array) -> dict[str, float]:
         left_P, right_P = rows[(share_2P * len(rows)).astype(np.int64)]
-        # A text and itself agree in every model.
+        # A text and itself agree in every model. Rounding may differ in (i, j) and (j, i).
         differ_P = left_P != right_P
-        left_P, right_P = left_P[differ_P], right_P[differ_P]
-        correlation = spearmanr(own_NN[left_P, right_P], teacher_NN[left_P, right_P]).statistic
-        return {"spearman": float(correlation), "neighbours@10": float(shared_N[rows].mean())}
+        first_P, second_P = (f(left_P, right_P)[differ_P] for f in (np.minimum, np.maximum))
+        own_P, teacher_P = own_NN[first_P, second_P], teacher_NN[first_P, second_P]
+        # A draw from few texts may hold only one or two of them.
+        is_constant = any(x.size == 0 or np.ptp(x) == 0 for x in (own_P, teacher_P))
+        correlation = 0.0 if is_constant else float(spearmanr(own_P, teacher_P).statistic)
+        return {"spearman": correlation, "neighbours@10": float(shared_N[rows].mean())}
 
     return score
 

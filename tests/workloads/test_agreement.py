@@ -51,3 +51,9 @@ def test_resampled_texts_spread_as_new_texts_do():
         ]
     )
     assert 0.6 < over_resamples / over_sets < 1.6
+
+
+@pytest.mark.parametrize("rows", [[2, 2, 2, 2], [1, 3, 3, 1]])
+def test_a_draw_of_one_or_two_texts_has_no_correlation(rows):
+    own, teacher = drawn(np.random.default_rng(0), 4)
+    assert agreement_scorer(own, teacher, 0)(np.array(rows))["spearman"] == 0.0

@@ -10,7 +10,15 @@ from questions import asking, one_hot, tokenizer_of
 
 from kdcli.report.schema import Evaluation
 from kdcli.types import Answer, Example, Task
-from kdcli.workloads.predictions import Evaluator, readable, reference, shown_label, summed_up
+from kdcli.workloads.predictions import (
+    Evaluator,
+    Prediction,
+    as_label,
+    readable,
+    reference,
+    shown_label,
+    summed_up,
+)
 
 CLASS = Task("nli", "class", ("text",), ("accuracy", "macro_f1"), ("yes", "no", "maybe"))
 MULTI = Task("topics", "multi", ("text",), ("micro_f1", "exact"), ("sport", "art", "war"))
@@ -372,3 +380,13 @@ def test_a_label_for_metrics_and_for_people(task, label, as_reference, as_shown,
     assert reference(task, example) == as_reference
     assert shown_label(task, example) == as_shown
     assert readable(task, example, as_shown, ["O", "O"]) == text
+
+
+@pytest.mark.parametrize(
+    ("answer", "label"),
+    [("red", (Answer("red", 0),)), ("cat", (Answer("cat", 4),)), ("", ()), ("dog", ())],
+)
+def test_an_answer_becomes_a_label_where_the_context_has_it(answer, label):
+    example = Example("f:0", "e0", ("what?", "red cat"), None)
+    prediction = Prediction({"id": "e0", "text": answer, "no_answer": 0.0}, answer, [0.0])
+    assert as_label(SQUAD2, example, prediction).label == label

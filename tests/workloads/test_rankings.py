@@ -8,6 +8,7 @@ import pytrec_eval
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kdcli.workloads.rankings import ranking_scores
 from kdcli.workloads.rerank import metrics_by_query
 
 
@@ -50,3 +51,12 @@ def test_rerankers_are_scored_as_by_trec_eval(data):
 def test_a_model_that_scores_all_passages_alike_gains_nothing():
     found = metrics_by_query(lists_of([[1, 0, 0, 0], [0, 0, 1, 0]]), np.zeros(8))
     assert found["mrr@10"].tolist() == [0.25, 0.25]
+
+
+def test_a_report_has_the_means_over_the_queries():
+    values = {"mrr@10": np.array([0.5, 0.0, 1.0]), "ndcg@10": np.array([0.2, 0.4, 0.9])}
+    scores = ranking_scores("own", "test", values)
+    (evaluation,) = scores.evaluations
+    assert (evaluation.n, scores.counts) == (3, {"": 3})
+    assert evaluation.metrics == pytest.approx({"mrr@10": 0.5, "ndcg@10": 0.5})
+    assert scores.scorers[""](np.array([2, 2])) == pytest.approx({"mrr@10": 1.0, "ndcg@10": 0.9})
