@@ -4,11 +4,11 @@ Efron and Tibshirani 1993, section 16.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from kdcli.types import Array
+
 Scorer = Callable[[Array], dict[str, float]]
 """Scores the examples with the given indices, int64, which may repeat. Returns metric -> value."""
 

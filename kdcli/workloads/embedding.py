@@ -43,15 +43,7 @@ from kdcli.targets.targets import (
     stored_signals,
 )
 from kdcli.targets.teacher import Teacher
-from kdcli.types import (
-    Batch,
-    Examples,
-    Needs,
-    Objective,
-    RowHashes,
-    Signals,
-    Task,
-)
+from kdcli.types import Array, Batch, Examples, Needs, Objective, RowHashes, Signals, Task
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.labelled import DATA_KEYS, LabelledWorkload, scores_of
 from kdcli.workloads.predictions import Prediction
@@ -66,7 +58,6 @@ from kdcli.workloads.settings import (
 from kdcli.workloads.workload import (
     MODEL_INPUTS,
     RESAMPLES,
-    Array,
     EvaluationRequest,
     EvaluationResult,
     ModelScores,

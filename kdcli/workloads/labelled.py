@@ -48,6 +48,7 @@ from kdcli.targets.targets import PrecomputedLogits, StorePlace, Targets, stored
 from kdcli.targets.teacher import Teacher
 from kdcli.types import (
     IGNORED,
+    Array,
     Batch,
     Count,
     Examples,
@@ -62,14 +63,7 @@ from kdcli.types import (
 )
 from kdcli.workloads.predictions import Evaluator, Features, Prediction, as_label
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
-from kdcli.workloads.workload import (
-    LOGITS,
-    Array,
-    ModelScores,
-    Plan,
-    Workload,
-    bucketed,
-)
+from kdcli.workloads.workload import LOGITS, ModelScores, Plan, Workload, bucketed
 
 GROUP, SHORT_ROW = 8, 20
 """Number of rows in a micro-batch, and the mean row length up to which the number is doubled."""

@@ -46,6 +46,7 @@ from kdcli.recipe.sections import KdSettings, TrainSettings
 from kdcli.report.schema import Comparison, Evaluation, Quality
 from kdcli.targets.targets import StorePlace, Targets, targets_of
 from kdcli.types import (
+    Array,
     Batch,
     Count,
     Examples,
@@ -66,7 +67,6 @@ from kdcli.workloads.settings import (
     TaskHeadSettings,
 )
 
-Array = np.ndarray[Any, Any]
 RESAMPLES = 1000
 LOGITS = Needs(logits=True)
 OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state")

@@ -45,7 +45,7 @@ from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.precomputed import read_vectors
 from kdcli.targets.targets import Vectors, VectorTargets, anchors_of
 from kdcli.targets.teacher import Teacher
-from kdcli.types import ModelShape, Needs, Objective, Outcome, Signals
+from kdcli.types import Array, ModelShape, Needs, Objective, Outcome, Signals
 from kdcli.verbs.distill.plan import as_directory, student_shapes
 from kdcli.verbs.distill.settings import DistillRecipe, EmbeddingSettings
 from kdcli.verbs.distill.student import (
@@ -60,7 +60,7 @@ from kdcli.verbs.distill.text import HELD_OUT, held_out_losses
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embedding import METHOD, EmbeddingWorkload, open_eval_sets
 from kdcli.workloads.labelled import same_tokens
-from kdcli.workloads.workload import Array, first_rows
+from kdcli.workloads.workload import first_rows
 
 DEFAULTS: dict[str, Any] = {"train.lr": 5e-4, "train.batch_size": 64, "train.epochs": 1.0}
 """Defaults for keys the user did not set."""
