@@ -482,6 +482,11 @@ class EmbeddingWorkload(Workload):
         (eval_set,) = self.eval_sets
         return eval_set.gated_metrics
 
+    @property
+    def predicted(self) -> Labelled | None:
+        (eval_set,) = self.eval_sets
+        return eval_set.data if isinstance(eval_set, PairEvaluation) else None
+
     def score(self, model: Model, *, worst: int = 0) -> ModelScores:
         (eval_set,) = self.eval_sets
         return eval_set.score(model)

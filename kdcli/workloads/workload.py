@@ -32,6 +32,7 @@ from torch import Tensor
 
 from kdcli.data.batches import BatchOrder, BucketOrder
 from kdcli.data.labelled.features import TokenizedRows
+from kdcli.data.labelled.task_data import Labelled
 from kdcli.deploy.exported import RunnerNetwork
 from kdcli.deploy.runners import Runner
 from kdcli.engine.launch import Session, make_schedule
@@ -647,6 +648,11 @@ class Workload(ABC):
         return first.new_zeros((), dtype=torch.float32)
 
     # -- scores -----------------------------------------------------------------------------
+
+    @property
+    def predicted(self) -> Labelled | None:
+        """The examples that `ModelScores.predictions` refer to; None if models predict no rows."""
+        return None
 
     @property
     def row_count(self) -> int:
