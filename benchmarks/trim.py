@@ -24,7 +24,8 @@ from transformers import (
 )
 
 from kdcli.models.model import Model
-from kdcli.models.trim import Array, count_tokens, named_in
+from kdcli.models.trim import count_tokens, named_in
+from kdcli.types import Array
 from kdcli.workloads.vocabulary import cut, kept_tokens
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -16,6 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+Array = np.ndarray[Any, Any]
+"""An array of NumPy, whose name and comments give its shape and its type of numbers."""
+
 Batch = dict[str, Tensor]
 """The arguments of an encoder:
 
@@ -349,13 +352,13 @@ class Examples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, indices: np.ndarray[Any, Any]) -> Batch: ...
+    def batch(self, indices: Array) -> Batch: ...
 
 
 class Order(Protocol):
     """The examples of each global batch: a pure function of the step, which is counted from 1."""
 
-    def indices(self, step: int) -> np.ndarray[Any, Any]: ...
+    def indices(self, step: int) -> Array: ...
 
 
 def real_tokens(batch: Batch) -> float:
@@ -445,7 +448,7 @@ class Job:
     examples: Examples
     order: Order
     held_out: Examples | None
-    compute_metrics: Callable[[Sequence[np.ndarray[Any, Any]]], Mapping[str, float]] | None = None
+    compute_metrics: Callable[[Sequence[Array]], Mapping[str, float]] | None = None
     best: str | None = None
     best_from: int = 1
     param_group: Callable[[str], ParamGroup] | None = None

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kdcli.deploy.quantise import Keys, quantise_onnx, quantise_openvino
-from kdcli.deploy.sessions import Array, Caller, library, onnx_caller, openvino_caller
+from kdcli.deploy.sessions import Caller, library, onnx_caller, openvino_caller
 from kdcli.errors import MachineError, UsageError, first_line
 from kdcli.models.embedder import Pool
 from kdcli.models.shape import positions_of
-from kdcli.types import Batch
+from kdcli.types import Array, Batch
 
 # Batch size and number of tokens with which the graph is recorded. Both axes stay dynamic.
 TRACED = (2, 24)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kdcli.deploy.sessions import Array, library
-from kdcli.types import Batch
+from kdcli.deploy.sessions import library
+from kdcli.types import Array, Batch
 
 Keys = Set[str]
 Outputs = Callable[[Batch], Array]  # returns the model's outputs that are scored, as one vector

@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 
 from kdcli.deploy.export import FILES, OUTPUTS, RUNTIMES, difference, export_model
 from kdcli.deploy.export import LIMITS as FILE_LIMITS
-from kdcli.deploy.sessions import Array, library, onnx_caller, openvino_caller
+from kdcli.deploy.sessions import library, onnx_caller, openvino_caller
 from kdcli.deploy.sparse.csr import sparsify
 from kdcli.disk import disk_errors
 from kdcli.engine.device import DTYPES, choose_dtype
 from kdcli.errors import MachineError, UsageError, did_you_mean, first_line
 from kdcli.models.capture import prepare_teacher
-from kdcli.types import Batch
+from kdcli.types import Array, Batch
 
 BACKENDS: Mapping[str, tuple[str, ...]] = {  # backend -> its precisions
     "torch": ("fp32", "bf16", "fp16"),

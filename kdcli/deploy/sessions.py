@@ -9,9 +9,7 @@ import numpy as np
 import torch
 
 from kdcli.errors import MachineError
-from kdcli.types import Batch
-
-Array = np.ndarray[Any, Any]
+from kdcli.types import Array, Batch
 
 
 class Caller:

@@ -2,7 +2,6 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from accelerate.utils import gather_object
 from kdcli.engine.launch import Session
 from kdcli.engine.memory import is_out_of_memory
 from kdcli.errors import MachineError
-from kdcli.types import COUNTS, Batch, Count, Examples, Job, counts_of
+from kdcli.types import COUNTS, Array, Batch, Count, Examples, Job, counts_of
 
 CPU_MICRO_BATCH = 32
 """Sequences per micro-batch on a CPU. Larger ones need more memory and are not faster."""
@@ -30,7 +29,7 @@ class EvaluationOutput:
     """
 
     losses: dict[str, float]
-    outputs: list[np.ndarray[Any, Any]]
+    outputs: list[Array]
 
 
 def evaluate(session: Session, job: Job) -> EvaluationOutput:
@@ -69,7 +68,7 @@ def evaluate_batches(
     share = np.arange(len(examples))[accelerator.process_index :: accelerator.num_processes]
     sums: dict[tuple[str, Count], float] = {}
     totals = dict.fromkeys(COUNTS, 0.0)
-    outputs: list[tuple[int, np.ndarray[Any, Any]]] = []
+    outputs: list[tuple[int, Array]] = []
     out_of_memory = False
     try:
         for begin in range(0, len(share), micro):

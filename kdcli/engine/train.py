@@ -38,18 +38,8 @@ from kdcli.engine.progress import LogRecord, Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session
 from kdcli.errors import ChildFailed, DivergedError, MachineError, Stopped, UsageError
-from kdcli.types import (
-    COUNTS,
-    Batch,
-    Count,
-    Job,
-    Outcome,
-    ParamGroup,
-    Schedule,
-    counts_of,
-)
+from kdcli.types import COUNTS, Array, Batch, Count, Job, Outcome, ParamGroup, Schedule, counts_of
 
-Rows = np.ndarray[Any, Any]
 MAX_SKIPPED = 50
 """Consecutive steps that the fp16 loss scaler may skip before the run counts as diverged. Each skip
 halves its scale."""
@@ -297,7 +287,7 @@ class _Run:
         numbers = torch.cat([values, torch.stack(norms)]).tolist()
         return dict(zip(sums, numbers, strict=False)), numbers[len(sums) :]
 
-    def _shares(self, step: int) -> list[Rows]:
+    def _shares(self, step: int) -> list[Array]:
         """Return each rank's rows of a step. The first rank has the most, the last the fewest."""
         rows = self.job.order.indices(step)
         if len(rows) < self.processes:
@@ -575,7 +565,7 @@ class _Step(nn.Module):
         return torch.stack(totals).sum(), parts
 
 
-def _longest(job: Job, rows: Rows, count: int) -> Rows:
+def _longest(job: Job, rows: Array, count: int) -> Array:
     """Return the longest examples. If no lengths are known, all rows have the same length."""
     lengths = getattr(job.examples, "lengths", None)
     return (rows if lengths is None else np.argsort(lengths)[::-1])[:count]

@@ -7,8 +7,8 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from kdcli.metrics.bootstrap import Array, Scorer
-from kdcli.types import Task
+from kdcli.metrics.bootstrap import Scorer
+from kdcli.types import Array, Task
 
 MODULES = {
     "class": "classification",

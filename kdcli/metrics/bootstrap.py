@@ -9,11 +9,11 @@ bootstrap's interval is widened by the effect of a single example.
 import math
 from collections.abc import Callable
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from kdcli.types import Array
+
 Scorer = Callable[[Array], dict[str, float]]
 """Scores the examples with the given indices, int64, which may repeat. Returns metric -> value."""
 

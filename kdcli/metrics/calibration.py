@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import expit, log_softmax, logit
 
-from kdcli.metrics.bootstrap import Array
+from kdcli.types import Array
 
 BINS = 15
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0

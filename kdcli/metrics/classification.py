@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from kdcli.metrics.bootstrap import Array, Scorer
-from kdcli.types import Task
+from kdcli.metrics.bootstrap import Scorer
+from kdcli.types import Array, Task
 
 
 def scorer(task: Task, predictions: Sequence[int], references: Sequence[int]) -> Scorer:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from kdcli.errors import UsageError
-from kdcli.metrics.bootstrap import Array
+from kdcli.types import Array
 
 
 def check_finite(values: Array, what: str) -> None:

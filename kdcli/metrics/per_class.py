@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.sparse import csr_array
 
-from kdcli.metrics.bootstrap import Array, Scorer
+from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.classification import f1
 from kdcli.metrics.tokens import Entity, entities, types_of
-from kdcli.types import Task
+from kdcli.types import Array, Task
 
 
 class ClassCounts(NamedTuple):

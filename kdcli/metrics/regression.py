@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
-from kdcli.metrics.bootstrap import Array, Scorer
+from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.finite import check_finite
-from kdcli.types import Task
+from kdcli.types import Array, Task
 
 # Deviation, relative to the mean, below which SciPy treats values as constant.
 CONSTANT = 1e-13

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from kdcli.metrics.finite import check_finite
+from kdcli.types import Array
 
-Array = np.ndarray[Any, Any]
 CUT = 10
 METRICS = ("ndcg@10", "mrr@10", "recall@10", "recall@100")
 """The metrics of a ranking, for all of which more is better."""

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from kdcli.errors import UsageError
-from kdcli.metrics.bootstrap import Array, Scorer
-from kdcli.types import Task
+from kdcli.metrics.bootstrap import Scorer
+from kdcli.types import Array, Task
 
 # Maps a language to a regular expression for its articles, which are ignored. The expressions come
 # from mlqa_evaluation_v1.py, including their oddities.

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kdcli.metrics.bootstrap import Array
+from kdcli.types import Array
 
 DEFAULT_THRESHOLD = 0.5
 

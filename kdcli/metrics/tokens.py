@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from kdcli.metrics.bootstrap import Array, Scorer
+from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.classification import f1
-from kdcli.types import Task
+from kdcli.types import Array, Task
 
 Entity = tuple[str, int, int]
 """The type, the index of the first word, and the index after the last word."""

@@ -29,12 +29,11 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import LABEL_WORDS, UNILM, empty_model, load_tensors
 from kdcli.models.load import load_tokenizer, save_tokenizer
+from kdcli.types import Array
 
 KINDS = ("WordPiece", "BPE", "Unigram", "WordLevel")
 FILE = "tokenizer.json"
 ID_ENDING = "_token_id"  # ending of the configuration keys that hold a token
-
-Array = np.ndarray[Any, Any]
 
 
 def check_trimmable(tokenizer: PreTrainedTokenizerBase, source: str) -> None:

@@ -36,7 +36,7 @@ from kdcli.data.labelled.features import TokenizedRows
 from kdcli.disk import atomic_dir, cache_key, disk_errors
 from kdcli.engine.memory import is_out_of_memory
 from kdcli.errors import MachineError
-from kdcli.types import Batch, Needs, Signals
+from kdcli.types import Array, Batch, Needs, Signals
 
 FORMAT = 1  # incremented when the format of the cached files changes
 TOKENS_FILE, LOGITS_FILE, INDEX_FILE = "tokens.bin", "logits.bin", "index.json"
@@ -45,8 +45,6 @@ HASHED_BYTES = 1 << 24  # size of a hashed block
 RESERVED_BYTES = 1 << 30  # disk space that stays free
 TEACHER_TOKENS = 8192  # in one forward pass of the teacher, including padding
 LOG_SECONDS = 10.0
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

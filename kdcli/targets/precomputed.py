@@ -9,9 +9,8 @@ import numpy as np
 from kdcli.data.sources import open_source
 from kdcli.data.text.sentences import Texts
 from kdcli.errors import UsageError, one_line
-from kdcli.types import Example, Task
+from kdcli.types import Array, Example, Task
 
-Array = np.ndarray[Any, Any]
 PROBABILITIES, LOGITS, SCORE = "probabilities", "logits", "score"  # columns of soft labels
 MIN_PROBABILITY = 1e-6  # smaller probabilities are raised to this before the logarithm
 SUM_TOLERANCE = 1e-2  # for the sum of a row's probabilities

@@ -20,9 +20,8 @@ from kdcli.models.card import weights_hash
 from kdcli.models.model import Model
 from kdcli.targets.cache import SignalStore
 from kdcli.targets.teacher import Teacher
-from kdcli.types import Batch, Examples, Needs, Signals
+from kdcli.types import Array, Batch, Examples, Needs, Signals
 
-Array = np.ndarray[Any, Any]
 SIGNALS = "signals"
 """Folder in a run directory for signals that are stored while a stage needs them."""
 LOGITS_KEY = "teacher.logits"

@@ -53,9 +53,9 @@ from kdcli.report.schema import (
     PairedValue,
 )
 from kdcli.report.sections.decision import metric_name
-from kdcli.types import Example, Kind, Task
+from kdcli.types import Array, Example, Kind, Task
 from kdcli.workloads.predictions import Prediction, readable, reference, shown_label
-from kdcli.workloads.workload import RESAMPLES, Array, ModelScores
+from kdcli.workloads.workload import RESAMPLES, ModelScores
 
 KINDS: tuple[Kind, ...] = ("class", "multi", "tokens")
 """The kinds of task that have classes."""

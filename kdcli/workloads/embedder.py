@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from kdcli.data.labelled.features import Array, TokenizedRows, encode
+from kdcli.data.labelled.features import TokenizedRows, encode
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.export import VECTORS
 from kdcli.deploy.exported import is_export, open_export
@@ -25,7 +25,7 @@ from kdcli.models.embedder import EmbeddingFormat, Pool, format_for, load_embedd
 from kdcli.models.load import load_tokenizer
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
-from kdcli.types import Batch, Example, Needs, Task
+from kdcli.types import Array, Batch, Example, Needs, Task
 from kdcli.workloads.labelled import FORWARD_ROWS, padded
 
 TEXTS = Task("texts", "score", ("text",), ())

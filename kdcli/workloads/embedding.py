@@ -45,15 +45,7 @@ from kdcli.targets.targets import (
     stored_signals,
 )
 from kdcli.targets.teacher import Teacher
-from kdcli.types import (
-    Batch,
-    Examples,
-    Needs,
-    Objective,
-    RowHashes,
-    Signals,
-    Task,
-)
+from kdcli.types import Array, Batch, Examples, Needs, Objective, RowHashes, Signals, Task
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.labelled import DATA_KEYS, LabelledWorkload, scores_of
 from kdcli.workloads.predictions import Prediction
@@ -69,7 +61,6 @@ from kdcli.workloads.tasks import open_rows as open_labelled_rows
 from kdcli.workloads.workload import (
     MODEL_INPUTS,
     RESAMPLES,
-    Array,
     EvaluationRequest,
     EvaluationResult,
     ModelScores,
@@ -550,6 +541,11 @@ class EmbeddingWorkload(Workload):
             return TeacherAgreement.gated_metrics
         (eval_set,) = self.eval_sets
         return eval_set.gated_metrics
+
+    @property
+    def predicted(self) -> Labelled | None:
+        (eval_set,) = self.eval_sets
+        return eval_set.data if isinstance(eval_set, PairEvaluation) else None
 
     def score(self, model: Model, *, worst: int = 0) -> ModelScores:
         (eval_set,) = self.eval_sets

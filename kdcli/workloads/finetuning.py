@@ -20,7 +20,7 @@ from kdcli.deploy.latency import Subject
 from kdcli.disk import write_atomic
 from kdcli.engine.launch import Session, make_schedule
 from kdcli.engine.progress import Progress
-from kdcli.metrics.bootstrap import Array, Scorer
+from kdcli.metrics.bootstrap import Scorer
 from kdcli.models.card import describe
 from kdcli.models.model import Model
 from kdcli.models.training_rows import FILE, all_rows
@@ -29,7 +29,7 @@ from kdcli.report.finish import ReportContents, ReportedModel, RunResult
 from kdcli.report.schema import FINETUNED, Evaluation, Selection
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Stage, StageJob, run_stage
-from kdcli.types import Card, Outcome
+from kdcli.types import Array, Card, Outcome
 from kdcli.workloads.labelled import (
     WORST,
     LabelledWorkload,

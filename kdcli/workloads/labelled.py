@@ -49,6 +49,7 @@ from kdcli.targets.targets import PrecomputedLogits, StorePlace, Targets, stored
 from kdcli.targets.teacher import Teacher
 from kdcli.types import (
     IGNORED,
+    Array,
     Batch,
     Count,
     Examples,
@@ -63,14 +64,7 @@ from kdcli.types import (
 )
 from kdcli.workloads.predictions import Evaluator, Features, Prediction, as_label
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
-from kdcli.workloads.workload import (
-    LOGITS,
-    Array,
-    ModelScores,
-    Plan,
-    Workload,
-    bucketed,
-)
+from kdcli.workloads.workload import LOGITS, ModelScores, Plan, Workload, bucketed
 
 GROUP, SHORT_ROW = 8, 20
 """Number of rows of similar length in a batch, which is also the default size of a micro-batch, and
@@ -386,6 +380,10 @@ class LabelledWorkload(Workload):
         # A gate is a lower bound, but errors and thresholds are not better when they are higher.
         higher = [m for m in metrics if m != "mse" and not m.endswith("_threshold")]
         return [*higher, *(f"{name}/{m}" for name in self.data.sets if name for m in higher)]
+
+    @property
+    def predicted(self) -> Labelled:
+        return self.data
 
     def texts_of_rows(self) -> list[str]:
         return [" ".join(e.texts) for rows in self.data.sets.values() for e in rows]

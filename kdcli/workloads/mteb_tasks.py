@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from kdcli.data.labelled.features import Array
 from kdcli.deploy.sessions import library
 from kdcli.engine.launch import Session
 from kdcli.errors import UsageError
 from kdcli.models.files import HUB_ERRORS
 from kdcli.models.model import Model
 from kdcli.report.schema import Evaluation
+from kdcli.types import Array
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embedding import EmbeddingWorkload
 from kdcli.workloads.settings import VectorSettings

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import expit, log_softmax
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.labelled.features import Array, TokenizedRows, encode
+from kdcli.data.labelled.features import TokenizedRows, encode
 from kdcli.data.labelled.spans import Windows, decode, windows
 from kdcli.data.labelled.targets import encode_targets
 from kdcli.metrics import scorer
@@ -23,7 +23,7 @@ from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.classification import confusion, per_class
 from kdcli.metrics.spans import score_answer
 from kdcli.report.schema import ClassScore, Confusion, Evaluation, Mistake
-from kdcli.types import Answer, Example, Task
+from kdcli.types import Answer, Array, Example, Task
 
 if TYPE_CHECKING:
     from kdcli.metrics.library import LibraryMetric

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.report.schema import Evaluation
-from kdcli.workloads.workload import Array, ModelScores
+from kdcli.types import Array
+from kdcli.workloads.workload import ModelScores
 
 
 def ranking_scores(

@@ -43,6 +43,7 @@ from kdcli.recipe.sections import KdSettings, TrainSettings
 from kdcli.targets.targets import StorePlace, stored_signals
 from kdcli.targets.teacher import Teacher
 from kdcli.types import (
+    Array,
     Batch,
     Count,
     Examples,
@@ -61,7 +62,6 @@ from kdcli.workloads.rankings import ranking_scores
 from kdcli.workloads.settings import LabelledSettings, RankingSettings, TaskHeadSettings
 from kdcli.workloads.workload import (
     LOGITS,
-    Array,
     EvaluationRequest,
     Keep,
     ModelScores,

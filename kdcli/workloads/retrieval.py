@@ -17,10 +17,10 @@ from kdcli.data.sources import open_source
 from kdcli.engine.launch import Session
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import rank_documents, ranking_metrics, similarities
-from kdcli.types import RowHashes
+from kdcli.types import Array, RowHashes
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.rankings import ranking_scores
-from kdcli.workloads.workload import Array, ModelScores
+from kdcli.workloads.workload import ModelScores
 
 RETRIEVAL = "retrieval"
 TOP = 100

@@ -23,7 +23,6 @@ from kdcli.errors import UsageError
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.models.trim import (
-    Array,
     check_trimmable,
     count_tokens,
     cut_model,
@@ -33,6 +32,7 @@ from kdcli.models.trim import (
 )
 from kdcli.recipe.resolve import read_recipe
 from kdcli.report.text import bytes_of
+from kdcli.types import Array
 
 TEXTS_AT_ONCE = 1000
 """Number of texts that are tokenised in one call."""

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from kdcli.data.batches import BatchOrder, BucketOrder
 from kdcli.data.labelled.features import TokenizedRows
+from kdcli.data.labelled.task_data import Labelled
 from kdcli.deploy.exported import RunnerNetwork
 from kdcli.deploy.runners import Runner
 from kdcli.engine.launch import Session, make_schedule
@@ -46,6 +47,7 @@ from kdcli.recipe.sections import KdSettings, TrainSettings
 from kdcli.report.schema import Comparison, Evaluation, Quality
 from kdcli.targets.targets import StorePlace, Targets, targets_of
 from kdcli.types import (
+    Array,
     Batch,
     Count,
     Example,
@@ -68,7 +70,6 @@ from kdcli.workloads.settings import (
     TaskHeadSettings,
 )
 
-Array = np.ndarray[Any, Any]
 RESAMPLES = 1000
 LOGITS = Needs(logits=True)
 OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
@@ -668,6 +669,11 @@ class Workload(ABC):
         return first.new_zeros((), dtype=torch.float32)
 
     # -- scores -----------------------------------------------------------------------------
+
+    @property
+    def predicted(self) -> Labelled | None:
+        """The examples that `ModelScores.predictions` refer to; None if models predict no rows."""
+        return None
 
     @property
     def row_count(self) -> int:

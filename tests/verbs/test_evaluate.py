@@ -9,8 +9,9 @@ import own_files
 import processes
 import pytest
 import torch
+from encoders import on_disk, tiny_encoder
 from own_files import NAMES, QUICK, lines_of, refused, report_of, said_by, write
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.errors import UsageError
 from kdcli.verbs.evaluate.run import Extras, check_recipe
@@ -190,6 +191,36 @@ def test_a_model_reads_as_many_tokens_as_when_it_was_fine_tuned(tmp_path, kind):
             json.dumps(config | {"finetuning_task": "another"}), "utf-8"
         )
         assert "fine-tuned with" not in evaluated(tuned)[1]
+
+
+def test_predictions_by_vectors_are_cosines(tmp_path):
+    model = tmp_path / "model"
+    on_disk(tiny_encoder("bert"), model)
+    pairs = [
+        {"sentence1": f"w{i % 41}", "sentence2": f"w{i % 7} w{i % 5}", "label": i / 20 + 0.01}
+        for i in range(30)
+    ]
+    data, file = write(tmp_path / "pairs.jsonl", pairs), tmp_path / "predictions.jsonl"
+    settings = ["--task", "own", "--data", data, "--pooling", "mean"]
+    succeeds(model, *settings, "--predictions", file, "-o", tmp_path / "out")
+    tokenizer, stock = AutoTokenizer.from_pretrained(model), AutoModel.from_pretrained(model)
+
+    def vector(text):
+        with torch.no_grad():
+            states_1LD = stock(**tokenizer(text, return_tensors="pt")).last_hidden_state
+        return states_1LD[0].double().mean(0)
+
+    expected = [
+        float(torch.cosine_similarity(*(vector(row[f"sentence{n}"]) for n in (1, 2)), dim=0))
+        for row in pairs
+    ]
+    rows = lines_of(file)
+    assert [row["texts"] for row in rows] == [[r["sentence1"], r["sentence2"]] for r in pairs]
+    assert [float(row["predicted"]) for row in rows] == pytest.approx(expected, abs=1e-4)
+    submission = ["--submission", tmp_path / "sub"]
+    for option in (["--metric", "accuracy"], submission):
+        message = refused(tmp_path, "evaluate", model, *settings, *option)
+        assert "are scored by their vectors" in message
 
 
 def test_two_models_are_compared_pair_by_pair(models, data, tmp_path):

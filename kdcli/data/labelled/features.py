@@ -14,13 +14,12 @@ import torch
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from kdcli.errors import UsageError
-from kdcli.types import IGNORED, Batch, Example, Kind, Task
+from kdcli.types import IGNORED, Array, Batch, Example, Kind, Task
 
 EXAMPLES_PER_CALL = (
     4096  # Examples tokenised at once. Bounds the memory of the tokenizer's objects.
 )
 BY_TOKEN = ("tokens", "text")  # Kinds with a label for each token.
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,8 @@ from kdcli.data.rows import BadRow, Row
 from kdcli.data.sources import DemoSource, Log, open_source
 from kdcli.data.text.sentences import NEGATIVE, POSITIVE
 from kdcli.errors import UsageError
-from kdcli.types import Example, RowHashes, Task
+from kdcli.types import Array, Example, RowHashes, Task
 
-Array = np.ndarray[Any, Any]
 RERANK = Task("rerank", "score", ("query", "passage"), ("ndcg@10", "mrr@10"), max_length=256)
 QUERIES, PASSAGES = ("query", "question", "anchor"), ("passage", "sentence", "document")
 FORM_HINT = "a row holds query and passage, or query and passages, or query, positive and negative"

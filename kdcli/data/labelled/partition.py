@@ -13,10 +13,10 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from kdcli.data.labelled.rows import Array, deciding_hashes
+from kdcli.data.labelled.rows import deciding_hashes
 from kdcli.disk import user_path, write_atomic
 from kdcli.errors import UsageError
-from kdcli.types import Example, RowHashes, Task
+from kdcli.types import Array, Example, RowHashes, Task
 
 VERIFICATION = "verification"
 SELECTION_SHARE, VERIFICATION_SHARE = 0.1, 0.2

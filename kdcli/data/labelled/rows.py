@@ -15,7 +15,6 @@ import numpy as np
 
 from kdcli.types import Example, RowHashes, Task
 
-Array = np.ndarray[Any, Any]
 HELD_BACK = 0.1  # Share of the rows that is held out if there is no validation split.
 _SEPARATOR = "\x1f"  # White space for `str.split`, so no canonical text contains it.
 _BYTES = 8

@@ -16,9 +16,9 @@ from typing import cast
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.labelled.features import EXAMPLES_PER_CALL, Array, TokenizedRows, pad_id
+from kdcli.data.labelled.features import EXAMPLES_PER_CALL, TokenizedRows, pad_id
 from kdcli.errors import UsageError
-from kdcli.types import Answer, Example
+from kdcli.types import Answer, Array, Example
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.labelled.features import EXAMPLES_PER_CALL, Array, TokenizedRows, pad_id, were_cut
+from kdcli.data.labelled.features import EXAMPLES_PER_CALL, TokenizedRows, pad_id, were_cut
 from kdcli.errors import UsageError
-from kdcli.types import IGNORED, Example
+from kdcli.types import IGNORED, Array, Example
 
 MIN_SOURCE_TOKENS = 8
 

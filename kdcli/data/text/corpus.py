@@ -8,7 +8,6 @@ not depend on L, so one cache serves all lengths.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from kdcli.data.text.stream import TokenStream, streams_of
 from kdcli.data.text.tokenise import tokenise
 from kdcli.disk import cache_dir, cache_key, user_path
 from kdcli.errors import UsageError
-from kdcli.types import Batch
+from kdcli.types import Array, Batch
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Blocks:
     def __len__(self) -> int:
         return self.count
 
-    def batch(self, indices: np.ndarray[Any, Any]) -> Batch:
+    def batch(self, indices: Array) -> Batch:
         """Collate blocks: `input_ids` [B, L].
 
         Isolated blocks also have `attention_mask` [B, 1, L, L] bool and `position_ids` [B, L].

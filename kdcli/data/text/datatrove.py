@@ -7,7 +7,6 @@ of tokens) and `NAME.ds.index` (the ends of the documents, uint64).
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from huggingface_hub import hf_hub_download
@@ -19,6 +18,7 @@ from kdcli.data.sources import Log
 from kdcli.data.text.shards import Frame
 from kdcli.data.text.stream import TokenStream
 from kdcli.errors import UsageError
+from kdcli.types import Array
 
 DS, METADATA, INDEX = ".ds", ".metadata", ".index"
 ENDINGS = (DS, DS + METADATA, DS + INDEX)
@@ -28,8 +28,6 @@ SAMPLED_TOKENS = 4096
 # Number of documents at the beginning of a file whose first and last tokens are checked.
 SAMPLED_DOCUMENTS = 64
 OTHER_TOKENIZER_HINT = "run datatrove's DocumentTokenizer with the tokenizer of this model"
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

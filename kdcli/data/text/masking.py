@@ -9,7 +9,6 @@ token, and 10 % stay the same.
 import re
 import unicodedata
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from kdcli.data.augment.words import SPACELESS
 from kdcli.data.batches import BatchOrder, BucketOrder, Indices
 from kdcli.errors import UsageError
-from kdcli.types import IGNORED, Batch, Examples
+from kdcli.types import IGNORED, Array, Batch, Examples
 
 # Shares of the chosen tokens that become the mask token and a random token (Devlin et al. 2018,
 # section 3.1).
@@ -33,8 +32,6 @@ MAX_WORD_PIECES = 10
 
 _BYTE = {letter: byte for byte, letter in bytes_to_unicode().items()}
 _FALLBACK = re.compile("<0x([0-9A-F]{2})>")  # A byte in a SentencePiece vocabulary.
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

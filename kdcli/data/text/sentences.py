@@ -20,7 +20,7 @@ from kdcli.data.labelled.partition import Partition, Pools, text_hashes
 from kdcli.data.rows import Row
 from kdcli.data.sources import Log, Source, open_source
 from kdcli.errors import UsageError
-from kdcli.types import RowHashes
+from kdcli.types import Array, RowHashes
 
 # Closing quotes and brackets belong to the sentence. No space follows CJK marks.
 ENDS = regex.compile(
@@ -30,8 +30,6 @@ MIN_WORDS = 2  # Minimum number of words per sentence. CJK characters count as w
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
 QUERY, POSITIVE, NEGATIVE = ("query", "anchor"), "positive", re.compile(r"negatives?(_\d+)?")
 MAX_HELD_OUT = 0.1  # Maximum share of the texts that are held out.
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,17 @@ import itertools
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from kdcli.data.text.shards import TokenShards
+from kdcli.types import Array
 
 # Maximum number of open maps. Each needs a file descriptor, and a process may have a few thousand.
 MAX_MAPS = 512
 # Streams up to this size are read with read-ahead. Blocks are read in random order, so for a stream
 # that does not fit in memory, the system reads 128 KB for each 250 bytes (docs/results.md).
 MAX_BYTES_READ_AHEAD = 1 << 32
-
-Array = np.ndarray[Any, Any]
 
 
 class TokenStream:

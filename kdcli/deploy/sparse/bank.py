@@ -8,7 +8,7 @@ threads share the work.
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +19,7 @@ from kdcli.deploy.sparse.load import with_head
 from kdcli.deploy.sparse.mask_file import MaskInfo, check_fit
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.matrices import Matrix, matrices
-
-Array = np.ndarray[Any, Any]
+from kdcli.types import Array
 
 # Number of weights in a tile: a place within it fits in 16 bits, and its 256 KB in a core's cache.
 TILE = 1 << 16

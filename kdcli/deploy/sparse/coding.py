@@ -6,11 +6,10 @@ bits have none). The result is 1.00 to 1.01 times the entropy.
 """
 
 import zlib
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from kdcli.types import Array
 
 GAPS, BITS = 0, 1  # the first byte of a coded mask, which names the form of the rest
 STEP = 255  # a distance byte of this value skips 255 places without a kept weight

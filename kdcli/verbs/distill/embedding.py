@@ -45,7 +45,7 @@ from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.precomputed import read_vectors
 from kdcli.targets.targets import Vectors, VectorTargets, anchors_of
 from kdcli.targets.teacher import Teacher
-from kdcli.types import ModelShape, Needs, Objective, Outcome, Signals
+from kdcli.types import Array, ModelShape, Needs, Objective, Outcome, Signals
 from kdcli.verbs.distill.plan import as_directory, student_shapes
 from kdcli.verbs.distill.settings import DistillRecipe, EmbeddingSettings
 from kdcli.verbs.distill.student import (
@@ -65,7 +65,7 @@ from kdcli.workloads.embedding import (
     open_eval_sets,
 )
 from kdcli.workloads.labelled import same_tokens
-from kdcli.workloads.workload import Array, first_rows
+from kdcli.workloads.workload import first_rows
 
 DEFAULTS: dict[str, Any] = {"train.lr": 5e-4, "train.batch_size": 64, "train.epochs": 1.0}
 """Defaults for keys the user did not set."""

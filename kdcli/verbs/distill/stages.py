@@ -46,16 +46,7 @@ from kdcli.targets.targets import (
     store_in,
     targets_of,
 )
-from kdcli.types import (
-    Card,
-    Job,
-    ModelShape,
-    Needs,
-    Objective,
-    Outcome,
-    RowHashes,
-    Schedule,
-)
+from kdcli.types import Array, Card, Job, ModelShape, Needs, Objective, Outcome, RowHashes, Schedule
 from kdcli.verbs.distill.augment import WordSource, augmented
 from kdcli.verbs.distill.recipes import stage_settings, undistilled_recipe
 from kdcli.verbs.distill.settings import TaskDistillRecipe
@@ -79,7 +70,7 @@ from kdcli.workloads.labelled import WORST, LabelledWorkload, row_format, same_t
 from kdcli.workloads.predictions import Features
 from kdcli.workloads.recipes import as_finetune
 from kdcli.workloads.settings import FinetuneRecipe, FinetuneTrainSettings
-from kdcli.workloads.workload import Array, ModelScores, log_padding
+from kdcli.workloads.workload import ModelScores, log_padding
 
 STUDENT, WITHOUT = "student", f"student{UNDISTILLED}"
 START, INTERMEDIATE, ALONE = "start", "intermediate", WITHOUT.replace(" ", "-")

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kdcli.data.labelled.lists import RERANK
 from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
 from kdcli.deploy.exported import Export
@@ -35,7 +34,7 @@ from kdcli.report.views import short
 from kdcli.run.context import RunContext, open_run
 from kdcli.types import Card, RowHashes, Task
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
-from kdcli.workloads import open_evaluation
+from kdcli.workloads import modules_by_task, open_evaluation
 from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.decisions import KINDS, class_drop_misses, decisions
 from kdcli.workloads.detect import with_task
@@ -43,7 +42,6 @@ from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.mteb_tasks import PREFIX
 from kdcli.workloads.predictions import shown_label, summed_up
-from kdcli.workloads.retrieval import RETRIEVAL
 from kdcli.workloads.settings import TaskHeadSettings
 from kdcli.workloads.workload import EvaluationRequest, ModelScores, Workload
 
@@ -51,9 +49,9 @@ from kdcli.workloads.workload import EvaluationRequest, ModelScores, Workload
 def predicts_rows(task: str | None) -> bool:
     """Tell whether a task's models predict labels of rows.
 
-    The models of other tasks are scored by their rankings or by mteb.
+    The models of tasks with a module of their own are scored otherwise, such as by their rankings.
     """
-    return task not in (RETRIEVAL, RERANK.name) and not str(task).startswith(PREFIX)
+    return task not in modules_by_task() and not str(task).startswith(PREFIX)
 
 
 @dataclass(frozen=True)
@@ -94,6 +92,12 @@ def evaluate(
         return None
     workload = open_evaluation(_request(recipe), context.session)
     labelled = workload if isinstance(workload, LabelledWorkload) else None
+    if labelled is None and (recipe.metrics or extras.submission is not None):
+        raise UsageError(
+            "--metric and --submission are for models with a head, but these are scored by their "
+            "vectors",
+            "omit them, or evaluate a model that was fine-tuned on the task",
+        )
     check_gate_names(workload, extras)
     if recipe.max_class_drop is not None:
         check_has_classes(workload)
@@ -122,8 +126,9 @@ def evaluate(
         file = write_submission(extras.submission, labelled.data.task, name, values)
         Progress.log(f"to submit: {file}")
     if extras.predictions is not None:
-        assert labelled is not None
-        _write_predictions(extras.predictions, labelled, scores)
+        data = workload.predicted
+        assert data is not None
+        _write_predictions(extras.predictions, data, scores)
     return _report(context, workload, models, scores)
 
 
@@ -307,14 +312,12 @@ def _report(
     return context.report(contents, recipe.measure)
 
 
-def _write_predictions(
-    file: Path, workload: LabelledWorkload, scores: Mapping[str, ModelScores]
-) -> None:
+def _write_predictions(file: Path, data: Labelled, scores: Mapping[str, ModelScores]) -> None:
     """Write every prediction to a jsonl file."""
-    task, lines = workload.data.task, []
+    task, lines = data.task, []
     for name, model_scores in scores.items():
         predictions = iter(model_scores.predictions)
-        for set_name, examples in workload.data.sets.items():
+        for set_name, examples in data.sets.items():
             for example, prediction in zip(examples, predictions, strict=False):
                 row: dict[str, Any] = {"model": name, "set": set_name, "id": example.id}
                 row["texts"] = list(example.texts)

@@ -13,13 +13,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kdcli.deploy.export import OUTPUTS, ModelFile
 from kdcli.deploy.exported import EMBEDDING
 from kdcli.deploy.runners import Runner, file_runner
-from kdcli.deploy.sessions import Array
 from kdcli.engine.progress import Progress
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.report.schema import Comparison
 from kdcli.run.context import cpu_session
-from kdcli.types import Batch, Kind
+from kdcli.types import Array, Batch, Kind
 from kdcli.verbs.export.facts import FileComparison, Scores
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.workload import ModelScores, Workload
