@@ -5,8 +5,11 @@ import errno
 import importlib.util
 import json
 import logging
+import os
+import socket
 import subprocess
 import sys
+import threading
 
 import accelerate.tracking
 import pytest
@@ -488,25 +491,113 @@ def test_modules_in_the_working_directory_are_not_run(tmp_path):
     assert (done.returncode, "planted" in done.stderr) == (0, False)
 
 
-@pytest.mark.parametrize("verbose", [False, True])
-def test_retries_of_the_hub_client_are_one_line(monkeypatch, capfd, verbose):
+@pytest.fixture
+def online(monkeypatch):
+    """The client of the hub is as in a new process, and again after the test."""
     from huggingface_hub import constants
-    from huggingface_hub.utils import http_backoff, httpx
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    yield
+    prepare_libraries(False, False)
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_retries_of_the_hub_client_are_one_line(monkeypatch, capfd, verbose, online):
+    from huggingface_hub.utils import http_backoff, httpx
+
+    from kdcli.cli.hub_client import HubClient
+
     port, passed = free_port(), []
     handler = logging.Handler()
     handler.emit = passed.append
     client = logging.getLogger("huggingface_hub.utils._http")
     client.addHandler(handler)
     prepare_libraries(False, verbose)
+    # The hub has answered before, so it is worth waiting for.
+    monkeypatch.setattr(HubClient, "has_answered", True)
     for _ in range(2):
         with pytest.raises(httpx.HTTPError):
             http_backoff("HEAD", f"http://127.0.0.1:{port}/x", max_retries=2, base_wait_time=0)
     client.removeHandler(handler)
-    prepare_libraries(False, False)
     assert len(passed) >= 8 if verbose else passed == []
     assert capfd.readouterr().err.count("waiting for the hub") == (0 if verbose else 1)
+
+
+def test_a_hub_that_never_answers_is_asked_once(monkeypatch, capfd, online):
+    from huggingface_hub import constants
+    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub.utils import http_backoff
+
+    assert constants.DEFAULT_ETAG_TIMEOUT <= 15
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.setblocking(False)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        prepare_libraries(False, False)
+        for _ in range(3):
+            with pytest.raises(OfflineModeIsEnabled, match=f"{url} does not answer"):
+                # A timeout of None would wait for ever.
+                http_backoff("GET", f"{url}/api/models/a/b", timeout=None)
+        silent.accept()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+    messages = capfd.readouterr().err
+    assert messages.count("does not answer") == messages.count("HF_HUB_OFFLINE=1") == 1
+
+
+def test_an_answer_of_the_hub_lifts_the_limits(monkeypatch, online):
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session, httpx
+
+    limits = []
+
+    def answer(client, request, **_):
+        limits.append(dict(request.extensions["timeout"]))
+        return httpx.Response(503, request=request)
+
+    monkeypatch.setattr(httpx.Client, "send", answer)
+    prepare_libraries(False, False)
+    for _ in range(2):
+        get_session().get("http://127.0.0.1:9/", timeout=60)
+    first, second = limits
+    seconds = constants.HF_HUB_ETAG_TIMEOUT
+    assert first == dict.fromkeys(("connect", "read", "write", "pool"), seconds)
+    assert set(second.values()) == {60}
+
+
+def test_a_name_that_is_never_resolved_counts_as_no_answer(monkeypatch, online):
+    from huggingface_hub import constants
+    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub.utils import get_session, httpx
+
+    resolved = threading.Event()
+    # The timeouts of a request do not limit this.
+    monkeypatch.setattr(httpx.Client, "send", lambda *_, **__: resolved.wait())
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.2)
+    prepare_libraries(False, False)
+    try:
+        with pytest.raises(OfflineModeIsEnabled, match=r"no answer within 0\.2 s"):
+            get_session().get("http://127.0.0.1:9/")
+    finally:
+        resolved.set()
+
+
+def test_a_model_of_a_hub_that_never_answers_is_one_message(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environment = os.environ | {
+            "HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_ETAG_TIMEOUT": "1",
+            "HF_HOME": str(tmp_path),
+        }
+        command = [sys.executable, "-m", "kdcli", "evaluate", "someone/tiny", "--task", "sst2"]
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("does not answer") == 1
+    assert "model 'someone/tiny' was found neither as a directory" in done.stderr
+    assert "HF_HUB_OFFLINE=1 uses the cache" in done.stderr
 
 
 @pytest.mark.parametrize(

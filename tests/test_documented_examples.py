@@ -78,7 +78,7 @@ def test_the_documented_verb_and_recipe_are_found(ran):
 def test_the_page_about_python_runs(tmp_path):
     with contextlib.chdir(tmp_path):
         run_pages([ROOT / "docs" / "python.md"])
-    assert (tmp_path / "runs" / "shipped" / "onnx" / "model_int8.onnx").is_file()
+    assert (tmp_path / "runs" / "shipped" / "onnx" / "model_quantized.onnx").is_file()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -131,6 +131,19 @@ def test_what_ci_runs_is_what_a_developer_runs():
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
 
 
+def test_ci_installs_the_programs_that_load_exports():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
+    commands = [step.get("run", "") for step in workflow["jobs"]["test"]["steps"]]
+    (install,) = [command for command in commands if "KDCLI_FOREIGN=1" in command]
+    assert commands.index(install) < commands.index(".ci/run")
+    assert re.search(r"@huggingface/transformers@\d+\.\d+\.\d+\n", install)
+    assert re.search(r"fastembed==\d+\.\d+\.\d+\n", install)
+    # The variables that the tests read.
+    clients = (ROOT / "tests" / "verbs" / "clients.py").read_text("utf-8")
+    exported = re.findall(r'echo "(\w+)=', install)
+    assert set(exported) == set(re.findall(r'environ\.get\("(\w+)"', clients))
+
+
 def test_the_licence_is_apache_and_names_nobody():
     text = (ROOT / "LICENSE").read_text("utf-8")
     assert "Apache License" in text

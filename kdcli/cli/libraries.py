@@ -30,9 +30,11 @@ def prepare_libraries(quiet: bool, verbose: bool) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    from kdcli.cli.hub_client import watch_hub
     from kdcli.engine.progress import Progress
 
     Progress.console.quiet = quiet
+    watch_hub()
 
 
 class _HubRetries(logging.Filter):

@@ -20,6 +20,8 @@ PATHS = re.compile(r"\b(MODEL|TEACHER|STUDENT|SOURCE|DIR|FILE)\b")
 """Placeholders of text that may be a path, so that Python also takes a `Path`."""
 
 
+MODELS = ("model", "models", "teacher", "student")
+"""The arguments that name models."""
 VALUES = (str, Number, Path, type(None))
 """The types of an argument, or of the items of a list."""
 HINTS = (
@@ -109,15 +111,18 @@ def _check_value(verb: str, name: str, value: Any) -> None:
     wrong = next((each for each in values if not isinstance(each, VALUES)), None)
     if wrong is None:
         return
-    kind = type(wrong).__name__
+    kind, is_model = type(wrong).__name__, hasattr(wrong, "save_pretrained")
+    hint = next((hint for part, hint in HINTS if hasattr(wrong, part)), None)
     if name in ("data", "source"):
         allowed = "a file, a directory, a hub id or a URL"
-    elif hasattr(wrong, "save_pretrained"):
+        hint = "give the data here, and the model as an argument of its own" if is_model else hint
+    elif is_model or name in MODELS:
         allowed = "a directory or a hub id"
+        hint = hint if is_model else "save the model and its tokenizer, and give the directory"
     else:
         allowed = "a string, a number, True, False, a path, or a list of these"
     message = f"kdcli.{verb}: {name} takes {allowed}, not an object of type {kind}"
-    raise UsageError(message, next((hint for part, hint in HINTS if hasattr(wrong, part)), None))
+    raise UsageError(message, hint)
 
 
 def _converted(value: Any, kind: Any) -> Any:

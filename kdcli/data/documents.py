@@ -65,6 +65,8 @@ def text_column(where: str, values: Mapping[str, Any]) -> str:
 
 def columns_in(values: Mapping[str, Any]) -> str:
     """List the columns of a row for a message."""
+    if len(values) == 1:
+        return f"the only column is {next(iter(values))}"
     return f"the columns are {', '.join(values)}" if values else "the row has no columns"
 
 

@@ -39,6 +39,7 @@ BY_ROW = ("logits", VECTORS)  # one value or vector per row, unless there is a t
 # Largest relative error of a file. all-MiniLM-L6-v2 has 1e-6, 1e-3, 0.18 and 0.33. Other weights
 # give more than 1 in int8, so vectors and outputs that a task evaluates are compared on text.
 LIMITS = {"fp32": 1e-3, "fp16": 0.03, "int8": 0.4, "q4": 0.6}
+STACK_TRACE = "pkg.torch.onnx.stack_trace"  # a node's property
 RUNTIMES = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "openvino": ("onnx", "onnxscript", "openvino"),
@@ -49,11 +50,14 @@ RUNTIMES = {
 FILES = {
     ("onnx", "fp32"): "onnx/model.onnx",
     ("onnx", "fp16"): "onnx/model_fp16.onnx",
-    ("onnx", "int8"): "onnx/model_int8.onnx",
+    ("onnx", "int8"): "onnx/model_quantized.onnx",
     ("onnx", "q4"): "onnx/model_q4.onnx",
     ("openvino", "fp32"): "openvino/openvino_model.xml",
     ("openvino", "int8"): "openvino/openvino_model_qint8_quantized.xml",
 }
+# transformers.js opens `model_quantized.onnx` for the dtype q8, its default in browsers, and this
+# name for the dtype int8.
+SECOND_NAMES = {FILES["onnx", "int8"]: "onnx/model_int8.onnx"}
 
 
 @dataclass(frozen=True)
@@ -265,6 +269,12 @@ def _write_onnx(network: _Network, file: Path) -> tuple[tuple[str, ...], tuple[s
                 "cannot",
             ) from None
         assert program is not None
+        nodes = list(program.model.graph.all_nodes())
+        for function in program.model.functions.values():
+            nodes += function.all_nodes()
+        for node in nodes:
+            # A stack trace names files of this machine.
+            node.metadata_props.pop(STACK_TRACE, None)
         program.save(
             file,
             external_data=sum(p.numel() * p.element_size() for p in model.parameters()) > 1 << 31,

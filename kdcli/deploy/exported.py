@@ -120,8 +120,10 @@ def open_export(source: str, device: torch.device | None = None) -> Export:
     try:
         facts = json.loads((folder / FACTS).read_text("utf-8"))
         sizes = dict(facts["files"])
-        if (facts["format"], facts["precision"]) not in FILES or file_in(facts) not in sizes:
+        if (facts["format"], facts["precision"]) not in FILES:
             raise ValueError("it names another format")
+        if file_in(facts) not in sizes:
+            raise ValueError(f"it does not name {file_in(facts)}")
         if not isinstance(facts["outputs"], list):
             raise ValueError("it names no outputs")
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -24,6 +24,8 @@ from kdcli.errors import UsageError, one_line, shortened
 from kdcli.models.custom_class import COMPACT, LABEL_WORDS, UNILM
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
+TASK = "kdcli_task"
+"""Configuration key with the name of the task on which kdcli fine-tuned the model."""
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 TOKENIZER = (
     "tokenizer.json",

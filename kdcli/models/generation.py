@@ -11,6 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import UNILM, class_named, custom_class, empty_model, load_tensors
+from kdcli.models.files import TASK
 from kdcli.models.heads import tuned_length
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_config, load_tokenizer, load_weights, location
@@ -38,7 +39,7 @@ def load_generator(
         model = load_weights(source, custom_class(config), trust_remote_code=trust_remote_code)
         tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
         length, rows = tuned_length(config, tokenizer, task), training_rows(location(source))
-        model.config.finetuning_task = task.name
+        setattr(model.config, TASK, task.name)
         return Model(model.eval(), tokenizer, source, "it generates already", length, rows)
     if not new_head:
         raise UsageError(
@@ -66,7 +67,7 @@ def load_generator(
         )
         note = f"a new head over the vocabulary, {tied}: the checkpoint has none"
     generator = as_generator(model, loaded.tokenizer, source)
-    generator.config.finetuning_task = task.name
+    setattr(generator.config, TASK, task.name)
     return Model(generator, loaded.tokenizer, source, note, None, loaded.rows)
 
 

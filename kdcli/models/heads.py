@@ -22,7 +22,7 @@ from kdcli.models.custom_class import (
     custom_class,
     forget_custom_classes,
 )
-from kdcli.models.files import CONFIG, config_errors
+from kdcli.models.files import CONFIG, TASK, config_errors
 from kdcli.models.load import load_config, load_tokenizer, load_weights, location
 from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
@@ -156,8 +156,7 @@ def tuned_length(
     The result is None if the model was not fine-tuned on this task.
     """
     known = (
-        getattr(config, "finetuning_task", None) == task.name
-        and tokenizer.model_max_length < VERY_LARGE_INTEGER
+        getattr(config, TASK, None) == task.name and tokenizer.model_max_length < VERY_LARGE_INTEGER
     )
     return int(tokenizer.model_max_length) if known else None
 
@@ -255,7 +254,7 @@ def _numbered(names: Sequence[str]) -> str:
 def describe_task(config: PreTrainedConfig, task: Task) -> None:
     """Write a task and its labels into a configuration, which `transformers.pipeline` reads."""
     names = {"score": ("score",), "span": ("start", "end")}.get(task.kind, task.labels)
-    config.finetuning_task = task.name
+    setattr(config, TASK, task.name)
     if task.kind == "span":
         config.num_labels = len(names)
         return

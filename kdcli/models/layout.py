@@ -280,12 +280,19 @@ def row_of(kind: str, *, decodes: bool) -> Layout:
     if decodes or only_decodes:
         raise UsageError(
             f"'{kind}' is a decoder or an encoder-decoder; kdcli compresses encoders only",
-            f"known types: {known}",
+            f"supported types: {known}",
+        )
+    of_images = kind in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+    if of_images or kind in auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES:
+        raise UsageError(
+            f"'{kind}' is a model of {'images' if of_images else 'audio'}; kdcli compresses text "
+            "encoders only",
+            f"supported types: {known}",
         )
     raise UsageError(
-        f"unknown model type '{kind}'{did_you_mean(kind, LAYOUTS)}",
-        f"known: {known}. Another encoder needs one row in kdcli/models/layout.py: see "
-        "docs/add-a-model-type.md",
+        f"unknown model type '{kind}'{did_you_mean(kind, LAYOUTS)}; kdcli compresses text encoders "
+        "only",
+        f"supported types: {known}; docs/add-a-model-type.md shows how to add another text encoder",
     )
 
 

@@ -5,9 +5,10 @@ A source is a hub id, a directory, or `demo`, which is the teacher inside the pa
 
 import functools
 import importlib.resources
+import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ from kdcli.disk import fill_dir, read_json, user_path
 from kdcli.errors import UsageError, first_line
 from kdcli.models.custom_class import (
     COMPACT,
+    HEADS,
+    LABEL_WORDS,
+    UNILM,
     code_of,
     describe_code,
     forget_custom_classes,
@@ -39,6 +43,7 @@ from kdcli.models.custom_class import (
 from kdcli.models.files import (
     CONFIG,
     HUB_ERRORS,
+    TASK,
     WEIGHTS,
     check_config,
     check_declared,
@@ -63,6 +68,10 @@ MODEL_FILES = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py", "*.md", "*
 OTHER_FILES = ["onnx/*", "openvino/*", "checkpoints/*"]
 # Attribute of a tokenizer that holds truncation and padding before any call.
 AS_LOADED = "kdcli_as_loaded"
+# Configuration keys that describe the source of a model and not the model: a key of earlier
+# versions of transformers and kdcli, and defaults for ONNX files.
+INHERITED = ("finetuning_task", "transformers.js_config")
+LABELS = ("id2label", "label2id", "problem_type")
 # Tensors that a base model's checkpoint may lack.
 OPTIONAL = ("pooler.", "contact_head.", "embeddings.position_ids")
 
@@ -177,6 +186,7 @@ def save_model(
         delattr(model.config, TEMPERATURE)
     with fill_dir(folder, last=CONFIG) as aside:
         model.save_pretrained(aside)
+        tidy_config(model, aside / CONFIG)
         if custom:
             shutil.copy(code_of(model), aside)
         save_tokenizer(tokenizer, aside)
@@ -185,6 +195,26 @@ def save_model(
         for file in aside.iterdir():
             # safetensors creates files that only the owner can read.
             file.chmod(mode)
+
+
+def tidy_config(
+    model: PreTrainedModel, file: Path, settings: Mapping[str, Any] | None = None
+) -> None:
+    """Remove the settings of the models that a saved model was made from, and add `settings`.
+
+    A model without a head for a task has no labels and no task.
+    """
+    config = read_json(file)
+    name = type(model).__name__
+    has_labels = LABEL_WORDS in config or any(
+        head != "MaskedLM" and f"For{head}" in name for head in HEADS
+    )
+    unused = [*INHERITED, *(() if has_labels else LABELS)]
+    if not has_labels and UNILM not in config:
+        unused.append(TASK)
+    kept = {key: value for key, value in config.items() if key not in unused}
+    kept |= settings or {}
+    file.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -237,7 +267,8 @@ def _read_config(source: str, where: str, trust_remote_code: bool) -> PreTrained
         raise UsageError(
             f"model '{source}' was found neither as a directory, nor in the Hugging Face cache, "
             f"nor on the hub: {first_line(error)}",
-            "check the name and the network, or use a local directory or 'demo'",
+            "check the name and the network, or use a local directory or 'demo'; "
+            "HF_HUB_OFFLINE=1 uses the cache without asking the hub",
         ) from None
     assert file is not None
     raw = read_json(file)

@@ -346,6 +346,15 @@ def reason(problem: Mapping[str, Any]) -> str:
     return f"{message[0].lower()}{message[1:]}"
 
 
+def _as_share(problem: Mapping[str, Any]) -> str:
+    """Return `"; did you mean 0.9?"` for 90 where a share below 1 is needed, or an empty string."""
+    limits, value = problem.get("ctx", {}), problem["input"]
+    is_share = 1 in (limits.get("lt"), limits.get("le"))
+    if not is_share or not isinstance(value, int | float) or not 1 < value < 100:
+        return ""
+    return f"; did you mean {value / 100:g}?"
+
+
 def explain(
     error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]
 ) -> list[str]:
@@ -358,7 +367,7 @@ def explain(
         deeper = next((k for k in origins if k.startswith(f"{key}.")), key)
         origin = origins.get(set_key or deeper, "default")
         subject = f"'{key}'" if set_key else f"'{deeper}' lies under '{key}', which"
-        value = f"got {shortened(repr(problem['input']), 500)} ({origin})"
+        value = f"got {shortened(repr(problem['input']), 500)} ({origin}){_as_share(problem)}"
         reasons.setdefault((subject, value), []).append(reason(problem))
     lines = []
     for (subject, value), (first, *others) in reasons.items():

@@ -46,7 +46,7 @@ def test_every_kind_of_fault_is_counted_with_its_first_lines_at_once(tmp_path):
         f"  {file}:114: not JSON: Expecting property name enclosed in double quotes: line 2 column "
         "1 (char 2)",
         f"  {file}:115: a row must be a JSON object, got list",
-        f"  {file}:116: there is no column 'label'; the columns are text",
+        f"  {file}:116: there is no column 'label'; the only column is text",
         f"  {file}:51: half a surrogate pair at character 0 of 'label'",
     }
     assert "to skip these rows, give --set data.skip_bad=true" in error.value.hint

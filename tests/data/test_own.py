@@ -287,7 +287,7 @@ def test_given_columns_and_kinds_are_read(rows, columns, expected):
         (
             table("text", ("a",)),
             {},
-            "which column holds the label? the columns are text",
+            "which column holds the label? the only column is text",
             "data.columns.label=NAME",
         ),
         (
@@ -461,7 +461,7 @@ def test_unclear_columns_are_named_with_the_option(rows, columns, message, hint)
         (
             [*labelled(0, 1), {"text": "a"}],
             {},
-            "train.jsonl:3: there is no column 'label'; the columns are text",
+            "train.jsonl:3: there is no column 'label'; the only column is text",
         ),
         (
             labelled("x", "x"),

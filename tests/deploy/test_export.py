@@ -208,7 +208,7 @@ def test_wrong_file_is_refused(spoil, int8, traced, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.onnx, "export", lambda *a, **k: traced[1])
     with pytest.raises(MachineError, match="does not compute what torch does"):
         export_model(traced[0], tmp_path / "new" / "export", "onnx", "int8" if int8 else "fp32")
-    assert loaded == (["graph.onnx", "model_int8.onnx"] if int8 else ["model.onnx"])
+    assert loaded == (["graph.onnx", "model_quantized.onnx"] if int8 else ["model.onnx"])
 
 
 def test_file_of_other_weights_is_refused(traced, tmp_path, monkeypatch):

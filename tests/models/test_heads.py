@@ -119,7 +119,7 @@ def test_a_new_head_on_a_saved_encoder(encoder_dir, tmp_path, model_type, kind):
         assert config.id2label == dict(enumerate(names))
         assert config.label2id == {name: i for i, name in enumerate(names)}
         assert config.problem_type == PROBLEM.get(kind)
-    assert (config.finetuning_task, config.num_labels) == (task.name, OUTPUTS[kind])
+    assert (config.kdcli_task, config.num_labels) == (task.name, OUTPUTS[kind])
     # A stock class loads what is saved, and so does kdcli: a model that can do the task.
     batch = encoders.padded_batch(model)
     logits = logits_of(model, batch)
@@ -130,7 +130,7 @@ def test_a_new_head_on_a_saved_encoder(encoder_dir, tmp_path, model_type, kind):
     assert type(again) is type(model)
     assert_same_state(again, model)
     torch.testing.assert_close(logits_of(again, batch), logits)
-    for name in ("id2label", "label2id", "problem_type", "finetuning_task", "num_labels"):
+    for name in ("id2label", "label2id", "problem_type", "kdcli_task", "num_labels"):
         assert getattr(again.config, name) == getattr(config, name)
     back = load(tmp_path, kind, new_head=False)
     assert back.note == "its own head"

@@ -5,13 +5,28 @@ import pytest
 import torch
 from encoders import tiny_config, tiny_encoder
 from torch import nn
-from transformers import BertConfig, BertModel, GPT2Config, T5Config, ViTConfig
+from transformers import (
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    PreTrainedConfig,
+    T5Config,
+    ViTConfig,
+    Wav2Vec2Config,
+    WhisperConfig,
+)
 
 from kdcli.errors import UsageError
 from kdcli.models.layout import LAYOUTS, MATRICES, PATHS, layout_for, linears
 from kdcli.models.matrices import matrices
 
 TYPES = sorted(LAYOUTS)
+
+
+class Unknown(PreTrainedConfig):
+    model_type = "roberto"
+
+
 DECODERS = [GPT2Config(), T5Config(), tiny_config("bert", is_decoder=True)]
 
 
@@ -19,7 +34,10 @@ DECODERS = [GPT2Config(), T5Config(), tiny_config("bert", is_decoder=True)]
     ("config", "message", "hint"),
     [
         *((config, "is a decoder or an encoder-decoder", "albert, bert") for config in DECODERS),
-        (ViTConfig(), "unknown model type 'vit'", "docs/add-a-model-type.md"),
+        (ViTConfig(), "'vit' is a model of images; kdcli compresses text encoders only", "albert"),
+        (WhisperConfig(), "'whisper' is a decoder or an encoder-decoder", "albert, bert"),
+        (Wav2Vec2Config(), "'wav2vec2' is a model of audio; kdcli compresses text", "albert, bert"),
+        (Unknown(), "unknown model type 'roberto'; did you mean 'roberta'", "add-a-model-type.md"),
         (tiny_config("albert", num_hidden_groups=2), "several layer groups", ""),
     ],
 )

@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from encoders import assert_same_state, tiny_encoder, tiny_tokenizer
+from encoders import assert_same_state, tiny_config, tiny_encoder, tiny_tokenizer
 from hub_server import COMMIT, hub  # noqa: F401
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, BertModel
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertModel,
+)
 
 from kdcli.errors import MachineError, UsageError
 from kdcli.models import layout
@@ -259,6 +264,42 @@ def test_what_is_saved_is_a_stock_directory(tmp_path):
     assert len({p.stat().st_mode for p in folder.iterdir()}) == 1
     assert_same_state(AutoModel.from_pretrained(folder), model)
     assert "kd_capture" not in (folder / "config.json").read_text("utf-8")
+
+
+LEFT = {
+    "finetuning_task": "topic",
+    "transformers.js_config": {"dtype": "q8"},
+    "kdcli_task": "topic",
+    "problem_type": "single_label_classification",
+    "id2label": {0: "topic-0", 1: "topic-1", 2: "topic-2"},
+    "label2id": {"topic-0": 0, "topic-1": 1, "topic-2": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("auto", "kept"),
+    [
+        (AutoModel, set()),
+        (AutoModelForMaskedLM, set()),
+        (
+            AutoModelForSequenceClassification,
+            {"kdcli_task", "problem_type", "id2label", "label2id"},
+        ),
+    ],
+)
+def test_a_model_keeps_no_settings_of_the_model_that_it_was_made_from(auto, kept, tmp_path):
+    config = tiny_config("bert", num_hidden_layers=1)
+    for key, value in LEFT.items():
+        setattr(config, key, value)
+    model = auto.from_config(config)
+    save_model(model, tiny_tokenizer(), tmp_path / "model")
+    saved = json.loads((tmp_path / "model" / "config.json").read_text("utf-8"))
+    assert {key for key in LEFT if key in saved} == kept
+    # Saving changes nothing of a model that is still in use.
+    assert model.config.id2label == LEFT["id2label"]
+    again = auto.from_pretrained(tmp_path / "model")
+    assert again.config.num_labels == (3 if kept else 2)
+    assert_same_state(model, again)
 
 
 @pytest.mark.parametrize(

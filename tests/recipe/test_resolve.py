@@ -105,6 +105,10 @@ OUT_OF_RANGE = ["lr=.inf", "lr=.nan", "seed=99999999999999999999", "batch_size=2
         ("methd=minilm", "unknown key 'methd' (--set); did you mean 'method'?"),
         ("train.lr=fast", "'train.lr' must be a valid number, got 'fast' (--set)"),
         ("train.lr=-1", "'train.lr' must be greater than 0, got -1 (--set)"),
+        (
+            "train.warmup_fraction=10",
+            "'train.warmup_fraction' must be less than 1, got 10 (--set); did you mean 0.1?",
+        ),
         ("train.max_steps=1.5", "'train.max_steps' must be a valid integer, got 1.5 (--set)"),
         ("train.dtype=fp8", "got 'fp8' (--set)"),
         ("student.to=6x384", "'student.to' must be a valid list, got '6x384' (--set)"),

@@ -187,9 +187,7 @@ def test_a_model_reads_as_many_tokens_as_when_it_was_fine_tuned(tmp_path, kind):
         assert given.evaluations == same.evaluations
         # Another task's length says nothing of this one.
         config = json.loads((tuned / "config.json").read_text("utf-8"))
-        (tuned / "config.json").write_text(
-            json.dumps(config | {"finetuning_task": "another"}), "utf-8"
-        )
+        (tuned / "config.json").write_text(json.dumps(config | {"kdcli_task": "another"}), "utf-8")
         assert "fine-tuned with" not in evaluated(tuned)[1]
 
 

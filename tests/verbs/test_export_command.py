@@ -46,7 +46,7 @@ HEADS = {
     "span": (transformers.AutoModelForQuestionAnswering, {}),
     "none": (AutoModel, {}),
 }
-QUANTISED = "onnx/model_int8.onnx"
+QUANTISED = "onnx/model_quantized.onnx"
 ONE = "A first text.", "A second and somewhat longer one."
 
 

@@ -160,7 +160,7 @@ def test_every_kind_of_own_task_is_learned_saved_and_evaluated(encoder, tmp_path
     assert {p.name for p in out.iterdir()} == own_files.REPORT | own_files.TUNED
     compute, metric, least, labels = EXPECTED[kind]
     config = json.loads((out / "config.json").read_text())
-    assert config["finetuning_task"] == "own"
+    assert config["kdcli_task"] == "own"
     assert labels is None or list(config["id2label"].values()) == labels
     report, last = report_of(out), log_of(out)[-1]
     (evaluation,) = report.evaluations

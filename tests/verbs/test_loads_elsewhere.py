@@ -1,65 +1,132 @@
-"""What is shipped gives equal outputs by other programs: transformers, sentence-transformers, ONNX
-Runtime, Node."""
+"""Other programs compute the same from what kdcli writes: transformers, sentence-transformers, ONNX
+Runtime alone, transformers.js and fastembed."""
 
 import json
 import os
-import shutil
-import subprocess
+import re
+from pathlib import Path
 
 import numpy as np
 import own_files
 import pytest
+import torch
+import transformers
+from clients import fastembed, node  # noqa: F401
+from encoders import on_disk, tiny_config
 from huggingface_hub import ModelCard
-from scipy.special import softmax
+from scipy.special import expit, softmax
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
-from transformers import pipeline
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, pipeline
 
-from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.embedder import POOLINGS, DenseLayer, EmbeddingFormat, save_embedder
+from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import load_encoder
+from kdcli.verbs.export.javascript import UNKNOWN_TYPES, default_dtype, javascript
 
 TEXTS = ["w1 w2 w3 w4", "w21 w22 w20", "w3 w21 w4 w5 w22 w1"]
-FEATURES = """
-const { pipeline, env } = require("@huggingface/transformers");
-env.allowRemoteModels = false;
-env.localModelPath = process.argv[2];
-(async () => {
-  const [task, name, dtype, texts] = process.argv.slice(3);
-  const run = await pipeline(task, name, { dtype });
-  const pooled = { pooling: "mean", normalize: true };
-  const how = task === "feature-extraction" ? pooled : { top_k: null };
-  const made = await run(JSON.parse(texts), how);
-  console.log(JSON.stringify(made.tolist ? made.tolist() : made));
-})();
-"""
+# The texts of the model card.
+ONE = ["A first text.", "A second and somewhat longer one."]
+QUESTION = ["Where is it?", "It is in the house."]
+ALL, INT8 = ("--int8", "--fp16", "--q4", "--weights"), ("--int8",)
+DENSE = DenseLayer(
+    torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), torch.ones(8) / 7, True
+)
+FORMATS = {
+    "mean": EmbeddingFormat("mean", normalize=True),
+    "cls": EmbeddingFormat("cls", normalize=False),
+    "dense": EmbeddingFormat("mean", normalize=True, dense=DENSE),
+}
+NAMES = {0: "no", 1: "maybe", 2: "yes"}
+HEADS = {
+    "class": (transformers.AutoModelForSequenceClassification, {"id2label": NAMES}),
+    "multi": (
+        transformers.AutoModelForSequenceClassification,
+        {"id2label": NAMES, "problem_type": "multi_label_classification"},
+    ),
+    "score": (
+        transformers.AutoModelForSequenceClassification,
+        {"num_labels": 1, "problem_type": "regression"},
+    ),
+    "tokens": (transformers.AutoModelForTokenClassification, {"id2label": NAMES}),
+    "span": (transformers.AutoModelForQuestionAnswering, {}),
+    "none": (transformers.AutoModel, {}),
+}
+KINDS = (*HEADS, *FORMATS)
+TAGS = {
+    "class": "text-classification",
+    "multi": "text-classification",
+    "score": "text-classification",
+    "tokens": "token-classification",
+    "span": "question-answering",
+}
+AUTO = {
+    "feature-extraction": "AutoModel",
+    "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+}
 
 
-@pytest.fixture(scope="module")
-def embedder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("embedder")
-    base = load_encoder(str(own_files.encoder(folder / "base", num_hidden_layers=1)))
-    save_embedder(
-        base.model, base.tokenizer, EmbeddingFormat("mean", normalize=True), folder / "model"
+def as_published(folder):
+    """Give a tokenizer the words of the model card, and separators around texts."""
+    words = re.findall(r"\w+|[.?]", " ".join([*ONE, *QUESTION]))
+    names = {f"w{30 + n}": word for n, word in enumerate(dict.fromkeys(words))}
+    content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    vocabulary = content["model"]["vocab"]
+    content["model"]["vocab"] = {names.get(word, word): n for word, n in vocabulary.items()}
+    (folder / "tokenizer.json").write_text(json.dumps(content), "utf-8")
+    file = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = [(token, file.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    file.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ids
     )
-    return folder / "model"
+    file.save(str(folder / "tokenizer.json"))
+    return folder
 
 
 @pytest.fixture(scope="module")
-def shipped(embedder, tmp_path_factory):
-    """`class` or `vectors` -> the model, and its export with weights."""
-    head = own_files.headed(tmp_path_factory.mktemp("head") / "model", labels=own_files.NAMES)
-    made = {}
-    for kind, model in (("class", head), ("vectors", embedder)):
-        folder = tmp_path_factory.mktemp("shipped") / kind
-        own_files.succeeds(
-            "export", model, "--format", "onnx", "--int8", "--fp16", "--weights", "-o", folder
-        )
-        made[kind] = model, folder
-    return made
+def model_of(tmp_path_factory):
+    """Kind of a head or format of vectors -> the directory of a model."""
+    models = {}
+
+    def model(kind):
+        if kind in models:
+            return models[kind]
+        folder = tmp_path_factory.mktemp(kind)
+        if kind in FORMATS:
+            base = as_published(own_files.encoder(folder / "base", num_hidden_layers=1))
+            loaded = load_encoder(str(base))
+            save_embedder(loaded.model, loaded.tokenizer, FORMATS[kind], folder / "model")
+        else:
+            auto, settings = HEADS[kind]
+            torch.manual_seed(0)
+            config = tiny_config("bert", num_hidden_layers=1, initializer_range=0.3, **settings)
+            as_published(on_disk(auto.from_config(config), folder / "model"))
+        models[kind] = folder / "model"
+        return models[kind]
+
+    return model
+
+
+@pytest.fixture(scope="module")
+def exported(model_of, tmp_path_factory):
+    """Kind and options -> the model, and its export to ONNX."""
+    exports = {}
+
+    def export(kind, *options):
+        if (kind, options) not in exports:
+            folder = tmp_path_factory.mktemp("exports") / "out"
+            own_files.succeeds("export", model_of(kind), "--format", "onnx", *options, "-o", folder)
+            exports[kind, options] = model_of(kind), folder
+        return exports[kind, options]
+
+    return export
 
 
 def by_file(folder, output, name="model"):
-    """ONNX Runtime and tokenizers alone."""
+    """Run a file with ONNX Runtime and tokenizers alone."""
     session = pytest.importorskip("onnxruntime").InferenceSession(folder / "onnx" / f"{name}.onnx")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_padding()
@@ -72,27 +139,34 @@ def by_file(folder, output, name="model"):
     return session.run([output], fed)[0]
 
 
-def by_node(folder, task, dtype="fp32"):
-    """transformers.js, where Node finds it (NODE_PATH)."""
-    node = shutil.which("node")
-    found = node and subprocess.run(
-        [node, "-e", 'require.resolve("@huggingface/transformers")'], capture_output=True
-    )
-    if not found or found.returncode:
-        pytest.skip(
-            "needs Node and: npm install --ignore-scripts @huggingface/transformers; "
-            "NODE_PATH=node_modules"
-        )
-    script = folder.parent / "run.cjs"
-    script.write_text(FEATURES)
-    command = [node, script, f"{folder.parent}/", task, folder.name, dtype, json.dumps(TEXTS)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+RUN = """import { pipeline } from "@huggingface/transformers";
+const [task, texts, options, dtypes] = process.argv.slice(2).map((each) => JSON.parse(each));
+for (const dtype of dtypes) {
+  const run = await pipeline(task, "./", dtype === null ? {} : { dtype });
+  const output = await run(texts, options);
+  console.log(output.tolist ? output.tolist() : output);
+}
+"""
 
 
-def test_a_classifier_by_transformers_and_by_onnx_runtime_alone(shipped):
-    model, folder = shipped["class"]
+def by_node(node, folder, task, *dtypes, **options):  # noqa: F811
+    """Run the pipeline of transformers.js once with each dtype; None stands for no dtype."""
+    arguments = [json.dumps(each) for each in (task, TEXTS, options, dtypes)]
+    return [output for (output,) in node(RUN, folder, *arguments)]
+
+
+def torch_outputs(model, *texts):
+    auto = transformers.AutoModel
+    for name in json.loads((model / "config.json").read_text())["architectures"]:
+        auto = getattr(transformers, name)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    inputs = tokenizer(*texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return inputs, auto.from_pretrained(model).eval()(**inputs)
+
+
+def test_a_classifier_by_transformers_and_by_onnx_runtime_alone(exported):
+    model, folder = exported("class", *ALL)
     of_model, of_export = (
         pipeline("text-classification", str(f), device="cpu")(TEXTS) for f in (model, folder)
     )
@@ -103,8 +177,8 @@ def test_a_classifier_by_transformers_and_by_onnx_runtime_alone(shipped):
     np.testing.assert_allclose(scores.max(-1), [row["score"] for row in of_model], atol=1e-5)
 
 
-def test_vectors_by_sentence_transformers_and_by_onnx_runtime_alone(shipped):
-    model, folder = shipped["vectors"]
+def test_vectors_by_sentence_transformers_and_by_onnx_runtime_alone(exported):
+    model, folder = exported("mean", *ALL)
     of_model, of_export = (
         SentenceTransformer(str(f), device="cpu").encode(TEXTS) for f in (model, folder)
     )
@@ -113,26 +187,238 @@ def test_vectors_by_sentence_transformers_and_by_onnx_runtime_alone(shipped):
     np.testing.assert_allclose(
         by_file(folder, "sentence_embedding", "model_fp16"), of_model, atol=1e-2
     )
-    assert ((by_file(folder, "sentence_embedding", "model_int8") * of_model).sum(-1) > 0.99).all()
+    for name in ("model_quantized", "model_int8"):
+        vectors = by_file(folder, "sentence_embedding", name)
+        assert ((vectors * of_model).sum(-1) > 0.99).all()
 
 
-def test_both_by_transformers_js(shipped):
-    model, folder = shipped["vectors"]
+def test_the_int8_file_has_two_names_and_is_stored_once(exported, model_of, tmp_path, monkeypatch):
+    _, folder = exported("mean", *INT8)
+    first, second = (folder / "onnx" / f"model_{name}.onnx" for name in ("quantized", "int8"))
+    assert first.samefile(second)
+
+    def refuse(*_):
+        raise OSError("no hard links on this file system")
+
+    monkeypatch.setattr(os, "link", refuse)
+    copy = tmp_path / "copy"
+    own_files.succeeds("export", model_of("mean"), "--format", "onnx", "--int8", "-o", copy)
+    first, second = (copy / "onnx" / file.name for file in (first, second))
+    assert not first.samefile(second)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_vectors_by_transformers_js_with_every_dtype(node, exported):  # noqa: F811
+    model, folder = exported("mean", *ALL)
     expected = SentenceTransformer(str(model), device="cpu").encode(TEXTS)
-    np.testing.assert_allclose(by_node(folder, "feature-extraction"), expected, atol=1e-5)
-    model, folder = shipped["class"]
+    dtypes = ("fp32", None, "fp16", "q8", "int8", "q4")
+    pooled = {"pooling": "mean", "normalize": True}
+    vectors = dict(
+        zip(dtypes, by_node(node, folder, "feature-extraction", *dtypes, **pooled), strict=True)
+    )
+    np.testing.assert_allclose(vectors["fp32"], expected, atol=1e-5)
+    # Node takes the float32 file if no dtype is given.
+    assert vectors[None] == vectors["fp32"]
+    np.testing.assert_allclose(vectors["fp16"], expected, atol=1e-2)
+    assert vectors["int8"] == vectors["q8"] != vectors["fp32"]
+    for dtype, least in (("q8", 0.99), ("q4", 0.9)):
+        assert ((np.array(vectors[dtype]) * expected).sum(-1) > least).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "dtypes"),
+    [(("--int8",), ("q8", "int8")), (("--fp16",), ("fp16",)), ((), ("fp32",))],
+)
+def test_a_single_file_is_found_by_transformers_js_without_a_dtype(node, exported, options, dtypes):  # noqa: F811
+    _, folder = exported("class", *options)
+    outputs = by_node(node, folder, "text-classification", None, *dtypes, top_k=None)
+    assert all(output == outputs[0] for output in outputs)
+    assert [len(row) for row in outputs[0]] == [3, 3, 3]
+
+
+def test_a_classifier_by_transformers_js(node, exported):  # noqa: F811
+    model, folder = exported("class", *ALL)
     scores = pipeline("text-classification", str(model), device="cpu", top_k=None)(TEXTS)
-    for theirs, ours in zip(by_node(folder, "text-classification"), scores, strict=True):
+    (found,) = by_node(node, folder, "text-classification", "fp32", top_k=None)
+    for theirs, ours in zip(found, scores, strict=True):
         assert [row["label"] for row in theirs] == [row["label"] for row in ours]
         np.testing.assert_allclose(
             [r["score"] for r in theirs], [r["score"] for r in ours], atol=1e-5
         )
 
 
-@pytest.mark.parametrize(
-    ("kind", "task"), [("class", "text-classification"), ("vectors", "sentence-similarity")]
-)
-def test_front_matter_is_what_the_hub_reads(shipped, kind, task):
-    data = ModelCard.load(shipped[kind][1] / "README.md").data
-    assert (data.pipeline_tag, data.library_name) == (task, "transformers.js")
+def card_code(folder):
+    (code,) = re.findall(r"```js\n(.*?)```", (folder / "README.md").read_text("utf-8"), re.DOTALL)
+    return code
+
+
+def file_outputs(folder, *texts):
+    """Run the int8 file on texts with ONNX Runtime in Python."""
+    session = pytest.importorskip("onnxruntime").InferenceSession(
+        folder / "onnx" / "model_quantized.onnx"
+    )
+    inputs = AutoTokenizer.from_pretrained(folder)(
+        *texts, padding=True, return_token_type_ids=True, return_tensors="np"
+    )
+    names = [each.name for each in session.get_outputs()]
+    arrays = session.run(names, {each.name: inputs[each.name] for each in session.get_inputs()})
+    return inputs, dict(zip(names, arrays, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_javascript_of_the_card_and_the_snippet_of_the_hub(node, exported, kind):  # noqa: F811
+    """The hub's snippet takes its task from the card and gives no dtype."""
+    _, folder = exported(kind, *INT8)
+    data = ModelCard.load(folder / "README.md").data
+    assert data.library_name == "transformers.js"
+    assert data.pipeline_tag == TAGS.get(kind, "feature-extraction")
+    assert ("sentence-similarity" in data.tags) == (kind in FORMATS)
     assert data.base_model is None
+    code = card_code(folder)
+    assert 'dtype: "q8"' in code
+    snippet = f"""
+import {{ pipeline as allocate }} from "@huggingface/transformers";
+const pipe = await allocate("{data.pipeline_tag}", "./");
+console.log(pipe.task);
+"""
+    (printed, *others), *task = node(code + snippet, folder)
+    assert task == [[data.pipeline_tag]]
+    texts = [[text] for text in QUESTION] if kind == "span" else [ONE]
+    inputs, outputs = file_outputs(folder, *texts)
+    logits, near = outputs.get("logits"), {"atol": 1e-4}
+    if kind in FORMATS:
+        np.testing.assert_allclose(printed, outputs["sentence_embedding"], **near)
+    elif kind == "none":
+        assert printed == list(outputs["last_hidden_state"].shape)
+    elif kind == "class":
+        scores = softmax(logits, axis=-1)
+        assert [row["label"] for row in printed] == [NAMES[i] for i in scores.argmax(-1)]
+        np.testing.assert_allclose([row["score"] for row in printed], scores.max(-1), **near)
+    elif kind == "multi":
+        named = [{each["label"]: each["score"] for each in row} for row in printed]
+        found = [[row[name] for name in NAMES.values()] for row in named]
+        np.testing.assert_allclose(found, expit(logits), **near)
+    elif kind == "score":
+        np.testing.assert_allclose(printed, logits, **near)
+    elif kind == "tokens":
+        for row, labels, mask in zip(
+            printed, logits.argmax(-1), inputs["attention_mask"], strict=True
+        ):
+            found = {each["index"]: each["entity"] for each in row}
+            real = {n: NAMES[int(labels[n])] for n in range(int(mask.sum()))}
+            assert {n: real.get(n) for n in found} == found != {}
+    else:
+        # The context begins after the first separator; its special tokens are no answers.
+        ids = inputs["input_ids"][0]
+        inside = np.arange(len(ids)) > list(ids).index(3)
+        inside &= ~np.isin(ids, [2, 3])
+        start, end = (
+            softmax(np.where(inside, outputs[f"{name}_logits"][0], -np.inf))
+            for name in ("start", "end")
+        )
+        assert printed["score"] == pytest.approx(np.triu(np.outer(start, end)).max(), rel=0.05)
+    assert others == []
+
+
+def test_javascript_pools_only_as_the_file_does():
+    poolings = {p: javascript("embedding", "bert", "int8", EmbeddingFormat(p)) for p in POOLINGS}
+    # The pipeline takes the last position of every row, which may be padding.
+    by_pipeline = {pooling for pooling, code in poolings.items() if "pipeline(" in code}
+    assert by_pipeline == {"mean", "cls"}
+    assert all("sentence_embedding" in poolings[p] for p in POOLINGS if p not in by_pipeline)
+
+
+@pytest.mark.parametrize(
+    ("precisions", "dtype"),
+    [
+        (["int8"], "q8"),
+        (["q4"], "q4"),
+        (["fp32"], "fp32"),
+        (["fp32", "fp16"], "fp32"),
+        (["fp32", "int8"], None),
+    ],
+)
+def test_config_names_a_dtype_unless_every_device_finds_its_default(precisions, dtype):
+    """transformers.js opens the float32 file in Node and the one of q8 in browsers."""
+    assert default_dtype(precisions) == dtype
+
+
+def test_the_types_that_transformers_js_refuses(node, exported):  # noqa: F811
+    _, folder = exported("mean", *INT8)
+    code = f"""import * as library from "@huggingface/transformers";
+const tasks = {json.dumps(AUTO)};
+for (const [task, name] of Object.entries(tasks))
+  console.log(task, {json.dumps(list(LAYOUTS))}.filter((type) => !library[name].supports(type)));
+"""
+    refused = {task: set(types) for task, types in node(code, folder)}
+    assert refused == UNKNOWN_TYPES
+
+
+def test_the_card_of_a_type_that_transformers_js_refuses(node, tmp_path):  # noqa: F811
+    torch.manual_seed(0)
+    config = tiny_config("rembert", num_hidden_layers=1, initializer_range=0.3, id2label=NAMES)
+    auto = transformers.AutoModelForSequenceClassification
+    model = as_published(on_disk(auto.from_config(config), tmp_path / "model"))
+    folder = tmp_path / "out"
+    own_files.succeeds("export", model, "--format", "onnx", "-o", folder)
+    assert ModelCard.load(folder / "README.md").data.library_name == "onnx"
+    (printed,) = node(card_code(folder), folder)
+    _, outputs = torch_outputs(model, ONE)
+    np.testing.assert_allclose(printed[0], outputs.logits.numpy(), atol=1e-4)
+
+
+FASTEMBED = """
+import json, sys
+from fastembed import TextEmbedding
+from fastembed.common.model_description import ModelSource, PoolingType
+folder, texts, dim, files = map(json.loads, sys.argv[1:])
+vectors = {}
+for number, file in enumerate(files):
+    for pooling, output in ((PoolingType.MEAN, None), (PoolingType.DISABLED, "sentence_embedding")):
+        name = f"own/{number}-{pooling.name}"
+        TextEmbedding.add_custom_model(
+            name, pooling=pooling, normalization=output is None, dim=dim, model_file=file,
+            sources=ModelSource(hf="own/model"), output_name=output,
+        )
+        model = TextEmbedding(name, specific_model_path=folder)
+        vectors[f"{file} {pooling.name}"] = [list(map(float, v)) for v in model.embed(texts)]
+print(json.dumps(vectors))
+"""
+
+
+def by_fastembed(fastembed, folder, texts, dim, *files):  # noqa: F811
+    """File and pooling -> the vectors that fastembed computes."""
+    arguments = [json.dumps(each) for each in (str(folder), texts, dim, files)]
+    return {key: np.array(vectors) for key, vectors in fastembed(FASTEMBED, *arguments).items()}
+
+
+def test_vectors_by_fastembed(fastembed, exported):  # noqa: F811
+    model, folder = exported("mean", *ALL)
+    expected = SentenceTransformer(str(model), device="cpu").encode(TEXTS)
+    files = ("onnx/model.onnx", "onnx/model_quantized.onnx", "onnx/model_int8.onnx")
+    for key, vectors in by_fastembed(fastembed, folder, TEXTS, 32, *files).items():
+        if key.startswith("onnx/model.onnx"):
+            np.testing.assert_allclose(vectors, expected, atol=1e-5)
+        else:
+            assert ((vectors * expected).sum(-1) > 0.99).all()
+
+
+@pytest.mark.skipif("KDCLI_MINILM" not in os.environ, reason="needs KDCLI_MINILM=, its directory")
+def test_all_minilm_has_the_vector_that_fastembed_expects(fastembed, tmp_path):  # noqa: F811
+    """The tests of fastembed keep these values for the text `hello world`, up to 1e-3."""
+    source = Path(os.environ["KDCLI_MINILM"])
+    own_files.succeeds("export", source, "--pooling", "mean", "--format", "onnx", "-o", tmp_path)
+    known = [-0.034478, 0.03102, 0.00673, 0.02611, -0.039362]
+    session = pytest.importorskip("onnxruntime").InferenceSession(tmp_path / "onnx" / "model.onnx")
+    inputs = AutoTokenizer.from_pretrained(tmp_path)(
+        ["hello world"], return_token_type_ids=True, return_tensors="np"
+    )
+    fed = {each.name: inputs[each.name] for each in session.get_inputs()}
+    (vectors,) = session.run(["sentence_embedding"], fed)
+    np.testing.assert_allclose(vectors[0, :5], known, atol=1e-3)
+    np.testing.assert_allclose(np.linalg.norm(vectors[0]), 1, atol=1e-5)
+    for theirs in by_fastembed(
+        fastembed, tmp_path, ["hello world"], 384, "onnx/model.onnx"
+    ).values():
+        np.testing.assert_allclose(theirs[0, :5], known, atol=1e-3)

@@ -23,4 +23,4 @@ def test_the_notebook_runs(tmp_path):
     assert "times as fast as the teacher" in said
     assert "2-quantize" in frame[-1].data["text/html"]
     assert picture[-1].data["image/png"]
-    assert "model_int8.onnx" in shipped[-1].data["text/plain"]
+    assert "model_quantized.onnx" in shipped[-1].data["text/plain"]

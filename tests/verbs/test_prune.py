@@ -3,6 +3,7 @@ resumption."""
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import own_files
 import processes
@@ -42,6 +43,7 @@ from kdcli.run import stages
 from kdcli.verbs.prune.job import TRACE
 from kdcli.verbs.prune.recipes import prune_recipes
 from kdcli.verbs.prune.run import prune, stage_recipes
+from kdcli.verbs.prune.save import _check_compact
 
 MASK = "mask/mask.safetensors"
 TEXTS = ["w1 w2 w3", "w25 w26 w27 w28 w29", "w3 w30"]
@@ -646,3 +648,28 @@ def test_two_processes_contrast_the_rows_of_both(given, task, tmp_path):
     assert set(one["terms"]) == {"task", "kd", "unsupervised", "supervised"}
     assert two["terms"] == pytest.approx(one["terms"], rel=1e-5)
     assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+
+
+def test_a_share_in_per_cent_is_refused_with_the_share(tmp_path):
+    message = refused(tmp_path, "prune", "demo", "--task", "demo-topic", "--sparsity", "90")
+    assert "'sparsity.0' must be less than 1, got 90.0 (option); did you mean 0.9?" in message
+    message = refused(tmp_path, "prune", "demo", "--task", "demo-topic", "--sparsity", "1.0")
+    assert "must be less than 1, got 1.0" in message
+    assert "did you mean" not in message
+
+
+def test_a_compact_model_that_differs_is_a_bug_with_a_traceback():
+    workload = SimpleNamespace(held_out=Rows(), encode=lambda model, batch: [model])
+    with pytest.raises(AssertionError, match=r"differs from the masked one by 1\.0e\+00"):
+        _check_compact(workload, torch.zeros(2), torch.ones(2), 1)
+    assert "differ by at most 0e+00" in _check_compact(workload, torch.ones(2), torch.ones(2), 1)
+
+
+class Rows:
+    """Two held-out rows."""
+
+    def __len__(self):
+        return 2
+
+    def batch(self, rows):
+        return rows

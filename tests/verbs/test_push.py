@@ -3,12 +3,16 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import own_files
 import pytest
 import yaml
 from hub_server import COMMIT, hub  # noqa: F401
 from huggingface_hub import ModelCard
+
+import kdcli as kdcli_package
+from kdcli.report.publish import Upload
 
 TRAINED = [
     "--task",
@@ -196,3 +200,44 @@ def test_a_run_is_pushed_and_its_recipe_repeats_it_after_the_hub_moved_on(hub, k
     assert (said.returncode, "was not found at revision 'nowhere'" in said.stderr) == (2, True), (
         said.stderr
     )
+
+
+@pytest.fixture(scope="module")
+def pushed(tmp_path_factory):
+    """Name -> the directory of a model or an export that was made from local files."""
+    folder = tmp_path_factory.mktemp("pushed")
+    base = own_files.encoder(folder / "base", num_hidden_layers=2)
+    data = own_files.own(folder / "data", "class", n=16, judged=8)
+    (folder / "texts.txt").write_text("\n".join(f"w{n} w{n + 1} w{n + 2}" for n in range(50)))
+    own_files.succeeds("finetune", base, *TRAINED, "--data", data, "-o", folder / "tuned")
+    task = ["--task", "own", "--data", data, "--set", "data.max_length=24"]
+    own_files.succeeds(
+        "export", folder / "tuned", "--format", "onnx", "--int8", *task, "-o", folder / "onnx"
+    )
+    texts = ["--data", folder / "texts.txt"]
+    distilled = ["--method", "embedding", "--pooling", "mean", "--to", "1x32", *texts]
+    few = ["--max-steps", "2", "--device", "cpu", "--set", "measure.latency=false"]
+    own_files.succeeds("distill", base, *distilled, *few, "-o", folder / "distilled")
+    openvino = ["--format", "openvino", *texts, "-o", folder / "openvino"]
+    own_files.succeeds("export", folder / "distilled", *openvino)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tuned", "distilled", "onnx", "openvino"])
+def test_no_pushed_file_names_a_path_of_this_machine(pushed, name):
+    upload = Upload.of(pushed / name)
+    assert {"README.md", "config.json"} <= set(upload.files)
+    private = [str(pushed), str(Path(kdcli_package.__file__).parent), sys.prefix, str(Path.home())]
+    found = {
+        (file, path)
+        for file in upload.files
+        for path in private
+        if path.encode() in (pushed / name / file).read_bytes()
+    }
+    assert found == set()
+
+
+def test_an_export_names_its_data_without_its_directory(pushed):
+    facts = json.loads((pushed / "onnx" / "export.json").read_text("utf-8"))
+    assert (facts["task"], facts["data"], facts["source"]) == ("own", "data", "tuned")

@@ -80,5 +80,10 @@ def test_an_object_in_place_of_a_file_is_refused_with_the_way_to_write_it():
         assert re.search(hint, caught.value.hint)
     with pytest.raises(UsageError, match=r"model takes a directory or a hub id, not .* BertModel"):
         kdcli.finetune(tiny_encoder("bert"), task="own", data="rows.csv")
+    with pytest.raises(UsageError, match=r"data takes a file, .* type BertModel") as caught:
+        kdcli.finetune("demo", task="own", data=tiny_encoder("bert"))
+    assert "the model as an argument of its own" in caught.value.hint
+    with pytest.raises(UsageError, match=r"model takes a directory or a hub id, not .* dict"):
+        kdcli.finetune({"embeddings": 1}, task="own", data="rows.csv")
     with pytest.raises(UsageError, match="sets takes a string"):
         kdcli.finetune("demo", sets={"data.max_length": 8})

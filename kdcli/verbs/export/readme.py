@@ -5,11 +5,13 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from kdcli.deploy.exported import EMBEDDING
+from kdcli.models.embedder import EmbeddingFormat
 from kdcli.models.heads import AUTO_CLASS
 from kdcli.models.shape import positions_of
 from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter
 from kdcli.verbs.export.agreement import agreement_text
 from kdcli.verbs.export.facts import ExportFacts, FileFacts
+from kdcli.verbs.export.javascript import TASKS, has_pipeline, javascript
 
 OPEN = {
     "onnx": """import onnxruntime
@@ -85,12 +87,19 @@ def difference_text(file: FileFacts, kind: str | None) -> str:
     )
 
 
-def readme(facts: ExportFacts, model: PreTrainedModel, max_length: int | None, source: str) -> str:
+def readme(
+    facts: ExportFacts,
+    model: PreTrainedModel,
+    fmt: EmbeddingFormat | None,
+    max_length: int | None,
+    source: str,
+) -> str:
     """Return README.md: front matter, title, inputs, outputs, difference and example code.
 
     Args:
         facts: The content of export.json.
         model: The exported model.
+        fmt: How vectors are made; None for a model that gives no vectors.
         max_length: The maximum number of tokens of a text; None for the model's positions.
         source: The hub id or directory of the model.
     """
@@ -101,13 +110,22 @@ def readme(facts: ExportFacts, model: PreTrainedModel, max_length: int | None, s
         lines += [f"`{facts.path_of(file)}`, {file.precision}: {difference}", *file.notes]
     notes = "".join(f"\n* {line}" for line in lines)
     install = {"onnx": "onnxruntime", "openvino": "openvino"}[facts.format]
+    model_type = model.config.model_type
+    library, pipeline, tags, script = "openvino", PIPELINE[facts.kind], [], ""
+    if facts.format == "onnx":
+        script = _script(javascript(facts.kind, model_type, facts.main.precision, fmt))
+        library = "onnx"
+        if has_pipeline(facts.kind, model_type):
+            # The hub shows a snippet with this library's `pipeline` and the card's task.
+            library, pipeline = "transformers.js", TASKS[facts.kind]
+            tags = [PIPELINE[facts.kind]] if pipeline != PIPELINE[facts.kind] else []
     front = front_matter(
         f"{Path(facts.source).name}-{facts.format}-{'-'.join(precisions)}",
         base=source,
         relation="quantized" if precisions != ["fp32"] else None,
-        library={"onnx": "transformers.js", "openvino": "openvino"}[facts.format],
-        tags=["kdcli", facts.format, *precisions, model.config.model_type],
-        pipeline=PIPELINE[facts.kind],
+        library=library,
+        tags=["kdcli", facts.format, *precisions, model_type, *tags],
+        pipeline=pipeline,
         task=facts.task,
         data=facts.data,
         scores=[Score(row.task, row.set, row.split, row.file) for row in facts.main.scores],
@@ -127,6 +145,17 @@ def readme(facts: ExportFacts, model: PreTrainedModel, max_length: int | None, s
 
 ```python
 {_code(facts, max_length or positions_of(model.config))}
+```
+{script}"""
+
+
+def _script(code: str) -> str:
+    """Return the section of the card with code for transformers.js."""
+    return f"""
+With transformers.js (`npm install @huggingface/transformers`):
+
+```js
+{code}
 ```
 """
 

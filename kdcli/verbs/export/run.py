@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from kdcli.data.sources import open_source
 from kdcli.data.text.sentences import sentences
 from kdcli.deploy.environment import versions
-from kdcli.deploy.export import EXACT, FILES, LIMITS, RUNTIMES, recorded
+from kdcli.deploy.export import EXACT, FILES, LIMITS, RUNTIMES, SECOND_NAMES, recorded
 from kdcli.deploy.exported import EMBEDDING, FACTS
 from kdcli.deploy.sessions import library
 from kdcli.disk import STAGED, check_writable, content_of, fill_dir, write_atomic
@@ -32,6 +33,7 @@ from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.card import describe
 from kdcli.models.custom_class import custom_class
 from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_format
+from kdcli.models.files import CONFIG
 from kdcli.models.heads import (
     AUTO_CLASS,
     check_head,
@@ -39,7 +41,14 @@ from kdcli.models.heads import (
     tokenizer_for,
     tuned_length,
 )
-from kdcli.models.load import load_config, load_tokenizer, load_weights, location, save_tokenizer
+from kdcli.models.load import (
+    load_config,
+    load_tokenizer,
+    load_weights,
+    location,
+    save_tokenizer,
+    tidy_config,
+)
 from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.report.text import bytes_of
@@ -49,6 +58,7 @@ from kdcli.types import Kind
 from kdcli.verbs.export.agreement import ExportCheck
 from kdcli.verbs.export.facts import ExportFacts, FileFacts, GatedFile
 from kdcli.verbs.export.gate import FileCheck, write_gated
+from kdcli.verbs.export.javascript import CONFIG_KEY, default_dtype
 from kdcli.verbs.export.readme import difference_text, readme
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.detect import task_of_model
@@ -175,7 +185,7 @@ def export(
         files = _write_files(loaded, staged, format, precisions, max_drop)
         facts = _facts(loaded, source, format, files, staged)
         if task is not None:
-            facts = replace(facts, task=task, data=data.source)
+            facts = replace(facts, task=task, data=data.source and short(data.source))
         _write_rest(loaded, facts, source, staged, weights)
     return Exported(facts, folder)
 
@@ -249,14 +259,28 @@ def _write_rest(
 ) -> None:
     """Write what lies next to the model files; export.json comes last."""
     model = loaded.model
+    for name in SECOND_NAMES:
+        if (file := staged / name).is_file():
+            _add_name(file, staged / SECOND_NAMES[name])
     (model if weights else model.config).save_pretrained(staged)
+    dtype = default_dtype([file.precision for file in facts.by_file])
+    defaults = {CONFIG_KEY: {"dtype": dtype}} if facts.format == "onnx" and dtype else {}
+    tidy_config(model, staged / CONFIG, defaults)
     if loaded.format is not None:
         save_format(loaded.format, model.config.hidden_size, staged)
     save_tokenizer(loaded.tokenizer, staged)
     write_training_rows(staged, training_rows(location(source)))
-    text = readme(facts, model, loaded.max_length, location(source))
+    text = readme(facts, model, loaded.format, loaded.max_length, location(source))
     write_atomic(staged / "README.md", text)
     write_atomic(staged / FACTS, json.dumps(facts.to_dict(), indent=2))
+
+
+def _add_name(file: Path, name: Path) -> None:
+    """Give a file a second name. Its content is only copied where the disk has no hard links."""
+    try:
+        name.hardlink_to(file)
+    except OSError:
+        shutil.copyfile(file, name)
 
 
 def _parts(file: Path) -> list[Path]:

@@ -1,0 +1,116 @@
+"""What transformers.js needs from an export: the dtype that selects a file, and example code."""
+
+from collections.abc import Sequence
+
+from kdcli.deploy.exported import EMBEDDING
+from kdcli.models.embedder import EmbeddingFormat
+from kdcli.models.heads import AUTO_CLASS
+from kdcli.report.front import PIPELINES
+
+CONFIG_KEY = "transformers.js_config"
+"""The key of config.json that holds the defaults of transformers.js."""
+DTYPES = {"fp32": "fp32", "fp16": "fp16", "int8": "q8", "q4": "q4"}
+"""Precision -> the dtype with which transformers.js opens its file."""
+DEFAULTS = {"fp32", "int8"}
+"""The precisions that transformers.js opens without a dtype: float32 in Node, int8 in browsers."""
+POOLINGS = ("mean", "cls")
+"""The poolings of the `feature-extraction` pipeline that do not read padding."""
+TASKS: dict[str | None, str] = {
+    None: PIPELINES["AutoModel"],
+    EMBEDDING: PIPELINES["AutoModel"],
+    **{kind: PIPELINES[auto.__name__] for kind, auto in AUTO_CLASS.items()},
+}
+"""Kind of the head (None: no head) -> the task of transformers.js."""
+UNKNOWN = frozenset(
+    {
+        "ernie",
+        "splinter",
+        "xlm-roberta-xl",
+        "data2vec-text",
+        "roberta-prelayernorm",
+        "nomic_bert",
+        "megatron-bert",
+        "rembert",
+    }
+)
+UNKNOWN_TYPES = {
+    "feature-extraction": frozenset[str](),
+    "text-classification": UNKNOWN,
+    "token-classification": UNKNOWN | {"mobilebert", "albert"},
+    "question-answering": UNKNOWN | {"esm", "modernbert", "eurobert"},
+}
+"""Task -> the model types that the pipeline of transformers.js 4.3 refuses.
+
+`AutoModel` runs every type.
+"""
+TEXTS = '["A first text.", "A second and somewhat longer one."]'
+PAIR = '"Where is it?"', '"It is in the house."'
+PIPELINE = """import {{ pipeline }} from "@huggingface/transformers";
+
+const model = "./"; // this directory, or OWNER/NAME on the hub
+const run = await pipeline("{task}", model, {{ dtype: "{dtype}" }});
+const output = await run({arguments});
+console.log({shown});"""
+AUTO_MODEL = """import {{ AutoModel, AutoTokenizer }} from "@huggingface/transformers";
+
+const name = "./"; // this directory, or OWNER/NAME on the hub
+const tokenizer = await AutoTokenizer.from_pretrained(name);
+const model = await AutoModel.from_pretrained(name, {{ dtype: "{dtype}" }});
+const inputs = tokenizer({arguments}padding: true, truncation: true }});
+const {{ {outputs} }} = await model(inputs);
+console.log({shown});"""
+
+
+def default_dtype(precisions: Sequence[str]) -> str | None:
+    """Return the dtype that config.json must name, so that no user of transformers.js has to.
+
+    It is None if the default of every device has its file. `precisions` are those of the files, the
+    main one first.
+    """
+    return None if set(precisions) >= DEFAULTS else DTYPES[precisions[0]]
+
+
+def has_pipeline(kind: str | None, model_type: str) -> bool:
+    """Return whether `pipeline` of transformers.js loads the model."""
+    return model_type not in UNKNOWN_TYPES[TASKS[kind]]
+
+
+def javascript(
+    kind: str | None, model_type: str, precision: str, fmt: EmbeddingFormat | None
+) -> str:
+    """Return code that loads a file with transformers.js and runs it on example texts.
+
+    The code uses `pipeline` if it computes what the file's own outputs are, and `AutoModel`
+    otherwise.
+
+    Args:
+        kind: The kind of the head; `embedding` for vectors, None for an encoder without a head.
+        model_type: The type of the model.
+        precision: The precision of the file.
+        fmt: How vectors are made; None for a model that gives no vectors.
+    """
+    dtype = DTYPES[precision]
+    pooled = fmt is not None and fmt.dense is None and fmt.pooling in POOLINGS
+    # The pipeline takes the softmax of a single score, which is 1 for every text.
+    piped = kind != "score" and has_pipeline(kind, model_type) and (kind != EMBEDDING or pooled)
+    if piped:
+        arguments, shown = TEXTS, "output"
+        if kind == EMBEDDING:
+            assert fmt is not None
+            normalize = "true" if fmt.normalize else "false"
+            arguments += f', {{ pooling: "{fmt.pooling}", normalize: {normalize} }}'
+        if kind in (EMBEDDING, None):
+            shown = "output.tolist()" if kind == EMBEDDING else "output.dims"
+        elif kind == "multi":
+            arguments += ", { top_k: null }"
+        elif kind == "span":
+            arguments = ", ".join(PAIR)
+        return PIPELINE.format(task=TASKS[kind], dtype=dtype, arguments=arguments, shown=shown)
+    arguments, outputs, shown = f"{TEXTS}, {{ ", "logits", "logits.tolist()"
+    if kind == EMBEDDING:
+        outputs, shown = "sentence_embedding", "sentence_embedding.tolist()"
+    elif kind == "span":
+        question, context = PAIR
+        arguments = f"{question}, {{ text_pair: {context}, "
+        outputs, shown = "start_logits, end_logits", "start_logits.tolist(), end_logits.tolist()"
+    return AUTO_MODEL.format(dtype=dtype, arguments=arguments, outputs=outputs, shown=shown)
