@@ -24,6 +24,7 @@ from kdcli.data.text.sentences import sentences
 from kdcli.deploy.environment import versions
 from kdcli.deploy.export import EXACT, FILES, LIMITS, RUNTIMES, recorded
 from kdcli.deploy.exported import EMBEDDING, FACTS
+from kdcli.deploy.predict import Usable
 from kdcli.deploy.sessions import library
 from kdcli.disk import STAGED, check_writable, content_of, fill_dir, write_atomic
 from kdcli.engine.progress import Progress
@@ -62,16 +63,23 @@ TEXT = LabelledSettings()  # the text of the demo
 
 
 @dataclass(frozen=True)
-class Exported:
+class Exported(Usable):
     """The result of `kdcli export`.
 
     Attributes:
         facts: The content of export.json.
         folder: The directory of the export.
+        trust_remote_code: Whether code that comes with its model may run.
     """
 
     facts: ExportFacts
     folder: Path
+    trust_remote_code: bool = False
+
+    @property
+    def best(self) -> Path:
+        """The directory to ship."""
+        return self.folder
 
     def to_json(self) -> str:
         """Return the content of export.json."""
