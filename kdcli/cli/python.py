@@ -208,7 +208,9 @@ def _leaves(tree: Mapping[Any, Any], prefix: str, subject: str) -> Iterator[tupl
                 'for example config={"train": {"lr": 1e-3}}',
             )
         key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value:
+        if key in SOURCES and not isinstance(value, VALUES):
+            yield key, str(source_of(value, f"{subject}: {key}"))
+        elif isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{key}.", subject)
         else:
             yield key, _plain(value, key, subject)
@@ -220,19 +222,17 @@ def _plain(value: Any, key: str, subject: str) -> Any:
     Raises:
         UsageError: the value is an object.
     """
-    if isinstance(value, bool | type(None)):
+    if isinstance(value, Number) and hasattr(value, "item"):
+        # The numbers of numpy have types of their own.
+        value = value.item()
+    if isinstance(value, int | float | type(None)):
         return value
     if isinstance(value, str | Path):
         return str(value)
-    if isinstance(value, Number):
-        # The numbers of numpy have types of their own.
-        return value.item() if hasattr(value, "item") else value
     if isinstance(value, list | tuple):
         return [_plain(each, key, subject) for each in value]
     if isinstance(value, Mapping):
         return {name: _plain(each, key, subject) for name, each in value.items()}
-    if key in SOURCES:
-        return str(source_of(value, f"{subject}: {key}"))
     raise UsageError(
         f"{subject}: config: '{key}' takes text, a number, True, False, None, or a list or dict "
         f"of these, not an object of type {type(value).__name__}",

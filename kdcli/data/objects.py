@@ -210,12 +210,21 @@ def _list(values: Sequence[Any]) -> _Rows:
             if isinstance(wrong, Path)
             else 'give [{"text": "...", "label": "..."}, ...], or a list of texts',
         )
-    if all(len(text) < 1000 and "\n" not in text and Path(text).exists() for text in values):
+    if all(map(_is_path, values)):
         raise UsageError(
             f"the list holds the {len(values)} paths {values[0]} ...; a list holds texts or dicts",
             "give one file, or the directory of several files",
         )
     return _Rows([{"text": str(text)} for text in values])
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text is the path of a file or directory."""
+    try:
+        return Path(text).exists()
+    except OSError:
+        # A text may be longer than any name.
+        return False
 
 
 def _checked_columns(columns: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:

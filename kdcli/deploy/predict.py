@@ -220,7 +220,11 @@ class Predictor:
 
     @property
     def _token_types(self) -> bool:
-        return int(getattr(self.config, "type_vocab_size", 0) or 0) > 1
+        """Whether token types distinguish the texts of a pair, as they did in the training."""
+        has_types = int(getattr(self.config, "type_vocab_size", 0) or 0) > 1
+        # `CrossEncoder` leaves this to the tokenizer.
+        is_default = "token_type_ids" in self.tokenizer.model_input_names
+        return has_types and (is_default or self.kind != RERANK)
 
     @property
     def _names(self) -> list[str]:

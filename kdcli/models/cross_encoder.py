@@ -1,6 +1,6 @@
 """Cross-encoders in the format of sentence-transformers: models that score pairs of texts."""
 
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.models.embedder import PROMPTS, json_file
 
@@ -18,3 +18,10 @@ def activation_of(source: str, config: PreTrainedConfig) -> str | None:
     name = name or getattr(config, "sbert_ce_default_activation_function", None)
     name = name or (json_file(source, PROMPTS) or {}).get("activation_fn")
     return name if isinstance(name, str) else None
+
+
+def set_activation(model: PreTrainedModel, name: str) -> None:
+    """Store the activation that `CrossEncoder` applies to the scores in a model's configuration."""
+    if hasattr(model.config, "sbert_ce_default_activation_function"):
+        del model.config.sbert_ce_default_activation_function
+    model.config.sentence_transformers = {"activation_fn": name}

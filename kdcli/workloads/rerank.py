@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from kdcli.data.batches import BatchOrder
 from kdcli.data.labelled.features import TokenizedRows, encode
@@ -32,7 +31,7 @@ from kdcli.losses.ranking import label_loss, padded, score_loss
 from kdcli.metrics.finite import check_finite
 from kdcli.metrics.retrieval import ranking_metrics
 from kdcli.models.card import weights_hash
-from kdcli.models.cross_encoder import ACTIVATIONS, activation_of
+from kdcli.models.cross_encoder import ACTIVATIONS, activation_of, set_activation
 from kdcli.models.heads import load_for_task, with_new_head
 from kdcli.models.load import load_config, save_model
 from kdcli.models.model import Model
@@ -604,13 +603,6 @@ def metrics_by_query(lists: Lists, scores_R: Array) -> dict[str, Array]:
         for name in METRICS:
             values[name].append(of_query[name])
     return {name: np.array(of_query) for name, of_query in values.items()}
-
-
-def set_activation(model: PreTrainedModel, name: str) -> None:
-    """Store the activation that `CrossEncoder` applies to the scores in a model's configuration."""
-    if hasattr(model.config, "sbert_ce_default_activation_function"):
-        del model.config.sbert_ce_default_activation_function
-    model.config.sentence_transformers = {"activation_fn": name}
 
 
 def _known(scores_R: Array) -> Array | None:

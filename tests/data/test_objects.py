@@ -58,7 +58,7 @@ def test_every_kind_of_object_holds_the_rows_of_the_file(tmp_path, kind, rows):
 
 
 def test_texts_are_documents_also_with_line_breaks():
-    texts = ["w1 w2", "w3\nw4", "  w5 ", "äöü\u2028 \N{GRINNING FACE}"]
+    texts = ["long " * 200, "w1 w2", "w3\nw4", "  w5 ", "äöü\u2028 \N{GRINNING FACE}"]
     path = written(texts)
     assert list(open_source(str(path)).documents("train", None)) == texts
     assert written(np.array(texts).tolist()) == path

@@ -33,6 +33,31 @@ def test_dir_names_every_function_and_importing_loads_no_torch():
         _ = kdcli.finetun
 
 
+SPIN = """
+import importlib.abc, os, sys
+
+class Watch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            print(os.environ.get("GOMP_SPINCOUNT"))
+
+sys.meta_path.insert(0, Watch())
+import kdcli
+try:
+    kdcli.finetune("demo", task="unknown", data=["a text"])
+except kdcli.errors.UsageError as error:
+    print(error.message)
+"""
+
+
+def test_threads_are_set_up_before_torch_is_imported(tmp_path):
+    env = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    printed = subprocess.check_output([sys.executable, "-c", SPIN], text=True, env=env)
+    first, *_, last = printed.splitlines()
+    assert first == "10000"
+    assert "unknown" in last
+
+
 def test_a_function_has_the_options_of_its_verb():
     known = inspect.signature(kdcli.export)
     assert next(iter(known.parameters)) == "model"
@@ -94,7 +119,7 @@ def test_an_object_trains_the_model_that_its_file_trains(tmp_path):
     again = kdcli.finetune(base, data=DatasetDict(objects), **HOW, resume=True, output_dir=out)
     assert again.report == of_objects.report
     changed = DatasetDict({name: data.select(range(15)) for name, data in objects.items()})
-    with pytest.raises(UsageError, match="another recipe|other settings|data"):
+    with pytest.raises(UsageError, match="was started with another recipe"):
         kdcli.finetune(base, data=changed, **HOW, resume=True, output_dir=out)
 
 
@@ -189,6 +214,7 @@ def test_config_says_what_sets_say(monkeypatch):
         ({3: 1}, "config has the key 3; keys are words"),
         ({"train": {"a=b": 1}}, "config: train has the key 'a=b'; keys are words"),
         ({"train": {"lr": object()}}, r"'train\.lr' takes text, a number.*type object"),
+        ({"train": {"lr": 1j}}, r"'train\.lr' takes text, a number.*type complex"),
         ({"train": {"lr": pd.DataFrame()}}, r"'train\.lr' takes text.*type DataFrame"),
         ({"data": {"source": pd.DataFrame()}}, r"data\.source: the table has no columns"),
         ({"model": tiny_encoder("bert")}, "'model' takes text.*type BertModel"),

@@ -31,6 +31,7 @@ from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import numbered
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.card import describe
+from kdcli.models.cross_encoder import activation_of, set_activation
 from kdcli.models.custom_class import custom_class
 from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_format
 from kdcli.models.heads import (
@@ -456,6 +457,9 @@ def _load(
     elif kind == "class":
         kind = next((k for k, problem in PROBLEM.items() if problem == config.problem_type), kind)
     model = load_weights(source, auto, trust_remote_code=trust_remote_code).eval()
+    if kind == "score" and (activation := activation_of(source, config)) is not None:
+        # sentence-transformers may hold it in another file, which an export does not have.
+        set_activation(model, activation)
     headless = kind is None and architecture != type(model).__name__
     notes = (
         [f"the head of {architecture} is left out: the file outputs the last hidden state"]
