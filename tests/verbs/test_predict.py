@@ -2,12 +2,13 @@
 
 import json
 import random
+import re
 
 import numpy as np
 import own_files
 import pytest
 import torch
-from encoders import on_disk, tiny_config, tiny_encoder, tiny_tokenizer
+from encoders import byte_level, on_disk, tiny_config, tiny_encoder, tiny_tokenizer
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from transformers import (
     AutoModelForQuestionAnswering,
@@ -16,6 +17,7 @@ from transformers import (
     BertForSequenceClassification,
     BertForTokenClassification,
     BertTokenizerFast,
+    PreTrainedTokenizerFast,
     pipeline,
 )
 
@@ -118,6 +120,29 @@ def test_entities_are_the_ones_of_a_pipeline(tagger):
     found = [entity for each in ours for entity in each]
     assert {e.label for e in found} == {"PER", "LOC"}
     assert any(" " in e.text for e in found), "some entities have several words"
+
+
+def test_entities_of_a_byte_level_tokenizer_begin_at_words(tmp_path):
+    """Its tokens hold the space before a word, and some offsets do too."""
+    labels = dict(enumerate(TAGS))
+    config = tiny_config("roberta", vocab_size=300, id2label=labels, initializer_range=0.3)
+    torch.manual_seed(1)
+    model = AutoModelForTokenClassification.from_config(config).eval()
+    torch.nn.init.normal_(model.classifier.weight)
+    model.save_pretrained(tmp_path)
+    names = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(("a", "b")), **names)
+    tokenizer.model_max_length = 150
+    tokenizer.save_pretrained(tmp_path)
+    texts = [text.replace(",", " ").replace(".", "") for text in drawn_texts(20)]
+    ours = Predictor.open(str(tmp_path)).predict(texts)
+    assert sum(map(len, ours)) > 20
+    for text, found in zip(texts, ours, strict=True):
+        begins = {match.start() for match in re.finditer(r"\S+", text)}
+        ends = {match.end() for match in re.finditer(r"\S+", text)}
+        assert {entity.start for entity in found} <= begins
+        assert {entity.end for entity in found} <= ends
+        assert [entity.text for entity in found] == [text[e.start : e.end] for e in found]
 
 
 def test_words_of_a_list_are_labelled_one_by_one(tagger):
