@@ -103,8 +103,8 @@ class AnswerSpan:
 
     Attributes:
         text: the best span of the context.
-        margin: how much higher its logit is than the one of "no answer". A model that was trained
-            with questions without an answer says below 0 that there is none.
+        margin: the span's logit minus the logit of "no answer". For a model that was trained with
+            unanswerable questions, a margin below 0 means that there is no answer.
     """
 
     text: str
