@@ -27,7 +27,10 @@ COMMITS: dict[str, str] = {}
 
 
 def cache_dir() -> Path:
-    """Return the cache directory, which holds only files that kdcli can create again.
+    """Return the cache directory.
+
+    It holds files that kdcli can create again, and `objects/`, the data that was given to a
+    function of Python as an object; see `kdcli.data.objects`.
 
     It is `$KDCLI_CACHE`, otherwise `~/.cache/kdcli`, otherwise a temporary directory.
     """

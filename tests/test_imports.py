@@ -25,7 +25,7 @@ BELOW: dict[str, set[str]] = {
     },
     "run": {"deploy", "report", "engine", "recipe"},
     "report": {"deploy", "engine", "data", "recipe"},
-    "deploy": {"engine", "models", "kdcli"},
+    "deploy": {"engine", "models", "metrics", "data", "kdcli"},
     "engine": {"recipe"},
     "pruners": {"models", "recipe"},
     "metrics": {"data"},

@@ -12,9 +12,11 @@ from kdcli.cli.python import function, signature
 
 HEAD = '''"""Written by `python -m tools.stub`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from kdcli.data.objects import Data
 from kdcli.deploy.sparse.load import load as load
 from kdcli.report.finish import RunResult
 from kdcli.report.publish import Published
@@ -24,7 +26,7 @@ __version__: str
 VERBS: tuple[str, ...]
 '''
 RESULTS = {"export": "Exported", "push": "Published"}
-MODULES = ("collections.abc.", "pathlib.", "_local.")
+MODULES = ("collections.abc.", "pathlib.", "_local.", "typing.")
 
 
 def stub() -> str:
@@ -42,7 +44,9 @@ def definition(verb: str) -> str:
     for each in signature(verb).parameters.values():
         if each.kind is each.KEYWORD_ONLY and not is_keyword_only:
             parameters, is_keyword_only = [*parameters, "*"], True
-        kind = inspect.formatannotation(each.annotation)
+        kind = each.annotation
+        if not isinstance(kind, str):
+            kind = inspect.formatannotation(kind)
         for module in MODULES:
             kind = kind.replace(module, "")
         default = "" if each.default is each.empty else f" = {each.default!r}"

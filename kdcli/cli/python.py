@@ -1,15 +1,21 @@
-"""The verbs as Python functions: their arguments are the options, their result is the report."""
+"""The verbs as Python functions: their arguments are the options, their result is the report.
 
+Where the command line takes `--data SOURCE`, a function also takes an object such as a DataFrame,
+and `config` takes the keys of `--set` as nested dicts.
+"""
+
+import dataclasses
 import functools
 import importlib
 import inspect
 import re
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kdcli.cli.libraries import prepare_libraries
 from kdcli.cli.verb import Verb
 from kdcli.errors import UsageError
 
@@ -20,21 +26,15 @@ PATHS = re.compile(r"\b(MODEL|TEACHER|STUDENT|SOURCE|DIR|FILE)\b")
 """Placeholders of text that may be a path, so that Python also takes a `Path`."""
 
 
-MODELS = ("model", "models", "teacher", "student")
-"""The arguments that name models."""
 VALUES = (str, Number, Path, type(None))
 """The types of an argument, or of the items of a list."""
-HINTS = (
-    (
-        "save_pretrained",
-        "save it and its tokenizer with .save_pretrained(DIR), and give the directory",
-    ),
-    ("to_csv", 'write it with .to_csv("train.csv", index=False), and give the path of the file'),
-    ("write_csv", 'write it with .write_csv("train.csv"), and give the path of the file'),
-    ("save_to_disk", "write each split with .to_json(FILE.jsonl), and give the directory"),
-    ("keys", "write its rows to a .jsonl file, one JSON object a line, and give the path"),
-)
-"""A method that identifies a kind of object, and how such an object becomes a file."""
+SOURCE = "SOURCE"
+"""The placeholder of an option that takes data."""
+MODELS = ("MODEL", "TEACHER", "STUDENT")
+"""The placeholders of options that take a model."""
+SOURCES = ("data.source", "data.train", "eval.source", "general.source", "text")
+"""The recipe keys that hold a source of data."""
+SAVE = "save it and its tokenizer with .save_pretrained(DIR), and give the directory"
 
 
 def command(name: str) -> Verb:
@@ -44,6 +44,9 @@ def command(name: str) -> Verb:
 
 def annotation(parameter: "Parameter") -> Any:
     """Return the type of an argument. A single value may stand for a list, and text for a path."""
+    if parameter.option.metavar == SOURCE:
+        # An alias, so that nothing imports pandas; the stub imports it.
+        return "Data" if parameter.is_required else "Data | None"
     kind: Any = typing.get_args(parameter.kind)[0] if parameter.is_list else parameter.kind
     if kind is Path or (kind is str and PATHS.search(parameter.option.metavar or "")):
         kind = Path | str
@@ -52,21 +55,34 @@ def annotation(parameter: "Parameter") -> Any:
     return kind if parameter.is_required or parameter.default is not None else kind | None
 
 
+CONFIG = inspect.Parameter(
+    "config",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Mapping[str, Any] | None,
+)
+"""Recipe keys as nested dicts, which only the functions take."""
+
+
 @functools.cache
 def signature(name: str) -> inspect.Signature:
     """Return the signature of a verb: its arguments by position, its options by keyword."""
-    parameters = [
-        inspect.Parameter(
-            each.name,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD
-            if each.option.is_argument
-            else inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if each.is_required else each.default,
-            annotation=annotation(each),
+    parameters = []
+    for each in command(name).parameters:
+        if each.option.terminal:
+            continue
+        parameters.append(
+            inspect.Parameter(
+                each.name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD
+                if each.option.is_argument
+                else inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if each.is_required else each.default,
+                annotation=annotation(each),
+            )
         )
-        for each in command(name).parameters
-        if not each.option.terminal
-    ]
+        if each.name == "sets":
+            parameters.append(CONFIG)
     return inspect.Signature(parameters)
 
 
@@ -80,20 +96,35 @@ def function(name: str) -> Callable[..., Any]:
         except TypeError as error:
             hint = f"help(kdcli.{name}) lists the arguments"
             raise UsageError(f"kdcli.{name}: {error}", hint) from None
+        # Before anything imports torch.
+        prepare_libraries(quiet=False, verbose=False)
         values = {each.name: each.default for each in verb.parameters} | {"json": None}
         if "processes" in values:
             values["processes"] = 1
-        for argument, value in arguments.items():
-            _check_value(name, argument, value)
+        config = arguments.pop("config", None)
         for each in verb.parameters:
-            if arguments.get(each.name) is not None:
-                values[each.name] = _converted(arguments[each.name], each.kind)
+            if (value := arguments.get(each.name)) is None:
+                continue
+            subject = f"kdcli.{name}: {each.name}"
+            if each.option.metavar == SOURCE:
+                value = source_of(value, subject)
+            is_model = each.option.metavar in MODELS
+            check_value(value, subject, is_model=is_model)
+            values[each.name] = _converted(value, each.kind)
+        if config is not None:
+            # A single assignment overrides the same key of `config`.
+            values["sets"] = [*assignments(config, f"kdcli.{name}"), *(values["sets"] or [])]
         from accelerate.state import AcceleratorState, GradientState
 
         # A process may call several verbs, each on a device and in a precision of its own.
         AcceleratorState._reset_state(True)
         GradientState._reset_state()
-        return verb.run(values)
+        result = verb.run(values)
+        from kdcli.deploy.predict import Usable
+
+        if values.get("trust_remote_code") and isinstance(result, Usable):
+            return dataclasses.replace(result, trust_remote_code=True)  # type: ignore[type-var]
+        return result
 
     call.__name__ = call.__qualname__ = name
     call.__module__ = "kdcli"
@@ -105,24 +136,108 @@ def function(name: str) -> Callable[..., Any]:
     return call
 
 
-def _check_value(verb: str, name: str, value: Any) -> None:
-    """Raise a UsageError for an object, with a hint how to write it to a file."""
+def source_of(value: Any, subject: str) -> Any:
+    """Return what `--data` takes: a path or an id, or the file to which an object is written.
+
+    Raises:
+        UsageError: the object cannot be written. The message begins with `subject`.
+    """
+    if isinstance(value, str | Path):
+        return value
+    from kdcli.data.objects import write_object
+    from kdcli.engine.progress import Progress
+
+    try:
+        path = write_object(value, Progress.log)
+    except UsageError as error:
+        raise error.of(subject) from None
+    Progress.log(f"{subject.split()[-1]} is in {path}")
+    return path
+
+
+def check_value(value: Any, subject: str, *, is_model: bool) -> None:
+    """Check that an argument is what the command line could hold.
+
+    Args:
+        value: the argument.
+        subject: the beginning of the message.
+        is_model: whether the argument names a model.
+
+    Raises:
+        UsageError: the argument is an object or a dict.
+    """
     values = value if isinstance(value, list | tuple) else [value]
     wrong = next((each for each in values if not isinstance(each, VALUES)), None)
     if wrong is None:
         return
-    kind, is_model = type(wrong).__name__, hasattr(wrong, "save_pretrained")
-    hint = next((hint for part, hint in HINTS if hasattr(wrong, part)), None)
-    if name in ("data", "source"):
-        allowed = "a file, a directory, a hub id or a URL"
-        hint = "give the data here, and the model as an argument of its own" if is_model else hint
-    elif is_model or name in MODELS:
-        allowed = "a directory or a hub id"
-        hint = hint if is_model else "save the model and its tokenizer, and give the directory"
-    else:
-        allowed = "a string, a number, True, False, a path, or a list of these"
-    message = f"kdcli.{verb}: {name} takes {allowed}, not an object of type {kind}"
-    raise UsageError(message, hint)
+    allowed, hint = (
+        "a string, a number, True, False, a path, or a list of these",
+        "convert it to one of these",
+    )
+    if is_model:
+        allowed, hint = "a directory or a hub id", SAVE
+    elif isinstance(wrong, Mapping):
+        hint = "give recipe keys as nested dicts with config="
+    kind = type(wrong).__name__
+    raise UsageError(f"{subject} takes {allowed}, not an object of type {kind}", hint)
+
+
+def assignments(config: Any, subject: str) -> list[str]:
+    """Return the values of `--set` that say the same as nested dicts.
+
+    Raises:
+        UsageError: a key is no text, or a value cannot stand in a recipe.
+    """
+    from kdcli.recipe.yaml import one_line
+
+    if not isinstance(config, Mapping):
+        raise UsageError(
+            f"{subject}: config takes a dict of recipe keys, not {type(config).__name__}",
+            'for example config={"train": {"lr": 1e-3}}',
+        )
+    return [f"{key}={one_line(value)}" for key, value in _leaves(config, "", subject)]
+
+
+def _leaves(tree: Mapping[Any, Any], prefix: str, subject: str) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys and the plain values of nested dicts."""
+    for name, value in tree.items():
+        if not isinstance(name, str) or not name or "=" in name or name != name.strip():
+            place = f"config: {prefix.rstrip('.')}" if prefix else "config"
+            raise UsageError(
+                f"{subject}: {place} has the key {name!r}; keys are words",
+                'for example config={"train": {"lr": 1e-3}}',
+            )
+        key = f"{prefix}{name}"
+        if key in SOURCES and not isinstance(value, VALUES):
+            yield key, str(source_of(value, f"{subject}: {key}"))
+        elif isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{key}.", subject)
+        else:
+            yield key, _plain(value, key, subject)
+
+
+def _plain(value: Any, key: str, subject: str) -> Any:
+    """Return a value of a recipe key as YAML holds it.
+
+    Raises:
+        UsageError: the value is an object.
+    """
+    if isinstance(value, Number) and hasattr(value, "item"):
+        # The numbers of numpy have types of their own.
+        value = value.item()
+    if isinstance(value, int | float | type(None)):
+        return value
+    if isinstance(value, str | Path):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [_plain(each, key, subject) for each in value]
+    if isinstance(value, Mapping):
+        return {name: _plain(each, key, subject) for name, each in value.items()}
+    raise UsageError(
+        f"{subject}: config: '{key}' takes text, a number, True, False, None, or a list or dict "
+        f"of these, not an object of type {type(value).__name__}",
+        SAVE if hasattr(value, "save_pretrained") else "convert it to one of these",
+    )
 
 
 def _converted(value: Any, kind: Any) -> Any:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from kdcli.deploy.environment import environment, versions
 from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
+from kdcli.deploy.predict import Usable
 from kdcli.disk import COMMITS, MAX_REPORT_BYTES, read_json, write_atomic
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
@@ -37,16 +38,27 @@ from kdcli.report.schema import (
     Training,
 )
 from kdcli.report.sections.evaluations import set_name
-from kdcli.report.views import html, model_card, short, terminal, write_views
+from kdcli.report.text import Plot
+from kdcli.report.views import first_pictures, html, model_card, short, terminal, write_views
 from kdcli.types import Card, Outcome
+
+BEST = "best"
+"""The directory of what a compression ships."""
 
 
 @dataclass(frozen=True)
-class RunResult:
-    """A finished run: its report and its directory."""
+class RunResult(Usable):
+    """A finished run: its report, its directory and its model.
+
+    Attributes:
+        report: The content of report.json.
+        folder: The directory of the run.
+        trust_remote_code: Whether code that comes with its model may run.
+    """
 
     report: Report
     folder: Path
+    trust_remote_code: bool = False
 
     @classmethod
     def read(cls, folder: Path) -> "RunResult":
@@ -65,6 +77,26 @@ class RunResult:
     def to_frame(self) -> pd.DataFrame:
         """Return a table with a row for each model; see `kdcli.report.frame`."""
         return frame(self.report)
+
+    @property
+    def best(self) -> Path:
+        """The directory to ship: `best/` of a compression, otherwise the run's own."""
+        return self.folder / BEST if self.report.compression is not None else self.folder
+
+    def plot(self) -> Plot:
+        """Return the first pictures of report.html, which a notebook shows.
+
+        Of a compression, they are quality over latency and over size, as in pareto.png.
+
+        Raises UsageError: the report has no picture.
+        """
+        pictures = first_pictures(self.report)
+        if not pictures:
+            raise UsageError(
+                f"the report of {self.folder} has no pictures: it measured too little to draw",
+                "run longer, or measure latency; to_frame() has the numbers",
+            )
+        return Plot(tuple(pictures))
 
     def _repr_html_(self) -> str:
         """Return report.html with its pictures, for a notebook."""

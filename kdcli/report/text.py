@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from markupsafe import escape
+
 from kdcli.types import Card
 
 
@@ -23,6 +25,22 @@ class Picture:
 
     svg: str
     caption: str
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Pictures that a notebook shows next to each other."""
+
+    pictures: tuple[Picture, ...]
+
+    def _repr_html_(self) -> str:
+        # The SVG has no size of its own, and its text has the colour of the page.
+        figures = (
+            f'<figure style="flex: 1 1 20rem; max-width: 40rem; margin: 0.5rem">{picture.svg}'
+            f"<figcaption>{escape(picture.caption)}</figcaption></figure>"
+            for picture in self.pictures
+        )
+        return f'<div style="display: flex; flex-wrap: wrap">{"".join(figures)}</div>'
 
 
 @dataclass(frozen=True)

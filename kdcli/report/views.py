@@ -24,9 +24,9 @@ from kdcli.report.sections.evaluations import MAX_LABELS, scores
 from kdcli.report.sections.latency import latency_csv
 from kdcli.report.sections.overview import about, facts, how_made, models_section, origin, title
 from kdcli.report.sections.selection import how_chosen
-from kdcli.report.text import Section, Table, View, count, cut, plain, shape_of, short
+from kdcli.report.text import Picture, Section, Table, View, count, cut, plain, shape_of, short
 
-__all__ = ["html", "markdown", "model_card", "short", "terminal", "write_views"]
+__all__ = ["first_pictures", "html", "markdown", "model_card", "short", "terminal", "write_views"]
 
 MAX_WORD, MAX_NUMBER = 8, 24  # characters in a column that a terminal does not fold
 MAX_EXAMPLES = 5  # items with quotations that Markdown shows in a section
@@ -252,6 +252,17 @@ def drawn(section: Section) -> list[tuple[str, Markup]]:
     """Return the captions and pictures of a section."""
     # The SVG is made by matplotlib, which escapes the names in it.
     return [(p.caption, Markup(p.svg)) for p in section.draw()]  # noqa: S704
+
+
+def first_pictures(report: Report) -> list[Picture]:
+    """Return the pictures of the first section of report.html that has any."""
+    pending = list(sections(report))
+    while pending:
+        section = pending.pop(0)
+        if pictures := section.draw():
+            return pictures
+        pending = [*section.parts, *pending]
+    return []
 
 
 def model_card(

@@ -10,13 +10,13 @@ from kdcli.data.storage import NotFound
 from kdcli.data.tasks import OWN
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
+from kdcli.models.cross_encoder import activation_of
 from kdcli.models.embedder import read_format
 from kdcli.models.heads import head_of
 from kdcli.models.load import load_config
 from kdcli.recipe.resolve import RecipeT, Resolved, defaulted
 from kdcli.workloads.as_trained import trained_task
 from kdcli.workloads.embedding import METHOD, scores_pairs
-from kdcli.workloads.rerank import activation_in
 from kdcli.workloads.retrieval import RETRIEVAL
 
 
@@ -66,7 +66,7 @@ def known_task(
     if head is None:
         return None
     is_scorer = head.kind == "score" and config.problem_type != "regression"
-    if is_scorer or activation_in(config) is not None:
+    if is_scorer or activation_of(model, config) is not None:
         return RERANK.name
     return OWN
 

@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.data.batches import BatchOrder
 from kdcli.data.labelled.features import TokenizedRows, encode
@@ -33,7 +32,7 @@ from kdcli.losses.ranking import label_loss, padded, score_loss
 from kdcli.metrics.finite import check_finite
 from kdcli.metrics.retrieval import ranking_metrics
 from kdcli.models.card import weights_hash
-from kdcli.models.embedder import PROMPTS, json_file
+from kdcli.models.cross_encoder import ACTIVATIONS, activation_of, set_activation
 from kdcli.models.heads import load_for_task, with_new_head
 from kdcli.models.load import load_config, save_model
 from kdcli.models.model import Model
@@ -75,10 +74,6 @@ TASKS = (RERANK.name,)
 METRICS = RERANK.metrics
 ROWS_AT_ONCE = 32
 """Approximate number of candidates in a micro-batch."""
-ACTIVATIONS = {
-    "Sigmoid": "torch.nn.modules.activation.Sigmoid",
-    "Identity": "torch.nn.modules.linear.Identity",
-}
 SCORES_KEY = "scores"
 SAMPLED_LISTS = 100
 """Number of lists on which a student is fitted to its teacher."""
@@ -379,7 +374,7 @@ class RerankWorkload(Workload):
     def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
         # A model that learned only from labels outputs the logits of relevance probabilities.
         default = ACTIVATIONS["Identity" if self.scored else "Sigmoid"]
-        set_activation(model.model, activation_of(model) or default)
+        set_activation(model.model, activation_of(model.source, model.model.config) or default)
         model.tokenizer.model_max_length = tokens_in_row(model, self.row_length)
         save_model(model.model, model.tokenizer, folder, rows)
 
@@ -587,7 +582,7 @@ def load_cross_encoder(source: str, *, seed: int, trust_remote_code: bool) -> Mo
     model = load_for_task(
         source, RERANK, new_head=True, seed=seed, trust_remote_code=trust_remote_code
     )
-    activation = activation_of(model)
+    activation = activation_of(model.source, model.model.config)
     if activation is not None:
         set_activation(model.model, activation)
     return model
@@ -643,27 +638,6 @@ def metrics_by_query(lists: Lists, scores_R: Array) -> dict[str, Array]:
         for name in METRICS:
             values[name].append(of_query[name])
     return {name: np.array(of_query) for name, of_query in values.items()}
-
-
-def activation_of(model: Model) -> str | None:
-    """Read a cross-encoder's activation from its files, under any current or former key."""
-    name = activation_in(model.model.config)
-    name = name or (json_file(model.source, PROMPTS) or {}).get("activation_fn")
-    return name if isinstance(name, str) else None
-
-
-def activation_in(config: PreTrainedConfig) -> str | None:
-    """Read a cross-encoder's activation from its configuration; None for another model."""
-    section = getattr(config, "sentence_transformers", None)
-    name = section.get("activation_fn") if isinstance(section, dict) else None
-    return name or getattr(config, "sbert_ce_default_activation_function", None)
-
-
-def set_activation(model: PreTrainedModel, name: str) -> None:
-    """Store the activation that `CrossEncoder` applies to the scores in a model's configuration."""
-    if hasattr(model.config, "sbert_ce_default_activation_function"):
-        del model.config.sbert_ce_default_activation_function
-    model.config.sentence_transformers = {"activation_fn": name}
 
 
 def _known(scores_R: Array) -> Array | None:

@@ -21,6 +21,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
 import kdcli as package
+from kdcli.report.finish import RunResult
 
 ROW = [
     "--set",
@@ -102,6 +103,9 @@ def test_transformers_alone_loads_it_by_the_file_beside_the_weights_and_as_a_sto
     alone = AutoModelForMaskedLM.from_pretrained(trained, trust_remote_code=True)
     assert type(alone).__module__.startswith("transformers_modules.")
     assert alone.generate(text) == package.load(trained).generate(text) == ["w4 w3 w2"]
+    result = RunResult.read(trained)
+    assert result.predict(text) == result.model.generate(text) == ["w4 w3 w2"]
+    assert result.predict([]) == []
     assert (
         type(AutoModel.from_pretrained(trained)).__module__
         == "transformers.models.bert.modeling_bert"

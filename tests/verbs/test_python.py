@@ -1,19 +1,25 @@
 """The verbs as functions: what they take, return and raise."""
 
 import inspect
-import re
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import own_files
 import pandas as pd
 import pytest
+import torch
 from datasets import Dataset, DatasetDict
 from encoders import tiny_encoder
 
 import kdcli
+from kdcli.cli.verb import Verb
 from kdcli.errors import GateError, UsageError
+from kdcli.recipe.resolve import resolve
+from kdcli.recipe.yaml import read_yaml
+from kdcli.workloads.settings import FinetuneRecipe
 
 ROOT = Path(kdcli.__file__).parents[1]
 
@@ -25,6 +31,31 @@ def test_dir_names_every_function_and_importing_loads_no_torch():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
     with pytest.raises(AttributeError, match="no attribute 'finetun'"):
         _ = kdcli.finetun
+
+
+SPIN = """
+import importlib.abc, os, sys
+
+class Watch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            print(os.environ.get("GOMP_SPINCOUNT"))
+
+sys.meta_path.insert(0, Watch())
+import kdcli
+try:
+    kdcli.finetune("demo", task="unknown", data=["a text"])
+except kdcli.errors.UsageError as error:
+    print(error.message)
+"""
+
+
+def test_threads_are_set_up_before_torch_is_imported(tmp_path):
+    env = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    printed = subprocess.check_output([sys.executable, "-c", SPIN], text=True, env=env)
+    first, *_, last = printed.splitlines()
+    assert first == "10000"
+    assert "unknown" in last
 
 
 def test_a_function_has_the_options_of_its_verb():
@@ -66,24 +97,129 @@ def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(
         kdcli.finetune(base, **how, max_steps=3, epochs=1.0)
 
 
-def test_an_object_in_place_of_a_file_is_refused_with_the_way_to_write_it():
-    rows = {"text": ["w1", "w2"], "label": [0, 1]}
-    for data, hint in (
-        (pd.DataFrame(rows), "to_csv"),
-        (Dataset.from_dict(rows), "to_csv"),
-        (DatasetDict(train=Dataset.from_dict(rows)), "to_json"),
-        (rows, r"\.jsonl"),
-        ([rows], r"\.jsonl"),
-    ):
-        with pytest.raises(UsageError, match=r"finetune: data takes a file, a directory") as caught:
-            kdcli.finetune("demo", task="own", data=data)
-        assert re.search(hint, caught.value.hint)
+FAST = {"measure": {"latency": False}, "train": {"log_every": 1}}
+HOW = {"task": "own", "dtype": "fp32", "max_steps": 3, "batch_size": 8, "config": FAST}
+
+
+def test_an_object_trains_the_model_that_its_file_trains(tmp_path):
+    """Also after the run was resumed: the same object has the same path."""
+    base = own_files.encoder(tmp_path / "base")
+    splits = {"train": own_files.rows("class", 32), "validation": own_files.rows("class", 16, 1)}
+    folder = own_files.own(tmp_path / "data", "class", n=32, judged=16)
+    of_files = kdcli.finetune(base, data=folder, **HOW, output_dir=tmp_path / "files")
+    objects = DatasetDict({name: Dataset.from_list(rows) for name, rows in splits.items()})
+    out = tmp_path / "objects"
+    of_objects = kdcli.finetune(base, data=objects, **HOW, output_dir=out)
+    own_files.same_logs(of_files.folder, out)
+    assert own_files.same_weights(of_files.folder, out)
+    assert of_objects.report.quality == of_files.report.quality
+    source = of_objects.report.recipe["data"]["source"]
+    assert read_yaml((out / "recipe.yaml").read_text("utf-8"))["data"]["source"] == source
+    assert Path(source).parent == Path(os.environ["KDCLI_CACHE"]) / "objects"
+    again = kdcli.finetune(base, data=DatasetDict(objects), **HOW, resume=True, output_dir=out)
+    assert again.report == of_objects.report
+    changed = DatasetDict({name: data.select(range(15)) for name, data in objects.items()})
+    with pytest.raises(UsageError, match="was started with another recipe"):
+        kdcli.finetune(base, data=changed, **HOW, resume=True, output_dir=out)
+
+
+def recipe_of(monkeypatch, name, *arguments, **options):
+    """The values with which a function calls its verb."""
+    taken = []
+    monkeypatch.setattr(Verb, "run", lambda verb, values: taken.append(values))
+    getattr(kdcli, name)(*arguments, **options)
+    return taken[0]
+
+
+@pytest.mark.parametrize("name", [name for name in kdcli.VERBS if name != "push"])
+def test_every_verb_with_data_takes_an_object(monkeypatch, name):
+    frame = pd.DataFrame({"text": ["w1", "w2"], "label": ["a", "b"]})
+    needed = {"export": {"file_format": "onnx"}}.get(name, {})
+    given = {"model": "demo"} if name in ("export", "trim") else {}
+    paths = [
+        recipe_of(monkeypatch, name, **given, **needed, data=data)["data"]
+        for data in (frame, Dataset.from_pandas(frame), frame.to_dict("records"), ["w1", "w2"])
+    ]
+    assert all(isinstance(path, str) and Path(path).is_file() for path in paths)
+    file = str(Path(paths[0]))
+    for same in (file, Path(file)):
+        assert recipe_of(monkeypatch, name, **given, **needed, data=same)["data"] == file
+    with pytest.raises(UsageError, match=rf"kdcli\.{name}: data: got an object of type int"):
+        getattr(kdcli, name)(**given, **needed, data=3)
+
+
+def test_a_corpus_is_an_object_too_and_so_is_data_in_config(monkeypatch):
+    values = recipe_of(monkeypatch, "distill", "demo", corpus=["w1 w2"])
+    assert Path(values["corpus"]).read_text("utf-8") == '{"text": "w1 w2"}\n'
+    frame = pd.DataFrame({"text": ["w1"]})
+    config = {"eval": {"source": frame}, "data.train": DatasetDict(train=Dataset.from_list(ROW))}
+    first, second = recipe_of(monkeypatch, "distill", "demo", config=config)["sets"]
+    assert Path(first.removeprefix("eval.source=")).suffix == ".parquet"
+    assert Path(second.removeprefix("data.train=")).is_dir()
+
+
+ROW = [{"text": "w1", "label": "a"}]
+
+
+def test_a_model_in_memory_is_refused_with_how_to_save_it():
     with pytest.raises(UsageError, match=r"model takes a directory or a hub id, not .* BertModel"):
         kdcli.finetune(tiny_encoder("bert"), task="own", data="rows.csv")
-    with pytest.raises(UsageError, match=r"data takes a file, .* type BertModel") as caught:
-        kdcli.finetune("demo", task="own", data=tiny_encoder("bert"))
-    assert "the model as an argument of its own" in caught.value.hint
-    with pytest.raises(UsageError, match=r"model takes a directory or a hub id, not .* dict"):
-        kdcli.finetune({"embeddings": 1}, task="own", data="rows.csv")
-    with pytest.raises(UsageError, match="sets takes a string"):
+    with pytest.raises(UsageError, match=r"teacher takes a directory or a hub id") as caught:
+        kdcli.distill(torch.nn.Linear(2, 2))
+    assert ".save_pretrained(DIR)" in caught.value.hint
+    with pytest.raises(UsageError, match="sets takes a string") as caught:
         kdcli.finetune("demo", sets={"data.max_length": 8})
+    assert "config=" in caught.value.hint
+
+
+VALUES = {
+    "train": {"lr": 1e-5, "max_steps": 7, "lr_schedule": "constant"},
+    "data": {"columns": {"text": "no", "label": "1e-3"}, "skip_bad": True},
+    "grid": {"train.lr": [1e-3, 2], "train": {"batch_size": (8, 16)}},
+    "head": {"words": ["a: b", "#c", "", "é\n'\"", "null", "~"], "label_map": None},
+    "measure.latency": False,
+    "workload": {},
+}
+
+
+def test_config_says_what_sets_say(monkeypatch):
+    sets = recipe_of(monkeypatch, "finetune", "demo", config=VALUES)["sets"]
+    recipe = resolve(FinetuneRecipe, recipe=None, sets=sets).recipe
+    assert (recipe.train.lr, recipe.train.max_steps) == (1e-5, 7)
+    assert recipe.train.lr_schedule == "constant"
+    assert recipe.data.columns == {"text": "no", "label": "1e-3"}
+    assert recipe.data.skip_bad is True
+    assert recipe.grid == {"train": {"lr": [1e-3, 2], "batch_size": [8, 16]}}
+    assert recipe.head.words == VALUES["head"]["words"]
+    assert recipe.measure.latency is False
+    numbers = {"train": {"lr": np.float32(0.5), "max_steps": np.int64(3)}, "model": Path("a/b")}
+    sets = recipe_of(monkeypatch, "finetune", config=numbers, sets="train.max_steps=4")["sets"]
+    recipe = resolve(FinetuneRecipe, recipe=None, sets=sets).recipe
+    assert (recipe.train.lr, recipe.train.max_steps, recipe.model) == (0.5, 4, "a/b")
+    steps = [{"distill": {"train": {"lr": 1e-3}}}, {"quantize": {"format": "onnx"}}]
+    (pair,) = recipe_of(monkeypatch, "compress", "demo", config={"steps": steps})["sets"]
+    assert read_yaml(pair.removeprefix("steps=")) == steps
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"train": {"lr": "1e-3"}}, r"'train\.lr' must be a valid number, got '1e-3'"),
+        ({"train": {"max_steps": 1.5}}, r"'train\.max_steps' must be a valid integer"),
+        ({"train": {"learning_rate": 1}}, r"unknown key 'train\.learning_rate'.*'train\.lr'"),
+        ({"lr": 1}, r"unknown key 'lr'.*did you mean 'train\.lr'"),
+        ({"train": 3}, "'train' .* is a section"),
+        ({"train": {"lr": {}}}, r"'train\.lr' must be a valid number"),
+        (["train.lr=1"], "config takes a dict of recipe keys, not list"),
+        ({3: 1}, "config has the key 3; keys are words"),
+        ({"train": {"a=b": 1}}, "config: train has the key 'a=b'; keys are words"),
+        ({"train": {"lr": object()}}, r"'train\.lr' takes text, a number.*type object"),
+        ({"train": {"lr": 1j}}, r"'train\.lr' takes text, a number.*type complex"),
+        ({"train": {"lr": pd.DataFrame()}}, r"'train\.lr' takes text.*type DataFrame"),
+        ({"data": {"source": pd.DataFrame()}}, r"data\.source: the table has no columns"),
+        ({"model": tiny_encoder("bert")}, "'model' takes text.*type BertModel"),
+    ],
+)
+def test_a_wrong_config_is_refused_with_its_key(config, message):
+    with pytest.raises(UsageError, match=message):
+        kdcli.finetune("demo", task="own", data=["w1"], config=config)

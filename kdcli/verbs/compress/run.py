@@ -26,7 +26,7 @@ from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report import schema
 from kdcli.report.charts.compression import png
-from kdcli.report.finish import ReportContents, ReportedModel, RunResult, write_report
+from kdcli.report.finish import BEST, ReportContents, ReportedModel, RunResult, write_report
 from kdcli.report.publish import Upload
 from kdcli.report.schema import Compression
 from kdcli.report.text import duration
@@ -51,7 +51,7 @@ from kdcli.workloads import open_evaluation, open_rows
 from kdcli.workloads.decisions import KINDS, class_drop_misses
 from kdcli.workloads.labelled import LabelledWorkload
 
-BEST, PICTURE = "best", "pareto.png"
+PICTURE = "pareto.png"
 GOAL = ("goal.", "budget")
 """Beginnings of the keys that a question to a finished run may change."""
 MIN_DATA = 200

@@ -25,12 +25,14 @@ from kdcli.data.text.sentences import sentences
 from kdcli.deploy.environment import versions
 from kdcli.deploy.export import EXACT, FILES, LIMITS, RUNTIMES, SECOND_NAMES, recorded
 from kdcli.deploy.exported import EMBEDDING, FACTS
+from kdcli.deploy.predict import Usable
 from kdcli.deploy.sessions import library
 from kdcli.disk import STAGED, check_writable, content_of, fill_dir, write_atomic
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import numbered
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.card import describe
+from kdcli.models.cross_encoder import activation_of, set_activation
 from kdcli.models.custom_class import custom_class
 from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_format
 from kdcli.models.files import CONFIG
@@ -72,16 +74,23 @@ TEXT = LabelledSettings()  # the text of the demo
 
 
 @dataclass(frozen=True)
-class Exported:
+class Exported(Usable):
     """The result of `kdcli export`.
 
     Attributes:
         facts: The content of export.json.
         folder: The directory of the export.
+        trust_remote_code: Whether code that comes with its model may run.
     """
 
     facts: ExportFacts
     folder: Path
+    trust_remote_code: bool = False
+
+    @property
+    def best(self) -> Path:
+        """The directory to ship."""
+        return self.folder
 
     def to_json(self) -> str:
         """Return the content of export.json."""
@@ -473,6 +482,9 @@ def _load(
     kind = head.kind if head is not None else None
     auto = custom_class(config) or (AUTO_CLASS[kind] if kind else AutoModel)
     model = load_weights(source, auto, trust_remote_code=trust_remote_code).eval()
+    if kind == "score" and (activation := activation_of(source, config)) is not None:
+        # sentence-transformers may hold it in another file, which an export does not have.
+        set_activation(model, activation)
     headless = kind is None and architecture != type(model).__name__
     notes = (
         [f"the head of {architecture} is left out: the file outputs the last hidden state"]

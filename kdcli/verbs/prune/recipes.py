@@ -6,6 +6,7 @@ The methods share the examples and the budget, and have their own settings.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kdcli.data.tasks import OWN
 from kdcli.pruners import defaults
 from kdcli.recipe.resolve import Resolved, defaulted, flatten, read_recipe, resolve, shipped
 from kdcli.verbs.prune.settings import PruneRecipe
@@ -69,10 +70,12 @@ def with_defaults(resolved: Resolved[PruneRecipe]) -> Resolved[PruneRecipe]:
     """
     method = resolved.recipe.method
     own = defaults(method)
+    # The user's own classes have no label words unless the recipe names some.
+    has_words = resolved.recipe.task != OWN or resolved.recipe.head.words is not None
     keys = {
         "train.lr": own.lr,
         "train.warmup_fraction": own.warmup,
         "kd.weight": own.teacher,
-        "head.kind": own.head,
+        "head.kind": own.head if has_words else "scratch",
     }
     return defaulted(resolved, keys, f"method {method}")

@@ -1,0 +1,330 @@
+"""Write data that Python holds in memory to a file of the cache, which `--data` and a recipe name.
+
+The name of the file is a hash of its content: the same data has the same path, so a run that is
+called again with the same object finds it. Tables become Parquet, and lists of rows or texts become
+JSON Lines, whose rows may hold any nested value.
+"""
+
+import hashlib
+import json
+import sys
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
+
+from filelock import FileLock
+
+from kdcli.data.sources import SPLIT, Log
+from kdcli.disk import atomic_dir, atomic_file, cache_dir, cache_key, disk_errors
+from kdcli.errors import UsageError, first_line
+
+if TYPE_CHECKING:
+    import datasets
+    import pandas as pd
+    import pyarrow as pa
+
+Data: TypeAlias = """(
+    Path | str
+    | Sequence[str] | Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]
+    | pd.DataFrame | datasets.Dataset | datasets.DatasetDict
+)"""
+"""A source of data in Python: a path, hub id or URL, texts, rows, columns, or a table."""
+
+FOLDER = "objects"
+ALLOWED = (
+    "a path, a hub id, a URL, a list of texts, a list of dicts, a dict of lists, a pandas "
+    "DataFrame, a Dataset or a DatasetDict"
+)
+HINTS = (
+    ("save_pretrained", "a model is not data; give it as the model, saved with .save_pretrained()"),
+    ("write_parquet", 'write it with .write_parquet("train.parquet"), and give the path'),
+    ("to_pandas", "give its .to_pandas()"),
+)
+"""A method that identifies a kind of object, and what to give instead."""
+ROWS_AT_ONCE = 1000
+SPLITS_HINT = "for several splits, give datasets.DatasetDict(train=..., validation=...)"
+
+
+def write_object(value: Any, log: Log) -> Path:
+    """Write an object to the cache, unless it is there, and return the path of the file.
+
+    A `DatasetDict` becomes a directory with a file for each split. Nothing deletes these files.
+
+    Args:
+        value: one of the types of `Data` that is no path.
+        log: called with a message if a split is left out.
+
+    Raises:
+        UsageError: the object is of another type, is empty, or holds values that cannot be written.
+        MachineError: the cache cannot be written.
+    """
+    folder = cache_dir() / FOLDER
+    if _is_a(value, "datasets", "DatasetDict"):
+        return _write_splits(_splits(value, log), folder)
+    content = _content_of(value)
+    path = folder / f"{content.key()}.{content.ending}"
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f".{path.stem}.lock"):
+            if not path.is_file():
+                with atomic_file(path) as file:
+                    content.write(file)
+    return path
+
+
+def _write_splits(splits: "Mapping[str, _Table]", folder: Path) -> Path:
+    """Write a directory with a file for each split, unless it is there."""
+    path = folder / cache_key(*((split, table.key()) for split, table in sorted(splits.items())))
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f".{path.name}.lock"):
+            if not path.is_dir():
+                with atomic_dir(path) as aside:
+                    for split, table in splits.items():
+                        with (aside / f"{split}.{table.ending}").open("wb") as file:
+                            table.write(file)
+    return path
+
+
+class _Content(ABC):
+    """The content of a file."""
+
+    ending: str
+
+    @abstractmethod
+    def key(self) -> str:
+        """Return a hash of the content."""
+
+    @abstractmethod
+    def write(self, file: IO[bytes]) -> None:
+        """Write the content."""
+
+
+@dataclass(frozen=True)
+class _Rows(_Content):
+    """Rows for a file of JSON Lines."""
+
+    rows: Sequence[Mapping[str, Any]]
+    ending: str = "jsonl"
+
+    def key(self) -> str:
+        digest = hashlib.sha256()
+        for line in self._lines():
+            digest.update(line)
+        return digest.hexdigest()[:24]
+
+    def write(self, file: IO[bytes]) -> None:
+        file.writelines(self._lines())
+
+    def _lines(self) -> Iterator[bytes]:
+        for number, row in enumerate(self.rows):
+            yield f"{_json(row, number)}\n".encode()
+
+
+def _json(row: Mapping[str, Any], number: int) -> str:
+    """Return a row as JSON. Raises UsageError: a name or a value cannot be written."""
+    values = {}
+    for name, value in row.items():
+        if not isinstance(name, str):
+            raise UsageError(
+                f"row {number} has the column {name!r}; columns are named by text",
+                "rename the keys of the dicts",
+            )
+        try:
+            values[name] = json.dumps(value, default=_plain)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(
+                f"column '{name}' of row {number} cannot be written: {first_line(error)}",
+                "use text, numbers, True, False, None, and lists or dicts of these",
+            ) from None
+    return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in values.items()) + "}"
+
+
+def _plain(value: Any) -> Any:
+    """Return a scalar or an array of numpy as a number or a list."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"it holds an object of type {type(value).__name__}")
+
+
+@dataclass(frozen=True)
+class _Table(_Content):
+    """Columns for a Parquet file.
+
+    Attributes:
+        schema: the names and types of the columns.
+        batches: yields the table in parts, each time from the beginning.
+    """
+
+    schema: "pa.Schema"
+    batches: "Callable[[], Iterator[pa.Table]]"
+    ending: str = "parquet"
+
+    def key(self) -> str:
+        # The bytes of a Parquet file differ between versions of pyarrow.
+        digest = hashlib.sha256(repr([(f.name, str(f.type)) for f in self.schema]).encode())
+        for batch in self.batches():
+            for row in batch.to_pylist():
+                digest.update(repr(tuple(row.values())).encode())
+        return digest.hexdigest()[:24]
+
+    def write(self, file: IO[bytes]) -> None:
+        import pyarrow.parquet as pq
+
+        with pq.ParquetWriter(file, self.schema) as writer:
+            for batch in self.batches():
+                writer.write_table(batch)
+
+
+def _content_of(value: Any) -> _Content:
+    """Return the content of the file for an object."""
+    if _is_a(value, "datasets", "Dataset"):
+        return _dataset(value)
+    if _is_a(value, "pandas", "DataFrame"):
+        return _columns(value.items())
+    if isinstance(value, Mapping):
+        return _columns(_checked_columns(value))
+    if isinstance(value, list | tuple):
+        return _list(value)
+    raise UsageError(
+        f"got an object of type {type(value).__name__}; allowed is {ALLOWED}",
+        next((hint for method, hint in HINTS if hasattr(value, method)), "convert it to one"),
+    )
+
+
+def _list(values: Sequence[Any]) -> _Rows:
+    """Return the rows of a list of texts or of rows."""
+    if not values:
+        raise UsageError("the list is empty; at least one row is needed", "give texts or rows")
+    if all(isinstance(value, Mapping) for value in values):
+        return _Rows(values)
+    wrong = next((value for value in values if not isinstance(value, str)), None)
+    if wrong is not None:
+        number, kind = list(map(id, values)).index(id(wrong)), type(wrong).__name__
+        raise UsageError(
+            f"item {number} of the list is of type {kind}; a list holds only texts or only dicts",
+            "for several files, give their directory"
+            if isinstance(wrong, Path)
+            else 'give [{"text": "...", "label": "..."}, ...], or a list of texts',
+        )
+    if all(map(_is_path, values)):
+        raise UsageError(
+            f"the list holds the {len(values)} paths {values[0]} ...; a list holds texts or dicts",
+            "give one file, or the directory of several files",
+        )
+    return _Rows([{"text": str(text)} for text in values])
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text is the path of a file or directory."""
+    try:
+        return Path(text).exists()
+    except OSError:
+        # A text may be longer than any name.
+        return False
+
+
+def _checked_columns(columns: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the columns of a dict of lists. Raises UsageError: a value is no list."""
+    for name, column in columns.items():
+        if not (isinstance(column, list | tuple) or _is_a(column, "numpy", "ndarray")):
+            is_table = any(_is_a(column, *kind) for kind in _TABLES) or isinstance(column, Mapping)
+            raise UsageError(
+                f"the dict holds an object of type {type(column).__name__} under {name!r}; a dict "
+                "of data holds a list of values for each column",
+                SPLITS_HINT if is_table else 'give {"text": [...], "label": [...]}',
+            )
+        yield name, column
+
+
+_TABLES = (("pandas", "DataFrame"), ("datasets", "Dataset"))
+
+
+def _columns(columns: Iterable[tuple[Any, Any]]) -> _Table:
+    """Return a table of named columns; an index is no column."""
+    import pyarrow as pa
+
+    names, arrays = [], []
+    for name, column in columns:
+        names.append(str(name))
+        try:
+            arrays.append(pa.array(column, from_pandas=_is_a(column, "pandas", "Series") or None))
+        except (pa.ArrowException, UnicodeError, OverflowError, TypeError) as error:
+            raise UsageError(
+                f"column '{name}' cannot be written: {first_line(error)}",
+                "make its values all text, all numbers or all lists, for example with "
+                ".astype(str), or remove the column",
+            ) from None
+    (repeated, times), *_ = Counter(names).most_common(1) or [("", 0)]
+    if times > 1:
+        raise UsageError(
+            f"there are {times} columns '{repeated}'; each column has its own name",
+            "rename the columns",
+        )
+    lengths = {name: len(array) for name, array in zip(names, arrays, strict=True)}
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise UsageError(f"all columns need the same number of rows: {counts}", "fill or cut them")
+    table = pa.table(dict(zip(names, arrays, strict=True)))
+    _check_size(names, table.num_rows)
+
+    def batches() -> "Iterator[pa.Table]":
+        for begin in range(0, table.num_rows, ROWS_AT_ONCE):
+            yield table.slice(begin, ROWS_AT_ONCE)
+
+    return _Table(table.schema, batches)
+
+
+def _dataset(dataset: "datasets.Dataset") -> _Table:
+    """Return the table of a `Dataset`, which may be larger than the memory."""
+    schema = dataset.features.arrow_schema.remove_metadata()
+    _check_size(schema.names, len(dataset))
+
+    def batches() -> "Iterator[pa.Table]":
+        # This format has all columns and the order of the rows, but no Python objects.
+        for batch in dataset.with_format("arrow").iter(batch_size=ROWS_AT_ONCE):
+            yield batch.replace_schema_metadata(None).cast(schema)
+
+    return _Table(schema, batches)
+
+
+def _splits(splits: "datasets.DatasetDict", log: Log) -> dict[str, _Table]:
+    """Return the tables of a `DatasetDict`, by split. Raises UsageError: no split has a name that
+    kdcli reads."""
+    tables: dict[str, _Table] = {}
+    for split, dataset in splits.items():
+        if SPLIT.fullmatch(split) is None:
+            continue
+        try:
+            tables[split] = _dataset(dataset)
+        except UsageError as error:
+            raise error.of(f"split {split}") from None
+    others = ", ".join(split for split in splits if split not in tables)
+    if not tables:
+        raise UsageError(
+            f"the DatasetDict has the splits {others or 'none'}; it needs train, validation or "
+            "test",
+            "rename a split, or give one of them as a Dataset",
+        )
+    if others:
+        log(f"splits that are not read: {others}")
+    return tables
+
+
+def _check_size(names: Sequence[str], rows: int) -> None:
+    """Raise a UsageError if a table is empty."""
+    if not names or not rows:
+        missing = "rows" if names else "columns"
+        raise UsageError(
+            f"the table has no {missing}; at least one row is needed", "give a table with rows"
+        )
+
+
+def _is_a(value: Any, module: str, name: str) -> bool:
+    """Whether an object is of a class of a library, without importing the library."""
+    # An object's library has been imported.
+    library = sys.modules.get(module)
+    return library is not None and isinstance(value, getattr(library, name, ()))
