@@ -201,6 +201,7 @@ def test_another_goal_is_answered_from_what_was_tried(tmp_path, monkeypatch):
     assert {path: path.stat().st_mtime_ns for path in weights} == weights
     assert second.verification.look == 2
     assert second.verification.confidence == pytest.approx(0.975)
+    assert "97.5% interval" in (tmp_path / "out" / "report.md").read_text("utf-8")
     front = kdcli("compress", "--front", tmp_path / "out")
     assert front.exit_code == 0
     for row in second.candidates:

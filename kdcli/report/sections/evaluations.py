@@ -150,16 +150,17 @@ def comparisons(report: Report) -> list[Section]:
         metric = f"{set_name(c.task, c.set)} {c.metric}"
         interval = f"{signed(c.low)} to {signed(c.high)}"
         rows.append([metric, c.model, c.baseline, signed(c.difference), interval, word])
+    level = f"{100 * min(c.confidence for c in report.comparisons):.3g}"
     note = (
         "Difference: model minus baseline on the same examples. Interval: covers the choice of "
-        "these examples with 95 % confidence; “higher” or “lower” where it excludes 0. It does "
+        f"these examples with {level} % confidence; “higher” or “lower” where it excludes 0. It does "
         "not cover other seeds."
     )
     chosen = dict.fromkeys(
         set_name(c.task, c.set) for c in report.comparisons if c.chosen_on_these_rows
     )
     note = " ".join([note, *(CHOSEN.format(name) for name in chosen)])
-    header = ["metric", "model", "baseline", "difference", "95% interval", ""]
+    header = ["metric", "model", "baseline", "difference", f"{level}% interval", ""]
     return [Section("Differences", Table(header, rows, note, style="differences"))]
 
 
