@@ -153,8 +153,8 @@ def comparisons(report: Report) -> list[Section]:
     level = f"{100 * min(c.confidence for c in report.comparisons):.3g}"
     note = (
         "Difference: model minus baseline on the same examples. Interval: covers the choice of "
-        f"these examples with {level} % confidence; “higher” or “lower” where it excludes 0. It does "
-        "not cover other seeds."
+        f"these examples with {level} % confidence; “higher” or “lower” where it excludes 0. It "
+        "does not cover other seeds."
     )
     chosen = dict.fromkeys(
         set_name(c.task, c.set) for c in report.comparisons if c.chosen_on_these_rows
