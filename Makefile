@@ -25,9 +25,12 @@ demo: $(STAMP) ## compress the embedded model until at most a point is lost: no 
 
 # One single-threaded process a core: the models of the tests are too small for more.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 600 -n auto --dist worksteal
-# The fast tier is chosen by file: whole commands, latency workers, exports, browsers and kills are left to `make test`.
+# The fast tier is chosen by file. It leaves whole commands, every model type, latency workers, exports,
+# browsers and kills to `make test`.
 SLOW = tests/verbs tests/report tests/targets tests/test_project.py tests/test_gpu.py \
-	$(addprefix tests/models/,test_load.py test_heads.py test_label_words.py) \
+	tests/test_documented_examples.py \
+	$(addprefix tests/models/,test_contract.py test_embedder.py test_heads.py test_label_words.py \
+	test_load.py test_masked_lm.py test_reduce.py) \
 	$(addprefix tests/engine/,test_processes.py test_peers.py test_fake_device.py) \
 	$(addprefix tests/deploy/,test_export.py test_quantise.py test_runners.py test_latency.py \
 	test_measure_encoders.py test_measure_encoders_device.py test_portable.py \

@@ -75,7 +75,8 @@ def test_the_documented_verb_and_recipe_are_found(ran):
     assert "imdb" in printed.split("kdcli recipes validate")[1].splitlines()[2]
 
 
-def test_the_page_about_python_runs(tmp_path):
+def test_the_page_about_python_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr("kdcli.data.demo.EXAMPLES", 200)
     with contextlib.chdir(tmp_path):
         run_pages([ROOT / "docs" / "python.md"])
     assert (tmp_path / "runs" / "shipped" / "onnx" / "model_quantized.onnx").is_file()

@@ -434,10 +434,6 @@ def test_what_is_not_there_is_answered_with_what_is_and_what_should_be(
         assert expected in wrong.hint
 
 
-def test_no_such_task(tmp_path):
-    assert "did you mean 'cola'?" in refused("coal", tmp_path).message
-
-
 XNLI = "facebook/xnli"
 
 

@@ -1,28 +1,46 @@
 """Fixtures of the command tests. Slow parts with tests of their own are replaced: pictures
-(tests/report), multiply-adds (tests/models), the process that measures latency (tests/deploy)."""
+(tests/report), multiply-adds (tests/models), intervals (tests/metrics), the process that measures
+latency (tests/deploy)."""
 
-import functools
+import os
 
 import own_files
 import pytest
+from filelock import FileLock
 from forked import workers_are_forked
 
+from kdcli.metrics.bootstrap import paired_bootstrap
 from kdcli.models import card
 from kdcli.models.card import multiply_adds
+from kdcli.report import views
+from kdcli.workloads import workload
+
+DRAWN = views.drawn
 
 
 @pytest.fixture(autouse=True)
-def undrawn(request, monkeypatch):
-    """No pictures, except in module fixtures and in tests marked `drawn`."""
-    if "drawn" not in request.keywords:
-        stub = [("a picture", "<svg></svg>")]
-        monkeypatch.setattr("kdcli.report.views.drawn", lambda section: stub)
+def pictures(request, monkeypatch):
+    """Draw pictures, in tests marked `drawn` alone."""
+    if "drawn" in request.keywords:
+        monkeypatch.setattr(views, "drawn", DRAWN)
 
 
 @pytest.fixture(scope="session")
 def teacher_of(tmp_path_factory):
-    """Kind of task -> a teacher fine-tuned on it, made once; its data are next to it."""
-    return functools.cache(lambda kind: own_files.teacher(tmp_path_factory.mktemp(kind), kind))
+    """Kind of task -> a teacher fine-tuned on it, with its data next to it. All workers of a test
+    run share it."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+
+    def teacher(kind):
+        made = folder / f"taught-{kind}"
+        with FileLock(f"{made}.lock"):
+            if not (made / "teacher" / "report.json").is_file():
+                own_files.teacher(made, kind)
+        return made / "teacher"
+
+    return teacher
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +66,8 @@ def asked(request, teacher_of):
 
 @pytest.fixture(autouse=True, scope="package")
 def quicker():
-    """Count the multiply-adds of a shape once; fork the latency process from one with all
-    imports."""
+    """Draw no pictures, count the multiply-adds of a shape once, resample 100 times, and fork the
+    latency process from one with all imports."""
     counted: dict[tuple[object, ...], int] = {}
 
     def once(model):
@@ -58,7 +76,12 @@ def quicker():
             counted[key] = multiply_adds(model)
         return counted[key]
 
+    def few(*scorers, resamples, **settings):
+        return paired_bootstrap(*scorers, resamples=min(resamples, 100), **settings)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workload, "paired_bootstrap", few)
+        patch.setattr(views, "drawn", lambda section: [("a picture", "<svg></svg>")])
         patch.setattr(card, "multiply_adds", once)
         workers_are_forked(patch)
         yield

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import shlex
 from pathlib import Path
 
 import pytest
@@ -17,18 +18,11 @@ from kdcli.cli import app
 from kdcli.engine.run_dir import RunDir
 from kdcli.report.schema import Report
 
-QUICK = [
-    *("--max-steps", "40", "--batch-size", "16", "--lr", "3e-3", "--dtype", "fp32"),
-    *("--set", "data.max_length=24", "--set", "data.stride=4", "--set", "train.eval_every=20"),
-    *(
-        "--set",
-        "train.log_every=5",
-        "--set",
-        "train.checkpoint_every=10",
-        "--set",
-        "measure.latency=false",
-    ),
-]
+QUICK = shlex.split(
+    "--max-steps 40 --batch-size 16 --lr 3e-3 --dtype fp32 --set data.max_length=24 "
+    "--set data.stride=4 --set train.eval_every=20 --set train.log_every=5 "
+    "--set train.checkpoint_every=10 --set measure.latency=false"
+)
 NAMES = ("calm", "brisk")
 FEW = 6  # words of each class: w0 ... and w20 ...
 REPORT = {"recipe.yaml", "report.json", "report.md", "report.html", "latency.csv", "log.jsonl"}

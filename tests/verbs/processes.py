@@ -1,13 +1,9 @@
-"""Commands in other processes: one, two that join, one that is killed."""
+"""Commands in other processes: one, or two that join."""
 
-import os
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 from forked import Forked, free_port
-from own_files import log_of, same_weights, succeeds
 
 from kdcli.cli import main
 
@@ -51,31 +47,6 @@ def two_ranks(*arguments: object, code: int = 0, slurm: bool = False) -> tuple[s
     assert [rank.returncode for rank in both] == [code, code], (first, second)
     assert second == ("", ""), second
     return first
-
-
-def killed_and_resumed(
-    folder: Path, *arguments: object, stage: str = ".", models: tuple[str, ...] = (".",)
-) -> None:
-    """Kill a command at a random early step of a stage; resumed, it leaves models and log as if it
-    had not been."""
-    out = folder / "b"
-    killed, cut, log = (
-        process(*arguments, "-o", out),
-        int.from_bytes(os.urandom(1)) % 40 + 3,
-        out / stage / "log.jsonl",
-    )
-    while killed.returncode is None:
-        if log.exists() and log.read_text("utf-8").count("\n") > cut:
-            killed.kill()
-            break
-        time.sleep(0.005)
-    output = killed.communicate()
-    assert killed.returncode == -9, output
-    assert not (out / stage / "report.json").exists()
-    succeeds(*arguments, "-o", out, "--resume")
-    succeeds(*arguments, "-o", folder / "a")
-    assert all(same_weights(folder / "a" / model, out / model) for model in models)
-    assert log_of(folder / "a") == log_of(out)
 
 
 def _command(arguments: list[str]) -> None:

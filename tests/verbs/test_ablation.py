@@ -1,35 +1,19 @@
 """`kdcli distill --ablate` on text: variants of a loss from one pass of the teacher, scored along
 the way."""
 
+import shlex
+
 import own_files
 import pytest
 from own_files import refused, report_of, said_by, same_weights, succeeds, times
 
 from kdcli.report.charts.charts import pictures
 
-QUICK = [
-    *(
-        "--max-steps",
-        "6",
-        "--batch-size",
-        "8",
-        "--dtype",
-        "fp32",
-        "--set",
-        "data.max_length=16",
-        "--seed",
-        "3",
-    ),
-    *(
-        "--set",
-        "train.eval_every=3",
-        "--set",
-        "train.checkpoint_every=2",
-        "--set",
-        "data.held_out_blocks=8",
-    ),
-    *("--set", "measure.latency=false", "--to", "2x16"),
-]
+QUICK = shlex.split(
+    "--max-steps 6 --batch-size 8 --dtype fp32 --set data.max_length=16 --seed 3 "
+    "--set train.eval_every=3 --set train.checkpoint_every=2 "
+    "--set data.held_out_blocks=8 --set measure.latency=false --to 2x16"
+)
 LIST = """
 without-value: {loss.value: none}
 changes-nothing: {loss.value: relation}
@@ -131,7 +115,6 @@ def test_students_are_scored_along_the_way_with_several_seeds(given, scored, tmp
             [],
             "variant a sets train.lr; variants of a run on text set method, loss and assistant",
         ),
-        ("a: {loss.valu: none}", [], "did you mean 'value'"),
         ("a: {loss.masked_lm_weight: 1.0}", [], "some variants read masked text and some do not"),
         ("a: {loss.value: none}", ["--method", "embedding"], "--ablate"),
         (

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shlex
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,16 +20,9 @@ from kdcli.workloads.workload import Workload
 
 PAPERS = ["12x768", "6x768", "12x384", "6x384", "4x384", "3x384"]
 SMALL = ["2x24:48@12", "1x24:48@12"]
-FEW = [
-    "--set",
-    "measure.min_runs=3",
-    "--set",
-    "measure.min_seconds=0.0",
-    "--seq-len",
-    "16",
-    "--batch-size",
-    "1",
-]
+FEW = shlex.split(
+    "--set measure.min_runs=3 --set measure.min_seconds=0.0 --seq-len 16 --batch-size 1"
+)
 
 
 run, succeeds = (functools.partial(of, "benchmark") for of in (own_files.kdcli, own_files.succeeds))
@@ -121,15 +115,7 @@ def test_models_and_cells(settings, models, cells):
 
 def test_dtype_is_that_of_baseline_and_backends_without_their_own(requests, tmp_path):
     succeeds(
-        *SMALL,
-        "--dtype",
-        "bf16",
-        "--backend",
-        "torch",
-        "--backend",
-        "onnx-int8",
-        "-o",
-        tmp_path / "out",
+        *SMALL, *shlex.split(f"--dtype bf16 --backend torch --backend onnx-int8 -o {tmp_path}/out")
     )
     names = [[(s.backend, s.precision) for s in subjects] for subjects, _ in requests]
     bf16, int8 = ("torch", "bf16"), ("onnx", "int8")
@@ -288,12 +274,9 @@ def test_runs_side_by_side(requests, tmp_path):
         succeeds(*SMALL, "-o", tmp_path / name)
     before = len(requests)
     succeeds(
-        "--compare",
-        tmp_path / "one",
-        "--compare",
-        tmp_path / "two" / "report.json",
-        "-o",
-        tmp_path / "both",
+        *shlex.split(
+            f"--compare {tmp_path}/one --compare {tmp_path}/two/report.json -o {tmp_path}/both"
+        )
     )
     assert len(requests) == before, "nothing is measured"
     report = json.loads((tmp_path / "both" / "report.json").read_text("utf-8"))
@@ -334,8 +317,6 @@ def test_what_cannot_be_measured_is_refused_and_nothing_written(
     ("settings", "message"),
     [
         ({"preset": "serving"}, "no model given"),
-        ({"preset": "minilmm"}, "did you mean 'minilm'"),
-        ({"models": SMALL, "backends": ["onxx"]}, "did you mean 'onnx'"),
         ({"models": SMALL, "backends": ["torch-int8"]}, "has no precision 'int8'"),
     ],
 )

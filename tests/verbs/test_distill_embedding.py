@@ -2,6 +2,7 @@
 tiny models."""
 
 import itertools
+import shlex
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,13 +12,11 @@ import safetensors.numpy
 import torch
 from encoders import foreign_tokenizer, tiny_encoder
 from own_files import (
-    interrupted,
     kdcli,
     log_of,
     refused,
     report_of,
     said_by,
-    same_weights,
     succeeds,
     write,
 )
@@ -30,36 +29,12 @@ from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.verbs.distill.embedding import EmbeddingDistillation
 
-QUICK = [
-    *(
-        "--max-steps",
-        "6",
-        "--batch-size",
-        "8",
-        "--lr",
-        "1e-3",
-        "--dtype",
-        "fp32",
-        "--set",
-        "data.max_length=16",
-    ),
-    *(
-        "--set",
-        "train.eval_every=3",
-        "--set",
-        "train.log_every=1",
-        "--set",
-        "train.checkpoint_every=2",
-    ),
-    *(
-        "--set",
-        "data.held_out_blocks=8",
-        "--set",
-        "measure.latency=false",
-        "--set",
-        "embedding.anchors=16",
-    ),
-]
+QUICK = shlex.split(
+    "--max-steps 6 --batch-size 8 --lr 1e-3 --dtype fp32 --set data.max_length=16 "
+    "--set train.eval_every=3 --set train.log_every=1 --set train.checkpoint_every=2 "
+    "--set data.held_out_blocks=8 --set measure.latency=false "
+    "--set embedding.anchors=16"
+)
 SOME = EmbeddingFormat("cls", prompts={"query": "w30 "}, max_length=20)
 
 
@@ -164,14 +139,7 @@ def test_a_narrower_student_learns_principal_components_or_keeps_a_dense_layer(g
 def test_vectors_that_will_be_cut_start_turned_to_their_components(given, teacher, tmp_path):
     succeeds(
         *given,
-        "--to",
-        "4x32",
-        "--set",
-        "loss.dimensions=[32, 8]",
-        "--lr",
-        "1e-6",
-        "-o",
-        tmp_path / "out",
+        *shlex.split(f"--to 4x32 --set 'loss.dimensions=[32, 8]' --lr 1e-6 -o {tmp_path}/out"),
     )
     losses = report_of(tmp_path / "out").quality["held-out loss"]["student undistilled"]
     assert losses["vectors"] < 1e-5, "its encoder is the teacher's"
@@ -181,23 +149,6 @@ def test_vectors_that_will_be_cut_start_turned_to_their_components(given, teache
         "linear.weight"
     ]
     np.testing.assert_allclose(turn_DD @ turn_DD.T, np.eye(32), atol=1e-3)
-
-
-def test_a_resumed_run_is_an_uninterrupted_one(given, tmp_path, monkeypatch):
-    more = [
-        "--set",
-        "loss.similarity_weight=1.0",
-        "--set",
-        "loss.dimensions=[16, 8]",
-        "--set",
-        "loss.hidden_weight=0.5",
-    ]
-    arguments = [*given, "--to", "2x16@4", *more]
-    succeeds(*arguments, "-o", tmp_path / "whole")
-    assert interrupted(monkeypatch, "cut", 4, *arguments, "-o", tmp_path / "cut").exit_code != 0
-    succeeds(*arguments, "-o", tmp_path / "cut", "--resume")
-    assert same_weights(tmp_path / "whole", tmp_path / "cut")
-    assert log_of(tmp_path / "whole") == log_of(tmp_path / "cut")
 
 
 def test_the_teacher_runs_once_for_several_runs(given, tmp_path, monkeypatch):
@@ -220,14 +171,9 @@ def test_pairs_with_negatives_are_contrasted(given, texts, tmp_path):
     file = write(tmp_path / "triples.jsonl", rows)
     result = succeeds(
         *given,
-        "--to",
-        "2x32",
-        "--data",
-        file,
-        "--set",
-        "loss.contrastive_weight=0.5",
-        "-o",
-        tmp_path / "out",
+        *shlex.split(
+            f"--to 2x32 --data {file} --set loss.contrastive_weight=0.5 -o {tmp_path}/out"
+        ),
     )
     assert "78 pairs" in said_by(result)
     assert set(report_of(tmp_path / "out").quality["held-out loss"]["student"]) == {
@@ -302,14 +248,7 @@ def test_another_embedding_model_keeps_its_own_pooling_and_is_made_smaller(
     save_embedder(base.model, base.tokenizer, EmbeddingFormat("mean", max_length=12), own)
     succeeds(
         *given,
-        "--student",
-        own,
-        "--to",
-        "2x16",
-        "--set",
-        "embedding.dense=true",
-        "-o",
-        tmp_path / "out",
+        *shlex.split(f"--student {own} --to 2x16 --set embedding.dense=true -o {tmp_path}/out"),
     )
     theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     assert theirs.max_seq_length == 12
@@ -333,22 +272,12 @@ def test_another_encoder_cannot_learn_token_states(given, stranger, tmp_path, mo
     assert message in refused(tmp_path, *given, "--student", stranger, *more)
 
 
-def test_a_dry_run_writes_nothing(given, tmp_path):
-    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
-    result = succeeds(*given, "--to", "2x16@4", "--dry-run")
-    assert "2x16" in result.stdout
-    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
-
-
 def test_models_are_judged_by_their_vectors(teacher, pairs, beir, tmp_path):
     columns = ["--set", "data.columns={text: a, pair: b}"]
     succeeds(
         "evaluate",
         teacher,
-        "--task",
-        "own",
-        "--data",
-        pairs,
+        *shlex.split(f"--task own --data {pairs}"),
         *columns,
         "-o",
         tmp_path / "pairs-out",
@@ -369,12 +298,7 @@ def test_models_are_judged_by_their_vectors(teacher, pairs, beir, tmp_path):
         "evaluate",
         teacher,
         teacher,
-        "--task",
-        "retrieval",
-        "--data",
-        beir,
-        "-o",
-        tmp_path / "beir-out",
+        *shlex.split(f"--task retrieval --data {beir} -o {tmp_path}/beir-out"),
     )
     report = report_of(tmp_path / "beir-out")
     assert set(report.evaluations[0].metrics) == {"ndcg@10", "mrr@10", "recall@10", "recall@100"}
@@ -464,10 +388,7 @@ def test_the_demo_is_distilled_as_an_embedding_model(tmp_path, monkeypatch):
     succeeds(
         "distill",
         "demo",
-        "--to",
-        "2x64",
-        "--method",
-        "embedding",
+        *shlex.split("--to 2x64 --method embedding"),
         *QUICK,
         *few,
         "-o",

@@ -2,6 +2,7 @@
 behind."""
 
 import errno
+import shlex
 
 import own_files
 import pytest
@@ -14,16 +15,9 @@ from kdcli.verbs.distill.labelled import check_task
 from kdcli.verbs.distill.settings import TaskDistillRecipe
 
 LABELS = tuple(sorted(NAMES))
-QUICK = [
-    "--max-steps",
-    "2",
-    "--dtype",
-    "fp32",
-    "--set",
-    "data.max_length=24",
-    "--set",
-    "measure.latency=false",
-]
+QUICK = shlex.split(
+    "--max-steps 2 --dtype fp32 --set data.max_length=24 --set measure.latency=false"
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +51,6 @@ def refused(data, teacher, tmp_path):
         (["--set", "loss.layers='0:0,1:9'"], "9"),
         (["--set", "loss.layer_weights=[1.0]"], "loss.layer_weights has 1 numbers"),
         (
-            ["--set", "loss.layrs=top"],
-            "unknown key 'loss.layrs' of method tinybert; did you mean 'layers'?",
-        ),
-        (
             ["--method", "minilm", "--set", "loss.masked_lm_weight=1"],
             "the examples of a task are not masked",
         ),
@@ -73,7 +63,6 @@ def refused(data, teacher, tmp_path):
             ["--eval-task", "sst2"],
             "--eval-task belongs to distilling on text, not to distilling on a task",
         ),
-        (["--ablate", "tinybrt"], "no list of variants 'tinybrt'; did you mean 'tinybert'?"),
         (["--ablate", "tinybert", "--dry-run"], "--ablate and --dry-run contradict each other"),
         (["--data", "/nowhere"], "no data at /nowhere"),
     ],
@@ -96,12 +85,6 @@ def test_what_cannot_be_is_refused(refused, more, message):
             {"student": {"source": "x"}, "general": {"use": True}},
             "--student names a student, but the stage on text",
         ),
-        ({"method": "tinibert"}, "unknown method 'tinibert'; did you mean 'tinybert'?"),
-        (
-            {"intermediate": {"epoch": 1}},
-            "unknown key 'intermediate.epoch'; did you mean 'epochs'?",
-        ),
-        ({"undistilled": {"overrides": {"train.lrr": 1}}}, "did you mean 'train.lr'"),
     ],
 )
 def test_a_recipe_that_cannot_be_is_refused_without_model_or_data(changes, message):

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+import shlex
 import shutil
 
 import numpy as np
@@ -144,15 +145,7 @@ def test_the_task_judges_the_file_beside_torch(embedder, beir, tmp_path):
     done = succeeds(
         "export",
         embedder,
-        "--format",
-        "onnx",
-        "--int8",
-        "--task",
-        "retrieval",
-        "--data",
-        beir,
-        "-o",
-        tmp_path / "out",
+        *shlex.split(f"--format onnx --int8 --task retrieval --data {beir} -o {tmp_path}/out"),
     )
     facts = json.loads((tmp_path / "out" / "export.json").read_text())
     (row,) = facts["scores"]
@@ -202,14 +195,7 @@ def test_a_plain_encoder_needs_a_pooling(embedder, texts, beir, tmp_path):
     succeeds(
         "evaluate",
         *both,
-        "--pooling",
-        "mean",
-        "--task",
-        "retrieval",
-        "--data",
-        beir,
-        "-o",
-        tmp_path / "out",
+        *shlex.split(f"--pooling mean --task retrieval --data {beir} -o {tmp_path}/out"),
     )
     assert all(abs(c.difference) < 1e-6 for c in report_of(tmp_path / "out").comparisons)
     assert "pools by cls" in refused(
@@ -220,16 +206,9 @@ def test_a_plain_encoder_needs_a_pooling(embedder, texts, beir, tmp_path):
 def test_a_benchmark_judges_embedding_models_on_every_backend(
     embedder, exported, pairs, beir, tmp_path
 ):
-    few = [
-        "--set",
-        "measure.min_runs=3",
-        "--set",
-        "measure.min_seconds=0.0",
-        "--seq-len",
-        "16",
-        "--batch-size",
-        "1",
-    ]
+    few = shlex.split(
+        "--set measure.min_runs=3 --set measure.min_seconds=0.0 --seq-len 16 --batch-size 1"
+    )
     both = [embedder, exported("onnx")]
     given = [
         "--task",
@@ -238,10 +217,7 @@ def test_a_benchmark_judges_embedding_models_on_every_backend(
         pairs,
         *COLUMNS,
         *few,
-        "--backend",
-        "torch",
-        "--backend",
-        "onnx",
+        *shlex.split("--backend torch --backend onnx"),
     ]
     succeeds("benchmark", *both, *given, "-o", tmp_path / "out")
     report = report_of(tmp_path / "out")

@@ -1,6 +1,7 @@
 """Exports are judged and timed by their own runtime, from what lies in their directory."""
 
 import json
+import shlex
 import shutil
 
 import numpy as np
@@ -12,16 +13,9 @@ from transformers import AutoConfig, AutoTokenizer
 from kdcli.deploy.exported import open_export
 from kdcli.errors import UsageError
 
-FEW = [
-    "--set",
-    "measure.min_runs=3",
-    "--set",
-    "measure.min_seconds=0.0",
-    "--seq-len",
-    "16",
-    "--batch-size",
-    "1",
-]
+FEW = shlex.split(
+    "--set measure.min_runs=3 --set measure.min_seconds=0.0 --seq-len 16 --batch-size 1"
+)
 ON_TASK = ["--task", "own", "--set", "data.max_length=24", "--set", "data.stride=8"]
 
 
@@ -63,12 +57,7 @@ def test_int8_is_judged_alike_by_both_verbs_and_by_its_runtime_alone(
         "evaluate",
         folder,
         *ON_TASK,
-        "--data",
-        data,
-        "--predictions",
-        tmp_path / "all.jsonl",
-        "-o",
-        tmp_path / "a",
+        *shlex.split(f"--data {data} --predictions {tmp_path}/all.jsonl -o {tmp_path}/a"),
     )
     succeeds("benchmark", folder, *ON_TASK, "--data", data, *FEW, "-o", tmp_path / "b")
     one, other = report_of(tmp_path / "a"), report_of(tmp_path / "b")
@@ -185,11 +174,6 @@ def test_an_export_is_not_for_a_gpu_nor_for_other_labels(exported, tmp_path):
         "evaluate",
         folder,
         *ON_TASK,
-        "--data",
-        data,
-        "--set",
-        "head.label_map=[1, 0]",
-        "-o",
-        tmp_path / "out",
+        *shlex.split(f"--data {data} --set 'head.label_map=[1, 0]' -o {tmp_path}/out"),
     )
     assert (result.exit_code, "cannot be reordered" in said_by(result)) == (2, True)

@@ -3,17 +3,16 @@ what is refused."""
 
 import json
 import random
+import shlex
 
 import pytest
 import torch
 from encoders import tiny_tokenizer
 from own_files import (
-    interrupted,
     log_of,
     refused,
     report_of,
     said_by,
-    same_weights,
     succeeds,
     write,
 )
@@ -23,14 +22,9 @@ from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertForMas
 import kdcli as package
 from kdcli.report.finish import RunResult
 
-ROW = [
-    "--set",
-    "data.max_length=24",
-    "--set",
-    "generation.max_tokens=8",
-    "--set",
-    "measure.latency=false",
-]
+ROW = shlex.split(
+    "--set data.max_length=24 --set generation.max_tokens=8 --set measure.latency=false"
+)
 GREEDY = ["--set", "generation.beams=1", "--set", "generation.label_smoothing=0"]
 
 
@@ -120,12 +114,7 @@ def test_it_is_evaluated_as_it_was_trained_with_its_predictions(trained, data, t
         "evaluate",
         trained,
         trained,
-        "--task",
-        "own",
-        "--data",
-        data,
-        "--predictions",
-        file,
+        *shlex.split(f"--task own --data {data} --predictions {file}"),
         *quick,
         "-o",
         tmp_path / "e",
@@ -137,28 +126,6 @@ def test_it_is_evaluated_as_it_was_trained_with_its_predictions(trained, data, t
     assert len(lines) == 2 * report.evaluations[0].n
     wrong = [line for line in lines[: len(lines) // 2] if line["predicted"] != line["label"]]
     assert len(wrong) == len(report.evaluations[0].worst)
-
-
-def test_a_resumed_run_repeats_an_uninterrupted_one(encoder, data, tmp_path, monkeypatch):
-    how = [
-        "--task",
-        "own",
-        "--data",
-        data,
-        *ROW,
-        "--max-steps",
-        "6",
-        "--set",
-        "train.checkpoint_every=2",
-    ]
-    how += ["--set", "data.judged_rows=8", "--set", "keep=best", "--set", "train.eval_every=3"]
-    succeeds("finetune", encoder, *how, "-o", tmp_path / "whole")
-    interrupted(monkeypatch, "cut", 4, "finetune", encoder, *how, "-o", tmp_path / "cut")
-    succeeds("finetune", encoder, *how, "-o", tmp_path / "cut", "--resume")
-    assert same_weights(tmp_path / "whole", tmp_path / "cut")
-    assert (
-        "rougeL" in [line for line in log_of(tmp_path / "cut") if "metrics" in line][-1]["metrics"]
-    )
 
 
 @pytest.mark.parametrize(
@@ -218,20 +185,10 @@ def test_students_and_teacher_are_compared_by_what_they_generate(encoder, data, 
     arguments = [
         "distill",
         encoder,
-        "--to",
-        "1x64",
-        "--data",
-        "demo",
-        "--max-steps",
-        "2",
-        "--batch-size",
-        "4",
+        *shlex.split("--to 1x64 --data demo --max-steps 2 --batch-size 4"),
     ]
     arguments += [
-        "--set",
-        "data.max_length=16",
-        "--eval-task",
-        "own",
+        *shlex.split("--set data.max_length=16 --eval-task own"),
         "--set",
         f"eval.source={data}",
     ]

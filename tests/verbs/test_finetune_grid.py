@@ -2,6 +2,7 @@
 chosen."""
 
 import math
+import shlex
 from dataclasses import replace
 
 import own_files
@@ -22,18 +23,9 @@ def given(tmp_path_factory):
     own_files.write(
         data / "validation.jsonl", own_files.spoil(own_files.rows("class", 48, seed=1), "class")
     )
-    grid = [
-        "--grid",
-        "lr=3e-4,3e-3",
-        "--seeds",
-        "2",
-        "--seed",
-        "5",
-        "--max-steps",
-        "10",
-        "--set",
-        "train.eval_every=5",
-    ]
+    grid = shlex.split(
+        "--grid lr=3e-4,3e-3 --seeds 2 --seed 5 --max-steps 10 --set train.eval_every=5"
+    )
     encoder = own_files.encoder(folder / "encoder")
     return [
         "finetune",
@@ -202,12 +194,7 @@ def test_several_keys_make_every_combination_and_keep_may_be_one(given, tmp_path
 def test_a_grid_of_one_value_trains_with_it_in_the_directory_itself(given, tmp_path):
     succeeds(
         *given[: given.index("--grid")],
-        "--grid",
-        "lr=1e-4",
-        "--max-steps",
-        "1",
-        "-o",
-        tmp_path / "out",
+        *shlex.split(f"--grid lr=1e-4 --max-steps 1 -o {tmp_path}/out"),
     )
     report = report_of(tmp_path / "out")
     assert (report.recipe["train"]["lr"], report.selection) == (1e-4, None)
@@ -232,10 +219,7 @@ def two_sets(tmp_path):
         "--data",
         tmp_path / "data",
         *QUICK,
-        "--max-steps",
-        "8",
-        "--grid",
-        "lr=1e-5,3e-3",
+        *shlex.split("--max-steps 8 --grid lr=1e-5,3e-3"),
     ]
 
 

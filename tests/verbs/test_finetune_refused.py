@@ -4,6 +4,7 @@ Messages on single rows and files are tested in tests/data.
 """
 
 import json
+import shlex
 
 import own_files
 import pytest
@@ -34,7 +35,6 @@ def data(tmp_path):
     ("arguments", "message"),
     [
         (["MODEL"], "no task given"),
-        (["MODEL", "--task", "qwn"], "did you mean 'own'?"),
         (["MODEL", "--task", "own"], "task 'own' needs --data"),
         (["MODEL", "--task", "own", "--data", "/nowhere.txt"], "no data at /nowhere.txt"),
         (
@@ -46,10 +46,6 @@ def data(tmp_path):
             "the grid holds train.lr=0.001",
         ),
         (
-            ["MODEL", "--task", "own", "--data", "DATA", "--grid", "warmup_steps=1,40"],
-            "must be less than the 40 steps of the run",
-        ),
-        (
             ["MODEL", "--task", "own", "--data", "DATA", "--seeds", "0"],
             "'seeds' must be greater than 0, got 0",
         ),
@@ -59,7 +55,6 @@ def data(tmp_path):
             "task sst2 needs the column 'sentence'; the columns are",
         ),
         (["DATA", "--task", "own", "--data", "DATA"], "has no config.json"),
-        (["/nowhere", "--task", "own", "--data", "DATA"], "no model directory"),
     ],
 )
 def test_a_bad_command_line(encoder, data, tmp_path, arguments, message):
@@ -109,14 +104,7 @@ def test_a_grid_of_what_all_runs_share(grid, message):
             "grid.train.epochs changes nothing together with train.max_steps",
         ),
         (
-            [
-                "--max-steps",
-                "9",
-                "--set",
-                "train.warmup_steps=2",
-                "--grid",
-                "warmup_fraction=0.1,0.2",
-            ],
+            shlex.split("--max-steps 9 --set train.warmup_steps=2 --grid warmup_fraction=0.1,0.2"),
             "train.warmup_fraction=0.2 give the same training: 9 steps, 2 of warm-up",
         ),
     ],
@@ -206,12 +194,7 @@ def test_a_checkpoint_with_the_labels_in_another_order(data, tmp_path):
     succeeds(
         "finetune",
         *options,
-        "--set",
-        "head.label_map=[1, 0]",
-        "--max-steps",
-        "2",
-        "-o",
-        tmp_path / "out",
+        *shlex.split(f"--set 'head.label_map=[1, 0]' --max-steps 2 -o {tmp_path}/out"),
     )
     saved = json.loads((tmp_path / "out" / "config.json").read_text())
     assert saved["id2label"] == {"0": "brisk", "1": "calm"}

@@ -1,34 +1,18 @@
 """A run directory names nothing of the machine that made it, and its parts find each other wherever
 it lies."""
 
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 from own_files import interrupted, kdcli, log_of, said_by, same_weights, succeeds
 
-QUICK = [
-    *(
-        "--max-steps",
-        "4",
-        "--batch-size",
-        "8",
-        "--lr",
-        "1e-3",
-        "--dtype",
-        "fp32",
-        "--set",
-        "train.eval_every=4",
-    ),
-    *(
-        "--set",
-        "data.max_length=24",
-        "--set",
-        "train.checkpoint_every=2",
-        "--set",
-        "measure.latency=false",
-    ),
-]
+QUICK = shlex.split(
+    "--max-steps 4 --batch-size 8 --lr 1e-3 --dtype fp32 --set train.eval_every=4 "
+    "--set data.max_length=24 --set train.checkpoint_every=2 "
+    "--set measure.latency=false"
+)
 TEXT = {".json", ".jsonl", ".yaml", ".md", ".html", ".csv"}
 
 
@@ -53,22 +37,12 @@ def asked(request, place, text_file):
     """Each with stages that read what an earlier one of the same run made; the stage, and the
     command."""
     shutil.copy(text_file, "text.txt")
-    text = [
-        "--data",
-        "text.txt",
-        "--set",
-        "data.held_out_blocks=8",
-        "--set",
-        "eval.source=data",
-        "--eval-task",
-        "own",
-    ]
-    text += [
-        "--set",
-        "eval.overrides.data.max_length=16",
-        "--set",
-        "eval.overrides.train.max_steps=4",
-    ]
+    text = shlex.split(
+        "--data text.txt --set data.held_out_blocks=8 --set eval.source=data --eval-task own"
+    )
+    text += shlex.split(
+        "--set eval.overrides.data.max_length=16 --set eval.overrides.train.max_steps=4"
+    )
     on_task = ["--task", "own", "--data", "data", "--set", "intermediate.lr=1e-3"]
     return {
         "on a task": (

@@ -1,6 +1,8 @@
 """`kdcli evaluate --task mteb:NAME`: mteb's measure of kdcli's vectors, and tasks that cannot be
 had."""
 
+import shlex
+
 import numpy as np
 import own_files
 import pytest
@@ -52,10 +54,7 @@ def test_its_score_is_that_of_the_same_pairs_here(models, tmp_path, monkeypatch)
     succeeds(
         "evaluate",
         *models,
-        "--task",
-        "own",
-        "--data",
-        tmp_path / "pairs",
+        *shlex.split(f"--task own --data {tmp_path}/pairs"),
         *columns,
         "-o",
         tmp_path / "own",

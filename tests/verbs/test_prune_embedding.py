@@ -1,10 +1,12 @@
 """`kdcli prune EMBEDDER --task embedding`: masks learned for vectors, saved as embedding models."""
 
+import shlex
+
 import numpy as np
 import own_files
 import pytest
 import torch
-from own_files import interrupted, refused, report_of, same_weights, succeeds, write
+from own_files import refused, report_of, succeeds, write
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
@@ -16,18 +18,11 @@ from kdcli.models.training_rows import training_rows, write_training_rows
 DENSE = DenseLayer(torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), None, False)
 FORMAT = EmbeddingFormat("cls", dense=DENSE, prompts={"query": "w30 "}, max_length=20)
 TEXTS = ["w1 w2 w3", "w4 w9", "w5 w6 w7 w8 w9 w10 w11"]
-QUICK = [
-    *("--task", "embedding", "--max-steps", "6", "--batch-size", "8", "--dtype", "fp32"),
-    *(
-        "--set",
-        "train.eval_every=3",
-        "--set",
-        "train.checkpoint_every=2",
-        "--set",
-        "measure.latency=false",
-    ),
-    *("--set", "train.log_every=1"),
-]
+QUICK = shlex.split(
+    "--task embedding --max-steps 6 --batch-size 8 --dtype fp32 "
+    "--set train.eval_every=3 --set train.checkpoint_every=2 "
+    "--set measure.latency=false --set train.log_every=1"
+)
 
 
 @pytest.fixture
@@ -96,10 +91,7 @@ def test_masks_are_learned_without_labels_and_the_model_stays_one(given, embedde
         "mask",
         "apply",
         out / "mask" / "scores.safetensors",
-        "--sparsity",
-        "0.8",
-        "-o",
-        tmp_path / "sparser",
+        *shlex.split(f"--sparsity 0.8 -o {tmp_path}/sparser"),
     )
     assert (tmp_path / "sparser" / "1_Pooling" / "config.json").is_file()
     both = [embedder, out / "compact"]
@@ -110,12 +102,7 @@ def test_masks_are_learned_without_labels_and_the_model_stays_one(given, embedde
     succeeds(
         "export",
         out / "compact",
-        "--format",
-        "onnx",
-        "--data",
-        tmp_path / "texts.txt",
-        "-o",
-        tmp_path / "file",
+        *shlex.split(f"--format onnx --data {tmp_path}/texts.txt -o {tmp_path}/file"),
     )
     assert (tmp_path / "file" / "onnx" / "model.onnx").is_file()
 
@@ -134,20 +121,6 @@ def test_methods_that_train_the_weights_leave_no_mask_file(given, tmp_path, meth
     succeeds(*given, "--sparsity", "0.5", "--method", method, "-o", tmp_path / "out")
     assert not (tmp_path / "out" / "mask").exists()
     assert vectors(tmp_path / "out").shape == (3, 8)
-
-
-def test_a_resumed_run_is_an_uninterrupted_one(given, tmp_path, monkeypatch):
-    arguments = [*given, "--sparsity", "0.5"]
-    succeeds(*arguments, "-o", tmp_path / "whole")
-    assert interrupted(monkeypatch, "cut", 4, *arguments, "-o", tmp_path / "cut").exit_code != 0
-    succeeds(*arguments, "-o", tmp_path / "cut", "--resume")
-    assert same_weights(tmp_path / "whole", tmp_path / "cut")
-
-
-def test_a_dry_run_writes_nothing(given, tmp_path):
-    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
-    assert "dense" in succeeds(*given, "--sparsity", "0.5", "--dry-run").stdout
-    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Models go to a hub, private unless asked, and are read back at the commit that a recipe names."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,18 +15,7 @@ from huggingface_hub import ModelCard
 import kdcli as kdcli_package
 from kdcli.report.publish import Upload
 
-TRAINED = [
-    "--task",
-    "own",
-    "--max-steps",
-    "2",
-    "--batch-size",
-    "4",
-    "--dtype",
-    "fp32",
-    "--device",
-    "cpu",
-]
+TRAINED = shlex.split("--task own --max-steps 2 --batch-size 4 --dtype fp32 --device cpu")
 TRAINED += ["--set", "measure.latency=false", "--set", "data.max_length=24"]
 
 PRIVATE = (
@@ -64,50 +54,42 @@ def test_a_model_is_pushed_to_a_private_repository(hub, kdcli, tmp_path):  # noq
     assert said == {"repository": "someone/tiny", "revision": COMMIT, "private": True}
     assert hub.private == {"someone/tiny"}
     assert set(hub.repositories["someone/tiny"]) == needed
-    done = kdcli("push", folder, "someone/open", "--public")
-    assert " ".join(done.stdout.split()) == f"pushed to someone/open (public), revision {COMMIT}"
+    done = kdcli("push", folder, "someone/report", "--public", "--with-report")
+    assert " ".join(done.stdout.split()) == f"pushed to someone/report (public), revision {COMMIT}"
     assert hub.private == {"someone/tiny"}
-    done = kdcli("push", folder, "someone/report", "--with-report")
     assert set(hub.repositories["someone/report"]) == needed | set(REPORT)
     assert all(name in done.stderr for name in (*needed, *REPORT)), "the files are listed first"
 
 
-def test_a_dry_run_lists_the_files_and_asks_nobody(hub, kdcli, tmp_path):  # noqa: F811
+def test_a_dry_run_lists_the_files_without_a_token(tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
     folder = own_files.headed(tmp_path / "model")
     for name in PRIVATE:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("no")
-    done = kdcli("push", folder, "someone/tiny", "--dry-run", "--json", token=None)
-    assert done.returncode == 0, done.stderr
+    done = own_files.succeeds("push", folder, "someone/tiny", "--dry-run", "--json")
     upload = json.loads(done.stdout)
     assert set(upload["kept"]) == set(PRIVATE)
     assert set(upload["files"]) == {f.name for f in folder.iterdir() if f.is_file()} - set(PRIVATE)
-    assert hub.asked == []
 
 
-def test_what_cannot_be_pushed_is_one_message(hub, kdcli, tmp_path):  # noqa: F811
-    folder = own_files.headed(tmp_path / "runs" / "model")
+@pytest.mark.parametrize(
+    ("folder", "name", "message"),
+    [
+        ("runs", "someone/x", "there are models in model: push one of them"),
+        ("runs/empty", "someone/x", "has no config.json"),
+        ("runs/model", "some one/x", "is not the name of a repository"),
+        ("runs/model", "someone/x", "there is no token"),
+    ],
+)
+def test_what_cannot_be_pushed_is_one_message(tmp_path, monkeypatch, folder, name, message):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    own_files.headed(tmp_path / "runs" / "model")
     (tmp_path / "runs" / "empty").mkdir()
-    cases = {
-        (tmp_path / "runs", "someone/x"): "there are models in model: push one of them",
-        (tmp_path / "runs" / "empty", "someone/x"): "has no config.json",
-        (folder, "some one/x"): "is not the name of a repository",
-    }
-    for given, message in cases.items():
-        done = kdcli("push", *given)
-        assert (done.returncode, message in done.stderr, done.stderr.count("error: ")) == (
-            2,
-            True,
-            1,
-        ), done.stderr
-    assert hub.asked == []
-    done = kdcli("push", folder, "someone/x", token=None)
-    assert (
-        done.returncode,
-        "there is no token" in done.stderr,
-        "hf auth login" in done.stderr,
-    ) == (2, True, True)
-    assert "Traceback" not in done.stderr
+    done = own_files.kdcli("push", tmp_path / folder, name)
+    assert (done.exit_code, done.stderr.count("error: ")) == (2, 1), done.output
+    assert message in own_files.said_by(done)
 
 
 def test_a_run_of_several_models_is_refused_before_it_trains(tmp_path, monkeypatch):
@@ -122,14 +104,7 @@ def test_a_run_of_several_models_is_refused_before_it_trains(tmp_path, monkeypat
         [
             "distill",
             "demo",
-            "--method",
-            "embedding",
-            "--pooling",
-            "mean",
-            "--to",
-            "1x64",
-            "--to",
-            "2x64",
+            *shlex.split("--method embedding --pooling mean --to 1x64 --to 2x64"),
             *few,
         ],
         [
@@ -139,10 +114,7 @@ def test_a_run_of_several_models_is_refused_before_it_trains(tmp_path, monkeypat
             "own",
             "--data",
             data,
-            "--sparsity",
-            "0.5",
-            "--sparsity",
-            "0.9",
+            *shlex.split("--sparsity 0.5 --sparsity 0.9"),
             *few,
         ],
     ]

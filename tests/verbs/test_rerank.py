@@ -1,20 +1,19 @@
 """`kdcli distill --task rerank` and `kdcli finetune --task rerank`, from end to end on tiny
 models."""
 
+import shlex
+
 import numpy as np
 import own_files
 import pytest
 import torch
 from encoders import foreign_tokenizer, on_disk, tiny_encoder
 from own_files import (
-    interrupted,
     kdcli,
     log_of,
     refused,
     report_of,
     said_by,
-    same_logs,
-    same_weights,
     succeeds,
     write,
 )
@@ -25,29 +24,11 @@ from kdcli.engine import train as engine
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 
-QUICK = [
-    *(
-        "--max-steps",
-        "8",
-        "--batch-size",
-        "6",
-        "--lr",
-        "1e-3",
-        "--dtype",
-        "fp32",
-        "--set",
-        "data.max_length=24",
-    ),
-    *(
-        "--set",
-        "train.eval_every=4",
-        "--set",
-        "train.log_every=1",
-        "--set",
-        "train.checkpoint_every=3",
-    ),
-    *("--set", "measure.latency=false"),
-]
+QUICK = shlex.split(
+    "--max-steps 8 --batch-size 6 --lr 1e-3 --dtype fp32 --set data.max_length=24 "
+    "--set train.eval_every=4 --set train.log_every=1 --set train.checkpoint_every=3 "
+    "--set measure.latency=false"
+)
 
 
 def listed(n, seed=0):
@@ -172,15 +153,6 @@ def test_a_reranker_is_distilled_as_one_without_being_told(given, tmp_path):
     )
 
 
-def test_a_resumed_run_is_an_uninterrupted_one(given, tmp_path, monkeypatch):
-    arguments = [*given, "--to", "2x16"]
-    succeeds(*arguments, "-o", tmp_path / "whole")
-    interrupted(monkeypatch, "out", 4, *arguments, "-o", tmp_path / "out")
-    succeeds(*arguments, "-o", tmp_path / "out", "--resume")
-    assert same_weights(tmp_path / "whole", tmp_path / "out")
-    same_logs(tmp_path / "whole", tmp_path / "out")
-
-
 def test_a_student_of_other_tokens(given, tmp_path):
     narrow = tiny_encoder("distilbert", dim=16, n_heads=2, hidden_dim=32, initializer_range=0.1)
     other = on_disk(narrow, tmp_path / "other", foreign_tokenizer())
@@ -199,10 +171,7 @@ def test_an_embedding_model_teaches_by_cosines(data, tmp_path):
     given = [
         "distill",
         tmp_path / "embedder",
-        "--task",
-        "rerank",
-        "--to",
-        "2x32",
+        *shlex.split("--task rerank --to 2x32"),
         "--data",
         data,
         *QUICK,
@@ -297,11 +266,6 @@ def test_whole_queries_are_held_back_of_pairs(tmp_path):
     (first, *_) = report_of(tmp_path / "out").evaluations
     assert first.split == "held back from train"
     assert 5 < first.n < 40
-
-
-def test_a_dry_run_writes_nothing(given, tmp_path):
-    succeeds(*given, "--to", "2x16", "--dry-run", "-o", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 PAIR = {"query": "w1", "passage": "w2", "label": 1}

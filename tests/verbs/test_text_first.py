@@ -2,6 +2,7 @@
 ends."""
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,9 @@ from kdcli.data.text.shards import is_complete
 from kdcli.errors import UsageError
 
 QUICK = ["--max-steps", "2"]  # on a task
-TEXT = [
-    "--max-steps",
-    "2",
-    "--batch-size",
-    "8",
-    "--set",
-    "data.max_length=16",
-    "--set",
-    "data.held_out_blocks=8",
-]
+TEXT = shlex.split(
+    "--max-steps 2 --batch-size 8 --set data.max_length=16 --set data.held_out_blocks=8"
+)
 GENERAL = ["--set", "general.overrides.data={max_length: 16, held_out_blocks: 8}"]
 
 

@@ -1,6 +1,7 @@
 """Every model that a command writes knows the rows that trained it; no command judges by them."""
 
 import ast
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -58,14 +59,7 @@ def test_a_model_keeps_the_hashes_of_its_training_rows_and_hands_them_on(made, t
     more = write(tmp_path / "more.jsonl", sayings(120, 2000))
     out = tmp_path / "student"
     options = [
-        "--to",
-        "1x32",
-        "--method",
-        "minilm",
-        "--set",
-        "data.train_rows=30",
-        "--set",
-        "cache_gb=0",
+        *shlex.split("--to 1x32 --method minilm --set data.train_rows=30 --set cache_gb=0"),
         *SHORT,
     ]
     succeeds("distill", folder / "model", "--task", "own", "--data", more, *options, "-o", out)
@@ -139,16 +133,9 @@ def trained(split):
 def test_a_benchmark_leaves_them_out(made, tmp_path):
     folder, _, split = made
     other = write(tmp_path / "other.jsonl", [*sayings(NEW, 2000), *trained(split)[:SHARED]])
-    short = [
-        "--batch-size",
-        "1",
-        "--seq-len",
-        "8",
-        "--set",
-        "measure.min_runs=2",
-        "--set",
-        "measure.min_seconds=0",
-    ]
+    short = shlex.split(
+        "--batch-size 1 --seq-len 8 --set measure.min_runs=2 --set measure.min_seconds=0"
+    )
     options = ["--task", "own", "--data", other, "--device", "cpu", *short]
     succeeds("benchmark", folder / "model", *options, "-o", tmp_path / "out")
     report = report_of(tmp_path / "out")
@@ -205,14 +192,7 @@ def test_written_predictions_hold_no_training_row(made, tmp_path):
     succeeds(
         "evaluate",
         folder / "model",
-        "--data",
-        file,
-        "--predictions",
-        out,
-        "-o",
-        tmp_path / "out",
-        "--device",
-        "cpu",
+        *shlex.split(f"--data {file} --predictions {out} -o {tmp_path}/out --device cpu"),
     )
     judged = hashes_in(row["texts"][0] for row in lines_of(out))
     assert len(judged) > 10

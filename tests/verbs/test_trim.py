@@ -1,5 +1,7 @@
 """`kdcli trim`: models without the tokens that a text does not need."""
 
+import shlex
+
 import numpy as np
 import own_files
 import pytest
@@ -97,12 +99,7 @@ def test_a_mask_learned_with_all_tokens_is_refused_for_the_trimmed_model(text, t
     own = ["--task", "own", "--data", own_files.own(tmp_path / "data", "class")]
     quick = [
         *own_files.QUICK,
-        "--max-steps",
-        "2",
-        "--set",
-        "head.kind=embedding",
-        "--set",
-        "head.words=[w0, w20]",
+        *shlex.split("--max-steps 2 --set head.kind=embedding --set 'head.words=[w0, w20]'"),
     ]
     teacher = own_files.headed(tmp_path / "teacher", ("brisk", "calm"))
     succeeds(
@@ -110,12 +107,7 @@ def test_a_mask_learned_with_all_tokens_is_refused_for_the_trimmed_model(text, t
         base,
         *own,
         *quick,
-        "--teacher",
-        teacher,
-        "--sparsity",
-        "0.5",
-        "-o",
-        tmp_path / "pruned",
+        *shlex.split(f"--teacher {teacher} --sparsity 0.5 -o {tmp_path}/pruned"),
     )
     succeeds("trim", base, "--data", text, "-o", tmp_path / "out")
     mask = tmp_path / "pruned" / "mask" / "mask.safetensors"

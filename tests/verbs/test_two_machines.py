@@ -71,8 +71,7 @@ def end(both, *codes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize(("verb", "killed"), [("finetune", 0), ("distill", 1)])
 def test_they_train_are_killed_and_go_on_as_one_process_would(machines, verb, killed, monkeypatch):
     words = VERBS[verb]
     alone, (first, second) = machines[0].with_name("alone"), machines

@@ -1,0 +1,268 @@
+"""The promises of every run, by verb and kind of data.
+
+A dry run and a mistake write nothing. A run leaves its files and a valid report. Killed at any
+step of any of its stages, it resumes to the same bits and repeats no finished stage.
+
+A new kind of run is one row of `RUNS`.
+"""
+
+import filecmp
+import functools
+import json
+import os
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import own_files
+import pytest
+import torch
+from encoders import foreign_tokenizer, on_disk, tiny_config, tiny_encoder
+from own_files import kdcli, log_of, refused, report_of, said_by, succeeds, times, write
+from processes import process
+from transformers import AutoModelForMaskedLM
+
+from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.load import load_encoder
+
+STEPS = 16
+SHORT = shlex.split(
+    f"--max-steps {STEPS} --batch-size 8 --lr 1e-3 --dtype fp32 --device cpu "
+    "--set train.log_every=1 --set train.checkpoint_every=2 --set train.eval_every=8 "
+    "--set measure.latency=false"
+)
+TEXT = "--set data.max_length=16 --set data.held_out_blocks=8"
+TASK = "--task own --data {rows} --set data.max_length=24"
+ALONE = "--set undistilled.use=false"
+SCORED = (
+    "--eval-task own --set eval.source={rows} --set 'eval.overrides={{data: {{max_length: 16}}, "
+    "train: {{max_steps: 16, batch_size: 8, checkpoint_every: 2, log_every: 1, eval_every: 16}}}}'"
+)
+GENERAL = (
+    "--corpus {text} --set 'general.overrides={{assistant: none, "
+    "data: {{max_length: 16, held_out_blocks: 8}}, "
+    "train: {{max_steps: 16, batch_size: 8, checkpoint_every: 2, log_every: 1}}}}'"
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A command, the folders of its stages in their order, and those in which it is killed."""
+
+    command: str
+    stages: tuple[str, ...] = (".",)
+    killed: tuple[str, ...] = (".",)
+    models: tuple[str, ...] = (".",)
+    more_files: frozenset[str] = frozenset()
+
+
+TUNED = frozenset({"training_rows.safetensors"})
+EMBEDDER = frozenset(
+    ("modules.json", "1_Pooling", "config_sentence_transformers.json", "sentence_bert_config.json")
+)
+MASK = TUNED | {"mask", "compact"}
+RUNS = {
+    "distill text": Run(
+        f"distill {{teacher}} --data {{text}} --to 2x16 --assistant 3x16 {TEXT}",
+        stages=("assistant-3x16", "."),
+    ),
+    "distill text, scores": Run(
+        f"distill {{teacher}} --data {{text}} --to 3x16 {TEXT} {SCORED}",
+        killed=("downstream/own/student",),
+        more_files=frozenset({"downstream"}),
+    ),
+    "distill task": Run(
+        f"distill {{classifier}} {TASK} --to 2x16 "
+        "--set 'undistilled.overrides.train={{log_every: 1, checkpoint_every: 2}}'",
+        stages=("intermediate", ".", "student-undistilled"),
+        killed=("intermediate", ".", "student-undistilled"),
+        more_files=TUNED | {"start"},
+    ),
+    "distill task, joint": Run(
+        f"distill {{classifier}} {TASK} --to 2x16 --method pkd {ALONE}",
+        more_files=TUNED | {"start"},
+    ),
+    "distill text then task": Run(
+        f"distill {{classifier}} {TASK} --to 2x16 {ALONE} {GENERAL}",
+        stages=("general", "intermediate", "."),
+        killed=("general",),
+        more_files=TUNED,
+    ),
+    "distill task, other tokens": Run(
+        f"distill {{classifier}} {TASK} --student {{stranger}} --method soft-targets {ALONE}",
+        more_files=TUNED,
+    ),
+    "distill embedding": Run(
+        f"distill {{embedder}} --data {{text}} --to 2x16@4 {TEXT} --set embedding.anchors=16 "
+        "--set embedding.rows=80 --set loss.similarity_weight=1.0 "
+        "--set 'loss.dimensions=[16, 8]' --set loss.hidden_weight=0.5",
+        more_files=EMBEDDER | {"2_Dense", "3_Normalize"},
+    ),
+    "distill reranker": Run(
+        "distill {scorer} --task rerank --data {lists} --to 2x16 --set data.max_length=24",
+        more_files=TUNED,
+    ),
+    "finetune": Run(f"finetune {{encoder}} {TASK} --set keep=best", more_files=TUNED),
+    "finetune, generation": Run(
+        "finetune {masked} --task own --data {pairs} --set data.max_length=24 "
+        "--set generation.max_tokens=8 --set data.judged_rows=8 --set keep=best",
+        more_files=TUNED | {"modeling_unilm.py", "generation_config.json"},
+    ),
+    "prune": Run(
+        f"prune {{encoder}} {TASK} --set 'head.words=[w40, w41]' --sparsity 0.7", more_files=MASK
+    ),
+    "prune, two methods": Run(
+        f"prune {{encoder}} {TASK} --method magnitude --method movement",
+        stages=("magnitude", "movement"),
+        killed=("movement",),
+        models=(),
+    ),
+    "prune embedding": Run(
+        "prune {embedder} --task embedding --data {text} --sparsity 0.5 "
+        "--set embedding.rows=80 --set data.max_length=16",
+        more_files=EMBEDDER | {"2_Normalize", "mask", "compact"},
+    ),
+    "cotrain": Run(
+        f"cotrain 3x32 2x16 --base {{masked}} --data {{text}} {TEXT}",
+        stages=(".", "standalone"),
+        models=("teacher", "student"),
+    ),
+    "cotrain task": Run(
+        f"cotrain {{encoder}} 1x32 {TASK}",
+        stages=(".", "standalone"),
+        killed=("standalone",),
+        models=("teacher", "student"),
+    ),
+}
+
+
+def lists(count: int, seed: int) -> list[dict]:
+    """Queries of two words, a passage that holds both and one that holds one of them."""
+    rng = np.random.default_rng(seed)
+    drawn = [rng.choice(59, size=5, replace=False) for _ in range(count)]
+    return [
+        {"query": f"w{a} w{b}", "positive": f"w{c} w{a} w{b}", "negative": [f"w{a} w{c} w{d}"]}
+        for a, b, c, d, _ in drawn
+    ]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Models and data of every kind by their names in the commands."""
+    folder = tmp_path_factory.mktemp("given")
+    own_files.own(folder / "rows", "class", n=64, judged=24)
+    for split, seed in (("train", 0), ("validation", 1)):
+        write(folder / "lists" / f"{split}.jsonl", lists(24, seed))
+        copies = [
+            {"source": row["text"], "target": row["text"]}
+            for row in own_files.rows("class", 24, seed=seed)
+        ]
+        write(folder / "pairs" / f"{split}.jsonl", copies)
+    text = "\n".join(f"w{i % 41} w{i % 13} w{(i * 7) % 40} w{i % 5}" for i in range(600))
+    (folder / "text.txt").write_text(text, "utf-8")
+    own_files.encoder(folder / "encoder")
+    own_files.encoder(folder / "teacher", num_hidden_layers=4)
+    own_files.headed(folder / "classifier", tuple(sorted(own_files.NAMES)), num_hidden_layers=4)
+    own_files.headed(folder / "scorer", num_labels=1, num_hidden_layers=4, type_vocab_size=2)
+    torch.manual_seed(0)
+    on_disk(AutoModelForMaskedLM.from_config(tiny_config("bert")), folder / "masked")
+    narrow = tiny_encoder("distilbert", dim=16, n_heads=2, hidden_dim=32, initializer_range=0.1)
+    on_disk(narrow, folder / "stranger", foreign_tokenizer())
+    base = load_encoder(str(folder / "teacher"))
+    save_embedder(base.model, base.tokenizer, EmbeddingFormat("cls"), folder / "embedder")
+    return {path.stem: path for path in folder.iterdir()}
+
+
+def command_of(name, places):
+    return [*shlex.split(RUNS[name].command.format(**places)), *SHORT]
+
+
+@pytest.fixture(scope="module")
+def finished(places, tmp_path_factory):
+    """Name of a run -> its directory after it ran without an interruption; tests only read it."""
+
+    @functools.cache
+    def run(name):
+        out = tmp_path_factory.mktemp("whole") / "out"
+        succeeds(*command_of(name, places), "-o", out)
+        return out
+
+    return run
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_dry_run_and_a_refused_directory_leave_nothing(name, places, tmp_path):
+    command, out = command_of(name, places), tmp_path / "out"
+    estimate = json.loads(succeeds(*command, "-o", out, "--dry-run", "--json").stdout)
+    assert [leg["folder"] for leg in estimate["legs"]] == [str(out / s) for s in RUNS[name].stages]
+    assert all(leg["steps"] > 0 and leg["seconds"] > 0 for leg in estimate["legs"])
+    assert all(model["params_total"] > 0 for model in estimate["models"].values())
+    assert list(tmp_path.iterdir()) == []
+    write(tmp_path / "refused" / "mine.jsonl", [])
+    assert "is not empty" in refused(tmp_path, *command)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_finished_run_holds_its_files_and_is_not_repeated(name, places, finished):
+    run, out = RUNS[name], finished(name)
+    of_models = own_files.MODEL if run.models == (".",) else set(run.models)
+    stages = {stage for stage in run.stages if stage != "."}
+    files = {path.name for path in out.iterdir()}
+    assert files == own_files.REPORT | of_models | run.more_files | stages
+    assert all((out / model / "model.safetensors").is_file() for model in run.models)
+    assert not [path for left in ("checkpoints", "signals") for path in out.rglob(left)]
+    report_of(out)
+    # Asked again, the run prints its report; asked with another setting, it is refused.
+    before, again = times(out), [*command_of(name, places), "-o", out, "--resume"]
+    done = kdcli(*again, "--json", "-q")
+    report = json.loads((out / "report.json").read_text("utf-8"))
+    assert (json.loads(done.stdout), done.stderr) == (report, "")
+    done = kdcli(*again, "--lr", "0.5")
+    assert (done.exit_code, "lr: was 0.001, is 0.5" in said_by(done)) == (2, True)
+    assert times(out) == before
+
+
+KILLED = [(name, stage) for name, run in RUNS.items() for stage in run.killed]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "stage"), KILLED)
+def test_killed_at_a_random_step_it_resumes_to_the_same_bits(
+    name, stage, places, finished, tmp_path
+):
+    command, out = [*command_of(name, places), "-o", tmp_path / "out"], tmp_path / "out"
+    killed, log = process(*command), out / stage / "log.jsonl"
+    cut = 3 + int.from_bytes(os.urandom(1)) % (STEPS // 2)
+    while killed.returncode is None:
+        if log.exists() and log.read_text("utf-8").count("\n") > cut:
+            killed.kill()
+            break
+        time.sleep(0.003)
+    message = killed.communicate()
+    assert killed.returncode == -9, message
+    done = {report.parent for report in out.rglob("report.json")}
+    assert out not in done
+    before = functools.reduce(dict.__or__, map(times, done), {})
+    succeeds(*command, "--resume")
+    assert {path: path.stat().st_mtime_ns for path in before} == before, "stages were repeated"
+    assert report_of(out / stage).training.resumed_from_step >= 2
+    whole = finished(name)
+    for pattern in ("*.safetensors", "log.jsonl"):
+        files = sorted(path.relative_to(whole) for path in whole.rglob(pattern))
+        assert files == sorted(path.relative_to(out) for path in out.rglob(pattern))
+        for file in files:
+            same = same_log if file.suffix == ".jsonl" else same_bytes
+            assert same(whole / file, out / file), file
+    one, other = report_of(whole), report_of(out)
+    for part in ("evaluations", "quality", "pruning"):
+        assert getattr(one, part) == getattr(other, part)
+
+
+def same_bytes(one: Path, other: Path) -> bool:
+    return filecmp.cmp(one, other, shallow=False)
+
+
+def same_log(one: Path, other: Path) -> bool:
+    return log_of(one.parent) == log_of(other.parent)
