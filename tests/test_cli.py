@@ -28,8 +28,8 @@ from kdcli.recipe.sections import TRACKERS
 OPTIONS = {
     "compress": (
         "--budget --data --device --front --max-class-drop --max-drop --max-latency-ms --max-mb "
-        "-o --output-dir --overwrite --pooling -r --recipe --resume --revision --seed --set --speedup --strict "
-        "--task --trust-remote-code"
+        "-o --output-dir --overwrite --pooling -r --recipe --resume --revision --seed --set "
+        "--speedup --strict --task --trust-remote-code"
     ),
     "distill": (
         "--ablate --also-teacher --assistant --augment --augment-model --augment-only "
@@ -57,8 +57,8 @@ OPTIONS = {
     ),
     "evaluate": (
         "--data --device --dtype --mask --max-class-drop --metric --min-metric -o --output-dir "
-        "--overwrite --pooling --predictions --processes -r --recipe --revision --set --submission --task "
-        "--trust-remote-code"
+        "--overwrite --pooling --predictions --processes -r --recipe --revision --set "
+        "--submission --task --trust-remote-code"
     ),
     "benchmark": (
         "--backend --baseline --batch-size --compare --data --device --dtype --max-latency-ms "
