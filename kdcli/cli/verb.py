@@ -171,6 +171,14 @@ class Given:
             model = self.verb.parameters[0].name
             self.values[model] = pinned(self.values[model], revision)
 
+    def fits(self, kind: str) -> bool:
+        """Tell whether every given option belongs to a kind of recipe of the verb."""
+        return all(
+            kind in parameter.kinds(self.verb.recipes)
+            for parameter in self.verb.parameters
+            if self._is_given(parameter, parameter.option.flag)
+        )
+
     def keys(self, kind: str) -> dict[str, Any]:
         """Return the recipe keys that were given. Raises UsageError: one of another recipe.
 

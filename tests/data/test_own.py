@@ -424,7 +424,10 @@ def test_unclear_columns_are_named_with_the_option(rows, columns, message, hint)
         (labelled(0.5, 1.5, float("-inf")), "3: the label in 'label' is not a finite number"),
         (labelled(1, 10**400), "2: the label in 'label' is not a finite number"),
         (labelled("0.5", "1.5", "NaN"), "3: the label in 'label' is not a finite number"),
-        ([*labelled(0, 1), {"text": "a"}], "3: there is no column 'label'; the only column is text"),
+        (
+            [*labelled(0, 1), {"text": "a"}],
+            "3: there is no column 'label'; the only column is text",
+        ),
         (
             labelled("x", "x"),
             "1: from here on every example has the label x in 'label': nothing to le",

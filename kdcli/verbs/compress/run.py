@@ -82,11 +82,26 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
         with runner.stopping():
             if resumed:
                 journal.read(run_dir)
-                if run_dir.done and not run_dir.differing_keys(resolved.to_yaml()):
-                    Progress.log(f"{folder} is done already")
-                    return checked(recipe, RunResult.read(folder))
+                if run_dir.done:
+                    earlier = RunResult.read(folder)
+                    if answers(earlier, recipe.goal):
+                        Progress.log(f"{folder} is done already")
+                        return checked(recipe, earlier)
+                    runner.asks_again = True
             result = _compress(resolved, runner)
     return checked(recipe, result)
+
+
+def answers(result: RunResult, goal: GoalSettings) -> bool:
+    """Whether a finished compression had this goal."""
+    compression = result.report.compression
+    assert compression is not None
+    return (compression.goal, compression.strict) == (limits_of(goal), goal.strict)
+
+
+def limits_of(goal: GoalSettings) -> dict[str, float]:
+    """Return the limits that are set."""
+    return goal.model_dump(exclude={"strict"}, exclude_none=True)
 
 
 def choose_folder(
@@ -140,7 +155,7 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
         search.teacher = str(runner.require(TEACHER, finetuning(runner)))
     if untrained is None:
         follow_steps(search)
-    elif not search.answers_from_earlier():
+    elif not (runner.asks_again and search.answers_from_earlier()):
         follow_plan(search, untrained)
     return finish(search)
 
@@ -245,12 +260,11 @@ def finish(search: Search) -> RunResult:
         if c.skipped
     ]
     dropped = seconds_dropped(search, chosen)
-    limits = goal.model_dump(exclude={"strict"}, exclude_none=True)
     compression = Compression(
         task=str(runner.recipe.task),
         metric=scores.metric,
         rows=scores.rows,
-        goal=limits,
+        goal=limits_of(goal),
         strict=goal.strict,
         met=not missed,
         chosen=chosen.name,

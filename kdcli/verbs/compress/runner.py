@@ -46,6 +46,7 @@ class StepRunner:
         folder: the directory of the run.
         journal: what was measured and decided.
         has_labels: whether the rows have labels; otherwise the teacher is the reference.
+        asks_again: whether a finished run is asked with another goal.
     """
 
     recipe: CompressRecipe
@@ -54,6 +55,7 @@ class StepRunner:
     folder: Path
     journal: Journal
     has_labels: bool = True
+    asks_again: bool = False
 
     def path(self, name: str) -> Path:
         """Return the run directory of a step."""

@@ -17,7 +17,8 @@ def distill(given: Given) -> Any:
         from kdcli.workloads.detect import task_to_distill
 
         teacher = given["teacher"]
-        if (task := task_to_distill(teacher, given["data"])) is not None:
+        task = task_to_distill(teacher, given["data"])
+        if task is not None and given.fits("rerank" if task == "rerank" else "distill-task"):
             given.values["task"] = task
             Progress.log(f"{teacher} is distilled on task {task}; --method distils its encoder")
             return given.show(_reranker(given) if task == "rerank" else _on_task(given))
