@@ -114,9 +114,10 @@ RUNS = {
         f"prune {{encoder}} {TASK} --set 'head.words=[w40, w41]' --sparsity 0.7", more_files=MASK
     ),
     "prune, two methods": Run(
-        f"prune {{encoder}} {TASK} --method magnitude --method movement",
-        stages=("magnitude", "movement"),
-        killed=("movement",),
+        # The heads of the methods differ, which a resumed run must not mix up.
+        f"prune {{encoder}} {TASK} --method smp --method l0 --set 'head.words=[w40, w41]'",
+        stages=("smp", "l0"),
+        killed=("l0",),
         models=(),
     ),
     "prune embedding": Run(

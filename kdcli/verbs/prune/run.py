@@ -150,14 +150,17 @@ def _stage(
     teacher: Model | None,
     loaded: list[Model],
 ) -> Stage:
-    """Build the stage of one method and sparsity. The first stage takes the model in `loaded`."""
+    """Build the stage of one method and sparsity.
+
+    The first stage that is run takes the model in `loaded`, if it has the stage's head.
+    """
     recipe, folder = one.resolved.recipe, one.folder
 
     def build() -> StageJob:
         Progress.log(f"{recipe.method}, sparsity {recipe.sparsity[0]:g}")
-        if loaded:
-            model = loaded.pop()
-        else:
+        model = loaded.pop() if loaded else None
+        # A resumed run may begin with a method whose head is another one.
+        if model is None or recipe.head != context.recipe.head:
             model = workload.load(str(recipe.model), head=recipe.head, seed=recipe.train.seed)
         inside = None if context.dry_run else folder
         built = build_pruning(context, workload, recipe, model, teacher, inside)
