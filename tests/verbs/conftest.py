@@ -66,8 +66,8 @@ def asked(request, teacher_of):
 
 @pytest.fixture(autouse=True, scope="package")
 def quicker():
-    """Draw no pictures, count the multiply-adds of a shape once, resample 100 times, and fork the
-    latency process from one with all imports."""
+    """Count the multiply-adds of a shape once; fork the latency process from one with all
+    imports."""
     counted: dict[tuple[object, ...], int] = {}
 
     def once(model):
@@ -76,12 +76,23 @@ def quicker():
             counted[key] = multiply_adds(model)
         return counted[key]
 
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(card, "multiply_adds", once)
+        workers_are_forked(patch)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shorter():
+    """Draw no pictures and resample 100 times, also in module fixtures.
+
+    A wider scope would last until a worker's last test, and change what tests of reports see.
+    """
+
     def few(*scorers, resamples, **settings):
         return paired_bootstrap(*scorers, resamples=min(resamples, 100), **settings)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workload, "paired_bootstrap", few)
         patch.setattr(views, "drawn", lambda section: [("a picture", "<svg></svg>")])
-        patch.setattr(card, "multiply_adds", once)
-        workers_are_forked(patch)
         yield

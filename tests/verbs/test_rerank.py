@@ -281,7 +281,7 @@ PAIR = {"query": "w1", "passage": "w2", "label": 1}
         ),
         (
             [{"query": "w1", "text": "w2"}],
-            "train.jsonl:1: no column passage or sentence or document; the only column is query",
+            "train.jsonl:1: no column passage or sentence or document; the columns are query",
         ),
         ([PAIR | {"label": -1}], "a label is a relevance, 0 or more, got -1.0"),
         (

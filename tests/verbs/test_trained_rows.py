@@ -89,9 +89,7 @@ def test_evaluate_takes_the_rows_held_back_and_leaves_training_rows_out(made, tm
     folder, file, split = made
     judged = ["evaluate", folder / "model", "--set", "measure.latency=false", "--device", "cpu"]
     said = succeeds(*judged, "--data", file, "-o", tmp_path / "same").output
-    assert "model: task=own, data.columns.text=saying, data.columns.label=about" in said.replace(
-        "\n", " "
-    )
+    assert "model: data.columns.text=saying, data.columns.label=about" in said.replace("\n", " ")
     (same,), (own,) = (
         report_of(where).evaluations for where in (tmp_path / "same", folder / "model")
     )
