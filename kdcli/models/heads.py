@@ -143,8 +143,8 @@ def _unfit(source: str, task: Task, misfit: str) -> UsageError:
     vectors = ", or evaluate its vectors: kdcli evaluate --pooling mean" if pairs else ""
     return UsageError(
         f"{source} cannot do task {task.name}: {misfit}",
-        f"fine-tune it first (kdcli finetune){vectors}, or ignore the labels (--set "
-        "data.labels=teacher)",
+        f"fine-tune it first: kdcli finetune{vectors}; or ignore the labels: --set "
+        "data.labels=teacher",
     )
 
 

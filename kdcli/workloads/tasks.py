@@ -242,8 +242,9 @@ def _known_head(request: WorkloadRequest, *, trusted: bool) -> Head | None:
     for source in dict.fromkeys([request.model, *request.other_models]):
         config = load_config(source, trust_remote_code=trusted, compacted=True, weights=False)
         if (head := head_of(config)) is not None:
-            # A model that may get a new head takes the class names of the labels.
-            return replace(head, named=False) if request.new_head else head
+            # A new head takes the order of the data, and so does a head that `label_map` reorders.
+            by_data = request.new_head or request.head.label_map is not None
+            return replace(head, named=False) if by_data else head
     return None
 
 
