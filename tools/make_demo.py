@@ -1,11 +1,12 @@
-"""Make the embedded demo teacher: a WordPiece tokenizer and a 4x128 BERT, trained by masked
-language modelling.
+"""Make the embedded models: `demo`, a 4x128 BERT trained by masked language modelling, and
+`demo-classifier`, which is `demo` fine-tuned on the task `demo-topic`.
 
-    python tools/make_demo.py [--steps 2500] [--out kdcli/data/demo_teacher]
+    python tools/make_demo.py [--steps 2500] [--out kdcli/data]
+    python tools/make_demo.py --classifier [--out kdcli/data]
 
 Both are made from the text that `kdcli.data.demo` generates and from nothing else. The weights are
-saved in half precision to keep the package small. Takes some ten minutes on two cores; prints the
-loss and the files' hashes.
+saved in half precision to keep the package small. The encoder takes about ten minutes on two cores
+and the classifier half a minute. Prints the loss and the hashes of the files.
 
 A tokenizer that is there is kept, for the trainer of `tokenizers` breaks ties by chance: the same
 text gives other numbers to the pieces each time. With it, the same seed, torch and number of
@@ -16,21 +17,25 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import tempfile
 import time
 from pathlib import Path
 
 import torch
 from tokenizers import BertWordPieceTokenizer
 from transformers import (
+    AutoModelForSequenceClassification,
     BertConfig,
     BertForMaskedLM,
     BertTokenizerFast,
     get_linear_schedule_with_warmup,
 )
 
+import kdcli
 from kdcli.data.batches import BatchOrder
 from kdcli.data.demo import demo_documents
 from kdcli.data.text.corpus import open_corpus
+from kdcli.models.files import TASK
 
 LENGTH, BATCH, SEED = 64, 64, 0
 CARD = """---
@@ -43,6 +48,16 @@ A BERT of 4 layers and width 128, trained by `python tools/make_demo.py` on a la
 `kdcli/data/demo.py` invents. It knows no real language. It exists so that
 `kdcli distill demo --to 2x64` needs no network and no file.
 """
+CLASSIFIER_CARD = """---
+license: apache-2.0
+library_name: transformers
+---
+# The demo classifier of kdcli
+
+The demo teacher of kdcli, fine-tuned by `python tools/make_demo.py --classifier` to tell six topics
+of an invented language apart. It exists so that `kdcli compress demo-classifier --data demo` needs
+no network and no file.
+"""
 
 
 def main() -> None:
@@ -50,11 +65,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=2500)
-    parser.add_argument("--out", type=Path, default=Path("kdcli/data/demo_teacher"))
+    parser.add_argument("--out", type=Path, default=Path("kdcli/data"))
+    parser.add_argument(
+        "--classifier", action="store_true", help="make the classifier from the encoder that exists"
+    )
     options = parser.parse_args()
+    if options.classifier:
+        make_classifier(options.out / "demo_classifier")
+    else:
+        make_encoder(options.out / "demo_teacher", options.steps)
+
+
+def make_encoder(out: Path, steps: int) -> None:
     torch.manual_seed(SEED)
-    options.out.mkdir(parents=True, exist_ok=True)
-    tokenizer = make_tokenizer(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = make_tokenizer(out)
     model = BertForMaskedLM(
         BertConfig(
             vocab_size=len(tokenizer),
@@ -66,16 +91,33 @@ def main() -> None:
             pad_token_id=tokenizer.pad_token_id,
         )
     )
-    train(model, tokenizer, options.steps)
-    model.bert.half().save_pretrained(options.out)
-    tokenizer.save_pretrained(options.out)
-    (options.out / "README.md").write_text(CARD, "utf-8")
+    train(model, tokenizer, steps)
+    model.bert.half().save_pretrained(out)
+    save_rest(tokenizer, out, CARD)
+
+
+def make_classifier(out: Path) -> None:
+    """Fine-tune the embedded encoder on its task. It is not marked as trained on this task, so that
+    it is treated as any published model is."""
+    with tempfile.TemporaryDirectory() as folder:
+        trained = Path(folder) / "run"
+        kdcli.finetune("demo", task="demo-topic", output_dir=trained)
+        model = AutoModelForSequenceClassification.from_pretrained(trained)
+        tokenizer = BertTokenizerFast.from_pretrained(trained)
+    delattr(model.config, TASK)
+    out.mkdir(parents=True, exist_ok=True)
+    model.half().save_pretrained(out)
+    save_rest(tokenizer, out, CLASSIFIER_CARD)
+
+
+def save_rest(tokenizer: BertTokenizerFast, out: Path, card: str) -> None:
+    """Save the tokenizer and the model card, and print the hashes of the files."""
+    tokenizer.save_pretrained(out)
+    (out / "README.md").write_text(card, "utf-8")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    for made in (options.out / "tokenizer.json", options.out / "model.safetensors"):
-        print(
-            f"{made}: {made.stat().st_size:,} bytes, sha256 "
-            f"{hashlib.sha256(made.read_bytes()).hexdigest()}"
-        )
+    for made in (out / "tokenizer.json", out / "model.safetensors"):
+        digest = hashlib.sha256(made.read_bytes()).hexdigest()
+        print(f"{made}: {made.stat().st_size:,} bytes, sha256 {digest}")
 
 
 def make_tokenizer(folder: Path) -> BertTokenizerFast:

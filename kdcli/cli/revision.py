@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from kdcli.data.demo import EMBEDDED
 from kdcli.errors import UsageError
 
 HUB_ID = r"(\w[\w.-]*/)?\w[\w.-]*"
@@ -29,7 +30,7 @@ def pinned(model: Any, revision: str) -> Any:
             "write MODEL@REV for each, or in the recipe",
         )
     name, at, current = model.partition("@")
-    if Path(model).exists() or name == "demo" or not re.fullmatch(HUB_ID, name):
+    if Path(model).exists() or name in EMBEDDED or not re.fullmatch(HUB_ID, name):
         raise UsageError(f"{model} has no revisions: it is not on the hub", "remove --revision")
     if not re.fullmatch(r"[\w./-]+", revision):
         raise UsageError(f"--revision takes a branch, a tag or a commit, got '{revision}'")

@@ -1,6 +1,6 @@
 """Load and save an encoder with its tokenizer: safetensors only, and no code from the model.
 
-A source is a hub id, a directory, or `demo`, which is the teacher inside the package.
+A source is a hub id, a directory, or a model inside the package: `demo` or `demo-classifier`.
 """
 
 import functools
@@ -28,6 +28,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import extract_commit_hash
 
+from kdcli.data.demo import EMBEDDED
 from kdcli.disk import fill_dir, read_json, user_path
 from kdcli.errors import UsageError, first_line
 from kdcli.models.custom_class import (
@@ -61,7 +62,7 @@ from kdcli.types import RowHashes
 # The progress bars of transformers would break the ones of kdcli.
 transformers_logging.disable_progress_bar()
 
-DEMO, CARD = "demo", "README.md"
+CARD = "README.md"
 # A model on the hub at a branch, a tag or a commit.
 PINNED = re.compile(r"((?:[\w.-]+/)?[\w.-]+)@([\w./-]+)")
 MODEL_FILES = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py", "*.md", "*.npy"]
@@ -82,8 +83,8 @@ def location(source: str) -> str:
     For `OWNER/NAME@REVISION`, it is the directory of that commit, which is downloaded if it is not
     cached. Raises UsageError if the revision does not exist, or the user's directory is unknown.
     """
-    if source == DEMO:
-        return str(importlib.resources.files("kdcli") / "data" / "demo_teacher")
+    if source in EMBEDDED:
+        return str(importlib.resources.files("kdcli") / "data" / EMBEDDED[source])
     if (pinned := PINNED.fullmatch(source)) and not Path(source).exists():
         return _snapshot(*pinned.groups())
     return str(user_path(source)) if source.startswith("~") else source

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
 
+from kdcli.data.demo import EMBEDDED
 from kdcli.data.tasks import tasks
 
 CARD, MAX_BYTES = "README.md", 1 << 20
@@ -65,7 +66,7 @@ def front_matter(
     """
     base, _, revision = base.partition("@")
     base_card = _card_of(base, revision or None)
-    on_hub = HUB_ID.fullmatch(base) and base != "demo" and not Path(base).exists()
+    on_hub = HUB_ID.fullmatch(base) and base not in EMBEDDED and not Path(base).exists()
     base_model = base if on_hub else base_card.get("base_model")
     inherited: dict[str, Any] = {key: base_card[key] for key in INHERITED if key in base_card}
     dataset = _dataset(task, data)

@@ -299,7 +299,9 @@ class Decision(_Part):
     classes with fewer than `min_count` examples are too small to tell. `agreement` is the share of
     rows, or words, for which both models predict the same. `confusion` has the baseline's classes
     as rows and the model's as columns, for at most 40 classes; `confused` lists its largest cells
-    off the diagonal. `calibration` is by model. `chosen_on_these_rows` is as in `Comparison`.
+    off the diagonal. `calibration` is by model. `thresholds_on` names the rows that chose the
+    thresholds and gave their precision and recall, if these are other rows.
+    `chosen_on_these_rows` is as in `Comparison`.
     """
 
     model: str
@@ -317,6 +319,7 @@ class Decision(_Part):
     differing: list[DifferingRow] = Field(default_factory=list)
     calibration: dict[str, Calibration] = Field(default_factory=dict)
     thresholds: list[LabelThresholds] = Field(default_factory=list)
+    thresholds_on: str = ""
     chosen_on_these_rows: bool = False
 
 

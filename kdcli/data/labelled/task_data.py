@@ -15,6 +15,7 @@ from kdcli.data import demo
 from kdcli.data.hub import HubId
 from kdcli.data.labelled.checks import BadRows, class_counts
 from kdcli.data.labelled.examples import example_of
+from kdcli.data.labelled.kept import kept_rows
 from kdcli.data.labelled.own import own_task
 from kdcli.data.labelled.partition import VERIFICATION, Partition, Pools
 from kdcli.data.labelled.rows import choose_rows, deciding_hashes, hashes_of, held_back
@@ -58,6 +59,7 @@ class Labelled:
         return np.unique(hashes_of(self.train))
 
 
+@kept_rows
 def open_labelled(
     name: str,
     *,
@@ -227,6 +229,7 @@ class Splits:
         return sets
 
 
+@kept_rows
 def read_splits(
     task: Task,
     source: str | None,
@@ -542,7 +545,8 @@ def _hub(where: tuple[str, str | None], name: str) -> Source:
 def _read(
     task: Task, source: Source, split: str, on_bad: OnBadRow, *, withheld: bool = False
 ) -> list[Example]:
-    if isinstance(source, DemoSource):
+    # The text of the demo is a user's own rows without labels.
+    if isinstance(source, DemoSource) and task.name != OWN:
         if task.name not in demo.TASKS:
             raise UsageError(
                 f"the demo has no task {task.name}",

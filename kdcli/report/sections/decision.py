@@ -225,10 +225,11 @@ def _thresholds(decision: Decision) -> Section | None:
         }
         for each in d.thresholds
     ]
+    origin = f"the {d.thresholds_on} rows" if d.thresholds_on else "these rows"
     note = (
         f"Precision / recall. The last two columns are thresholds at which {d.model} reaches the "
         f"precision or the recall of {d.baseline}, with its precision / recall there. They were "
-        "chosen on these rows, so these values are optimistic."
+        f"chosen on {origin}, which gave these values too, so they are optimistic."
     )
     table = filled(rows, note=note, style="tight classes")
     return Section("Thresholds", table, least=least_view(len(rows)))

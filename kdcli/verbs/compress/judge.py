@@ -6,7 +6,6 @@ from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
-from kdcli.data.labelled.partition import Partition
 from kdcli.deploy.latency import CELLS
 from kdcli.deploy.measurements import UNSTABLE, Speedup
 from kdcli.disk import cache_key
@@ -16,14 +15,12 @@ from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report
 from kdcli.report.sections.latency import milliseconds
 from kdcli.verbs.compress.runner import StepRunner
-from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
+from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.steps import select, verification
 
 POINT = 0.01
 LIMITS = ("speedup", "max_latency_ms", "max_mb")
 """The limits of speed and size."""
-MIN_ROWS = 100
-"""With fewer held-out rows, a note warns that the interval is wide."""
 DEPLOYED = (
     "config.json",
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -71,6 +68,12 @@ class CandidateScores:
     rows: int
     teacher: ScoredModel
     candidates: list[ScoredModel]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Return the name of each model in `report`, by its name here."""
+        names = [self.teacher.name, *(one.name for one in self.candidates)]
+        return dict(zip(names, self.report.cards, strict=True))
 
 
 @dataclass(frozen=True)
@@ -253,18 +256,6 @@ def is_sure(goal: GoalSettings, scores: CandidateScores, one: ScoredModel) -> bo
     return goal.max_drop is None or not misses(
         GoalSettings(max_drop=goal.max_drop, strict=True), scores.teacher, one
     )
-
-
-def check_rows(recipe: CompressRecipe, partition: Partition) -> list[str]:
-    """Return a note if too few verification rows make the interval wide."""
-    rows = len(partition.verification)
-    if rows >= MIN_ROWS:
-        return []
-    holds = "must hold" if recipe.goal.strict else "need not hold without --strict"
-    bound = (
-        f", and --max-drop {holds} for its lower end" if recipe.goal.max_drop is not None else ""
-    )
-    return [f"only {rows} verification rows: the interval is wide{bound}"]
 
 
 def sentence(

@@ -22,7 +22,7 @@ DETECTED = {
 def compress_recipe(
     *, recipe: str | None, sets: Sequence[str], options: Mapping[str, Any]
 ) -> Resolved[CompressRecipe]:
-    """Resolve the named recipe, else `compress-TASK`, else the defaults.
+    """Resolve the named recipe, else `compress-MODEL` or `compress-TASK`, else the defaults.
 
     If no task is given, the model and the data decide it; see `task_of_model`.
 
@@ -42,8 +42,9 @@ def compress_recipe(
         Progress.log(
             f"{given.model}: {DETECTED.get(task, f'task {task}, on which it was trained')}"
         )
-    if recipe is None and (name := f"compress-{task}") in shipped("compress"):
-        recipe = name
+    if recipe is None:
+        names = (f"compress-{given.model}", f"compress-{task}")
+        recipe = next((name for name in names if name in shipped("compress")), None)
     options = {**options, "task": task}
     resolved = resolve(CompressRecipe, recipe=recipe, sets=sets, options=options)
     _check_goal(resolved.recipe)

@@ -4,14 +4,10 @@ Data flow: goal -> untrained latencies -> teacher -> candidates, each made by ot
 next to the teacher on held-out rows -> the best one in best/, and a report with the whole table.
 """
 
-import shlex
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from kdcli.data.labelled.partition import Partition, choose_partition
+from kdcli.data.labelled.kept import keep_rows
 from kdcli.deploy.exported import FACTS
 from kdcli.deploy.latency import Latency
 from kdcli.disk import atomic_dir, read_json, write_atomic
@@ -19,15 +15,11 @@ from kdcli.engine.processes import stop_requests
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RECIPE, RunDir, numbered
 from kdcli.errors import GateError, UsageError
-from kdcli.models.files import CONFIG, file_beside
-from kdcli.models.load import location
-from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report import schema
 from kdcli.report.charts.compression import png
 from kdcli.report.finish import BEST, ReportContents, ReportedModel, RunResult, write_report
-from kdcli.report.publish import Upload
 from kdcli.report.schema import Compression
 from kdcli.report.text import duration
 from kdcli.run.context import cpu_session
@@ -36,26 +28,25 @@ from kdcli.verbs.compress.journal import Journal
 from kdcli.verbs.compress.judge import (
     ScoredModel,
     Verification,
-    check_rows,
     choose,
     misses,
     sentence,
     verify,
 )
 from kdcli.verbs.compress.plan import check_reachable, follow_plan, follow_steps
+from kdcli.verbs.compress.rows import divide_rows, goal_notes
 from kdcli.verbs.compress.runner import PARTITION, StepRunner, evaluation_request, kind_of
 from kdcli.verbs.compress.search import TEACHER, Candidate, Search, check_backends
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
 from kdcli.verbs.compress.shapes import Untrained, measure_untrained
-from kdcli.workloads import open_evaluation, open_rows
+from kdcli.verbs.compress.ship import calibrate, fill_best, never_predicted, with_thresholds
+from kdcli.workloads import open_evaluation
 from kdcli.workloads.decisions import KINDS, class_drop_misses
 from kdcli.workloads.labelled import LabelledWorkload
 
 PICTURE = "pareto.png"
 GOAL = ("goal.", "budget")
 """Beginnings of the keys that a question to a finished run may change."""
-MIN_DATA = 200
-"""With fewer rows, a message warns that the result depends on a few of them."""
 
 
 def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
@@ -79,7 +70,7 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
     with stop_requests(at_once=True) as stop:
         journal = Journal(recipe.budget, stop)
         runner = StepRunner(recipe, kind_of(recipe), options, folder, journal)
-        with runner.stopping():
+        with runner.stopping(), keep_rows():
             if resumed:
                 journal.read(run_dir)
                 if run_dir.done:
@@ -123,9 +114,9 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
     """Check goal, model and data, claim the directory, run all steps, and report."""
     recipe, options, journal = resolved.recipe, runner.options, runner.journal
     fits, runner.has_labels = check_model(recipe, trusted=options.trust_remote_code)
-    partition = choose_rows(runner)
+    divided = divide_rows(runner)
     search = Search(runner, str(recipe.model))
-    for note in check_rows(recipe, partition):
+    for note in [*divided.notes, *goal_notes(recipe.goal, divided.partition)]:
         Progress.log(note)
         search.notes.append(note)
     untrained = None
@@ -147,7 +138,7 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
     )
     if runner.recipe.data.partition is None:
         file = runner.folder / PARTITION
-        partition.write(file)
+        divided.partition.write(file)
         data = recipe.data.model_copy(update={"partition": str(file)})
         runner.recipe = recipe.model_copy(update={"data": data})
     journal.claim(claimed)
@@ -158,41 +149,6 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
     elif not (runner.asks_again and search.answers_from_earlier()):
         follow_plan(search, untrained)
     return finish(search)
-
-
-def choose_rows(runner: StepRunner) -> Partition:
-    """Choose the selection and verification rows, unless the recipe or an earlier process did.
-
-    Raises UsageError: there are too few rows.
-    """
-    data, file = runner.recipe.data, runner.folder / PARTITION
-    if data.partition is not None:
-        return Partition.read(data.partition)
-    if file.is_file() and not runner.options.overwrite:
-        return Partition.read(str(file))
-    request = evaluation_request(runner.recipe)
-    rows = open_rows(request, cpu_session(trust_remote_code=runner.options.trust_remote_code))
-    pools = rows.pools(np.concatenate([NO_ROWS, *request.trained.values()]))
-    count = len(pools.train) + len(pools.validation) + len(pools.test)
-    partition = choose_partition(
-        pools,
-        selection_rows=data.selection_rows,
-        verification_rows=data.verification_rows,
-        seed=data.split_seed,
-    )
-    if not len(partition.verification) or not len(partition.selection):
-        known = f", and {runner.recipe.model} was trained on some of them" * bool(len(pools.known))
-        raise UsageError(
-            f"{count:,} rows are too few to choose a candidate and to verify it{known}",
-            f"give --data with at least {MIN_DATA} other rows; they need no labels",
-        )
-    if count < MIN_DATA:
-        Progress.log(f"only {count} rows: the choice and its score will depend on a few of them")
-    Progress.log(
-        f"{count:,} rows: {len(partition.selection):,} choose among candidates, "
-        f"{len(partition.verification):,} verify the chosen model"
-    )
-    return partition
 
 
 def checked(recipe: CompressRecipe, result: RunResult) -> RunResult:
@@ -236,7 +192,20 @@ def finish(search: Search) -> RunResult:
     chosen, missed = (
         (last, misses(goal, scores.teacher, last)) if runner.recipe.steps else choose(goal, scores)
     )
+    selected = scores.report.decisions
+    before, after = (scores.labels[one] for one in (TEACHER, chosen.name))
+    notes = [f"{BEST}/ is what to ship, and its README.md says how to run it", *search.notes]
+    notes += calibrate(chosen.folder, selected, after)
     verified = verify(runner, scores, chosen)
+    decided = [
+        with_thresholds(decision, selected, before, after) for decision in verified.report.decisions
+    ]
+    report = verified.report.model_copy(update={"decisions": decided})
+    verified = replace(verified, report=report)
+    for warning in never_predicted(decided):
+        Progress.log(warning)
+        notes.append(warning)
+    notes += verified.report.notes
     missed = {k: v for k, v in missed.items() if k != "max_drop"}
     missed |= {
         k: v for k, v in misses(goal, verified.teacher, verified.chosen).items() if k == "max_drop"
@@ -281,7 +250,6 @@ def finish(search: Search) -> RunResult:
             reference="labels" if runner.has_labels else "teacher",
         ),
     )
-    notes = [f"{BEST}/ is what to ship, and its README.md says how to run it", *search.notes]
     notes += [
         f"it took {duration(runner.journal.seconds)}, "
         f"{duration(dropped)} of it for what is not in {BEST}/"
@@ -298,34 +266,6 @@ def finish(search: Search) -> RunResult:
             f"has {100 * verified.confidence:.3g} % confidence"
         )
     return _write(search, verified, compression, notes)
-
-
-def fill_best(folder: Path, candidate: Candidate, options: RunOptions, sentence: str) -> None:
-    """Copy a candidate's model in torch and its file for a backend into a directory.
-
-    Its README.md gets the result and the command.
-    """
-    assert candidate.folder is not None
-    config = file_beside(location(candidate.model), CONFIG)
-    assert config is not None
-    for source in dict.fromkeys((config.parent, candidate.folder)):
-        for name in Upload.of(source).files:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source / name, folder / name)
-    readme = folder / "README.md"
-    command = shlex.join(["kdcli", *options.arguments]) if options.arguments else "kdcli.compress"
-    text = readme.read_text("utf-8") if readme.is_file() else ""
-    readme.write_text(with_summary(text, sentence, command), "utf-8")
-
-
-def with_summary(card: str, sentence: str, command: str) -> str:
-    """Return a model card with the result and the command below its title."""
-    summary = f"{sentence}\n\nMade by:\n\n```\n{command}\n```\n"
-    before, title, rest = card.partition("\n# ")
-    if not title:
-        return f"{summary}\n{card}"
-    heading, _, body = rest.partition("\n")
-    return f"{before}{title}{heading}\n\n{summary}{body}"
 
 
 def row_of(
@@ -391,10 +331,7 @@ def _write(
     """
     runner, scores = search.runner, search.scores
     assert scores is not None
-    cards = scores.report.cards
-    places = {c.name: n for n, c in enumerate(scores.candidates)}
-    labels = [*cards]
-    names = {labels[0]: TEACHER, labels[1 + places[verified.chosen.name]]: verified.chosen.name}
+    names = {scores.labels[one]: one for one in (TEACHER, verified.chosen.name)}
     latency = Latency()
     for row in scores.report.latency:
         if row.model in names:

@@ -23,7 +23,7 @@ from kdcli.verbs.compress.recipes import dotted
 from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.distill import run as distill_verb
 from kdcli.verbs.distill.outputs import distill_reranker
-from kdcli.verbs.distill.recipes import demo_recipe, task_recipe
+from kdcli.verbs.distill.recipes import embedding_recipe, task_recipe
 from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.verbs.evaluate import run as evaluate_verb
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
@@ -123,8 +123,7 @@ def distill(
         values |= {"teacher": teacher, "method": EMBEDDING, "embedding.pooling": recipe.pooling}
         values |= {} if shape is None else {"student.to": [shape]}
         named = keys.get("recipe")
-        # The embedded model is small and has a recipe of its own.
-        beneath = demo_recipe(EMBEDDING, ()) if teacher == "demo" and named is None else None
+        beneath = None if named is not None else embedding_recipe(teacher)
         resolved = resolve(DistillRecipe, recipe=named, beneath=beneath, options=values)
         return distill_verb.distill(resolved, options)
 

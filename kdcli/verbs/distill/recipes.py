@@ -176,6 +176,13 @@ def undistilled_recipe(recipe: TaskDistillRecipe, student: str) -> Resolved[Fine
     return finetune_recipe(options=options | dict(flatten(recipe.undistilled.overrides)))
 
 
+def embedding_recipe(teacher: str) -> dict[str, dict[str, Any]]:
+    """Return the shipped recipe for students of an embedding model, by its origin."""
+    if teacher == "demo":
+        return demo_recipe("embedding", ())
+    return {"recipe embedding": dict(flatten(read_recipe("embedding", "distill")))}
+
+
 def demo_recipe(method: str | None, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the recipe of `distill demo`, by its origin. Another method gets no loss settings.
 

@@ -1,0 +1,118 @@
+"""What the selection rows decide about a chosen model, and what the rows of a run are warned of."""
+
+import json
+
+import numpy as np
+import pytest
+
+from kdcli.data.labelled.partition import Partition, Pools
+from kdcli.models.temperature import TEMPERATURE
+from kdcli.report.schema import (
+    Calibration,
+    Confusion,
+    Decision,
+    LabelThresholds,
+    OperatingPoint,
+)
+from kdcli.verbs.compress.rows import goal_notes, row_notes
+from kdcli.verbs.compress.settings import GoalSettings
+from kdcli.verbs.compress.ship import calibrate, never_predicted, with_thresholds
+
+
+def calibration(temperature):
+    return Calibration(
+        error=0.1,
+        temperature=temperature,
+        scaled_error=0.02,
+        stored_temperature=None,
+        stored_error=None,
+    )
+
+
+def decision(**changed):
+    fields = {"model": "int8", "baseline": "big", "task": "own", "set": "", "n": 100}
+    fields |= {"reference": "labels", "metric": "f1", "min_count": 30, "classes": []}
+    return Decision(**fields | {"agreement": 0.9} | changed)
+
+
+@pytest.mark.parametrize(
+    ("found", "stored"),
+    [
+        (decision(calibration={"int8": calibration(1.7), "big": calibration(3.0)}), 1.7),
+        (decision(calibration={"int8": calibration(None)}), None),
+        (decision(calibration={"int8": calibration(1.7)}, reference="teacher"), None),
+        (decision(calibration={"other": calibration(1.7)}, model="other"), None),
+    ],
+)
+def test_the_temperature_of_the_selection_rows_is_stored(found, stored, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}', "utf-8")
+    notes = calibrate(tmp_path, [found], "int8")
+    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    assert config.get(TEMPERATURE) == stored
+    assert bool(notes) == (stored is not None)
+    assert config["model_type"] == "bert"
+
+
+def thresholds(threshold):
+    point = OperatingPoint(threshold=threshold, precision=0.9, recall=0.8)
+    return [
+        LabelThresholds(
+            label="yes", baseline=point, model=point, same_precision=point, same_recall=None
+        )
+    ]
+
+
+def test_thresholds_come_from_the_selection_rows():
+    verified = decision(model="chosen", baseline="teacher", thresholds=thresholds(0.5))
+    selected = [
+        decision(model="other", thresholds=thresholds(0.1)),
+        decision(thresholds=thresholds(0.7)),
+    ]
+    found = with_thresholds(verified, selected, "big", "int8")
+    assert (found.model, found.thresholds) == ("chosen", thresholds(0.7))
+    assert found.thresholds_on == "selection"
+    of_another_set = with_thresholds(
+        verified.model_copy(update={"set": "mismatched"}), selected, "big", "int8"
+    )
+    assert of_another_set.thresholds == thresholds(0.5)
+    assert of_another_set.thresholds_on == ""
+
+
+def test_classes_that_are_never_predicted_are_named():
+    counts = [[50, 0, 0, 0], [3, 0, 2, 0], [0, 0, 9, 0], [0, 0, 0, 0]]
+    matrix = Confusion(labels=["a", "b", "c", "d"], counts=counts)
+    lost, absent = never_predicted([decision(confusion=matrix, reference="teacher")])
+    assert "the chosen model never predicts b " in lost
+    assert "the teacher never predicts d " in absent
+    # With labels, a class may simply not be in the rows.
+    assert len(never_predicted([decision(confusion=matrix)])) == 1
+    same = Confusion(labels=["a", "b"], counts=[[5, 1], [0, 7]])
+    assert never_predicted([decision(confusion=same, reference="teacher")]) == []
+
+
+def hashes(*numbers):
+    return np.array(numbers, np.uint64)
+
+
+def test_rows_that_are_in_two_splits_are_counted():
+    train, validation = np.arange(400, dtype=np.uint64), hashes(1, 2, 1000)
+    partition = Partition(selection=hashes(7), verification=hashes(1, 2, 1000))
+    (note,) = row_notes(Pools(train, validation), partition)
+    assert note.startswith("2 training rows are also in the validation or test split")
+    assert row_notes(Pools(train, hashes(1000)), partition) == []
+
+
+def test_few_rows_are_a_note():
+    partition = Partition(selection=hashes(7), verification=hashes(8))
+    (note,) = row_notes(Pools(np.arange(199, dtype=np.uint64)), partition)
+    assert note.startswith("only 199 rows")
+    (note,) = goal_notes(GoalSettings(max_drop=1.0), partition)
+    assert note.startswith("only 1 verification rows")
+    assert "need not hold" in note
+
+
+def test_a_drop_of_zero_is_met_by_chance():
+    partition = Partition(selection=hashes(7), verification=np.arange(500, dtype=np.uint64))
+    assert goal_notes(GoalSettings(max_drop=0.5), partition) == []
+    (note,) = goal_notes(GoalSettings(max_drop=0.0), partition)
+    assert "by chance" in note
