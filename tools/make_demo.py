@@ -97,8 +97,10 @@ def make_encoder(out: Path, steps: int) -> None:
 
 
 def make_classifier(out: Path) -> None:
-    """Fine-tune the embedded encoder on its task. It is not marked as trained on this task, so that
-    it is treated as any published model is."""
+    """Fine-tune the embedded encoder on its task.
+
+    It is not marked as trained on this task, so it is treated as any published model is.
+    """
     with tempfile.TemporaryDirectory() as folder:
         trained = Path(folder) / "run"
         kdcli.finetune("demo", task="demo-topic", output_dir=trained)

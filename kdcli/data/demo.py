@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 TOPICS, MOODS = 6, 2
 DOCUMENTS = {"train": 24_000, "validation": 1_200}
+SENTENCES = {"train": 6_000, "validation": 2_000}
 EMBEDDED = {"demo": "demo_teacher", "demo-classifier": "demo_classifier"}
 """Name of an embedded model -> its directory next to this module."""
 TASKS = ("demo-topic", "demo-order", "demo-coherence")
@@ -79,6 +80,13 @@ def demo_documents(split: str) -> Iterator[str]:
                 _sentence(rng, rng.randrange(TOPICS) if strays else topic, mood, None, about)
             )
         yield " ".join(sentences)
+
+
+def demo_sentences(split: str) -> Iterator[str]:
+    """Yield the sentences of a split, without labels, which are always the same."""
+    rng = random.Random(f"sentences {split}")
+    for _ in range(SENTENCES[split]):
+        yield _sentence(rng, rng.randrange(TOPICS), rng.randrange(MOODS), None)
 
 
 def demo_task(name: str, split: str) -> list[DemoExample]:

@@ -27,11 +27,12 @@ from kdcli.verbs.compress.judge import (
     misses,
     sentence,
 )
+from kdcli.verbs.compress.plan import slow_backends
 from kdcli.verbs.compress.recipes import dotted
 from kdcli.verbs.compress.runner import OVER, StepRunner
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings, seconds_of
-from kdcli.verbs.compress.shapes import UntrainedTimes, shapes_of, str_of
+from kdcli.verbs.compress.shapes import Untrained, UntrainedTimes, shapes_of, str_of
 from kdcli.verbs.compress.steps import Step
 
 
@@ -174,10 +175,37 @@ def test_a_rung_is_scored_by_the_first_metric_or_else_by_the_loss(
 ):
     search = search_of(tmp_path, max_drop=1.0)
     monkeypatch.setattr(Step, "run", lambda self, options: None)
+    monkeypatch.setattr(StepRunner, "training_rows", lambda self: 100)
     shape = RunDir.claim(search.runner.path("2x8"), "verb: distill\n")
     for step in (0, 5, 10):
         shape.log(record | {"step": step, "loss": 1.0} if step == 5 else {"step": step})
     assert halving.rung_score(search, "2x8", 20, 1) == score
+
+
+@pytest.mark.parametrize(
+    ("rows", "epochs"), [(100, 10.0), (6_000, 10.0), (24_000, 2.5), (60_000, 1.0), (10**6, 1.0)]
+)
+def test_small_data_are_read_more_often(rows, epochs, tmp_path, monkeypatch):
+    monkeypatch.setattr(StepRunner, "training_rows", lambda self: rows)
+    assert halving.schedule(search_of(tmp_path, max_drop=1.0))["train.epochs"] == epochs
+
+
+def faster(speedup):
+    return UntrainedTimes(1.0, speedup, 1.0, speedup)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "slow"),
+    [
+        ({"1x8": faster(7.0)}, {"onnx"}),
+        # If no shape is fast enough, the nearest model may be the model on a backend.
+        ({"1x8": faster(4.0)}, set()),
+    ],
+)
+def test_a_backend_that_is_too_slow_is_not_written(shapes, slow):
+    backends = {"onnx": faster(2.0), "onnx-int8": faster(6.5)}
+    untrained = Untrained(faster(1.0), backends, "onnx-int8", shapes)
+    assert set(slow_backends(GoalSettings(speedup=6.0), untrained)) == slow
 
 
 def test_shapes_come_from_large_to_small_and_smaller_than_the_model():
@@ -218,6 +246,7 @@ def test_unsteady_times_skip_a_shape_only_if_another_is_fast_enough(
     shapes, skipped, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(halving, "estimate", lambda *_: (TrainingCost(0, 0.0), "no time"))
+    monkeypatch.setattr(StepRunner, "training_rows", lambda self: 100)
     why = "untrained it is 6.0 times as fast, not 8"
     search = search_of(tmp_path, speedup=8.0)
     try_shapes(search, shapes)

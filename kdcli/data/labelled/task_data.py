@@ -545,15 +545,19 @@ def _hub(where: tuple[str, str | None], name: str) -> Source:
 def _read(
     task: Task, source: Source, split: str, on_bad: OnBadRow, *, withheld: bool = False
 ) -> list[Example]:
-    # The text of the demo is a user's own rows without labels.
-    if isinstance(source, DemoSource) and task.name != OWN:
-        if task.name not in demo.TASKS:
+    if isinstance(source, DemoSource):
+        if task.name not in (OWN, *demo.TASKS):
             raise UsageError(
                 f"the demo has no task {task.name}",
                 f"its tasks: {', '.join(demo.TASKS)}; or give --data",
             )
         if split not in demo.DOCUMENTS:
             raise UsageError(f"the demo has no {split} split; it has {', '.join(demo.DOCUMENTS)}")
+        if task.name == OWN:
+            return [
+                Example(f"demo {split}", str(i), (text,), None)
+                for i, text in enumerate(demo.demo_sentences(split))
+            ]
         rows = demo.demo_task(task.name, split)
         return [Example(f"demo {split}", str(i), (e.text,), e.label) for i, e in enumerate(rows)]
     examples = []

@@ -20,6 +20,11 @@ from kdcli.verbs.compress.steps import TASK, Step
 
 DISTILL = {"method": "tinybert", "stage": "joint"}
 """A single stage, whose one learning curve shows how good a student is."""
+LEARNING_RATE = 1e-4
+ROWS_SEEN, MAX_EPOCHS = 60_000, 10.0
+"""A student reads about this many rows: each row at least once, and at most this many times."""
+NEVER = 10**9
+"""Steps between evaluations of a training that is evaluated at its end only."""
 RUNGS = (1, 2)  # Quarters of the steps after which the worse half is stopped
 QUARTERS = 4
 
@@ -63,6 +68,12 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
     alive = [shape for shape in shapes if shape not in slow]
     if not alive:
         return
+    if len(alive) == 1 and runner.recipe.budget is None:
+        # Nothing depends on how long it takes.
+        if finish(search, alive[0]):
+            train_without_teacher(search, alive[0])
+        search.judge()
+        return
     # The largest shape comes first, and no other takes longer.
     cost, why = estimate(runner, alive[0], distilling(search, alive[0]))
     if why:
@@ -96,13 +107,25 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
 def distilling(search: Search, shape: str, keys: Mapping[str, object] | None = None) -> Step:
     """Return the step that distils a shape. The plan's keys override `keys`."""
     runner = search.runner
-    method = DISTILL if runner.kind == TASK else {}
-    merged = {**method, **(keys or {}), **dict(flatten(runner.recipe.plan.distill))}
+    default = {**DISTILL, **schedule(search)} if runner.kind == TASK else {}
+    merged = {**default, **(keys or {}), **dict(flatten(runner.recipe.plan.distill))}
     return steps.distill(runner.recipe, runner.kind, search.teacher, merged, shape=shape)
 
 
-def halving(search: Search, shape: str, total: int) -> Step:
-    """Return the step that distils a shape and evaluates it at every rung."""
+def schedule(search: Search) -> dict[str, float]:
+    """Return the learning rate and the epochs of a student on a task."""
+    rows = search.runner.training_rows()
+    epochs = min(MAX_EPOCHS, max(1.0, round(ROWS_SEEN / rows, 1)))
+    return {"train.lr": LEARNING_RATE, "train.epochs": epochs}
+
+
+def training(search: Search, shape: str, total: int | None) -> Step:
+    """Return the step that distils a shape in `total` steps and evaluates it at every rung.
+
+    With None, it is evaluated at the end only.
+    """
+    if total is None:
+        return distilling(search, shape, {"train.eval_every": NEVER})
     quarter = rung_steps(total, 1)
     every = {"train.eval_every": quarter, "train.checkpoint_every": quarter}
     return distilling(search, shape, every)
@@ -124,7 +147,7 @@ def rung_score(search: Search, shape: str, total: int, rung: int) -> RungScore:
             return RungScore(float(value), metric)
         return RungScore(float(record["held_out"]["loss"]))
 
-    step, key = halving(search, shape, total), f"run {shape} to {rung}/{QUARTERS}"
+    step, key = training(search, shape, total), f"run {shape} to {rung}/{QUARTERS}"
     if why := runner.step(shape, step, stop_after=at, key=key):
         Progress.log(f"{shape} failed: {why}")
         return FAILED
@@ -164,13 +187,13 @@ def halve(
     return order[:keep], order[keep:]
 
 
-def finish(search: Search, shape: str, total: int) -> bool:
+def finish(search: Search, shape: str, total: int | None = None) -> bool:
     """Train a shape to the end and export it, also with a trimmed vocabulary where that pays.
 
     Return False if the training failed or had no time.
     """
     runner = search.runner
-    if not search.finishes(shape, halving(search, shape, total)):
+    if not search.finishes(shape, training(search, shape, total)):
         return False
     models = {shape: runner.path(shape)}
     card = list(runner.result(shape).report.cards.values())[-1]

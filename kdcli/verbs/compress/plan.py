@@ -17,7 +17,8 @@ from kdcli.verbs.compress.halving import try_shapes
 from kdcli.verbs.compress.judge import CandidateScores, conflict, is_bounded
 from kdcli.verbs.compress.runner import product
 from kdcli.verbs.compress.search import Candidate, Search
-from kdcli.verbs.compress.shapes import Untrained, missed_untrained
+from kdcli.verbs.compress.settings import GoalSettings
+from kdcli.verbs.compress.shapes import Untrained, missed_untrained, too_slow
 from kdcli.verbs.compress.steps import TASK
 
 PRUNE: dict[str, Any] = {"sparsity": [0.9]}
@@ -56,10 +57,15 @@ def check_reachable(search: Search, untrained: Untrained) -> None:
 
 def follow_plan(search: Search, untrained: Untrained) -> CandidateScores:
     """Try candidates from cheap to expensive until one meets the goal with confidence."""
+    slow = slow_backends(search.goal, untrained)
     for backend in search.backends:
-        search.export(backend, search.teacher, backend)
+        if why := slow.get(backend):
+            search.skip(backend, why)
+        else:
+            search.export(backend, search.teacher, backend)
     # If the fastest model is wanted, shapes are scored as well as backends.
-    if is_bounded(search.goal) and search.judge():
+    is_tried = len(slow) < len(untrained.backends)
+    if is_tried and is_bounded(search.goal) and search.judge():
         search.notes.append("a backend alone meets the goal, so nothing smaller was trained")
     else:
         try_shapes(search, untrained.shapes)
@@ -69,6 +75,19 @@ def follow_plan(search: Search, untrained: Untrained) -> CandidateScores:
             try_pruning(search)
     assert search.scores is not None
     return search.scores
+
+
+def slow_backends(goal: GoalSettings, untrained: Untrained) -> dict[str, str]:
+    """Return the backends on which the model itself misses the goal, with the reasons.
+
+    If no shape can meet the goal either, none is returned: the nearest model may be one of them.
+    """
+    if len(too_slow(goal, untrained.shapes)) == len(untrained.shapes):
+        return {}
+    missed = {
+        name: missed_untrained(goal, times, best=True) for name, times in untrained.backends.items()
+    }
+    return {name: "; ".join(whys.values()) for name, whys in missed.items() if whys}
 
 
 def try_pruning(search: Search) -> None:

@@ -17,7 +17,7 @@ from kdcli.disk import write_atomic
 from kdcli.engine.progress import Progress
 from kdcli.errors import ChildFailed, GateError, Interrupted, KdcliError, Stopped, UsageError
 from kdcli.models.load import location
-from kdcli.models.training_rows import training_rows
+from kdcli.models.training_rows import NO_ROWS, training_rows
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.run.context import cpu_session
@@ -74,6 +74,18 @@ class StepRunner:
             lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
             write_atomic(file, "".join(lines))
         return file
+
+    def training_rows(self) -> int:
+        """Return the number of rows on which a student is trained."""
+        recipe = self.recipe
+
+        def count() -> int:
+            partition = Partition.read(str(recipe.data.partition))
+            rows = open_rows(evaluation_request(recipe), cpu_session()).pools(NO_ROWS).train
+            number = int(partition.is_training(rows).sum())
+            return max(1, min(number, recipe.data.train_rows or number))
+
+        return self.journal.once("training rows", int, count)
 
     def result(self, name: str) -> RunResult:
         """Return the report of a finished step."""

@@ -71,7 +71,8 @@ class PlanSettings(Section):
     finetune: dict[str, Any] = Field(default_factory=dict, description="Keys of finetune.")
     distill: dict[str, Any] = Field(
         default_factory=dict,
-        description="Keys of distill; on a task, method tinybert and stage joint unless given.",
+        description="Keys of distill; on a task, method tinybert, stage joint, learning rate 1e-4 "
+        "and 1 to 10 epochs, which make about 60,000 rows, unless given.",
     )
     prune: dict[str, Any] | None = Field(
         default_factory=dict,
@@ -85,7 +86,9 @@ class PlanSettings(Section):
         "trimmed too.",
     )
     undistilled: bool = Field(
-        True, description="Whether the last shape is trained without its teacher as well."
+        False,
+        description="Whether the last shape is trained without its teacher as well, to show what "
+        "the teacher adds.",
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from kdcli.deploy.latency import CELLS, Protocol, Subject, measure_latency
 from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
+from kdcli.errors import MachineError
 from kdcli.models.card import describe
 from kdcli.models.load import load_encoder, location, save_model
 from kdcli.models.model import Model
@@ -120,8 +121,15 @@ def _subject(name: str, source: str, backend: str) -> Subject:
 
 
 def _times(subjects: Sequence[Subject], protocol: Protocol) -> dict[str, UntrainedTimes]:
-    """Return the times of the subjects that gave correct output, by name."""
+    """Return the times of the subjects that gave correct output, by name.
+
+    Raises MachineError: the first one, with which the others are compared, could not be measured.
+    """
     latency = measure_latency(subjects, protocol)
+    measured = {row.model for row in latency.rows}
+    if subjects[0].name not in measured:
+        reasons = [failure.reason for failure in latency.failures]
+        raise MachineError(f"{subjects[0].name} could not be measured: {'; '.join(reasons)}")
     times = {}
     for row in latency.rows:
         ms, ratio = row.p50_ms, row.speedup
