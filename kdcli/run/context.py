@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import torch
 
 from kdcli.engine.launch import Session, choose_output_dir, launch, start
 from kdcli.engine.run_dir import RunDir
-from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import MeasureSettings, RunOptions, Section
+from kdcli.recipe.resolve import RecipeT, Resolved
+from kdcli.recipe.sections import MeasureSettings, RunOptions
 from kdcli.report.finish import ReportContents, RunResult, measure, write_report
-
-RecipeT = TypeVar("RecipeT", bound=Section)
 
 
 @dataclass(frozen=True)
 class RunContext(Generic[RecipeT]):
-    """The settings of a run, its device and its directory.
+    """The recipe of a run, its options, its device and its directory.
 
     Attributes:
         resolved: the recipe, with the origin of every value.

@@ -11,10 +11,10 @@ from kdcli.engine.launch import Session, already_done, claim, claim_or_resume, t
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.train import train
 from kdcli.errors import UsageError
-from kdcli.recipe.resolve import Resolved
+from kdcli.recipe.resolve import RecipeT, Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
-from kdcli.run.context import RecipeT, RunContext, open_run
+from kdcli.run.context import RunContext, open_run
 from kdcli.run.dry_run import Estimate, StageEstimate, estimate_stage
 from kdcli.types import Card, Job, Outcome, Schedule
 

@@ -1,12 +1,11 @@
 """`kdcli benchmark`."""
 
-from typing import Any
-
+from kdcli.cli.show import Printable
 from kdcli.cli.verb import SCORING, Given, verb
 
 
 @verb(*SCORING, example="kdcli benchmark bert-base-uncased 6x384 --backend torch")
-def benchmark(given: Given) -> Any:
+def benchmark(given: Given) -> Printable | None:
     """Measure the latency of models or shapes next to a baseline, on several backends."""
     from kdcli.recipe.resolve import resolve
     from kdcli.verbs.benchmark.settings import BenchmarkOptions, BenchmarkRecipe

@@ -1,7 +1,6 @@
 """`kdcli cotrain`."""
 
-from typing import Any
-
+from kdcli.cli.show import Printable
 from kdcli.cli.verb import TRAINING, Given, verb
 
 # A run makes two models, and a repository holds one.
@@ -9,7 +8,7 @@ SHARED = tuple(name for name in TRAINING if name != "push_to_hub")
 
 
 @verb(*SHARED, example="kdcli cotrain 4x128 2x64 --data demo --max-steps 100")
-def cotrain(given: Given) -> Any:
+def cotrain(given: Given) -> Printable | None:
     """Train two models that learn from each other: on unlabelled text, or on a task with --task."""
     from kdcli.recipe.resolve import resolve
     from kdcli.verbs.cotrain.settings import RECIPES
