@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kdcli.errors import UsageError
 
-MODEL_ID = r"(\w[\w.-]*/)?\w[\w.-]*"
+HUB_MODEL = r"(\w[\w.-]*/)?\w[\w.-]*"
 """A model on the hub: `owner/name`, or `name`."""
 
 
@@ -33,7 +33,7 @@ def pinned(model: str | list[str] | None, revision: str) -> str | list[str]:
 
 def _pinned(model: str, revision: str) -> str:
     name, at, current = model.partition("@")
-    if Path(model).exists() or name == "demo" or not re.fullmatch(MODEL_ID, name):
+    if Path(model).exists() or name == "demo" or not re.fullmatch(HUB_MODEL, name):
         raise UsageError(f"{model} has no revisions: it is not on the hub", "remove --revision")
     if not re.fullmatch(r"[\w./-]+", revision):
         raise UsageError(f"--revision takes a branch, a tag or a commit, got '{revision}'")

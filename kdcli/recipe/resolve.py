@@ -23,18 +23,17 @@ from pydantic_core import ErrorDetails
 from kdcli.disk import unprintable
 from kdcli.errors import UsageError, did_you_mean, shortened
 from kdcli.recipe.options import settings_of
-from kdcli.recipe.sections import Section
+from kdcli.recipe.sections import RecipeValues, Section
 from kdcli.recipe.yaml import MAX_RECIPE, flow_style, read_yaml
 
 RecipeT = TypeVar("RecipeT", bound=Section)
+RecipeT_co = TypeVar("RecipeT_co", bound=Section, covariant=True)
 
 MAX_PROBLEMS = 20
 """Maximum number of lines of an error."""
 MAX_KEY = 128
 """Maximum number of characters of a key. PyYAML writes longer keys in another form."""
 
-RecipeValues = dict[str, Any]
-"""The values of a recipe as YAML holds them: mappings, lists, text, numbers, booleans and None."""
 
 ELSEWHERE = {
     "learning_rate": "train.lr",
@@ -50,13 +49,13 @@ ELSEWHERE = {
 
 
 @dataclass(frozen=True)
-class Resolved(Generic[RecipeT]):
+class Resolved(Generic[RecipeT_co]):
     """A validated recipe, and the origin of each dotted key that was set.
 
     Keys that were not set have no origin. They have their defaults.
     """
 
-    recipe: RecipeT
+    recipe: RecipeT_co
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def to_yaml(self) -> str:

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
 from kdcli.errors import UsageError
-from kdcli.recipe.options import DATA, OUTPUT, RECIPE, RUN, TRAINING, Option
+from kdcli.recipe.options import DATA, GOAL, OUTPUT, RECIPE, RUN, TRAINING, Option
 
 MAX_NUMBER = 10**9
 MAX_PROCESSES = 1_024
@@ -24,6 +24,12 @@ TRACKER_NAMES = (
     "wandb",
 )
 """The trackers of accelerate. They are listed here because help must not import accelerate."""
+
+RecipeValues = dict[str, Any]
+"""Keys of a recipe and their values as YAML holds them: mappings, lists, text, numbers, None.
+
+A field of this type is checked elsewhere, such as by the file of a method.
+"""
 
 BatchSize = Annotated[int, Field(gt=0, le=10**6)]
 Length = Annotated[int, Field(ge=8, le=2**20)]
@@ -66,6 +72,15 @@ EvalTasks = Annotated[
     Option("--eval-task", panel=DATA, metavar="TASK", completion="task"),
     Field(
         description="Tasks on which the report also compares all models; may be repeated.",
+    ),
+]
+MaxClassDrop = Annotated[
+    float | None,
+    Option("--max-class-drop", panel=GOAL, metavar="POINTS"),
+    Field(
+        gt=0,
+        description="Maximum drop of a class, label or entity type below the baseline, in points "
+        "(1 point = 0.01).",
     ),
 ]
 

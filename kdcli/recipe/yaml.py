@@ -12,7 +12,7 @@ import yaml
 
 MAX_RECIPE = 1_000_000  # characters
 MAX_EVENTS = 20_000
-MAX_DEPTH = 32
+MAX_YAML_DEPTH = 32
 
 
 class _Loader(yaml.SafeLoader):
@@ -75,7 +75,7 @@ def _check_bounds(text: str) -> None:
     depth = anchored = 0
     for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
         problem = None
-        if number > MAX_EVENTS or depth > MAX_DEPTH:
+        if number > MAX_EVENTS or depth > MAX_YAML_DEPTH:
             problem = "too many or too deeply nested values"
         elif (tag := getattr(event, "tag", None)) is not None:
             problem = f"tag {tag} is not allowed"

@@ -7,7 +7,7 @@ from pathlib import Path
 from kdcli.engine.run_dir import RunDir
 from kdcli.recipe.sections import Section
 from kdcli.report.finish import ReportContents, ReportedModel, RunResult, write_report
-from kdcli.report.schema import Evaluation, Model, Quality
+from kdcli.report.schema import Evaluation, ModelEntry, Quality
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Part:
     models: Mapping[str, str]
     variants: Mapping[str, str] = field(default_factory=dict)
 
-    def reported(self, model: Model) -> ReportedModel:
+    def reported(self, model: ModelEntry) -> ReportedModel:
         """Return a model as the combined report has it."""
         return ReportedModel(
             name=self.models[model.name],

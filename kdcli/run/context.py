@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic
+from typing import Generic
 
 import torch
 
 from kdcli.engine.launch import Session, choose_output_dir, launch, start
 from kdcli.engine.run_dir import RunDir
-from kdcli.recipe.resolve import RecipeT, Resolved
+from kdcli.recipe.resolve import RecipeT, RecipeT_co, Resolved
 from kdcli.recipe.sections import MeasureSettings, RunOptions
 from kdcli.report.finish import ReportContents, RunResult, measure, write_report
 
 
 @dataclass(frozen=True)
-class RunContext(Generic[RecipeT]):
+class RunContext(Generic[RecipeT_co]):
     """The recipe of a run, its options, its device and its directory.
 
     Attributes:
@@ -26,13 +26,13 @@ class RunContext(Generic[RecipeT]):
         folder: the run directory.
     """
 
-    resolved: Resolved[RecipeT]
+    resolved: Resolved[RecipeT_co]
     options: RunOptions
     session: Session
     folder: Path
 
     @property
-    def recipe(self) -> RecipeT:
+    def recipe(self) -> RecipeT_co:
         """The validated recipe."""
         return self.resolved.recipe
 
@@ -52,8 +52,8 @@ class RunContext(Generic[RecipeT]):
         return self.session.trust_remote_code
 
     def inside(
-        self, folder: Path, resolved: Resolved[Any], *, overwrite: bool = False
-    ) -> RunContext[Any]:
+        self, folder: Path, resolved: Resolved[RecipeT], *, overwrite: bool = False
+    ) -> RunContext[RecipeT]:
         """Open a nested run inside this run. It resumes unless `overwrite` is set.
 
         Args:

@@ -19,8 +19,8 @@ def benchmark(given: Given) -> Printable | None:
     if own.portable is not None:
         return given.show(run.write_runner(resolved, own.portable))
     if own.compare:
-        return given.show(run.compare(resolved, options, own.compare))
+        return given.show(run.compare_runs(resolved, options, own.compare))
     result = given.show(run.benchmark(resolved, options))
     limits = run.Gates(own.max_latency_ms, own.min_speedup, own.strict)
-    run.check_gates(result.report, result.folder, limits)
+    run.check_latency_gates(result.report, result.folder, limits)
     return result

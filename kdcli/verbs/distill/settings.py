@@ -1,7 +1,7 @@
 """The recipes of `kdcli distill`."""
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -13,6 +13,7 @@ from kdcli.recipe.sections import (
     Init,
     KdSettings,
     MeasureSettings,
+    RecipeValues,
     Section,
     TrainSettings,
 )
@@ -29,7 +30,7 @@ from kdcli.workloads.settings import (
 
 ON_TEXT = tuple(method_names("kdcli.losses", "objective", "text", "masked", "sentences"))
 ON_LABELS = tuple(method_names("kdcli.losses", "objective", "task"))
-Teacher = Annotated[
+TeacherOption = Annotated[
     str | None,
     Option("teacher", metavar="TEACHER"),
     Field(description=TEACHER),
@@ -93,20 +94,20 @@ class DistillRecipe(Section):
     purpose: ClassVar[str] = "distilling on text"
 
     verb: Literal["distill"] = "distill"
-    teacher: Teacher = None
+    teacher: TeacherOption = None
     method: Annotated[str, Option("--method", metavar="NAME", choices=ON_TEXT)] = Field(
         "minilm", description="Method on text."
     )
     assistant: Annotated[str, Option("--assistant", metavar="LxH")] = Field(
         "auto", description="Shape of a teacher assistant, auto or none."
     )
-    variants: dict[str, dict[str, Any]] = Field(
+    variants: dict[str, RecipeValues] = Field(
         default_factory=dict,
         description="Variants by name, each with the keys of method, assistant and loss that it "
         "changes; all learn from one pass of the teacher.",
     )
     student: StudentSettings = StudentSettings()
-    loss: dict[str, Any] = Field(default_factory=dict, description="Settings of the method.")
+    loss: RecipeValues = Field(default_factory=dict, description="Settings of the method.")
     relation: RelationSettings = RelationSettings()
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings()
@@ -135,7 +136,7 @@ class GeneralSettings(Section):
             "(default: general/ in the output directory).",
         )
     )
-    overrides: dict[str, Any] = Field(
+    overrides: RecipeValues = Field(
         default_factory=dict, description="Keys of distill that override its recipe."
     )
 
@@ -178,7 +179,7 @@ class UndistilledSettings(Section):
     """`undistilled:`, the same student, fine-tuned without a teacher."""
 
     use: bool = Field(True, description="Whether to train it for comparison.")
-    overrides: dict[str, Any] = Field(
+    overrides: RecipeValues = Field(
         default_factory=dict, description="Keys of finetune that override the task's recipe."
     )
 
@@ -189,7 +190,7 @@ class TaskDistillRecipe(OnTask):
     purpose: ClassVar[str] = "distilling on a task"
 
     verb: Literal["distill-task"] = "distill-task"
-    teacher: Teacher = None
+    teacher: TeacherOption = None
     more_teachers: Annotated[
         list[str],
         Option("--also-teacher", name="more_teachers", panel=ON_TASK, metavar="MODEL"),
@@ -214,12 +215,12 @@ class TaskDistillRecipe(OnTask):
         "of its loss, or is skipped (default: the method's).",
     )
     student: StudentSettings = StudentSettings()
-    loss: dict[str, Any] = Field(default_factory=dict, description="Settings of the method.")
+    loss: RecipeValues = Field(default_factory=dict, description="Settings of the method.")
     relation: RelationSettings = RelationSettings()
     kd: KdSettings = KdSettings()
     general: GeneralSettings = GeneralSettings()
     augment: AugmentSettings = AugmentSettings()
-    intermediate: dict[str, Any] = Field(
+    intermediate: RecipeValues = Field(
         default_factory=lambda: {"lr": 5e-5, "epochs": 20.0},
         description="Keys of train that differ in the separate stage.",
     )

@@ -20,5 +20,5 @@ def evaluate(given: Given) -> Printable | None:
     extras = run.Extras(predictions=own.predictions, submission=own.submission, gates=limits)
     result = given.show(run.evaluate(resolved, options, extras))
     if result is not None:
-        run.check_gates(result, extras, resolved.recipe.max_class_drop)
+        run.check_score_gates(result, extras, resolved.recipe.max_class_drop)
     return result

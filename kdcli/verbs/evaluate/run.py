@@ -319,7 +319,7 @@ def _write_predictions(file: Path, data: Labelled, scores: Mapping[str, ModelSco
         predictions = iter(model_scores.predictions)
         for set_name, examples in data.sets.items():
             for example, prediction in zip(examples, predictions, strict=False):
-                row: dict[str, Any] = {"model": name, "set": set_name, "id": example.id}
+                row: dict[str, object] = {"model": name, "set": set_name, "id": example.id}
                 row["texts"] = list(example.texts)
                 row["label"] = shown_label(task, example)
                 row["predicted"] = prediction.shown
@@ -379,7 +379,9 @@ def check_has_classes(workload: Workload) -> None:
     )
 
 
-def check_gates(result: RunResult, extras: Extras, max_class_drop: float | None = None) -> None:
+def check_score_gates(
+    result: RunResult, extras: Extras, max_class_drop: float | None = None
+) -> None:
     """Compare every model's metrics with the gates, and its classes with the baseline's.
 
     A metric is the mean over the sets, or the value on one set, as `SET/METRIC`.

@@ -7,7 +7,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from kdcli.recipe.options import GOAL, RUN, Option
-from kdcli.recipe.sections import MeasureSettings, Section
+from kdcli.recipe.sections import MaxClassDrop, MeasureSettings, Section
 from kdcli.workloads.settings import HeadSettings, LabelledSettings, Metrics, Pooling, TaskName
 
 
@@ -56,14 +56,7 @@ class EvaluateRecipe(Section):
         description="Number of worst examples in the report, and of rows on which a model differs "
         "most from the baseline (at most 20).",
     )
-    max_class_drop: Annotated[
-        float | None, Option("--max-class-drop", panel=GOAL, metavar="POINTS")
-    ] = Field(
-        None,
-        gt=0,
-        description="Exit with 5 if a class loses more than this against the baseline, in points "
-        "(1 point = 0.01).",
-    )
+    max_class_drop: MaxClassDrop = None
     head: EvaluatedHeadSettings = EvaluatedHeadSettings()
     data: LabelledSettings = LabelledSettings()
     measure: MeasureSettings = MeasureSettings(latency=False)

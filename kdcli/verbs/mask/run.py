@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from rich.table import Column, Table
@@ -48,14 +48,14 @@ class MaskResult:
         table: A table for the terminal, the header first.
     """
 
-    facts: dict[str, Any]
+    facts: Mapping[str, object]
     lines: list[str]
     table: list[list[str]] = field(default_factory=list)
 
     def to_json(self) -> str:
         return json.dumps(self.facts, indent=2)
 
-    def renderables(self) -> Iterable[Any]:
+    def renderables(self) -> Iterable[object]:
         if self.table:
             (first, *others), *rows = self.table
             grid = Table(
@@ -74,8 +74,13 @@ def info(file: Path) -> MaskResult:
     """
     mask = read_mask(file)
     about, has_scores = mask.info, bool(mask.scores)
-    facts = about.model_dump(mode="json") | {"bytes": file.stat().st_size, "scores": has_scores}
-    facts |= {"density": _density(mask.masks.values()), "density_asked": about.density}
+    size, density = file.stat().st_size, _density(mask.masks.values())
+    facts = about.model_dump(mode="json") | {
+        "bytes": size,
+        "scores": has_scores,
+        "density": density,
+        "density_asked": about.density,
+    }
     by_kind: dict[str, list[Tensor]] = {}
     for name, bits in mask.masks.items():
         by_kind.setdefault(name.split(".")[1], []).append(bits)
@@ -90,10 +95,10 @@ def info(file: Path) -> MaskResult:
         ["tokens a row", "" if about.max_length is None else str(about.max_length)],
         ["method", about.method],
         ["density asked for", f"{percent(about.density)}%"],
-        ["density", f"{percent(facts['density'], 4)}%"],
+        ["density", f"{percent(density, 4)}%"],
         *([kind, f"{percent(_density(masks))}%"] for kind, masks in by_kind.items()),
         *([name, number(value)] for name, value in about.metrics.items()),
-        ["size", bytes_of(facts["bytes"])],
+        ["size", bytes_of(size)],
         ["scores", "kept: another density can be cut" if has_scores else "not kept"],
     ]
     return MaskResult(facts, down_to_one(mask.masks), [row for row in table if row[1]])

@@ -32,7 +32,7 @@ from kdcli.report.schema import PrunedMatrix
 from kdcli.report.text import bytes_of
 from kdcli.run.context import RunContext
 from kdcli.types import Outcome, RowHashes
-from kdcli.verbs.prune.job import TRACE, Pruning
+from kdcli.verbs.prune.job import TRACE, BuiltPruning
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads.labelled import WORST
 from kdcli.workloads.predictions import summed_up
@@ -40,7 +40,7 @@ from kdcli.workloads.workload import ModelScores, Workload
 
 DENSE, MASKED, COMPACT, SPARSE = "dense", "masked", "compact", "sparse"
 """The models of a report: as loaded, with zeros, without empty rows, and with sparse linears."""
-MASK, SCORES = "mask/mask.safetensors", "mask/scores.safetensors"
+MASK_FILE, SCORES_FILE = "mask/mask.safetensors", "mask/scores.safetensors"
 """Paths of the mask files.
 
 They have a folder of their own, because the safetensors next to a config.json are the model's
@@ -68,10 +68,10 @@ class _Forms:
     notes: list[str] = field(default_factory=list)
 
 
-def save_and_report(
-    context: RunContext[Any],
+def save_pruned(
+    context: RunContext[PruneRecipe],
     workload: Workload,
-    built: Pruning,
+    built: BuiltPruning,
     recipe: PruneRecipe,
     folder: Path,
     outcome: Outcome,
@@ -114,18 +114,18 @@ def save_and_report(
         own = [e for e in contents.evaluations if (e.model, e.reference) == (MASKED, "labels")]
         metrics = summed_up({e.set: e.metrics for e in own}, None) if own else {}
         head, info = _mask_info(workload, recipe, network, base, metrics)
-        write_mask(folder / MASK, info, masks, head=head, rows=rows)
+        write_mask(folder / MASK_FILE, info, masks, head=head, rows=rows)
         if importance:
-            write_mask(folder / SCORES, info, masks, head=head, scores=importance, rows=rows)
-        size = bytes_of((folder / MASK).stat().st_size)
-        notes.append(f"mask: {size} in addition to the base ({MASK})")
+            write_mask(folder / SCORES_FILE, info, masks, head=head, scores=importance, rows=rows)
+        size = bytes_of((folder / MASK_FILE).stat().st_size)
+        notes.append(f"mask: {size} in addition to the base ({MASK_FILE})")
     contents.auto_class, contents.pipeline = workload.auto_class, workload.pipeline
     trace = json.loads((folder / TRACE).read_text("utf-8"))
     contents.pruning = [pruning_facts(recipe, network, masks, trace)]
     context.report(contents, recipe.measure, folder)
 
 
-def _chosen_step(workload: Workload, built: Pruning, outcome: Outcome) -> list[str]:
+def _chosen_step(workload: Workload, built: BuiltPruning, outcome: Outcome) -> list[str]:
     """Return a note on the step whose weights were kept, if it was chosen by a metric."""
     if outcome.best_step is None:
         return []
@@ -137,9 +137,9 @@ def _chosen_step(workload: Workload, built: Pruning, outcome: Outcome) -> list[s
 
 
 def _save_forms(
-    context: RunContext[Any],
+    context: RunContext[PruneRecipe],
     workload: Workload,
-    built: Pruning,
+    built: BuiltPruning,
     recipe: PruneRecipe,
     folder: Path,
     scores: ModelScores | None,
@@ -190,7 +190,7 @@ def _save_forms(
 
 
 def _save_compact(
-    context: RunContext[Any],
+    context: RunContext[PruneRecipe],
     workload: Workload,
     model: Model,
     recipe: PruneRecipe,

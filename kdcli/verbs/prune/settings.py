@@ -1,12 +1,12 @@
 """The recipe of `kdcli prune`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from kdcli.recipe.methods import method_names
 from kdcli.recipe.options import Option
-from kdcli.recipe.sections import KdSettings, LearningRate, Section
+from kdcli.recipe.sections import KdSettings, LearningRate, RecipeValues, Section
 from kdcli.workloads.settings import (
     ENCODER,
     CacheSize,
@@ -58,7 +58,7 @@ class PruneRecipe(TaskRecipe):
         None, description="Model fine-tuned on the task, to learn from too (default: none)."
     )
     pruner: Annotated[
-        dict[str, Any],
+        RecipeValues,
         Option(
             "--masking",
             kind=str,
@@ -74,7 +74,7 @@ class PruneRecipe(TaskRecipe):
     cache_gb: CacheSize = 8.0
     train: PruneTrainSettings = PruneTrainSettings()
     embedding: VectorSettings = VectorSettings()
-    loss: dict[str, Any] = Field(
+    loss: RecipeValues = Field(
         default_factory=dict, description="Settings of the loss of task embedding."
     )
     eval: DownstreamSettings = DownstreamSettings()

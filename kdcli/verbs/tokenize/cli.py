@@ -15,9 +15,9 @@ def tokenize(given: Given) -> Printable | None:
     from kdcli.verbs.tokenize.settings import TokenizeOptions
 
     options, own = given.run_options, given.of(TokenizeOptions)
-    from kdcli.verbs.tokenize.run import run
+    from kdcli.verbs.tokenize import run
 
-    tokenised = run(
+    tokenised = run.tokenize(
         source=own.source,
         tokenizer=own.tokenizer,
         column=own.column,

@@ -12,6 +12,6 @@ def trim(given: Given) -> Printable | None:
 
     options, keys = given.run_options, given.keys("trim")
     resolved = resolve(TrimRecipe, recipe=None, sets=given.sets, options=keys)
-    from kdcli.verbs.trim.run import run
+    from kdcli.verbs.trim import run
 
-    return given.show(run(resolved, options))
+    return given.show(run.trim(resolved, options))
