@@ -43,7 +43,7 @@ from kdcli.report.views import first_pictures, html, model_card, short, terminal
 from kdcli.types import Card, Outcome
 
 BEST = "best"
-"""The directory of what a compression ships."""
+"""The directory of a compression's chosen model, ready to ship."""
 
 
 @dataclass(frozen=True)

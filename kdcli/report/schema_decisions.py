@@ -120,7 +120,7 @@ class LabelThresholds(SchemaPart):
 
 
 class Decision(SchemaPart):
-    """What distinguishes a model from its baseline on one set, in addition to the averages.
+    """The differences between a model and its baseline on one set, beyond the averages.
 
     `reference` is what `classes`, `calibration` and `thresholds` are computed against: the labels
     of the rows, or the baseline's predictions. `metric` is the main metric of the classes, and

@@ -1,4 +1,4 @@
-"""Gather the reports of several runs into one; nothing is measured again."""
+"""Gather the reports of several runs into one report, without measuring anything."""
 
 import json
 from collections.abc import Callable, Sequence

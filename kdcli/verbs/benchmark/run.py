@@ -67,7 +67,7 @@ LENGTH_TEXTS = 2000
 
 @dataclass(frozen=True)
 class Gates:
-    """The limits of every candidate in the first cell. `strict` allows no unstable cell."""
+    """The limits of every candidate in the first cell. `strict` forbids unstable cells."""
 
     max_latency_ms: float | None = None
     min_speedup: float | None = None
@@ -189,7 +189,7 @@ def _check_outputs(
 def compare_runs(
     resolved: Resolved[BenchmarkRecipe], options: RunOptions, sources: Sequence[Path]
 ) -> RunResult:
-    """Report the measurements of several runs in one table, and measure nothing.
+    """Report the measurements of several runs in one table, without measuring anything.
 
     Raises UsageError: a source is neither a report nor a result of the portable runner.
     """
@@ -215,7 +215,7 @@ def compare_runs(
 
 
 def check_latency_gates(report: Report, folder: Path, gates: Gates) -> None:
-    """Compare every candidate with the gates. Of an unstable measurement the worse quartile counts.
+    """Compare every candidate with the gates. An unstable measurement counts by its worse quartile.
 
     Raises UnstableError: a cell is unstable, and the gates are strict.
     Raises GateError: at least one gate was missed.

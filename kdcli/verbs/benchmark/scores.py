@@ -1,4 +1,4 @@
-"""Score models on a task on every backend, because a less accurate backend is no speed-up.
+"""Score models on a task on every backend, because speed is worth little without accuracy.
 
 A paired bootstrap compares each backend with torch in float32, and every model with the first one.
 """

@@ -1,7 +1,7 @@
-"""`kdcli cotrain`: train two models that learn from each other, and compare them with themselves.
+"""`kdcli cotrain`: train two models that learn from each other.
 
-The same two models are then trained alone. Data flow: a batch -> one forward pass of each model ->
-hard and soft terms -> engine.
+The same two models are then trained alone, for comparison. Data flow: a batch -> one forward pass
+of each model -> hard and soft terms -> engine.
 """
 
 from __future__ import annotations
@@ -85,8 +85,11 @@ def cotrain(resolved: Resolved[Recipe], options: RunOptions) -> RunResult | Esti
 
 
 def check(recipe: Recipe) -> None:
-    """Raise a `UsageError` for a missing model or task, a shape with nothing to copy from, or
-    weights that teach nothing."""
+    """Check a recipe before models and data are read.
+
+    Raises UsageError: a model or the task is missing, a shape has no model to be copied from, or
+        the weights teach nothing.
+    """
     for role in PAIR_ROLES:
         if getattr(recipe, role) is None:
             raise UsageError(
@@ -113,10 +116,11 @@ class Cotraining:
     """One training of both models, checked.
 
     Attributes:
-        context: the run.
-        workload: what both models learn.
-        resolved, folder: of this training's stage.
-        notes: for the report.
+        context: The run.
+        workload: The data that both models learn from.
+        resolved: The recipe of this training's stage.
+        folder: The directory of this training's stage.
+        notes: Notes for the report.
         tasks: The tasks on which the models are compared afterwards.
         pair: The models, if they are loaded already.
         alone: Whether the models learn without each other, for comparison.
@@ -203,7 +207,7 @@ def load_pair(recipe: Recipe, workload: Workload) -> ModelPair:
 
 
 def _report(main: Cotraining, others: list[Cotraining], community: Model | None) -> None:
-    """Compare the two models with each other, and with themselves trained alone."""
+    """Report on both models, compared with each other and with the same models trained alone."""
     context, workload, contents = main.context, main.workload, main.contents
     assert contents is not None
     sources: dict[str, str | Path] = {**main.folders}

@@ -85,7 +85,7 @@ def plan(recipe: DistillRecipe, config: PretrainedConfig) -> dict[str, Planned]:
 
 
 def _trains_as(one: DistillRecipe, other: DistillRecipe) -> bool:
-    """Tell whether two recipes have the same method with the same settings."""
+    """Return whether two recipes have the same method with the same settings."""
     settings = [(own.method, check_settings(own.method, own.loss)) for own in (one, other)]
     return settings[0] == settings[1]
 

@@ -67,12 +67,12 @@ class RelationSettings(Section):
 
 
 class EmbeddingSettings(VectorSettings):
-    """`embedding:`, of `method: embedding`."""
+    """`embedding:`, the settings of `method: embedding`."""
 
     dense: bool = Field(
         False,
         description="Whether a student that is narrower than its teacher's vectors gets a dense "
-        "layer up to their width; otherwise it learns their principal components.",
+        "layer up to their width. Otherwise it learns their principal components.",
     )
     vectors: Annotated[str | None, Option("--teacher-vectors", metavar="FILE")] = Field(
         None,
@@ -178,7 +178,7 @@ class AugmentSettings(Section):
 class UndistilledSettings(Section):
     """`undistilled:`, the same student, fine-tuned without a teacher."""
 
-    use: bool = Field(True, description="Whether to train it for comparison.")
+    use: bool = Field(True, description="Whether to train this student for comparison.")
     overrides: RecipeValues = Field(
         default_factory=dict, description="Keys of finetune that override the task's recipe."
     )
@@ -240,7 +240,7 @@ class DistillOptions:
             recipes=("distill", "distill-task"),
             excludes=("--augment-only",),
         ),
-        Field(description="List of variants to train as well, in one table."),
+        Field(description="List of variants to train and compare in one table."),
     ] = None
     augment_only: Annotated[
         Path | None,
@@ -262,5 +262,5 @@ RECIPES: dict[str, type[Section]] = {
     "distill-task": TaskDistillRecipe,
     "rerank": RerankRecipe,
 }
-"""Folder of `recipes/` -> settings model."""
+"""The settings model of each folder of `recipes/`."""
 OPTIONS = {"distill": DistillOptions}

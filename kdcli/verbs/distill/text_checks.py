@@ -55,5 +55,5 @@ def read_text(recipe: DistillRecipe, options: RunOptions) -> None:
 
 
 def is_masked(recipe: DistillRecipe) -> bool:
-    """Tell whether the loss reads masked text."""
+    """Return whether the loss reads masked text."""
     return masks_text(recipe.method, recipe.loss)

@@ -47,7 +47,7 @@ from kdcli.workloads.workload import EvaluationRequest, ModelScores, Workload
 
 
 def predicts_rows(task: str | None) -> bool:
-    """Tell whether a task's models predict labels of rows.
+    """Return whether a task's models predict labels of rows.
 
     The models of tasks with a module of their own are scored otherwise, such as by their rankings.
     """
@@ -92,18 +92,7 @@ def evaluate(
         return None
     workload = open_evaluation(_request(recipe), context.session)
     labelled = workload if isinstance(workload, LabelledWorkload) else None
-    if labelled is None and (recipe.metrics or extras.submission is not None):
-        raise UsageError(
-            "--metric and --submission are for models with a head, but these are scored by their "
-            "vectors",
-            "omit them, or evaluate a model that was fine-tuned on the task",
-        )
-    check_gate_names(workload, extras)
-    if recipe.max_class_drop is not None:
-        check_has_classes(workload)
-    if extras.submission is not None:
-        assert labelled is not None
-        check_submission(labelled.data.task)
+    _check_workload(recipe, extras, workload)
     # All models are loaded before the first is evaluated, because the last may be unusable.
     models: dict[str, Model] = {}
     for name, source in _names(recipe.masks or recipe.models).items():
@@ -130,6 +119,26 @@ def evaluate(
         assert data is not None
         _write_predictions(extras.predictions, data, scores)
     return _report(context, workload, models, scores)
+
+
+def _check_workload(recipe: EvaluateRecipe, extras: Extras, workload: Workload) -> None:
+    """Check that the workload supports the options, before anything is computed.
+
+    Raises UsageError: the task has no head, no such metric, no classes or no submission.
+    """
+    labelled = workload if isinstance(workload, LabelledWorkload) else None
+    if labelled is None and (recipe.metrics or extras.submission is not None):
+        raise UsageError(
+            "--metric and --submission are for models with a head, but these are scored by their "
+            "vectors",
+            "omit them, or evaluate a model that was fine-tuned on the task",
+        )
+    check_gate_names(workload, extras)
+    if recipe.max_class_drop is not None:
+        check_has_classes(workload)
+    if extras.submission is not None:
+        assert labelled is not None
+        check_submission(labelled.data.task)
 
 
 def _request(recipe: EvaluateRecipe) -> EvaluationRequest:

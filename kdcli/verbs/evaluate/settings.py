@@ -12,13 +12,16 @@ from kdcli.workloads.settings import HeadSettings, LabelledSettings, Metrics, Po
 
 
 class EvaluatedHeadSettings(HeadSettings):
-    """`head:` of `evaluate`: also the frozen head of a mask that holds bits alone."""
+    """`head:` of `evaluate`, including the frozen head of a mask file that holds only bits."""
 
     kind: Literal["embedding", "mlm"] | None = Field(
-        None, description="Head of such a mask (default: the one its authors trained under)."
+        None,
+        description="Head of a mask file that holds only bits (default: the head that its "
+        "authors trained with).",
     )
     words: list[str] | None = Field(
-        None, description="Label words of such a mask (default: its authors')."
+        None,
+        description="Label words of a mask file that holds only bits (default: the authors').",
     )
 
 
@@ -32,13 +35,13 @@ class EvaluateRecipe(Section):
     )
     masks: Annotated[list[str], Option("--mask", name="mask_file", metavar="FILE")] = Field(
         default_factory=list,
-        description="Mask under which the one model is evaluated; may be repeated.",
+        description="Mask file to apply to the model before it is evaluated; may be repeated.",
     )
     task: TaskName = None
     pooling: Pooling = None
     dimensions: list[Annotated[int, Field(ge=1)]] = Field(
         default_factory=list,
-        description="Lengths to which vectors are cut; each is evaluated as a model of its own.",
+        description="Lengths to which vectors are truncated, each evaluated as a separate model.",
     )
     dtype: Annotated[Literal["auto", "fp32", "bf16", "fp16"], Option("--dtype", panel=RUN)] = Field(
         "fp32", description="Number format of the computation."
@@ -64,7 +67,7 @@ class EvaluateRecipe(Section):
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Options of `kdcli evaluate` that are no recipe keys."""
+    """Options of `kdcli evaluate` that are not recipe keys."""
 
     predictions: Annotated[
         Path | None,
@@ -84,5 +87,5 @@ class EvaluateOptions:
 
 
 RECIPES: dict[str, type[Section]] = {"evaluate": EvaluateRecipe}
-"""Folder of `recipes/` -> settings model."""
+"""The settings model of each folder of `recipes/`."""
 OPTIONS = {"evaluate": EvaluateOptions}

@@ -1,4 +1,4 @@
-"""What transformers.js needs from an export: the dtype that selects a file, and example code."""
+"""Provide transformers.js with the dtype that selects a file, and write example code."""
 
 from collections.abc import Sequence
 
@@ -62,10 +62,12 @@ console.log({shown});"""
 
 
 def default_dtype(precisions: Sequence[str]) -> str | None:
-    """Return the dtype that config.json must name, so that no user of transformers.js has to.
+    """Return the dtype that config.json must name, so that users of transformers.js need not.
 
-    It is None if the default of every device has its file. `precisions` are those of the files, the
-    main one first.
+    It is None if there is a file for the default dtype of every device.
+
+    Args:
+        precisions: The precisions of the files, the main file first.
     """
     return None if set(precisions) >= DEFAULT_PRECISIONS else JS_DTYPES[precisions[0]]
 
@@ -80,8 +82,7 @@ def javascript(
 ) -> str:
     """Return code that loads a file with transformers.js and runs it on example texts.
 
-    The code uses `pipeline` if it computes what the file's own outputs are, and `AutoModel`
-    otherwise.
+    The code uses `pipeline` if its results equal the file's outputs, and `AutoModel` otherwise.
 
     Args:
         kind: The kind of the head; `embedding` for vectors, None for an encoder without a head.

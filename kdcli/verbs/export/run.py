@@ -193,7 +193,7 @@ def _file_facts(precision: str, gated: GatedFile, parts: Sequence[Path]) -> File
 def _write_rest(
     loaded: _Loaded, facts: ExportFacts, source: str, staged: Path, weights: bool
 ) -> None:
-    """Write what lies next to the model files; export.json comes last."""
+    """Write the files next to the model files. export.json comes last."""
     model = loaded.model
     for name in SECOND_NAMES:
         if (file := staged / name).is_file():

@@ -1,4 +1,4 @@
-"""`kdcli mask`: show a mask file, compare two, or save the masked or compacted model."""
+"""`kdcli mask`: show a mask file, compare two files, or save the masked or compacted model."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -149,14 +149,14 @@ def apply(
     output_dir: Path | None,
     trust_remote_code: bool,
 ) -> MaskResult:
-    """Save the model that a mask makes of its base.
+    """Apply a mask to its base, and save the model.
 
     Args:
         file: A mask file, or an `.npy` of the SMP authors.
         base: The base model; None for the base that the mask file names. An `.npy` names none.
         sparsity: Select the weights again from the stored scores, for this share of zeros.
         masking: How weights are selected; see `kdcli.pruners.selection`.
-        task: The task of an `.npy`; None for the task that the file's name begins with.
+        task: The task of an `.npy`; None for the task at the beginning of the file's name.
         sets: `head.kind` and `head.words` of an `.npy`.
         compacted: Remove empty rows instead of storing zeros; see `kdcli.deploy.sparse.compact`.
         drop_rows_below: Also remove rows with fewer weights than this.

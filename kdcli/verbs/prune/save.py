@@ -1,4 +1,4 @@
-"""Save a pruned model in every form (masked, compact, mask file), measure the forms and report."""
+"""Save a pruned model as masked model, compact model and mask file; measure the forms; report."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def _check_compact(workload: Workload, masked: Model, small: Model, drop_rows_be
     Raises AssertionError: it does not, although no weight was dropped.
     """
     if drop_rows_below > 1:
-        return f"compact: rows with fewer than {drop_rows_below} weights are gone too"
+        return f"compact: rows with fewer than {drop_rows_below} weights were also removed"
     held_out = workload.held_out
     batch = held_out.batch(np.arange(min(8, len(held_out))))
     pairs = list(zip(workload.encode(masked, batch), workload.encode(small, batch), strict=True))
@@ -273,10 +273,11 @@ def _check_compact(workload: Workload, masked: Model, small: Model, drop_rows_be
     difference /= max(1.0, largest)
     # Not `>`: a NaN must fail too.
     if not difference <= LOSSLESS:
-        # This is a bug of kdcli, so it ends with a traceback.
+        # This is a bug in kdcli, so it ends with a traceback.
         raise AssertionError(f"the compacted model differs from the masked one by {difference:.1e}")
     return (
-        f"compact: nothing but what was empty is gone; outputs differ by at most {difference:.0e}"
+        f"compact: only empty rows and columns were removed; outputs differ by at most "
+        f"{difference:.0e}"
     )
 
 
