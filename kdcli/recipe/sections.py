@@ -80,7 +80,7 @@ MaxClassDrop = Annotated[
     Field(
         gt=0,
         description="Maximum drop of a class, label or entity type below the baseline, in points "
-        "(1 point = 0.01).",
+        "(1 point = 0.01). If a class loses more, the exit code is 5.",
     ),
 ]
 

@@ -114,16 +114,10 @@ def readme(
     notes = "".join(f"\n* {line}" for line in lines)
     install = {"onnx": "onnxruntime", "openvino": "openvino"}[facts.format]
     model_type = model.config.model_type
-    library, pipeline, tags, script = "openvino", PIPELINE_BY_KIND[facts.kind], [], ""
+    library, pipeline, tags = _hub_library(facts, model_type)
+    script = ""
     if facts.format == "onnx":
         script = _script(javascript(facts.kind, model_type, facts.main.precision, fmt))
-        library = "onnx"
-        if has_pipeline(facts.kind, model_type):
-            # The hub shows a snippet with this library's `pipeline` and the card's task.
-            library, pipeline = "transformers.js", JS_TASKS[facts.kind]
-            tags = (
-                [PIPELINE_BY_KIND[facts.kind]] if pipeline != PIPELINE_BY_KIND[facts.kind] else []
-            )
     front = front_matter(
         f"{Path(facts.source).name}-{facts.format}-{'-'.join(precisions)}",
         base=source,
@@ -152,6 +146,18 @@ def readme(
 {_code(facts, max_length or positions_of(model.config))}
 ```
 {script}"""
+
+
+def _hub_library(facts: ExportFacts, model_type: str) -> tuple[str, str, list[str]]:
+    """Return the library and the task in the front matter of the card, and additional tags."""
+    task = PIPELINE_BY_KIND[facts.kind]
+    if facts.format != "onnx":
+        return "openvino", task, []
+    if not has_pipeline(facts.kind, model_type):
+        return "onnx", task, []
+    # The hub shows a snippet with this library's `pipeline` and the card's task.
+    js_task = JS_TASKS[facts.kind]
+    return "transformers.js", js_task, [task] if js_task != task else []
 
 
 def _script(code: str) -> str:
