@@ -12,7 +12,7 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 from huggingface_hub.utils._http import default_client_factory
 
-T = TypeVar("T")
+AnswerT = TypeVar("AnswerT")
 
 
 class HubClient(httpx.Client):
@@ -52,13 +52,13 @@ class HubClient(httpx.Client):
         return response
 
 
-def _within(seconds: float, call: Callable[[], T]) -> T:
+def _within(seconds: float, call: Callable[[], AnswerT]) -> AnswerT:
     """Return the result of a function. Raises TimeoutError if the function takes longer.
 
     A request's own timeouts limit neither the look-up of a host's name nor the sum over its
     addresses. The call therefore runs in a thread, which ends with the process.
     """
-    result: Future[T] = Future()
+    result: Future[AnswerT] = Future()
 
     def run() -> None:
         try:

@@ -128,7 +128,9 @@ def checked_report(raw: Mapping[str, Any], file: Path) -> Report:
         raise UsageError(f"{file} is not a report of kdcli: {key}: {first['msg']}") from None
 
 
-def measure(subjects: Iterable[Subject], settings: MeasureSettings, session: Session) -> Latency:
+def measure_models(
+    subjects: Iterable[Subject], settings: MeasureSettings, session: Session
+) -> Latency:
     """Measure latency in float32, with speed-ups over the first subject.
 
     The result is empty if the recipe asks for no latency.

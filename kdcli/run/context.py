@@ -12,7 +12,7 @@ from kdcli.engine.launch import Session, choose_output_dir, launch, start
 from kdcli.engine.run_dir import RunDir
 from kdcli.recipe.resolve import RecipeT, RecipeT_co, Resolved
 from kdcli.recipe.sections import MeasureSettings, RunOptions
-from kdcli.report.finish import ReportContents, RunResult, measure, write_report
+from kdcli.report.finish import ReportContents, RunResult, measure_models, write_report
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class RunContext(Generic[RecipeT_co]):
         """
         timed = [model.timed for model in contents.models if model.timed is not None]
         if settings is not None and timed:
-            contents.latency = measure(timed, settings, self.session)
+            contents.latency = measure_models(timed, settings, self.session)
         return write_report(RunDir(folder or self.folder), contents)
 
 

@@ -45,6 +45,8 @@ class BuiltPruning:
     """A model under masks and its job.
 
     Attributes:
+        recipe: The recipe of the run.
+        teacher: The model that teaches; None if the recipe names none.
         model: The model under masks.
         dense: The description of the model as it was loaded.
         pruner: The method, bound to the model.
@@ -54,6 +56,8 @@ class BuiltPruning:
         warnings: Problems that the user should know before hours are spent.
     """
 
+    recipe: PruneRecipe
+    teacher: Model | None
     model: Model
     dense: Card
     pruner: Pruner
@@ -86,8 +90,9 @@ def build_pruning(
     schedule = workload.plan(recipe.train).schedule
     # Describe the model before a copy of it is cast to the compute dtype.
     dense = describe_source(model.model, str(recipe.model))
-    if teacher is None and not workload.has_labels:
-        teacher = replace(model, model=copy.deepcopy(model.model))
+    source = teacher
+    if source is None and not workload.has_labels:
+        source = replace(model, model=copy.deepcopy(model.model))
     pruner = build_pruner(
         recipe.method,
         recipe.pruner,
@@ -102,7 +107,7 @@ def build_pruning(
         if id(parameter) not in inside:
             parameter.requires_grad_(workload.trains_head(recipe.head))
     job, plan_schedule, steps_per_pass = _job(
-        context, workload, recipe, model, pruner, teacher, folder
+        context, workload, recipe, model, pruner, source, folder
     )
     if not pruner.trains_weights:
         # Frozen weights in the compute dtype take half the memory and need no casts. This comes
@@ -111,7 +116,9 @@ def build_pruning(
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(context.session.compute_dtype)
     warnings = density_warnings(recipe, pruner, schedule.steps)
-    return BuiltPruning(model, dense, pruner, job, plan_schedule, steps_per_pass, warnings)
+    return BuiltPruning(
+        recipe, teacher, model, dense, pruner, job, plan_schedule, steps_per_pass, warnings
+    )
 
 
 def restore_precision(model: PreTrainedModel, base: PreTrainedModel) -> None:

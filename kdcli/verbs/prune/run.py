@@ -178,9 +178,7 @@ def _stage(
                 scores = scores_after_training(workload, built.model, outcome)
             if context.is_main:
                 delete_signals(folder)
-                save_pruned(
-                    context, workload, built, recipe, folder, outcome, scores, base, teacher
-                )
+                save_pruned(context, workload, built, folder, outcome, scores, base)
 
         cards = {DENSE: built.dense}
         return StageJob(built.job, built.schedule, built.steps_per_pass, finish, cards)

@@ -72,34 +72,30 @@ def save_pruned(
     context: RunContext[PruneRecipe],
     workload: Workload,
     built: BuiltPruning,
-    recipe: PruneRecipe,
     folder: Path,
     outcome: Outcome,
     scores: ModelScores | None,
     base: PreTrainedModel | None,
-    teacher: Model | None,
 ) -> None:
     """Save every form of a pruned model, measure the forms next to the dense model, and report.
 
     Args:
         context: Where and how the verb runs.
         workload: The rows that the model was trained and scored on.
-        built: The model and its pruner.
-        recipe: The recipe of the run.
+        built: The model, its pruner, its recipe and its teacher.
         folder: The directory of the run.
         outcome: The outcome of the training.
         scores: The scores of the masked model; None if the workload has no sets to score it on.
         base: The encoder that the model was loaded from; None if its weights were trained.
-        teacher: The model that taught; None without a teacher.
     """
-    model, pruner = built.model, built.pruner
+    model, pruner, recipe, teacher = built.model, built.pruner, built.recipe, built.teacher
     network = model.model.cpu().eval()
     masks, importance = pruner.masks.masks(), pruner.masks.scores()
     rows = all_rows(model.rows, workload.rows, *([teacher.rows] if teacher else []))
     pruner.masks.fold()
     notes = [*built.warnings, *down_to_one(masks), *workload.notes]
     notes += _chosen_step(workload, built, outcome)
-    forms = _save_forms(context, workload, built, recipe, folder, scores, rows)
+    forms = _save_forms(context, workload, built, folder, scores, rows)
     notes += forms.notes
     contents = ReportContents("prune", recipe, forms.reported, outcome=outcome, notes=notes)
     contents.evaluations = [row for name, each in forms.scores.items() for row in each.rows(name)]
@@ -140,7 +136,6 @@ def _save_forms(
     context: RunContext[PruneRecipe],
     workload: Workload,
     built: BuiltPruning,
-    recipe: PruneRecipe,
     folder: Path,
     scores: ModelScores | None,
     rows: RowHashes,
@@ -150,13 +145,12 @@ def _save_forms(
     Args:
         context: Where and how the verb runs.
         workload: The rows that the model was trained and scored on.
-        built: The model, with zeros in place of its masks.
-        recipe: The recipe of the run.
+        built: The model, with zeros in place of its masks, and its recipe.
         folder: The directory of the run.
         scores: The scores of the masked model; None for none.
         rows: The rows that the model was trained on.
     """
-    model, network = built.model, built.model.model
+    model, network, recipe = built.model, built.model.model, built.recipe
     loads = "anywhere"
     if is_custom(network):
         loads += " with trust_remote_code, because its class lies next to it"
