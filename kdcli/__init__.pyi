@@ -8,7 +8,7 @@ from kdcli.data.objects import Data
 from kdcli.deploy.sparse.load import load as load
 from kdcli.report.finish import RunResult
 from kdcli.report.publish import Published
-from kdcli.verbs.export.run import Exported
+from kdcli.verbs.export.result import Exported
 
 __version__: str
 VERBS: tuple[str, ...]
@@ -53,7 +53,7 @@ def distill(
 ) -> RunResult:
     """Train a smaller student of an encoder: on unlabelled text, or on a task with --task.
 
-    It takes the options of `kdcli distill`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli distill`. Raises kdcli.errors.KdcliError."""
 
 def prune(
     model: Path | str | None = None,
@@ -86,7 +86,7 @@ def prune(
 ) -> RunResult:
     """Remove weights of an encoder while it learns a task (SMP and its baselines).
 
-    It takes the options of `kdcli prune`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli prune`. Raises kdcli.errors.KdcliError."""
 
 def cotrain(
     teacher: Path | str | None = None,
@@ -121,7 +121,7 @@ def cotrain(
 ) -> RunResult:
     """Train two models that learn from each other: on unlabelled text, or on a task with --task.
 
-    It takes the options of `kdcli cotrain`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli cotrain`. Raises kdcli.errors.KdcliError."""
 
 def finetune(
     model: Path | str | None = None,
@@ -151,7 +151,7 @@ def finetune(
 ) -> RunResult:
     """Fine-tune an encoder on a labelled task, and evaluate it.
 
-    It takes the options of `kdcli finetune`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli finetune`. Raises kdcli.errors.KdcliError."""
 
 def evaluate(
     models: Path | str | Sequence[Path | str] | None = None,
@@ -177,7 +177,7 @@ def evaluate(
 ) -> RunResult:
     """Evaluate fine-tuned models on a labelled task, or embedding models, and compare them.
 
-    It takes the options of `kdcli evaluate`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli evaluate`. Raises kdcli.errors.KdcliError."""
 
 def benchmark(
     models: Path | str | Sequence[Path | str] | None = None,
@@ -206,7 +206,7 @@ def benchmark(
 ) -> RunResult:
     """Measure the latency of models or shapes next to a baseline, on several backends.
 
-    It takes the options of `kdcli benchmark`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli benchmark`. Raises kdcli.errors.KdcliError."""
 
 def export(
     model: Path | str,
@@ -232,7 +232,7 @@ def export(
 
     With several of --int8, --fp16 and --q4, the float32 file is written too.
 
-    It takes the options of `kdcli export`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli export`. Raises kdcli.errors.KdcliError."""
 
 def trim(
     model: Path | str,
@@ -250,7 +250,7 @@ def trim(
 ) -> RunResult:
     """Remove the tokens that your text does not need from a model's vocabulary.
 
-    It takes the options of `kdcli trim`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli trim`. Raises kdcli.errors.KdcliError."""
 
 def compress(
     model: Path | str | None = None,
@@ -279,7 +279,7 @@ def compress(
 ) -> RunResult:
     """Distill, prune and export a model until it is small and fast enough for a goal.
 
-    It takes the options of `kdcli compress`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli compress`. Raises kdcli.errors.KdcliError."""
 
 def push(
     directory: Path | str,
@@ -291,4 +291,4 @@ def push(
 ) -> Published:
     """Push a model directory or an export to the hub: the model, its card and nothing else.
 
-    It takes the options of `kdcli push`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli push`. Raises kdcli.errors.KdcliError."""

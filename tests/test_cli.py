@@ -22,7 +22,7 @@ from kdcli import errors
 from kdcli.cli import app, main
 from kdcli.cli.libraries import prepare_libraries
 from kdcli.cli.revision import pinned
-from kdcli.recipe.sections import TRACKERS
+from kdcli.recipe.sections import TRACKER_NAMES
 
 # Verb -> its options, next to those that all verbs have.
 OPTIONS = {
@@ -164,14 +164,14 @@ def test_doctor_says_what_this_machine_can_run():
     assert found["versions"]["kdcli"] == kdcli.__version__
     shown = run("doctor").stdout
     assert "works" in shown
-    for name in ("onnxruntime", "openvino", *TRACKERS):
+    for name in ("onnxruntime", "openvino", *TRACKER_NAMES):
         here = importlib.util.find_spec(name.replace("-", "_")) is not None
         assert found["optional"][name.replace("_", "-")].startswith("not installed") is not here
         assert name.replace("_", "-") in shown
 
 
 def test_the_trackers_of_help_are_those_of_accelerate():
-    assert list(TRACKERS) == sorted(accelerate.tracking.LOGGER_TYPE_TO_CLASS)
+    assert list(TRACKER_NAMES) == sorted(accelerate.tracking.LOGGER_TYPE_TO_CLASS)
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_an_argument_without_end_is_refused_in_a_few_words(word, monkeypatch, ca
         main()
     said = capsys.readouterr().err
     assert (ended.value.code, len(said) < 300) == (2, True)
-    assert f"has {len(word):,} characters\nat most 4,096 are read" in said
+    assert f"has {len(word):,} characters\nat most 4,096 are allowed" in said
 
 
 def test_a_message_holds_the_beginning_of_a_long_word():

@@ -10,10 +10,10 @@ from typing import Any
 import typer
 
 from kdcli.cli import app
-from kdcli.cli.parameters import Parameter, default_of, listed, sentence
+from kdcli.cli.parameters import Parameter, default_of, help_sentence, listed
 from kdcli.cli.verb import Verb, VerbCommand
 from kdcli.recipe.options import Setting, settings_of
-from kdcli.recipe.yaml import one_line
+from kdcli.recipe.yaml import flow_style
 
 HEAD = """\
 # Options and recipe keys
@@ -94,8 +94,8 @@ def section_of(name: str, verb: Verb) -> str:
 
 def row_of(setting: Setting) -> tuple[str, ...]:
     """Return a row for a recipe key without an option."""
-    text = sentence(setting.description, setting.choices, "")
-    return (f"`{setting.key}`", f"`{one_line(setting.default)}`", text)
+    text = help_sentence(setting.description, setting.choices, "")
+    return (f"`{setting.key}`", f"`{flow_style(setting.default)}`", text)
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -135,7 +135,7 @@ def default(parameter: Parameter) -> str:
 def description_of(parameter: Parameter) -> str:
     """Return what an option does, for a cell."""
     texts = {each.description: each.choices for each in parameter.by_model.values()}
-    return " ".join(sentence(text, choices, "") for text, choices in texts.items())
+    return " ".join(help_sentence(text, choices, "") for text, choices in texts.items())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command line. Showing help imports nothing heavy."""
+"""The command line. `kdcli --help` imports no large library."""
 
 import importlib
 from pathlib import Path
@@ -19,7 +19,7 @@ FIRST = (
     "mask",
     "tokenize",
 )
-"""The order of the verbs in help; the other verbs follow."""
+"""The order of the verbs in help. The other verbs follow in alphabetical order."""
 
 # Every folder of kdcli/verbs with a cli.py is a verb. Importing it adds it to the application.
 _verbs = [path.parent.name for path in (Path(__file__).parents[1] / "verbs").glob("*/cli.py")]

@@ -3,7 +3,7 @@
 import itertools
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,10 @@ from kdcli.cli.app import app
 from kdcli.cli.libraries import prepare_libraries
 from kdcli.cli.show import show
 from kdcli.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from kdcli.recipe.resolve import Resolved
+    from kdcli.recipe.sections import Section
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 VerbName = Annotated[str | None, typer.Option("--verb", metavar="VERB", help="Verb of the recipe.")]
@@ -22,9 +26,9 @@ app.add_typer(recipes, name="recipes")
 @recipes.command("ls", epilog="Example: kdcli recipes ls")
 def recipes_ls(as_json: AsJson = False) -> None:
     """List the shipped recipes."""
-    from kdcli.recipe.resolve import summary
+    from kdcli.recipe.resolve import shipped_recipes
 
-    rows = summary()
+    rows = shipped_recipes()
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -41,7 +45,7 @@ def recipes_show(
     from kdcli.recipe.resolve import shipped
 
     resolved = _resolved(name, verb)
-    file = shipped(resolved.recipe.verb).get(name, Path(name))
+    file = shipped(resolved.recipe.model_dump()["verb"]).get(name, Path(name))
     lines = file.read_text("utf-8").splitlines(keepends=True)
     comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
     typer.echo("".join(comment) + resolved.to_yaml(), nl=False)
@@ -67,15 +71,16 @@ def doctor(as_json: AsJson = False) -> None:
     show(examine(), as_json=as_json)
 
 
-def _resolved(name: str, verb: str | None) -> Any:
-    from kdcli.recipe.resolve import recipe_models, resolve, summary, verb_of
+def _resolved(name: str, verb: str | None) -> "Resolved[Section]":
+    """Resolve a recipe by its name or path. Raises UsageError if there is no such recipe."""
+    from kdcli.recipe.resolve import recipe_models, resolve, shipped_recipes, verb_of
 
     models = recipe_models()
-    names = [row["name"] for row in summary()]
+    names = [row["name"] for row in shipped_recipes()]
     if verb is None and name not in names and not Path(name).is_file():
         raise UsageError(
             f"no recipe '{name}'{did_you_mean(name, names)}",
-            "kdcli recipes ls lists the shipped ones; or give the path of a YAML file",
+            "kdcli recipes ls lists the shipped recipes; or give the path of a YAML file",
         )
     verb = verb or verb_of(name)
     if verb not in models:

@@ -10,18 +10,18 @@ from typer.core import TyperGroup
 from kdcli import __version__
 from kdcli.errors import Interrupted, KdcliError, MachineError, Stopped, UsageError, shortened
 
-# Errors of a file system that no bug of kdcli can cause. A missing file, a full table of file
+# Errors of a file system that a bug in kdcli cannot cause. A missing file, a full table of file
 # descriptors, or a permission error without a file would be a bug.
 OF_DISK = ("EROFS", "EIO", "ENOSPC", "EDQUOT", "ENFILE")
 OF_PERMISSION = ("EACCES", "EPERM")
-OF_PATH = ("ENAMETOOLONG", "ENOTDIR", "ELOOP")  # Only a path that the user gave can have these.
+OF_PATH = ("ENAMETOOLONG", "ENOTDIR", "ELOOP")  # Only a path from the user causes these.
 RESUME_AUTO = ("--resume", "auto")
-MAX_CHARACTERS = 4_096
-"""Characters of an argument; no path is longer."""
+MAX_ARGUMENT = 4_096
+"""Maximum number of characters of an argument. No path is longer."""
 
 
 class Verbs(TyperGroup):
-    """Turns errors into messages on stderr and exit codes."""
+    """The group of all verbs. It turns errors into messages on stderr and exit codes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read `--resume auto`, which managed restarts use, as `--resume`."""
@@ -33,7 +33,7 @@ class Verbs(TyperGroup):
         return super().parse_args(ctx, words)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a verb; a KdcliError becomes a message and an exit code."""
+        """Run a verb, and turn a KdcliError into a message and an exit code."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -65,7 +65,7 @@ class Verbs(TyperGroup):
 
 
 def _kind_of(error: OSError) -> type[KdcliError] | None:
-    """Return what an error of a file system is to the user; None for a bug of kdcli."""
+    """Return the class of error that the user sees; None if the error is a bug in kdcli."""
     name = errno.errorcode.get(error.errno or 0)
     if name in OF_DISK or (name in OF_PERMISSION and error.filename is not None):
         return MachineError
@@ -82,14 +82,14 @@ def _say(error: KdcliError) -> None:
         if (others := peers()) is not None:
             error = others.end(error)
         elif not is_main() and not isinstance(error, MachineError):
-            # Every process finds a wrong input; a machine's fault may show in one process only.
+            # Every process finds a wrong input, but a fault of a machine may occur in one process.
             return
     if error.message:
         from rich.console import Console
 
-        # No emoji: user input such as `1:a:1` may look like an emoji name.
+        # Emoji are off because user input such as `1:a:1` may look like the name of an emoji.
         console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-        # A stop that was asked for is no error.
+        # A requested stop is not an error.
         if isinstance(error, Stopped | Interrupted):
             console.print(error.message, markup=False)
         else:
@@ -99,7 +99,7 @@ def _say(error: KdcliError) -> None:
 
 
 def _tell_bug(error: Exception) -> None:
-    """Tell the other processes about a bug. This process shows its traceback."""
+    """Tell the other processes about a bug. This process prints the traceback."""
     from kdcli.engine.processes import joined
 
     if joined():
@@ -140,12 +140,12 @@ def main() -> None:
     ]:
         sys.stderr.write(f"error: the argument {undecodable[0]!a} is not UTF-8\n")
         sys.exit(UsageError.exit_code)
-    if long := [word for word in sys.argv[1:] if len(word) > MAX_CHARACTERS]:
+    if long := [word for word in sys.argv[1:] if len(word) > MAX_ARGUMENT]:
         sys.stderr.write(
             f"error: the argument {shortened(long[0], 40)!a} has {len(long[0]):,} characters\n"
         )
         sys.stderr.write(
-            f"at most {MAX_CHARACTERS:,} are read; give long values in a recipe file (--recipe)\n"
+            f"at most {MAX_ARGUMENT:,} are allowed; give long values in a recipe file (--recipe)\n"
         )
         sys.exit(UsageError.exit_code)
     app()

@@ -1,22 +1,22 @@
-"""Shell completion of tasks, recipes and student shapes. Heavy imports wait for a key press."""
+"""Shell completion of tasks, recipes and student shapes. It imports modules only when used."""
 
 
 def complete_task(incomplete: str) -> list[str]:
-    """Return the tasks that begin like this."""
+    """Return the tasks whose names start with this text."""
     from kdcli.data.tasks import OWN, tasks
 
     return [name for name in (*tasks(), OWN) if name.startswith(incomplete)]
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """Return the shipped recipes that begin like this."""
+    """Return the shipped recipes whose names start with this text."""
     from kdcli.recipe.resolve import recipe_names
 
     return [name for name in recipe_names() if name.startswith(incomplete)]
 
 
 def complete_shape(incomplete: str) -> list[str]:
-    """Return the published student shapes that begin like this."""
+    """Return the published student shapes that start with this text."""
     from kdcli.report.tables import published_shapes
 
     return [shape for shape in published_shapes() if shape.startswith(incomplete)]

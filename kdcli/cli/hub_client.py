@@ -1,9 +1,9 @@
 """Give up on a hub that does not answer after one request, instead of retrying for minutes."""
 
-import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from huggingface_hub import constants, set_client_factory
 from huggingface_hub.errors import OfflineModeIsEnabled
@@ -12,12 +12,14 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 from huggingface_hub.utils._http import default_client_factory
 
+AnswerT = TypeVar("AnswerT")
+
 
 class HubClient(httpx.Client):
     """The HTTP client of `huggingface_hub`, which makes one attempt until the hub has answered.
 
-    The first request waits for HF_HUB_ETAG_TIMEOUT seconds, 10 by default. If it fails, every other
-    request fails at once, and the libraries use their caches. After an answer, the hub is known to
+    The first request waits for HF_HUB_ETAG_TIMEOUT seconds, 10 by default. If it fails, all other
+    requests fail at once, and the libraries use their caches. After an answer, the hub is known to
     be reachable, and failed requests are retried.
     """
 
@@ -31,7 +33,7 @@ class HubClient(httpx.Client):
             return send(request, **options)
         if state.failure is not None:
             raise OfflineModeIsEnabled(state.failure)
-        seconds, given = constants.HF_HUB_ETAG_TIMEOUT, request.extensions.get("timeout", {})
+        seconds, original = constants.HF_HUB_ETAG_TIMEOUT, request.extensions.get("timeout", {})
         timeouts = dict.fromkeys(("connect", "read", "write", "pool"), seconds)
         request.extensions["timeout"] = timeouts
         try:
@@ -46,36 +48,35 @@ class HubClient(httpx.Client):
             )
             raise OfflineModeIsEnabled(state.failure) from None
         state.has_answered = True
-        request.extensions["timeout"] = given
+        request.extensions["timeout"] = original
         return response
 
 
-def _within(seconds: float, call: Callable[[], Any]) -> Any:
-    """Return what a function returns. Raises TimeoutError if it takes longer.
+def _within(seconds: float, call: Callable[[], AnswerT]) -> AnswerT:
+    """Return the result of a function. Raises TimeoutError if the function takes longer.
 
-    The timeouts of a request limit neither the look-up of a name nor the sum over the addresses of
-    a host, so the call runs in a thread, which ends with the process.
+    A request's own timeouts limit neither the look-up of a host's name nor the sum over its
+    addresses. The call therefore runs in a thread, which ends with the process.
     """
-    results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+    result: Future[AnswerT] = Future()
 
     def run() -> None:
         try:
-            results.put((call(), None))
+            result.set_result(call())
         except BaseException as error:  # noqa: BLE001  # It is raised in the caller's thread.
-            results.put((None, error))
+            result.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        result, error = results.get(timeout=seconds)
-    except queue.Empty:
+        return result.result(timeout=seconds)
+    except TimeoutError:
+        if result.done():
+            raise
         raise TimeoutError(f"no answer within {seconds:g} s") from None
-    if error is not None:
-        raise error
-    return result
 
 
 def watch_hub() -> None:
-    """Make `huggingface_hub` use `HubClient`, and forget whether the hub answered before."""
+    """Make `huggingface_hub` use `HubClient`, and forget whether the hub has answered."""
     HubClient.has_answered, HubClient.failure = False, None
     with default_client_factory() as settings:
         hooks = settings.event_hooks

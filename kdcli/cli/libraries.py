@@ -1,4 +1,4 @@
-"""Settings of the libraries that must be made before they are imported."""
+"""Configure the libraries before they are imported."""
 
 import logging
 import os
@@ -10,18 +10,18 @@ RETRIES = re.compile(
 
 
 def prepare_libraries(quiet: bool, verbose: bool) -> None:
-    """Quiet the libraries and let OpenMP threads yield. Call it before they are imported.
+    """Silence the libraries and let OpenMP threads yield. Call this before importing them.
 
     Args:
-        quiet: Whether to print results and errors only.
-        verbose: Whether to print the libraries' messages too.
+        quiet: Whether to print only results and errors.
+        verbose: Whether to print the libraries' messages as well.
     """
-    # Spinning threads starve the thread they wait for. Next to another program, losses took 70
-    # times as long without this limit and 5 times with it; alone it costs nothing (see
-    # docs/results.md).
+    # Spinning threads starve the thread that they wait for. On a busy machine, losses took 70
+    # times as long without this limit and 5 times as long with it. On an idle machine it costs
+    # nothing (see docs/results.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     for name in ("utils._http", "file_download"):
-        # The same filter each time, so that a second command in a process adds none.
+        # It is always the same object, so a second command in this process adds no second filter.
         log = logging.getLogger(f"huggingface_hub.{name}")
         (log.removeFilter if verbose else log.addFilter)(_HUB_RETRIES)
     _HUB_RETRIES.is_logged = False
@@ -38,7 +38,7 @@ def prepare_libraries(quiet: bool, verbose: bool) -> None:
 
 
 class _HubRetries(logging.Filter):
-    """Logs one line for all retries; the hub client logs two for each of them."""
+    """Logs one line for all retries, where the hub client logs two lines for each retry."""
 
     is_logged = False
 

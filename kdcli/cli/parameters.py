@@ -1,4 +1,4 @@
-"""The parameters of a verb, built from the options that its settings models declare."""
+"""Build the parameters of a verb from the options that its settings models declare."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Declaration:
 
     @property
     def switch(self) -> str | None:
-        """The key that the option turns on too."""
+        """The key that the option also turns on."""
         if self.option.enables is None:
             return None
         section, dot, _ = self.setting.key.rpartition(".")
@@ -58,7 +58,7 @@ class Declaration:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The allowed values, if there are few."""
+        """The allowed values; empty if the shell completes them instead."""
         if self.option.completion is not None:
             return ()
         return self.option.choices or self.setting.choices
@@ -70,7 +70,7 @@ class Declaration:
 
     @property
     def default(self) -> str:
-        """The default as help shows it; empty where the description explains it."""
+        """The default as help shows it; empty if the description explains the default."""
         if self.option.key is not None or not self.option.show_default:
             return ""
         return default_text(self.setting.default, self.option)
@@ -78,7 +78,7 @@ class Declaration:
 
 @dataclass
 class Parameter:
-    """A parameter of a verb, and what it sets in each settings model.
+    """A parameter of a verb, with its declarations in one or more settings models.
 
     Attributes:
         by_model: The declarations, by kind of recipe or by class of run settings.
@@ -90,19 +90,22 @@ class Parameter:
 
     @property
     def first(self) -> Declaration:
-        """The declaration of the first model, which decides name, type and panel."""
+        """The first model's declaration, which decides the name, the type and the panel."""
         return next(iter(self.by_model.values()))
 
     @property
     def option(self) -> Option:
+        """The option as the first model declares it."""
         return self.first.option
 
     @property
     def name(self) -> str:
+        """The name of the argument in Python."""
         return self.option.name
 
     @property
     def kind(self) -> Any:
+        """The type of the value, without None."""
         return self.first.kind
 
     @property
@@ -112,33 +115,33 @@ class Parameter:
 
     @property
     def is_required(self) -> bool:
+        """Whether the user must give a value."""
         return self.first.setting.is_required or self.option.required
 
     @property
-    def default(self) -> Any:
-        """The parameter's default. A recipe key that is not given keeps the recipe's value."""
+    def default(self) -> object:
+        """The default. It is None for a recipe key, which then keeps the recipe's value."""
         return None if self.is_recipe_key else self.first.setting.default
 
     def kinds(self, recipes: Iterable[str]) -> list[str]:
-        """Return the kinds of a verb's recipes that the parameter goes with."""
+        """Return the kinds of recipes that accept the parameter, from a verb's kinds of recipes."""
         own = self.by_model if self.is_recipe_key else self.option.recipes
         return [kind for kind in recipes if kind in own or not own]
 
     @property
     def help(self) -> str:
-        """Descriptions with allowed values and defaults, once for models that agree."""
+        """The description with allowed values and defaults. Models that agree share a sentence."""
         by_text: dict[tuple[str, tuple[str, ...]], list[Declaration]] = {}
         for declaration in self.by_model.values():
             text = (declaration.description, declaration.choices)
             by_text.setdefault(text, []).append(declaration)
         return " ".join(
-            sentence(description, choices, default_of(declarations))
+            help_sentence(description, choices, default_of(declarations))
             for (description, choices), declarations in by_text.items()
         )
 
     def typer_parameter(self) -> inspect.Parameter:
-        """Return the parameter of a function as Typer reads it."""
-        information: Any
+        """Return the parameter in the form that Typer reads from a function's signature."""
         help_text = self.help.replace("[", r"\[")
         if self.option.is_argument:
             information = typer.Argument(
@@ -176,23 +179,23 @@ class Parameter:
 
 def parameters_of(
     verb: str,
-    recipes: Mapping[str, Any],
-    options: Any,
-    shared: Mapping[Any, Iterable[str]],
+    recipes: Mapping[str, type],
+    options: type | None,
+    shared: Mapping[type, Iterable[str]],
 ) -> list[Parameter]:
     """Collect the parameters of a verb.
 
     Args:
-        verb: Its name; some declarations are of one verb only.
-        recipes: The recipe models, by kind. An option of several models becomes one parameter.
+        verb: The name of the verb. Some declarations apply to one verb only.
+        recipes: The recipe models by kind. An option of several models becomes one parameter.
         options: The class of the run settings that only this verb has, or None.
-        shared: Class of run settings that verbs share -> names of the parameters to take.
+        shared: Classes of run settings that verbs share, each with the names to include.
     """
     from kdcli.recipe.options import PANELS, settings_of
 
     parameters: dict[str, Parameter] = {}
 
-    def add(model: Any, name: str, is_recipe: bool, names: Iterable[str] | None = None) -> None:
+    def add(model: type, name: str, is_recipe: bool, names: Iterable[str] | None = None) -> None:
         for setting in settings_of(model):
             for option in setting.options:
                 is_taken = names is None or option.name in names
@@ -213,7 +216,7 @@ def parameters_of(
     )
 
 
-def sentence(description: str, choices: Iterable[str], default: str) -> str:
+def help_sentence(description: str, choices: Iterable[str], default: str) -> str:
     """Return a description with the allowed values and the default in brackets at its end."""
     text = description.removesuffix(".")
     if explained := re.search(r" \((default: [^()]*)\)$", text):
@@ -230,7 +233,7 @@ def listed(words: Iterable[str]) -> str:
 
 
 def default_of(declarations: Iterable[Declaration]) -> str:
-    """Return the default of an option, with the purposes that have another one."""
+    """Return the default of an option, and the defaults that differ for other purposes."""
     by_default: dict[str, list[str]] = {}
     for declaration in declarations:
         by_default.setdefault(declaration.default, []).append(declaration.purpose)
@@ -239,8 +242,8 @@ def default_of(declarations: Iterable[Declaration]) -> str:
     return "; ".join([first, *rest] if first else rest)
 
 
-def default_text(default: Any, option: Option) -> str:
-    """Return a default as help shows it; empty for null, false and empty values."""
+def default_text(default: object, option: Option) -> str:
+    """Return a default as help shows it; empty for None, False and empty values."""
     if isinstance(default, bool):
         return option.flag if default else ""
     if isinstance(default, float):

@@ -1,7 +1,7 @@
-"""The verbs as Python functions: their arguments are the options, their result is the report.
+"""Provide the verbs as Python functions. Their arguments are the options of the command line.
 
-Where the command line takes `--data SOURCE`, a function also takes an object such as a DataFrame,
-and `config` takes the keys of `--set` as nested dicts.
+A function returns the report. Where the command line takes `--data SOURCE`, the function also takes
+an object such as a DataFrame. `config` takes the keys of `--set` as nested dicts.
 """
 
 import dataclasses
@@ -22,9 +22,8 @@ from kdcli.errors import UsageError
 if TYPE_CHECKING:
     from kdcli.cli.parameters import Parameter
 
-PATHS = re.compile(r"\b(MODEL|TEACHER|STUDENT|SOURCE|DIR|FILE)\b")
-"""Placeholders of text that may be a path, so that Python also takes a `Path`."""
-
+PATH_METAVARS = re.compile(r"\b(MODEL|TEACHER|STUDENT|SOURCE|DIR|FILE)\b")
+"""Placeholders of text that may be a path. Python also takes a `Path` for these."""
 
 VALUES = (str, Number, Path, type(None))
 """The types of an argument, or of the items of a list."""
@@ -39,29 +38,30 @@ SAVE = "save it and its tokenizer with .save_pretrained(DIR), and give the direc
 
 def command(name: str) -> Verb:
     """Return a verb of the command line."""
-    return getattr(importlib.import_module(f"kdcli.verbs.{name}.cli"), name)  # type: ignore[no-any-return]
+    module = importlib.import_module(f"kdcli.verbs.{name}.cli")
+    return getattr(module, name)  # type: ignore[no-any-return]
 
 
 def annotation(parameter: "Parameter") -> Any:
-    """Return the type of an argument. A single value may stand for a list, and text for a path."""
+    """Return the type of an argument. It allows a single value for a list, and text for a path."""
     if parameter.option.metavar == SOURCE:
-        # An alias, so that nothing imports pandas; the stub imports it.
+        # This is an alias, so that importing kdcli does not import pandas. The stub imports it.
         return "Data" if parameter.is_required else "Data | None"
     kind: Any = typing.get_args(parameter.kind)[0] if parameter.is_list else parameter.kind
-    if kind is Path or (kind is str and PATHS.search(parameter.option.metavar or "")):
+    if kind is Path or (kind is str and PATH_METAVARS.search(parameter.option.metavar or "")):
         kind = Path | str
     if parameter.is_list:
         kind = kind | Sequence[kind]
     return kind if parameter.is_required or parameter.default is not None else kind | None
 
 
-CONFIG = inspect.Parameter(
+CONFIG_PARAMETER = inspect.Parameter(
     "config",
     inspect.Parameter.KEYWORD_ONLY,
     default=None,
     annotation=Mapping[str, Any] | None,
 )
-"""Recipe keys as nested dicts, which only the functions take."""
+"""Recipe keys as nested dicts. The command line has no such option."""
 
 
 @functools.cache
@@ -82,7 +82,7 @@ def signature(name: str) -> inspect.Signature:
             )
         )
         if each.name == "sets":
-            parameters.append(CONFIG)
+            parameters.append(CONFIG_PARAMETER)
     return inspect.Signature(parameters)
 
 
@@ -90,15 +90,17 @@ def function(name: str) -> Callable[..., Any]:
     """Return a verb as a function."""
     verb = command(name)
 
-    def call(*positional: Any, **options: Any) -> Any:
+    def call(*positional: object, **options: object) -> Any:
         try:
             arguments = signature(name).bind(*positional, **options).arguments
         except TypeError as error:
             hint = f"help(kdcli.{name}) lists the arguments"
             raise UsageError(f"kdcli.{name}: {error}", hint) from None
-        # Before anything imports torch.
+        # This must run before anything imports torch.
         prepare_libraries(quiet=False, verbose=False)
-        values = {each.name: each.default for each in verb.parameters} | {"json": None}
+        values: dict[str, Any] = {each.name: each.default for each in verb.parameters} | {
+            "json": None
+        }
         if "processes" in values:
             values["processes"] = 1
         config = arguments.pop("config", None)
@@ -116,28 +118,28 @@ def function(name: str) -> Callable[..., Any]:
             values["sets"] = [*assignments(config, f"kdcli.{name}"), *(values["sets"] or [])]
         from accelerate.state import AcceleratorState, GradientState
 
-        # A process may call several verbs, each on a device and in a precision of its own.
+        # A process may call several verbs, each with its own device and precision.
         AcceleratorState._reset_state(True)
         GradientState._reset_state()
         result = verb.run(values)
         from kdcli.deploy.predict import Usable
 
         if values.get("trust_remote_code") and isinstance(result, Usable):
-            return dataclasses.replace(result, trust_remote_code=True)  # type: ignore[type-var]
+            return dataclasses.replace(result, trust_remote_code=True)
         return result
 
     call.__name__ = call.__qualname__ = name
     call.__module__ = "kdcli"
     call.__doc__ = (
         f"{verb.description}\n\n"
-        f"It takes the options of `kdcli {name}`. Raises kdcli.errors.KdcliError."
+        f"The arguments are the options of `kdcli {name}`. Raises kdcli.errors.KdcliError."
     )
     call.__signature__ = signature(name)  # type: ignore[attr-defined]
     return call
 
 
-def source_of(value: Any, subject: str) -> Any:
-    """Return what `--data` takes: a path or an id, or the file to which an object is written.
+def source_of(value: object, subject: str) -> object:
+    """Return a value for `--data`. An object is written to a file, whose path is returned.
 
     Raises:
         UsageError: the object cannot be written. The message begins with `subject`.
@@ -155,8 +157,8 @@ def source_of(value: Any, subject: str) -> Any:
     return path
 
 
-def check_value(value: Any, subject: str, *, is_model: bool) -> None:
-    """Check that an argument is what the command line could hold.
+def check_value(value: object, subject: str, *, is_model: bool) -> None:
+    """Check that an argument has a type that the command line can express.
 
     Args:
         value: the argument.
@@ -182,23 +184,26 @@ def check_value(value: Any, subject: str, *, is_model: bool) -> None:
     raise UsageError(f"{subject} takes {allowed}, not an object of type {kind}", hint)
 
 
-def assignments(config: Any, subject: str) -> list[str]:
-    """Return the values of `--set` that say the same as nested dicts.
+def assignments(config: object, subject: str) -> list[str]:
+    """Convert nested dicts to the equivalent values of `--set`.
 
     Raises:
-        UsageError: a key is no text, or a value cannot stand in a recipe.
+        UsageError: a key is not text, or a recipe cannot hold a value.
     """
-    from kdcli.recipe.yaml import one_line
+
+    from kdcli.recipe.yaml import flow_style
 
     if not isinstance(config, Mapping):
         raise UsageError(
             f"{subject}: config takes a dict of recipe keys, not {type(config).__name__}",
             'for example config={"train": {"lr": 1e-3}}',
         )
-    return [f"{key}={one_line(value)}" for key, value in _leaves(config, "", subject)]
+    return [f"{key}={flow_style(value)}" for key, value in _leaves(config, "", subject)]
 
 
-def _leaves(tree: Mapping[Any, Any], prefix: str, subject: str) -> Iterator[tuple[str, Any]]:
+def _leaves(
+    tree: Mapping[object, object], prefix: str, subject: str
+) -> Iterator[tuple[str, object]]:
     """Yield the dotted keys and the plain values of nested dicts."""
     for name, value in tree.items():
         if not isinstance(name, str) or not name or "=" in name or name != name.strip():
@@ -216,14 +221,14 @@ def _leaves(tree: Mapping[Any, Any], prefix: str, subject: str) -> Iterator[tupl
             yield key, _plain(value, key, subject)
 
 
-def _plain(value: Any, key: str, subject: str) -> Any:
-    """Return a value of a recipe key as YAML holds it.
+def _plain(value: object, key: str, subject: str) -> object:
+    """Convert the value of a recipe key to the plain types of YAML.
 
     Raises:
         UsageError: the value is an object.
     """
     if isinstance(value, Number) and hasattr(value, "item"):
-        # The numbers of numpy have types of their own.
+        # NumPy's numbers are not int or float.
         value = value.item()
     if isinstance(value, int | float | type(None)):
         return value
@@ -240,8 +245,8 @@ def _plain(value: Any, key: str, subject: str) -> Any:
     )
 
 
-def _converted(value: Any, kind: Any) -> Any:
-    """Return an argument as the command line has it: paths, and lists also of a single value."""
+def _converted(value: object, kind: Any) -> object:
+    """Convert an argument to its type on the command line: text to a path, a value to a list."""
     if typing.get_origin(kind) is list:
         values = [value] if isinstance(value, str | Path) else value
         values = values if isinstance(values, Sequence) else [values]

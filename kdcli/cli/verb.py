@@ -1,4 +1,4 @@
-"""A verb of the command line, whose options come from its settings once it is used."""
+"""Verbs of the command line. A verb's options are built from its settings when it is used."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typer.core import TyperCommand
 from kdcli.cli.app import app
 from kdcli.cli.libraries import prepare_libraries
 from kdcli.cli.revision import pinned
-from kdcli.cli.show import show
+from kdcli.cli.show import Printable, ResultT, Saved, show
 from kdcli.errors import UsageError
 
 if TYPE_CHECKING:
     from kdcli.cli.parameters import Declaration, Parameter
-    from kdcli.recipe.sections import RunOptions
+    from kdcli.recipe.sections import RunOptions, Section
 
-T = TypeVar("T")
+OptionsT = TypeVar("OptionsT")
 
 PRINTING = ("json", "quiet", "verbose")
 LOADING = ("output_dir", "overwrite", "revision", "trust_remote_code", *PRINTING)
@@ -37,34 +37,34 @@ class Verb:
     """A verb.
 
     Attributes:
-        name: Its name, and its folder's in kdcli/verbs.
-        function: Runs the verb with the given values.
-        settings: The module with RECIPES, kind -> recipe model, and OPTIONS, name of the
-            verb -> class of the settings that are no recipe keys.
-        shared: Names of the options that it shares with other verbs.
+        name: The name of the verb and of its folder in kdcli/verbs.
+        function: Runs the verb with the values from the user.
+        settings: The name of the module with RECIPES, the recipe models by kind, and OPTIONS, the
+            classes of the settings that are not recipe keys by the name of the verb.
+        shared: The names of the options that the verb shares with other verbs.
         example: A command line, for help.
     """
 
     name: str
-    function: Callable[[Given], Any]
+    function: Callable[[Given], Printable | None]
     settings: str
     shared: tuple[str, ...]
     example: str
 
     @property
     def description(self) -> str:
-        """The docstring of the function, for help."""
+        """The docstring of the function, which help shows."""
         return inspect.getdoc(self.function) or ""
 
     @property
-    def recipes(self) -> Mapping[str, Any]:
-        """The recipe models of the verb, by kind."""
+    def recipes(self) -> Mapping[str, type[Section]]:
+        """The recipe models of the verb by kind."""
         return getattr(importlib.import_module(self.settings), "RECIPES", {})
 
     @property
-    def options(self) -> Any:
+    def options(self) -> type | None:
         """The class of the run settings that only this verb has, or None."""
-        options = getattr(importlib.import_module(self.settings), "OPTIONS", {})
+        options: Mapping[str, type] = getattr(importlib.import_module(self.settings), "OPTIONS", {})
         return options.get(self.name)
 
     @functools.cached_property
@@ -81,20 +81,23 @@ class Verb:
         )
 
     def callback(self) -> Callable[..., Any]:
-        """Return a function with a parameter for each option, as Typer reads it."""
+        """Return a function with one parameter for each option, for Typer."""
 
-        def run(**values: Any) -> Any:
+        def run(**values: Any) -> Printable | None:
             return self.run(values)
 
         parameters = [each.typer_parameter() for each in self.parameters]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return run
 
-    def run(self, values: Mapping[str, Any]) -> Any:
-        """Run the verb. Raises UsageError: options that contradict each other, or a wrong value.
+    def run(self, values: Mapping[str, Any]) -> Printable | None:
+        """Run the verb.
 
         Args:
             values: The value of every parameter.
+
+        Raises:
+            UsageError: Options contradict each other, or a value is not allowed.
         """
         from kdcli.disk import COMMITS
 
@@ -114,6 +117,7 @@ class Verb:
         check_repository(repository)
         result = self.function(given)
         if result is not None:
+            assert isinstance(result, Saved)
             typer.echo(publish(Upload.of(result.folder), repository).sentence, err=True)
         return result
 
@@ -136,24 +140,24 @@ class Given:
 
     @property
     def kind_of_recipe(self) -> str | None:
-        """The kind of the recipe that `--recipe` names. Raises UsageError: an unknown kind."""
+        """The kind of the recipe that `--recipe` names. Raises UsageError if it is unknown."""
         from kdcli.recipe.resolve import verb_of
 
         return verb_of(self.recipe) if self.recipe is not None else None
 
     @property
     def run_options(self) -> RunOptions:
-        """Where and how to run. Raises UsageError: a value that is not allowed."""
+        """Where and how to run. Raises UsageError if a value is not allowed."""
         from kdcli.recipe.sections import RunOptions
 
         return replace(self.of(RunOptions), arguments=tuple(sys.argv[1:]))
 
     def __getitem__(self, name: str) -> Any:
-        """Return a parameter's value, None if it was not given."""
+        """Return a parameter's value; None if it was not given."""
         return self.values[name]
 
     def check_conflicts(self) -> None:
-        """Raise a UsageError for options that contradict each other."""
+        """Raise a UsageError if two options contradict each other."""
         by_flag = {flag: each for each in self.verb.parameters for flag in _flags(each)}
         for parameter in self.verb.parameters:
             flag = parameter.option.flag
@@ -166,27 +170,43 @@ class Given:
                     raise UsageError(message, "give one of them")
 
     def pin_revision(self) -> None:
-        """Add `--revision` to the verb's model. Raises UsageError if the model has no revisions."""
+        """Apply `--revision` to the verb's model. Raises UsageError if it has no revisions."""
         if (revision := self.values.get("revision")) is not None:
             model = self.verb.parameters[0].name
             self.values[model] = pinned(self.values[model], revision)
 
     def fits(self, kind: str) -> bool:
-        """Tell whether every given option belongs to a kind of recipe of the verb."""
+        """Return whether this kind of recipe accepts every option that was given."""
         return all(
             kind in parameter.kinds(self.verb.recipes)
             for parameter in self.verb.parameters
             if self._is_given(parameter, parameter.option.flag)
         )
 
-    def keys(self, kind: str) -> dict[str, Any]:
-        """Return the recipe keys that were given. Raises UsageError: one of another recipe.
+    def kind_for(self, task: str | None, general: str) -> str:
+        """Return the kind of recipe for a task.
+
+        Some kinds are for one task only, such as `rerank`. They are chosen by their task, or by
+        `--recipe` with a recipe of that kind. All other tasks use the kind `general`.
+        """
+        for kind, model in self.verb.recipes.items():
+            field = model.model_fields.get("task")
+            own_task = None if field is None else field.default
+            if own_task is not None and (own_task == task or kind == self.kind_of_recipe):
+                return kind
+        return general
+
+    def keys(self, kind: str) -> dict[str, object]:
+        """Return the values of the recipe keys that were given as options.
 
         Args:
             kind: The kind of recipe, a key of the verb's RECIPES.
+
+        Raises:
+            UsageError: An option belongs to another kind of recipe.
         """
-        keys: dict[str, Any] = {}
-        switches: dict[str, bool] = {}
+        keys: dict[str, object] = {}
+        switches: dict[str, object] = {}
         for parameter in self.verb.parameters:
             is_given = self._is_given(parameter, parameter.option.flag)
             declaration = parameter.by_model.get(kind, parameter.first)
@@ -200,8 +220,8 @@ class Given:
                 switches[declaration.switch] = True
         return switches | keys
 
-    def of(self, options: type[T]) -> T:
-        """Return the run settings of a class. Raises UsageError: a value that is not allowed."""
+    def of(self, options: type[OptionsT]) -> OptionsT:
+        """Return the run settings of a class. Raises UsageError if a value is not allowed."""
         from pydantic import ValidationError
 
         from kdcli.recipe.resolve import reason
@@ -222,19 +242,19 @@ class Given:
             flag = flags[str(problem["loc"][0])]
             raise UsageError(f"{flag} {reason(problem)}, got {problem['input']}") from None
 
-    def show(self, result: Any) -> Any:
-        """Print a result and return it. From Python `json` is None, and nothing is printed."""
+    def show(self, result: ResultT) -> ResultT:
+        """Print a result and return it. Nothing is printed from Python, where `json` is None."""
         return show(result, as_json=self.values.get("json", False))
 
     def _is_given(self, parameter: Parameter, flag: str) -> bool:
-        """Tell whether an option was given; `--no-X` is given as False."""
+        """Return whether an option was given. `--no-X` was given if the value is False."""
         value = self.values.get(parameter.name)
         if flag.startswith("--no-"):
             return value is False
         return value is not None and value is not False and value != []
 
     def _misplaced(self, parameter: Parameter, kind: str) -> UsageError:
-        """Return the error for an option of another kind of recipe."""
+        """Return the error for an option that belongs to another kind of recipe."""
         from kdcli.cli.parameters import listed
 
         flag, recipes = parameter.option.flag, self.verb.recipes
@@ -248,21 +268,21 @@ class Given:
 
 def verb(
     *shared: str, example: str, group: typer.Typer = app
-) -> Callable[[Callable[[Given], Any]], Verb]:
+) -> Callable[[Callable[[Given], Printable | None]], Verb]:
     """Make a function a verb of the command line.
 
     Args:
-        shared: Names of the options that it shares with other verbs.
+        shared: The names of the options that the verb shares with other verbs.
         example: A command line that help shows.
         group: The application, or the group of verbs that the verb belongs to.
     """
 
-    def decorate(function: Callable[[Given], Any]) -> Verb:
+    def decorate(function: Callable[[Given], Printable | None]) -> Verb:
         package = function.__module__.removesuffix(".cli")
         command = Verb(function.__name__, function, f"{package}.settings", shared, example)
 
         def placeholder() -> None:
-            """Stand in for the callback, which `VerbCommand` builds when it is needed."""
+            """Stand in for the callback, which `VerbCommand` builds when the verb is used."""
 
         placeholder.verb = command  # type: ignore[attr-defined]
         group.command(
@@ -277,7 +297,7 @@ def verb(
 
 
 class VerbCommand(TyperCommand):
-    """A command whose parameters are built when it is used, so that `kdcli --help` reads none."""
+    """A command whose parameters are built when it is used. `kdcli --help` builds none."""
 
     def __init__(self, **attributes: Any) -> None:
         self.verb: Verb = attributes["callback"].verb
@@ -304,8 +324,8 @@ class VerbCommand(TyperCommand):
         return super().invoke(ctx)
 
 
-def _value(declaration: Declaration, value: Any) -> Any:
-    """Return an option's value as the field takes it. Raises UsageError: several for a single."""
+def _value(declaration: Declaration, value: object) -> object:
+    """Convert an option's value to its field's type. Raises UsageError for too many values."""
     if declaration.option.parse is not None:
         return declaration.option.parse(value)
     if isinstance(value, list) and declaration.option.kind is None and not declaration.is_list:
@@ -317,12 +337,12 @@ def _value(declaration: Declaration, value: Any) -> Any:
 
 
 def _flags(parameter: Parameter) -> list[str]:
-    """Return every flag of a parameter: `--augment/--no-augment` are two."""
+    """Return every flag of a parameter. `--augment/--no-augment` has two flags."""
     return [flag for flags in parameter.option.flags for flag in flags.split("/")]
 
 
 def _join() -> None:
-    """Meet the other processes of the run before any of them can fail."""
+    """Connect to the other processes of the run before any of them can fail."""
     from kdcli.engine.processes import joined
 
     if joined():

@@ -1,7 +1,8 @@
-"""The methods: files of `kdcli.losses` that define `objective`, or of `kdcli.pruners`, `pruner`.
+"""Find the methods of `kdcli.losses` and `kdcli.pruners`.
 
-A method has its file's name, with `-` for `_`. Help, recipes and messages read the folder, so that
-a method is one file.
+A loss is a file that defines `objective`, and a pruner is a file that defines `pruner`. A method is
+named after its file, with `-` for `_`. Help, recipes and messages read the folder, so a new method
+is one new file.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from kdcli.errors import UsageError, did_you_mean
 
@@ -22,12 +24,12 @@ if TYPE_CHECKING:
 
 @functools.cache
 def method_names(package: str, function: str, *inputs: str) -> list[str]:
-    """Return the names of a package's methods. It reads their source and imports nothing.
+    """Return the names of a package's methods. This reads their source and imports nothing.
 
     Args:
         package: The package whose files are methods.
         function: The function that a method's file defines.
-        inputs: If given, only methods whose `INPUTS` hold one of these count.
+        inputs: If given, return only methods whose `INPUTS` contain one of these.
     """
     spec = find_spec(package)
     assert spec is not None
@@ -59,8 +61,8 @@ class Methods:
         """Return the names of all methods."""
         return list(method_names(self.package, self.function))
 
-    def module(self, method: str) -> Any:
-        """Import a method's file. Raises UsageError: unknown method."""
+    def module(self, method: str) -> ModuleType:
+        """Import a method's file. Raises UsageError if the method is unknown."""
         known = self.names()
         if method not in known:
             raise UsageError(
@@ -69,11 +71,11 @@ class Methods:
             )
         return importlib.import_module(f"{self.package}.{method.replace('-', '_')}")
 
-    def settings(self, method: str, given: Mapping[str, Any]) -> BaseModel:
-        """Return the method's own settings, from the recipe's section.
+    def settings(self, method: str, given: Mapping[str, object]) -> BaseModel:
+        """Return a method's own settings from the recipe's section.
 
         Raises:
-            UsageError: An unknown method or key, with the nearest known one, or a wrong value.
+            UsageError: The method or a key is unknown, or a value is not allowed.
         """
         from pydantic import ValidationError
 

@@ -1,4 +1,4 @@
-"""How a recipe key or a run setting becomes an option of the command line.
+"""Declare how a recipe key or a run setting becomes an option of the command line.
 
 A field of a settings model declares its option next to its type:
 
@@ -11,9 +11,12 @@ declarations. Nothing here imports pydantic, so that `kdcli --help` stays fast.
 import functools
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 GOAL, DATA, ON_TASK = "Goal", "Task and data", "With --task"
 TRAINING, RECIPE, RUN, OUTPUT = "Training", "Recipe", "Run", "Output"
@@ -25,24 +28,24 @@ class Option:
     """An option of the command line that sets a field.
 
     Args:
-        flags: Such as `--output-dir`, `-o`. A word without dashes is an argument, given by place.
-        name: The parameter's name in Python; by default the first flag's.
+        flags: Flags such as `--output-dir`, `-o`. A word without dashes is a positional argument.
+        name: The parameter's name in Python (default: the name of the first flag).
         panel: The heading under which help lists the option.
         metavar: The placeholder for the option's value in help.
-        kind: The type of the option's value where it is not the field's.
-        parse: Turns the option's value into the field's. May raise UsageError.
-        key: The key inside a field that holds a free mapping, such as `masking` of `pruner`.
-        description: Describes the option where the field's description does not.
-        choices: Allowed values, for help and completion. By default the values of a `Literal`
-        field.
-        completion: Which values the shell offers: `task`, `recipe` or `shape`.
-        enables: A key next to the field, which the option sets to true.
+        kind: The type of the option's value, if it differs from the field's type.
+        parse: Converts the option's value to the field's value. May raise UsageError.
+        key: The key inside a field that holds a free mapping, such as `masking` in `pruner`.
+        description: The description of the option (default: the field's description).
+        choices: Allowed values, for help and completion (default: the values of a `Literal`
+            field).
+        completion: The values that the shell completes: `task`, `recipe` or `shape`.
+        enables: A key in the same section, which the option sets to true.
         show_default: Whether help shows the field's default.
         excludes: Flags or arguments that contradict this option.
-        recipes: The kinds of recipe that the option goes with, if it sets no key of theirs.
+        recipes: The kinds of recipes that accept the option, if it sets none of their keys.
         required: Whether the option must be given although its field has a default.
-        verb: The only verb that has the option, where several share the model.
-        terminal: Whether the option makes no sense in Python.
+        verb: The only verb with the option, if several verbs share the model.
+        terminal: Whether only the command line has the option.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Option:
         panel: str = "Options",
         metavar: str | None = None,
         kind: Any = None,
-        parse: Callable[[Any], Any] | None = None,
+        parse: Callable[[Any], object] | None = None,
         key: str | None = None,
         description: str | None = None,
         choices: tuple[str, ...] = (),
@@ -76,23 +79,23 @@ class Option:
 
     @property
     def is_argument(self) -> bool:
-        """Whether the value is given by its place."""
+        """Whether the option is a positional argument."""
         return not self.flags[0].startswith("-")
 
     @property
     def flag(self) -> str:
-        """The option as messages name it."""
+        """The flag that messages use."""
         return self.flags[0].split("/")[0]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A field of a settings model as the command line and the documentation need it.
+    """A field of a settings model, for the command line and the documentation.
 
     Attributes:
         key: The dotted recipe key.
         kind: The type of its value.
-        default: The default value; None where the field is required.
+        default: The default value; None if the field is required.
         is_required: Whether the field has no default.
         description: One sentence.
         options: The options that set the field.
@@ -101,36 +104,40 @@ class Setting:
 
     key: str
     kind: Any
-    default: Any
+    default: object
     is_required: bool
     description: str
     options: tuple[Option, ...]
     choices: tuple[str, ...]
 
 
-def section_of(annotation: Any) -> Any:
-    """Return the settings model that a field holds, or None."""
+def section_of(annotation: object) -> type | None:
+    """Return the settings model in the type of a field, or None."""
     for candidate in (annotation, *typing.get_args(annotation)):
-        if hasattr(candidate, "__pydantic_fields__"):
+        if isinstance(candidate, type) and hasattr(candidate, "__pydantic_fields__"):
             return candidate
     return None
 
 
 @functools.cache
-def settings_of(model: Any) -> tuple[Setting, ...]:
-    """Return every field of a settings model and of its sections, under dotted keys.
+def settings_of(model: type) -> tuple[Setting, ...]:
+    """Return every field of a settings model and of its sections, with dotted keys.
 
     Args:
         model: A pydantic model, or a pydantic dataclass.
     """
-    fields = model.__pydantic_fields__
-    # A recipe may give a section other defaults than the section's own.
+    fields = _fields_of(model)
+    # A recipe may override the defaults of a section.
     defaults = None if any(info.is_required() for info in fields.values()) else model()
     return tuple(_settings(model, "", defaults))
 
 
-def _settings(model: Any, prefix: str, defaults: Any) -> Iterator[Setting]:
-    for name, info in model.__pydantic_fields__.items():
+def _fields_of(model: type) -> "Mapping[str, FieldInfo]":
+    return model.__pydantic_fields__  # type: ignore[attr-defined, no-any-return]
+
+
+def _settings(model: type, prefix: str, defaults: object) -> Iterator[Setting]:
+    for name, info in _fields_of(model).items():
         if defaults is not None:
             default = getattr(defaults, name)
         else:
@@ -149,8 +156,8 @@ def _settings(model: Any, prefix: str, defaults: Any) -> Iterator[Setting]:
         )
 
 
-def choices_of(annotation: Any) -> tuple[str, ...]:
-    """Return the values of a `Literal`, also of one inside a union."""
+def choices_of(annotation: object) -> tuple[str, ...]:
+    """Return the values of a `Literal`, or of the `Literal` types in a union."""
     if typing.get_origin(annotation) is Literal:
         return typing.get_args(annotation)
     return tuple(
@@ -161,8 +168,8 @@ def choices_of(annotation: Any) -> tuple[str, ...]:
     )
 
 
-def plain_kind(annotation: Any) -> Any:
-    """Return a type without constraints and without None: `list[int]` for a list of sizes."""
+def plain_kind(annotation: object) -> Any:
+    """Return a type without constraints and without None, such as `list[int]`."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return plain_kind(arguments[0])

@@ -1,6 +1,7 @@
-"""Resolve a recipe: YAML, `--set` and options become strict settings with the origin of each value.
+"""Resolve a recipe: merge YAML, `--set` and options into checked settings.
 
-Precedence: option > `--set` > recipe > default. A wrong key is answered with the nearest known key.
+The precedence is option, `--set`, recipe, default. The origin of each value is kept. The error for
+an unknown key names the nearest known key.
 """
 
 import copy
@@ -17,19 +18,22 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from kdcli.disk import unprintable
 from kdcli.errors import UsageError, did_you_mean, shortened
 from kdcli.recipe.options import settings_of
-from kdcli.recipe.sections import Section
-from kdcli.recipe.yaml import MAX_CHARACTERS, one_line, read_yaml
+from kdcli.recipe.sections import RecipeValues, Section
+from kdcli.recipe.yaml import MAX_RECIPE, flow_style, read_yaml
 
 RecipeT = TypeVar("RecipeT", bound=Section)
+RecipeT_co = TypeVar("RecipeT_co", bound=Section, covariant=True)
 
 MAX_PROBLEMS = 20
-"""Lines of an error."""
+"""Maximum number of lines of an error."""
 MAX_KEY = 128
-"""Characters of a key. PyYAML writes longer keys in another form."""
+"""Maximum number of characters of a key. PyYAML writes longer keys in another form."""
+
 
 ELSEWHERE = {
     "learning_rate": "train.lr",
@@ -41,18 +45,21 @@ ELSEWHERE = {
     "adam_beta2": "train.beta2",
     "max_seq_length": "data.max_length",
 }
-"""The names that other tools have for our keys."""
+"""The names of recipe keys in other tools, and their names here."""
 
 
 @dataclass(frozen=True)
-class Resolved(Generic[RecipeT]):
-    """A validated recipe, and the origin of each dotted key that was set."""
+class Resolved(Generic[RecipeT_co]):
+    """A validated recipe, and the origin of each dotted key that was set.
 
-    recipe: RecipeT
+    Keys that were not set have no origin. They have their defaults.
+    """
+
+    recipe: RecipeT_co
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def to_yaml(self) -> str:
-        """Return the whole recipe as YAML that `--recipe` reads, each origin as a comment."""
+        """Return the whole recipe as YAML for `--recipe`. Comments give the origins."""
         return "\n".join(_lines(self.recipe.model_dump(), self.origins, "", 0)) + "\n"
 
 
@@ -60,27 +67,29 @@ def resolve(
     model: type[RecipeT],
     *,
     recipe: str | None,
-    beneath: Mapping[str, Mapping[str, Any]] | None = None,
+    beneath: Mapping[str, Mapping[str, object]] | None = None,
     sets: Sequence[str] = (),
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Resolved[RecipeT]:
     """Merge a recipe, `--set` pairs and options over the defaults of a settings model.
 
     Args:
         model: The settings model of the recipe.
-        recipe: A shipped recipe's name, a YAML file, or None.
-        beneath: Origin -> dotted values that `recipe` overrides. Later ones override earlier ones.
-        sets: `key.path=value` pairs; each value is YAML.
-        options: Dotted key -> value; None means that it was not given.
+        recipe: The name of a shipped recipe, a YAML file, or None.
+        beneath: Values that `recipe` overrides: dotted key -> value, by origin. Later origins
+            override earlier ones.
+        sets: `key.path=value` pairs. Each value is YAML.
+        options: Dotted key -> value. A value of None was not given.
 
     Raises:
-        UsageError: An unknown recipe or key, a wrong type, or malformed YAML; one line per problem.
+        UsageError: The recipe or a key is unknown, a value has the wrong type, or the YAML is
+            malformed. The error has one line for each problem.
     """
     verb = model.model_fields["verb"].default
-    values: dict[str, Any] = {}
+    values: RecipeValues = {}
     origins: dict[str, str] = {}
 
-    def put(key: str, value: Any, origin: str) -> None:
+    def put(key: str, value: object, origin: str) -> None:
         if value == {} and any(leaf.startswith(f"{key}.") for leaf in leaf_keys(model)):
             return
         _check_key(model, key, origin)
@@ -97,7 +106,7 @@ def resolve(
         target[last] = value
         origins[key] = origin
 
-    layers = dict(beneath or {})
+    layers: dict[str, Mapping[str, object]] = dict(beneath or {})
     if recipe is not None:
         layers[f"recipe {recipe}"] = dict(flatten(read_recipe(recipe, verb)))
     for origin, layer in layers.items():
@@ -115,7 +124,7 @@ def resolve(
 
 
 def _validated(
-    model: type[RecipeT], values: Mapping[str, Any], origins: Mapping[str, str]
+    model: type[RecipeT], values: Mapping[str, object], origins: Mapping[str, str]
 ) -> RecipeT:
     try:
         return model.model_validate(values)
@@ -124,16 +133,22 @@ def _validated(
 
 
 def defaulted(
-    resolved: Resolved[RecipeT], values: Mapping[str, Any], origin: str
+    resolved: Resolved[RecipeT], values: Mapping[str, object], origin: str
 ) -> Resolved[RecipeT]:
-    """Return the recipe with other defaults, such as a method's, for keys that were not set."""
+    """Return the recipe with other defaults, such as a method's, for keys that were not set.
+
+    Args:
+        resolved: The recipe.
+        values: Dotted key -> default.
+        origin: The origin of these defaults.
+    """
     changes = {key: value for key, value in values.items() if key not in resolved.origins}
     recipe = type(resolved.recipe).model_validate(_with(resolved.recipe.model_dump(), changes))
     return Resolved(recipe, {**resolved.origins, **dict.fromkeys(changes, origin)})
 
 
-def _with(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a recipe's values with some dotted keys set."""
+def _with(tree: RecipeValues, values: Mapping[str, object]) -> RecipeValues:
+    """Return a copy of a recipe's values in which some dotted keys are set."""
     changed = copy.deepcopy(tree)
     for key, value in values.items():
         *parents, last = key.split(".")
@@ -144,13 +159,13 @@ def _with(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def grid_options(model: type[Section], pairs: Sequence[str]) -> dict[str, list[Any]]:
-    """Parse `--grid KEY=V1,V2` into recipe keys below `grid`; `lr` is short for `train.lr`.
+def grid_options(model: type[Section], pairs: Sequence[str]) -> dict[str, list[object]]:
+    """Parse `--grid KEY=V1,V2` into recipe keys below `grid`. `lr` is short for `train.lr`.
 
     Raises:
-        UsageError: Another form, an unknown key, or a key that is given twice.
+        UsageError: A pair has another form, or its key is unknown or given twice.
     """
-    options: dict[str, list[Any]] = {}
+    options: dict[str, list[object]] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not text:
@@ -168,8 +183,8 @@ def grid_options(model: type[Section], pairs: Sequence[str]) -> dict[str, list[A
     return options
 
 
-def gates(pairs: Sequence[str]) -> dict[str, float]:
-    """Parse `--min-metric METRIC=VALUE` pairs. Raises UsageError: another form."""
+def metric_limits(pairs: Sequence[str]) -> dict[str, float]:
+    """Parse `--min-metric METRIC=VALUE` pairs. Raises UsageError if a pair has another form."""
     limits = {}
     for pair in pairs:
         metric, _, text = pair.partition("=")
@@ -184,30 +199,34 @@ def gates(pairs: Sequence[str]) -> dict[str, float]:
     return limits
 
 
-def combinations(resolved: Resolved[RecipeT]) -> list[tuple[dict[str, Any], Resolved[RecipeT]]]:
-    """Return every combination of `grid`: its values, and the recipe with them set.
+def combinations(
+    resolved: Resolved[RecipeT],
+) -> list[tuple[RecipeValues, Resolved[RecipeT]]]:
+    """Return every combination of the values in `grid`, each with the recipe that has them set.
 
-    These recipes have no grid, and one seed.
+    These recipes have no grid and a single seed.
 
     Raises:
-        UsageError: An unknown key, no list of values, or a value of the wrong type.
+        UsageError: A key is unknown, a key has no list of values, or a value has the wrong type.
     """
     values = resolved.recipe.model_dump()
-    lists = flatten(values.pop("grid"))
-    if values["train"]["max_steps"] and "train.epochs" in dict(lists):
+    lists = dict(flatten(values.pop("grid")))
+    if values["train"]["max_steps"] and "train.epochs" in lists:
         raise UsageError(
             "grid.train.epochs changes nothing together with train.max_steps",
             "remove one of them",
         )
     model = type(resolved.recipe)
-    for key, choices in lists:
+    grid: dict[str, list[object]] = {}
+    for key, choices in lists.items():
         _check_key(model, key, "grid")
         if not isinstance(choices, list) or not choices:
             raise UsageError(f"grid.{key} must hold a list of values, got {choices!r}")
+        grid[key] = choices
     kept = {k: o for k, o in resolved.origins.items() if not k.startswith(("grid", "seeds"))}
     recipes = []
-    for choice in itertools.product(*(choices for _, choices in lists)):
-        settings = dict(zip((key for key, _ in lists), choice, strict=True))
+    for choice in itertools.product(*grid.values()):
+        settings = dict(zip(grid, choice, strict=True))
         changed = _with(values | {"grid": {}, "seeds": 1}, settings)
         origins = kept | dict.fromkeys(settings, "grid")
         recipes.append((settings, Resolved(_validated(model, changed, origins), origins)))
@@ -215,13 +234,13 @@ def combinations(resolved: Resolved[RecipeT]) -> list[tuple[dict[str, Any], Reso
 
 
 def shipped(verb: str) -> dict[str, Path]:
-    """Return the recipes that are shipped for a verb: name -> file."""
+    """Return the files of the shipped recipes of a verb, by name."""
     folder = _recipes_folder() / verb
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def recipe_names() -> list[str]:
-    """Return the names of all shipped recipes. This reads no settings model."""
+    """Return the names of all shipped recipes without importing a settings model."""
     files = _recipes_folder().glob("*/*.yaml")
     return sorted({path.stem for path in files if path.parent.name != "ablations"})
 
@@ -234,7 +253,7 @@ def _recipes_folder() -> Path:
 
 
 def recipe_models() -> dict[str, type[Section]]:
-    """Return the settings model of every kind of recipe, from kdcli/verbs/*/settings.py."""
+    """Return the settings models of all kinds of recipes, from kdcli/verbs/*/settings.py."""
     models: dict[str, type[Section]] = {}
     for path in sorted((Path(__file__).parents[1] / "verbs").glob("*/settings.py")):
         module = importlib.import_module(f"kdcli.verbs.{path.parent.name}.settings")
@@ -242,15 +261,15 @@ def recipe_models() -> dict[str, type[Section]]:
     return models
 
 
-def read_recipe(recipe: str, verb: str | None) -> dict[str, Any]:
+def read_recipe(recipe: str, verb: str | None) -> RecipeValues:
     """Read a recipe file without checking its keys.
 
     Args:
-        recipe: The name of a recipe that is shipped for the verb, or a path.
-        verb: None accepts only a path.
+        recipe: The name of a shipped recipe of the verb, or a path.
+        verb: The verb. None accepts only a path.
 
     Raises:
-        UsageError: There is no such recipe, or it holds no mapping of keys.
+        UsageError: The recipe does not exist, or it is not a mapping of keys.
     """
     names = shipped(verb) if verb else {}
     path = names.get(recipe, Path(recipe))
@@ -260,8 +279,8 @@ def read_recipe(recipe: str, verb: str | None) -> dict[str, Any]:
             f"shipped recipes: {', '.join(names)}; or give the path of a YAML file",
         )
     try:
-        if (size := path.stat().st_size) > MAX_CHARACTERS:
-            raise ValueError(f"{size:,} bytes; at most {MAX_CHARACTERS:,} are read")
+        if (size := path.stat().st_size) > MAX_RECIPE:
+            raise ValueError(f"{size:,} bytes; at most {MAX_RECIPE:,} are read")
         loaded = read_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
@@ -276,9 +295,9 @@ def read_recipe(recipe: str, verb: str | None) -> dict[str, Any]:
     return loaded
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Return the dotted keys and the values of a tree."""
-    flat: list[tuple[str, Any]] = []
+def flatten(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
+    """Return the dotted keys and the values of nested mappings."""
+    flat: list[tuple[str, object]] = []
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             flat += flatten(value, f"{prefix}{key}.")
@@ -315,7 +334,7 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
         raise UsageError(
             f"'{key}' ({origin}) is a section: it must hold keys", f"keys: {', '.join(inside)}"
         )
-    # Often only the section is missing: `lr` for `train.lr`.
+    # Often only the section is missing, as in `lr` for `train.lr`.
     suffixes = ELSEWHERE | {a.rsplit(".", 1)[-1]: a for a in allowed}
     suffix = key.rsplit(".", 1)[-1]
     near = did_you_mean(key, allowed)
@@ -325,8 +344,8 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
     raise UsageError(f"unknown key '{shortened(key, 80)}' ({origin}){near}{hint}")
 
 
-def _check_names(key: str, value: Any, origin: str) -> None:
-    """Raise a UsageError for a key, or for text inside a value, that no recipe can hold."""
+def _check_names(key: str, value: object, origin: str) -> None:
+    """Raise a UsageError for a key or a text that a recipe cannot hold."""
     if any(not name or len(name) > MAX_KEY for name in key.split(".")):
         raise UsageError(f"'{key:.80}' ({origin}): a key is a word of 1 to {MAX_KEY} characters")
     for text in value if isinstance(value, list) else [value]:
@@ -339,15 +358,15 @@ def _check_names(key: str, value: Any, origin: str) -> None:
             _check_names(f"{key}.{name}", inside, origin)
 
 
-def reason(problem: Mapping[str, Any]) -> str:
-    """Return what is wrong with a value, from one of pydantic's errors: `must be ...`."""
+def reason(problem: ErrorDetails) -> str:
+    """Return pydantic's explanation of a wrong value in the form `must be ...`."""
     message = str(problem["msg"]).removeprefix("Value error, ")
     message = message.replace("Input should be", "must be")
     return f"{message[0].lower()}{message[1:]}"
 
 
-def _as_share(problem: Mapping[str, Any]) -> str:
-    """Return `"; did you mean 0.9?"` for 90 where a share below 1 is needed, or an empty string."""
+def _as_share(problem: ErrorDetails) -> str:
+    """Return `"; did you mean 0.9?"` if a share below 1 was given as 90, else an empty string."""
     limits, value = problem.get("ctx", {}), problem["input"]
     is_share = 1 in (limits.get("lt"), limits.get("le"))
     if not is_share or not isinstance(value, int | float) or not 1 < value < 100:
@@ -356,9 +375,9 @@ def _as_share(problem: Mapping[str, Any]) -> str:
 
 
 def explain(
-    error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]
+    error: ValidationError, values: Mapping[str, object], origins: Mapping[str, str]
 ) -> list[str]:
-    """Return one line for each wrong value, under the key that the user gave."""
+    """Return one line for each wrong value, with the key that the user gave."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for problem in error.errors():
         key = _key_of(problem["loc"], values)
@@ -380,7 +399,7 @@ def explain(
 def _key_of(location: Sequence[int | str], values: Any) -> str:
     """Return the dotted key of an error's location.
 
-    A location also names the types that pydantic tried; these are no keys.
+    A location also names the types that pydantic tried. These are not keys.
     """
     parts = []
     for part in location:
@@ -392,11 +411,12 @@ def _key_of(location: Sequence[int | str], values: Any) -> str:
 
 
 def _lines(
-    tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str, depth: int
+    tree: Mapping[str, object], origins: Mapping[str, str], prefix: str, depth: int
 ) -> list[str]:
+    """Return the YAML lines of nested mappings, each value with its origin as a comment."""
     lines: list[str] = []
     for key, value in tree.items():
-        dotted, name, indent = f"{prefix}{key}", one_line(key), "  " * depth
+        dotted, name, indent = f"{prefix}{key}", flow_style(key), "  " * depth
         if isinstance(value, dict) and value:
             lines.append(f"{indent}{name}:")
             lines += _lines(value, origins, f"{dotted}.", depth + 1)
@@ -404,12 +424,15 @@ def _lines(
         origin = origins.get(dotted, "default")
         # A file name may hold characters that would end a comment.
         comment = origin if origin.isprintable() else ascii(origin)
-        lines.append(f"{indent}{name}: {one_line(value)}  # {comment}")
+        lines.append(f"{indent}{name}: {flow_style(value)}  # {comment}")
     return lines
 
 
 def verb_of(recipe: str) -> str:
-    """Return the kind of a recipe: a shipped one's, else the file's `verb`, else distill.
+    """Return the kind of a recipe.
+
+    A shipped recipe's kind is the name of its folder. A file's kind is its `verb`, by default
+    distill.
 
     Raises:
         UsageError: The file names an unknown kind.
@@ -427,8 +450,8 @@ def verb_of(recipe: str) -> str:
     return str(verb)
 
 
-def summary() -> list[dict[str, str]]:
-    """Return verb, name and first comment line of every shipped recipe."""
+def shipped_recipes() -> list[dict[str, str]]:
+    """Return the verb, the name and the first comment line of every shipped recipe."""
     rows = []
     for verb in recipe_models():
         for name, path in shipped(verb).items():

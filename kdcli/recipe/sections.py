@@ -1,4 +1,4 @@
-"""The sections of a recipe that several verbs share, and the settings of a run."""
+"""Define the recipe sections that several verbs share, and the options of a run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,11 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic.dataclasses import dataclass
 
 from kdcli.errors import UsageError
-from kdcli.recipe.options import DATA, OUTPUT, RECIPE, RUN, TRAINING, Option
+from kdcli.recipe.options import DATA, GOAL, OUTPUT, RECIPE, RUN, TRAINING, Option
 
 MAX_NUMBER = 10**9
 MAX_PROCESSES = 1_024
-TRACKERS = (
+TRACKER_NAMES = (
     "aim",
     "clearml",
     "comet_ml",
@@ -23,17 +23,23 @@ TRACKERS = (
     "trackio",
     "wandb",
 )
-"""The trackers of accelerate, which help must not import."""
+"""The trackers of accelerate. They are listed here because help must not import accelerate."""
+
+RecipeValues = dict[str, Any]
+"""Keys of a recipe and their values as YAML holds them: mappings, lists, text, numbers, None.
+
+A field of this type is checked elsewhere, such as by the file of a method.
+"""
 
 BatchSize = Annotated[int, Field(gt=0, le=10**6)]
 Length = Annotated[int, Field(ge=8, le=2**20)]
 """Tokens per row."""
 DATA_OPTION = Option("--data", panel=DATA, metavar="SOURCE")
-Partition = Annotated[
+PartitionFile = Annotated[
     str | None,
     Field(
-        description="File of a run of compress that names the selection rows, which replace the "
-        "validation split, and the verification rows, which are never trained on.",
+        description="File of a run of compress with its selection rows, which replace the "
+        "validation split, and its verification rows, which are never trained on.",
     ),
 ]
 GlobalBatch = Annotated[
@@ -68,25 +74,34 @@ EvalTasks = Annotated[
         description="Tasks on which the report also compares all models; may be repeated.",
     ),
 ]
+MaxClassDrop = Annotated[
+    float | None,
+    Option("--max-class-drop", panel=GOAL, metavar="POINTS"),
+    Field(
+        gt=0,
+        description="Maximum drop of a class, label or entity type below the baseline, in points "
+        "(1 point = 0.01). If a class loses more, the exit code is 5.",
+    ),
+]
 
 Init = Literal["teacher", "copied", "random"]
-"""How a student starts: copied from its teacher and fitted to it, only copied, or drawn."""
+"""How a student starts: copied from its teacher and fitted to it, only copied, or random."""
 
 
 class Section(BaseModel):
-    """Base of every section of a recipe: unknown keys and values of another type are errors."""
+    """The base of every section of a recipe. Unknown keys and values of a wrong type are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     purpose: ClassVar[str] = ""
-    """The use of such a recipe, if a verb has several kinds of recipes."""
+    """The purpose of this kind of recipe, if the verb has several kinds."""
     instead: ClassVar[Mapping[str, str]] = {}
-    """For options of the verb's other recipes: what to do instead."""
+    """Flags that only the verb's other recipes accept, each with what to do instead."""
 
     @field_validator("*")
     @classmethod
-    def _bounded(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse whole numbers that no size, count or length can have. A seed has its own limit."""
+    def _bounded(cls, value: object, info: ValidationInfo) -> object:
+        """Check that integers are plausible sizes, counts or lengths. A seed has its own limit."""
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int) and abs(number) > MAX_NUMBER and info.field_name != "seed":
                 raise ValueError(f"must be at most {MAX_NUMBER:,}")
@@ -94,7 +109,7 @@ class Section(BaseModel):
 
 
 class TrainSettings(Section):
-    """`train:` of every verb that trains."""
+    """`train:`, the training settings."""
 
     lr: LearningRate = 3e-4
     max_steps: Annotated[int | None, Option("--max-steps", panel=TRAINING)] = Field(
@@ -109,17 +124,17 @@ class TrainSettings(Section):
         description="Rows that a device processes at once (default: the most that fit).",
     )
     warmup_steps: int | None = Field(
-        None, ge=0, description="Steps of warm-up (default: the share warmup_fraction)."
+        None, ge=0, description="Number of warm-up steps (default: given by warmup_fraction)."
     )
     warmup_fraction: float = Field(
         0.05, ge=0, lt=1, description="Share of the steps in which the learning rate rises."
     )
     lr_schedule: Literal["linear", "constant"] = Field(
         "linear",
-        description="Whether the learning rate falls to 0 after the warm-up, or stays.",
+        description="Whether the learning rate falls to 0 after the warm-up or stays constant.",
     )
     weight_decay: float = Field(
-        0.01, ge=0, description="Weight decay of AdamW; biases and normalisations have none."
+        0.01, ge=0, description="Weight decay of AdamW, except for biases and normalisation layers."
     )
     beta2: float = Field(0.999, gt=0, lt=1, description="Second beta of AdamW.")
     clip: float = Field(1.0, gt=0, description="Maximum norm of a model's gradient.")
@@ -133,7 +148,7 @@ class TrainSettings(Section):
 class MaskSettings(Section):
     """`data.mask:`, the tokens that a masked language model predicts."""
 
-    share: float = Field(0.15, gt=0, lt=1, description="Share of each row's tokens.")
+    share: float = Field(0.15, gt=0, lt=1, description="Share of each row's tokens that is masked.")
     whole_words: bool = Field(False, description="Whether to mask whole words, not tokens.")
     static: bool = Field(
         False, description="Whether every pass over the data masks the same tokens."
@@ -141,7 +156,7 @@ class MaskSettings(Section):
 
 
 class DataSettings(Section):
-    """`data:` of verbs that read text."""
+    """`data:` of the verbs that read text."""
 
     source: Annotated[str, DATA_OPTION] = Field(
         "Salesforce/wikitext:wikitext-103-raw-v1",
@@ -154,7 +169,7 @@ class DataSettings(Section):
     pack_isolated: bool = Field(
         False, description="Whether documents in one row ignore each other."
     )
-    partition: Partition = None
+    partition: PartitionFile = None
     held_out_blocks: int = Field(
         256, gt=0, description="Rows that are held out to evaluate during training."
     )
@@ -178,18 +193,18 @@ class KdSettings(Section):
         0.5,
         ge=0,
         le=1,
-        description="Weight of the loss; the labels get the rest, and some methods have a default "
-        "of their own.",
+        description="Weight of the loss. The loss against the labels gets the rest. Some methods "
+        "have another default.",
     )
     temperature: float = Field(2.0, gt=0, description="Temperature of both softmaxes.")
 
 
 @dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
 class RunOptions:
-    """Where and how to run. Nothing here changes the result.
+    """Where and how to run. These options do not change the result.
 
-    `stop_after` pauses the training in the run's own directory after this many optimiser steps. The
-    run then has a checkpoint and no report, and a later call with `resume` continues it.
+    `stop_after` pauses the training in the run directory after this number of optimiser steps. The
+    run then has a checkpoint and no report. A later call with `resume` continues it.
     """
 
     arguments: tuple[str, ...] = ()
@@ -229,7 +244,9 @@ class RunOptions:
     ] = False
     report_to: Annotated[
         str,
-        Option("--report-to", panel=OUTPUT, choices=("none", "all", *TRACKERS), metavar="NAME"),
+        Option(
+            "--report-to", panel=OUTPUT, choices=("none", "all", *TRACKER_NAMES), metavar="NAME"
+        ),
         Field(description="Experiment tracker that follows the run."),
     ] = "none"
     push_to_hub: Annotated[
@@ -245,7 +262,7 @@ class RunOptions:
     stop_after: int | None = None
 
     def check_pushed(self, models: int) -> None:
-        """Raise a UsageError if a run would push several models: a repository holds one."""
+        """Raise a UsageError if a run would push several models. A repository holds one model."""
         if self.push_to_hub is not None and models > 1:
             raise UsageError(
                 f"--push-to-hub pushes one model, and this run makes {models}",
@@ -255,7 +272,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class CommandOptions:
-    """Options that the command line itself reads."""
+    """Options that the command line itself uses."""
 
     recipe: Annotated[
         str | None,

@@ -1,7 +1,7 @@
-"""YAML 1.2's core schema for recipes, in which a key that is given twice is an error.
+"""Read and write recipes with the core schema of YAML 1.2. A duplicate key is an error.
 
-PyYAML reads YAML 1.1, in which `no` is false, `1:3` is 63, a date is no text and `5e-4` is no
-number. Text that 1.1 would convert is written in quotes, so that other programs read it unchanged.
+PyYAML reads YAML 1.1, in which `no` is false, `1:3` is 63, a date is not text, and `5e-4` is not a
+number. Text that 1.1 would convert is written in quotes, so other programs read it unchanged.
 """
 
 import re
@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-MAX_CHARACTERS = 1_000_000
+MAX_RECIPE = 1_000_000  # characters
 MAX_EVENTS = 20_000
-MAX_DEPTH = 32
+MAX_YAML_DEPTH = 32
 
 
 class _Loader(yaml.SafeLoader):
@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Also quotes strings that `_Loader` would read as numbers."""
+    """Quotes also the strings that `_Loader` would read as numbers."""
 
 
 _EXPONENT = r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"
@@ -36,7 +36,7 @@ _NUMERIC = list("-+.0123456789")
 _SCALARS = (
     ("null", r"(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
     ("bool", r"(true|True|TRUE|false|False|FALSE)$", list("tTfF")),
-    # A number with a leading 0 is text: it would be octal in 1.1 and decimal in 1.2.
+    # A number with a leading 0 is text, because it is octal in 1.1 and decimal in 1.2.
     ("int", r"[-+]?(0|[1-9]\d*)$", _NUMERIC),
     (
         "float",
@@ -45,7 +45,7 @@ _SCALARS = (
     ),
     ("merge", r"<<$", ["<"]),
 )
-# This drops the resolvers of YAML 1.1.
+# Remove the resolvers of YAML 1.1.
 _Loader.yaml_implicit_resolvers = {}
 for _kind, _pattern, _first in _SCALARS:
     _tag = f"tag:yaml.org,2002:{_kind}"
@@ -54,10 +54,10 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_EXPONENT, r
 
 
 def read_yaml(text: str) -> Any:
-    """Return the one document of a text as plain data.
+    """Parse a text with one document into plain data.
 
     Raises:
-        yaml.YAMLError: It is malformed, gives a key twice, has a tag, or is too large for a recipe.
+        yaml.YAMLError: The text is malformed, has a duplicate key or a tag, or is too large.
     """
     _check_bounds(text)
     loader = _Loader(text)
@@ -68,14 +68,14 @@ def read_yaml(text: str) -> Any:
 
 
 def _check_bounds(text: str) -> None:
-    """Refuse a text that would take long or recurse deeply to compose. Parsing is linear."""
-    if len(text) > MAX_CHARACTERS:
-        raise yaml.YAMLError(f"{len(text):,} characters; at most {MAX_CHARACTERS:,} are read")
+    """Raise an error if composing the text would take long or recurse deeply. Parsing is linear."""
+    if len(text) > MAX_RECIPE:
+        raise yaml.YAMLError(f"{len(text):,} characters; at most {MAX_RECIPE:,} are read")
     # `anchored` is the depth at which the outermost anchored collection began.
     depth = anchored = 0
     for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
         problem = None
-        if number > MAX_EVENTS or depth > MAX_DEPTH:
+        if number > MAX_EVENTS or depth > MAX_YAML_DEPTH:
             problem = "too many or too deeply nested values"
         elif (tag := getattr(event, "tag", None)) is not None:
             problem = f"tag {tag} is not allowed"
@@ -92,8 +92,8 @@ def _check_bounds(text: str) -> None:
             depth -= 1
 
 
-def one_line(value: Any) -> str:
-    """Return a value in flow style, which `read_yaml` reads back unchanged."""
-    # Characters outside ASCII are escaped: an exotic space alone would be read as nothing.
+def flow_style(value: object) -> str:
+    """Write a value on one line, in YAML's flow style. `read_yaml` reads it back unchanged."""
+    # Characters outside ASCII are escaped, because a lone exotic space would be read as nothing.
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**6)
     return str(text).removesuffix("...\n").strip("\n ")

@@ -1,1 +1,1 @@
-"""One truth, report.json, and its views: terminal, Markdown, HTML, model card."""
+"""Write report.json and its views: terminal, Markdown, HTML and model card."""

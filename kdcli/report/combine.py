@@ -7,7 +7,7 @@ from pathlib import Path
 from kdcli.engine.run_dir import RunDir
 from kdcli.recipe.sections import Section
 from kdcli.report.finish import ReportContents, ReportedModel, RunResult, write_report
-from kdcli.report.schema import Evaluation, Model, Quality
+from kdcli.report.schema import Evaluation, ModelEntry, Quality
 
 
 @dataclass(frozen=True)
@@ -15,11 +15,11 @@ class Part:
     """A finished run, and the models that the combined report takes from it.
 
     Attributes:
-        name: The name of the run's pruning in the combined report.
+        name: The name of the run's pruned model in the combined report.
         result: The run.
-        models: The name of a model in the combined report, by its name in the run's report. Other
-            models are skipped.
-        variants: The variant of the method, by the model's name in the run's report.
+        models: The names of the models in the combined report, by their names in the run's report.
+            Other models are skipped.
+        variants: The variants of the method, by the models' names in the run's report.
     """
 
     name: str
@@ -27,8 +27,8 @@ class Part:
     models: Mapping[str, str]
     variants: Mapping[str, str] = field(default_factory=dict)
 
-    def reported(self, model: Model) -> ReportedModel:
-        """Return a model as the combined report has it."""
+    def reported(self, model: ModelEntry) -> ReportedModel:
+        """Return the entry of a model in the combined report."""
         return ReportedModel(
             name=self.models[model.name],
             role=model.role,

@@ -27,9 +27,8 @@ from kdcli.report.schema import (
     Comparison,
     Compression,
     CurvePoint,
-    Decision,
     Evaluation,
-    Model,
+    ModelEntry,
     Pruning,
     Quality,
     Report,
@@ -37,13 +36,14 @@ from kdcli.report.schema import (
     Selection,
     Training,
 )
+from kdcli.report.schema_decisions import Decision
 from kdcli.report.sections.evaluations import set_name
 from kdcli.report.text import Plot
 from kdcli.report.views import first_pictures, html, model_card, short, terminal, write_views
 from kdcli.types import Card, Outcome
 
 BEST = "best"
-"""The directory of what a compression ships."""
+"""The directory of a compression's chosen model, ready to ship."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class RunResult(Usable):
         page = escape(html(self.report))
         return f'<iframe srcdoc="{page}" width="100%" height="640" frameborder="0"></iframe>'
 
-    def renderables(self) -> Iterable[Any]:
+    def renderables(self) -> Iterable[object]:
         yield from terminal(self.report)
         has_model = (self.folder / "config.json").is_file()
         yield f"{'model and report' if has_model else 'report'} in {self.folder} (report.html)"
@@ -128,7 +128,9 @@ def checked_report(raw: Mapping[str, Any], file: Path) -> Report:
         raise UsageError(f"{file} is not a report of kdcli: {key}: {first['msg']}") from None
 
 
-def measure(subjects: Iterable[Subject], settings: MeasureSettings, session: Session) -> Latency:
+def measure_models(
+    subjects: Iterable[Subject], settings: MeasureSettings, session: Session
+) -> Latency:
     """Measure latency in float32, with speed-ups over the first subject.
 
     The result is empty if the recipe asks for no latency.
@@ -186,7 +188,7 @@ class ReportedModel:
     run: str | None = None
     timed: Subject | None = None
 
-    def entry(self, run: Path) -> Model:
+    def entry(self, run: Path) -> ModelEntry:
         """Return the entry of report.json.
 
         A model inside the run's directory is listed by its name, because the run may be moved.
@@ -194,8 +196,8 @@ class ReportedModel:
         card = self.card
         if card is not None and Path(card.id).is_relative_to(run):
             card = replace(card, id=short(card.id))
-        facts = {name: getattr(self, name) for name in Model.model_fields}
-        return Model.model_validate(facts | {"card": card})
+        facts = {name: getattr(self, name) for name in ModelEntry.model_fields}
+        return ModelEntry.model_validate(facts | {"card": card})
 
 
 def without_distillation(

@@ -1,7 +1,6 @@
 """Turn a report into a table of numbers, for notebooks."""
 
 from collections import defaultdict
-from typing import Any
 
 import pandas as pd
 
@@ -17,7 +16,7 @@ def frame(report: Report) -> pd.DataFrame:
     median speed-up, and whether one of the two is `unstable`. Unstable medians are replaced by the
     worse quartile.
     """
-    rows: dict[str, dict[str, Any]] = defaultdict(dict)
+    rows: dict[str, dict[str, object]] = defaultdict(dict)
     for name, card in report.cards.items():
         rows[name] |= {"layers": card.layers, "hidden": card.hidden}
         rows[name] |= {"parameters": card.params_total, "bytes": card.bytes}

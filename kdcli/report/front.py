@@ -12,9 +12,9 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_fr
 from kdcli.data.demo import EMBEDDED
 from kdcli.data.tasks import tasks
 
-CARD, MAX_BYTES = "README.md", 1 << 20
-HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-INHERITED = ("license", "license_name", "license_link", "language", "datasets")
+CARD_FILE, MAX_CARD_BYTES = "README.md", 1 << 20
+MODEL_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+INHERITED_FIELDS = ("license", "license_name", "license_link", "language", "datasets")
 EMBEDDER = "SentenceTransformer"  # the class that loads an embedding model
 PIPELINES = {  # class -> the hub's name of its task
     "AutoModel": "feature-extraction",
@@ -66,9 +66,11 @@ def front_matter(
     """
     base, _, revision = base.partition("@")
     base_card = _card_of(base, revision or None)
-    on_hub = HUB_ID.fullmatch(base) and base not in EMBEDDED and not Path(base).exists()
+    on_hub = MODEL_ID.fullmatch(base) and base not in EMBEDDED and not Path(base).exists()
     base_model = base if on_hub else base_card.get("base_model")
-    inherited: dict[str, Any] = {key: base_card[key] for key in INHERITED if key in base_card}
+    inherited: dict[str, Any] = {
+        key: base_card[key] for key in INHERITED_FIELDS if key in base_card
+    }
     dataset = _dataset(task, data)
     datasets = _listed(inherited.pop("datasets", None)) + _listed(dataset)
     task_type = pipeline or "text-classification"
@@ -105,26 +107,27 @@ def _results(scores: Iterable[Score], task_type: str, dataset: str | None) -> li
     ]
 
 
-def _card_of(base: str, revision: str | None) -> dict[str, Any]:
+def _card_of(base: str, revision: str | None) -> dict[str, str | list[str]]:
     """Read the front matter of a model's card from its directory or from the cache of the hub."""
-    file: Any = Path(base) / CARD if base else None
+    file: object = Path(base) / CARD_FILE if base else None
     if base and not Path(base).exists():
         file = (
-            try_to_load_from_cache(base, CARD, revision=revision)
-            if HUB_ID.fullmatch(base)
+            try_to_load_from_cache(base, CARD_FILE, revision=revision)
+            if MODEL_ID.fullmatch(base)
             else None
         )
     if (
         not isinstance(file, str | Path)
         or not Path(file).is_file()
-        or Path(file).stat().st_size > MAX_BYTES
+        or Path(file).stat().st_size > MAX_CARD_BYTES
     ):
         return {}
     try:
-        data: Any = ModelCard(Path(file).read_text("utf-8"), ignore_metadata_errors=True).data
+        card = ModelCard(Path(file).read_text("utf-8"), ignore_metadata_errors=True)
     except (ValueError, yaml.YAMLError):
         return {}  # other people's files may hold anything
-    return {key: value for key, value in data.to_dict().items() if isinstance(value, str | list)}
+    values = card.data.to_dict()  # type: ignore[no-untyped-call]
+    return {key: value for key, value in values.items() if isinstance(value, str | list)}
 
 
 def _dataset(task: str | None, data: str | None) -> str | None:
@@ -138,5 +141,6 @@ def _dataset(task: str | None, data: str | None) -> str | None:
     return row.hub[0] if row and row.hub else None
 
 
-def _listed(value: Any) -> list[str]:
-    return value if isinstance(value, list) else [value] if value else []
+def _listed(value: object) -> list[str]:
+    """Return a value of a card as a list; empty if there is no value."""
+    return value if isinstance(value, list) else [str(value)] if value else []

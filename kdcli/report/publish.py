@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HFValidationError
@@ -20,11 +19,11 @@ from rich.table import Table
 from kdcli.errors import UsageError
 from kdcli.report.text import bytes_of
 
-CONFIG = "config.json"
-MODEL_FILES = (
+CONFIG_FILE = "config.json"
+PUSHED_FILES = (
     "README.md",
     "LICENSE*",
-    CONFIG,
+    CONFIG_FILE,
     "generation_config.json",
     "model*.safetensors",
     "model.safetensors.index.json",
@@ -78,13 +77,15 @@ class Upload:
 
         Raises UsageError: the directory holds no model.
         """
-        if not (folder / CONFIG).is_file():
-            inside = sorted(str(p.parent.relative_to(folder)) for p in folder.glob(f"*/{CONFIG}"))
+        if not (folder / CONFIG_FILE).is_file():
+            inside = sorted(
+                str(p.parent.relative_to(folder)) for p in folder.glob(f"*/{CONFIG_FILE}")
+            )
             hint = "give the directory of a model"
             if inside:
                 hint = f"there are models in {', '.join(inside)}: push one of them"
-            raise UsageError(f"{folder} has no {CONFIG}, so it is not a model directory", hint)
-        patterns = (*MODEL_FILES, *(REPORT_FILES if with_report else ()))
+            raise UsageError(f"{folder} has no {CONFIG_FILE}, so it is not a model directory", hint)
+        patterns = (*PUSHED_FILES, *(REPORT_FILES if with_report else ()))
         files: dict[str, int] = {}
         kept: list[str] = []
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
@@ -100,7 +101,7 @@ class Upload:
     def to_json(self) -> str:
         return json.dumps({"files": self.files, "kept": self.kept}, indent=2)
 
-    def renderables(self) -> Iterable[Any]:
+    def renderables(self) -> Iterable[object]:
         table = Table("file to push", "size")
         for name, size in self.files.items():
             table.add_row(name, bytes_of(size))
@@ -127,7 +128,7 @@ class Published:
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)
 
-    def renderables(self) -> Iterable[Any]:
+    def renderables(self) -> Iterable[object]:
         yield self.sentence
 
 

@@ -4,13 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kdcli.report.schema import Model, PublishedRow, Role
-from kdcli.report.tables import published_tables
-from kdcli.report.text import shape_of
+from kdcli.report.schema import ModelEntry, PublishedRow
+from kdcli.report.tables import AblationRow, published_tables
+from kdcli.report.text import card_shape
 
 
 def published_for(
-    models: Sequence[Model], recipe: Mapping[str, Any] | None = None
+    models: Sequence[ModelEntry], recipe: Mapping[str, Any] | None = None
 ) -> list[PublishedRow]:
     """Return the rows of published.toml for the models of a run, except its teacher.
 
@@ -21,7 +21,7 @@ def published_for(
     content, recipe = published_tables(), recipe or {}
     task = recipe.get("task")
     densities = [1 - sparsity for sparsity in recipe.get("sparsity") or ()]
-    tasks: Mapping[str, str] = content["tasks"]
+    tasks = content["tasks"]
     rows = []
     for row in content["row"]:
         density = row.get("density")
@@ -52,17 +52,17 @@ def published_for(
     return [row for row in rows if row.task is None or row.task in evaluated]
 
 
-def _shapes(models: Sequence[Model], role: Role | None) -> set[str]:
+def _shapes(models: Sequence[ModelEntry], role: str | None) -> set[str]:
     """Return the shapes of the models that have a role, or of all but the teacher."""
     shapes = set()
     for model in models:
         fits = model.role != "teacher" if role is None else model.role == role
         if fits and model.card is not None:
-            shapes.add(shape_of(model.card))
+            shapes.add(card_shape(model.card))
     return shapes
 
 
-def _variants(ablations: list[dict[str, Any]], models: Sequence[Model]) -> list[PublishedRow]:
+def _variants(ablations: Sequence[AblationRow], models: Sequence[ModelEntry]) -> list[PublishedRow]:
     """Return what a paper reports for the variants of an ablation.
 
     The rows have the model's shape or, if there are none, the paper's smallest shape.
@@ -72,7 +72,7 @@ def _variants(ablations: list[dict[str, Any]], models: Sequence[Model]) -> list[
     for model in variants:
         assert model.card is not None
         same = [row for row in ablations if row["variant"] == model.variant]
-        own = [row for row in same if row["shape"] == shape_of(model.card)]
+        own = [row for row in same if row["shape"] == card_shape(model.card)]
         for row in own or same[-1:]:
             values: dict[tuple[str, str], dict[str, float]] = {}
             for column, value in row["values"].items():

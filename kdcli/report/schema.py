@@ -4,9 +4,10 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from kdcli.deploy.measurements import Agreement, Failure, LatencyRow, Speedup
+from kdcli.report.schema_decisions import Confusion, Decision, SchemaPart
 from kdcli.types import Card
 
 SCHEMA: Literal[2] = 2
@@ -50,11 +51,7 @@ def _read_card(value: Any) -> Any:
 CheckedCard = Annotated[Card, BeforeValidator(_read_card)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Model(_Part):
+class ModelEntry(SchemaPart):
     """A model of the report.
 
     `card` is null for a model that has no files of its own, such as a student before its training.
@@ -78,7 +75,7 @@ class Model(_Part):
     run: str | None = Field(None, description="The run that measured it, in a comparison of runs.")
 
 
-class Training(_Part):
+class Training(SchemaPart):
     """Cost and losses of the training."""
 
     steps: int
@@ -91,7 +88,7 @@ class Training(_Part):
     resumed_from_step: int | None
 
 
-class PublishedRow(_Part):
+class PublishedRow(SchemaPart):
     """A row of a paper's table.
 
     `shape` is the shape of the paper's model, where speed-ups or variants are compared. `values`
@@ -108,7 +105,7 @@ class PublishedRow(_Part):
     model: str | None = None
 
 
-class CurvePoint(_Part):
+class CurvePoint(SchemaPart):
     """A logged step: the training loss and, after some steps, held-out losses and metrics.
 
     `held_out` gives the terms of the held-out loss of each model that is trained.
@@ -120,7 +117,7 @@ class CurvePoint(_Part):
     metrics: dict[str, float] | None = None
 
 
-class ClassScore(_Part):
+class ClassScore(SchemaPart):
     """Scores of one class. `span` tasks have the classes `answer` and `no answer`."""
 
     precision: float
@@ -129,14 +126,7 @@ class ClassScore(_Part):
     support: int
 
 
-class Confusion(_Part):
-    """Counts by true class (row) and predicted class (column)."""
-
-    labels: list[str]
-    counts: list[list[int]]
-
-
-class Mistake(_Part):
+class Mistake(SchemaPart):
     """One of the worst examples, ordered by `badness`: a loss, an error, or one minus F1."""
 
     id: str
@@ -146,7 +136,7 @@ class Mistake(_Part):
     badness: float
 
 
-class Evaluation(_Part):
+class Evaluation(SchemaPart):
     """The scores of one model on one set of a task.
 
     `set` is empty if the task has only one set. `reference` is what the outputs are compared with:
@@ -170,7 +160,7 @@ class Evaluation(_Part):
     deviations: dict[str, float] = Field(default_factory=dict)
 
 
-class Comparison(_Part):
+class Comparison(SchemaPart):
     """A model's metric minus the baseline's on the same examples.
 
     `low` and `high` are the ends of its 95 % interval, see `kdcli.metrics.bootstrap`.
@@ -190,140 +180,7 @@ class Comparison(_Part):
     chosen_on_these_rows: bool = False
 
 
-class PairedValue(_Part):
-    """A metric of a model and of its baseline on the same examples.
-
-    `low` and `high` are the ends of the paired 95 % interval of the model's value minus the
-    baseline's.
-    """
-
-    baseline: float
-    model: float
-    low: float
-    high: float
-
-    @property
-    def difference(self) -> float:
-        """The model's value minus the baseline's."""
-        return self.model - self.baseline
-
-
-class ClassChange(_Part):
-    """How the scores of a class differ between a model and its baseline.
-
-    `count` is the number of rows of the class in the reference or, for `tokens`, the number of
-    entities of the type. `enough` tells whether it is at least `Decision.min_count`. The other
-    counts are predictions of the class by both models or by one of them.
-    """
-
-    name: str
-    count: int
-    enough: bool
-    metrics: dict[str, PairedValue]
-    both: int
-    only_baseline: int
-    only_model: int
-
-
-class ConfusedPair(_Part):
-    """A number of rows, or words, with one class from the baseline and another from the model."""
-
-    baseline: str
-    model: str
-    count: int
-
-
-class DifferingRow(_Part):
-    """A row on which a model and its baseline differ.
-
-    `change` is the largest change of a class's probability, and `changed` is this class. For
-    `tokens`, which has no probabilities, `change` is the share of words with another label. `label`
-    is null without labels.
-    """
-
-    id: str
-    texts: list[str]
-    label: str | None
-    baseline: str
-    model: str
-    change: float
-    changed: str | None = None
-    baseline_probability: float | None = None
-    model_probability: float | None = None
-
-
-class Calibration(_Part):
-    """Expected calibration error of a model, with 15 bins of equal width.
-
-    `temperature` has the smallest negative log likelihood on the same rows, so that `scaled_error`,
-    the error of logits / temperature, is optimistic. Both are null if no temperature between 0.01
-    and 100 is the best one. `stored_temperature` is the one in the model's configuration, and
-    `stored_error` is the error with it.
-    """
-
-    error: float
-    temperature: float | None
-    scaled_error: float | None
-    stored_temperature: float | None = None
-    stored_error: float | None = None
-
-
-class OperatingPoint(_Part):
-    """Precision and recall if a label is predicted above a threshold of its probability."""
-
-    threshold: float
-    precision: float
-    recall: float
-
-
-class LabelThresholds(_Part):
-    """Thresholds of a model for one label.
-
-    `baseline` and `model` are both models at 0.5; null if the model predicts nothing there.
-    `same_precision` reaches the baseline's precision with the highest recall, and `same_recall`
-    reaches its recall with the highest precision. They are null if no threshold does.
-    """
-
-    label: str
-    baseline: OperatingPoint
-    model: OperatingPoint | None
-    same_precision: OperatingPoint | None
-    same_recall: OperatingPoint | None
-
-
-class Decision(_Part):
-    """What distinguishes a model from its baseline on one set, in addition to the averages.
-
-    `reference` is what `classes`, `calibration` and `thresholds` are computed against: the labels
-    of the rows, or the baseline's predictions. `metric` is the main metric of the classes, and
-    classes with fewer than `min_count` examples are too small to tell. `agreement` is the share of
-    rows, or words, for which both models predict the same. `confusion` has the baseline's classes
-    as rows and the model's as columns, for at most 40 classes; `confused` lists its largest cells
-    off the diagonal. `calibration` is by model. `thresholds_on` names the rows that chose the
-    thresholds and gave their precision and recall, if these are other rows.
-    `chosen_on_these_rows` is as in `Comparison`.
-    """
-
-    model: str
-    baseline: str
-    task: str
-    set: str
-    n: int
-    reference: Literal["labels", "teacher"]
-    metric: str
-    min_count: int
-    classes: list[ClassChange]
-    agreement: float
-    confusion: Confusion | None = None
-    confused: list[ConfusedPair] = Field(default_factory=list)
-    differing: list[DifferingRow] = Field(default_factory=list)
-    calibration: dict[str, Calibration] = Field(default_factory=dict)
-    thresholds: list[LabelThresholds] = Field(default_factory=list)
-    thresholds_on: str = ""
-    chosen_on_these_rows: bool = False
-
-
-class RunRow(_Part):
+class RunRow(SchemaPart):
     """One run of a grid: its settings and its metrics."""
 
     settings: dict[str, float | int | str]
@@ -331,7 +188,7 @@ class RunRow(_Part):
     metrics: dict[str, float]
 
 
-class Selection(_Part):
+class Selection(SchemaPart):
     """The run that was chosen from several.
 
     The setting has the best mean of `metric` over its seeds, and the run has the best seed.
@@ -344,7 +201,7 @@ class Selection(_Part):
     runs: list[RunRow]
 
 
-class PrunedMatrix(_Part):
+class PrunedMatrix(SchemaPart):
     """A masked matrix. `name` is its layer and type, such as `3.Q`.
 
     `kept` of its `weights` are not masked.
@@ -357,7 +214,7 @@ class PrunedMatrix(_Part):
     kept: int
 
 
-class Histogram(_Part):
+class Histogram(SchemaPart):
     """The distribution of the scores after a step.
 
     `counts[i]` scores lie between `edges[i]` and `edges[i + 1]`.
@@ -368,14 +225,14 @@ class Histogram(_Part):
     counts: list[int]
 
 
-class DensityPoint(_Part):
+class DensityPoint(SchemaPart):
     """The share of the masked matrices' weights that is kept after a step."""
 
     step: int
     density: float
 
 
-class Pruning(_Part):
+class Pruning(SchemaPart):
     """A pruned model.
 
     `sparsity` was requested, and `density` is the share of the weights that is left. `heads` has
@@ -393,7 +250,7 @@ class Pruning(_Part):
     histograms: list[Histogram]
 
 
-class Candidate(_Part):
+class Candidate(SchemaPart):
     """A candidate of a compression. A candidate that was skipped has no numbers.
 
     `low` and `high` are the ends of the paired interval of `score`. `ms` and `speedup` are for one
@@ -413,7 +270,7 @@ class Candidate(_Part):
     outcome: str
 
 
-class Verified(_Part):
+class Verified(SchemaPart):
     """The scores of the teacher and the chosen candidate on the verification rows.
 
     These rows chose nothing. `low` and `high` are the ends of the paired interval of `score`, with
@@ -431,7 +288,7 @@ class Verified(_Part):
     reference: Literal["labels", "teacher"]
 
 
-class Compression(_Part):
+class Compression(SchemaPart):
     """The candidates of a compression, the teacher first.
 
     The numbers of the candidates are from `rows` selection rows, which chose among them.
@@ -450,7 +307,7 @@ class Compression(_Part):
     verification: Verified | None = None
 
 
-class Report(_Part):
+class Report(SchemaPart):
     """The content of report.json.
 
     `focus` is the main subject of the report, which views show first. `compared_runs` has the
@@ -465,7 +322,7 @@ class Report(_Part):
     versions: dict[str, str]
     environment: dict[str, Any]
     recipe: dict[str, Any]
-    models: list[Model]
+    models: list[ModelEntry]
     training: Training | None
     curve: list[CurvePoint]
     compared_runs: dict[str, list[CurvePoint]] = Field(default_factory=dict)
@@ -521,14 +378,14 @@ class Report(_Part):
         """The models that have a card, by name, in the order of the report."""
         return {model.name: model.card for model in self.models if model.card is not None}
 
-    def model(self, name: str) -> Model:
+    def model(self, name: str) -> ModelEntry:
         """Return a model by its name. Raises KeyError if no model has it."""
         for model in self.models:
             if model.name == name:
                 return model
         raise KeyError(name)
 
-    def with_role(self, *roles: Role) -> list[Model]:
+    def with_role(self, *roles: Role) -> list[ModelEntry]:
         """Return the models that have one of some roles, in the order of the report."""
         return [model for model in self.models if model.role in roles]
 

@@ -44,7 +44,7 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A table of texts.
 
     Attributes:
@@ -69,7 +69,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """A section of a report.
 
     Attributes:
@@ -84,25 +84,25 @@ class Section:
     """
 
     title: str
-    table: Table | None = None
+    table: ReportTable | None = None
     sentences: Sequence[str] = ()
     items: Sequence[tuple[str, ...]] = ()
     draw: Callable[[], list[Picture]] = list
-    parts: Sequence["Section"] = ()
+    parts: Sequence["ReportSection"] = ()
     least: View = View.TERMINAL
     open: bool = True
 
 
 def filled(
     rows: list[dict[str, str]], narrow: int | None = None, note: str = "", style: str = ""
-) -> Table:
+) -> ReportTable:
     """Return a table with the columns of the first row, without the empty ones.
 
     `narrow` counts the columns before the empty ones are removed.
     """
     header = [name for name in rows[0] if any(row.get(name) for row in rows)]
     few = None if narrow is None else sum(name in header for name in list(rows[0])[:narrow])
-    return Table(
+    return ReportTable(
         header,
         [[row.get(name, "") for name in header] for row in rows],
         note,
@@ -121,7 +121,7 @@ def signed(value: float) -> str:
     return f"{value:+.4f}"
 
 
-def names_of(values: Iterable[dict[str, float]]) -> list[str]:
+def names_in(values: Iterable[dict[str, float]]) -> list[str]:
     """Return the names in several sets of numbers, in the order of their first appearance."""
     return list(dict.fromkeys(name for named in values for name in named))
 
@@ -134,7 +134,7 @@ def percent(share: float | None, digits: int = 2) -> str:
     return f"<{least:g}" if 0 < 100 * share < least / 2 else f"{100 * share:.{digits}f}"
 
 
-def cut(text: str, length: int) -> str:
+def shortened_line(text: str, length: int) -> str:
     """Shorten a text to one line of at most `length` characters, with an ellipsis."""
     line = " ".join(text.split())
     return line if len(line) <= length else line[: length - 1].rstrip() + "…"
@@ -173,7 +173,7 @@ def count(value: int) -> str:
     return next(units, str(value))
 
 
-def shape_of(card: Card) -> str:
+def card_shape(card: Card) -> str:
     """Return layers and width of a model: `6x384`."""
     return f"{card.layers}x{card.hidden}"
 

@@ -24,11 +24,21 @@ from kdcli.report.sections.evaluations import MAX_LABELS, scores
 from kdcli.report.sections.latency import latency_csv
 from kdcli.report.sections.overview import about, facts, how_made, models_section, origin, title
 from kdcli.report.sections.selection import how_chosen
-from kdcli.report.text import Picture, Section, Table, View, count, cut, plain, shape_of, short
+from kdcli.report.text import (
+    Picture,
+    ReportSection,
+    ReportTable,
+    View,
+    card_shape,
+    count,
+    plain,
+    short,
+    shortened_line,
+)
 
 __all__ = ["first_pictures", "html", "markdown", "model_card", "short", "terminal", "write_views"]
 
-MAX_WORD, MAX_NUMBER = 8, 24  # characters in a column that a terminal does not fold
+MAX_WORD_WIDTH, MAX_NUMBER_WIDTH = 8, 24  # characters in a column that a terminal does not fold
 MAX_EXAMPLES = 5  # items with quotations that Markdown shows in a section
 
 
@@ -46,7 +56,7 @@ def write_views(folder: Path, report: Report) -> None:
     write_atomic(folder / "report.json", report.to_json())
 
 
-def shown(everything: Iterable[Section], view: View) -> list[Section]:
+def shown(everything: Iterable[ReportSection], view: View) -> list[ReportSection]:
     """Return the sections that a view shows. Markdown counts the parts that only HTML shows."""
     kept = []
     for section in everything:
@@ -68,7 +78,7 @@ def terminal(report: Report) -> Iterable["FittedTable | str"]:
         yield from _printed(section)
 
 
-def _printed(section: Section) -> Iterable["FittedTable | str"]:
+def _printed(section: ReportSection) -> Iterable["FittedTable | str"]:
     if section.title:
         yield f"[bold]{escape(section.title)}[/bold]"
     if section.table:
@@ -84,7 +94,7 @@ def _printed(section: Section) -> Iterable["FittedTable | str"]:
 class FittedTable:
     """A table as wide as the terminal."""
 
-    table: Table
+    table: ReportTable
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Fit the table to the width of the terminal.
@@ -127,10 +137,13 @@ class FittedTable:
         columns = zip(*lines, strict=True)
         if sum(max(map(len, column)) + 3 for column in columns) >= width:
             lines = [[name.replace(" ", "\n") for name in lines[0]], *lines[1:]]
-            lines[1:] = [
-                [name, *(cell.replace(" (", "\n(") for cell in cells)] for name, *cells in lines[1:]
-            ]
+            lines[1:] = [[name, *map(_broken, cells)] for name, *cells in lines[1:]]
         return lines, marked
+
+
+def _broken(cell: str) -> str:
+    """Break a cell before its brackets, and before the word for an unstable measurement."""
+    return cell.replace(" (", "\n(").replace(", unstable", ",\nunstable")
 
 
 def _minimum_widths(columns: list[tuple[str, ...]], width: int) -> list[int]:
@@ -144,11 +157,11 @@ def _minimum_widths(columns: list[tuple[str, ...]], width: int) -> list[int]:
         [word for text in column for word in text.split(at)]
         for column, at in zip(columns, apart, strict=True)
     ]
-    minimum = [min(MAX_NUMBER, max(map(len, own), default=0)) for own in words]
+    minimum = [min(MAX_NUMBER_WIDTH, max(map(len, own), default=0)) for own in words]
     if sum(minimum) + 3 * len(minimum) < width:
         return minimum
     reduced = [
-        n if _is_numeric(column[1:]) else min(n, MAX_WORD)
+        n if _is_numeric(column[1:]) else min(n, MAX_WORD_WIDTH)
         for n, column in zip(minimum, columns, strict=True)
     ]
     return reduced if sum(reduced) + 3 * len(reduced) < width else minimum
@@ -167,13 +180,13 @@ def _pieces(minimum: list[int], width: int) -> list[list[int]]:
 def _is_whole(heading: str, *cells: str) -> bool:
     """Return whether a column holds short words or numbers, which fold last."""
     longest, words = max(map(len, cells), default=0), max(map(len, heading.split()), default=0)
-    return words <= max(MAX_WORD, longest) and longest <= (
-        MAX_NUMBER if _is_numeric(cells) else MAX_WORD
+    return words <= max(MAX_WORD_WIDTH, longest) and longest <= (
+        MAX_NUMBER_WIDTH if _is_numeric(cells) else MAX_WORD_WIDTH
     )
 
 
 def _is_numeric(cells: Iterable[str]) -> bool:
-    return all(cell[:1] in "+-0123456789" for cell in cells)
+    return all(cell[:1] in "+-≤≥0123456789" for cell in cells)
 
 
 def markdown(report: Report) -> str:
@@ -187,7 +200,7 @@ def markdown(report: Report) -> str:
     )
 
 
-def _written(section: Section, level: str) -> list[str]:
+def _written(section: ReportSection, level: str) -> list[str]:
     lines = [f"{level} {plain(section.title)}", ""]
     if section.table:
         lines += markdown_table(section.table)
@@ -203,7 +216,7 @@ def _written(section: Section, level: str) -> list[str]:
     return lines
 
 
-def markdown_table(table: Table) -> list[str]:
+def markdown_table(table: ReportTable) -> list[str]:
     """Return the lines of a table and its note, with an empty line after each."""
     header, *rows = [
         "| " + " | ".join(map(plain, row)) + " |" for row in (table.header, *table.rows)
@@ -228,7 +241,7 @@ def html(report: Report) -> str:
         facts=facts(report),
         sections=shown(sections(report), View.HTML),
         drawn=drawn,
-        cut=cut,
+        cut=shortened_line,
         recipe=yaml.safe_dump(report.recipe, sort_keys=False, allow_unicode=True),
         environment=yaml.safe_dump(
             {**report.environment, **report.versions}, sort_keys=False, allow_unicode=True
@@ -248,7 +261,7 @@ def _template(name: str) -> Template:
     ).get_template(name)
 
 
-def drawn(section: Section) -> list[tuple[str, Markup]]:
+def drawn(section: ReportSection) -> list[tuple[str, Markup]]:
     """Return the captions and pictures of a section."""
     # The SVG is made by matplotlib, which escapes the names in it.
     return [(p.caption, Markup(p.svg)) for p in section.draw()]  # noqa: S704
@@ -301,11 +314,11 @@ def model_card(
     classes = [e.confusion.labels if e.confusion else list(e.per_class) for e in evaluations]
     results = (scores(report, name) if has_head else []) or [models_section(report)]
     if report.selection:
-        results.append(Section("How it was chosen", sentences=[how_chosen(report.selection)]))
+        results.append(ReportSection("How it was chosen", sentences=[how_chosen(report.selection)]))
     return _template("model_card.md.jinja").render(
         report=report,
         front=front,
-        what=title(report) if has_head else f"{shape_of(card)} {card.model_type}",
+        what=title(report) if has_head else f"{card_shape(card)} {card.model_type}",
         parameters=count(card.params_total),
         embedding=count(card.params_embedding),
         made=how_made(report),

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic
 
 import torch
 
 from kdcli.engine.launch import Session, choose_output_dir, launch, start
 from kdcli.engine.run_dir import RunDir
-from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import MeasureSettings, RunOptions, Section
-from kdcli.report.finish import ReportContents, RunResult, measure, write_report
-
-RecipeT = TypeVar("RecipeT", bound=Section)
+from kdcli.recipe.resolve import RecipeT, RecipeT_co, Resolved
+from kdcli.recipe.sections import MeasureSettings, RunOptions
+from kdcli.report.finish import ReportContents, RunResult, measure_models, write_report
 
 
 @dataclass(frozen=True)
-class RunContext(Generic[RecipeT]):
-    """The settings of a run, its device and its directory.
+class RunContext(Generic[RecipeT_co]):
+    """The recipe of a run, its options, its device and its directory.
 
     Attributes:
         resolved: the recipe, with the origin of every value.
@@ -28,13 +26,13 @@ class RunContext(Generic[RecipeT]):
         folder: the run directory.
     """
 
-    resolved: Resolved[RecipeT]
+    resolved: Resolved[RecipeT_co]
     options: RunOptions
     session: Session
     folder: Path
 
     @property
-    def recipe(self) -> RecipeT:
+    def recipe(self) -> RecipeT_co:
         """The validated recipe."""
         return self.resolved.recipe
 
@@ -54,8 +52,8 @@ class RunContext(Generic[RecipeT]):
         return self.session.trust_remote_code
 
     def inside(
-        self, folder: Path, resolved: Resolved[Any], *, overwrite: bool = False
-    ) -> RunContext[Any]:
+        self, folder: Path, resolved: Resolved[RecipeT], *, overwrite: bool = False
+    ) -> RunContext[RecipeT]:
         """Open a nested run inside this run. It resumes unless `overwrite` is set.
 
         Args:
@@ -88,7 +86,7 @@ class RunContext(Generic[RecipeT]):
         """
         timed = [model.timed for model in contents.models if model.timed is not None]
         if settings is not None and timed:
-            contents.latency = measure(timed, settings, self.session)
+            contents.latency = measure_models(timed, settings, self.session)
         return write_report(RunDir(folder or self.folder), contents)
 
 

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate.utils import broadcast
@@ -62,7 +61,7 @@ class Estimate:
         legs = [asdict(stage) for stage in self.stages]
         return json.dumps({"models": cards, "legs": legs}, indent=2)
 
-    def renderables(self) -> Iterable[Any]:
+    def renderables(self) -> Iterable[object]:
         """Yield the tables and lines for the terminal."""
         models = Table("model", "shape", "parameters", "weights", "multiply-adds")
         for name, card in self.cards.items():

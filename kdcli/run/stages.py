@@ -11,10 +11,10 @@ from kdcli.engine.launch import Session, already_done, claim, claim_or_resume, t
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.train import train
 from kdcli.errors import UsageError
-from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import RunOptions
+from kdcli.recipe.resolve import RecipeT, Resolved
+from kdcli.recipe.sections import RunOptions, Section
 from kdcli.report.finish import RunResult
-from kdcli.run.context import RecipeT, RunContext, open_run
+from kdcli.run.context import RunContext, open_run
 from kdcli.run.dry_run import Estimate, StageEstimate, estimate_stage
 from kdcli.types import Card, Job, Outcome, Schedule
 
@@ -53,7 +53,7 @@ class Stage:
     """
 
     folder: Path
-    resolved: Resolved[Any]
+    resolved: Resolved[Section]
     build: Callable[[], StageJob]
 
 
@@ -114,7 +114,7 @@ def run_command(
     return RunResult.read(folder) if finished and session.is_main else None
 
 
-def run_stages(context: RunContext[Any], run: Run) -> bool:
+def run_stages(context: RunContext[Section], run: Run) -> bool:
     """Train every unfinished stage, then write the report.
 
     Returns:
@@ -136,7 +136,7 @@ def run_stages(context: RunContext[Any], run: Run) -> bool:
     return True
 
 
-def run_stage(context: RunContext[Any], stage: Stage, *, claimed: bool = False) -> bool:
+def run_stage(context: RunContext[Section], stage: Stage, *, claimed: bool = False) -> bool:
     """Train one stage unless it is finished.
 
     Args:

@@ -40,14 +40,14 @@ from kdcli.metrics.thresholds import (
     reaching_recall,
 )
 from kdcli.metrics.tokens import type_of
-from kdcli.report.schema import (
+from kdcli.report.schema import Evaluation
+from kdcli.report.schema_decisions import (
     Calibration,
     ClassChange,
     ConfusedPair,
     Confusion,
     Decision,
     DifferingRow,
-    Evaluation,
     LabelThresholds,
     OperatingPoint,
     PairedValue,

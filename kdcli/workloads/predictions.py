@@ -22,7 +22,8 @@ from kdcli.metrics import scorer
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.classification import confusion, per_class
 from kdcli.metrics.spans import score_answer
-from kdcli.report.schema import ClassScore, Confusion, Evaluation, Mistake
+from kdcli.report.schema import ClassScore, Evaluation, Mistake
+from kdcli.report.schema_decisions import Confusion
 from kdcli.types import Answer, Array, Example, Task
 
 if TYPE_CHECKING:

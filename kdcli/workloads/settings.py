@@ -15,7 +15,7 @@ from kdcli.recipe.sections import (
     LearningRate,
     Length,
     MeasureSettings,
-    Partition,
+    PartitionFile,
     Section,
     TrainSettings,
 )
@@ -91,7 +91,7 @@ class LabelledSettings(Section):
     split: Literal["validation", "test", "verification"] = Field(
         "validation", description="Split on which models are evaluated."
     )
-    partition: Partition = None
+    partition: PartitionFile = None
     split_seed: int = Field(
         0,
         ge=0,
@@ -234,7 +234,7 @@ class FinetuneRecipe(TaskRecipe):
 class RerankData(Section):
     """The `data` section of rerankers."""
 
-    partition: Partition = None
+    partition: PartitionFile = None
     labels: Labels = None
 
     source: Annotated[str | None, DATA_OPTION] = Field(

@@ -7,7 +7,7 @@ import yaml
 from kdcli.data.tasks import tasks
 from kdcli.losses import build_objective, check_settings
 from kdcli.models.shape import parse_shape
-from kdcli.recipe.resolve import combinations, recipe_models, resolve, shipped, summary
+from kdcli.recipe.resolve import combinations, recipe_models, resolve, shipped, shipped_recipes
 from kdcli.types import ModelShape
 from kdcli.verbs.cotrain.settings import CotrainRecipe
 from kdcli.verbs.distill.settings import DistillRecipe
@@ -51,7 +51,7 @@ def test_recipe_is_short_and_says_what_it_is(verb, name):
 
 def test_summary_and_table_name_every_recipe():
     table = (shipped("distill")["demo"].parents[1] / "README.md").read_text("utf-8")
-    listed = "\n".join(row["name"] for row in summary())
+    listed = "\n".join(row["name"] for row in shipped_recipes())
     names = [name for _, name in EVERY]
     assert [name for name in (*shipped("ablations"), *names) if f"| `{name}` |" not in table] == []
     assert [name for name in names if name not in listed] == []

@@ -12,9 +12,9 @@ from kdcli.errors import UsageError
 from kdcli.recipe.resolve import (
     ELSEWHERE,
     combinations,
-    gates,
     grid_options,
     leaf_keys,
+    metric_limits,
     recipe_models,
     resolve,
     shipped,
@@ -409,13 +409,13 @@ class TestCombinations:
 class TestGates:
     def test_metric_and_least_value(self):
         pairs = ["accuracy=0.9", " matched/accuracy =1", "f1=5e-1"]
-        assert gates(pairs) == {"accuracy": 0.9, "matched/accuracy": 1.0, "f1": 0.5}
+        assert metric_limits(pairs) == {"accuracy": 0.9, "matched/accuracy": 1.0, "f1": 0.5}
 
     @pytest.mark.parametrize(
         "pair", ["accuracy", "accuracy=", "accuracy=high", "=0.9", "accuracy=true", "a=[1]"]
     )
     def test_of_another_form(self, pair):
-        message = refusal(gates, [pair])
+        message = refusal(metric_limits, [pair])
         assert f"--min-metric takes METRIC=VALUE, got '{pair}'" in message
         assert "--min-metric accuracy=0.9" in message
 

@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from kdcli.report.published import published_for
-from kdcli.report.schema import Model, Report
+from kdcli.report.schema import ModelEntry, Report
 from kdcli.report.views import html, markdown, terminal
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>$\\frac$ `|` [bold]"
@@ -139,13 +139,13 @@ def ratio(
     return {"baseline": baseline, "unstable": unstable} | quartiles
 
 
-def models_of(role: str, *shapes: str, **fields: object) -> list[Model]:
+def models_of(role: str, *shapes: str, **fields: object) -> list[ModelEntry]:
     """Models of some shapes, named after them."""
     models = []
     for shape in shapes:
         layers, hidden = map(int, shape.split("x"))
         entry = model(role, layers=layers, hidden=hidden, **fields)
-        models.append(Model.model_validate(entry | {"name": shape}))
+        models.append(ModelEntry.model_validate(entry | {"name": shape}))
     return models
 
 

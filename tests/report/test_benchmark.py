@@ -22,7 +22,7 @@ from reports import (
 )
 
 from kdcli.deploy.measurements import Agreement
-from kdcli.report.charts.charts import MAX_LINES, pictures, quality_against
+from kdcli.report.charts.charts import MAX_LINES, quality_against, report_pictures
 from kdcli.report.schema import Report
 from kdcli.report.sections import latency as section_of
 from kdcli.report.sections.latency import latency, latency_csv, not_measured
@@ -275,7 +275,7 @@ def test_many_cells_are_folded(benchmark):
 
 
 def test_pictures_over_length_and_batch(benchmark):
-    by_length, by_batch, sizes = (p.caption for p in pictures(benchmark))
+    by_length, by_batch, sizes = (p.caption for p in report_pictures(benchmark))
     assert by_length.startswith(
         "Median milliseconds by tokens, batch size 1, both axes logarithmic: "
         "12x768 torch-fp32 15 (32), 60 (128), 240 (512); 6x384 torch-fp32 2.5 (32)"
@@ -283,9 +283,12 @@ def test_pictures_over_length_and_batch(benchmark):
     assert by_batch.startswith("Median milliseconds by batch size, 128 tokens")
     assert sizes.startswith("Size and latency, 1 × 128 tokens: 12x768 438.0 MB, 60 ms;")
     assert "onnx" not in sizes
-    assert (len(pictures(made(benchmark_values(((1, 128),))))), pictures(benchmark)) == (
+    assert (
+        len(report_pictures(made(benchmark_values(((1, 128),))))),
+        report_pictures(benchmark),
+    ) == (
         1,
-        pictures(benchmark),
+        report_pictures(benchmark),
     )
 
 
@@ -295,13 +298,13 @@ def test_pictures_hold_no_more_lines_than_a_reader_can_tell_apart():
     report = report_of(
         models=dict.fromkeys(names, model("candidate")), latency=rows, failures=[], agreements=[]
     )
-    (picture,) = [p for p in pictures(report) if p.caption.startswith("Median")]
+    (picture,) = [p for p in report_pictures(report) if p.caption.startswith("Median")]
     assert picture.caption.endswith(f"The first {MAX_LINES} of {MAX_LINES + 3} lines.")
     assert f"model-{MAX_LINES}" not in picture.svg
 
 
 def test_quality_against_latency_and_size(runs):
-    first, second, third = pictures(runs)
+    first, second, third = report_pictures(runs)
     start = "accuracy on sst2 against"
     assert first.caption.startswith(
         f"{start} latency (median ms, 1 × 128 tokens, torch fp32): 12x768 60 ms, 0.9300"
@@ -315,7 +318,7 @@ def test_quality_against_latency_and_size(runs):
         len(re.findall(r"fill: none; stroke: #a855f7", p.svg)) for p in (first, second, third)
     ] == [1, 1, 0]
     rows = [row.model_dump() | {"backend": "onnx", "dtype": "int8"} for row in runs.latency]
-    first, second, _ = pictures(made(reports.compared_benchmark_values(), latency=rows))
+    first, second, _ = report_pictures(made(reports.compared_benchmark_values(), latency=rows))
     assert first.caption.endswith("The quality belongs to the weights, not to this backend.")
     assert "of the weights, not" not in second.caption
 
@@ -323,7 +326,7 @@ def test_quality_against_latency_and_size(runs):
 def test_no_front_of_what_less_is_better_of():
     losses = {"held-out loss": {m: {"loss": 0.5} for m in ("12x768", "6x384")}}
     report = made(reports.compared_benchmark_values(), quality=losses)
-    assert [p.caption[:16] for p in pictures(report)] == ["Size and latency"]
+    assert [p.caption[:16] for p in report_pictures(report)] == ["Size and latency"]
 
 
 def judged_on_two_backends(**changes):

@@ -18,10 +18,10 @@ from reports import (
 )
 
 from kdcli.data.tasks import task_of
-from kdcli.report.charts.charts import pictures
+from kdcli.report.charts.charts import report_pictures
 from kdcli.report.charts.drawing import Line, line_chart
 from kdcli.report.published import published_for
-from kdcli.report.schema import Evaluation, Model, Selection
+from kdcli.report.schema import Evaluation, ModelEntry, Selection
 from kdcli.report.sections.evaluations import (
     MAX_LABELS,
     MAX_TEXT,
@@ -134,7 +134,7 @@ def test_a_variants_published_score_stands_beside_ours():
     models = {"teacher": model("teacher")}
     for name in ("full", "without-value", "own-idea"):
         models[name] = model("student", "teacher", layers=3, hidden=384, variant=name)
-    entries = [Model.model_validate(entry | {"name": name}) for name, entry in models.items()]
+    entries = [ModelEntry.model_validate(entry | {"name": name}) for name, entry in models.items()]
     rows = published_for(entries, {"method": "minilm", "eval": {"tasks": ["sst2"]}})
     models["full undistilled"] = without_files("untrained", "full")
     evaluations = [evaluation(name, metrics={"accuracy": 0.8}) for name in models]
@@ -160,7 +160,7 @@ def test_many_variants_have_a_line_each_in_the_picture_of_losses():
     models = {name: model("student", "teacher", variant=name) for name in losses}
     curve = [{"step": step, "loss": 1.0, "held_out": losses} for step in (1, 2)]
     report = made(report_values(), models=report_values()["models"] | models, curve=curve)
-    (caption,) = [p.caption for p in pictures(report) if p.caption.startswith("Loss over")]
+    (caption,) = [p.caption for p in report_pictures(report) if p.caption.startswith("Loss over")]
     assert caption.endswith(", ".join(f"variant-{i} {x} → {x}" for i, x in enumerate(SUMS)) + ".")
 
 
@@ -241,7 +241,7 @@ def test_selection_over_many_sets_keeps_to_their_means():
 
 
 def test_pictures_of_training_and_of_a_grid(finetuned, grid, compared):
-    loss, scored, settings = (p.caption for p in pictures(grid))
+    loss, scored, settings = (p.caption for p in report_pictures(grid))
     assert loss.startswith("Loss over 200 steps")
     assert "loss 0.6000 → 0.2000" in loss
     assert (
@@ -250,7 +250,11 @@ def test_pictures_of_training_and_of_a_grid(finetuned, grid, compared):
     )
     start = "accuracy over lr, mean ± sample standard deviation over seeds: 1e-05 0.9050 ± 0.0071;"
     assert (settings[: len(start)], settings[-14:]) == (start, "0.0003 0.5000.")
-    assert (len(pictures(finetuned)), pictures(compared), pictures(grid)) == (2, [], pictures(grid))
+    assert (len(report_pictures(finetuned)), report_pictures(compared), report_pictures(grid)) == (
+        2,
+        [],
+        report_pictures(grid),
+    )
 
 
 @pytest.mark.parametrize(
@@ -264,7 +268,8 @@ def test_pictures_of_training_and_of_a_grid(finetuned, grid, compared):
 )
 def test_no_picture_of_settings_that_have_no_order(runs):
     assert (
-        len(pictures(made(finetune_values(), selection=selection_values() | {"runs": runs}))) == 2
+        len(report_pictures(made(finetune_values(), selection=selection_values() | {"runs": runs})))
+        == 2
     )
 
 
@@ -278,16 +283,19 @@ def test_the_curve_of_a_run_stands_beside_the_runs_it_is_compared_with(values):
 
     values["models"]["student"] = model("peer")
     runs = {"standalone": curve(0.75)}
-    first = pictures(made(values, curve=curve(0.5), compared_runs=runs))[0]
+    first = report_pictures(made(values, curve=curve(0.5), compared_runs=runs))[0]
     ends = "together 1.0000 → 0.5000, standalone 1.0000 → 0.7500"
     assert first.caption == f"student: held-out loss against the labels, from step 10 on: {ends}."
-    assert "student" not in pictures(made(values, curve=curve(0.5)))[0].caption.partition(",")[0]
+    assert (
+        "student"
+        not in report_pictures(made(values, curve=curve(0.5)))[0].caption.partition(",")[0]
+    )
 
 
 @pytest.mark.filterwarnings("error")
 def test_curve_of_a_student_that_equals_its_teacher(values):
     curve = [{"step": i, "loss": 0.0, "held_out": {"3x384": {"attention": 0.0}}} for i in range(3)]
-    assert "attention 0.000 → 0.000" in pictures(made(values, curve=curve))[0].caption
+    assert "attention 0.000 → 0.000" in report_pictures(made(values, curve=curve))[0].caption
 
 
 def test_confusion_has_shares_of_the_true_class():

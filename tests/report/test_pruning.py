@@ -17,7 +17,7 @@ from reports import (
     words,
 )
 
-from kdcli.report.charts.charts import pictures
+from kdcli.report.charts.charts import report_pictures
 from kdcli.report.charts.drawing import MAX_NUMBERS
 from kdcli.report.charts.pruning import (
     MAX_RIDGES,
@@ -35,7 +35,7 @@ from kdcli.report.sections.pruning import (
     by_type,
     density_points,
     kept,
-    types_of,
+    matrix_types,
 )
 from kdcli.report.text import Picture
 from kdcli.report.views import html, markdown, model_card
@@ -105,7 +105,7 @@ def test_layers_that_are_not_alike_leave_cells_empty(odd):
 def test_types_keep_their_order_and_unknown_ones_come_last():
     kinds = ("Z", "P2", "P", "D", "Q")
     matrices = [{"name": f"1.{k}", "layer": 1, "kind": k, "weights": 4, "kept": 1} for k in kinds]
-    assert types_of(entry(matrices=matrices)) == ["Q", "D", "P", "P2", "Z"]
+    assert matrix_types(entry(matrices=matrices)) == ["Q", "D", "P", "P2", "Z"]
 
 
 def test_titles(pruned, sparsities, tmp_path):
@@ -299,27 +299,29 @@ def test_nothing_or_everything_kept(share):
 
 
 def test_quality_against_density_and_size(sparsities, pruned):
-    density, size = pictures(sparsities)
+    density, size = report_pictures(sparsities)
     shares = [f"{p.model} {100 * p.density:.4g} %" for p in sparsities.pruning]
     assert density.caption.startswith("accuracy on sst2 against density (weights kept, %): ")
     assert not missing(density.caption, *shares, "On the line: 0.97, 0.9, 0.5.")
     assert size.caption.startswith(
         "accuracy on sst2 against size (weights, MB): 0.5 68.17 MB, 0.91"
     )
-    assert not [p for p in pictures(pruned) if "against" in p.caption], "one sparsity is no curve"
+    assert not [p for p in report_pictures(pruned) if "against" in p.caption], (
+        "one sparsity is no curve"
+    )
 
 
 def test_the_dense_model_stands_at_all_its_weights_where_it_has_scores():
     values = sparsities_values()
     values["quality"]["sst2"]["dense"] = {"accuracy": 0.92}  # type: ignore[index]
-    assert "dense 100 %, 0.92" in pictures(made(values))[0].caption
+    assert "dense 100 %, 0.92" in report_pictures(made(values))[0].caption
 
 
 def test_no_picture_of_sizes_that_are_all_the_same():
     values = sparsities_values()
     for entry in values["models"].values():  # type: ignore[attr-defined]
         entry["card"]["bytes"] = 90_900_000
-    (density,) = pictures(made(values))
+    (density,) = report_pictures(made(values))
     assert "against density" in density.caption
     pruning = [pruned_values(name, 0.9, method=name) for name in ("0.5", "0.9", "0.97")]
-    assert not pictures(made(values, pruning=pruning)), "nor of densities"
+    assert not report_pictures(made(values, pruning=pruning)), "nor of densities"

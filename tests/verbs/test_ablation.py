@@ -7,7 +7,7 @@ import own_files
 import pytest
 from own_files import refused, report_of, said_by, same_weights, succeeds, times
 
-from kdcli.report.charts.charts import pictures
+from kdcli.report.charts.charts import report_pictures
 
 QUICK = shlex.split(
     "--max-steps 6 --batch-size 8 --dtype fp32 --set data.max_length=16 --seed 3 "
@@ -103,7 +103,7 @@ def test_students_are_scored_along_the_way_with_several_seeds(given, scored, tmp
     text = (out / "report.md").read_text("utf-8")
     assert "Mean ± sample standard deviation of 2 fine-tunings" in text
     start = "accuracy on own over the tokens distilled on: full"
-    assert sum(p.caption.startswith(start) for p in pictures(report)) == 1
+    assert sum(p.caption.startswith(start) for p in report_pictures(report)) == 1
     assert not list(out.rglob("*at-step-*/model.safetensors"))
 
 

@@ -323,7 +323,7 @@ def test_what_cannot_be_measured_is_refused_and_nothing_written(
 def test_recipes_that_cannot_be_measured(settings, message):
     recipe = BenchmarkRecipe(**settings)
     with pytest.raises(KdcliError, match=message):
-        command.check_backends(recipe, command.models_and_cells(recipe)[0])
+        command.parse_backends(recipe, command.models_and_cells(recipe)[0])
 
 
 def test_a_damaged_report_is_named(tmp_path):

@@ -13,7 +13,7 @@ from transformers import (
 
 from kdcli.deploy.export import OUTPUTS
 from kdcli.deploy.runners import Runner
-from kdcli.verbs.export.agreement import ROWS, agreement, agreement_text
+from kdcli.verbs.export.agreement import ROWS, agreement_text, compare_outputs
 
 TEXTS = [f"w{i} w{i + 1} w{i + 2}"[: 4 + i % 9] for i in range(ROWS + 3)]
 OUTPUTS_OF = {"score": 1, "span": 2}
@@ -45,7 +45,7 @@ def made(kind, change):
 
 @pytest.mark.parametrize("kind", AUTO)
 def test_the_same_outputs_agree(kind):
-    found = agreement(*made(kind, lambda x: x), kind, TEXTS)
+    found = compare_outputs(*made(kind, lambda x: x), kind, TEXTS)
     assert found.pop("texts") == len(TEXTS)
     assert found == {
         None: {"cosine": pytest.approx(1, abs=1e-6), "least": pytest.approx(1, abs=1e-6)},
@@ -61,7 +61,9 @@ def test_changed_predictions_are_counted_by_text(kind):
         x[0] = -x[0]
         return x
 
-    assert agreement(*made(kind, change), kind, TEXTS)["same"] == pytest.approx(1 - 2 / len(TEXTS))
+    assert compare_outputs(*made(kind, change), kind, TEXTS)["same"] == pytest.approx(
+        1 - 2 / len(TEXTS)
+    )
 
 
 def test_labels_of_tokens_are_counted_without_padding():
@@ -71,13 +73,15 @@ def test_labels_of_tokens_are_counted_without_padding():
     lengths = [len(ids) for ids in tokenizer(TEXTS)["input_ids"]]
     # The sign of the logits of the first two tokens is turned, so that the least likely label wins.
     expected = 1 - 2 * len(TEXTS) / sum(lengths)
-    assert agreement(model, tokenizer, runner, "tokens", TEXTS)["same"] == pytest.approx(expected)
+    assert compare_outputs(model, tokenizer, runner, "tokens", TEXTS)["same"] == pytest.approx(
+        expected
+    )
 
 
 def test_scores_differ_by_what_was_added():
     model, tokenizer, runner = made("score", lambda x: x + np.arange(len(x))[:, None])
     added = [i % ROWS for i in range(len(TEXTS))]
-    found = agreement(model, tokenizer, runner, "score", TEXTS)
+    found = compare_outputs(model, tokenizer, runner, "score", TEXTS)
     assert (found["mean"], found["most"]) == (
         pytest.approx(np.mean(added), abs=1e-5),
         pytest.approx(max(added), abs=1e-5),
@@ -91,7 +95,7 @@ def test_scores_differ_by_what_was_added():
 def test_an_encoder_is_judged_by_the_mean_vectors_of_its_texts():
     rng = np.random.default_rng(0)
     model, tokenizer, runner = made(None, lambda x: x + rng.normal(size=x.shape).astype(np.float32))
-    found = agreement(model, tokenizer, runner, None, TEXTS)
+    found = compare_outputs(model, tokenizer, runner, None, TEXTS)
     rng, cosines = np.random.default_rng(0), []
     for begin in range(0, len(TEXTS), ROWS):
         rows = tokenizer(TEXTS[begin : begin + ROWS], padding=True, return_tensors="pt")

@@ -29,7 +29,7 @@ from kdcli.types import IGNORED, Needs, Schedule
 from kdcli.verbs.cotrain.job import pair_job
 from kdcli.verbs.cotrain.models import load_task_pair, load_text_pair
 from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
-from kdcli.verbs.distill.stages import objective_job, prediction_job
+from kdcli.verbs.distill.jobs import objective_job, prediction_job
 from kdcli.verbs.distill.student import Student, distill_job
 from kdcli.verbs.prune.job import build_pruning
 from kdcli.verbs.prune.settings import PruneRecipe

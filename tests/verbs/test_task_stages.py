@@ -15,10 +15,11 @@ from kdcli.models.heads import load_for_task
 from kdcli.models.reduce import RIDGE
 from kdcli.models.shape import shape_of
 from kdcli.recipe.sections import KdSettings
+from kdcli.report.schema import STUDENT
 from kdcli.targets.cache import TOKENS_KEY, SignalStore
 from kdcli.targets.targets import StorePlace
 from kdcli.types import Signals, StepLoss
-from kdcli.verbs.distill.stages import STUDENT, objective_job, prediction_job
+from kdcli.verbs.distill.jobs import objective_job, prediction_job
 from kdcli.verbs.distill.student import fit_projections
 from kdcli.workloads.finetuning import request_of
 from kdcli.workloads.settings import FinetuneRecipe, FinetuneTrainSettings, LabelledSettings
@@ -183,9 +184,7 @@ def predicted(ready, recipe, kd, teachers, method=None, store=None):
 
 def test_a_teacher_that_nothing_is_learned_from_is_not_asked(ready, recipe, monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        "kdcli.verbs.distill.stages.targets_of_all", lambda *args: asked.append(args)
-    )
+    monkeypatch.setattr("kdcli.verbs.distill.jobs.targets_of_all", lambda *args: asked.append(args))
     _, job = predicted(ready, recipe, KdSettings(weight=0.0), [ready[1]])
     batch = job.examples.batch(ROWS)
     assert job.step(batch).terms.keys() == {"task"}

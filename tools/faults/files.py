@@ -149,7 +149,7 @@ def recipe(case: Case) -> None:
     """A shipped recipe, damaged; one that resolves reads back the same from what `recipe.yaml`
     would hold."""
     from kdcli.recipe.resolve import recipe_models, resolve, shipped
-    from kdcli.recipe.yaml import one_line, read_yaml
+    from kdcli.recipe.yaml import flow_style, read_yaml
 
     models = recipe_models()
     verb = case.rng.choice([name for name in models if shipped(name)])
@@ -157,7 +157,7 @@ def recipe(case: Case) -> None:
     if intact(case):
         pass
     elif case.rng.random() < 0.4:
-        data = one_line(changed(case.rng, read_yaml(data.decode()))).encode()
+        data = flow_style(changed(case.rng, read_yaml(data.decode()))).encode()
     elif case.rng.random() < 0.1:
         data += case.rng.choice(
             (
@@ -182,7 +182,7 @@ def recipe(case: Case) -> None:
 def setting(case: Case) -> None:
     """`--set`, `--grid`, `--min-metric`, shapes and weights, of any characters."""
     from kdcli.models.shape import is_shape, parse_shape
-    from kdcli.recipe.resolve import gates, grid_options, leaf_keys, recipe_models, resolve
+    from kdcli.recipe.resolve import grid_options, leaf_keys, metric_limits, recipe_models, resolve
     from kdcli.types import ModelShape
     from kdcli.verbs.cotrain.settings import parse_weights
 
@@ -214,7 +214,7 @@ def setting(case: Case) -> None:
         _reads_back(found, models[verb], case.folder / "x.yaml")
     for reader in (
         lambda: grid_options(models["finetune"], [f"{key}={value}"]),
-        lambda: gates([f"{key}={value}"]),
+        lambda: metric_limits([f"{key}={value}"]),
         lambda: parse_weights(value),
         lambda: is_shape(value) and parse_shape(value, ModelShape(12, 768, 3072, 12)),
     ):

@@ -27,10 +27,18 @@ from kdcli.report.sections.latency import (
     ran_as,
 )
 from kdcli.report.sections.selection import by_setting, spread
-from kdcli.report.text import Picture, cut, names_of, number, percent, shape_of, without_owner
+from kdcli.report.text import (
+    Picture,
+    card_shape,
+    names_in,
+    number,
+    percent,
+    shortened_line,
+    without_owner,
+)
 
 HARD = "hard"  # the held-out loss against the labels, of models that are trained together
-HELD = "held-out "  # prefix of the labels of held-out losses
+HELD_PREFIX = "held-out "  # prefix of the labels of held-out losses
 TOGETHER = "together"  # the line of this run, next to the lines of the compared runs
 MAX_LINES = 12  # in one picture
 MAX_TERMS = 9  # with more held-out terms, a picture has a line for each student
@@ -42,7 +50,7 @@ AT_QUARTILE = "Unstable measurements are drawn at their upper quartile, not at t
 Cost = Literal["latency", "size", "density"]
 
 
-def pictures(report: Report) -> list[Picture]:
+def report_pictures(report: Report) -> list[Picture]:
     """Return the pictures that the report has numbers for.
 
     The pictures of a pruned model are shown with its numbers.
@@ -89,7 +97,7 @@ def _loss_curve(report: Report) -> Picture | None:
     caption = f"Loss over {report.curve[-1].step:,} steps"
     if lines:
         # The caption says once that these are held-out losses.
-        unprefixed = [Line(line.label.removeprefix(HELD), line.points, "") for line in lines]
+        unprefixed = [Line(line.label.removeprefix(HELD_PREFIX), line.points, "") for line in lines]
         caption += f"; on held-out data, never trained on: {_ends(unprefixed)}"
     return Picture(svg(drawing), f"{caption}.")
 
@@ -111,7 +119,7 @@ def _held_out_lines(held: list[tuple[int, dict[str, dict[str, float]]]]) -> list
             points = [(step, sum(at[model][t] for t in terms[model])) for step, at in held]
             dash = DASHES[place // len(COLOURS) % len(DASHES)] if several else "-"
             colour = COLOURS[place % len(COLOURS)]
-            lines.append(Line(f"{HELD}{model}", points, colour, dash))
+            lines.append(Line(f"{HELD_PREFIX}{model}", points, colour, dash))
             continue
         for term in terms[model]:
             kind = kinds.index(term)
@@ -119,7 +127,7 @@ def _held_out_lines(held: list[tuple[int, dict[str, dict[str, float]]]]) -> list
             colour = COLOURS[(place if several else kind) % len(COLOURS)]
             dash = DASHES[kind % len(DASHES)] if several else "-"
             points = [(step, at[model][term]) for step, at in held]
-            lines.append(Line(f"{HELD}{label}", points, colour, dash))
+            lines.append(Line(f"{HELD_PREFIX}{label}", points, colour, dash))
     return lines
 
 
@@ -143,7 +151,9 @@ def _compared_curves(report: Report) -> list[Picture]:
             lines.append(Line(name, points, colour, dash))
         if min(len(line.points) for line in lines) < 2:
             continue
-        drawing, _ = line_chart(lines, "step", f"held-out loss of {cut(model, 24)}", columns=2)
+        drawing, _ = line_chart(
+            lines, "step", f"held-out loss of {shortened_line(model, 24)}", columns=2
+        )
         # Runs from one start differ in the fourth decimal.
         ends = _ends(lines, "{:.4f}".format)
         caption = f"{model}: held-out loss against the labels, from step {here[0][0]:,} on: {ends}."
@@ -187,7 +197,7 @@ def _growth(report: Report) -> list[Picture]:
         for name in [name for name in by_model if name in untrained]:
             value = by_model[name][metric]
             lines.append(Line(name, [(start, value), (end, value)], INK, "--", marker=""))
-        along = cut(f"{metric} on {task}", 40)
+        along = shortened_line(f"{metric} on {task}", 40)
         drawing, axes = line_chart(lines, "million tokens", along, columns=2)
         ticks(axes, sorted({x for line in lines for x, _ in line.points}), log=start * 8 <= end)
         caption = f"{metric} on {task} over the tokens distilled on: {_ends(lines)}."
@@ -200,7 +210,7 @@ def _metric_curve(report: Report) -> Picture | None:
     points = [(p.step, p.metrics) for p in report.curve if p.metrics]
     if len(points) < 2:
         return None
-    names = names_of(metrics for _, metrics in points)
+    names = names_in(metrics for _, metrics in points)
     lines = [
         Line(name, [(step, metrics[name]) for step, metrics in points if name in metrics], colour)
         for colour, name in zip(COLOURS, names, strict=False)
@@ -232,9 +242,18 @@ def _setting_curve(report: Report) -> Picture | None:
     points.sort()
     places, means, deviations = zip(*points, strict=True)
     line = Line("", list(zip(places, means, strict=True)), COLOURS[0])
-    drawing, axes = line_chart([line], cut(key, 40), cut(f"{metric} on {report.selection.on}", 40))
-    style = {"fmt": "none", "ecolor": COLOURS[0], "elinewidth": 1.2, "capsize": 4}
-    axes.errorbar(places, means, yerr=[deviation or 0.0 for deviation in deviations], **style)
+    drawing, axes = line_chart(
+        [line], shortened_line(key, 40), shortened_line(f"{metric} on {report.selection.on}", 40)
+    )
+    axes.errorbar(
+        places,
+        means,
+        yerr=[deviation or 0.0 for deviation in deviations],
+        fmt="none",
+        ecolor=COLOURS[0],
+        elinewidth=1.2,
+        capsize=4,
+    )
     ticks(axes, places, log=places[0] > 0 and places[-1] / places[0] >= 8)
     words = "; ".join(
         f"{x:g} {number(y)}" + (f" ± {sd:.2g}" if sd is not None else "") for x, y, sd in points
@@ -254,9 +273,9 @@ def size_latency(report: Report) -> Picture | None:
     unstable = {row.model for row in rows if row.unstable}
     labels = {}
     for name, card in cards.items():
-        labels[name] = cut(without_owner(name), 24)
-        if name != shape_of(card):
-            labels[name] += f" {shape_of(card)}"
+        labels[name] = shortened_line(without_owner(name), 24)
+        if name != card_shape(card):
+            labels[name] += f" {card_shape(card)}"
         labels[name] += UNSTABLE_MARK * (name in unstable)
     where = cell_name((rows[0].batch_size, rows[0].seq_len))
     words = "; ".join(
@@ -331,8 +350,10 @@ def quality_against(report: Report, what: Cost) -> Picture | None:
     front = front_of(points)
     unstable = _unstable(report) & points.keys() if what == "latency" else set()
     marks = {name: UNSTABLE_MARK * (name in unstable) for name in points}
-    labels = {name: cut(without_owner(name), 24) + marks[name] for name in points}
-    drawing = scatter_chart(points, labels, label, cut(f"{metric} on {task}", 40), front=front)
+    labels = {name: shortened_line(without_owner(name), 24) + marks[name] for name in points}
+    drawing = scatter_chart(
+        points, labels, label, shortened_line(f"{metric} on {task}", 40), front=front
+    )
     words = "; ".join(
         f"{name} {cost:.4g} {unit}{marks[name]}, {number(value)}"
         for name, (cost, value) in points.items()
@@ -405,7 +426,7 @@ def _most_scored(report: Report, models: list[str]) -> tuple[str, str, dict[str,
     candidates = [
         (task, metric, {m: values[m][metric] for m in models if metric in values.get(m, {})})
         for task, values in report.quality.items()
-        for metric in names_of(values.values())
+        for metric in names_in(values.values())
         if metric not in LOWER_IS_BETTER
     ]
     return max(candidates, key=lambda one: len(one[2]), default=("", "", {}))

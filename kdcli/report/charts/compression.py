@@ -1,8 +1,9 @@
 """Draw the candidates of a compression by quality, latency and size, with the Pareto front."""
 
 import io
-from typing import Any, Literal
+from typing import Literal
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kdcli.report.charts.charts import AT_QUARTILE, UNSTABLE_MARK, front_of
@@ -20,12 +21,12 @@ from kdcli.report.charts.drawing import (
 from kdcli.report.schema import Candidate, Compression
 from kdcli.report.text import Picture, number
 
-Cost = Literal["ms", "mb"]
-AXES: dict[Cost, str] = {"ms": "median ms, 1 × 128 tokens", "mb": "files, MB"}
-MARKERS = "os^Dv<>PX"
+CandidateCost = Literal["ms", "mb"]
+AXES: dict[CandidateCost, str] = {"ms": "median ms, 1 × 128 tokens", "mb": "files, MB"}
+CANDIDATE_MARKERS = "os^Dv<>PX"
 
 
-def pictures(compression: Compression) -> list[Picture]:
+def compression_pictures(compression: Compression) -> list[Picture]:
     """Return quality over latency and quality over size."""
     return [_picture(compression, cost) for cost in AXES]
 
@@ -41,7 +42,7 @@ def png(compression: Compression) -> bytes:
     return data.getvalue()
 
 
-def _picture(compression: Compression, cost: Cost) -> Picture:
+def _picture(compression: Compression, cost: CandidateCost) -> Picture:
     drawing, axes = figure(0.6)
     front = _draw(axes, compression, cost)
     legend(drawing, 2, _chosen_label(compression, cost))
@@ -62,21 +63,21 @@ def _measured(compression: Compression) -> list[Candidate]:
     return [one for one in compression.candidates if one.score is not None]
 
 
-def _label(one: Candidate, cost: Cost) -> str:
+def _label(one: Candidate, cost: CandidateCost) -> str:
     """Name a candidate in a picture."""
     return one.name + UNSTABLE_MARK * (cost == "ms" and one.unstable)
 
 
-def _chosen_label(compression: Compression, cost: Cost) -> str:
+def _chosen_label(compression: Compression, cost: CandidateCost) -> str:
     chosen = next(one for one in compression.candidates if one.name == compression.chosen)
     return _label(chosen, cost)
 
 
-def _cost(one: Candidate, cost: Cost) -> float:
+def _cost(one: Candidate, cost: CandidateCost) -> float:
     return float(getattr(one, cost))
 
 
-def _draw(axes: Any, compression: Compression, cost: Cost) -> list[str]:
+def _draw(axes: Axes, compression: Compression, cost: CandidateCost) -> list[str]:
     """Draw the candidates, and return the names on the front."""
     measured, goal = _measured(compression), compression.goal
     points = {one.name: (_cost(one, cost), float(one.score or 0.0)) for one in measured}
@@ -91,19 +92,20 @@ def _draw(axes: Any, compression: Compression, cost: Cost) -> list[str]:
     for number_, one in enumerate(measured):
         (x, y), colour = points[one.name], COLOURS[number_ % len(COLOURS)]
         low, high = (y if end is None else end for end in (one.low, one.high))
-        bars = {
-            "yerr": [[max(0.0, y - low)], [max(0.0, high - y)]],
-            "ecolor": colour,
-            "elinewidth": 1,
-            "capsize": 3,
-        }
-        chosen = one.name == compression.chosen
-        style = {"markersize": 10 if chosen else 6, "markeredgecolor": colour, "linestyle": "none"}
-        style |= {
-            "markerfacecolor": colour if one.name in front else "none",
-            "label": _label(one, cost),
-        }
-        axes.errorbar([x], [y], marker=MARKERS[number_ % len(MARKERS)], **style, **bars)
+        axes.errorbar(
+            [x],
+            [y],
+            yerr=[[max(0.0, y - low)], [max(0.0, high - y)]],
+            ecolor=colour,
+            elinewidth=1,
+            capsize=3,
+            linestyle="none",
+            marker=CANDIDATE_MARKERS[number_ % len(CANDIDATE_MARKERS)],
+            markersize=10 if one.name == compression.chosen else 6,
+            markeredgecolor=colour,
+            markerfacecolor=colour if one.name in front else "none",
+            label=_label(one, cost),
+        )
     teacher = measured[0]
     if "max_drop" in goal:
         axes.axhline(

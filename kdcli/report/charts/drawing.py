@@ -4,9 +4,10 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.collections import PatchCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
@@ -14,7 +15,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from kdcli.report.text import cut, percent
+from kdcli.report.text import percent, shortened_line
 
 # Readable on a white and on a black page.
 COLOURS = ["#2f74ff", "#e07b00", "#12966b", "#a855f7", "#e0365c", "#0a95b8"]
@@ -45,13 +46,13 @@ class Line:
     width: float = 1.6
 
 
-def figure(taller: float = 0.0) -> tuple[Figure, Any]:
+def figure(taller: float = 0.0) -> tuple[Figure, Axes]:
     """Return a figure and its axes. `taller` inches are added to the usual height."""
     drawing = Figure(figsize=(WIDTH, HEIGHT + taller), layout="constrained")
     return drawing, styled(drawing, drawing.add_subplot())
 
 
-def styled(drawing: Figure, axes: Any) -> Any:
+def styled(drawing: Figure, axes: Axes) -> Axes:
     """Give the axes of a figure the style of the reports."""
     axes.grid(True, color=INK, alpha=0.25, linewidth=0.6)
     axes.spines[:].set_visible(False)
@@ -86,7 +87,7 @@ def line_chart(
     columns: int = 0,
     log: bool = False,
     taller: float = 0.0,
-) -> tuple[Figure, Any]:
+) -> tuple[Figure, Axes]:
     """Draw lines over steps.
 
     `across` and `along` name the axes, and `columns` is the number of columns of the legend. With
@@ -95,13 +96,15 @@ def line_chart(
     """
     drawing, axes = figure(taller)
     for line in lines:
-        style = {
-            "color": line.colour,
-            "linestyle": line.dash,
-            "linewidth": line.width,
-            "marker": line.marker,
-        }
-        axes.plot(*zip(*line.points, strict=True), markersize=3, label=cut(line.label, 32), **style)
+        axes.plot(
+            *zip(*line.points, strict=True),
+            label=shortened_line(line.label, 32),
+            color=line.colour,
+            linestyle=line.dash,
+            linewidth=line.width,
+            marker=line.marker,
+            markersize=3,
+        )
     axes.set(xlabel=across, ylabel=along)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     positive = [y for line in lines for _, y in line.points if y > 0]
@@ -113,14 +116,14 @@ def line_chart(
     return drawing, axes
 
 
-def plain_logarithm(axis: Any, ticks: tuple[int, ...]) -> None:
+def plain_logarithm(axis: Axis, ticks: tuple[int, ...]) -> None:
     """Write the ticks of a logarithmic axis as plain numbers."""
     axis.set_major_locator(LogLocator(subs=ticks))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
-def ticks(axes: Any, places: Sequence[float], *, log: bool) -> None:
+def ticks(axes: Axes, places: Sequence[float], *, log: bool) -> None:
     """Set ticks at these places only."""
     if log:
         axes.set_xscale("log")
@@ -180,15 +183,17 @@ def scatter_chart(
         aside, side = (-8, "right") if x > middle else (8, "left")
         # The label is above the line that continues to the right of the point.
         place = aside, bottom + (height + 0.045 * (front is not None)) * (top - bottom)
-        style = {
-            "textcoords": ("offset points", "data"),
-            "ha": side,
-            "va": "center",
-            "fontsize": 9,
-            "color": INK,
-        }
-        # A long name may run over the edge; the axes keep their size.
-        axes.annotate(labels[name], (x, y), xytext=place, in_layout=False, **style)
+        axes.annotate(
+            labels[name],
+            (x, y),
+            xytext=place,
+            textcoords=("offset points", "data"),
+            ha=side,
+            va="center",
+            fontsize=9,
+            color=INK,
+            in_layout=False,  # A long name may run over the edge; the axes keep their size.
+        )
     if wide:
         axes.set_xscale("log")
         plain_logarithm(axes.xaxis, (1, 2, 5))
@@ -236,16 +241,18 @@ def heat_map(
     patches = [Rectangle((x - 0.48, y - 0.46), 0.96, 0.92) for x, y, _ in shares]
     axes.add_collection(PatchCollection(patches, facecolors=SCALE(scale(known)), linewidths=0))
     if numbered:
-        style = {
-            "ha": "center",
-            "va": "center_baseline",
-            "fontsize": 9 if len(columns) <= 10 else 8,
-            "color": NUMBERS,
-        }
         for x, y, share in shares:
             # A narrow cell has room for three characters, and no cell for 100.0.
             whole = 100 * share >= (99.95 if len(columns) <= 12 else 9.95)
-            axes.text(x, y, percent(share, 0 if whole else 1), **style)
+            axes.text(
+                x,
+                y,
+                percent(share, 0 if whole else 1),
+                ha="center",
+                va="center_baseline",
+                fontsize=9 if len(columns) <= 10 else 8,
+                color=NUMBERS,
+            )
     else:
         low, high = scale.vmin or 0.0, scale.vmax or 1.0
         for share in [low + i * (high - low) / 4 for i in range(5)]:

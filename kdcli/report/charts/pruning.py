@@ -13,7 +13,7 @@ from kdcli.report.charts.drawing import (
     svg,
 )
 from kdcli.report.schema import Histogram, Pruning
-from kdcli.report.sections.pruning import ALL, kept, kept_by_layer, layers_of, types_of
+from kdcli.report.sections.pruning import TOTAL, kept, kept_by_layer, layers_of, matrix_types
 from kdcli.report.text import Picture, percent
 
 MAX_RIDGES = 7  # steps whose distribution of scores is drawn
@@ -29,9 +29,9 @@ def type_map(pruned: Pruning) -> Picture | None:
     """Draw the kept share by layer (rows) and type (columns), with totals."""
     if not pruned.matrices:
         return None
-    types, layers, cells = types_of(pruned), layers_of(pruned), kept_by_layer(pruned)
+    types, layers, cells = matrix_types(pruned), layers_of(pruned), kept_by_layer(pruned)
     own = {f"{m.layer}.{m.kind}": kept(pruned, m.layer, m.kind) or 0.0 for m in pruned.matrices}
-    drawing = heat_map(cells, [*types, ALL], [*map(str, layers), ALL], pruned.density, apart=1)
+    drawing = heat_map(cells, [*types, TOTAL], [*map(str, layers), TOTAL], pruned.density, apart=1)
     caption = (
         f"{pruned.model}: weights kept by layer and type of matrix, in percent. {_extremes(own)}; "
         f"of all {percent(kept(pruned), 1)} %."
@@ -97,8 +97,9 @@ def score_ridges(pruned: Pruning) -> Picture | None:
     axes.grid(False, axis="y")
     for base, histogram in enumerate(reversed(histograms)):
         heights = base + 0.88 * np.array(histogram.counts, dtype=np.float64) / max(histogram.counts)
-        for style in ({"fill": True, "alpha": 0.3}, {"linewidth": 1.1}):
-            axes.stairs(heights, histogram.edges, baseline=base, color=COLOURS[0], **style)
+        edges, colour = histogram.edges, COLOURS[0]
+        axes.stairs(heights, edges, baseline=base, color=colour, fill=True, alpha=0.3)
+        axes.stairs(heights, edges, baseline=base, color=colour, linewidth=1.1)
     ranges = [_middle(h) for h in histograms]
     low, high = min(a for a, _ in ranges), max(b for _, b in ranges)
     axes.set_yticks(range(len(histograms)), [f"{h.step:,}" for h in reversed(histograms)])

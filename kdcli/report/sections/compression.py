@@ -3,8 +3,8 @@
 from functools import partial
 
 from kdcli.report.schema import Candidate, Compression
-from kdcli.report.sections.latency import interval, milliseconds
-from kdcli.report.text import Picture, Section, Table, number
+from kdcli.report.sections.latency import UNSTABLE_NOTE, interval, milliseconds
+from kdcli.report.text import Picture, ReportSection, ReportTable, number
 
 GOALS = {
     "max_drop": "points lost, at most {:g}",
@@ -15,7 +15,7 @@ GOALS = {
 }
 
 
-def compression_section(compression: Compression) -> Section:
+def compression_section(compression: Compression) -> ReportSection:
     """Show the candidates, the teacher first, and list the skipped ones."""
     tried = [one for one in compression.candidates if one.score is not None]
     header = ["candidate", compression.metric, "lost", "ms", "speed-up", "MB"]
@@ -30,12 +30,15 @@ def compression_section(compression: Compression) -> Section:
     note = (
         f"Goal: {goal}{strict}. Lost: points of {compression.metric} on {compression.rows:,} "
         "selection rows, paired with the teacher's. These rows chose among the candidates, so the "
-        "values of the chosen one are optimistic; the sentence above has those on other rows. ms "
-        "and speed-up: one sequence of 128 tokens, over the teacher on torch in float32."
+        "values of the chosen one are optimistic. The result in words has "
+        "its values on other rows. ms and speed-up: one sequence of 128 tokens, over the teacher "
+        "on torch in float32."
     )
-    return Section(
+    if any(one.unstable or (one.speedup and one.speedup.unstable) for one in tried):
+        note += f" {UNSTABLE_NOTE}"
+    return ReportSection(
         "What was tried",
-        Table(header, rows, note, marked, narrow=6, style="tight"),
+        ReportTable(header, rows, note, marked, narrow=6, style="tight"),
         [compression.sentence],
         [(f"{one.name}: {one.outcome}",) for one in compression.candidates if one.score is None],
         draw=partial(_pictures, compression),
@@ -56,6 +59,6 @@ def _row(one: Candidate, teacher: Candidate) -> list[str]:
 
 def _pictures(compression: Compression) -> list[Picture]:
     # Importing matplotlib takes a third of a second, and only a finished run needs it.
-    from kdcli.report.charts.compression import pictures
+    from kdcli.report.charts.compression import compression_pictures
 
-    return pictures(compression)
+    return compression_pictures(compression)

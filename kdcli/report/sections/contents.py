@@ -17,13 +17,22 @@ from kdcli.report.sections.latency import (
 from kdcli.report.sections.overview import models_section
 from kdcli.report.sections.pruning import by_layer, by_type, density_points
 from kdcli.report.sections.selection import selection_section
-from kdcli.report.text import Picture, Section, Table, View, bytes_of, duration, names_of, number
+from kdcli.report.text import (
+    Picture,
+    ReportSection,
+    ReportTable,
+    View,
+    bytes_of,
+    duration,
+    names_in,
+    number,
+)
 
 MAX_OPEN_PRUNED = 3  # with more pruned models, their tables are closed in HTML
 MAX_CURVE_ROWS = 12
 
 
-def sections(report: Report) -> list[Section]:
+def sections(report: Report) -> list[ReportSection]:
     """Return all sections of a report."""
     return [
         *([compression_section(report.compression)] if report.compression else []),
@@ -36,12 +45,16 @@ def sections(report: Report) -> list[Section]:
         *latency(report),
         *agreements(report),
         *published_speedups(report),
-        Section("Pictures", draw=partial(_pictures, report), least=View.HTML),
+        ReportSection("Pictures", draw=partial(_pictures, report), least=View.HTML),
         *_pruned(report),
         *_training(report),
         *details(report),
         *published(report),
-        *([Section("Notes", items=[(note,) for note in report.notes])] if report.notes else []),
+        *(
+            [ReportSection("Notes", items=[(note,) for note in report.notes])]
+            if report.notes
+            else []
+        ),
     ]
 
 
@@ -51,11 +64,11 @@ def _pictures(content: Report | Pruning) -> list[Picture]:
     from kdcli.report.charts import charts, pruning
 
     if isinstance(content, Report):
-        return charts.pictures(content)
+        return charts.report_pictures(content)
     return pruning.model_pictures(content)
 
 
-def _pruned(report: Report) -> list[Section]:
+def _pruned(report: Report) -> list[ReportSection]:
     """Show which weights are kept: by type, by layer, in pictures, and while training."""
     if not report.pruning:
         return []
@@ -63,12 +76,14 @@ def _pruned(report: Report) -> list[Section]:
     for p in report.pruning:
         title = f"{p.model}: weights kept by layer and type, in percent"
         draw = partial(_pictures, p)
-        parts.append(Section(title, by_layer(p), draw=draw, least=View.MARKDOWN, open=is_open))
+        parts.append(
+            ReportSection(title, by_layer(p), draw=draw, least=View.MARKDOWN, open=is_open)
+        )
     parts += _curve("Weights kept while training, in percent", density_points(report))
-    return [Section("Weights kept, in percent", by_type(report), parts=parts)]
+    return [ReportSection("Weights kept, in percent", by_type(report), parts=parts)]
 
 
-def _training(report: Report) -> list[Section]:
+def _training(report: Report) -> list[ReportSection]:
     """Show the cost of the training, and its curves as tables."""
     held_out = [(p.step, held_out_terms(p)) for p in report.curve if p.held_out]
     parts = _curve("Held-out loss", held_out)
@@ -86,7 +101,7 @@ def _training(report: Report) -> list[Section]:
         sentences.append(sentence)
     if not sentences and not parts:
         return []
-    return [Section("Training", sentences=sentences, parts=parts, least=View.MARKDOWN)]
+    return [ReportSection("Training", sentences=sentences, parts=parts, least=View.MARKDOWN)]
 
 
 def held_out_terms(point: CurvePoint) -> dict[str, float]:
@@ -99,11 +114,13 @@ def held_out_terms(point: CurvePoint) -> dict[str, float]:
     }
 
 
-def _curve(title: str, points: Sequence[tuple[int, dict[str, float] | None]]) -> list[Section]:
+def _curve(
+    title: str, points: Sequence[tuple[int, dict[str, float] | None]]
+) -> list[ReportSection]:
     """Show about ten of the points, always with the last one."""
     if not points:
         return []
-    names = names_of(values for _, values in points if values)
+    names = names_in(values for _, values in points if values)
     chosen = list(points)
     if len(points) > MAX_CURVE_ROWS:
         chosen = [*points[: -1 : max(1, len(points) // 10)], points[-1]]
@@ -111,4 +128,6 @@ def _curve(title: str, points: Sequence[tuple[int, dict[str, float] | None]]) ->
         [f"{step:,}", *(number((values or {}).get(name)) for name in names)]
         for step, values in chosen
     ]
-    return [Section(title, Table(["step", *names], rows), least=View.MARKDOWN, open=False)]
+    return [
+        ReportSection(title, ReportTable(["step", *names], rows), least=View.MARKDOWN, open=False)
+    ]

@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 
-from kdcli.report.schema import ClassChange, Decision, OperatingPoint, Report
+from kdcli.report.schema import Report
+from kdcli.report.schema_decisions import ClassChange, Decision, OperatingPoint
 from kdcli.report.sections.evaluations import (
     CHOSEN,
     MAX_SHORT_EVALUATIONS,
@@ -13,13 +14,22 @@ from kdcli.report.sections.evaluations import (
     least_view,
     set_name,
 )
-from kdcli.report.text import Section, Table, View, cut, filled, number, percent, signed
+from kdcli.report.text import (
+    ReportSection,
+    ReportTable,
+    View,
+    filled,
+    number,
+    percent,
+    shortened_line,
+    signed,
+)
 
 TOO_FEW = "not enough rows to tell"
-MAX_NAMES = 10  # classes that a sentence lists
+MAX_LISTED_CLASSES = 10  # classes that a sentence lists
 
 
-def decision_sections(report: Report) -> list[Section]:
+def decision_sections(report: Report) -> list[ReportSection]:
     """Show the worst class of every model in a sentence, and the details of each comparison."""
     if not report.decisions:
         return []
@@ -38,7 +48,7 @@ def decision_sections(report: Report) -> list[Section]:
                 CHOSEN.format(where) if d.chosen_on_these_rows else "",
             ]
             details = (_classes(d), _confusion(d), _calibration(d), _thresholds(d), _rows(d))
-            part = Section(
+            part = ReportSection(
                 f"{d.model} compared with {d.baseline} on {where}",
                 sentences=[fact for fact in facts if fact],
                 parts=[detail for detail in details if detail],
@@ -46,7 +56,7 @@ def decision_sections(report: Report) -> list[Section]:
                 open=alone,
             )
             parts.append(part)
-    return [Section("Class by class", sentences=[s for s in sentences if s], parts=parts)]
+    return [ReportSection("Class by class", sentences=[s for s in sentences if s], parts=parts)]
 
 
 def _by_model(report: Report) -> list[list[Decision]]:
@@ -88,8 +98,8 @@ def _small(decision: Decision) -> str:
     names = [f"{each.name} ({each.count:,})" for each in d.classes if not each.enough]
     if not names:
         return ""
-    listed = ", ".join(names[:MAX_NAMES])
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    listed = ", ".join(names[:MAX_LISTED_CLASSES])
+    more = f" and {len(names) - MAX_LISTED_CLASSES} more" if len(names) > MAX_LISTED_CLASSES else ""
     return f"{d.model}: {TOO_FEW} (fewer than {d.min_count} {_counted(d)}): {listed}{more}."
 
 
@@ -115,7 +125,7 @@ def _is_tokens(decision: Decision) -> bool:
     return not decision.calibration
 
 
-def _classes(decision: Decision) -> Section | None:
+def _classes(decision: Decision) -> ReportSection | None:
     """Show a row for each class, the largest loss first and classes with few examples last."""
     d = decision
     ordered = sorted(d.classes, key=lambda c: (not c.enough, c.metrics[d.metric].difference))
@@ -134,7 +144,7 @@ def _classes(decision: Decision) -> Section | None:
     if d.reference == "teacher":
         note += f" The classes are the predictions of {d.baseline}, because no labels were read."
     table = filled(rows, note=note, style="tight classes")
-    return Section("By class", table, least=least_view(len(rows)))
+    return ReportSection("By class", table, least=least_view(len(rows)))
 
 
 def _class_row(decision: Decision, each: ClassChange) -> dict[str, str]:
@@ -153,7 +163,7 @@ def _class_row(decision: Decision, each: ClassChange) -> dict[str, str]:
     return row
 
 
-def _confusion(decision: Decision) -> Section | None:
+def _confusion(decision: Decision) -> ReportSection | None:
     """Show the matrix of both models' classes or, for many classes, its largest cells."""
     d = decision
     matrix = d.confusion
@@ -167,17 +177,17 @@ def _confusion(decision: Decision) -> Section | None:
         ]
         header = [f"{d.baseline} ↓ {d.model} →", *matrix.labels]
         legend = f"Shaded by the share of {d.baseline}'s class, blue where both models agree."
-        table = Table(header, rows, style="confusion", shades=shares.tolist(), legend=legend)
-        return Section(title, table, least=View.MARKDOWN)
+        table = ReportTable(header, rows, style="confusion", shades=shares.tolist(), legend=legend)
+        return ReportSection(title, table, least=View.MARKDOWN)
     if not d.confused:
         return None
     cells = [[pair.baseline, pair.model, f"{pair.count:,}"] for pair in d.confused]
     note = f"The largest of the {_unit(d)} with another class, of {len(d.classes)} classes."
-    table = Table([d.baseline, d.model, _unit(d)], cells, note)
-    return Section(title, table, least=View.MARKDOWN)
+    table = ReportTable([d.baseline, d.model, _unit(d)], cells, note)
+    return ReportSection(title, table, least=View.MARKDOWN)
 
 
-def _calibration(decision: Decision) -> Section | None:
+def _calibration(decision: Decision) -> ReportSection | None:
     """Show how far the probabilities of both models are from the shares of correct predictions."""
     d = decision
     if not d.calibration:
@@ -207,10 +217,10 @@ def _calibration(decision: Decision) -> Section | None:
             f" A prediction is correct where it agrees with {d.baseline}: the temperature says how "
             "sure the model is of that, and not how often it is right."
         )
-    return Section("Calibration", filled(rows, note=note), least=View.MARKDOWN)
+    return ReportSection("Calibration", filled(rows, note=note), least=View.MARKDOWN)
 
 
-def _thresholds(decision: Decision) -> Section | None:
+def _thresholds(decision: Decision) -> ReportSection | None:
     """Show the thresholds at which the model reaches the baseline's precision and recall."""
     d = decision
     if not d.thresholds:
@@ -232,7 +242,7 @@ def _thresholds(decision: Decision) -> Section | None:
         f"chosen on {origin}, which gave these values too, so they are optimistic."
     )
     table = filled(rows, note=note, style="tight classes")
-    return Section("Thresholds", table, least=least_view(len(rows)))
+    return ReportSection("Thresholds", table, least=least_view(len(rows)))
 
 
 def _precision_recall(point: OperatingPoint | None) -> str:
@@ -247,20 +257,22 @@ def _at(point: OperatingPoint | None) -> str:
     return f"above {number(point.threshold)} ({_precision_recall(point)})"
 
 
-def _rows(decision: Decision) -> Section | None:
+def _rows(decision: Decision) -> ReportSection | None:
     """Quote the rows on which the models differ most. Only HTML shows them."""
     d, items = decision, []
     for row in d.differing:
-        ours, theirs = cut(row.model, MAX_TEXT), cut(row.baseline, MAX_TEXT)
+        ours, theirs = shortened_line(row.model, MAX_TEXT), shortened_line(row.baseline, MAX_TEXT)
         head = f"{d.baseline}: {theirs}; {d.model}: {ours}"
-        facts = [] if row.label is None else [f"label {cut(row.label, MAX_TEXT)}"]
+        facts = [] if row.label is None else [f"label {shortened_line(row.label, MAX_TEXT)}"]
         if row.changed is not None:
             before, after = number(row.baseline_probability), number(row.model_probability)
             facts.append(f"probability of {row.changed} {before} → {after}")
         else:
             facts.append(f"{percent(row.change)} % of the words")
         facts.append(f"example {row.id}")
-        items.append((f"{head} ({', '.join(facts)})", *(cut(t, MAX_TEXT) for t in row.texts)))
+        items.append(
+            (f"{head} ({', '.join(facts)})", *(shortened_line(t, MAX_TEXT) for t in row.texts))
+        )
     if not items:
         return None
-    return Section("Rows that differ most", items=items, least=View.HTML, open=False)
+    return ReportSection("Rows that differ most", items=items, least=View.HTML, open=False)

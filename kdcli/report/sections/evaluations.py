@@ -3,7 +3,16 @@
 import numpy as np
 
 from kdcli.report.schema import Evaluation, Report
-from kdcli.report.text import Section, Table, View, cut, filled, names_of, number, signed
+from kdcli.report.text import (
+    ReportSection,
+    ReportTable,
+    View,
+    filled,
+    names_in,
+    number,
+    shortened_line,
+    signed,
+)
 
 MAX_LABELS = 40  # rows and columns of a confusion matrix
 MAX_SHORT_LABELS = 10  # with more labels, confusions and classes are shown in HTML only
@@ -21,7 +30,7 @@ def set_name(task: str, part: str) -> str:
     return f"{task} {part}".strip()
 
 
-def tasks(report: Report, model: str | None = None) -> dict[str, list[Evaluation]]:
+def evaluations_by_task(report: Report, model: str | None = None) -> dict[str, list[Evaluation]]:
     """Group the evaluations of all models, or of one, by task, in the order of the report."""
     chosen = [e for e in report.evaluations if model in (None, e.model)]
     return {
@@ -30,13 +39,13 @@ def tasks(report: Report, model: str | None = None) -> dict[str, list[Evaluation
     }
 
 
-def scores(report: Report, model: str | None = None) -> list[Section]:
+def scores(report: Report, model: str | None = None) -> list[ReportSection]:
     """Show a table for each task.
 
     It has a row for each model or, if the task has several sets, a row for each set and their mean.
     """
     sections = []
-    for task, own in tasks(report, model).items():
+    for task, own in evaluations_by_task(report, model).items():
         if any(e.set for e in own):
             sections += [_by_set(task, own), *_published(report, task, own)]
         else:
@@ -44,8 +53,8 @@ def scores(report: Report, model: str | None = None) -> list[Section]:
     return sections
 
 
-def _by_model(report: Report, task: str, evaluations: list[Evaluation]) -> Section:
-    metrics = names_of(e.metrics for e in evaluations)
+def _by_model(report: Report, task: str, evaluations: list[Evaluation]) -> ReportSection:
+    metrics = names_in(e.metrics for e in evaluations)
     papers = {
         row.model: row
         for row in report.published
@@ -65,7 +74,7 @@ def _by_model(report: Report, task: str, evaluations: list[Evaluation]) -> Secti
         shapes = ", ".join(dict.fromkeys(str(row.shape) for row in papers.values()))
         metric = next(iter(papers.values())).metric
         notes.append(f"Published: {metric} of {shapes}, {sources}; {THEIR_OWN}.")
-    return Section(f"Scores on {task}", filled(rows, note=" ".join(notes)))
+    return ReportSection(f"Scores on {task}", filled(rows, note=" ".join(notes)))
 
 
 def _reference(evaluation: Evaluation) -> str:
@@ -79,10 +88,10 @@ def _value(evaluation: Evaluation, metric: str) -> str:
     return value if spread is None else f"{value} ± {spread:.2g}"
 
 
-def _by_set(task: str, evaluations: list[Evaluation]) -> Section:
+def _by_set(task: str, evaluations: list[Evaluation]) -> ReportSection:
     """Return a table with a column for each metric of each model."""
     models = list(dict.fromkeys(e.model for e in evaluations))
-    metrics = names_of(e.metrics for e in evaluations)
+    metrics = names_in(e.metrics for e in evaluations)
     columns = [(model, metric) for metric in metrics for model in models]
     if len(models) == 1:
         names = metrics
@@ -107,7 +116,9 @@ def _by_set(task: str, evaluations: list[Evaluation]) -> Section:
     title = f"Scores on {task}"
     if len(metrics) == 1 < len(models):
         title += f", {metrics[0]}"
-    return Section(title, Table(["set", *names, "examples", "split"], rows, marked=len(rows) - 1))
+    return ReportSection(
+        title, ReportTable(["set", *names, "examples", "split"], rows, marked=len(rows) - 1)
+    )
 
 
 def _means(values: list[list[float | None]]) -> list[float | None]:
@@ -118,10 +129,10 @@ def _means(values: list[list[float | None]]) -> list[float | None]:
     ]
 
 
-def _published(report: Report, task: str, evaluations: list[Evaluation]) -> list[Section]:
+def _published(report: Report, task: str, evaluations: list[Evaluation]) -> list[ReportSection]:
     """Show what papers report for the evaluated sets, and the mean over these sets alone."""
     sets, sections = list(dict.fromkeys(e.set for e in evaluations)), []
-    for metric in names_of(e.metrics for e in evaluations):
+    for metric in names_in(e.metrics for e in evaluations):
         papers = [row for row in report.published if (row.task, row.metric) == (task, metric)]
         if not papers:
             continue
@@ -135,12 +146,12 @@ def _published(report: Report, task: str, evaluations: list[Evaluation]) -> list
         ]
         sources = ", ".join(dict.fromkeys(row.source for row in papers))
         note = f"{sources}; {THEIR_OWN}."
-        table = Table(["set", *(row.row for row in papers)], rows, note, marked=len(rows) - 1)
-        sections.append(Section(f"Published on {task}, {metric}", table))
+        table = ReportTable(["set", *(row.row for row in papers)], rows, note, marked=len(rows) - 1)
+        sections.append(ReportSection(f"Published on {task}, {metric}", table))
     return sections
 
 
-def comparisons(report: Report) -> list[Section]:
+def comparisons(report: Report) -> list[ReportSection]:
     """Show the differences between models, with a word where an interval excludes zero."""
     if not report.comparisons:
         return []
@@ -161,10 +172,10 @@ def comparisons(report: Report) -> list[Section]:
     )
     note = " ".join([note, *(CHOSEN.format(name) for name in chosen)])
     header = ["metric", "model", "baseline", "difference", f"{level}% interval", ""]
-    return [Section("Differences", Table(header, rows, note, style="differences"))]
+    return [ReportSection("Differences", ReportTable(header, rows, note, style="differences"))]
 
 
-def details(report: Report) -> list[Section]:
+def details(report: Report) -> list[ReportSection]:
     """Show confusions, classes and the worst examples of each model on each set."""
     alone = len(report.evaluations) == 1
     least = View.TERMINAL if len(report.evaluations) <= MAX_SHORT_EVALUATIONS else View.HTML
@@ -173,8 +184,8 @@ def details(report: Report) -> list[Section]:
         parts = [part for part in (_confusion(e, alone=alone), _per_class(e), _worst(e)) if part]
         if parts:
             title = f"{e.model} on {headline(e)}"
-            sections.append(Section(title, parts=parts, least=least, open=alone))
-    return [Section("In detail", parts=sections)] if sections else []
+            sections.append(ReportSection(title, parts=parts, least=least, open=alone))
+    return [ReportSection("In detail", parts=sections)] if sections else []
 
 
 def headline(evaluation: Evaluation) -> str:
@@ -189,16 +200,16 @@ def least_view(rows: int) -> View:
     return View.MARKDOWN if rows <= MAX_SHORT_LABELS else View.HTML
 
 
-def _confusion(evaluation: Evaluation, *, alone: bool) -> Section | None:
+def _confusion(evaluation: Evaluation, *, alone: bool) -> ReportSection | None:
     if (table := matrix(evaluation)) is None:
         return None
     least = least_view(len(table.rows))
     if alone and len(table.rows) <= MAX_SHORT_LABELS:
         least = View.TERMINAL
-    return Section("Confusion", table, least=least)
+    return ReportSection("Confusion", table, least=least)
 
 
-def matrix(evaluation: Evaluation) -> Table | None:
+def matrix(evaluation: Evaluation) -> ReportTable | None:
     """Return the confusion matrix of at most MAX_LABELS labels, the ones with the most errors."""
     confusion = evaluation.confusion
     if confusion is None or not confusion.labels:
@@ -221,7 +232,7 @@ def matrix(evaluation: Evaluation) -> Table | None:
     ]
     rows = [[label, *row] for label, row in zip(labels, cells, strict=True)]
     style = "confusion many" if len(labels) > MAX_SHORT_LABELS else "confusion"
-    return Table(
+    return ReportTable(
         ["true ↓ predicted →", *labels],
         rows,
         note,
@@ -231,26 +242,26 @@ def matrix(evaluation: Evaluation) -> Table | None:
     )
 
 
-def _per_class(evaluation: Evaluation) -> Section | None:
+def _per_class(evaluation: Evaluation) -> ReportSection | None:
     rows = [
         [label, number(s.precision), number(s.recall), number(s.f1), f"{s.support:,}"]
         for label, s in evaluation.per_class.items()
     ]
     if not rows:
         return None
-    table = Table(["class", "precision", "recall", "F1", "examples"], rows)
+    table = ReportTable(["class", "precision", "recall", "F1", "examples"], rows)
     is_open = len(rows) <= MAX_SHORT_LABELS
-    return Section("By class", table, least=least_view(len(rows)), open=is_open)
+    return ReportSection("By class", table, least=least_view(len(rows)), open=is_open)
 
 
-def _worst(evaluation: Evaluation) -> Section | None:
+def _worst(evaluation: Evaluation) -> ReportSection | None:
     items = []
     for m in evaluation.worst:
-        label, predicted = cut(m.label, MAX_TEXT), cut(m.predicted, MAX_TEXT)
+        label, predicted = shortened_line(m.label, MAX_TEXT), shortened_line(m.predicted, MAX_TEXT)
         # More than two texts are the words of one text.
         texts = m.texts if len(m.texts) < 3 else [" ".join(m.texts)]
         head = f"{label}, predicted {predicted} (badness {m.badness:.3g}, example {m.id})"
-        items.append((head, *(cut(text, MAX_TEXT) for text in texts)))
+        items.append((head, *(shortened_line(text, MAX_TEXT) for text in texts)))
     if not items:
         return None
-    return Section("Worst examples", items=items, least=View.MARKDOWN, open=False)
+    return ReportSection("Worst examples", items=items, least=View.MARKDOWN, open=False)

@@ -5,8 +5,17 @@ import io
 from collections import Counter
 
 from kdcli.deploy.measurements import Agreement, Failure, LatencyRow, Speedup
-from kdcli.report.schema import Model, Report
-from kdcli.report.text import Section, Table, View, bytes_of, filled, names_of, number, shape_of
+from kdcli.report.schema import ModelEntry, Report
+from kdcli.report.text import (
+    ReportSection,
+    ReportTable,
+    View,
+    bytes_of,
+    card_shape,
+    filled,
+    names_in,
+    number,
+)
 
 PLAIN = {("torch", "fp32"), ("portable", "fp32")}  # backends that change no output
 PADDING = {
@@ -17,8 +26,12 @@ PADDING = {
 NOISE = (
     "Noisy or unstable: the middle half of the runs spreads over more than a tenth, or a quarter, "
     "of the median, so the machine had other work too. Then rely on the paired ratios, not on the "
-    "milliseconds. An unstable cell is measured up to three times. If it stays unstable, its worse "
-    "quartiles are given: the lower one of a speed-up (at least), the upper one of times (at most)."
+    "milliseconds. An unstable measurement is made up to three times. If it stays unstable, the "
+    "table gives its worse quartiles: the lower one of a speed-up (≥), the upper one of a time (≤)."
+)
+UNSTABLE_NOTE = (
+    "“unstable” marks an unstable measurement: ≥ gives the lower quartile of its speed-up, ≤ the "
+    "upper quartile of its time."
 )
 MAX_OPEN_CELLS = 4  # with more cells, only the first table is open in HTML
 Cell = tuple[int, int]
@@ -48,7 +61,7 @@ def ran_as(row: LatencyRow | Agreement | Failure) -> str:
     return f"{row.model} {row.backend}-{row.dtype}"
 
 
-def form_of(report: Report, row: LatencyRow) -> Model:
+def form_of(report: Report, row: LatencyRow) -> ModelEntry:
     """Return the model whose scores belong to a row.
 
     That is the model's form on the row's backend if the report has one, else the model itself.
@@ -65,9 +78,14 @@ def of_runs(report: Report) -> bool:
 
 
 def interval(speedup: Speedup | None) -> str:
-    """Write a speed-up: `2.50x (2.31–2.71)`, or `at least 2.31x (unstable measurement)`."""
+    """Write a speed-up for a table: `2.50x (2.31–2.71)` or, if unstable, `≥2.31x, unstable`.
+
+    A table with an unstable cell needs `UNSTABLE_NOTE` below it.
+    """
     if speedup is None:
         return ""
+    if speedup.unstable:
+        return f"≥{speedup.stated:.2f}x, unstable"
     return f"{speedup.phrase('x', digits=2)} ({speedup.trust(digits=2)})"
 
 
@@ -82,7 +100,7 @@ def comparable(report: Report) -> list[LatencyRow]:
     return [row for row in rows if (row.backend, row.dtype) == usual]
 
 
-def latency(report: Report) -> list[Section]:
+def latency(report: Report) -> list[ReportSection]:
     """Show a table for each cell, and how it was measured.
 
     The main table of a report about quality already has the medians, so a terminal skips the rest.
@@ -92,11 +110,11 @@ def latency(report: Report) -> list[Section]:
     for number_of_cell, (cell, rows) in enumerate(by_cell.items()):
         table = filled([_facts(report, row) for row in rows], narrow=7, style="tight")
         is_open = number_of_cell == 0 or len(by_cell) <= MAX_OPEN_CELLS
-        tables.append(Section(cell_name(cell), table, open=is_open))
+        tables.append(ReportSection(cell_name(cell), table, open=is_open))
     if not tables:
         return []
     least = View.TERMINAL if report.focus == "latency" else View.MARKDOWN
-    return [Section("Latency", sentences=_remarks(report), parts=tables, least=least)]
+    return [ReportSection("Latency", sentences=_remarks(report), parts=tables, least=least)]
 
 
 def _facts(report: Report, row: LatencyRow) -> dict[str, str]:
@@ -139,11 +157,11 @@ def _ran_on(report: Report) -> list[str]:
 
 
 def milliseconds(value: float | None, *, unstable: bool = False) -> str:
-    """Write milliseconds: `2.36`, `1,234.5` or, if unstable, `at most 2.51 (unstable)`."""
+    """Write milliseconds: `2.36`, `1,234.5` or, if unstable, `≤2.51, unstable`."""
     if value is None:
         return ""
     text = f"{value:.2f}" if value < 100 else f"{value:,.1f}"
-    return f"at most {text} (unstable)" if unstable else text
+    return f"≤{text}, unstable" if unstable else text
 
 
 def _remarks(report: Report) -> list[str]:
@@ -167,7 +185,7 @@ def _remarks(report: Report) -> list[str]:
     return [text, NOISE] if any(row.status != "ok" for row in report.latency) else [text]
 
 
-def not_measured(report: Report) -> list[Section]:
+def not_measured(report: Report) -> list[ReportSection]:
     """List what failed, and the backends that were skipped because their output is wrong."""
     items = []
     for f in report.failures:
@@ -179,10 +197,10 @@ def not_measured(report: Report) -> list[Section]:
         if a.wrong:
             error = f"output differs (relative error {_finite(a.relative)}, limit {a.limit:g})"
             items.append((f"{a.model} on {a.backend} {a.dtype}: {error}: not measured",))
-    return [Section("Not measured", items=items)] if items else []
+    return [ReportSection("Not measured", items=items)] if items else []
 
 
-def agreements(report: Report) -> list[Section]:
+def agreements(report: Report) -> list[ReportSection]:
     """Show how far the backends' outputs are from the outputs of torch in float32."""
     rows = [
         {
@@ -200,14 +218,14 @@ def agreements(report: Report) -> list[Section]:
         "Compared with the outputs of the same weights under torch in float32. A backend beyond "
         "the limit is not measured."
     )
-    return [Section("Agreement of outputs", filled(rows, note=note))] if rows else []
+    return [ReportSection("Agreement of outputs", filled(rows, note=note))] if rows else []
 
 
 def _finite(value: float | None) -> str:
     return "not a number" if value is None else f"{value:.3g}"
 
 
-def published_speedups(report: Report) -> list[Section]:
+def published_speedups(report: Report) -> list[ReportSection]:
     """Show the papers' speed-ups next to ours, for models of the papers' shapes.
 
     A model of the baseline's own shape is skipped: if it is faster, it is so for other reasons.
@@ -219,7 +237,7 @@ def published_speedups(report: Report) -> list[Section]:
     measured = {row.model: row.speedup for row in rows_here}
     rows = []
     for row in report.published:
-        if row.shape is None or "speed-up" not in row.values or row.shape == shape_of(card):
+        if row.shape is None or "speed-up" not in row.values or row.shape == card_shape(card):
             continue
         rows += [
             {
@@ -230,24 +248,27 @@ def published_speedups(report: Report) -> list[Section]:
                 "source": row.source,
             }
             for name, other in others
-            if shape_of(other) == row.shape
+            if card_shape(other) == row.shape
         ]
     if not rows:
         return []
-    over = baseline if baseline == shape_of(card) else f"{baseline}, {shape_of(card)}"
+    over = baseline if baseline == card_shape(card) else f"{baseline}, {card_shape(card)}"
     note = f"Published: over BERT-base, 12x768, on the papers' devices. Ours: over {over}"
     if rows_here:
         cell = cell_name((rows_here[0].batch_size, rows_here[0].seq_len))
         note += f"; measured with {cell} on {rows_here[0].backend} {rows_here[0].dtype}"
-    return [Section("Published speed-ups", filled(rows, narrow=4, note=f"{note}.", style="papers"))]
+    note += "."
+    if any(ratio is not None and ratio.unstable for ratio in measured.values()):
+        note += f" {UNSTABLE_NOTE}"
+    return [ReportSection("Published speed-ups", filled(rows, narrow=4, note=note, style="papers"))]
 
 
-def published(report: Report) -> list[Section]:
+def published(report: Report) -> list[ReportSection]:
     """Show the papers' scores. A report of latencies alone shows the papers' speed-ups only."""
     papers = [row for row in report.published if row.task is None]
     if not papers or (report.focus == "latency" and not report.quality):
         return []
-    names = names_of(row.values for row in papers)
+    names = names_in(row.values for row in papers)
     rows = [
         [
             f"{row.row} ({row.source})",
@@ -259,8 +280,8 @@ def published(report: Report) -> list[Section]:
         "The papers' results for this shape, with their own teacher, data and budget: not a result "
         "of this run."
     )
-    table = Table(["", *names], rows, note, style="published")
-    return [Section("Published", table, least=View.MARKDOWN)]
+    table = ReportTable(["", *names], rows, note, style="published")
+    return [ReportSection("Published", table, least=View.MARKDOWN)]
 
 
 def latency_csv(report: Report) -> str:

@@ -5,24 +5,31 @@ from statistics import fmean
 
 from kdcli.deploy.measurements import UNSTABLE, LatencyRow
 from kdcli.report.schema import Quality, Report
-from kdcli.report.sections.evaluations import set_name, tasks
-from kdcli.report.sections.latency import cells, first_cell, form_of, interval, ran_as
+from kdcli.report.sections.evaluations import evaluations_by_task, set_name
+from kdcli.report.sections.latency import (
+    UNSTABLE_NOTE,
+    cells,
+    first_cell,
+    form_of,
+    interval,
+    ran_as,
+)
 from kdcli.report.sections.pruning import best_pruned
 from kdcli.report.text import (
-    Section,
-    Table,
+    ReportSection,
+    ReportTable,
+    card_shape,
     count,
     duration,
     filled,
-    names_of,
+    names_in,
     number,
     on_disk,
     percent,
-    shape_of,
     short,
 )
 
-MAX_NAMES = 5  # models that a title names
+MAX_TITLE_NAMES = 5  # models that a title names
 MAX_SETS = 3  # with more sets, a task has a table of its own only
 
 
@@ -58,8 +65,8 @@ def _measured(names: list[str]) -> str:
     baseline, *others = names
     if not others:
         return baseline
-    more = f" and {len(others) - MAX_NAMES} more" if len(others) > MAX_NAMES else ""
-    return f"{', '.join(others[:MAX_NAMES])}{more} compared with {baseline}"
+    more = f" and {len(others) - MAX_TITLE_NAMES} more" if len(others) > MAX_TITLE_NAMES else ""
+    return f"{', '.join(others[:MAX_TITLE_NAMES])}{more} compared with {baseline}"
 
 
 def _chain(report: Report) -> str:
@@ -68,12 +75,12 @@ def _chain(report: Report) -> str:
     students = [name for name in _students(report) if name in cards]
     steps = [short(cards[model.name].id) for model in report.with_role("teacher")]
     for assistant in report.with_role("assistant"):
-        shape = shape_of(cards[assistant.name])
+        shape = card_shape(cards[assistant.name])
         steps.append(f"{shape} (assistant)" if students else shape)
     if same := variants(report):
-        steps.append(f"{shape_of(cards[same[0]])} in {len(same)} variants")
+        steps.append(f"{card_shape(cards[same[0]])} in {len(same)} variants")
     elif students:
-        steps.append(", ".join(shape_of(cards[name]) for name in students))
+        steps.append(", ".join(card_shape(cards[name]) for name in students))
     chain = " → ".join(steps)
     # Tasks that only score a distillation on text do not belong to its title.
     return f"{chain} on {short(_task(report))}" if _task(report) else chain
@@ -88,7 +95,7 @@ def variants(report: Report) -> list[str]:
     """Return the students of an ablation, the recipe itself first, if they have one shape."""
     cards = report.cards
     names = [model.name for model in report.models if model.variant is not None]
-    return names if len({shape_of(cards[name]) for name in names}) == 1 else []
+    return names if len({card_shape(cards[name]) for name in names}) == 1 else []
 
 
 def origin(report: Report) -> str:
@@ -119,7 +126,7 @@ def how_made(report: Report) -> str:
         text += f", {shares} of the weights of its layers kept and the others zero"
     elif teachers:
         teacher, method = report.cards[teachers[0].name], recipe.get("method")
-        text = f"distilled from {short(teacher.id)} ({shape_of(teacher)})"
+        text = f"distilled from {short(teacher.id)} ({card_shape(teacher)})"
         text += (f" with {method}" if method else "") + on_text
     elif report.with_role("trimmed"):
         text = f"made from {short(origin(report))} by removing the tokens that do not occur"
@@ -143,7 +150,7 @@ def _pair(report: Report) -> str:
 
 def _on_tasks(report: Report, what: str) -> str:
     """Add the tasks that were scored or, before any was, the recipe's task."""
-    names = list(tasks(report)) or ([short(_task(report))] if _task(report) else [])
+    names = list(evaluations_by_task(report)) or ([short(_task(report))] if _task(report) else [])
     return " on ".join(filter(None, [what, ", ".join(names)]))
 
 
@@ -151,7 +158,7 @@ def _task(report: Report) -> str:
     return str(report.recipe.get("task") or "")
 
 
-def overview(report: Report) -> Table:
+def overview(report: Report) -> ReportTable:
     """Return the main table: a row for each model, the teacher first.
 
     Models without a card come last: students before their training, and forms of other models.
@@ -171,7 +178,7 @@ def overview(report: Report) -> Table:
         row = {"model": name} | (_sizes(report, name) if name in report.cards else {})
         row |= _times(name, by_cell.values())
         for task, models in quality.items():
-            for metric in names_of(models.values()):
+            for metric in names_in(models.values()):
                 column = task if metric == "loss" else f"{task} {metric}"
                 row[column] = number(models.get(name, {}).get(metric))
         rows.append(row)
@@ -194,11 +201,11 @@ def _sizes(report: Report, name: str) -> dict[str, str]:
     cards = report.cards
     card = cards[name]
     # Skip a column that only repeats the models' names.
-    repeated = all(name == shape_of(card) for name, card in cards.items())
+    repeated = all(name == card_shape(card) for name, card in cards.items())
     embedding, transformer = card.paper_params_embedding, card.paper_params_transformer
     kept = next((percent(p.density, 1) for p in report.pruning if p.model == name), "")
     return {
-        "shape": "" if repeated else shape_of(card),
+        "shape": "" if repeated else card_shape(card),
         "parameters": count(card.params_total),
         "(embedding)": count(card.params_embedding),
         "(transformer)": count(card.params_transformer),
@@ -212,20 +219,22 @@ def _sizes(report: Report, name: str) -> dict[str, str]:
 
 
 def _time(row: LatencyRow) -> str:
-    text = f"{'at most ' if row.unstable else ''}{row.stated_ms:.1f}"
+    text = f"{row.stated_ms:.1f}"
+    if row.unstable:
+        return f"≤{text}, unstable"
     return text if row.status == "ok" else f"{text} ({row.status})"
 
 
 def _quality(report: Report) -> Quality:
     """Return the quality without tasks of many sets, which have tables of their own."""
     skipped = set()
-    for evaluations in tasks(report).values():
+    for evaluations in evaluations_by_task(report).values():
         if len({e.set for e in evaluations}) > MAX_SETS:
             skipped |= {set_name(e.task, e.set) for e in evaluations}
     return {task: models for task, models in report.quality.items() if task not in skipped}
 
 
-def models_section(report: Report) -> Section:
+def models_section(report: Report) -> ReportSection:
     """Return the main table.
 
     A report about latency may have many models, which are its rows. In other reports the models are
@@ -234,17 +243,17 @@ def models_section(report: Report) -> Section:
     table = overview(report)
     heading = "Models" if len(report.cards) > 1 else "Model"
     if report.focus == "latency":
-        return Section(heading, Table(table.header, table.rows, style="tight"))
+        return ReportSection(heading, ReportTable(table.header, table.rows, style="tight"))
     if report.with_role("teacher") and report.with_role("student"):
         heading = "Teacher and student"
     first, *facts = map(list, zip(table.header, *table.rows, strict=True))
     style = "models narrow" if len(first) == 2 else "models"
-    note = _start_note(report, first)
-    return Section(heading, Table(["", *first[1:]], facts, note, style=style))
+    note = _models_note(report, first)
+    return ReportSection(heading, ReportTable(["", *first[1:]], facts, note, style=style))
 
 
-def _start_note(report: Report, names: list[str]) -> str:
-    """Explain the students without distillation that a table shows."""
+def _models_note(report: Report, names: list[str]) -> str:
+    """Explain the students without distillation and the unstable measurements in the table."""
     start = "Undistilled: a student of the same shape, started in the same way and "
     notes = []
     if any(model.name in names for model in report.with_role("untrained")):
@@ -252,6 +261,8 @@ def _start_note(report: Report, names: list[str]) -> str:
         notes.append(f"{start}not trained{'; the notes say from which model' if through else ''}.")
     if any(model.name in names for model in report.with_role("undistilled")):
         notes.append(f"{start}fine-tuned without a teacher.")
+    if any(row.unstable or (row.speedup and row.speedup.unstable) for row in report.latency):
+        notes.append(UNSTABLE_NOTE)
     return " ".join(notes)
 
 
@@ -337,7 +348,7 @@ def _fastest(report: Report) -> LatencyRow | None:
 def _means(report: Report) -> Quality:
     """Return the mean metrics of tasks with many sets."""
     quality: Quality = {}
-    for task, evaluations in tasks(report).items():
+    for task, evaluations in evaluations_by_task(report).items():
         sets = len({e.set for e in evaluations})
         if sets <= MAX_SETS:
             continue

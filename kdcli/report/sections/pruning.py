@@ -1,7 +1,7 @@
 """Show the share of the weights that a pruning keeps, by type, by layer and while training."""
 
 from kdcli.report.schema import Pruning, Report
-from kdcli.report.text import Table, percent
+from kdcli.report.text import ReportTable, percent
 
 TYPES = {
     "Q": "query",
@@ -15,10 +15,10 @@ TYPES = {
     "P2": "positions, queries",
 }
 """Types of matrices in the order of the tables, and their meanings."""
-ALL = "all"  # name of the row and the column over all layers and types
+TOTAL = "all"  # name of the row and the column over all layers and types
 
 
-def types_of(*pruned: Pruning) -> list[str]:
+def matrix_types(*pruned: Pruning) -> list[str]:
     """Return the types that occur, in the order of TYPES, and other types last."""
     order, kinds = list(TYPES), dict.fromkeys(m.kind for p in pruned for m in p.matrices)
     return sorted(kinds, key=lambda kind: order.index(kind) if kind in order else len(order))
@@ -42,14 +42,14 @@ def kept(pruned: Pruning, layer: int | None = None, kind: str | None = None) -> 
 def kept_by_layer(pruned: Pruning) -> list[list[float | None]]:
     """Return the shares by layer and by type, each with a last entry over all of them."""
     return [
-        [kept(pruned, layer, kind) for kind in (*types_of(pruned), None)]
+        [kept(pruned, layer, kind) for kind in (*matrix_types(pruned), None)]
         for layer in (*layers_of(pruned), None)
     ]
 
 
-def by_type(report: Report) -> Table:
+def by_type(report: Report) -> ReportTable:
     """Return the kept share of each type and of all weights, and the target, by model."""
-    types = types_of(*report.pruning)
+    types = matrix_types(*report.pruning)
     rows = [
         [
             p.model,
@@ -60,20 +60,22 @@ def by_type(report: Report) -> Table:
         for p in report.pruning
     ]
     meanings = ", ".join(f"{kind}: {TYPES[kind]}" for kind in types if kind in TYPES)
-    header = ["model", *types, ALL, "target"]
-    return Table(
+    header = ["model", *types, TOTAL, "target"]
+    return ReportTable(
         header, rows, f"Of the weights of the layers' matrices. {meanings}.", style="shares"
     )
 
 
-def by_layer(pruned: Pruning) -> Table:
+def by_layer(pruned: Pruning) -> ReportTable:
     """Return a row for each layer and a column for each type, with totals."""
-    names = [*map(str, layers_of(pruned)), ALL]
+    names = [*map(str, layers_of(pruned)), TOTAL]
     rows = [
         [name, *map(percent, shares)]
         for name, shares in zip(names, kept_by_layer(pruned), strict=True)
     ]
-    return Table(["layer", *types_of(pruned), ALL], rows, marked=len(rows) - 1, style="shares")
+    return ReportTable(
+        ["layer", *matrix_types(pruned), TOTAL], rows, marked=len(rows) - 1, style="shares"
+    )
 
 
 def density_points(report: Report) -> list[tuple[int, dict[str, float]]]:

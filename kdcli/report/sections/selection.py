@@ -3,16 +3,16 @@
 import numpy as np
 
 from kdcli.report.schema import RunRow, Selection
-from kdcli.report.text import Section, Table, View, names_of, number
+from kdcli.report.text import ReportSection, ReportTable, View, names_in, number
 
 MAX_METRICS = 6  # with more metrics, the ones of single sets are skipped
 
-Settings = dict[str, float | int | str]
+GridSettings = dict[str, float | int | str]
 
 
-def by_setting(selection: Selection) -> list[tuple[Settings, list[RunRow]]]:
+def by_setting(selection: Selection) -> list[tuple[GridSettings, list[RunRow]]]:
     """Group the runs by setting, in the order of the report."""
-    groups: list[tuple[Settings, list[RunRow]]] = []
+    groups: list[tuple[GridSettings, list[RunRow]]] = []
     for run in selection.runs:
         if run.settings not in (settings for settings, _ in groups):
             same = [other for other in selection.runs if other.settings == run.settings]
@@ -28,7 +28,7 @@ def spread(values: list[float]) -> tuple[float, float | None]:
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
-def selection_section(selection: Selection) -> Section:
+def selection_section(selection: Selection) -> ReportSection:
     """Show the mean ± sample standard deviation over the seeds of each setting, and every run."""
     groups, metrics = by_setting(selection), _metrics(selection)
     keys = list(dict.fromkeys(key for run in selection.runs for key in run.settings))
@@ -54,15 +54,19 @@ def selection_section(selection: Selection) -> Section:
     ]
     header, note = keys or ["settings"], how_chosen(selection)
     every = _marked([*header, "seed", *metrics], runs, chosen_run)
-    parts = [Section("Every run", every, least=View.MARKDOWN, open=False)]
-    return Section(
+    parts = [ReportSection("Every run", every, least=View.MARKDOWN, open=False)]
+    return ReportSection(
         "Selection", _marked([*header, "seeds", *metrics], rows, chosen, note), parts=parts
     )
 
 
-def _marked(header: list[str], rows: list[list[str]], chosen: list[bool], note: str = "") -> Table:
+def _marked(
+    header: list[str], rows: list[list[str]], chosen: list[bool], note: str = ""
+) -> ReportTable:
     words = [[*row, "chosen" if mark else ""] for row, mark in zip(rows, chosen, strict=True)]
-    return Table([*header, ""], words, note, marked=chosen.index(True) if True in chosen else None)
+    return ReportTable(
+        [*header, ""], words, note, marked=chosen.index(True) if True in chosen else None
+    )
 
 
 def how_chosen(selection: Selection) -> str:
@@ -88,11 +92,11 @@ def how_chosen(selection: Selection) -> str:
 
 def _metrics(selection: Selection) -> list[str]:
     """Return all metrics. If there are too many, skip the ones of single sets (`SET/METRIC`)."""
-    names = names_of(run.metrics for run in selection.runs)
+    names = names_in(run.metrics for run in selection.runs)
     return names if len(names) <= MAX_METRICS else [name for name in names if "/" not in name]
 
 
-def _settings(settings: Settings, keys: list[str]) -> list[str]:
+def _settings(settings: GridSettings, keys: list[str]) -> list[str]:
     values = [settings.get(key, "") for key in keys]
     return [f"{value:g}" if isinstance(value, float) else str(value) for value in values] or [
         "as in the recipe"

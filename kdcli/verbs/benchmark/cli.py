@@ -1,12 +1,11 @@
 """`kdcli benchmark`."""
 
-from typing import Any
-
+from kdcli.cli.show import Printable
 from kdcli.cli.verb import SCORING, Given, verb
 
 
 @verb(*SCORING, example="kdcli benchmark bert-base-uncased 6x384 --backend torch")
-def benchmark(given: Given) -> Any:
+def benchmark(given: Given) -> Printable | None:
     """Measure the latency of models or shapes next to a baseline, on several backends."""
     from kdcli.recipe.resolve import resolve
     from kdcli.verbs.benchmark.settings import BenchmarkOptions, BenchmarkRecipe
@@ -20,8 +19,8 @@ def benchmark(given: Given) -> Any:
     if own.portable is not None:
         return given.show(run.write_runner(resolved, own.portable))
     if own.compare:
-        return given.show(run.compare(resolved, options, own.compare))
+        return given.show(run.compare_runs(resolved, options, own.compare))
     result = given.show(run.benchmark(resolved, options))
     limits = run.Gates(own.max_latency_ms, own.min_speedup, own.strict)
-    run.check_gates(result.report, result.folder, limits)
+    run.check_latency_gates(result.report, result.folder, limits)
     return result

@@ -1,4 +1,4 @@
-"""Gather the reports of several runs into one; nothing is measured again."""
+"""Gather the reports of several runs into one report, without measuring anything."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from kdcli.deploy.latency import Latency
 from kdcli.deploy.old_machines.portable import read_portable
 from kdcli.disk import MAX_REPORT_BYTES, read_json
 from kdcli.report.finish import ReportedModel, checked_report
-from kdcli.report.schema import Model, Quality, Report, Role
+from kdcli.report.schema import ModelEntry, Quality, Report, Role
 from kdcli.report.sections.evaluations import set_name
 from kdcli.types import Card
 
@@ -90,7 +90,7 @@ def _add_report(gathered: Gathered, run: str, report: Report) -> None:
         runs[run] = e.rows_sha256 or words, words
 
 
-def _reported(model: Model, names: dict[str, str], run: str) -> ReportedModel:
+def _reported(model: ModelEntry, names: dict[str, str], run: str) -> ReportedModel:
     """Return a model of a report under its new name."""
     return ReportedModel(
         name=names[model.name],

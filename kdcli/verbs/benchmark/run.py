@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoModel
@@ -53,7 +52,7 @@ from kdcli.report.text import duration
 from kdcli.report.views import short
 from kdcli.types import Card
 from kdcli.verbs.benchmark.compare import gather
-from kdcli.verbs.benchmark.scores import Scores, evaluate_backends, open_task
+from kdcli.verbs.benchmark.scores import BackendScores, evaluate_backends, open_scored_task
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
 from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.workload import Workload
@@ -68,7 +67,7 @@ LENGTH_TEXTS = 2000
 
 @dataclass(frozen=True)
 class Gates:
-    """The limits of every candidate in the first cell. `strict` allows no unstable cell."""
+    """The limits of every candidate in the first cell. `strict` forbids unstable cells."""
 
     max_latency_ms: float | None = None
     min_speedup: float | None = None
@@ -84,7 +83,7 @@ class PortableFiles:
     def to_json(self) -> str:
         return json.dumps([str(f) for f in self.files])
 
-    def renderables(self) -> Iterable[Any]:
+    def renderables(self) -> Iterable[object]:
         yield f"wrote {', '.join(str(f) for f in self.files)}"
         yield f"on the other machine: python {self.files[0].name} --out result.json"
         yield "then here: kdcli benchmark --compare result.json"
@@ -115,7 +114,7 @@ def benchmark(resolved: Resolved[BenchmarkRecipe], options: RunOptions) -> RunRe
     resolved = as_trained(resolved, sources[0], task=False, trains=False)
     recipe = resolved.recipe
     device = choose_device(options.device)
-    backends = check_backends(recipe, sources, device)
+    backends = parse_backends(recipe, sources, device)
     models = _named(sources)
     folder = options.output_dir or numbered(
         f"benchmark-{next(iter(models))}", taken=options.overwrite
@@ -123,7 +122,9 @@ def benchmark(resolved: Resolved[BenchmarkRecipe], options: RunOptions) -> RunRe
     RunDir(folder).check(resolved.to_yaml(), resume=False, overwrite=options.overwrite)
     cards = {name: _card(model, options) for name, model in models.items()}
     trusted = options.trust_remote_code
-    task = open_task(recipe, models, device, trust_remote_code=trusted) if recipe.task else None
+    task = (
+        open_scored_task(recipe, models, device, trust_remote_code=trusted) if recipe.task else None
+    )
     rows = task.workload if task else None
     protocol = _protocol(recipe, sources, device, cells, options, rows)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
@@ -133,7 +134,7 @@ def benchmark(resolved: Resolved[BenchmarkRecipe], options: RunOptions) -> RunRe
             f"{len(models)} untrained models, {len(cells)} cells: about {duration(seconds)}"
         )
     latency = _measure(models, backends, recipe.dtype, protocol)
-    scores = Scores()
+    scores = BackendScores()
     if task is not None and not latency.interrupted:
         scores = evaluate_backends(recipe, task, backends, device)
     notes = (
@@ -155,7 +156,9 @@ def benchmark(resolved: Resolved[BenchmarkRecipe], options: RunOptions) -> RunRe
     return result
 
 
-def _check_outputs(recipe: BenchmarkRecipe, latency: Latency, scores: Scores, folder: Path) -> None:
+def _check_outputs(
+    recipe: BenchmarkRecipe, latency: Latency, scores: BackendScores, folder: Path
+) -> None:
     """Check that the measurement is complete, and that every backend gives correct output.
 
     Raises Interrupted: the user pressed Ctrl-C.
@@ -183,10 +186,10 @@ def _check_outputs(recipe: BenchmarkRecipe, latency: Latency, scores: Scores, fo
         )
 
 
-def compare(
+def compare_runs(
     resolved: Resolved[BenchmarkRecipe], options: RunOptions, sources: Sequence[Path]
 ) -> RunResult:
-    """Report the measurements of several runs in one table, and measure nothing.
+    """Report the measurements of several runs in one table, without measuring anything.
 
     Raises UsageError: a source is neither a report nor a result of the portable runner.
     """
@@ -211,8 +214,8 @@ def compare(
     return write_report(RunDir(folder), contents)
 
 
-def check_gates(report: Report, folder: Path, gates: Gates) -> None:
-    """Compare every candidate with the gates. Of an unstable measurement the worse quartile counts.
+def check_latency_gates(report: Report, folder: Path, gates: Gates) -> None:
+    """Compare every candidate with the gates. An unstable measurement counts by its worse quartile.
 
     Raises UnstableError: a cell is unstable, and the gates are strict.
     Raises GateError: at least one gate was missed.
@@ -281,7 +284,7 @@ def models_and_cells(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int
     return models, [(batch_size, seq_len) for batch_size in batch_sizes for seq_len in seq_lens]
 
 
-def check_backends(
+def parse_backends(
     recipe: BenchmarkRecipe, models: Sequence[str], device: torch.device | None = None
 ) -> list[tuple[str, str]]:
     """Parse and check the backends of a recipe. The default precision is the recipe's `dtype`.

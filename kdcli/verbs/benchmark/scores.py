@@ -1,4 +1,4 @@
-"""Score models on a task on every backend, because a less accurate backend is no speed-up.
+"""Score models on a task on every backend, because speed is worth little without accuracy.
 
 A paired bootstrap compares each backend with torch in float32, and every model with the first one.
 """
@@ -31,12 +31,12 @@ from kdcli.workloads.retrieval import RETRIEVAL
 from kdcli.workloads.settings import TaskHeadSettings
 from kdcli.workloads.workload import EvaluationRequest, ModelScores, Workload
 
-PLAIN = ("torch", "fp32")
-POINT = 0.01
+TORCH_FP32 = ("torch", "fp32")
+PER_POINT = 0.01
 
 
 @dataclass
-class Scores:
+class BackendScores:
     """Scores of models on backends.
 
     A model on a backend other than torch in float32 is named `MODEL on onnx int8`.
@@ -62,7 +62,7 @@ class ScoredTask:
     models: Mapping[str, Model]
 
 
-def open_task(
+def open_scored_task(
     recipe: BenchmarkRecipe,
     models: Mapping[str, str],
     device: torch.device,
@@ -111,7 +111,7 @@ def evaluate_backends(
     task: ScoredTask,
     backends: Sequence[tuple[str, str]],
     device: torch.device,
-) -> Scores:
+) -> BackendScores:
     """Score every model on torch in float32 and on every backend, and compare.
 
     An export runs in its own runtime. Every model is compared with the first one, and every
@@ -119,15 +119,15 @@ def evaluate_backends(
 
     Raises UsageError or MachineError: a backend cannot run a model.
     """
-    workload, total = task.workload, Scores()
+    workload, total = task.workload, BackendScores()
     scores: dict[str, ModelScores] = {}
     for name, model in task.models.items():
-        pairs = dict.fromkeys([PLAIN, *backends])
+        pairs = dict.fromkeys([TORCH_FP32, *backends])
         if isinstance(model.model, Export):
-            pairs = dict.fromkeys([PLAIN])
+            pairs = dict.fromkeys([TORCH_FP32])
         for pair in pairs:
             label = name
-            if pair != PLAIN:
+            if pair != TORCH_FP32:
                 backend, dtype = pair
                 label = f"{name} on {backend} {dtype}"
                 total.forms.append(
@@ -149,7 +149,7 @@ def _compare(
     scores: Mapping[str, ModelScores],
     label: str,
     other: str,
-    total: Scores,
+    total: BackendScores,
     *,
     same: bool,
 ) -> None:
@@ -159,11 +159,11 @@ def _compare(
     total.comparisons += rows
     first = next(iter(scores[label].evaluations[0].metrics))
     # Floating point may exceed a drop that is allowed exactly.
-    allowed = POINT * recipe.max_drop + 1e-9
+    allowed = PER_POINT * recipe.max_drop + 1e-9
     lost = [r for r in rows if r.metric == first and not r.difference >= -allowed]
     # A smaller model may lose more than `max_drop`, but a backend with the same weights may not.
     for row in lost if same else ():
-        points = f"{-row.difference / POINT:.2f} points of {first} lost"
+        points = f"{-row.difference / PER_POINT:.2f} points of {first} lost"
         total.worse.append(f"{label} {row.set}".rstrip() + f": {points}")
 
 

@@ -23,7 +23,7 @@ NOT_MEASURED = (
 
 
 class BenchmarkDataSettings(LabelledSettings):
-    """`data:` of `benchmark`: the task's examples, else text."""
+    """`data:` of `benchmark`: the task's examples, or text."""
 
     source: Annotated[str | None, DATA_OPTION] = Field(
         None,
@@ -34,7 +34,9 @@ class BenchmarkDataSettings(LabelledSettings):
         None, description="Column of the text (default: 'text', or the only column of strings)."
     )
     judged_rows: int | None = Field(
-        1000, gt=0, description="Number of evaluated rows, always the same ones; null takes all."
+        1000,
+        gt=0,
+        description="Number of evaluated rows, which are the same in every run; null takes all.",
     )
 
 
@@ -94,7 +96,7 @@ class BenchmarkRecipe(Section):
 
 @dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
 class BenchmarkOptions:
-    """Options of `kdcli benchmark` that are no recipe keys."""
+    """Options of `kdcli benchmark` that are not recipe keys."""
 
     portable: Annotated[
         Path | None,
@@ -131,5 +133,5 @@ class BenchmarkOptions:
 
 
 RECIPES: dict[str, type[Section]] = {"benchmark": BenchmarkRecipe}
-"""Folder of `recipes/` -> settings model."""
+"""The settings model of each folder of `recipes/`."""
 OPTIONS = {"benchmark": BenchmarkOptions}

@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from kdcli.errors import UsageError
 from kdcli.recipe.options import GOAL, Option
-from kdcli.recipe.sections import MeasureSettings, Section, Seed
+from kdcli.recipe.sections import MaxClassDrop, MeasureSettings, Section, Seed
 from kdcli.workloads.settings import LabelledSettings, Pooling, TaskName
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -31,14 +31,7 @@ class GoalSettings(Section):
         ge=0,
         description="Maximum drop of the task metric, in points (1 point = 0.01).",
     )
-    max_class_drop: Annotated[
-        float | None, Option("--max-class-drop", panel=GOAL, metavar="POINTS")
-    ] = Field(
-        None,
-        gt=0,
-        description="Maximum drop of a class, label or entity type on the verification rows, in "
-        "points.",
-    )
+    max_class_drop: MaxClassDrop = None
     speedup: Annotated[float | None, Option("--speedup", panel=GOAL, metavar="FACTOR")] = Field(
         None, gt=1, description="Minimum speed-up over PyTorch in float32."
     )

@@ -160,7 +160,7 @@ def trim(model: str, text: Callable[[], Path], keys: RecipeKeys) -> Step:
 
     def call(options: RunOptions) -> object:
         values = {"data.source": str(text())} | dotted(keys) | {"model": model}
-        return trim_verb.run(resolve(TrimRecipe, recipe=None, options=values), options)
+        return trim_verb.trim(resolve(TrimRecipe, recipe=None, options=values), options)
 
     return Step("trim", call)
 

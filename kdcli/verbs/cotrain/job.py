@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,24 +15,26 @@ from kdcli.models.capture import Capture
 from kdcli.report.schema import Quality
 from kdcli.targets.teacher import Teacher
 from kdcli.types import Batch, Job, ParamGroup, Schedule, Signals, StepLoss, Term
-from kdcli.verbs.cotrain.models import ROLES, Pair
+from kdcli.verbs.cotrain.models import PAIR_ROLES, ModelPair
 from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
-from kdcli.workloads.workload import Workload, first_rows, freeze_unused
+from kdcli.workloads.workload import Keep, Workload, first_rows, freeze_unused
 
 PARTNERS = ("student-1", "student-2")
 """Names of the two models if a community teacher teaches both."""
 STANDALONE = "standalone"
 """Directory of the comparison run, and suffix of its models' names."""
-HELD_OUT = "held-out MLM loss"
+HELD_OUT_MLM = "held-out MLM loss"
 """Name of the loss on masked tokens of held-out text in the table of qualities."""
 
 Recipe = CotrainRecipe | CotrainTaskRecipe
-Divergence = Callable[[Signals, Signals], Tensor]
+SoftDivergence = Callable[[Signals, Signals], Tensor]
 
 
-def names_of(recipe: Recipe) -> dict[str, str]:
+def pair_names(recipe: Recipe) -> dict[str, str]:
     """Return the name of each role in logs, reports and directories."""
-    return dict(zip(ROLES, PARTNERS if weights_of(recipe).community else ROLES, strict=True))
+    return dict(
+        zip(PAIR_ROLES, PARTNERS if weights_of(recipe).community else PAIR_ROLES, strict=True)
+    )
 
 
 def weights_of(recipe: Recipe) -> Weights:
@@ -57,7 +58,7 @@ class PairStep:
     ) -> None:
         self.workload, self.models, self.community = workload, models, community
         self.recipe, self.train = recipe, recipe.train
-        self.names, self.weights = names_of(recipe), weights_of(recipe)
+        self.names, self.weights = pair_names(recipe), weights_of(recipe)
         self.modules = {name: models[role] for role, name in self.names.items()}
 
     def __call__(self, batch: Batch) -> StepLoss:
@@ -77,7 +78,7 @@ class PairStep:
         if not torch.is_grad_enabled():
             # Runs are compared by their held-out losses against the labels, even if the models
             # learn nothing from labels.
-            for role in ROLES:
+            for role in PAIR_ROLES:
                 if f"{role}/hard" not in terms:
                     terms[f"{role}/hard"] = 0.0, hard(signals[role])
         named: dict[str, Term] = {}
@@ -86,7 +87,7 @@ class PairStep:
             named[f"{self.names[role]}/{name}"] = Term(value, workload.over, weight)
         return StepLoss(named, workload.outputs(student, batch))
 
-    def _community_divergence(self) -> Divergence | None:
+    def _community_divergence(self) -> SoftDivergence | None:
         recipe = self.recipe
         if not isinstance(recipe, CotrainRecipe) or not recipe.community.printed_order:
             return None
@@ -119,7 +120,7 @@ class PairStep:
                 Progress.log(f"{name} learns nothing with these weights and stays unchanged")
 
 
-def pair_job(recipe: Recipe, workload: Workload, pair: Pair) -> tuple[Job, Schedule, float]:
+def pair_job(recipe: Recipe, workload: Workload, pair: ModelPair) -> tuple[Job, Schedule, float]:
     """Build the job that trains both models.
 
     Returns the job, its schedule, and the number of steps in one pass over the examples.
@@ -132,25 +133,25 @@ def pair_job(recipe: Recipe, workload: Workload, pair: Pair) -> tuple[Job, Sched
     step = PairStep(recipe, workload, models, community)
     step.freeze_idle(first_rows(workload.examples))
     plan = workload.plan(recipe.train)
-    keep: Any = recipe.keep if isinstance(recipe, CotrainTaskRecipe) else "last"
+    keep: Keep = recipe.keep if isinstance(recipe, CotrainTaskRecipe) else "last"
     job = workload.training_job(step.modules, step, plan.order, keep)
     return replace(job, param_group=step.param_group), plan.schedule, plan.steps_per_pass
 
 
-def held_out_losses(recipe: Recipe, run_dir: RunDir) -> dict[str, tuple[float, float]]:
+def held_out_mlm_losses(recipe: Recipe, run_dir: RunDir) -> dict[str, tuple[float, float]]:
     """Return each model's held-out loss against the labels, before and after training."""
     held = [r["held_out"] for r in run_dir.read_log() if "held_out" in r]
-    return {n: (held[0][f"{n}/hard"], held[-1][f"{n}/hard"]) for n in names_of(recipe).values()}
+    return {n: (held[0][f"{n}/hard"], held[-1][f"{n}/hard"]) for n in pair_names(recipe).values()}
 
 
 def gains(recipe: Recipe, run_dir: RunDir, quality: Quality) -> list[str]:
     """Describe what each model gained from the other, and which of two students is better."""
-    losses, lines = held_out_losses(recipe, run_dir), []
+    losses, lines = held_out_mlm_losses(recipe, run_dir), []
     for name, (before, after) in losses.items():
-        line = f"{name}: {HELD_OUT} {before:.4f} before, {after:.4f} after"
+        line = f"{name}: {HELD_OUT_MLM} {before:.4f} before, {after:.4f} after"
         alone = f"{name} {STANDALONE}"
-        if alone in quality[HELD_OUT]:
-            other = quality[HELD_OUT][alone]["loss"]
+        if alone in quality[HELD_OUT_MLM]:
+            other = quality[HELD_OUT_MLM][alone]["loss"]
             word = "better" if after < other else "worse"
             line += (
                 f", {other:.4f} {STANDALONE}: {abs(other - after):.4f} {word} with the other model"
@@ -159,5 +160,5 @@ def gains(recipe: Recipe, run_dir: RunDir, quality: Quality) -> list[str]:
     if TEACHER not in losses:
         best, worse = sorted(losses, key=lambda name: losses[name][1])
         both = f"{losses[best][1]:.4f} against {losses[worse][1]:.4f}"
-        lines.append(f"{best} is the better student: {HELD_OUT} {both}")
+        lines.append(f"{best} is the better student: {HELD_OUT_MLM} {both}")
     return lines

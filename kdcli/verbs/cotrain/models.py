@@ -6,10 +6,15 @@ They come from shapes, from existing weights, or from a frozen third model.
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForMaskedLM,
+    BertConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from kdcli.data.text.own_tokenizer import own_tokenizer
 from kdcli.engine.progress import Progress
@@ -33,7 +38,7 @@ from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
 from kdcli.workloads.labelled import check_vocabulary
 from kdcli.workloads.workload import Workload
 
-ROLES = (TEACHER, STUDENT)
+PAIR_ROLES = (TEACHER, STUDENT)
 
 HEAD_WIDTH = 64
 """Width of a BERT's attention head. A shape without a base gets as many heads as fit."""
@@ -44,7 +49,7 @@ MIN_POSITIONS = 512
 
 
 @dataclass(frozen=True)
-class Pair:
+class ModelPair:
     """The two models that are trained together.
 
     Attributes:
@@ -70,13 +75,13 @@ class Pair:
         return {role: workload.capture(loaded) for role, loaded in self.models.items()}
 
 
-def load_task_pair(recipe: CotrainTaskRecipe, workload: Workload) -> Pair:
+def load_task_pair(recipe: CotrainTaskRecipe, workload: Workload) -> ModelPair:
     """Load both models for a task. Shapes are copied from `base`, or else from the teacher."""
     trusted, seed = workload.session.trust_remote_code, recipe.train.seed
     models: dict[str, Model] = {}
     notes: list[str] = []
     without_map = recipe.head.model_copy(update={"label_map": None})
-    for number, role in enumerate(ROLES):
+    for number, role in enumerate(PAIR_ROLES):
         source = str(getattr(recipe, role))
         if not forms.is_shape(source):
             head = recipe.head if role == TEACHER else without_map
@@ -93,10 +98,10 @@ def load_task_pair(recipe: CotrainTaskRecipe, workload: Workload) -> Pair:
         if role == STUDENT:
             check_vocabulary(models[TEACHER], model.tokenizer, source)
         models[role] = model
-    return Pair(models, notes)
+    return ModelPair(models, notes)
 
 
-def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
+def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> ModelPair:
     """Load or make both masked language models. The result depends on the recipe alone.
 
     Raises UsageError: a model or a shape cannot be used, the vocabularies differ, or the text is
@@ -127,7 +132,7 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
     }
     models: dict[str, Model] = {}
     notes = []
-    for number, role in enumerate(ROLES):
+    for number, role in enumerate(PAIR_ROLES):
         if role in loaded:
             # Tokenizers with equal vocabularies may still split words differently, so one
             # tokenizer reads the text for both models.
@@ -145,7 +150,7 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
         _check_text(recipe, role, own)
     if community is not None:
         _check_text(recipe, "community teacher", community.model.config)
-    return Pair(models, notes, community)
+    return ModelPair(models, notes, community)
 
 
 def _load(source: str, name: str, trust_remote_code: bool) -> Model:
@@ -161,7 +166,7 @@ def _load(source: str, name: str, trust_remote_code: bool) -> Model:
 
 def _origin(
     recipe: CotrainRecipe, model: Model | None, trust_remote_code: bool
-) -> tuple[Any, PreTrainedTokenizerBase, int | None]:
+) -> tuple[PretrainedConfig, PreTrainedTokenizerBase, int | None]:
     """Return the configuration, the tokenizer and the number of heads for shapes.
 
     They come from the base, else from `model`, else from a BERT with a tokenizer that is trained
@@ -214,7 +219,9 @@ def _shape(text: str, default: ModelShape, heads: int | None) -> ModelShape:
     return forms.parse_shape(text, ModelShape(NO_LIMIT, NO_LIMIT, ffn, heads))
 
 
-def _fresh(config: Any, shape: ModelShape, seed: int, trust_remote_code: bool) -> PreTrainedModel:
+def _fresh(
+    config: PretrainedConfig, shape: ModelShape, seed: int, trust_remote_code: bool
+) -> PreTrainedModel:
     """Make a model with random weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -234,7 +241,7 @@ def _remapped(
     seed: int,
 ) -> tuple[PreTrainedModel, str]:
     """Copy a model from the community teacher's layers. Returns the model and a description."""
-    shape, above = shapes[ROLES[number]], community.shape
+    shape, above = shapes[PAIR_ROLES[number]], community.shape
     if shape.layers > above.layers or shape.hidden > above.hidden:
         raise UsageError(
             f"{shape} is larger than the community teacher {above}, from which it starts",
@@ -249,7 +256,9 @@ def _remapped(
     return student.model.eval(), "; ".join(student.notes)
 
 
-def _check_vocabularies(named: list[tuple[str, str, PreTrainedTokenizerBase, Any]]) -> None:
+def _check_vocabularies(
+    named: list[tuple[str, str, PreTrainedTokenizerBase, PretrainedConfig]],
+) -> None:
     """Check that all vocabularies are the same, because logits are compared.
 
     Raises UsageError: two vocabularies differ.
@@ -267,7 +276,7 @@ def _check_vocabularies(named: list[tuple[str, str, PreTrainedTokenizerBase, Any
             )
 
 
-def _check_text(recipe: CotrainRecipe, role: str, config: Any) -> None:
+def _check_text(recipe: CotrainRecipe, role: str, config: PretrainedConfig) -> None:
     """Check that a model can read the blocks of text.
 
     Raises UsageError: the blocks are too long, or the model cannot keep documents apart.

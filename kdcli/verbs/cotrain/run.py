@@ -1,7 +1,7 @@
-"""`kdcli cotrain`: train two models that learn from each other, and compare them with themselves.
+"""`kdcli cotrain`: train two models that learn from each other.
 
-The same two models are then trained alone. Data flow: a batch -> one forward pass of each model ->
-hard and soft terms -> engine.
+The same two models are then trained alone, for comparison. Data flow: a batch -> one forward pass
+of each model -> hard and soft terms -> engine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from kdcli.deploy.latency import Subject
 from kdcli.engine.launch import check_machine
@@ -19,6 +18,7 @@ from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT, TEACHER
 from kdcli.models.card import describe, describe_source
 from kdcli.models.load import location, save_model
+from kdcli.models.model import Model
 from kdcli.models.shape import is_shape
 from kdcli.models.training_rows import all_rows
 from kdcli.recipe.resolve import Resolved
@@ -34,16 +34,22 @@ from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, Stage, StageJob, run_command
 from kdcli.types import Outcome
 from kdcli.verbs.cotrain.job import (
-    HELD_OUT,
+    HELD_OUT_MLM,
     STANDALONE,
     Recipe,
     gains,
-    held_out_losses,
-    names_of,
+    held_out_mlm_losses,
     pair_job,
+    pair_names,
     weights_of,
 )
-from kdcli.verbs.cotrain.models import ROLES, Pair, load_task_pair, load_text_pair, tokenizer_of
+from kdcli.verbs.cotrain.models import (
+    PAIR_ROLES,
+    ModelPair,
+    load_task_pair,
+    load_text_pair,
+    tokenizer_of,
+)
 from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
 from kdcli.workloads import open_workload
 from kdcli.workloads.finetuning import (
@@ -60,7 +66,7 @@ from kdcli.workloads.text import TextWorkload, check_masking, read_corpus
 from kdcli.workloads.workload import Workload
 
 
-def cotrain(resolved: Resolved[Any], options: RunOptions) -> RunResult | Estimate | None:
+def cotrain(resolved: Resolved[Recipe], options: RunOptions) -> RunResult | Estimate | None:
     """Co-train on text or, with a `CotrainTaskRecipe`, on a task; then measure and report.
 
     Returns the report, or the estimate of a dry run. Returns None in a process that prints nothing.
@@ -79,9 +85,12 @@ def cotrain(resolved: Resolved[Any], options: RunOptions) -> RunResult | Estimat
 
 
 def check(recipe: Recipe) -> None:
-    """Raise a `UsageError` for a missing model or task, a shape with nothing to copy from, or
-    weights that teach nothing."""
-    for role in ROLES:
+    """Check a recipe before models and data are read.
+
+    Raises UsageError: a model or the task is missing, a shape has no model to be copied from, or
+        the weights teach nothing.
+    """
+    for role in PAIR_ROLES:
         if getattr(recipe, role) is None:
             raise UsageError(
                 f"no {role} given",
@@ -107,30 +116,31 @@ class Cotraining:
     """One training of both models, checked.
 
     Attributes:
-        context: the run.
-        workload: what both models learn.
-        resolved, folder: of this training's stage.
-        notes: for the report.
+        context: The run.
+        workload: The data that both models learn from.
+        resolved: The recipe of this training's stage.
+        folder: The directory of this training's stage.
+        notes: Notes for the report.
         tasks: The tasks on which the models are compared afterwards.
         pair: The models, if they are loaded already.
         alone: Whether the models learn without each other, for comparison.
         contents: The content of the report, once the models are trained.
     """
 
-    context: RunContext[Any]
+    context: RunContext[Recipe]
     workload: Workload
-    resolved: Resolved[Any]
+    resolved: Resolved[Recipe]
     folder: Path
     notes: list[str]
     tasks: Downstream
-    pair: Pair | None = None
+    pair: ModelPair | None = None
     alone: bool = False
     contents: ReportContents | None = None
 
     @property
     def folders(self) -> dict[str, Path]:
         """The directory of each model by name."""
-        return {name: self.folder / name for name in names_of(self.resolved.recipe).values()}
+        return {name: self.folder / name for name in pair_names(self.resolved.recipe).values()}
 
     @property
     def stage(self) -> Stage:
@@ -152,7 +162,7 @@ class Cotraining:
 
         return StageJob(job, schedule, steps_per_pass, finish, cards)
 
-    def _finish(self, pair: Pair, outcome: Outcome) -> None:
+    def _finish(self, pair: ModelPair, outcome: Outcome) -> None:
         workload, models = self.workload, list[ReportedModel]()
         origin = origin_of(self.resolved.recipe)
         # Each model learns from the other, so both depend on the same rows.
@@ -172,8 +182,10 @@ class Cotraining:
                 contents.evaluations += workload.score(loaded, worst=WORST).rows(name)
             contents.quality = quality_of(contents.evaluations)
         else:
-            losses = held_out_losses(self.resolved.recipe, RunDir(self.folder))
-            contents.quality = {HELD_OUT: {n: {"loss": after} for n, (_, after) in losses.items()}}
+            losses = held_out_mlm_losses(self.resolved.recipe, RunDir(self.folder))
+            contents.quality = {
+                HELD_OUT_MLM: {n: {"loss": after} for n, (_, after) in losses.items()}
+            }
         self.contents = contents
         # The comparison run writes its report now, the main run after the comparison.
         if self.alone and self.context.is_main:
@@ -187,15 +199,15 @@ def origin_of(recipe: Recipe) -> str | None:
     return next((str(s) for s in sources if s is not None and not is_shape(str(s))), None)
 
 
-def load_pair(recipe: Recipe, workload: Workload) -> Pair:
+def load_pair(recipe: Recipe, workload: Workload) -> ModelPair:
     """Load or make both models."""
     if isinstance(recipe, CotrainTaskRecipe):
         return load_task_pair(recipe, workload)
     return load_text_pair(recipe, trust_remote_code=workload.session.trust_remote_code)
 
 
-def _report(main: Cotraining, others: list[Cotraining], community: Any) -> None:
-    """Compare the two models with each other, and with themselves trained alone."""
+def _report(main: Cotraining, others: list[Cotraining], community: Model | None) -> None:
+    """Report on both models, compared with each other and with the same models trained alone."""
     context, workload, contents = main.context, main.workload, main.contents
     assert contents is not None
     sources: dict[str, str | Path] = {**main.folders}
@@ -204,7 +216,8 @@ def _report(main: Cotraining, others: list[Cotraining], community: Any) -> None:
     for each in others:
         sources |= {f"{name} {STANDALONE}": folder for name, folder in each.folders.items()}
     baselines = {name: f"{name} {STANDALONE}" for name in main.folders} if others else {}
-    seeds = context.recipe.eval.seeds if main.tasks else 1
+    recipe = context.recipe
+    seeds = recipe.eval.seeds if isinstance(recipe, CotrainRecipe) and main.tasks else 1
     folder = context.folder / DOWNSTREAM
     result = compare_downstream(
         context, main.tasks, sources, folder, seeds=seeds, baselines=baselines
@@ -243,7 +256,7 @@ def _report(main: Cotraining, others: list[Cotraining], community: Any) -> None:
     context.report(contents, context.recipe.measure)
 
 
-def _prepare(context: RunContext[Any]) -> Run:
+def _prepare(context: RunContext[Recipe]) -> Run:
     """Check models and data, and tokenise, without claiming the run directory."""
     recipe, resolved = context.recipe, context.resolved
     tasks: Downstream = {}
@@ -281,7 +294,7 @@ def _read_text(recipe: CotrainRecipe, options: RunOptions) -> None:
     read_corpus(recipe.data, tokenizer)
 
 
-def _on_task(recipe: CotrainTaskRecipe, context: RunContext[Any]) -> tuple[Workload, Pair]:
+def _on_task(recipe: CotrainTaskRecipe, context: RunContext[Recipe]) -> tuple[Workload, ModelPair]:
     """Open the task and load both models. Raises UsageError: the task has no labels."""
     has_teacher = not is_shape(str(recipe.teacher))
     origin = str(recipe.teacher if has_teacher else recipe.base)
@@ -299,8 +312,8 @@ def _on_task(recipe: CotrainTaskRecipe, context: RunContext[Any]) -> tuple[Workl
 
 
 def _on_text(
-    recipe: CotrainRecipe, context: RunContext[Any]
-) -> tuple[TextWorkload, Pair, Downstream]:
+    recipe: CotrainRecipe, context: RunContext[Recipe]
+) -> tuple[TextWorkload, ModelPair, Downstream]:
     """Open the text and the tasks, and load both models. Raises UsageError: too little text."""
     data, batch = recipe.data, recipe.train.batch_size
     pair = load_text_pair(recipe, trust_remote_code=context.trust_remote_code)

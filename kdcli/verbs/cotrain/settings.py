@@ -29,7 +29,7 @@ def parse_weights(text: str) -> list[float]:
     """Parse weights such as `1:1:1:4`. The recipe checks the values.
 
     Raises:
-        UsageError: A part is no number.
+        UsageError: A part is not a number.
     """
     try:
         return [float(part) for part in text.split(":")]
@@ -70,7 +70,7 @@ class PairSettings(Section):
         1.0, gt=0, description="Temperature of both softmaxes."
     )
     standalone: Annotated[bool, Option("--standalone/--no-standalone")] = Field(
-        True, description="Train both models without each other too, to compare."
+        True, description="Also train both models without each other, for comparison."
     )
     dropout: float | None = Field(
         None, ge=0, lt=1, description="Every dropout rate in training (default: the models' own)."
@@ -78,7 +78,7 @@ class PairSettings(Section):
 
 
 class CotrainTrainSettings(TrainSettings):
-    """`train:` of `cotrain`, as in the paper's pre-training."""
+    """`train:` of `cotrain`, with the values of the paper's pre-training."""
 
     lr: LearningRate = 5e-4
     teacher_lr: TeacherRate = None
@@ -96,7 +96,8 @@ class CommunitySettings(Section):
     )
     printed_order: bool = Field(
         False,
-        description="Whether the divergence is taken from each model to it, as the paper prints.",
+        description="Whether the divergence is from each model to the frozen teacher, as the paper "
+        "prints it.",
     )
     layers: list[list[int]] | None = Field(
         None,
@@ -136,7 +137,7 @@ class CotrainTaskTrainSettings(FinetuneTrainSettings):
 
 
 class CotrainTaskRecipe(PairSettings, OnTask):
-    """A recipe of `cotrain --task`; `keep: best` goes by the student's metric."""
+    """A recipe of `cotrain --task`. `keep: best` uses the student's metric."""
 
     purpose: ClassVar[str] = "co-training on a task"
 
@@ -145,4 +146,4 @@ class CotrainTaskRecipe(PairSettings, OnTask):
 
 
 RECIPES: dict[str, type[Section]] = {"cotrain": CotrainRecipe, "cotrain-task": CotrainTaskRecipe}
-"""Folder of `recipes/` -> settings model."""
+"""The settings model of each folder of `recipes/`."""

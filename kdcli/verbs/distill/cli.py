@@ -1,31 +1,38 @@
 """`kdcli distill`."""
 
-from typing import Any
-
+from kdcli.cli.show import Printable
 from kdcli.cli.verb import TRAINING, Given, verb
 
 
 @verb(*TRAINING, example="kdcli distill demo --to 2x64 --max-steps 100")
-def distill(given: Given) -> Any:
+def distill(given: Given) -> Printable | None:
     """Train a smaller student of an encoder: on unlabelled text, or on a task with --task."""
-    if "rerank" in (given["task"], given.kind_of_recipe):
-        return given.show(_reranker(given))
-    if given["task"] is not None or given.kind_of_recipe == "distill-task":
-        return given.show(_on_task(given))
-    if given["method"] is None and given.recipe is None and given["teacher"] is not None:
-        from kdcli.engine.progress import Progress
-        from kdcli.workloads.detect import task_to_distill
-
-        teacher = given["teacher"]
-        task = task_to_distill(teacher, given["data"])
-        if task is not None and given.fits("rerank" if task == "rerank" else "distill-task"):
-            given.values["task"] = task
-            Progress.log(f"{teacher} is distilled on task {task}; --method distils its encoder")
-            return given.show(_reranker(given) if task == "rerank" else _on_task(given))
-    return given.show(_on_text(given))
+    named = (given["task"], given["method"], given.recipe)
+    if given["teacher"] is not None and named == (None, None, None):
+        _detect_task(given)
+    run = {"distill": _on_text, "distill-task": _on_task, "rerank": _reranker}
+    return given.show(run[_kind(given, given["task"])](given))
 
 
-def _on_text(given: Given) -> Any:
+def _detect_task(given: Given) -> None:
+    """Set the task that the teacher was trained for, if the options fit a recipe for that task."""
+    from kdcli.engine.progress import Progress
+    from kdcli.workloads.detect import task_to_distill
+
+    teacher = given["teacher"]
+    task = task_to_distill(teacher, given["data"])
+    if task is not None and given.fits(_kind(given, task)):
+        given.values["task"] = task
+        Progress.log(f"{teacher} is distilled on task {task}; --method distils its encoder")
+
+
+def _kind(given: Given, task: str | None) -> str:
+    """Return the kind of recipe for a task, or for text."""
+    on_task = task is not None or given.kind_of_recipe == "distill-task"
+    return given.kind_for(task, "distill-task" if on_task else "distill")
+
+
+def _on_text(given: Given) -> Printable | None:
     from kdcli.recipe.resolve import resolve
     from kdcli.verbs.distill.recipes import ablations, demo_recipe
     from kdcli.verbs.distill.settings import DistillOptions, DistillRecipe
@@ -43,7 +50,7 @@ def _on_text(given: Given) -> Any:
     return run.distill(resolved, options)
 
 
-def _on_task(given: Given) -> Any:
+def _on_task(given: Given) -> Printable | None:
     from kdcli.verbs.distill.recipes import ablations, task_recipe
     from kdcli.verbs.distill.settings import DistillOptions
 
@@ -64,7 +71,7 @@ def _on_task(given: Given) -> Any:
     return run.distill_on_task(resolved, options)
 
 
-def _reranker(given: Given) -> Any:
+def _reranker(given: Given) -> Printable | None:
     from kdcli.recipe.resolve import resolve
     from kdcli.workloads.settings import RerankRecipe
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kdcli.data.text.sentences import read_texts
@@ -28,7 +26,6 @@ from kdcli.losses.embedding import check_dimensions
 from kdcli.models.card import describe, describe_source
 from kdcli.models.embedder import DenseLayer, EmbeddingFormat, Pool, read_format, save_embedder
 from kdcli.models.load import location
-from kdcli.models.reduce import components
 from kdcli.models.shape import InitializedStudent
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
@@ -45,18 +42,19 @@ from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.precomputed import read_vectors
 from kdcli.targets.targets import Vectors, VectorTargets, anchors_of
 from kdcli.targets.teacher import Teacher
-from kdcli.types import Array, ModelShape, Needs, Objective, Outcome, Signals
+from kdcli.types import Array, ModelShape, Needs, Outcome
+from kdcli.verbs.distill.basis import principal_basis, projected
+from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
 from kdcli.verbs.distill.plan import as_directory, student_shapes
 from kdcli.verbs.distill.settings import DistillRecipe, EmbeddingSettings
 from kdcli.verbs.distill.student import (
     Student,
     distill_job,
     fit_projections,
-    freeze_unused,
+    freeze_unused_weights,
     relation_kernel,
     teacher_needs,
 )
-from kdcli.verbs.distill.text import HELD_OUT, held_out_losses
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embedding import (
     METHOD,
@@ -67,8 +65,8 @@ from kdcli.workloads.embedding import (
 from kdcli.workloads.labelled import same_tokens
 from kdcli.workloads.workload import first_rows
 
-DEFAULTS: dict[str, Any] = {"train.lr": 5e-4, "train.batch_size": 64, "train.epochs": 1.0}
-"""Defaults for keys the user did not set."""
+TRAIN_DEFAULTS: dict[str, object] = {"train.lr": 5e-4, "train.batch_size": 64, "train.epochs": 1.0}
+"""Defaults of the method for keys that the user did not set."""
 BASIS_ROWS = 50_000
 """Number of vectors that give the principal components."""
 ROTATED_ROWS = 1000
@@ -85,7 +83,7 @@ def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
     if "method" not in resolved.origins and is_embedder:
         resolved = defaulted(resolved, {"method": METHOD}, "the teacher is an embedding model")
     if resolved.recipe.method == METHOD:
-        return defaulted(resolved, DEFAULTS, f"default of {METHOD}")
+        return defaulted(resolved, TRAIN_DEFAULTS, f"default of {METHOD}")
     if recipe.data.partition is not None:
         raise UsageError(
             f"data.partition divides texts, and method {recipe.method} reads blocks of text",
@@ -103,52 +101,6 @@ def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
             f"the keys of embedding: are for --method {METHOD}, not for {recipe.method}"
         )
     return resolved
-
-
-class Basis(nn.Module):
-    """Projects vectors onto the teacher's principal components that a student learns, [E, D].
-
-    The components are not trained, but checkpoints hold them.
-    """
-
-    basis_ED: Tensor
-
-    def __init__(self, basis_ED: Tensor, inner: nn.Module) -> None:
-        super().__init__()
-        self.register_buffer("basis_ED", basis_ED)
-        self.inner = inner
-
-    def forward(self, vectors: Tensor | None) -> Tensor | None:
-        return None if vectors is None else vectors @ self.basis_ED
-
-
-def projected(objective: Objective, basis_ED: Array | None) -> Objective:
-    """Return the objective with the teacher's vectors in another basis."""
-    if basis_ED is None:
-        return objective
-    basis = Basis(torch.from_numpy(basis_ED), objective.projections)
-
-    def terms(t: Signals, s: Signals) -> Mapping[str, Tensor]:
-        in_basis = replace(
-            t,
-            pooled=basis(t.pooled),
-            anchors=basis(t.anchors),
-            positive=basis(t.positive),
-            negatives=basis(t.negatives),
-        )
-        return objective.terms(in_basis, s)
-
-    return replace(objective, projections=basis, terms=terms)
-
-
-def principal_basis(vectors_NE: Array, width: int) -> Array:
-    """Return the `width` orthonormal directions with the most energy, [E, width] in float32.
-
-    They come from the second moments rather than the covariance, because cosines are measured
-    from the origin and not from the mean.
-    """
-    x_NE = torch.from_numpy(vectors_NE.astype(np.float64))
-    return np.ascontiguousarray(components(x_NE.T @ x_NE, width).float().numpy())
 
 
 @dataclass(frozen=True)
@@ -213,7 +165,7 @@ class EmbeddingDistillation:
         assert signals is not None
         for student in students.values():
             fit_projections(student.objective, reader, student.encoder, workload.examples)
-        freeze_unused(students, batch, signals)
+        freeze_unused_weights(students, batch, signals)
         reader.to(session.device)
         targets = replace(targets, anchors_RE=anchors_RE.to(session.device))
         plan = workload.plan(recipe.train)
@@ -386,7 +338,7 @@ class EmbeddingDistillation:
             )
         contents = ReportContents("distill", recipe, models, outcome=outcome, notes=notes)
         losses = held_out_losses(RunDir(context.folder), names)
-        contents.quality = quality_of(result.evaluations) | {HELD_OUT: losses}
+        contents.quality = quality_of(result.evaluations) | {HELD_OUT_LOSS: losses}
         contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
         contents.auto_class = EMBEDDER
         context.report(contents, recipe.measure)

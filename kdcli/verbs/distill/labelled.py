@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from kdcli.data.augment.copies import rows
 from kdcli.disk import check_writable, write_atomic
@@ -19,6 +18,7 @@ from kdcli.models.model import Model
 from kdcli.models.shape import parse_shape
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
+from kdcli.report.schema import STUDENT
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run
 from kdcli.targets.precomputed import read_soft_labels
@@ -31,9 +31,10 @@ from kdcli.verbs.distill.recipes import (
     undistilled_recipe,
 )
 from kdcli.verbs.distill.settings import DistillRecipe, TaskDistillRecipe
-from kdcli.verbs.distill.stages import START, STUDENT, TaskDistillation
+from kdcli.verbs.distill.stages import START_FOLDER, TaskDistillation
 from kdcli.verbs.distill.student import relation_kernel
-from kdcli.verbs.distill.text import TextDistillation, open_text, read_text
+from kdcli.verbs.distill.text import TextDistillation, open_text
+from kdcli.verbs.distill.text_checks import read_text
 from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.finetuning import request_of
 from kdcli.workloads.labelled import (
@@ -159,7 +160,7 @@ def open_distillation(context: RunContext[TaskDistillRecipe]) -> TaskDistillatio
         workload.load_teacher(source, reader, head=TaskHeadSettings(), own_tokens=own_tokens)
         for source in recipe.more_teachers
     ]
-    start, text = Path(recipe.student.source or context.folder / START), None
+    start, text = Path(recipe.student.source or context.folder / START_FOLDER), None
     if recipe.general.use:
         start = Path(recipe.general.run or context.folder / GENERAL)
         text = _open_general(context, start, teacher)
@@ -280,7 +281,7 @@ def write_copies(
     session = launch(recipe.train.dtype, dry)
     if session is None:
         return None
-    context: RunContext[Any] = RunContext(resolved, dry, session, file.parent)
+    context = RunContext(resolved, dry, session, file.parent)
     workload, teacher = load_task(context)
     trusted = session.trust_remote_code
     words = open_words(recipe.augment, workload, teacher, trust_remote_code=trusted)

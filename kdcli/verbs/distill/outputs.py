@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from kdcli.report.finish import (
     RunResult,
     without_distillation,
 )
-from kdcli.report.schema import TEACHER, UNDISTILLED
+from kdcli.report.schema import STUDENT, TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, Stage, StageJob, run_command
@@ -43,8 +42,6 @@ from kdcli.workloads.recipes import as_finetune, rerank_finetuning
 from kdcli.workloads.rerank import RerankWorkload
 from kdcli.workloads.settings import FinetuneTrainSettings, RerankRecipe, TaskHeadSettings
 from kdcli.workloads.workload import Keep, ModelScores, Workload, compare, log_padding
-
-STUDENT = "student"
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class OutputDistillation:
         place: Where the teacher's signals may be stored.
     """
 
-    context: RunContext[Any]
+    context: RunContext[Section]
     workload: Workload
     teacher: Model | None
     make: Callable[[], Model]

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+
+from transformers import PretrainedConfig
 
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings, masks_text
@@ -32,7 +33,7 @@ class Planned:
     variant: str | None = field(default=None, compare=False)
 
 
-def plan(recipe: DistillRecipe, config: Any) -> dict[str, Planned]:
+def plan(recipe: DistillRecipe, config: PretrainedConfig) -> dict[str, Planned]:
     """Return the students by their name in the report.
 
     There is one student for each shape and variant. A student is skipped if another one would be
@@ -84,7 +85,7 @@ def plan(recipe: DistillRecipe, config: Any) -> dict[str, Planned]:
 
 
 def _trains_as(one: DistillRecipe, other: DistillRecipe) -> bool:
-    """Tell whether two recipes have the same method with the same settings."""
+    """Return whether two recipes have the same method with the same settings."""
     settings = [(own.method, check_settings(own.method, own.loss)) for own in (one, other)]
     return settings[0] == settings[1]
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -30,7 +29,7 @@ def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
     It has the keys of `general:`, and the task's teacher, student and seed.
     """
     general, student = recipe.general, recipe.student
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         f"student.{key}": getattr(student, key) for key in ("to", "init", "layers")
     }
     options |= {f"train.{key}": getattr(recipe.train, key) for key in ("seed", "dtype")}
@@ -53,8 +52,8 @@ def task_recipe(
     *,
     recipe: str | None,
     sets: Sequence[str],
-    options: Mapping[str, Any],
-    overrides: Mapping[str, Any] | None = None,
+    options: Mapping[str, object],
+    overrides: Mapping[str, object] | None = None,
 ) -> Resolved[TaskDistillRecipe]:
     """Resolve the recipe of a distillation on a task.
 
@@ -71,7 +70,7 @@ def task_recipe(
     """
     values = {key: value for key, value in options.items() if value is not None}
     values |= overrides or {}
-    beneath: dict[str, Mapping[str, Any]] = {}
+    beneath: dict[str, Mapping[str, object]] = {}
     if recipe is not None and verb_of(recipe) == "distill":
         text = resolve(DistillRecipe, recipe=recipe).recipe
         beneath[f"recipe {recipe}"] = {
@@ -106,7 +105,7 @@ def task_recipe(
     return defaulted(resolved, {f"intermediate.{k}": v for k, v in rest.items()}, "default")
 
 
-def ablations(name: str) -> dict[str, dict[str, Any]]:
+def ablations(name: str) -> dict[str, dict[str, object]]:
     """Read a list of variants. Returns the dotted keys that each variant overrides, by its name.
 
     The first variant is the recipe itself.
@@ -160,7 +159,7 @@ def undistilled_recipe(recipe: TaskDistillRecipe, student: str) -> Resolved[Fine
 
     It is the task's shipped recipe with the keys of `undistilled.overrides`.
     """
-    options: dict[str, Any] = {"model": student} | {
+    options: dict[str, object] = {"model": student} | {
         key: getattr(recipe, key) for key in ("task", "keep", "choose_on")
     }
     options |= {
@@ -176,14 +175,14 @@ def undistilled_recipe(recipe: TaskDistillRecipe, student: str) -> Resolved[Fine
     return finetune_recipe(options=options | dict(flatten(recipe.undistilled.overrides)))
 
 
-def embedding_recipe(teacher: str) -> dict[str, dict[str, Any]]:
+def embedding_recipe(teacher: str) -> dict[str, dict[str, object]]:
     """Return the shipped recipe for students of an embedding model, by its origin."""
     if teacher == "demo":
         return demo_recipe("embedding", ())
     return {"recipe embedding": dict(flatten(read_recipe("embedding", "distill")))}
 
 
-def demo_recipe(method: str | None, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
+def demo_recipe(method: str | None, sets: Sequence[str]) -> dict[str, dict[str, object]]:
     """Return the recipe of `distill demo`, by its origin. Another method gets no loss settings.
 
     Args:

@@ -17,7 +17,7 @@ from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.combine import Part, combine_reports
 from kdcli.report.finish import RunResult
-from kdcli.report.schema import TEACHER
+from kdcli.report.schema import STUDENT, TEACHER
 from kdcli.run.context import RunContext, open_run
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import run_command, run_stages
@@ -31,8 +31,9 @@ from kdcli.verbs.distill.labelled import (
 from kdcli.verbs.distill.outputs import prepare_outputs
 from kdcli.verbs.distill.plan import as_directory
 from kdcli.verbs.distill.settings import DistillRecipe, TaskDistillRecipe
-from kdcli.verbs.distill.stages import STUDENT, WITHOUT, TaskDistillation
-from kdcli.verbs.distill.text import prepare_text, read_text
+from kdcli.verbs.distill.stages import WITHOUT, TaskDistillation
+from kdcli.verbs.distill.text import prepare_text
+from kdcli.verbs.distill.text_checks import read_text
 from kdcli.workloads import modules_by_task
 from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.embedding import METHOD

@@ -1,7 +1,7 @@
 """The recipes of `kdcli distill`."""
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -13,6 +13,7 @@ from kdcli.recipe.sections import (
     Init,
     KdSettings,
     MeasureSettings,
+    RecipeValues,
     Section,
     TrainSettings,
 )
@@ -29,7 +30,7 @@ from kdcli.workloads.settings import (
 
 ON_TEXT = tuple(method_names("kdcli.losses", "objective", "text", "masked", "sentences"))
 ON_LABELS = tuple(method_names("kdcli.losses", "objective", "task"))
-Teacher = Annotated[
+TeacherOption = Annotated[
     str | None,
     Option("teacher", metavar="TEACHER"),
     Field(description=TEACHER),
@@ -66,12 +67,12 @@ class RelationSettings(Section):
 
 
 class EmbeddingSettings(VectorSettings):
-    """`embedding:`, of `method: embedding`."""
+    """`embedding:`, the settings of `method: embedding`."""
 
     dense: bool = Field(
         False,
         description="Whether a student that is narrower than its teacher's vectors gets a dense "
-        "layer up to their width; otherwise it learns their principal components.",
+        "layer up to their width. Otherwise it learns their principal components.",
     )
     vectors: Annotated[str | None, Option("--teacher-vectors", metavar="FILE")] = Field(
         None,
@@ -93,20 +94,20 @@ class DistillRecipe(Section):
     purpose: ClassVar[str] = "distilling on text"
 
     verb: Literal["distill"] = "distill"
-    teacher: Teacher = None
+    teacher: TeacherOption = None
     method: Annotated[str, Option("--method", metavar="NAME", choices=ON_TEXT)] = Field(
         "minilm", description="Method on text."
     )
     assistant: Annotated[str, Option("--assistant", metavar="LxH")] = Field(
         "auto", description="Shape of a teacher assistant, auto or none."
     )
-    variants: dict[str, dict[str, Any]] = Field(
+    variants: dict[str, RecipeValues] = Field(
         default_factory=dict,
         description="Variants by name, each with the keys of method, assistant and loss that it "
         "changes; all learn from one pass of the teacher.",
     )
     student: StudentSettings = StudentSettings()
-    loss: dict[str, Any] = Field(default_factory=dict, description="Settings of the method.")
+    loss: RecipeValues = Field(default_factory=dict, description="Settings of the method.")
     relation: RelationSettings = RelationSettings()
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings()
@@ -135,7 +136,7 @@ class GeneralSettings(Section):
             "(default: general/ in the output directory).",
         )
     )
-    overrides: dict[str, Any] = Field(
+    overrides: RecipeValues = Field(
         default_factory=dict, description="Keys of distill that override its recipe."
     )
 
@@ -177,8 +178,8 @@ class AugmentSettings(Section):
 class UndistilledSettings(Section):
     """`undistilled:`, the same student, fine-tuned without a teacher."""
 
-    use: bool = Field(True, description="Whether to train it for comparison.")
-    overrides: dict[str, Any] = Field(
+    use: bool = Field(True, description="Whether to train this student for comparison.")
+    overrides: RecipeValues = Field(
         default_factory=dict, description="Keys of finetune that override the task's recipe."
     )
 
@@ -189,7 +190,7 @@ class TaskDistillRecipe(OnTask):
     purpose: ClassVar[str] = "distilling on a task"
 
     verb: Literal["distill-task"] = "distill-task"
-    teacher: Teacher = None
+    teacher: TeacherOption = None
     more_teachers: Annotated[
         list[str],
         Option("--also-teacher", name="more_teachers", panel=ON_TASK, metavar="MODEL"),
@@ -214,12 +215,12 @@ class TaskDistillRecipe(OnTask):
         "of its loss, or is skipped (default: the method's).",
     )
     student: StudentSettings = StudentSettings()
-    loss: dict[str, Any] = Field(default_factory=dict, description="Settings of the method.")
+    loss: RecipeValues = Field(default_factory=dict, description="Settings of the method.")
     relation: RelationSettings = RelationSettings()
     kd: KdSettings = KdSettings()
     general: GeneralSettings = GeneralSettings()
     augment: AugmentSettings = AugmentSettings()
-    intermediate: dict[str, Any] = Field(
+    intermediate: RecipeValues = Field(
         default_factory=lambda: {"lr": 5e-5, "epochs": 20.0},
         description="Keys of train that differ in the separate stage.",
     )
@@ -239,7 +240,7 @@ class DistillOptions:
             recipes=("distill", "distill-task"),
             excludes=("--augment-only",),
         ),
-        Field(description="List of variants to train as well, in one table."),
+        Field(description="List of variants to train and compare in one table."),
     ] = None
     augment_only: Annotated[
         Path | None,
@@ -261,5 +262,5 @@ RECIPES: dict[str, type[Section]] = {
     "distill-task": TaskDistillRecipe,
     "rerank": RerankRecipe,
 }
-"""Folder of `recipes/` -> settings model."""
+"""The settings model of each folder of `recipes/`."""
 OPTIONS = {"distill": DistillOptions}

@@ -7,58 +7,48 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from kdcli.deploy.latency import Subject
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.losses import build_objective, on_tasks
-from kdcli.models.capture import Capture
 from kdcli.models.card import describe, describe_source
 from kdcli.models.load import load_encoder, location, save_model
 from kdcli.models.model import Model
 from kdcli.models.shape import set_dropout
 from kdcli.models.training_rows import all_rows, training_rows
-from kdcli.recipe.sections import KdSettings
 from kdcli.report.finish import (
     ReportContents,
     ReportedModel,
     RunResult,
     without_distillation,
 )
-from kdcli.report.schema import TEACHER, UNDISTILLED
+from kdcli.report.schema import STUDENT, TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.targets import (
-    LOGITS_KEY,
     PrecomputedLogits,
     StorePlace,
-    Targets,
     delete_signals,
     store_in,
-    targets_of,
 )
-from kdcli.types import Array, Card, Job, ModelShape, Needs, Objective, Outcome, RowHashes, Schedule
+from kdcli.types import Array, Card, ModelShape, Objective, Outcome, RowHashes, Schedule
 from kdcli.verbs.distill.augment import WordSource, augmented
+from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
+from kdcli.verbs.distill.jobs import objective_job, prediction_job
 from kdcli.verbs.distill.recipes import stage_settings, undistilled_recipe
 from kdcli.verbs.distill.settings import TaskDistillRecipe
 from kdcli.verbs.distill.student import (
-    Student,
-    distill_job,
-    fit_projections,
-    freeze_unreached,
-    objective_terms,
     relation_kernel,
 )
-from kdcli.verbs.distill.text import HELD_OUT, TextDistillation, held_out_losses
+from kdcli.verbs.distill.text import TextDistillation
 from kdcli.workloads.decisions import decisions
 from kdcli.workloads.finetuning import (
     WEIGHTS,
@@ -66,14 +56,13 @@ from kdcli.workloads.finetuning import (
     save_and_report,
     scores_after_training,
 )
-from kdcli.workloads.labelled import WORST, LabelledWorkload, row_format, same_tokens
+from kdcli.workloads.labelled import WORST, LabelledWorkload, row_format
 from kdcli.workloads.predictions import Features
 from kdcli.workloads.recipes import as_finetune
-from kdcli.workloads.settings import FinetuneRecipe, FinetuneTrainSettings
 from kdcli.workloads.workload import ModelScores, log_padding
 
-STUDENT, WITHOUT = "student", f"student{UNDISTILLED}"
-START, INTERMEDIATE, ALONE = "start", "intermediate", WITHOUT.replace(" ", "-")
+WITHOUT = STUDENT + UNDISTILLED
+START_FOLDER, INTERMEDIATE, ALONE = "start", "intermediate", WITHOUT.replace(" ", "-")
 """Directories of a run.
 
 They hold the student before any stage of the task, the method's own stage, and the undistilled
@@ -240,7 +229,7 @@ class TaskDistillation:
             contents = self._contents(folder, Model(student.encoder, self.reader.tokenizer, ""))
             contents.outcome, contents.notes = outcome, list(objective.notes)
             contents.models.append(without_distillation(STUDENT))
-            contents.quality = {HELD_OUT: held_out_losses(RunDir(folder), [STUDENT])}
+            contents.quality = {HELD_OUT_LOSS: held_out_losses(RunDir(folder), [STUDENT])}
             self.context.report(contents, folder=folder)
             delete_signals(self.folder)
 
@@ -365,7 +354,7 @@ class TaskDistillation:
         This is the directory of the previous `stage`, by default `start`. In a dry run, a copy of
         the teacher stands in for a student that does not exist yet.
         """
-        copied = self.start == self.folder / START
+        copied = self.start == self.folder / START_FOLDER
         if self.context.dry_run and (copied or self.text is not None):
             with tempfile.TemporaryDirectory() as aside:
                 self._save_copy(Path(aside))
@@ -415,130 +404,3 @@ class TaskDistillation:
         baseline, timed = TEACHER if models else None, Subject(STUDENT, str(folder))
         models.append(ReportedModel(STUDENT, "student", card, baseline, folder, timed=timed))
         return ReportContents("distill", self.recipe, models)
-
-
-def objective_job(
-    workload: LabelledWorkload,
-    settings: FinetuneTrainSettings,
-    encoder: PreTrainedModel,
-    objective: Objective,
-    teacher: Model,
-    place: StorePlace | None,
-) -> tuple[Student, Job, Schedule]:
-    """Build a job that trains a method's objective on a task's rows, without their labels.
-
-    Args:
-        workload: The task.
-        settings: How the student is trained.
-        encoder: The student.
-        objective: The method's objective.
-        teacher: The teacher.
-        place: Where the teacher's signals may be stored; None stores none.
-
-    Returns the student, the job and its schedule.
-    """
-    # Scoring has moved the teacher to the device.
-    network, rows = teacher.model.cpu(), workload.train_rows
-    fit_projections(objective, network, encoder, rows)
-    student = Student(encoder, objective)
-    freeze_unreached({STUDENT: student}, network, rows.batch(np.arange(1)))
-    plan = workload.plan(settings)
-    targets = targets_of(
-        teacher,
-        rows,
-        objective.teacher_needs,
-        workload.session,
-        passes=plan.schedule.steps / plan.steps_per_pass,
-        place=place,
-    )
-    return student, distill_job({STUDENT: student}, targets, workload, plan.order), plan.schedule
-
-
-def prediction_job(
-    workload: LabelledWorkload,
-    recipe: FinetuneRecipe,
-    kd: KdSettings,
-    student: Model,
-    teachers: Sequence[Model | PrecomputedLogits],
-    objective: Objective | None,
-    place: StorePlace | None,
-    *,
-    dry_run: bool = False,
-) -> tuple[Job, Schedule]:
-    """Build a job that trains a student against the labels and the teachers' logits.
-
-    If the teachers' logits of held-out rows are unknown, the held-out loss uses the labels alone.
-
-    Args:
-        workload: The task.
-        recipe: How the student is trained.
-        kd: How the teachers' logits are weighted against the labels.
-        student: The student.
-        teachers: The teachers, or logits from a file.
-        objective: An objective against the first teacher, which is added to the loss.
-        place: Where signals may be stored if there is a single teacher, or if a teacher has its
-            own tokenizer.
-        dry_run: Only measure, and compute no signals in advance.
-
-    Returns the job and its schedule.
-    """
-    needs, projections = Needs(), None
-    if objective is not None:
-        needs = objective.teacher_needs
-        if any(True for _ in objective.projections.parameters()):
-            projections = objective.projections
-            first = teachers[0]
-            assert isinstance(first, Model)
-            network, rows = first.model.cpu(), workload.train_rows
-            fit_projections(objective, network, student.model, rows)
-    targets: list[Targets] = []
-    # Without a weight and without an objective, nothing is learned from the teachers.
-    if kd.weight or objective is not None or not workload.has_labels:
-        plan = workload.plan(recipe.train)
-        passes = plan.schedule.steps / plan.steps_per_pass
-        targets = targets_of_all(workload, teachers, needs, passes, place, dry_run=dry_run)
-    extra_terms = None if objective is None else partial(objective_terms, objective)
-    job, schedule = workload.taught_job(
-        student, recipe.train, recipe.keep, targets, kd, extra_terms
-    )
-    if objective is not None:
-        captured = job.modules["model"]
-        assert isinstance(captured, Capture)
-        captured.needs = captured.needs | objective.student_needs
-    if projections is not None:
-        job = replace(job, modules={**job.modules, "projections": projections})
-    return job, schedule
-
-
-def targets_of_all(
-    workload: LabelledWorkload,
-    teachers: Sequence[Model | PrecomputedLogits],
-    needs: Needs,
-    passes: float,
-    place: StorePlace | None,
-    *,
-    dry_run: bool,
-) -> list[Targets]:
-    """Return the signals of each teacher for the examples.
-
-    `needs` are the signals of the first teacher that an objective reads.
-    """
-    listed: list[Targets] = []
-    for number, teacher in enumerate(teachers):
-        if isinstance(teacher, PrecomputedLogits):
-            listed.append(teacher)
-            continue
-        # The signals of a single teacher are stored. The logits of a teacher with its own tokenizer
-        # are always stored.
-        single = len(teachers) == 1 or not same_tokens(teacher.tokenizer, workload.tokenizer)
-        targets = workload.targets(
-            teacher,
-            needs if number == 0 else Needs(),
-            passes=passes,
-            place=place if single else None,
-            dry_run=dry_run,
-        )
-        if isinstance(targets, PrecomputedLogits):
-            targets = replace(targets, key=f"{LOGITS_KEY}.{number}")
-        listed.append(targets)
-    return listed

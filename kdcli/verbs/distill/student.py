@@ -131,10 +131,10 @@ def freeze_unreached(
     """
     with torch.no_grad():
         signals = capture(teacher, teacher_needs(students))(batch)
-    freeze_unused(students, batch, signals)
+    freeze_unused_weights(students, batch, signals)
 
 
-def freeze_unused(students: Mapping[str, Student], batch: Batch, signals: Signals) -> None:
+def freeze_unused_weights(students: Mapping[str, Student], batch: Batch, signals: Signals) -> None:
     """Freeze and log unreached weights, given the teacher's signals for the batch."""
     for name, student in students.items():
         loss = StepLoss(student(batch, signals)).total

@@ -17,19 +17,17 @@ import numpy as np
 import torch
 
 from kdcli.deploy.latency import Subject
-from kdcli.engine.launch import check_machine
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
-from kdcli.losses import build_objective, check_settings, inputs, masks_text
+from kdcli.losses import build_objective, inputs
 from kdcli.metrics.probe import probe_demo
 from kdcli.models.card import describe, describe_source
-from kdcli.models.load import load_config, load_encoder, load_tokenizer, location, save_model
+from kdcli.models.load import load_encoder, location, save_model
 from kdcli.models.masked_lm import student_with_head
 from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent
 from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import (
     ReportContents,
     ReportedModel,
@@ -42,6 +40,7 @@ from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.targets import LiveTargets, targets_of
 from kdcli.types import Card, ModelShape, Outcome
+from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
 from kdcli.verbs.distill.plan import (
     Planned,
     as_directory,
@@ -59,63 +58,15 @@ from kdcli.verbs.distill.student import (
     relation_kernel,
     teacher_needs,
 )
+from kdcli.verbs.distill.text_checks import is_masked
 from kdcli.workloads.finetuning import (
     DOWNSTREAM,
     Downstream,
-    check_downstream,
     compare_downstream,
     open_downstream,
 )
-from kdcli.workloads.text import TextWorkload, check_masking, load_text_model, read_corpus
+from kdcli.workloads.text import TextWorkload, load_text_model, read_corpus
 from kdcli.workloads.workload import EvaluationResult
-
-HELD_OUT = "held-out loss"
-"""Name of the distillation loss on held-out text in the table of qualities."""
-
-
-def check_text(recipe: DistillRecipe) -> None:
-    """Check a recipe before models and data are read.
-
-    Raises UsageError: a missing teacher or shape, a wrong setting, or a method for tasks.
-    """
-    if recipe.teacher is None:
-        raise UsageError(
-            "no teacher given",
-            "kdcli distill TEACHER --to LxH; TEACHER is a hub id, a directory or 'demo'",
-        )
-    if not recipe.student.to:
-        raise UsageError("no student shape given", "add --to LxH, for example --to 6x384")
-    check_settings(recipe.method, recipe.loss)
-    if not inputs(recipe.method) & {"text", "masked"}:
-        raise UsageError(
-            f"method {recipe.method} learns from a task's examples, not from text",
-            "add --task TASK",
-        )
-
-
-def read_text(recipe: DistillRecipe, options: RunOptions) -> None:
-    """Check everything that needs no weights, then tokenise the text unless it is cached.
-
-    Call it before the processes join. Tokenising may take hours, but a process group times out
-    after minutes if all processes wait for one.
-
-    Raises KdcliError: the recipe, a model or the text cannot be used.
-    """
-    check_text(recipe)
-    relation_kernel(recipe.relation.kernel, *check_machine(recipe.train.dtype, options))
-    source, trusted = str(recipe.teacher), options.trust_remote_code
-    config = load_config(source, trust_remote_code=trusted)
-    options.check_pushed(len(plan(recipe, config)))
-    check_downstream(recipe.eval, recipe.train.seed)
-    tokenizer = load_tokenizer(source, trust_remote_code=trusted)
-    if _is_masked(recipe):
-        check_masking(recipe.data, tokenizer, source)
-    read_corpus(recipe.data, tokenizer)
-
-
-def _is_masked(recipe: DistillRecipe) -> bool:
-    """Tell whether the loss reads masked text."""
-    return masks_text(recipe.method, recipe.loss)
 
 
 def _load(recipe: DistillRecipe, source: str, *, trust_remote_code: bool) -> Model:
@@ -127,7 +78,7 @@ def _load(recipe: DistillRecipe, source: str, *, trust_remote_code: bool) -> Mod
         otherwise = "set loss.masked_lm_weight=0"
     return load_text_model(
         source,
-        masked=_is_masked(recipe),
+        masked=is_masked(recipe),
         otherwise=otherwise,
         bare=bare,
         trust_remote_code=trust_remote_code,
@@ -202,7 +153,7 @@ def open_text(context: RunContext[DistillRecipe]) -> TextDistillation:
         teacher.tokenizer,
         teacher.source,
         seed=recipe.train.seed,
-        masked=_is_masked(recipe),
+        masked=is_masked(recipe),
     )
     steps = workload.plan(recipe.train).schedule.steps
     if late := [step for step in recipe.eval.at if step >= steps]:
@@ -348,7 +299,7 @@ class StudentGroup:
         """Make a student before training, with a head if its loss reads masked text."""
         recipe = planned.recipe
         built = self._copied(recipe, teacher, planned.shape)
-        if not _is_masked(recipe):
+        if not is_masked(recipe):
             return built
         init, seed = recipe.student.init, recipe.train.seed
         return student_with_head(teacher.model, built, init=init, seed=seed)
@@ -455,7 +406,7 @@ class StudentGroup:
                 ReportedModel(name, "student", report.cards[name], TEACHER, variant=planned.variant)
                 for name, planned in group.planned.items()
             ]
-            losses |= report.quality[HELD_OUT]
+            losses |= report.quality[HELD_OUT_LOSS]
         role: Role = "assistant" if self.is_assistant else "student"
         for name, planned in self.planned.items():
             folder = self.model_folder(name)
@@ -471,7 +422,7 @@ class StudentGroup:
         contents.quality = quality_of(scores.evaluations)
         if self.is_last and recipe.data.source == "demo":
             contents.quality |= self._demo_probes(students)
-        contents.quality |= {HELD_OUT: losses}
+        contents.quality |= {HELD_OUT_LOSS: losses}
         contents.evaluations, contents.comparisons = scores.evaluations, scores.comparisons
         contents.auto_class = whole.workload.auto_class
         whole.context.report(contents, recipe.measure if self.is_last else None, self.folder)
@@ -510,22 +461,3 @@ class StudentGroup:
             f"{task} probe": {name: p[task] for name, p in probes.items()}
             for task in probes[TEACHER]
         }
-
-
-def held_out_losses(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, float]]:
-    """Read each student's held-out loss and its terms from the run's log.
-
-    They are read before training, under the name of the undistilled student, and after training.
-    """
-    records = [r["held_out"] for r in run_dir.read_log() if "held_out" in r]
-    quality: dict[str, dict[str, float]] = {}
-    for name in names:
-        prefix = f"{name}/" if len(names) > 1 else ""
-        for label, losses in ((name + UNDISTILLED, records[0]), (name, records[-1])):
-            terms = {
-                k.removeprefix(prefix): v
-                for k, v in losses.items()
-                if k.startswith(prefix) and k != "loss"
-            }
-            quality[label] = {"loss": sum(terms.values())} | terms
-    return quality

@@ -1,25 +1,24 @@
 """`kdcli evaluate`."""
 
-from typing import Any
-
+from kdcli.cli.show import Printable
 from kdcli.cli.verb import SCORING, Given, verb
 
 
 @verb(*SCORING, "processes", example="kdcli evaluate runs/teacher runs/student --task sst2")
-def evaluate(given: Given) -> Any:
+def evaluate(given: Given) -> Printable | None:
     """Evaluate fine-tuned models on a labelled task, or embedding models, and compare them."""
-    from kdcli.recipe.resolve import gates, resolve
+    from kdcli.recipe.resolve import metric_limits, resolve
     from kdcli.verbs.evaluate.settings import EvaluateOptions, EvaluateRecipe
 
     options, keys = given.run_options, given.keys("evaluate")
     own = given.of(EvaluateOptions)
     resolved = resolve(EvaluateRecipe, recipe=given.recipe, sets=given.sets, options=keys)
-    limits = gates(own.min_metric or ())
+    limits = metric_limits(own.min_metric or ())
     # Importing this takes seconds, so the recipe is checked first.
     from kdcli.verbs.evaluate import run
 
     extras = run.Extras(predictions=own.predictions, submission=own.submission, gates=limits)
     result = given.show(run.evaluate(resolved, options, extras))
     if result is not None:
-        run.check_gates(result, extras, resolved.recipe.max_class_drop)
+        run.check_score_gates(result, extras, resolved.recipe.max_class_drop)
     return result

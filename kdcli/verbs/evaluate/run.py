@@ -47,7 +47,7 @@ from kdcli.workloads.workload import EvaluationRequest, ModelScores, Workload
 
 
 def predicts_rows(task: str | None) -> bool:
-    """Tell whether a task's models predict labels of rows.
+    """Return whether a task's models predict labels of rows.
 
     The models of tasks with a module of their own are scored otherwise, such as by their rankings.
     """
@@ -92,18 +92,7 @@ def evaluate(
         return None
     workload = open_evaluation(_request(recipe), context.session)
     labelled = workload if isinstance(workload, LabelledWorkload) else None
-    if labelled is None and (recipe.metrics or extras.submission is not None):
-        raise UsageError(
-            "--metric and --submission are for models with a head, but these are scored by their "
-            "vectors",
-            "omit them, or evaluate a model that was fine-tuned on the task",
-        )
-    check_gate_names(workload, extras)
-    if recipe.max_class_drop is not None:
-        check_has_classes(workload)
-    if extras.submission is not None:
-        assert labelled is not None
-        check_submission(labelled.data.task)
+    _check_workload(recipe, extras, workload)
     # All models are loaded before the first is evaluated, because the last may be unusable.
     models: dict[str, Model] = {}
     for name, source in _names(recipe.masks or recipe.models).items():
@@ -130,6 +119,26 @@ def evaluate(
         assert data is not None
         _write_predictions(extras.predictions, data, scores)
     return _report(context, workload, models, scores)
+
+
+def _check_workload(recipe: EvaluateRecipe, extras: Extras, workload: Workload) -> None:
+    """Check that the workload supports the options, before anything is computed.
+
+    Raises UsageError: the task has no head, no such metric, no classes or no submission.
+    """
+    labelled = workload if isinstance(workload, LabelledWorkload) else None
+    if labelled is None and (recipe.metrics or extras.submission is not None):
+        raise UsageError(
+            "--metric and --submission are for models with a head, but these are scored by their "
+            "vectors",
+            "omit them, or evaluate a model that was fine-tuned on the task",
+        )
+    check_gate_names(workload, extras)
+    if recipe.max_class_drop is not None:
+        check_has_classes(workload)
+    if extras.submission is not None:
+        assert labelled is not None
+        check_submission(labelled.data.task)
 
 
 def _request(recipe: EvaluateRecipe) -> EvaluationRequest:
@@ -319,7 +328,7 @@ def _write_predictions(file: Path, data: Labelled, scores: Mapping[str, ModelSco
         predictions = iter(model_scores.predictions)
         for set_name, examples in data.sets.items():
             for example, prediction in zip(examples, predictions, strict=False):
-                row: dict[str, Any] = {"model": name, "set": set_name, "id": example.id}
+                row: dict[str, object] = {"model": name, "set": set_name, "id": example.id}
                 row["texts"] = list(example.texts)
                 row["label"] = shown_label(task, example)
                 row["predicted"] = prediction.shown
@@ -379,7 +388,9 @@ def check_has_classes(workload: Workload) -> None:
     )
 
 
-def check_gates(result: RunResult, extras: Extras, max_class_drop: float | None = None) -> None:
+def check_score_gates(
+    result: RunResult, extras: Extras, max_class_drop: float | None = None
+) -> None:
     """Compare every model's metrics with the gates, and its classes with the baseline's.
 
     A metric is the mean over the sets, or the value on one set, as `SET/METRIC`.

@@ -7,18 +7,21 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from kdcli.recipe.options import GOAL, RUN, Option
-from kdcli.recipe.sections import MeasureSettings, Section
+from kdcli.recipe.sections import MaxClassDrop, MeasureSettings, Section
 from kdcli.workloads.settings import HeadSettings, LabelledSettings, Metrics, Pooling, TaskName
 
 
 class EvaluatedHeadSettings(HeadSettings):
-    """`head:` of `evaluate`: also the frozen head of a mask that holds bits alone."""
+    """`head:` of `evaluate`, including the frozen head of a mask file that holds only bits."""
 
     kind: Literal["embedding", "mlm"] | None = Field(
-        None, description="Head of such a mask (default: the one its authors trained under)."
+        None,
+        description="Head of a mask file that holds only bits (default: the head that its "
+        "authors trained with).",
     )
     words: list[str] | None = Field(
-        None, description="Label words of such a mask (default: its authors')."
+        None,
+        description="Label words of a mask file that holds only bits (default: the authors').",
     )
 
 
@@ -32,13 +35,13 @@ class EvaluateRecipe(Section):
     )
     masks: Annotated[list[str], Option("--mask", name="mask_file", metavar="FILE")] = Field(
         default_factory=list,
-        description="Mask under which the one model is evaluated; may be repeated.",
+        description="Mask file to apply to the model before it is evaluated; may be repeated.",
     )
     task: TaskName = None
     pooling: Pooling = None
     dimensions: list[Annotated[int, Field(ge=1)]] = Field(
         default_factory=list,
-        description="Lengths to which vectors are cut; each is evaluated as a model of its own.",
+        description="Lengths to which vectors are truncated, each evaluated as a separate model.",
     )
     dtype: Annotated[Literal["auto", "fp32", "bf16", "fp16"], Option("--dtype", panel=RUN)] = Field(
         "fp32", description="Number format of the computation."
@@ -56,14 +59,7 @@ class EvaluateRecipe(Section):
         description="Number of worst examples in the report, and of rows on which a model differs "
         "most from the baseline (at most 20).",
     )
-    max_class_drop: Annotated[
-        float | None, Option("--max-class-drop", panel=GOAL, metavar="POINTS")
-    ] = Field(
-        None,
-        gt=0,
-        description="Exit with 5 if a class loses more than this against the baseline, in points "
-        "(1 point = 0.01).",
-    )
+    max_class_drop: MaxClassDrop = None
     head: EvaluatedHeadSettings = EvaluatedHeadSettings()
     data: LabelledSettings = LabelledSettings()
     measure: MeasureSettings = MeasureSettings(latency=False)
@@ -71,7 +67,7 @@ class EvaluateRecipe(Section):
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Options of `kdcli evaluate` that are no recipe keys."""
+    """Options of `kdcli evaluate` that are not recipe keys."""
 
     predictions: Annotated[
         Path | None,
@@ -91,5 +87,5 @@ class EvaluateOptions:
 
 
 RECIPES: dict[str, type[Section]] = {"evaluate": EvaluateRecipe}
-"""Folder of `recipes/` -> settings model."""
+"""The settings model of each folder of `recipes/`."""
 OPTIONS = {"evaluate": EvaluateOptions}

@@ -19,11 +19,11 @@ from kdcli.models.shape import positions_of
 from kdcli.report.schema import Comparison
 from kdcli.run.context import cpu_session
 from kdcli.types import Array, Batch, Kind
-from kdcli.verbs.export.facts import FileComparison, Scores
+from kdcli.verbs.export.facts import FileComparison, FileScores
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.workload import ModelScores, Workload
 
-ROWS, TOKENS = 8, 128
+ROWS, MAX_TEXT_TOKENS = 8, 128
 """Number of texts in a batch, and maximum number of tokens in a text."""
 CALIBRATED = 32
 """Number of rows on which the error of each product is measured."""
@@ -71,7 +71,7 @@ class ExportCheck:
         scores = {"torch": self.scores_of_torch, "file": of_file}
         result = workload.compare(scores, {"file": "torch"})
         rows = zip(self.scores_of_torch.evaluations, of_file.evaluations, strict=True)
-        both = [Scores(a.task, a.set, a.split, a.n, a.metrics, b.metrics) for a, b in rows]
+        both = [FileScores(a.task, a.set, a.split, a.n, a.metrics, b.metrics) for a, b in rows]
         metric = next(iter(self.scores_of_torch.evaluations[0].metrics))
         drop = dropped(result.comparisons, metric)
         return FileComparison(agreement, both, result.comparisons, drop)
@@ -81,7 +81,7 @@ class ExportCheck:
         runner = file_runner(file.path, threads=0)
         if not isinstance(self.model, Embedder):
             network, tokenizer = self.model.model, self.model.tokenizer
-            return agreement(network, tokenizer, runner, self.kind, self.texts)
+            return compare_outputs(network, tokenizer, runner, self.kind, self.texts)
         in_file = replace(self.model, runner=runner, outputs=file.outputs)
         values = cosines(self.vectors_of_torch, in_file.vectors(self.texts, "", cpu_session()))
         least = float(values.min())
@@ -115,7 +115,7 @@ def dropped(comparisons: Sequence[Comparison], metric: str) -> float:
     return max(-100 * row.difference for row in comparisons if row.metric == metric)
 
 
-def agreement(
+def compare_outputs(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     runner: Runner,
@@ -136,7 +136,7 @@ def agreement(
     for begin in range(0, len(texts), ROWS):
         # Each text is a question, and the next text is its context.
         pair = [[*texts[1:], texts[0]][begin : begin + ROWS]] if kind == "span" else []
-        length = min(TOKENS, positions_of(model.config) or TOKENS)
+        length = min(MAX_TEXT_TOKENS, positions_of(model.config) or MAX_TEXT_TOKENS)
         rows = tokenizer(
             list(texts[begin : begin + ROWS]),
             *pair,
@@ -167,7 +167,7 @@ def agreement(
 
 
 def agreement_text(values: dict[str, float], kind: str | None) -> str:
-    """Describe the result of `agreement`. `kind` is the head's, `embedding` or None."""
+    """Describe the result of `compare_outputs`. `kind` is the head's, `embedding` or None."""
     texts = f"on {values['texts']:.0f} texts"
     if kind == EMBEDDING:
         return (

@@ -1,12 +1,11 @@
 """`kdcli export`."""
 
-from typing import Any
-
+from kdcli.cli.show import Printable
 from kdcli.cli.verb import SAVING, Given, verb
 
 
 @verb("sets", *SAVING, example="kdcli export runs/student --format onnx --int8")
-def export(given: Given) -> Any:
+def export(given: Given) -> Printable | None:
     """Write a model as ONNX or OpenVINO, and compare it with torch.
 
     With several of --int8, --fp16 and --q4, the float32 file is written too.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from kdcli.deploy.export import FILES, ModelFile
 from kdcli.report.schema import Comparison
@@ -11,7 +11,7 @@ from kdcli.types import Card
 
 
 @dataclass(frozen=True)
-class Scores:
+class FileScores:
     """The scores of torch and of a file on one set of rows."""
 
     task: str
@@ -34,7 +34,7 @@ class FileComparison:
     """
 
     agreement: dict[str, float]
-    scores: list[Scores] = field(default_factory=list)
+    scores: list[FileScores] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     drop: float | None = None
 
@@ -112,14 +112,14 @@ class FileFacts:
         return self.gated.comparison.agreement
 
     @property
-    def scores(self) -> list[Scores]:
+    def scores(self) -> list[FileScores]:
         """The scores of torch and the file; empty without a task."""
         return self.gated.comparison.scores
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the values as export.json holds them."""
         file, gated = self.gated.file, self.gated
-        values: dict[str, Any] = {
+        values: dict[str, object] = {
             "precision": self.precision,
             "max_abs": file.max_abs,
             "relative": file.relative,
@@ -170,7 +170,7 @@ class ExportFacts:
     card: Card
     main: FileFacts
     also: list[FileFacts]
-    versions: dict[str, Any]
+    versions: Mapping[str, str]
     task: str | None = None
     data: str | None = None
 
@@ -183,9 +183,9 @@ class ExportFacts:
         """Return the path of a file in the directory."""
         return FILES[self.format, file.precision]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the values as export.json holds them."""
-        values: dict[str, Any] = {
+        values: dict[str, object] = {
             "source": self.source,
             "format": self.format,
             "architecture": self.architecture,

@@ -64,7 +64,7 @@ class _Search:
         self.latest: tuple[ModelFile, FileComparison] | None = None
 
     def holds(self, count: int) -> bool:
-        """Write the file with `count` products in float32. Tell whether it may be used."""
+        """Write the file with `count` products in float32. Return whether it may be used."""
         graph = self.graph
         if count and not self.errors:
             self._measure_errors()

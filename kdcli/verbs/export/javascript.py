@@ -1,4 +1,4 @@
-"""What transformers.js needs from an export: the dtype that selects a file, and example code."""
+"""Provide transformers.js with the dtype that selects a file, and write example code."""
 
 from collections.abc import Sequence
 
@@ -9,19 +9,19 @@ from kdcli.report.front import PIPELINES
 
 CONFIG_KEY = "transformers.js_config"
 """The key of config.json that holds the defaults of transformers.js."""
-DTYPES = {"fp32": "fp32", "fp16": "fp16", "int8": "q8", "q4": "q4"}
+JS_DTYPES = {"fp32": "fp32", "fp16": "fp16", "int8": "q8", "q4": "q4"}
 """Precision -> the dtype with which transformers.js opens its file."""
-DEFAULTS = {"fp32", "int8"}
+DEFAULT_PRECISIONS = {"fp32", "int8"}
 """The precisions that transformers.js opens without a dtype: float32 in Node, int8 in browsers."""
-POOLINGS = ("mean", "cls")
+JS_POOLINGS = ("mean", "cls")
 """The poolings of the `feature-extraction` pipeline that do not read padding."""
-TASKS: dict[str | None, str] = {
+JS_TASKS: dict[str | None, str] = {
     None: PIPELINES["AutoModel"],
     EMBEDDING: PIPELINES["AutoModel"],
     **{kind: PIPELINES[auto.__name__] for kind, auto in AUTO_CLASS.items()},
 }
 """Kind of the head (None: no head) -> the task of transformers.js."""
-UNKNOWN = frozenset(
+REFUSED_TYPES = frozenset(
     {
         "ernie",
         "splinter",
@@ -35,17 +35,17 @@ UNKNOWN = frozenset(
 )
 UNKNOWN_TYPES = {
     "feature-extraction": frozenset[str](),
-    "text-classification": UNKNOWN,
-    "token-classification": UNKNOWN | {"mobilebert", "albert"},
-    "question-answering": UNKNOWN | {"esm", "modernbert", "eurobert"},
+    "text-classification": REFUSED_TYPES,
+    "token-classification": REFUSED_TYPES | {"mobilebert", "albert"},
+    "question-answering": REFUSED_TYPES | {"esm", "modernbert", "eurobert"},
 }
 """Task -> the model types that the pipeline of transformers.js 4.3 refuses.
 
 `AutoModel` runs every type.
 """
-TEXTS = '["A first text.", "A second and somewhat longer one."]'
+JS_TEXTS = '["A first text.", "A second and somewhat longer one."]'
 PAIR = '"Where is it?"', '"It is in the house."'
-PIPELINE = """import {{ pipeline }} from "@huggingface/transformers";
+JS_PIPELINE = """import {{ pipeline }} from "@huggingface/transformers";
 
 const model = "./"; // this directory, or OWNER/NAME on the hub
 const run = await pipeline("{task}", model, {{ dtype: "{dtype}" }});
@@ -62,17 +62,19 @@ console.log({shown});"""
 
 
 def default_dtype(precisions: Sequence[str]) -> str | None:
-    """Return the dtype that config.json must name, so that no user of transformers.js has to.
+    """Return the dtype that config.json must name, so that users of transformers.js need not.
 
-    It is None if the default of every device has its file. `precisions` are those of the files, the
-    main one first.
+    It is None if there is a file for the default dtype of every device.
+
+    Args:
+        precisions: The precisions of the files, the main file first.
     """
-    return None if set(precisions) >= DEFAULTS else DTYPES[precisions[0]]
+    return None if set(precisions) >= DEFAULT_PRECISIONS else JS_DTYPES[precisions[0]]
 
 
 def has_pipeline(kind: str | None, model_type: str) -> bool:
     """Return whether `pipeline` of transformers.js loads the model."""
-    return model_type not in UNKNOWN_TYPES[TASKS[kind]]
+    return model_type not in UNKNOWN_TYPES[JS_TASKS[kind]]
 
 
 def javascript(
@@ -80,8 +82,7 @@ def javascript(
 ) -> str:
     """Return code that loads a file with transformers.js and runs it on example texts.
 
-    The code uses `pipeline` if it computes what the file's own outputs are, and `AutoModel`
-    otherwise.
+    The code uses `pipeline` if its results equal the file's outputs, and `AutoModel` otherwise.
 
     Args:
         kind: The kind of the head; `embedding` for vectors, None for an encoder without a head.
@@ -89,12 +90,12 @@ def javascript(
         precision: The precision of the file.
         fmt: How vectors are made; None for a model that gives no vectors.
     """
-    dtype = DTYPES[precision]
-    pooled = fmt is not None and fmt.dense is None and fmt.pooling in POOLINGS
+    dtype = JS_DTYPES[precision]
+    pooled = fmt is not None and fmt.dense is None and fmt.pooling in JS_POOLINGS
     # The pipeline takes the softmax of a single score, which is 1 for every text.
     piped = kind != "score" and has_pipeline(kind, model_type) and (kind != EMBEDDING or pooled)
     if piped:
-        arguments, shown = TEXTS, "output"
+        arguments, shown = JS_TEXTS, "output"
         if kind == EMBEDDING:
             assert fmt is not None
             normalize = "true" if fmt.normalize else "false"
@@ -105,8 +106,10 @@ def javascript(
             arguments += ", { top_k: null }"
         elif kind == "span":
             arguments = ", ".join(PAIR)
-        return PIPELINE.format(task=TASKS[kind], dtype=dtype, arguments=arguments, shown=shown)
-    arguments, outputs, shown = f"{TEXTS}, {{ ", "logits", "logits.tolist()"
+        return JS_PIPELINE.format(
+            task=JS_TASKS[kind], dtype=dtype, arguments=arguments, shown=shown
+        )
+    arguments, outputs, shown = f"{JS_TEXTS}, {{ ", "logits", "logits.tolist()"
     if kind == EMBEDDING:
         outputs, shown = "sentence_embedding", "sentence_embedding.tolist()"
     elif kind == "span":

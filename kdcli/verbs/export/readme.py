@@ -11,7 +11,7 @@ from kdcli.models.shape import positions_of
 from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter
 from kdcli.verbs.export.agreement import agreement_text
 from kdcli.verbs.export.facts import ExportFacts, FileFacts
-from kdcli.verbs.export.javascript import TASKS, has_pipeline, javascript
+from kdcli.verbs.export.javascript import JS_TASKS, has_pipeline, javascript
 
 OPEN = {
     "onnx": """import onnxruntime
@@ -38,26 +38,29 @@ def run(inputs):
 }
 """Format -> code that loads a file and defines `run`, from arrays by name to a list of outputs."""
 
-TEXTS = '["A first text.", "A second and somewhat longer one."]'
+EXAMPLE_TEXTS = '["A first text.", "A second and somewhat longer one."]'
 USE: dict[str | None, tuple[str, str]] = {
     EMBEDDING: (
-        TEXTS,
+        EXAMPLE_TEXTS,
         "_, vectors = run(inputs)  # of tokens, of texts\nprint((vectors @ vectors.T).tolist())",
     ),
     None: (
-        TEXTS,
+        EXAMPLE_TEXTS,
         "(last_hidden_state,) = run(inputs)\nprint(last_hidden_state.shape)  # texts, tokens, "
         "width",
     ),
-    "class": (TEXTS, "(logits,) = run(inputs)\nprint([labels[i] for i in logits.argmax(-1)])"),
+    "class": (
+        EXAMPLE_TEXTS,
+        "(logits,) = run(inputs)\nprint([labels[i] for i in logits.argmax(-1)])",
+    ),
     "multi": (
-        TEXTS,
+        EXAMPLE_TEXTS,
         "(logits,) = run(inputs)\nprint([[labels[i] for i in (row > 0).nonzero()[0]] for row in "
         "logits])",
     ),
-    "score": (TEXTS, "(logits,) = run(inputs)\nprint(logits[:, 0].tolist())"),
+    "score": (EXAMPLE_TEXTS, "(logits,) = run(inputs)\nprint(logits[:, 0].tolist())"),
     "tokens": (
-        TEXTS,
+        EXAMPLE_TEXTS,
         "(logits,) = run(inputs)\nprint([[labels[i] for i in row] for row in logits.argmax(-1)])",
     ),
     "span": (
@@ -69,7 +72,7 @@ USE: dict[str | None, tuple[str, str]] = {
 }
 """Kind of the head (None: no head) -> texts to tokenise, and code that uses the inputs."""
 
-PIPELINE = {kind: PIPELINES[auto.__name__] for kind, auto in AUTO_CLASS.items()} | {
+PIPELINE_BY_KIND = {kind: PIPELINES[auto.__name__] for kind, auto in AUTO_CLASS.items()} | {
     None: PIPELINES["AutoModel"],
     EMBEDDING: PIPELINES[EMBEDDER],
 }
@@ -111,14 +114,10 @@ def readme(
     notes = "".join(f"\n* {line}" for line in lines)
     install = {"onnx": "onnxruntime", "openvino": "openvino"}[facts.format]
     model_type = model.config.model_type
-    library, pipeline, tags, script = "openvino", PIPELINE[facts.kind], [], ""
+    library, pipeline, tags = _hub_library(facts, model_type)
+    script = ""
     if facts.format == "onnx":
         script = _script(javascript(facts.kind, model_type, facts.main.precision, fmt))
-        library = "onnx"
-        if has_pipeline(facts.kind, model_type):
-            # The hub shows a snippet with this library's `pipeline` and the card's task.
-            library, pipeline = "transformers.js", TASKS[facts.kind]
-            tags = [PIPELINE[facts.kind]] if pipeline != PIPELINE[facts.kind] else []
     front = front_matter(
         f"{Path(facts.source).name}-{facts.format}-{'-'.join(precisions)}",
         base=source,
@@ -147,6 +146,18 @@ def readme(
 {_code(facts, max_length or positions_of(model.config))}
 ```
 {script}"""
+
+
+def _hub_library(facts: ExportFacts, model_type: str) -> tuple[str, str, list[str]]:
+    """Return the library and the task in the front matter of the card, and additional tags."""
+    task = PIPELINE_BY_KIND[facts.kind]
+    if facts.format != "onnx":
+        return "openvino", task, []
+    if not has_pipeline(facts.kind, model_type):
+        return "onnx", task, []
+    # The hub shows a snippet with this library's `pipeline` and the card's task.
+    js_task = JS_TASKS[facts.kind]
+    return "transformers.js", js_task, [task] if js_task != task else []
 
 
 def _script(code: str) -> str:

@@ -14,10 +14,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
-from rich.table import Table
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.data.sources import open_source
@@ -25,7 +22,6 @@ from kdcli.data.text.sentences import sentences
 from kdcli.deploy.environment import versions
 from kdcli.deploy.export import EXACT, FILES, LIMITS, RUNTIMES, SECOND_NAMES, recorded
 from kdcli.deploy.exported import EMBEDDING, FACTS
-from kdcli.deploy.predict import Usable
 from kdcli.deploy.sessions import library
 from kdcli.disk import STAGED, check_writable, content_of, fill_dir, write_atomic
 from kdcli.engine.progress import Progress
@@ -53,7 +49,6 @@ from kdcli.models.load import (
 )
 from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows, write_training_rows
-from kdcli.report.text import bytes_of
 from kdcli.report.views import short
 from kdcli.run.context import cpu_session
 from kdcli.types import Kind
@@ -61,7 +56,8 @@ from kdcli.verbs.export.agreement import ExportCheck
 from kdcli.verbs.export.facts import ExportFacts, FileFacts, GatedFile
 from kdcli.verbs.export.gate import FileCheck, write_gated
 from kdcli.verbs.export.javascript import CONFIG_KEY, default_dtype
-from kdcli.verbs.export.readme import difference_text, readme
+from kdcli.verbs.export.readme import readme
+from kdcli.verbs.export.result import Exported
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.detect import task_of_model
 from kdcli.workloads.embedder import Embedder
@@ -70,76 +66,7 @@ from kdcli.workloads.settings import LabelledSettings
 from kdcli.workloads.workload import EvaluationRequest, Workload
 
 TEXTS_COMPARED, VECTORS_COMPARED = 64, 256
-TEXT = LabelledSettings()  # the text of the demo
-
-
-@dataclass(frozen=True)
-class Exported(Usable):
-    """The result of `kdcli export`.
-
-    Attributes:
-        facts: The content of export.json.
-        folder: The directory of the export.
-        trust_remote_code: Whether code that comes with its model may run.
-    """
-
-    facts: ExportFacts
-    folder: Path
-    trust_remote_code: bool = False
-
-    @property
-    def best(self) -> Path:
-        """The directory to ship."""
-        return self.folder
-
-    def to_json(self) -> str:
-        """Return the content of export.json."""
-        return json.dumps(self.facts.to_dict(), indent=2)
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return one row a file: its size, its difference from torch, and the scores of both."""
-        rows = []
-        for file in self.facts.by_file:
-            row: dict[str, Any] = {
-                "source": self.facts.source,
-                "format": self.facts.format,
-                "precision": file.precision,
-                "max_abs": file.gated.file.max_abs,
-                "relative": file.gated.file.relative,
-                "bytes": file.bytes,
-            }
-            row |= file.agreement
-            for scores in file.scores:
-                task = f"{scores.task} {scores.set}".strip()
-                row |= {f"{task} {name} torch": value for name, value in scores.torch.items()}
-                row |= {f"{task} {name} file": value for name, value in scores.file.items()}
-            rows.append(row)
-        return pd.DataFrame(rows)
-
-    def _repr_html_(self) -> str:
-        return str(self.to_frame().to_html(index=False))
-
-    def renderables(self) -> Iterable[Any]:
-        """Return what the terminal shows: a table, notes, and the directory."""
-        facts = self.facts
-        table = Table("", "", show_header=False, box=None)
-        table.add_row("source", facts.source)
-        table.add_row("format", facts.format)
-        table.add_row("inputs", ", ".join(facts.inputs))
-        table.add_row("outputs", ", ".join(facts.outputs))
-        for file in facts.by_file:
-            table.add_row("precision", file.precision)
-            table.add_row("size", bytes_of(file.bytes))
-            table.add_row("next to torch", difference_text(file, facts.kind))
-            for scores in file.scores:
-                values = ", ".join(
-                    f"{name} {value:.4f} (torch {scores.torch[name]:.4f})"
-                    for name, value in scores.file.items()
-                )
-                table.add_row(scores.task, values)
-        yield table
-        yield from (note for file in facts.by_file for note in file.notes)
-        yield f"model in {self.folder} (README.md shows how to run it)"
+DEMO_TEXT = LabelledSettings()  # the text of the demo
 
 
 def export(
@@ -147,7 +74,7 @@ def export(
     *,
     format: str,
     precisions: Sequence[str] = ("fp32",),
-    data: LabelledSettings = TEXT,
+    data: LabelledSettings = DEMO_TEXT,
     pooling: str | None = None,
     task: str | None = None,
     max_drop: float | None = None,
@@ -266,7 +193,7 @@ def _file_facts(precision: str, gated: GatedFile, parts: Sequence[Path]) -> File
 def _write_rest(
     loaded: _Loaded, facts: ExportFacts, source: str, staged: Path, weights: bool
 ) -> None:
-    """Write what lies next to the model files; export.json comes last."""
+    """Write the files next to the model files. export.json comes last."""
     model = loaded.model
     for name in SECOND_NAMES:
         if (file := staged / name).is_file():

@@ -11,12 +11,12 @@ from kdcli.workloads.settings import TASK_OPTION, LabelledSettings, Pooling
 
 
 class ExportData(LabelledSettings):
-    """`data:` of `export`: the task's examples, else text."""
+    """`data:` of `export`: the task's examples, or text."""
 
     source: Annotated[str | None, DATA_OPTION] = Field(
         None,
-        description="Data on which each file is compared with torch: the task's, else text "
-        "(default: the task's own, or 'demo').",
+        description="Data on which each file is compared with torch: the task's examples, or text "
+        "(default: the task's own data, or 'demo').",
     )
 
 
@@ -29,7 +29,7 @@ class ExportRecipe(Section):
 
 @dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
 class ExportOptions:
-    """Options of `kdcli export` that are no recipe keys."""
+    """Options of `kdcli export` that are not recipe keys."""
 
     model: Annotated[
         str,
@@ -68,12 +68,12 @@ class ExportOptions:
 
     @property
     def precisions(self) -> list[str]:
-        """The precisions of the files; several come with the float32 one."""
+        """The precisions of the files. If there are several, the first is float32."""
         wanted = {"int8": self.int8, "fp16": self.fp16, "q4": self.q4}
         smaller = [name for name, is_wanted in wanted.items() if is_wanted]
         return smaller if len(smaller) == 1 else ["fp32", *smaller]
 
 
 RECIPES: dict[str, type[Section]] = {"export": ExportRecipe}
-"""Kind of recipe -> settings model."""
+"""The settings model of each kind of recipe."""
 OPTIONS = {"export": ExportOptions}

@@ -7,7 +7,6 @@ import shutil
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kdcli.disk import disk_errors
 from kdcli.engine.run_dir import RECIPE, REPORT
@@ -15,7 +14,7 @@ from kdcli.errors import UsageError
 from kdcli.models.model import Model
 from kdcli.models.shape import parse_shape
 from kdcli.recipe.resolve import Resolved, combinations
-from kdcli.recipe.sections import RunOptions
+from kdcli.recipe.sections import RecipeValues, RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import RunRow, Selection
 from kdcli.run.context import RunContext
@@ -34,7 +33,7 @@ from kdcli.workloads.workload import Workload
 class GridRun:
     """One run of the grid: its settings, and the stage that trains it."""
 
-    settings: dict[str, Any]
+    settings: RecipeValues
     resolved: Resolved[FinetuneRecipe]
     stage: Stage
 
@@ -65,7 +64,7 @@ def finetune(
     return run_command(resolved, options, name, _prepare)
 
 
-def check_grid(settings: list[dict[str, Any]]) -> None:
+def check_grid(settings: list[RecipeValues]) -> None:
     """Check the settings of a grid.
 
     Raises UsageError: a key that all runs share, a value that is a list, or a repeated setting.

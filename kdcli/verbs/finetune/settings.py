@@ -4,4 +4,4 @@ from kdcli.recipe.sections import Section
 from kdcli.workloads.settings import FinetuneRecipe, RerankRecipe
 
 RECIPES: dict[str, type[Section]] = {"finetune": FinetuneRecipe, "rerank": RerankRecipe}
-"""Folder of `recipes/` -> settings model."""
+"""The settings model of each folder of `recipes/`."""

@@ -1,10 +1,11 @@
 """`kdcli mask`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from kdcli.cli.app import app
+from kdcli.cli.show import Printable
 from kdcli.cli.verb import PRINTING, Given, verb
 from kdcli.errors import UsageError
 
@@ -18,7 +19,7 @@ app.add_typer(mask, name="mask")
 
 
 @verb("json", group=mask, example="kdcli mask info runs/sst2/mask/mask.safetensors")
-def info(given: Given) -> Any:
+def info(given: Given) -> Printable | None:
     """Show what a mask is for, and how much it keeps."""
     from kdcli.verbs.mask import run
     from kdcli.verbs.mask.settings import InfoOptions
@@ -27,7 +28,7 @@ def info(given: Given) -> Any:
 
 
 @verb("json", group=mask, example="kdcli mask diff first.safetensors second.safetensors")
-def diff(given: Given) -> Any:
+def diff(given: Given) -> Printable | None:
     """Compare two masks."""
     from kdcli.verbs.mask import run
     from kdcli.verbs.mask.settings import DiffOptions
@@ -37,7 +38,7 @@ def diff(given: Given) -> Any:
 
 
 @verb(*SHARED, group=mask, example="kdcli mask apply runs/sst2/mask/mask.safetensors -o masked")
-def apply(given: Given) -> Any:
+def apply(given: Given) -> Printable | None:
     """Save the masked model with zeros: it loads anywhere, and is not faster."""
     from kdcli.verbs.mask.settings import ApplyOptions
 
@@ -45,7 +46,7 @@ def apply(given: Given) -> Any:
 
 
 @verb(*SHARED, group=mask, example="kdcli mask compact runs/sst2/mask/mask.safetensors -o small")
-def compact(given: Given) -> Any:
+def compact(given: Given) -> Printable | None:
     """Save the model without its empty rows, columns and heads: smaller and faster."""
     from kdcli.verbs.mask.settings import CompactOptions
 
@@ -55,7 +56,7 @@ def compact(given: Given) -> Any:
 
 def _save(
     given: Given, own: "ApplyOptions", *, compacted: bool = False, drop_rows_below: int = 0
-) -> Any:
+) -> Printable | None:
     if own.masking is not None and own.sparsity is None:
         raise UsageError("--masking changes nothing without --sparsity", "add --sparsity")
     options = given.run_options

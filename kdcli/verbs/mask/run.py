@@ -1,10 +1,10 @@
-"""`kdcli mask`: show a mask file, compare two, or save the masked or compacted model."""
+"""`kdcli mask`: show a mask file, compare two files, or save the masked or compacted model."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from rich.table import Column, Table
@@ -48,14 +48,14 @@ class MaskResult:
         table: A table for the terminal, the header first.
     """
 
-    facts: dict[str, Any]
+    facts: Mapping[str, object]
     lines: list[str]
     table: list[list[str]] = field(default_factory=list)
 
     def to_json(self) -> str:
         return json.dumps(self.facts, indent=2)
 
-    def renderables(self) -> Iterable[Any]:
+    def renderables(self) -> Iterable[object]:
         if self.table:
             (first, *others), *rows = self.table
             grid = Table(
@@ -74,8 +74,13 @@ def info(file: Path) -> MaskResult:
     """
     mask = read_mask(file)
     about, has_scores = mask.info, bool(mask.scores)
-    facts = about.model_dump(mode="json") | {"bytes": file.stat().st_size, "scores": has_scores}
-    facts |= {"density": _density(mask.masks.values()), "density_asked": about.density}
+    size, density = file.stat().st_size, _density(mask.masks.values())
+    facts = about.model_dump(mode="json") | {
+        "bytes": size,
+        "scores": has_scores,
+        "density": density,
+        "density_asked": about.density,
+    }
     by_kind: dict[str, list[Tensor]] = {}
     for name, bits in mask.masks.items():
         by_kind.setdefault(name.split(".")[1], []).append(bits)
@@ -90,10 +95,10 @@ def info(file: Path) -> MaskResult:
         ["tokens a row", "" if about.max_length is None else str(about.max_length)],
         ["method", about.method],
         ["density asked for", f"{percent(about.density)}%"],
-        ["density", f"{percent(facts['density'], 4)}%"],
+        ["density", f"{percent(density, 4)}%"],
         *([kind, f"{percent(_density(masks))}%"] for kind, masks in by_kind.items()),
         *([name, number(value)] for name, value in about.metrics.items()),
-        ["size", bytes_of(facts["bytes"])],
+        ["size", bytes_of(size)],
         ["scores", "kept: another density can be cut" if has_scores else "not kept"],
     ]
     return MaskResult(facts, down_to_one(mask.masks), [row for row in table if row[1]])
@@ -144,14 +149,14 @@ def apply(
     output_dir: Path | None,
     trust_remote_code: bool,
 ) -> MaskResult:
-    """Save the model that a mask makes of its base.
+    """Apply a mask to its base, and save the model.
 
     Args:
         file: A mask file, or an `.npy` of the SMP authors.
         base: The base model; None for the base that the mask file names. An `.npy` names none.
         sparsity: Select the weights again from the stored scores, for this share of zeros.
         masking: How weights are selected; see `kdcli.pruners.selection`.
-        task: The task of an `.npy`; None for the task that the file's name begins with.
+        task: The task of an `.npy`; None for the task at the beginning of the file's name.
         sets: `head.kind` and `head.words` of an `.npy`.
         compacted: Remove empty rows instead of storing zeros; see `kdcli.deploy.sparse.compact`.
         drop_rows_below: Also remove rows with fewer weights than this.

@@ -40,7 +40,9 @@ class ApplyOptions:
     base: Annotated[
         str | None,
         Option("--base", metavar="MODEL"),
-        Field(description="Model that the mask is for (default: the one that the mask names)."),
+        Field(
+            description="Model to which the mask applies (default: the model that the mask names)."
+        ),
     ] = None
     task: Annotated[
         str | None,
@@ -50,7 +52,10 @@ class ApplyOptions:
     sparsity: Annotated[
         float | None,
         Option("--sparsity", metavar="SHARE"),
-        Field(description="Share of the weights to remove, by the stored scores (default: as is)."),
+        Field(
+            description="Share of the weights to remove, chosen by the stored scores (default: the "
+            "stored mask)."
+        ),
     ] = None
     masking: Annotated[
         str | None,

@@ -1,17 +1,18 @@
 """`kdcli prune`."""
 
-from typing import Any
-
+from kdcli.cli.show import Printable
 from kdcli.cli.verb import TRAINING, Given, verb
 
 
 @verb(*TRAINING, example="kdcli prune demo --task demo-topic --method smp --sparsity 0.9")
-def prune(given: Given) -> Any:
+def prune(given: Given) -> Printable | None:
     """Remove weights of an encoder while it learns a task (SMP and its baselines)."""
     from kdcli.verbs.prune import run
     from kdcli.verbs.prune.recipes import prune_recipes
 
     options, keys = given.run_options, given.keys("prune")
-    methods = keys.pop("method", [])
-    recipes = prune_recipes(methods, recipe=given.recipe, sets=given.sets, options=keys)
+    keys.pop("method", None)
+    recipes = prune_recipes(
+        given["method"] or [], recipe=given.recipe, sets=given.sets, options=keys
+    )
     return given.show(run.prune(recipes, options))

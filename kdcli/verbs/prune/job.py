@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,17 +34,19 @@ from kdcli.workloads.workload import Workload, first_rows, freeze_unused, log_pa
 
 TRACE = f"{CHECKPOINTS}/pruning.json"
 """File of the density and the scores over training; it is deleted with the checkpoints."""
-TRACE_POINTS, BINS = 20, 40
+TRACE_POINTS, HISTOGRAM_BINS = 20, 40
 """Number of points of the density curve, and of bars in a histogram of scores."""
 SAFE_STEP = 0.001
 """Share of the weights that scores alone may remove in one step without harm (docs/results.md)."""
 
 
 @dataclass(frozen=True)
-class Pruning:
+class BuiltPruning:
     """A model under masks and its job.
 
     Attributes:
+        recipe: The recipe of the run.
+        teacher: The model that teaches; None if the recipe names none.
         model: The model under masks.
         dense: The description of the model as it was loaded.
         pruner: The method, bound to the model.
@@ -55,6 +56,8 @@ class Pruning:
         warnings: Problems that the user should know before hours are spent.
     """
 
+    recipe: PruneRecipe
+    teacher: Model | None
     model: Model
     dense: Card
     pruner: Pruner
@@ -65,13 +68,13 @@ class Pruning:
 
 
 def build_pruning(
-    context: RunContext[Any],
+    context: RunContext[PruneRecipe],
     workload: Workload,
     recipe: PruneRecipe,
     model: Model,
     teacher: Model | None,
     folder: Path | None,
-) -> Pruning:
+) -> BuiltPruning:
     """Put masks on a model and make its job.
 
     Args:
@@ -87,8 +90,9 @@ def build_pruning(
     schedule = workload.plan(recipe.train).schedule
     # Describe the model before a copy of it is cast to the compute dtype.
     dense = describe_source(model.model, str(recipe.model))
-    if teacher is None and not workload.has_labels:
-        teacher = replace(model, model=copy.deepcopy(model.model))
+    source = teacher
+    if source is None and not workload.has_labels:
+        source = replace(model, model=copy.deepcopy(model.model))
     pruner = build_pruner(
         recipe.method,
         recipe.pruner,
@@ -103,7 +107,7 @@ def build_pruning(
         if id(parameter) not in inside:
             parameter.requires_grad_(workload.trains_head(recipe.head))
     job, plan_schedule, steps_per_pass = _job(
-        context, workload, recipe, model, pruner, teacher, folder
+        context, workload, recipe, model, pruner, source, folder
     )
     if not pruner.trains_weights:
         # Frozen weights in the compute dtype take half the memory and need no casts. This comes
@@ -112,7 +116,9 @@ def build_pruning(
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(context.session.compute_dtype)
     warnings = density_warnings(recipe, pruner, schedule.steps)
-    return Pruning(model, dense, pruner, job, plan_schedule, steps_per_pass, warnings)
+    return BuiltPruning(
+        recipe, teacher, model, dense, pruner, job, plan_schedule, steps_per_pass, warnings
+    )
 
 
 def restore_precision(model: PreTrainedModel, base: PreTrainedModel) -> None:
@@ -136,7 +142,7 @@ def encoder_parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
 
 
 def _job(
-    context: RunContext[Any],
+    context: RunContext[PruneRecipe],
     workload: Workload,
     recipe: PruneRecipe,
     model: Model,
@@ -213,7 +219,7 @@ def _step(
 
 
 def _targets(
-    context: RunContext[Any],
+    context: RunContext[PruneRecipe],
     workload: Workload,
     recipe: PruneRecipe,
     teacher: Model | None,
@@ -321,26 +327,32 @@ class Trace:
     def __init__(self, pruner: Pruner, folder: Path | None, steps: int) -> None:
         self.pruner, self.every, self.steps = pruner, max(1, steps // TRACE_POINTS), steps
         self.file = folder / TRACE if folder is not None else None
-        self.lists: dict[str, list[dict[str, Any]]] = {"curve": [], "histograms": []}
+        self.curve: list[DensityPoint] = []
+        self.histograms: list[Histogram] = []
         if self.file is not None and self.file.is_file():
-            self.lists = json.loads(self.file.read_text("utf-8"))
+            lists = json.loads(self.file.read_text("utf-8"))
+            self.curve = [DensityPoint.model_validate(each) for each in lists["curve"]]
+            self.histograms = [Histogram.model_validate(each) for each in lists["histograms"]]
 
     def after(self, done: int) -> None:
         """Record the state after a step, if it is one of the recorded steps."""
-        self.lists = {
-            n: [p for p in points if p["step"] < done] for n, points in self.lists.items()
-        }
+        self.curve = [point for point in self.curve if point.step < done]
+        self.histograms = [each for each in self.histograms if each.step < done]
         if done % self.every and done != self.steps:
             return
         # Reading the density waits for the device, so it is read at a few steps only.
         density = self.pruner.masks.density()
-        self.lists["curve"].append(DensityPoint(step=done, density=density).model_dump())
+        self.curve.append(DensityPoint(step=done, density=density))
         if scores := self.pruner.masks.scores():
-            self.lists["histograms"].append(_histogram(done, scores).model_dump())
+            self.histograms.append(_histogram(done, scores))
         if self.file is not None:
             with disk_errors(self.file):
                 self.file.parent.mkdir(exist_ok=True)
-            write_atomic(self.file, json.dumps(self.lists))
+            lists = {
+                "curve": [point.model_dump() for point in self.curve],
+                "histograms": [each.model_dump() for each in self.histograms],
+            }
+            write_atomic(self.file, json.dumps(lists))
 
 
 def _histogram(step: int, scores: Mapping[str, Tensor]) -> Histogram:
@@ -349,6 +361,7 @@ def _histogram(step: int, scores: Mapping[str, Tensor]) -> Histogram:
     low, high = min(a for a, _ in extremes), max(b for _, b in extremes)
     # Before the first step all scores are equal.
     high = high if high > low else low + 1.0
-    counts = torch.stack([torch.histc(s.float(), BINS, low, high) for s in scores.values()]).sum(0)
-    edges = np.linspace(low, high, BINS + 1).tolist()
+    by_matrix = [torch.histc(s.float(), HISTOGRAM_BINS, low, high) for s in scores.values()]
+    counts = torch.stack(by_matrix).sum(0)
+    edges = np.linspace(low, high, HISTOGRAM_BINS + 1).tolist()
     return Histogram(step=step, edges=edges, counts=counts.long().tolist())

@@ -4,7 +4,6 @@ The methods share the examples and the budget, and have their own settings.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from kdcli.data.tasks import OWN
 from kdcli.pruners import defaults
@@ -14,7 +13,11 @@ from kdcli.workloads.detect import with_task
 
 
 def prune_recipes(
-    methods: Sequence[str], *, recipe: str | None, sets: Sequence[str], options: Mapping[str, Any]
+    methods: Sequence[str],
+    *,
+    recipe: str | None,
+    sets: Sequence[str],
+    options: Mapping[str, object],
 ) -> list[Resolved[PruneRecipe]]:
     """Resolve a recipe for each method.
 

@@ -30,7 +30,7 @@ from kdcli.targets.targets import delete_signals
 from kdcli.types import Outcome
 from kdcli.verbs.prune.job import build_pruning, restore_precision
 from kdcli.verbs.prune.recipes import with_defaults
-from kdcli.verbs.prune.save import COMPACT, DENSE, MASKED, save_and_report
+from kdcli.verbs.prune.save import COMPACT, DENSE, MASKED, save_pruned
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads import open_workload
 from kdcli.workloads.as_trained import as_trained
@@ -38,7 +38,7 @@ from kdcli.workloads.finetuning import request_of, scores_after_training
 from kdcli.workloads.workload import Workload, WorkloadRequest
 
 Recipes = Sequence[Resolved[PruneRecipe]]
-EMBEDDING = "embedding"
+EMBEDDING_TASK = "embedding"
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ def prune(recipes: Recipes, options: RunOptions) -> RunResult | Estimate | None:
             raise UsageError(f"{name} {repeated[0]} was given twice", "give each once")
     for_vectors = ("embedding.", "loss.", "eval.")
     wrong = [key for each in recipes for key in each.origins if key.startswith(for_vectors)]
-    if wrong and first.task != EMBEDDING:
+    if wrong and first.task != EMBEDDING_TASK:
         raise UsageError(
-            f"{wrong[0]} is for --task {EMBEDDING}, not for task {first.task}", "omit it"
+            f"{wrong[0]} is for --task {EMBEDDING_TASK}, not for task {first.task}", "omit it"
         )
     complete = [with_defaults(each) for each in recipes]
     options.check_pushed(len(stage_recipes(complete, Path())))
@@ -124,7 +124,7 @@ def prune_request(recipe: PruneRecipe, other_models: Sequence[str]) -> WorkloadR
     request = request_of(
         recipe, str(recipe.model), new_head=not own_head, other_models=other_models
     )
-    if recipe.task != EMBEDDING:
+    if recipe.task != EMBEDDING_TASK:
         return request
     settings = {
         "embedding": recipe.embedding.model_dump(),
@@ -132,7 +132,7 @@ def prune_request(recipe: PruneRecipe, other_models: Sequence[str]) -> WorkloadR
         "eval": recipe.eval,
     }
     return WorkloadRequest(
-        EMBEDDING, str(recipe.model), recipe.data, settings=settings, seed=recipe.train.seed
+        EMBEDDING_TASK, str(recipe.model), recipe.data, settings=settings, seed=recipe.train.seed
     )
 
 
@@ -178,9 +178,7 @@ def _stage(
                 scores = scores_after_training(workload, built.model, outcome)
             if context.is_main:
                 delete_signals(folder)
-                save_and_report(
-                    context, workload, built, recipe, folder, outcome, scores, base, teacher
-                )
+                save_pruned(context, workload, built, folder, outcome, scores, base)
 
         cards = {DENSE: built.dense}
         return StageJob(built.job, built.schedule, built.steps_per_pass, finish, cards)

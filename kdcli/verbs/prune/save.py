@@ -1,4 +1,4 @@
-"""Save a pruned model in every form (masked, compact, mask file), measure the forms and report."""
+"""Save a pruned model as masked model, compact model and mask file; measure the forms; report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kdcli.report.schema import PrunedMatrix
 from kdcli.report.text import bytes_of
 from kdcli.run.context import RunContext
 from kdcli.types import Outcome, RowHashes
-from kdcli.verbs.prune.job import TRACE, Pruning
+from kdcli.verbs.prune.job import TRACE, BuiltPruning
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads.labelled import WORST
 from kdcli.workloads.predictions import summed_up
@@ -40,7 +40,7 @@ from kdcli.workloads.workload import ModelScores, Workload
 
 DENSE, MASKED, COMPACT, SPARSE = "dense", "masked", "compact", "sparse"
 """The models of a report: as loaded, with zeros, without empty rows, and with sparse linears."""
-MASK, SCORES = "mask/mask.safetensors", "mask/scores.safetensors"
+MASK_FILE, SCORES_FILE = "mask/mask.safetensors", "mask/scores.safetensors"
 """Paths of the mask files.
 
 They have a folder of their own, because the safetensors next to a config.json are the model's
@@ -68,38 +68,34 @@ class _Forms:
     notes: list[str] = field(default_factory=list)
 
 
-def save_and_report(
-    context: RunContext[Any],
+def save_pruned(
+    context: RunContext[PruneRecipe],
     workload: Workload,
-    built: Pruning,
-    recipe: PruneRecipe,
+    built: BuiltPruning,
     folder: Path,
     outcome: Outcome,
     scores: ModelScores | None,
     base: PreTrainedModel | None,
-    teacher: Model | None,
 ) -> None:
     """Save every form of a pruned model, measure the forms next to the dense model, and report.
 
     Args:
         context: Where and how the verb runs.
         workload: The rows that the model was trained and scored on.
-        built: The model and its pruner.
-        recipe: The recipe of the run.
+        built: The model, its pruner, its recipe and its teacher.
         folder: The directory of the run.
         outcome: The outcome of the training.
         scores: The scores of the masked model; None if the workload has no sets to score it on.
         base: The encoder that the model was loaded from; None if its weights were trained.
-        teacher: The model that taught; None without a teacher.
     """
-    model, pruner = built.model, built.pruner
+    model, pruner, recipe, teacher = built.model, built.pruner, built.recipe, built.teacher
     network = model.model.cpu().eval()
     masks, importance = pruner.masks.masks(), pruner.masks.scores()
     rows = all_rows(model.rows, workload.rows, *([teacher.rows] if teacher else []))
     pruner.masks.fold()
     notes = [*built.warnings, *down_to_one(masks), *workload.notes]
     notes += _chosen_step(workload, built, outcome)
-    forms = _save_forms(context, workload, built, recipe, folder, scores, rows)
+    forms = _save_forms(context, workload, built, folder, scores, rows)
     notes += forms.notes
     contents = ReportContents("prune", recipe, forms.reported, outcome=outcome, notes=notes)
     contents.evaluations = [row for name, each in forms.scores.items() for row in each.rows(name)]
@@ -114,18 +110,18 @@ def save_and_report(
         own = [e for e in contents.evaluations if (e.model, e.reference) == (MASKED, "labels")]
         metrics = summed_up({e.set: e.metrics for e in own}, None) if own else {}
         head, info = _mask_info(workload, recipe, network, base, metrics)
-        write_mask(folder / MASK, info, masks, head=head, rows=rows)
+        write_mask(folder / MASK_FILE, info, masks, head=head, rows=rows)
         if importance:
-            write_mask(folder / SCORES, info, masks, head=head, scores=importance, rows=rows)
-        size = bytes_of((folder / MASK).stat().st_size)
-        notes.append(f"mask: {size} in addition to the base ({MASK})")
+            write_mask(folder / SCORES_FILE, info, masks, head=head, scores=importance, rows=rows)
+        size = bytes_of((folder / MASK_FILE).stat().st_size)
+        notes.append(f"mask: {size} in addition to the base ({MASK_FILE})")
     contents.auto_class, contents.pipeline = workload.auto_class, workload.pipeline
     trace = json.loads((folder / TRACE).read_text("utf-8"))
     contents.pruning = [pruning_facts(recipe, network, masks, trace)]
     context.report(contents, recipe.measure, folder)
 
 
-def _chosen_step(workload: Workload, built: Pruning, outcome: Outcome) -> list[str]:
+def _chosen_step(workload: Workload, built: BuiltPruning, outcome: Outcome) -> list[str]:
     """Return a note on the step whose weights were kept, if it was chosen by a metric."""
     if outcome.best_step is None:
         return []
@@ -137,10 +133,9 @@ def _chosen_step(workload: Workload, built: Pruning, outcome: Outcome) -> list[s
 
 
 def _save_forms(
-    context: RunContext[Any],
+    context: RunContext[PruneRecipe],
     workload: Workload,
-    built: Pruning,
-    recipe: PruneRecipe,
+    built: BuiltPruning,
     folder: Path,
     scores: ModelScores | None,
     rows: RowHashes,
@@ -150,13 +145,12 @@ def _save_forms(
     Args:
         context: Where and how the verb runs.
         workload: The rows that the model was trained and scored on.
-        built: The model, with zeros in place of its masks.
-        recipe: The recipe of the run.
+        built: The model, with zeros in place of its masks, and its recipe.
         folder: The directory of the run.
         scores: The scores of the masked model; None for none.
         rows: The rows that the model was trained on.
     """
-    model, network = built.model, built.model.model
+    model, network, recipe = built.model, built.model.model, built.recipe
     loads = "anywhere"
     if is_custom(network):
         loads += " with trust_remote_code, because its class lies next to it"
@@ -190,7 +184,7 @@ def _save_forms(
 
 
 def _save_compact(
-    context: RunContext[Any],
+    context: RunContext[PruneRecipe],
     workload: Workload,
     model: Model,
     recipe: PruneRecipe,
@@ -264,7 +258,7 @@ def _check_compact(workload: Workload, masked: Model, small: Model, drop_rows_be
     Raises AssertionError: it does not, although no weight was dropped.
     """
     if drop_rows_below > 1:
-        return f"compact: rows with fewer than {drop_rows_below} weights are gone too"
+        return f"compact: rows with fewer than {drop_rows_below} weights were also removed"
     held_out = workload.held_out
     batch = held_out.batch(np.arange(min(8, len(held_out))))
     pairs = list(zip(workload.encode(masked, batch), workload.encode(small, batch), strict=True))
@@ -273,10 +267,11 @@ def _check_compact(workload: Workload, masked: Model, small: Model, drop_rows_be
     difference /= max(1.0, largest)
     # Not `>`: a NaN must fail too.
     if not difference <= LOSSLESS:
-        # This is a bug of kdcli, so it ends with a traceback.
+        # This is a bug in kdcli, so it ends with a traceback.
         raise AssertionError(f"the compacted model differs from the masked one by {difference:.1e}")
     return (
-        f"compact: nothing but what was empty is gone; outputs differ by at most {difference:.0e}"
+        f"compact: only empty rows and columns were removed; outputs differ by at most "
+        f"{difference:.0e}"
     )
 
 

@@ -1,12 +1,12 @@
 """The recipe of `kdcli prune`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from kdcli.recipe.methods import method_names
 from kdcli.recipe.options import Option
-from kdcli.recipe.sections import KdSettings, LearningRate, Section
+from kdcli.recipe.sections import KdSettings, LearningRate, RecipeValues, Section
 from kdcli.workloads.settings import (
     ENCODER,
     CacheSize,
@@ -19,10 +19,10 @@ from kdcli.workloads.settings import (
 
 
 class PruneTrainSettings(FinetuneTrainSettings):
-    """`train:` of `prune`, with SMP's values. Other methods have their own rate and warm-up."""
+    """`train:` of `prune`, with SMP's values. Other methods have another rate and warm-up."""
 
     lr: LearningRate = Field(
-        2e-2, description="Peak learning rate: of the scores for smp, else the method's."
+        2e-2, description="Peak learning rate, of the scores for smp (default: the method's)."
     )
     warmup_fraction: float = Field(
         0.0,
@@ -31,7 +31,7 @@ class PruneTrainSettings(FinetuneTrainSettings):
         description="Share of the steps in which the learning rate rises; 0.1 for other methods.",
     )
     weight_decay: float = Field(
-        0.0, ge=0, description="Weight decay of AdamW; biases and normalisations have none."
+        0.0, ge=0, description="Weight decay of AdamW, except for biases and normalisation layers."
     )
 
 
@@ -46,19 +46,20 @@ class PruneRecipe(TaskRecipe):
     method: Annotated[
         str,
         Option("--method", kind=list[str], choices=tuple(method_names("kdcli.pruners", "pruner"))),
-    ] = Field("smp", description="Pruning method; may be repeated, one run each.")
+    ] = Field("smp", description="Pruning method; may be repeated, one run for each.")
     sparsity: Annotated[
         list[Annotated[float, Field(ge=0, lt=1)]], Option("--sparsity", metavar="SHARE")
     ] = Field(
         default_factory=lambda: [0.9],
         min_length=1,
-        description="Share of the layers' weights to remove; may be repeated, one run each.",
+        description="Share of the layers' weights to remove; may be repeated, one run for each.",
     )
     teacher: Annotated[str | None, Option("--teacher", metavar="MODEL")] = Field(
-        None, description="Model fine-tuned on the task, to learn from too (default: none)."
+        None,
+        description="Model fine-tuned on the task, whose outputs are also learned (default: none).",
     )
     pruner: Annotated[
-        dict[str, Any],
+        RecipeValues,
         Option(
             "--masking",
             kind=str,
@@ -69,16 +70,16 @@ class PruneRecipe(TaskRecipe):
     ] = Field(default_factory=dict, description="Settings of the method.")
     kd: KdSettings = KdSettings()
     drop_rows_below: int = Field(
-        0, ge=0, description="The compact form drops rows with fewer weights."
+        0, ge=0, description="Minimum number of weights of a row in the compact form."
     )
     cache_gb: CacheSize = 8.0
     train: PruneTrainSettings = PruneTrainSettings()
     embedding: VectorSettings = VectorSettings()
-    loss: dict[str, Any] = Field(
+    loss: RecipeValues = Field(
         default_factory=dict, description="Settings of the loss of task embedding."
     )
     eval: DownstreamSettings = DownstreamSettings()
 
 
 RECIPES: dict[str, type[Section]] = {"prune": PruneRecipe}
-"""Folder of `recipes/` -> settings model."""
+"""The settings model of each folder of `recipes/`."""

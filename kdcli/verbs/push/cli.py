@@ -1,12 +1,11 @@
 """`kdcli push`."""
 
-from typing import Any
-
+from kdcli.cli.show import Printable
 from kdcli.cli.verb import PRINTING, Given, verb
 
 
 @verb(*PRINTING, example="kdcli push runs/student me/small-model")
-def push(given: Given) -> Any:
+def push(given: Given) -> Printable | None:
     """Push a model directory or an export to the hub: the model, its card and nothing else."""
     from kdcli.engine.progress import Progress
     from kdcli.report.publish import Upload, publish

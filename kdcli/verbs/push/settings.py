@@ -21,18 +21,18 @@ class PushOptions:
     repository: Annotated[
         str,
         Option("repository", metavar="REPO"),
-        Field(description="Repository on the hub, OWNER/NAME; it is created if it is missing."),
+        Field(description="Repository on the hub, OWNER/NAME; created if it does not exist."),
     ]
     public: Annotated[
         bool,
         Option("--public"),
-        Field(description="Make a new repository public, not private."),
+        Field(description="Make a new repository public instead of private."),
     ] = False
     with_report: Annotated[
         bool,
         Option("--with-report"),
         Field(
-            description="Push the report and the recipe too, which may quote evaluated rows and "
+            description="Also push the report and the recipe, which may quote evaluated rows and "
             "name local paths."
         ),
     ] = False

@@ -1,14 +1,13 @@
 """`kdcli tokenize`."""
 
-from typing import Any
-
+from kdcli.cli.show import Printable
 from kdcli.cli.verb import PRINTING, Given, verb
 
 SHARED = ("output_dir", "dry_run", "trust_remote_code", *PRINTING)
 
 
 @verb(*SHARED, example="kdcli tokenize corpus/ --tokenizer bert-base-uncased -o tokens")
-def tokenize(given: Given) -> Any:
+def tokenize(given: Given) -> Printable | None:
     """Tokenise a large text once, in several processes.
 
     Training then takes the directory as --data.
@@ -16,9 +15,9 @@ def tokenize(given: Given) -> Any:
     from kdcli.verbs.tokenize.settings import TokenizeOptions
 
     options, own = given.run_options, given.of(TokenizeOptions)
-    from kdcli.verbs.tokenize.run import run
+    from kdcli.verbs.tokenize import run
 
-    tokenised = run(
+    tokenised = run.tokenize(
         source=own.source,
         tokenizer=own.tokenizer,
         column=own.column,

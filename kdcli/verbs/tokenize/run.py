@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import numpy as np
 from rich.table import Table
+from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.sources import Source, open_source
 from kdcli.data.text.shards import Frame, TokenShards
@@ -29,7 +29,7 @@ PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class TokenizedText:
+class TokenizedDirectory:
     """A directory of shards, with its tokens by split."""
 
     directory: str
@@ -41,7 +41,7 @@ class TokenizedText:
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)
 
-    def renderables(self) -> Iterable[Any]:
+    def renderables(self) -> Iterable[object]:
         table = Table("split", "tokens")
         for split, count in self.tokens.items():
             table.add_row(split, f"{count:,}")
@@ -50,7 +50,7 @@ class TokenizedText:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TokenizeEstimate:
     """The result of a dry run. Values are None if the size of the source is not known."""
 
     source: str
@@ -64,7 +64,7 @@ class Estimate:
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)
 
-    def renderables(self) -> Iterable[Any]:
+    def renderables(self) -> Iterable[object]:
         def known(value: float | None, text: str) -> str:
             return "unknown" if value is None else text
 
@@ -80,7 +80,7 @@ class Estimate:
         yield "estimated from a sample of the text; nothing was written"
 
 
-def run(
+def tokenize(
     *,
     source: str,
     tokenizer: str,
@@ -89,7 +89,7 @@ def run(
     output_dir: Path | None,
     dry_run: bool,
     trust_remote_code: bool,
-) -> TokenizedText | Estimate:
+) -> TokenizedDirectory | TokenizeEstimate:
     """Tokenise a text, or estimate the time and space that this needs.
 
     Args:
@@ -119,7 +119,7 @@ def run(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     meta = tokenise(opened, loaded, column, output_dir, log=Progress.log, workers=workers)
-    return TokenizedText(
+    return TokenizedDirectory(
         directory=str(output_dir),
         tokenizer=meta.name,
         shards=len(meta.shards),
@@ -139,7 +139,9 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise Stopped("stopped; finished shards are kept", "run the same command to make the others")
 
 
-def _estimate(source: Source, tokenizer: Any, column: str | None, workers: int) -> Estimate:
+def _estimate(
+    source: Source, tokenizer: PreTrainedTokenizerBase, column: str | None, workers: int
+) -> TokenizeEstimate:
     """Tokenise a few places of a text, and extrapolate to all of it."""
     # Use one thread, as each worker does.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -162,10 +164,10 @@ def _estimate(source: Source, tokenizer: Any, column: str | None, workers: int) 
         raise UsageError(f"{source.name} holds no text{places}")
     shards = len(meta.shards)
     if not read:
-        return Estimate(source.name, size or None, shards, None, None, None, workers)
+        return TokenizeEstimate(source.name, size or None, shards, None, None, None, workers)
     all_tokens = round(tokens * size / read)
     workers = min(workers, shards)
-    return Estimate(
+    return TokenizeEstimate(
         source=source.name,
         source_bytes=size,
         shards=shards,

@@ -1,18 +1,17 @@
 """`kdcli trim`."""
 
-from typing import Any
-
+from kdcli.cli.show import Printable
 from kdcli.cli.verb import SAVING, Given, verb
 
 
 @verb("sets", "device", *SAVING, example="kdcli trim demo --data demo --vocab-size 500")
-def trim(given: Given) -> Any:
+def trim(given: Given) -> Printable | None:
     """Remove the tokens that your text does not need from a model's vocabulary."""
     from kdcli.recipe.resolve import resolve
     from kdcli.verbs.trim.settings import TrimRecipe
 
     options, keys = given.run_options, given.keys("trim")
     resolved = resolve(TrimRecipe, recipe=None, sets=given.sets, options=keys)
-    from kdcli.verbs.trim.run import run
+    from kdcli.verbs.trim import run
 
-    return given.show(run(resolved, options))
+    return given.show(run.trim(resolved, options))

@@ -28,7 +28,7 @@ from kdcli.workloads.vocabulary import trimmed
 BEFORE, AFTER = "untrimmed", "trimmed"
 
 
-def run(resolved: Resolved[TrimRecipe], options: RunOptions) -> RunResult | None:
+def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> RunResult | None:
     """Trim a model's vocabulary and report. Returns None in a process that prints nothing.
 
     Raises KdcliError: the run fails. If the model or the data cannot be used, or every token is

@@ -38,4 +38,4 @@ class TrimRecipe(Section):
 
 
 RECIPES: dict[str, type[Section]] = {"trim": TrimRecipe}
-"""Kind of recipe -> settings model."""
+"""The settings model of each kind of recipe."""

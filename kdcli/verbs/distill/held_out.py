@@ -1,0 +1,28 @@
+"""Read the students' losses on held-out data from the log of a run."""
+
+from __future__ import annotations
+
+from kdcli.engine.run_dir import RunDir
+from kdcli.report.schema import UNDISTILLED
+
+HELD_OUT_LOSS = "held-out loss"
+"""Name of the distillation loss on held-out text in the table of qualities."""
+
+
+def held_out_losses(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, float]]:
+    """Read each student's held-out loss and its terms from the run's log.
+
+    They are read before training, under the name of the undistilled student, and after training.
+    """
+    records = [r["held_out"] for r in run_dir.read_log() if "held_out" in r]
+    quality: dict[str, dict[str, float]] = {}
+    for name in names:
+        prefix = f"{name}/" if len(names) > 1 else ""
+        for label, losses in ((name + UNDISTILLED, records[0]), (name, records[-1])):
+            terms = {
+                k.removeprefix(prefix): v
+                for k, v in losses.items()
+                if k.startswith(prefix) and k != "loss"
+            }
+            quality[label] = {"loss": sum(terms.values())} | terms
+    return quality

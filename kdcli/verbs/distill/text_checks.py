@@ -1,0 +1,59 @@
+"""Check a distillation on text, and tokenise the text, before the processes start."""
+
+from __future__ import annotations
+
+from kdcli.engine.launch import check_machine
+from kdcli.errors import UsageError
+from kdcli.losses import check_settings, inputs, masks_text
+from kdcli.models.load import load_config, load_tokenizer
+from kdcli.recipe.sections import RunOptions
+from kdcli.verbs.distill.plan import plan
+from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.verbs.distill.student import relation_kernel
+from kdcli.workloads.finetuning import check_downstream
+from kdcli.workloads.text import check_masking, read_corpus
+
+
+def check_text_recipe(recipe: DistillRecipe) -> None:
+    """Check a recipe before models and data are read.
+
+    Raises UsageError: a missing teacher or shape, a wrong setting, or a method for tasks.
+    """
+    if recipe.teacher is None:
+        raise UsageError(
+            "no teacher given",
+            "kdcli distill TEACHER --to LxH; TEACHER is a hub id, a directory or 'demo'",
+        )
+    if not recipe.student.to:
+        raise UsageError("no student shape given", "add --to LxH, for example --to 6x384")
+    check_settings(recipe.method, recipe.loss)
+    if not inputs(recipe.method) & {"text", "masked"}:
+        raise UsageError(
+            f"method {recipe.method} learns from a task's examples, not from text",
+            "add --task TASK",
+        )
+
+
+def read_text(recipe: DistillRecipe, options: RunOptions) -> None:
+    """Check everything that needs no weights, then tokenise the text unless it is cached.
+
+    Call it before the processes join. Tokenising may take hours, but a process group times out
+    after minutes if all processes wait for one.
+
+    Raises KdcliError: the recipe, a model or the text cannot be used.
+    """
+    check_text_recipe(recipe)
+    relation_kernel(recipe.relation.kernel, *check_machine(recipe.train.dtype, options))
+    source, trusted = str(recipe.teacher), options.trust_remote_code
+    config = load_config(source, trust_remote_code=trusted)
+    options.check_pushed(len(plan(recipe, config)))
+    check_downstream(recipe.eval, recipe.train.seed)
+    tokenizer = load_tokenizer(source, trust_remote_code=trusted)
+    if is_masked(recipe):
+        check_masking(recipe.data, tokenizer, source)
+    read_corpus(recipe.data, tokenizer)
+
+
+def is_masked(recipe: DistillRecipe) -> bool:
+    """Return whether the loss reads masked text."""
+    return masks_text(recipe.method, recipe.loss)
