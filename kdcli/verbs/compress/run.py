@@ -17,9 +17,9 @@ from kdcli.deploy.latency import Latency
 from kdcli.disk import atomic_dir, read_json, write_atomic
 from kdcli.engine.processes import stop_requests
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import RECIPE, RunDir, numbered
+from kdcli.engine.run_dir import RECIPE_FILE, RunDir, numbered
 from kdcli.errors import GateError, UsageError
-from kdcli.models.files import CONFIG, file_beside
+from kdcli.models.files import CONFIG_FILE, file_beside
 from kdcli.models.load import location
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.resolve import Resolved
@@ -110,7 +110,7 @@ def choose_folder(
     """Return the directory of the run, and whether it holds a run with another goal alone."""
     newest = options.output_dir or numbered(name, taken=True)
     run_dir = RunDir(newest)
-    if not options.overwrite and (newest / RECIPE).is_file() and run_dir.done:
+    if not options.overwrite and (newest / RECIPE_FILE).is_file() and run_dir.done:
         yaml = resolved.to_yaml()
         if run_dir.differing_keys(yaml) and not run_dir.differing_keys(yaml, GOAL):
             Progress.log(f"{newest} has another goal, so what it tried is used again")
@@ -306,7 +306,7 @@ def fill_best(folder: Path, candidate: Candidate, options: RunOptions, sentence:
     Its README.md gets the result and the command.
     """
     assert candidate.folder is not None
-    config = file_beside(location(candidate.model), CONFIG)
+    config = file_beside(location(candidate.model), CONFIG_FILE)
     assert config is not None
     for source in dict.fromkeys((config.parent, candidate.folder)):
         for name in Upload.of(source).files:

@@ -37,8 +37,8 @@ from kdcli.report.finish import (
 from kdcli.report.schema import TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
+from kdcli.targets.cache import LOGITS_KEY
 from kdcli.targets.targets import (
-    LOGITS_KEY,
     PrecomputedLogits,
     StorePlace,
     Targets,

@@ -21,7 +21,7 @@ from kdcli.engine.launch import check_machine
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
-from kdcli.losses import build_objective, check_settings, inputs, masks_text
+from kdcli.losses import build_objective, check_settings, inputs_of, masks_text
 from kdcli.metrics.probe import probe_demo
 from kdcli.models.card import describe, describe_source
 from kdcli.models.load import load_config, load_encoder, load_tokenizer, location, save_model
@@ -86,7 +86,7 @@ def check_text(recipe: DistillRecipe) -> None:
     if not recipe.student.to:
         raise UsageError("no student shape given", "add --to LxH, for example --to 6x384")
     check_settings(recipe.method, recipe.loss)
-    if not inputs(recipe.method) & {"text", "masked"}:
+    if not inputs_of(recipe.method) & {"text", "masked"}:
         raise UsageError(
             f"method {recipe.method} learns from a task's examples, not from text",
             "add --task TASK",
@@ -121,7 +121,7 @@ def _is_masked(recipe: DistillRecipe) -> bool:
 def _load(recipe: DistillRecipe, source: str, *, trust_remote_code: bool) -> Model:
     """Load an encoder, with its masked-language-model head if the loss needs the head."""
     # A teacher needs no head if its predictions are not learned.
-    bare = "masked" not in inputs(recipe.method)
+    bare = "masked" not in inputs_of(recipe.method)
     otherwise = "methods that need no masked-language-model head: minilm, minilmv2, tinybert"
     if bare:
         otherwise = "set loss.masked_lm_weight=0"
