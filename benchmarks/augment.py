@@ -36,7 +36,7 @@ from transformers import (
 )
 
 from kdcli.data.augment.masked_words import MaskedWords
-from kdcli.data.augment.words import tokenize
+from kdcli.data.augment.words import tokenize_words
 
 CANDIDATES = 15
 
@@ -63,7 +63,7 @@ def main() -> None:
     device = torch.device(options.device)
     asked = MaskedWords(model, tokenizer, device, getattr(torch, options.dtype))
     plain = MaskedWords(model, tokenizer, device)
-    reads = tokenize(texts, tokenizer)
+    reads = tokenize_words(texts, tokenizer)
     words = sum(word.token is not None for one in reads for word in one.words)
     tokens = sum(len(one.ids) for one in reads) / len(reads)
     print(
@@ -148,7 +148,7 @@ def texts_of(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) ->
 def one_by_one(asked: MaskedWords, texts: list[str], *, doubled: bool) -> list[list[int]]:
     tokenizer, found = asked.tokenizer, []
     for text in texts:
-        (one,) = tokenize([text], tokenizer)
+        (one,) = tokenize_words([text], tokenizer)
         for word in one.words:
             if word.token is None:
                 continue

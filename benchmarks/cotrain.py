@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, BertConfig
 
-from kdcli.losses.ctcd import STUDENT, TEACHER, Weights, ctcd
+from kdcli.losses.ctcd import STUDENT_MODEL, TEACHER_MODEL, Weights, ctcd
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
 from kdcli.models.capture import Capture, capture
 from kdcli.models.shape import parse_shape, student_config
@@ -56,7 +56,7 @@ def summed(models: dict[str, Capture], batch: Batch, weights: Weights) -> Tensor
     for role, model in models.items():
         with torch.set_grad_enabled(weights.reaches(role)):
             signals[role] = model(batch)
-    labels_P = labels_of(signals[STUDENT])
+    labels_P = labels_of(signals[STUDENT_MODEL])
     logits = {role: s.logits for role, s in signals.items()}
     terms = ctcd(lambda x: masked_ce(x, labels_P), lambda a, b: soft_kl(a, b, T), logits, weights)
     return torch.stack([weight * value for weight, value in terms.values()]).sum()
@@ -81,7 +81,10 @@ def main() -> None:
         torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     device = torch.device(given.device)
-    models = {TEACHER: made(given.teacher, device), STUDENT: made(given.student, device)}
+    models = {
+        TEACHER_MODEL: made(given.teacher, device),
+        STUDENT_MODEL: made(given.student, device),
+    }
     batch = masked(given.batch, given.length, device)
 
     def step(*losses: Callable[[], Tensor]) -> None:

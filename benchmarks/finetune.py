@@ -25,7 +25,7 @@ import torch
 import transformers
 from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
 
-from kdcli.engine.device import DTYPES
+from kdcli.engine.device import TORCH_DTYPES
 from kdcli.engine.launch import Session, start
 from kdcli.engine.train import train
 from kdcli.models.model import Model
@@ -79,7 +79,7 @@ def main() -> None:
         "train.checkpoint_every": 10**6,
     }
     recipe = resolve(FinetuneRecipe, recipe=None, options=settings).recipe
-    session = Session(start(CPU, DTYPES[options.dtype]), CPU)
+    session = Session(start(CPU, TORCH_DTYPES[options.dtype]), CPU)
     task, _ = open_workload(request_of(recipe, options.model), session)
     assert isinstance(task, LabelledWorkload)
     (speed if options.what == "speed" else quality)(task, recipe, options)

@@ -48,7 +48,7 @@ from transformers.masking_utils import eager_mask
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from kdcli.data.batches import BatchOrder, BucketOrder
-from kdcli.data.labelled.features import TokenizedRows, encode
+from kdcli.data.labelled.features import TokenizedRows, encode_examples
 from kdcli.data.labelled.task_data import open_labelled
 from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.engine.launch import Session, start
@@ -91,7 +91,9 @@ def teacher_and_rows(options: argparse.Namespace) -> tuple[PreTrainedModel, Toke
         return AutoModelForSequenceClassification.from_config(BertConfig(**shape)), random_rows()
     found = open_labelled("sst2", source=options.data, train_rows=ROWS, judged_rows=1, log=print)
     headed = load_for_task(options.model, found.task, new_head=True)
-    rows = encode(found.task, found.train, headed.tokenizer, max_length=64, token_types=False)
+    rows = encode_examples(
+        found.task, found.train, headed.tokenizer, max_length=64, token_types=False
+    )
     return headed.model, rows
 
 

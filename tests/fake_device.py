@@ -35,8 +35,8 @@ from transformers.initialization import no_init_weights
 from kdcli.data.batches import BatchOrder
 from kdcli.engine import train as engine
 from kdcli.engine.launch import Session, start
-from kdcli.losses import build_objective, inputs, methods
-from kdcli.losses.ranking import label_loss, padded, score_loss
+from kdcli.losses import build_objective, inputs_of, methods
+from kdcli.losses.ranking import label_loss, pad_lists, score_loss
 from kdcli.models.capture import capture, prepare_teacher
 from kdcli.models.embedder import EmbeddingFormat, Pool
 from kdcli.models.layout import LAYOUTS
@@ -187,7 +187,7 @@ def headed(kind, task, layers=2):
 
 def distilled(method, kind):
     """`kdcli distill` on text: a frozen teacher, two students of one pass."""
-    masked = "masked" in inputs(method) or method == "masked-lm"
+    masked = "masked" in inputs_of(method) or method == "masked-lm"
     auto = AutoModelForMaskedLM if masked else AutoModel
     teacher = prepare_teacher(model_of(kind, 4, auto), torch.bfloat16)
     students = {}
@@ -256,8 +256,11 @@ def reranked(loss, kind):
 
     def step(batch):
         places_QM = batch["places"]
-        real_QM, s_QM = places_QM >= 0, padded(model(batch).logits[:, 0], places_QM)
-        labels_QM, t_QM = padded(batch["relevance"], places_QM), padded(batch["scores"], places_QM)
+        real_QM, s_QM = places_QM >= 0, pad_lists(model(batch).logits[:, 0], places_QM)
+        labels_QM, t_QM = (
+            pad_lists(batch["relevance"], places_QM),
+            pad_lists(batch["scores"], places_QM),
+        )
         taught = Term(score_loss(loss, s_QM, t_QM, labels_QM, real_QM, 1.0), "labels", 0.5)
         return StepLoss(
             {
@@ -318,7 +321,11 @@ def pruned(method, kind, **settings):
 
     def shared(batch):
         states = student(batch).hidden[2][:, 0]
-        return {cap.PRETRAINED: states, cap.FINETUNED: states, cap.CLASSES: batch["labels"]}
+        return {
+            cap.PRETRAINED: states,
+            cap.FINETUNED_GRADIENT: states,
+            cap.CLASSES: batch["labels"],
+        }
 
     more = {"shared": shared} if pruner.contrast is not None else {}
     rows = Rows(labels=labels_of_kind("class"))
@@ -377,7 +384,7 @@ def cases() -> dict[str, Callable[[], None]]:
     found: dict[str, Callable[[], None]] = {}
     for kind in TYPES:
         for method in methods():
-            if inputs(method) & {"text", "masked"}:
+            if inputs_of(method) & {"text", "masked"}:
                 found[f"{method} of {kind}"] = lambda m=method, k=kind: distilled(m, k)
     for kind in LAYOUTS:
         found.setdefault(f"minilmv2 of {kind}", lambda k=kind: distilled("minilmv2", k))
@@ -395,7 +402,7 @@ def cases() -> dict[str, Callable[[], None]]:
         for kind in TYPES[:2]:
             found[f"task {task} of {kind}"] = lambda t=task, k=kind: on_task(t, k)
     for method in methods():
-        if "task" in inputs(method):
+        if "task" in inputs_of(method):
             found[f"task class by {method}"] = lambda m=method: on_task("class", "deberta-v2", m)
     for loss in ("margin-mse", "listwise", "pointwise"):
         found[f"rerank {loss}"] = lambda way=loss: reranked(way, "bert")

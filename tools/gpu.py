@@ -40,7 +40,7 @@ from benchmarks.whole_step import kdcli_step, step_flops, teacher_and_student, t
 from kdcli.deploy.environment import installed
 from kdcli.deploy.old_machines.measure_encoders import cpu_name
 from kdcli.disk import write_atomic
-from kdcli.engine.device import DTYPES, choose_device, choose_dtype, has_bf16
+from kdcli.engine.device import TORCH_DTYPES, choose_device, choose_dtype, has_bf16
 from kdcli.engine.memory import is_out_of_memory, peak_of
 from kdcli.losses.relation import computed_by, relation_kl, why_no_triton
 from kdcli.verbs.distill.student import relation_kernel
@@ -203,7 +203,7 @@ def relation(length: int) -> Callable[[Bench], list[Row]]:
         batch, heads, tokens = (2, 2, 32) if bench.tiny else (max(4, 16384 // length), 12, length)
         rows = []
         for number in numbers_of(bench.device):
-            dtype, made = DTYPES[number], torch.Generator(bench.device).manual_seed(0)
+            dtype, made = TORCH_DTYPES[number], torch.Generator(bench.device).manual_seed(0)
             drawn = [
                 torch.randn(batch, heads, tokens, width, device=bench.device, generator=made).to(
                     dtype
@@ -333,7 +333,7 @@ def recorded(model: BertModel, ids_BL: torch.Tensor) -> torch.cuda.CUDAGraph:
 
 def checked(number: str, device: torch.device) -> torch.dtype:
     """The dtype; on a CPU fp16 too, which steps can be timed in."""
-    return DTYPES[number] if device.type == "cpu" else choose_dtype(number, device)
+    return TORCH_DTYPES[number] if device.type == "cpu" else choose_dtype(number, device)
 
 
 def numbers_of(device: torch.device) -> list[str]:

@@ -35,7 +35,7 @@ import kdcli
 from kdcli.data.batches import BatchOrder
 from kdcli.data.demo import demo_documents
 from kdcli.data.text.corpus import open_corpus
-from kdcli.models.files import TASK
+from kdcli.models.files import TASK_KEY
 
 LENGTH, BATCH, SEED = 64, 64, 0
 CARD = """---
@@ -106,7 +106,7 @@ def make_classifier(out: Path) -> None:
         kdcli.finetune("demo", task="demo-topic", output_dir=trained)
         model = AutoModelForSequenceClassification.from_pretrained(trained)
         tokenizer = BertTokenizerFast.from_pretrained(trained)
-    delattr(model.config, TASK)
+    delattr(model.config, TASK_KEY)
     out.mkdir(parents=True, exist_ok=True)
     model.half().save_pretrained(out)
     save_rest(tokenizer, out, CLASSIFIER_CARD)

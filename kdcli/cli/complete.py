@@ -3,9 +3,9 @@
 
 def complete_task(incomplete: str) -> list[str]:
     """Return the tasks whose names start with this text."""
-    from kdcli.data.tasks import OWN, tasks
+    from kdcli.data.tasks import OWN, named_tasks
 
-    return [name for name in (*tasks(), OWN) if name.startswith(incomplete)]
+    return [name for name in (*named_tasks(), OWN) if name.startswith(incomplete)]
 
 
 def complete_recipe(incomplete: str) -> list[str]:

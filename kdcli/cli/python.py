@@ -122,7 +122,7 @@ def function(name: str) -> Callable[..., Any]:
         AcceleratorState._reset_state(True)
         GradientState._reset_state()
         result = verb.run(values)
-        from kdcli.deploy.predict import Usable
+        from kdcli.deploy.usable import Usable
 
         if values.get("trust_remote_code") and isinstance(result, Usable):
             return dataclasses.replace(result, trust_remote_code=True)

@@ -5,15 +5,15 @@ It is a pure function of the seed and the step, so resuming a run does not chang
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-Indices = np.ndarray[Any, np.dtype[np.int64]]
+Indices = NDArray[np.int64]
 
 # Rounds of the Feistel network. Three rounds make it pseudo-random (Luby and Rackoff 1988), but
 # halves of few bits need more.
-ROUNDS = 8
+FEISTEL_ROUNDS = 8
 # The odd multipliers of splitmix64 (Steele, Lea and Flood 2014).
 MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
@@ -60,7 +60,7 @@ def permuted(positions: Indices, n: int, *key: int) -> Indices:
     """
     half = np.uint64(max(1, -(-(n - 1).bit_length() // 2)))
     low = np.uint64((1 << int(half)) - 1)
-    keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
+    keys = np.random.SeedSequence(key).generate_state(FEISTEL_ROUNDS, np.uint64)
     values = positions.astype(np.uint64)
     todo = np.arange(len(values))
     while len(todo):

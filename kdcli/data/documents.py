@@ -1,12 +1,13 @@
 """Read documents from rows: the values of the text column."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from kdcli.data.rows import (
     BadRow,
     Piece,
     Row,
+    RowValues,
     count_lines_before,
     count_parquet_rows,
     read_rows,
@@ -49,10 +50,10 @@ def texts_of(rows: Iterable[Row], column: str | None) -> Iterator[str]:
             problem = f"column '{column}' holds {type(text).__name__}, not text"
             raise UsageError(f"{where}: {problem}", COLUMN_HINT)
         if text and not text.isspace():
-            yield check_text(where, column, text)
+            yield check_encodable(where, column, text)
 
 
-def text_column(where: str, values: Mapping[str, Any]) -> str:
+def text_column(where: str, values: RowValues) -> str:
     """Choose the column of the text: `text`, or the only column that holds a string."""
     strings = [column for column, value in values.items() if isinstance(value, str)]
     if "text" in values:
@@ -63,14 +64,14 @@ def text_column(where: str, values: Mapping[str, Any]) -> str:
     raise UsageError(message, COLUMN_HINT)
 
 
-def columns_in(values: Mapping[str, Any]) -> str:
+def columns_in(values: RowValues) -> str:
     """List the columns of a row for a message."""
     if len(values) == 1:
         return f"the only column is {next(iter(values))}"
     return f"the columns are {', '.join(values)}" if values else "the row has no columns"
 
 
-def check_text(where: str, column: str, text: str) -> str:
+def check_encodable(where: str, column: str, text: str) -> str:
     """Return a text that a tokenizer can read.
 
     Raises:

@@ -4,15 +4,18 @@ import functools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kdcli.data.rows import Row
 from kdcli.data.storage import NotFound, list_siblings
 from kdcli.disk import COMMITS
 from kdcli.errors import first_line
 
+if TYPE_CHECKING:
+    import datasets
+
 COMMIT_TIMEOUT = 10.0  # Seconds to wait for the hub's answer about the current commit.
-HUB_ID = re.compile(r"((?:[\w.-]+/)?[\w.-]+)(?::([^:@]*))?(?::([\w.-]+))?(?:@([\w./-]+))?")
+DATA_SET_ID = re.compile(r"((?:[\w.-]+/)?[\w.-]+)(?::([^:@]*))?(?::([\w.-]+))?(?:@([\w./-]+))?")
 HUB_HINT = (
     "offline, give --data a file or directory (.txt, .jsonl, .csv, .tsv, .parquet), or try "
     "--data demo; for a gated or private data set, `hf auth login`"
@@ -99,7 +102,7 @@ def hub_rows(hub: HubId, split: str, shard: int | None = None) -> Iterator[Row]:
             yield Row(f"{part} row {number}", values)
 
 
-def _open_stream(hub: HubId, split: str) -> Any:
+def _open_stream(hub: HubId, split: str) -> "datasets.IterableDataset":
     import datasets
 
     # Use the commit of the first request, so that a run reads only one commit.

@@ -44,11 +44,11 @@ HINTS = (
     ("to_pandas", "give its .to_pandas()"),
 )
 """A method that identifies a kind of object, and what to give instead."""
-ROWS_AT_ONCE = 1000
+ROWS_PER_WRITE = 1000
 SPLITS_HINT = "for several splits, give datasets.DatasetDict(train=..., validation=...)"
 
 
-def write_object(value: Any, log: Log) -> Path:
+def write_object(value: object, log: Log) -> Path:
     """Write an object to the cache, unless it is there, and return the path of the file.
 
     A `DatasetDict` becomes a directory with a file for each split. Nothing deletes these files.
@@ -107,7 +107,7 @@ class _Content(ABC):
 class _Rows(_Content):
     """Rows for a file of JSON Lines."""
 
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, object]]
     ending: str = "jsonl"
 
     def key(self) -> str:
@@ -124,7 +124,7 @@ class _Rows(_Content):
             yield f"{_json(row, number)}\n".encode()
 
 
-def _json(row: Mapping[str, Any], number: int) -> str:
+def _json(row: Mapping[str, object], number: int) -> str:
     """Return a row as JSON. Raises UsageError: a name or a value cannot be written."""
     values = {}
     for name, value in row.items():
@@ -143,7 +143,7 @@ def _json(row: Mapping[str, Any], number: int) -> str:
     return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in values.items()) + "}"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Return a scalar or an array of numpy as a number or a list."""
     if hasattr(value, "tolist"):
         return value.tolist()
@@ -195,12 +195,13 @@ def _content_of(value: Any) -> _Content:
     )
 
 
-def _list(values: Sequence[Any]) -> _Rows:
+def _list(values: Sequence[object]) -> _Rows:
     """Return the rows of a list of texts or of rows."""
     if not values:
         raise UsageError("the list is empty; at least one row is needed", "give texts or rows")
-    if all(isinstance(value, Mapping) for value in values):
-        return _Rows(values)
+    rows = [value for value in values if isinstance(value, Mapping)]
+    if len(rows) == len(values):
+        return _Rows(rows)
     wrong = next((value for value in values if not isinstance(value, str)), None)
     if wrong is not None:
         number, kind = list(map(id, values)).index(id(wrong)), type(wrong).__name__
@@ -210,7 +211,7 @@ def _list(values: Sequence[Any]) -> _Rows:
             if isinstance(wrong, Path)
             else 'give [{"text": "...", "label": "..."}, ...], or a list of texts',
         )
-    if all(map(_is_path, values)):
+    if all(_is_path(str(text)) for text in values):
         raise UsageError(
             f"the list holds the {len(values)} paths {values[0]} ...; a list holds texts or dicts",
             "give one file, or the directory of several files",
@@ -227,7 +228,7 @@ def _is_path(text: str) -> bool:
         return False
 
 
-def _checked_columns(columns: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
+def _checked_columns(columns: Mapping[object, object]) -> Iterator[tuple[object, object]]:
     """Yield the columns of a dict of lists. Raises UsageError: a value is no list."""
     for name, column in columns.items():
         if not (isinstance(column, list | tuple) or _is_a(column, "numpy", "ndarray")):
@@ -243,7 +244,7 @@ def _checked_columns(columns: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
 _TABLES = (("pandas", "DataFrame"), ("datasets", "Dataset"))
 
 
-def _columns(columns: Iterable[tuple[Any, Any]]) -> _Table:
+def _columns(columns: Iterable[tuple[object, object]]) -> _Table:
     """Return a table of named columns; an index is no column."""
     import pyarrow as pa
 
@@ -272,8 +273,8 @@ def _columns(columns: Iterable[tuple[Any, Any]]) -> _Table:
     _check_size(names, table.num_rows)
 
     def batches() -> "Iterator[pa.Table]":
-        for begin in range(0, table.num_rows, ROWS_AT_ONCE):
-            yield table.slice(begin, ROWS_AT_ONCE)
+        for begin in range(0, table.num_rows, ROWS_PER_WRITE):
+            yield table.slice(begin, ROWS_PER_WRITE)
 
     return _Table(table.schema, batches)
 
@@ -285,7 +286,7 @@ def _dataset(dataset: "datasets.Dataset") -> _Table:
 
     def batches() -> "Iterator[pa.Table]":
         # This format has all columns and the order of the rows, but no Python objects.
-        for batch in dataset.with_format("arrow").iter(batch_size=ROWS_AT_ONCE):
+        for batch in dataset.with_format("arrow").iter(batch_size=ROWS_PER_WRITE):
             yield batch.replace_schema_metadata(None).cast(schema)
 
     return _Table(schema, batches)
@@ -323,7 +324,7 @@ def _check_size(names: Sequence[str], rows: int) -> None:
         )
 
 
-def _is_a(value: Any, module: str, name: str) -> bool:
+def _is_a(value: object, module: str, name: str) -> bool:
     """Whether an object is of a class of a library, without importing the library."""
     # An object's library has been imported.
     library = sys.modules.get(module)

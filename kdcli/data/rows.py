@@ -27,11 +27,15 @@ UNPACK_BYTES = 1 << 20  # Bytes to unpack at once.
 MAX_LINE_BYTES = 1 << 25  # A gzip file of 100 kB may hold a line of 100 MB.
 
 
+RowValues = Mapping[str, Any]
+"""The values of a row by column, as JSON or Parquet holds them."""
+
+
 class Row(NamedTuple):
     """A row of a file: its place `where` (`file:line`), and its values by column."""
 
     where: str
-    values: Mapping[str, Any]
+    values: RowValues
 
 
 class BadRow(UsageError):
@@ -80,7 +84,7 @@ def format_of(name: str) -> str | None:
     return ending if dot and ending in FORMATS else None
 
 
-def cut(file: File, max_bytes: int) -> list[Piece]:
+def cut_file(file: File, max_bytes: int) -> list[Piece]:
     """Cut a file into pieces of about `max_bytes`. Some formats can only be read as a whole."""
     name, (_, size, version) = base_name(file), file_stat(file)
     # An empty file is one piece.

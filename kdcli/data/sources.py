@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kdcli.data.demo import DOCUMENTS, demo_documents, demo_identity
 from kdcli.data.documents import (
@@ -22,8 +22,17 @@ from kdcli.data.documents import (
     sample_documents,
     texts_of,
 )
-from kdcli.data.hub import HUB_ID, HubId, hub_rows, hub_size, hub_splits
-from kdcli.data.rows import FORMATS, OnBadRow, Piece, Row, cut, format_of, raise_bad_row, read_rows
+from kdcli.data.hub import DATA_SET_ID, HubId, hub_rows, hub_size, hub_splits
+from kdcli.data.rows import (
+    FORMATS,
+    OnBadRow,
+    Piece,
+    Row,
+    cut_file,
+    format_of,
+    raise_bad_row,
+    read_rows,
+)
 from kdcli.data.storage import (
     File,
     NotFound,
@@ -47,14 +56,14 @@ SOURCE_HINT = (
     "give a file, a directory, a URL, a hub id like owner/name[:config][:split][@revision], or "
     "'demo'"
 )
-ENDINGS = ", ".join(f".{name}" for name in FORMATS)
+FORMAT_ENDINGS = ", ".join(f".{name}" for name in FORMATS)
 SPLIT = re.compile(r"(train|validation|test)(_[a-z]+)?")
 LOG_SECONDS = 10.0  # Seconds between log lines about the progress.
 
 Log = Callable[[str], None]
 
 
-class Table(NamedTuple):
+class SourceFile(NamedTuple):
     """A file of a split: its name and its rows."""
 
     name: str
@@ -72,7 +81,7 @@ class Source(ABC):
 
     @property
     @abstractmethod
-    def identity(self) -> list[Any]:
+    def identity(self) -> list[object]:
         """JSON that changes whenever the content may have changed."""
 
     @abstractmethod
@@ -80,7 +89,7 @@ class Source(ABC):
         """List the splits."""
 
     @abstractmethod
-    def tables(self, split: str, on_bad: OnBadRow = raise_bad_row) -> Iterator[Table]:
+    def tables(self, split: str, on_bad: OnBadRow = raise_bad_row) -> Iterator[SourceFile]:
         """Yield the files of a split; `on_bad` is called with each line that is not a row."""
 
     @abstractmethod
@@ -119,25 +128,25 @@ class FileSource(Source):
     files: Mapping[str, tuple[File, ...]]
 
     @property
-    def identity(self) -> list[Any]:
+    def identity(self) -> list[object]:
         return [[split, *file_stat(file)] for split, files in self.files.items() for file in files]
 
     def splits(self) -> Sequence[str]:
         return list(self.files)
 
-    def tables(self, split: str, on_bad: OnBadRow = raise_bad_row) -> Iterator[Table]:
+    def tables(self, split: str, on_bad: OnBadRow = raise_bad_row) -> Iterator[SourceFile]:
         self._check_split(split)
         for file in self.files[split]:
-            yield Table(str(file), read_rows(Piece(str(file)), on_bad))
+            yield SourceFile(str(file), read_rows(Piece(str(file)), on_bad))
 
     def pieces(self, split: str, max_bytes: int) -> list[Piece]:
         self._check_split(split)
-        return [piece for file in self.files[split] for piece in cut(file, max_bytes)]
+        return [piece for file in self.files[split] for piece in cut_file(file, max_bytes)]
 
     def documents_in(self, split: str, piece: Piece, column: str | None) -> Iterator[str]:
         if piece.end is not None:
             return read_documents(piece, column)
-        return _checked_documents(Table(piece.name, read_rows(piece)), column)
+        return _checked_documents(SourceFile(piece.name, read_rows(piece)), column)
 
     def sample(self, split: str, piece: Piece, column: str | None) -> Sample:
         return sample_documents(piece, column)
@@ -151,15 +160,15 @@ class HubSource(Source):
     hub: HubId
 
     @property
-    def identity(self) -> list[Any]:
+    def identity(self) -> list[object]:
         return ["hub", *self.hub]
 
     def splits(self) -> Sequence[str]:
         return hub_splits(self.hub)
 
-    def tables(self, split: str, on_bad: OnBadRow = raise_bad_row) -> Iterator[Table]:
+    def tables(self, split: str, on_bad: OnBadRow = raise_bad_row) -> Iterator[SourceFile]:
         self._check_split(split)
-        yield Table(f"{self.name} {split}", hub_rows(self.hub, split))
+        yield SourceFile(f"{self.name} {split}", hub_rows(self.hub, split))
 
     def pieces(self, split: str, max_bytes: int) -> list[Piece]:
         self._check_split(split)
@@ -177,17 +186,19 @@ class DemoSource(Source):
     name: str = "demo"
 
     @property
-    def identity(self) -> list[Any]:
+    def identity(self) -> list[object]:
         return ["demo", demo_identity()]
 
     def splits(self) -> Sequence[str]:
         return list(DOCUMENTS)
 
-    def tables(self, split: str, on_bad: OnBadRow = raise_bad_row) -> Iterator[Table]:
+    def tables(self, split: str, on_bad: OnBadRow = raise_bad_row) -> Iterator[SourceFile]:
         self._check_split(split)
         name = f"demo {split}"
         documents = enumerate(demo_documents(split), 1)
-        yield Table(name, (Row(f"{name}:{number}", {"text": text}) for number, text in documents))
+        yield SourceFile(
+            name, (Row(f"{name}:{number}", {"text": text}) for number, text in documents)
+        )
 
     def pieces(self, split: str, max_bytes: int) -> list[Piece]:
         self._check_split(split)
@@ -220,7 +231,7 @@ def open_source(source: str) -> Source:
         files = sorted(p for p in path.iterdir() if p.is_file())
         by_split = _by_split(path, {p.name: p for p in files}, list_folder(path))
         return FileSource(source, by_split)
-    hub = HUB_ID.fullmatch(source)
+    hub = DATA_SET_ID.fullmatch(source)
     if hub is None or source.startswith((".", "/", "~")) or format_of(source):
         raise NotFound(f"no data at {source}{list_siblings(source)}", SOURCE_HINT)
     return HubSource(source, HubId(hub[1], hub[2] or None, hub[3], hub[4]))
@@ -235,7 +246,7 @@ def is_conll(path: Path, line: str = "") -> bool:
     return ending in CONLL or CONLL_LINE.fullmatch(line.strip()) is not None
 
 
-def _checked_documents(table: Table, column: str | None) -> Iterator[str]:
+def _checked_documents(table: SourceFile, column: str | None) -> Iterator[str]:
     text = None
     for text in texts_of(table.rows, column):
         yield text
@@ -247,7 +258,7 @@ def _check_format(file: File, name: str) -> None:
     if is_conll(Path(name)):
         raise UsageError(f"{file} is CoNLL text, which kdcli does not read", CONLL_HINT)
     if not format_of(name):
-        raise UsageError(f"{file} has no known format; known: {ENDINGS}, each also .gz")
+        raise UsageError(f"{file} has no known format; known: {FORMAT_ENDINGS}, each also .gz")
 
 
 def _remote_files(url: str) -> dict[str, tuple[File, ...]]:
@@ -278,7 +289,9 @@ def _by_split(folder: File, files: Mapping[str, File], content: str) -> dict[str
         raise UsageError(f"{folder} holds CoNLL text, which kdcli does not read", CONLL_HINT)
     if not names:
         message = f"{folder} has no file of a known format; it holds {content}"
-        hint = f"it should hold train.* and perhaps validation.* with one of {ENDINGS} (or .gz)"
+        hint = (
+            f"it should hold train.* and perhaps validation.* with one of {FORMAT_ENDINGS} (or .gz)"
+        )
         raise NotFound(message, hint)
     by_split: dict[str, tuple[File, ...]] = {}
     for name in names:

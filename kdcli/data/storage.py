@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from kdcli.disk import user_path
 from kdcli.errors import UsageError, one_line
 
-MAX_LISTED = 12  # Maximum number of file names in a message.
+MAX_LISTED_FILES = 12  # Maximum number of file names in a message.
 # The keys under which file systems store a version of a file. The first one that exists is used.
 VERSION_KEYS = ("ETag", "blob_id", "oid", "LastModified", "last_modified", "mtime")
 LOGIN_HINT = (
@@ -33,7 +33,7 @@ class FileStat(NamedTuple):
 
     name: str
     size: int
-    version: Any
+    version: str | int
 
 
 def as_file(name: str) -> File:
@@ -101,8 +101,8 @@ def remote_errors(url: str) -> Iterator[None]:
 
 def list_names(names: list[str]) -> str:
     """Join the first names for a message; "nothing" if the list is empty."""
-    more = " ..." if len(names) > MAX_LISTED else ""
-    return (", ".join(names[:MAX_LISTED]) or "nothing") + more
+    more = " ..." if len(names) > MAX_LISTED_FILES else ""
+    return (", ".join(names[:MAX_LISTED_FILES]) or "nothing") + more
 
 
 def list_folder(folder: Path) -> str:

@@ -3,39 +3,53 @@
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import torch
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from rich.table import Table
 
-from kdcli.deploy.environment import environment, installed, versions
+from kdcli.deploy.environment import MachineFacts, describe_environment, installed, versions
 from kdcli.engine.device import accelerators, choose_device, choose_dtype, device_table, no_cuda
 from kdcli.errors import MachineError
 
-TRACKERS = sorted(name.replace("_", "-") for name in LOGGER_TYPE_TO_CLASS)
-OPTIONAL = {
+TRACKER_PACKAGES = sorted(name.replace("_", "-") for name in LOGGER_TYPE_TO_CLASS)
+OPTIONAL_LIBRARIES = {
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "pip install 'kdcli[onnx]'"),
     "openvino": "pip install 'kdcli[openvino]'",
     **dict.fromkeys(("sacrebleu", "rouge-score"), "pip install 'kdcli[generation]'"),
     **dict.fromkeys(("sentence-transformers", "mteb"), "pip install 'kdcli[embed]'"),
-    **{name: f"--report-to {name}" for name in TRACKERS},
+    **{name: f"--report-to {name}" for name in TRACKER_PACKAGES},
 }
 """Optional libraries, each with the command that installs it or the option that needs it."""
+
+
+class DoctorFacts(TypedDict):
+    """What `examine` finds out.
+
+    `devices` maps each device to a verdict, and `optional` each optional library to its version or
+    to a way to install it. `devices_known_as_of` is the month of the table of GPU generations.
+    """
+
+    environment: MachineFacts
+    versions: dict[str, str]
+    devices: dict[str, str]
+    optional: dict[str, str]
+    devices_known_as_of: str
 
 
 @dataclass(frozen=True)
 class Diagnosis:
     """The result of `examine`, as JSON and as a table."""
 
-    facts: dict[str, Any]
+    facts: DoctorFacts
 
     def to_json(self) -> str:
         return json.dumps(self.facts, indent=2)
 
-    def renderables(self) -> Iterable[Any]:
+    def renderables(self) -> Iterable[Table]:
         table = Table("", "found", show_header=False, box=None)
-        for key, value in (self.facts["environment"] | self.facts["versions"]).items():
+        for key, value in {**self.facts["environment"], **self.facts["versions"]}.items():
             table.add_row(
                 key, ", ".join(value) or "none" if isinstance(value, list) else f"{value}"
             )
@@ -54,12 +68,19 @@ def examine() -> Diagnosis:
     devices = {name: _verdict(name) for name in ("cpu", *map(str, accelerators()))}
     if len(devices) == 1:
         devices["cuda"] = _failure(no_cuda())
-    facts = {"environment": environment(), "versions": versions(), "devices": devices}
-    facts["optional"] = {
+    optional = {
         name: installed([name]).get(name, f"not installed: {remedy}")
-        for name, remedy in OPTIONAL.items()
+        for name, remedy in OPTIONAL_LIBRARIES.items()
     }
-    return Diagnosis(facts | {"devices_known_as_of": device_table()["as_of"]})
+    return Diagnosis(
+        {
+            "environment": describe_environment(),
+            "versions": versions(),
+            "devices": devices,
+            "optional": optional,
+            "devices_known_as_of": device_table()["as_of"],
+        }
+    )
 
 
 def _verdict(name: str) -> str:

@@ -8,7 +8,7 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Iterable
-from typing import Any
+from typing import TypedDict
 
 import psutil
 
@@ -26,7 +26,20 @@ LIBRARIES = (
 )
 
 
-def environment() -> dict[str, Any]:
+class MachineFacts(TypedDict):
+    """The machine of a measurement, with the number of threads of latency measurements."""
+
+    cpu: str
+    physical_cores: int
+    logical_cores: int
+    memory_bytes: int
+    gpus: list[str]
+    os: str
+    python: str
+    latency_threads: int
+
+
+def describe_environment() -> MachineFacts:
     """Return the processor, cores, memory, GPUs, operating system and Python version."""
     return {
         "cpu": cpu_name(),

@@ -29,16 +29,16 @@ from kdcli.types import Array, Batch
 # Batch size and number of tokens with which the graph is recorded. Both axes stay dynamic.
 TRACED = (2, 24)
 # The same for the comparison with torch, in which rows are padded to different lengths.
-COMPARED = ((3, 17), (2, 150), (1, 9))
+COMPARED_SHAPES = ((3, 17), (2, 150), (1, 9))
 # Largest absolute difference of a float32 file, times the largest output if that exceeds 1.
 EXACT = 1e-4
 VECTORS = "sentence_embedding"  # the pooling's output, under the name that other tools read
 # The outputs that are exported, in this order, if the model has them.
-OUTPUTS = ("last_hidden_state", VECTORS, "start_logits", "end_logits", "logits")
+GRAPH_OUTPUTS = ("last_hidden_state", VECTORS, "start_logits", "end_logits", "logits")
 BY_ROW = ("logits", VECTORS)  # one value or vector per row, unless there is a token axis
 # Largest relative error of a file. all-MiniLM-L6-v2 has 1e-6, 1e-3, 0.18 and 0.33. Other weights
 # give more than 1 in int8, so vectors and outputs that a task evaluates are compared on text.
-LIMITS = {"fp32": 1e-3, "fp16": 0.03, "int8": 0.4, "q4": 0.6}
+FILE_LIMITS = {"fp32": 1e-3, "fp16": 0.03, "int8": 0.4, "q4": 0.6}
 STACK_TRACE = "pkg.torch.onnx.stack_trace"  # a node's property
 RUNTIMES = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
@@ -62,7 +62,10 @@ SECOND_NAMES = {FILES["onnx", "int8"]: "onnx/model_int8.onnx"}
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A written model file and its difference from torch, over the real tokens of `COMPARED`."""
+    """A written model file and its difference from torch.
+
+    The difference covers the real tokens of batches of `COMPARED_SHAPES`.
+    """
 
     # The file to load. OpenVINO's weights, and weights above 2 GB, are in a second file next to it.
     path: Path
@@ -115,7 +118,7 @@ class Recorded:
             with _quiet():
                 quantise_onnx(self.plain, self.file, self.precision, in_float)
         call = onnx_caller if openvino is None else openvino_caller
-        limit = math.inf if self.scored_on_text else LIMITS[self.precision]
+        limit = math.inf if self.scored_on_text else FILE_LIMITS[self.precision]
         errors = _compare(
             self.network,
             self.inputs,
@@ -162,7 +165,9 @@ def recorded(
     network = _Network(model, pool)
     inputs, outputs = _write_onnx(network, plain)
     if format == "onnx" and precision != "fp32":
-        _compare(network, inputs, outputs, onnx_caller(plain, threads=0), "fp32", LIMITS["fp32"])
+        _compare(
+            network, inputs, outputs, onnx_caller(plain, threads=0), "fp32", FILE_LIMITS["fp32"]
+        )
     yield Recorded(network, format, precision, inputs, outputs, plain, folder)
     if plain != file:
         for part in plain.parent.glob(f"{plain.name}*"):
@@ -245,13 +250,11 @@ def _write_onnx(network: _Network, file: Path) -> tuple[tuple[str, ...], tuple[s
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     with torch.no_grad(), _quiet():
         result = network(**batch)
-        outputs = tuple(name for name in OUTPUTS if name in result)
+        outputs = tuple(name for name in GRAPH_OUTPUTS if name in result)
         try:
-            positional, args, shapes = (
-                _PositionalInputs(network, inputs, outputs).eval(),
-                tuple(batch.values()),
-                (free,) * len(inputs),
-            )
+            positional = _PositionalInputs(network, inputs, outputs).eval()
+            args = tuple(batch.values())
+            shapes = (free,) * len(inputs)
             program = torch.onnx.export(
                 positional,
                 args,
@@ -303,7 +306,8 @@ def _compare(
     """
     model = network.model
     pairs = [
-        _outputs_of(network, call, outputs, _batch(model, inputs, *shape)) for shape in COMPARED
+        _outputs_of(network, call, outputs, _batch(model, inputs, *shape))
+        for shape in COMPARED_SHAPES
     ]
     reference, other = (np.concatenate(side) for side in zip(*pairs, strict=True))
     max_abs, relative = difference(reference, other)

@@ -17,7 +17,7 @@ from kdcli.models.load import load_config
 from kdcli.types import Card
 
 FACTS = "export.json"
-EMBEDDING = "embedding"
+EMBEDDING_KIND = "embedding"
 """The kind of an export that returns text embeddings."""
 
 
@@ -78,7 +78,7 @@ class Export:
         return Card(**self.facts["card"])
 
     def runner(self, threads: int) -> Runner:
-        """Load the file; its outputs have the order of `kdcli.deploy.export.OUTPUTS`.
+        """Load the file; its outputs have the order of `kdcli.deploy.export.GRAPH_OUTPUTS`.
 
         Raises MachineError if the runtime is missing, and UsageError if it cannot load the file.
         """
@@ -145,6 +145,6 @@ def open_export(source: str, device: torch.device | None = None) -> Export:
     return Export(folder, facts, load_config(source, weights=False, compacted=True))
 
 
-def in_own_runtime(network: Any) -> RuntimeNetwork | None:
+def in_own_runtime(network: object) -> RuntimeNetwork | None:
     """Return the network if its own runtime computes it, and None if it is a torch network."""
     return network if isinstance(network, Export | RunnerNetwork) else None

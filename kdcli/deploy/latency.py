@@ -12,9 +12,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.measurements import Agreement, Failure, LatencyRow
@@ -62,7 +61,7 @@ class Latency:
     agreements: list[Agreement] = field(default_factory=list)
     interrupted: bool = False
 
-    def read(self, message: Mapping[str, Any]) -> None:
+    def read(self, message: Mapping[str, Iterable[object]]) -> None:
         """Add the rows, failures and agreements in a worker's message."""
         self.rows += map(LatencyRow.model_validate, message.get("rows", ()))
         self.failures += map(Failure.model_validate, message.get("failures", ()))
@@ -89,7 +88,8 @@ def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
     latency = Latency()
     with tempfile.TemporaryFile("w+") as errors:
         # With -P, a file such as types.py in the current directory cannot shadow a module.
-        command, pipe = [sys.executable, "-P", "-m", "kdcli.deploy.worker"], subprocess.PIPE
+        command = [sys.executable, "-P", "-m", "kdcli.deploy.worker"]
+        pipe = subprocess.PIPE
         worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True)
         assert worker.stdin is not None
         assert worker.stdout is not None

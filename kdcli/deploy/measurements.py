@@ -10,7 +10,7 @@ FiniteOrNone = Annotated[
 ]
 """A number, or None for the NaN or infinity of a broken backend, which JSON cannot hold."""
 
-UNSTABLE = "unstable measurement"
+UNSTABLE_PHRASE = "unstable measurement"
 """The words next to every figure of an unstable measurement."""
 
 
@@ -42,7 +42,7 @@ class Speedup(_Part):
 
     def trust(self, *, digits: int = 1) -> str:
         """Write how far to trust `phrase`: its quartiles, or the words for an unstable one."""
-        return UNSTABLE if self.unstable else f"{self.low:.{digits}f}–{self.high:.{digits}f}"
+        return UNSTABLE_PHRASE if self.unstable else f"{self.low:.{digits}f}–{self.high:.{digits}f}"
 
 
 class LatencyRow(_Part):

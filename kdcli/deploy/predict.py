@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,98 +16,39 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.special import expit, softmax
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from kdcli.data.labelled.features import TokenizedRows, encode
-from kdcli.data.labelled.spans import decode, windows
+from kdcli.data.labelled.features import TokenizedRows, encode_examples
+from kdcli.data.labelled.spans import decode_answers, windows
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.export import VECTORS
-from kdcli.deploy.exported import EMBEDDING, is_export, open_export
+from kdcli.deploy.exported import EMBEDDING_KIND, is_export, open_export
+from kdcli.deploy.predictions import (
+    AnswerSpan,
+    Entity,
+    Text,
+    most_probable,
+    several_labels,
+)
 from kdcli.deploy.runners import Runner, runner
-from kdcli.deploy.sessions import library
 from kdcli.deploy.sparse.load import load
 from kdcli.engine.device import choose_device
 from kdcli.errors import UsageError
 from kdcli.metrics.finite import check_finite
 from kdcli.metrics.tokens import entities
 from kdcli.models.cross_encoder import activation_of
-from kdcli.models.custom_class import UNILM, custom_class
+from kdcli.models.custom_class import UNILM_KEY
 from kdcli.models.embedder import EmbeddingFormat, Pool, load_embedder, read_format
-from kdcli.models.files import CONFIG, WEIGHTS
 from kdcli.models.heads import PROBLEM, kind_of_head, tokenizer_for
 from kdcli.models.load import load_config
 from kdcli.models.shape import positions_of
 from kdcli.types import Array, Example, Kind, Task
 
-ROWS_AT_ONCE = 32
+ROWS_PER_BATCH = 32
 MAX_OVERLAP = 128
 """Maximum number of tokens that two windows of a long context share."""
-RERANK, TEXT = "rerank", "text"
-"""Kinds of model, next to `EMBEDDING` and the kinds of a task with labels."""
-
-Text = str | Sequence[str]
-"""A text; a pair of texts; or the words of a text, for a model that labels words."""
-
-
-@dataclass(frozen=True)
-class Label:
-    """The class of a text.
-
-    Attributes:
-        label: its name.
-        score: its probability.
-        scores: the probability of every class, by name.
-    """
-
-    label: str
-    score: float
-    scores: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Labels:
-    """The classes of a text that may have several, or none.
-
-    Attributes:
-        labels: the names of the classes with a probability above 0.5.
-        scores: the probability of every class, by name.
-    """
-
-    labels: list[str]
-    scores: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Entity:
-    """Words with a common label.
-
-    Attributes:
-        label: the type, without `B-` or `I-`.
-        text: the words.
-        score: the mean probability of the words' labels.
-        start, end: the first character and the one after the last; numbers of words if the text
-            was given as a list of words.
-    """
-
-    label: str
-    text: str
-    score: float
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
-class AnswerSpan:
-    """The answer to a question.
-
-    Attributes:
-        text: the best span of the context.
-        margin: the span's logit minus the logit of "no answer". For a model that was trained with
-            unanswerable questions, a margin below 0 means that there is no answer.
-    """
-
-    text: str
-    margin: float
+RERANK_KIND, TEXT_KIND = "rerank", "text"
+"""Kinds of model, next to `EMBEDDING_KIND` and the kinds of a task with labels."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +73,7 @@ class Predictor:
     runner: Runner | None
     outputs: Sequence[str]
     format: EmbeddingFormat | None = None
-    generate: Callable[[list[Any]], list[str]] | None = None
+    generate: Callable[[list[tuple[str, ...]]], list[str]] | None = None
 
     @classmethod
     def open(cls, source: str, *, trust_remote_code: bool = False) -> Predictor:
@@ -150,7 +90,7 @@ class Predictor:
         config = load_config(
             source, trust_remote_code=trust_remote_code, weights=False, compacted=True
         )
-        kind, fmt = _kind_of(source, config), read_format(source)
+        kind, fmt = kind_of_model(source, config), read_format(source)
         tokenizer = tokenizer_for(
             source, of_words=kind == "tokens", trust_remote_code=trust_remote_code
         )
@@ -158,8 +98,8 @@ class Predictor:
         if is_export(source):
             export = open_export(source)
             return known(export.runner(latency_threads()), export.outputs)
-        network: Any
-        if kind == EMBEDDING:
+        network: PreTrainedModel
+        if kind == EMBEDDING_KIND:
             network = load_embedder(
                 source, trust_remote_code=trust_remote_code, compacted=True
             ).model
@@ -167,10 +107,10 @@ class Predictor:
             network = load(source, trust_remote_code=trust_remote_code)
         device = choose_device("auto")
         network.to(device)
-        if kind == TEXT:
+        if kind == TEXT_KIND:
             return known(None, (), generate=network.generate)
         run = runner(network, "torch", "fp32", device=device, threads=0, folder=Path())
-        return known(run, ("last_hidden_state",) if kind == EMBEDDING else ())
+        return known(run, ("last_hidden_state",) if kind == EMBEDDING_KIND else ())
 
     def predict(self, texts: Iterable[Text]) -> list[Any] | Array:
         """Predict texts, in batches.
@@ -197,19 +137,19 @@ class Predictor:
             return self._entities(items)
         if self.kind == "span":
             return self._answers(items)
-        counts = (2,) if self.kind == RERANK else (1, 2)
+        counts = (2,) if self.kind == RERANK_KIND else (1, 2)
         checked = [_checked(item, n, counts) for n, item in enumerate(items)]
         if self.generate is not None:
             return self.generate(checked) if checked else []
         logits_NC = self._logits(self._rows(checked))
-        if self.kind == RERANK:
+        if self.kind == RERANK_KIND:
             return [float(score) for score in self._activated(logits_NC[:, 0])]
         if self.kind == "score":
             return [float(score) for score in logits_NC[:, 0]]
         names = self._names
         if self.kind == "multi":
-            return [_labels(names, probs_C) for probs_C in expit(logits_NC)]
-        return [_label(names, probs_C) for probs_C in softmax(logits_NC, axis=1)]
+            return [several_labels(names, probs_C) for probs_C in expit(logits_NC)]
+        return [most_probable(names, probs_C) for probs_C in softmax(logits_NC, axis=1)]
 
     @property
     def max_length(self) -> int:
@@ -224,7 +164,7 @@ class Predictor:
         has_types = int(getattr(self.config, "type_vocab_size", 0) or 0) > 1
         # `CrossEncoder` leaves this to the tokenizer.
         is_default = "token_type_ids" in self.tokenizer.model_input_names
-        return has_types and (is_default or self.kind != RERANK)
+        return has_types and (is_default or self.kind != RERANK_KIND)
 
     @property
     def _names(self) -> list[str]:
@@ -236,7 +176,7 @@ class Predictor:
         task = Task("texts", kind, ("text",), ())
         examples = [Example("", str(n), each, None) for n, each in enumerate(texts)]
         types, length = self._token_types, self.max_length
-        return encode(task, examples, self.tokenizer, max_length=length, token_types=types)
+        return encode_examples(task, examples, self.tokenizer, max_length=length, token_types=types)
 
     def _outputs(
         self, rows: TokenizedRows, finish: Callable[[list[Array], torch.Tensor], Array]
@@ -248,25 +188,26 @@ class Predictor:
             finish: turns the outputs of a batch and its mask [B, L] into one array for each row.
         """
         assert self.runner is not None
-        outputs: list[Any] = [None] * len(rows)
+        outputs: dict[int, Array] = {}
         order = np.argsort(rows.lengths, kind="stable")
-        for begin in range(0, len(rows), ROWS_AT_ONCE):
-            at = order[begin : begin + ROWS_AT_ONCE]
+        for begin in range(0, len(rows), ROWS_PER_BATCH):
+            at = order[begin : begin + ROWS_PER_BATCH]
             batch = rows.batch(at)
             arrays = self.runner.output(self.runner.call(self.runner.prepare(batch)))
             for row, output in zip(at, finish(arrays, batch["attention_mask"]), strict=True):
                 # Rows of a batch share memory that the next call overwrites.
-                outputs[row] = np.array(output)
-        for output in outputs:
+                outputs[int(row)] = np.array(output)
+        in_order = [outputs[row] for row in range(len(rows))]
+        for output in in_order:
             check_finite(output, f"outputs of {self.source} for a text")
-        return outputs
+        return in_order
 
     def _logits(self, rows: TokenizedRows) -> Array:
         """Return the logits of rows, [N, C] float64."""
         logits = self._outputs(rows, lambda arrays, mask_BL: arrays[0])
         return np.stack(logits).astype(np.float64) if logits else np.empty((0, 1))
 
-    def _vectors(self, items: Sequence[Any], fmt: EmbeddingFormat) -> Array:
+    def _vectors(self, items: Sequence[Text], fmt: EmbeddingFormat) -> Array:
         """Return the vectors of texts, [N, E] float32, as `SentenceTransformer.encode` does."""
         prompt = fmt.prompts.get(fmt.default_prompt or "", "")
         if prompt and not fmt.prompt_counts:
@@ -289,7 +230,7 @@ class Predictor:
         width = fmt.width(self.config.hidden_size)
         return np.stack(vectors) if vectors else np.empty((0, width), np.float32)
 
-    def _entities(self, items: Sequence[Any]) -> list[list[Entity]]:
+    def _entities(self, items: Sequence[Text]) -> list[list[Entity]]:
         """Return the entities of texts, from the label of each word's first token."""
         spans = [self._words(item, number) for number, item in enumerate(items)]
         full = [n for n, words in enumerate(spans) if words]
@@ -314,7 +255,8 @@ class Predictor:
         tags, scores = ["O"] * len(spans), [1.0] * len(spans)
         for token in np.flatnonzero(words_L >= 0):
             word, label = int(words_L[token]), int(probs_LC[token].argmax())
-            tags[word], scores[word] = self._names[label], float(probs_LC[token, label])
+            tags[word] = self._names[label]
+            scores[word] = float(probs_LC[token, label])
         found = sorted(entities(tags), key=lambda entity: entity[1])
         return [
             Entity(
@@ -327,7 +269,7 @@ class Predictor:
             for label, first, last in found
         ]
 
-    def _words(self, item: Any, number: int) -> list[tuple[int, int]]:
+    def _words(self, item: Text, number: int) -> list[tuple[int, int]]:
         """Return where the words of a text begin and end.
 
         They are the words that the tokenizer sees, or the items of a list of words.
@@ -349,7 +291,7 @@ class Predictor:
             if item[begin:end].strip()
         ]
 
-    def _answers(self, items: Sequence[Any]) -> list[AnswerSpan]:
+    def _answers(self, items: Sequence[Text]) -> list[AnswerSpan]:
         """Return the answers to pairs of a question and a context."""
         pairs = [_checked(item, n, (2,)) for n, item in enumerate(items)]
         examples = [Example("", str(n), pair, ()) for n, pair in enumerate(pairs)]
@@ -363,7 +305,10 @@ class Predictor:
             token_types=self._token_types,
         )
         logits = self._outputs(parts.rows, lambda starts_ends, mask_BL: np.stack(starts_ends, -1))
-        return [AnswerSpan(each.text, -each.no_answer) for each in decode(parts, logits, examples)]
+        return [
+            AnswerSpan(each.text, -each.no_answer)
+            for each in decode_answers(parts, logits, examples)
+        ]
 
     def _activated(self, scores_N: Array) -> Array:
         """Apply a cross-encoder's activation, as `CrossEncoder.predict` does."""
@@ -376,82 +321,7 @@ class Predictor:
         return np.asarray(expit(scores_N)) if name == "Sigmoid" else scores_N
 
 
-class Usable(ABC):
-    """The result of a verb that leaves a model: the model, and its predictions."""
-
-    trust_remote_code: bool
-    """Whether code that comes with the model may run."""
-
-    @property
-    @abstractmethod
-    def best(self) -> Path:
-        """The directory to ship."""
-
-    @functools.cached_property
-    def model(self) -> Any:
-        """The model in eval mode on the CPU, loaded when it is first asked for.
-
-        It is a `SentenceTransformer` for an embedding model, a `CrossEncoder` for a reranker, and
-        otherwise the class of transformers that its configuration names.
-
-        Raises:
-            UsageError: the run left no model, or an export without weights for torch.
-            MachineError: sentence-transformers is needed and not installed.
-        """
-        return load_for_use(_model_folder(self.best), trust_remote_code=self.trust_remote_code)
-
-    def predict(self, texts: Iterable[Text]) -> list[Any] | Array:
-        """Predict texts with the model, or with an export in its own runtime.
-
-        See `kdcli.deploy.predict.Predictor.predict`.
-        """
-        return self._predictor.predict(texts)
-
-    @functools.cached_property
-    def _predictor(self) -> Predictor:
-        source = _model_folder(self.best)
-        return Predictor.open(source, trust_remote_code=self.trust_remote_code)
-
-
-def load_for_use(source: str, *, trust_remote_code: bool = False) -> Any:
-    """Load a model with the class that others load it with.
-
-    Raises:
-        UsageError: the model cannot be loaded, or is an export without weights for torch.
-        MachineError: sentence-transformers is needed and not installed.
-    """
-    if is_export(source) and not any((Path(source) / name).is_file() for name in WEIGHTS):
-        raise UsageError(
-            f"{source} is an export, and has no weights for torch",
-            "use .predict(), or export with weights=True",
-        )
-    config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
-    kind = _kind_of(source, config, headless=True)
-    if kind not in (EMBEDDING, RERANK):
-        return load(source, trust_remote_code=trust_remote_code)
-    if custom_class(config) is not None and not trust_remote_code:
-        raise UsageError(
-            f"{source} is compacted, and sentence-transformers runs the file with its class",
-            "use .predict() or kdcli.load(), or repeat the call with trust_remote_code=True",
-        )
-    sentence_transformers = library("sentence_transformers", "embed")
-    name = "SentenceTransformer" if kind == EMBEDDING else "CrossEncoder"
-    model_class = getattr(sentence_transformers, name)
-    return model_class(source, device="cpu", trust_remote_code=trust_remote_code).eval()
-
-
-def _model_folder(folder: Path) -> str:
-    """Return a directory as a source. Raises UsageError: it holds no model."""
-    if not (folder / CONFIG).is_file():
-        inside = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG}"))
-        hint = "finetune, distill, prune, trim, compress and export leave a model"
-        if inside:
-            hint = f"load one of the models in {', '.join(inside)} with kdcli.load(DIR)"
-        raise UsageError(f"the run in {folder} left no model of its own", hint)
-    return str(folder)
-
-
-def _kind_of(source: str, config: PreTrainedConfig, *, headless: bool = False) -> str:
+def kind_of_model(source: str, config: PreTrainedConfig, *, headless: bool = False) -> str:
     """Return what a model predicts, by its files.
 
     Args:
@@ -463,9 +333,9 @@ def _kind_of(source: str, config: PreTrainedConfig, *, headless: bool = False) -
         UsageError: it is an encoder without a head, or its files are damaged.
     """
     if read_format(source) is not None:
-        return EMBEDDING
-    if hasattr(config, UNILM):
-        return TEXT
+        return EMBEDDING_KIND
+    if hasattr(config, UNILM_KEY):
+        return TEXT_KIND
     architecture = next(iter(config.architectures or ()), "")
     kind = kind_of_head(config, architecture)
     if kind is None and not headless:
@@ -475,15 +345,15 @@ def _kind_of(source: str, config: PreTrainedConfig, *, headless: bool = False) -
         )
     if kind != "class":
         return kind or ""
-    is_trained_reranker = getattr(config, "finetuning_task", None) == RERANK
+    is_trained_reranker = getattr(config, "finetuning_task", None) == RERANK_KIND
     if config.num_labels == 1 and (is_trained_reranker or activation_of(source, config)):
-        return RERANK
+        return RERANK_KIND
     if config.num_labels == 1 and config.problem_type is None:
         return "score"
     return next((k for k, problem in PROBLEM.items() if problem == config.problem_type), kind)
 
 
-def _checked(item: Any, number: int, counts: tuple[int, ...] | None) -> tuple[str, ...]:
+def _checked(item: object, number: int, counts: tuple[int, ...] | None) -> tuple[str, ...]:
     """Return an item of `predict` as a tuple of texts.
 
     Args:
@@ -495,30 +365,19 @@ def _checked(item: Any, number: int, counts: tuple[int, ...] | None) -> tuple[st
         UsageError: it is no text or pair, or has another number of texts.
     """
     texts = (item,) if isinstance(item, str) else item
-    is_texts = isinstance(texts, list | tuple) and all(isinstance(each, str) for each in texts)
-    if is_texts and (counts is None or len(texts) in counts):
-        return tuple(texts)
+    if isinstance(texts, list | tuple) and all(isinstance(each, str) for each in texts):
+        if counts is None or len(texts) in counts:
+            return tuple(texts)
+        got = f"{len(texts)} texts"
+    else:
+        got = f"an object of type {type(item).__name__}"
     names = {1: "a text", 2: "a pair of texts"}
     allowed = "a text or a list of words"
     if counts is not None:
         allowed = " or ".join(names[count] for count in counts)
-    got = f"{len(texts)} texts" if is_texts else f"an object of type {type(item).__name__}"
     raise UsageError(f"item {number} is {got}; this model takes {allowed}", "give a list of these")
 
 
 def _text(item: Text, begin: int, end: int) -> str:
     """Return a part of a text, or words of a list as one text."""
     return item[begin:end] if isinstance(item, str) else " ".join(item[begin:end])
-
-
-def _label(names: Sequence[str], probs_C: Array) -> Label:
-    """Return the most probable class."""
-    best = int(probs_C.argmax())
-    scores = dict(zip(names, probs_C.tolist(), strict=True))
-    return Label(names[best], float(probs_C[best]), scores)
-
-
-def _labels(names: Sequence[str], probs_C: Array) -> Labels:
-    """Return the classes that are more probable than not."""
-    scores = dict(zip(names, probs_C.tolist(), strict=True))
-    return Labels([name for name, prob in scores.items() if prob > 0.5], scores)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +19,10 @@ from torch.nn import functional as F
 
 from kdcli.deploy.sessions import library
 from kdcli.types import Array, Batch
+
+if TYPE_CHECKING:
+    import onnx
+    import openvino
 
 Keys = Set[str]
 Outputs = Callable[[Batch], Array]  # returns the model's outputs that are scored, as one vector
@@ -188,7 +192,7 @@ def quantise_onnx(plain: Path, file: Path, precision: str, in_float: Keys) -> No
     onnx.save(graph, file, save_as_external_data=large, location=f"{file.name}.data")
 
 
-def _products(graph: Any, folder: Path) -> Iterator[tuple[str, str]]:
+def _products(graph: "onnx.ModelProto", folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the name and the key of each product of an ONNX graph with a constant."""
     onnx = library("onnx", "onnx")
     weights = {tensor.name: tensor for tensor in graph.graph.initializer}
@@ -205,7 +209,7 @@ def _products(graph: Any, folder: Path) -> Iterator[tuple[str, str]]:
             yield node.name, key_of(onnx.numpy_helper.to_array(table, base_dir=str(folder)))
 
 
-def _round_tables(graph: Any, folder: Path, in_float: Keys) -> list[str]:
+def _round_tables(graph: "onnx.ModelProto", folder: Path, in_float: Keys) -> list[str]:
     """Round the float32 tables of an ONNX graph to int8, with one scale per row.
 
     A table is gathered in int8, and multiplied by the gathered scales. Tables in `in_float` stay.
@@ -259,7 +263,7 @@ def _round_tables(graph: Any, folder: Path, in_float: Keys) -> list[str]:
     return gathers
 
 
-def quantise_openvino(graph: Any, in_float: Keys) -> None:
+def quantise_openvino(graph: "openvino.Model", in_float: Keys) -> None:
     """Replace float weights by int8 weights and scales.
 
     This is NNCF's `compress_weights` without its telemetry. Products in `in_float` keep their

@@ -11,13 +11,20 @@ import numpy as np
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
-from kdcli.deploy.export import FILES, OUTPUTS, RUNTIMES, difference, export_model
-from kdcli.deploy.export import LIMITS as FILE_LIMITS
+from kdcli.deploy.export import (
+    FILE_LIMITS,
+    FILES,
+    GRAPH_OUTPUTS,
+    RUNTIMES,
+    difference,
+    export_model,
+)
 from kdcli.deploy.sessions import library, onnx_caller, openvino_caller
 from kdcli.deploy.sparse.csr import sparsify
 from kdcli.disk import disk_errors
-from kdcli.engine.device import DTYPES, choose_dtype
+from kdcli.engine.device import TORCH_DTYPES, choose_dtype
 from kdcli.errors import MachineError, UsageError, did_you_mean, first_line
 from kdcli.models.capture import prepare_teacher
 from kdcli.types import Array, Batch
@@ -31,7 +38,7 @@ BACKENDS: Mapping[str, tuple[str, ...]] = {  # backend -> its precisions
 }
 # Maps a precision to the largest relative error of a correct backend. In bf16, all-MiniLM-L6-v2 has
 # 0.011.
-LIMITS: Mapping[str, float] = {**FILE_LIMITS, "bf16": 0.1}
+ERROR_LIMITS: Mapping[str, float] = {**FILE_LIMITS, "bf16": 0.1}
 # Maximum number of compilations of one model class in a process. Beyond the limit, which is 8 by
 # default, torch silently stops compiling.
 COMPILED_SHAPES = 1000
@@ -42,7 +49,7 @@ class Runner:
     """One way to run an encoder.
 
     `output` converts a result of `call`, and must run before the next call. It returns those
-    outputs of `kdcli.deploy.export.OUTPUTS` that the model has, in float32 and in that order.
+    outputs of `kdcli.deploy.export.GRAPH_OUTPUTS` that the model has, in float32 and in that order.
     """
 
     prepare: Callable[[Batch], Any]  # batch -> inputs on the backend's device; not timed
@@ -112,16 +119,17 @@ def runner(
     return file_runner(file, threads=threads, precision="bf16" if precision == "bf16" else "f32")
 
 
-def agreement(reference: Array, other: Array, mask: Array) -> dict[str, float]:
+def compare_states(reference: Array, other: Array, mask: Array) -> dict[str, float]:
     """Compare two last hidden states [B, L, D] over the real tokens of a mask [B, L].
 
     * `max_abs`: the largest absolute difference.
     * `relative`: the Frobenius norm of the difference, divided by the reference's norm. Compare it
-      with `LIMITS`, and test `not relative <= limit`, so that NaN counts as wrong.
+      with `ERROR_LIMITS`, and test `not relative <= limit`, so that NaN counts as wrong.
     * `cosine`: the mean cosine similarity of the tokens.
     """
     real = mask.astype(bool)
-    reference_TD, other_TD = reference[real].astype(np.float64), other[real].astype(np.float64)
+    reference_TD = reference[real].astype(np.float64)
+    other_TD = other[real].astype(np.float64)
     max_abs, relative = difference(reference_TD, other_TD)
     lengths_T = np.linalg.norm(reference_TD, axis=-1) * np.linalg.norm(other_TD, axis=-1)
     cosine = float(
@@ -138,9 +146,9 @@ def _torch_runner(
     if precision != "fp32":
         # `choose_dtype` refuses fp16 on a CPU, because training lacks loss scaling there. A forward
         # pass does not need it.
-        dtype = choose_dtype("bf16", device) if precision == "bf16" else DTYPES[precision]
+        dtype = choose_dtype("bf16", device) if precision == "bf16" else TORCH_DTYPES[precision]
         model = prepare_teacher(copy.deepcopy(model), dtype)
-    run: Callable[..., Any] = model
+    run: Callable[..., ModelOutput] = model
     if compiled:
         torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = (
             COMPILED_SHAPES
@@ -152,7 +160,7 @@ def _torch_runner(
         else None
     )
 
-    def call(inputs: Batch) -> Any:
+    def call(inputs: Batch) -> ModelOutput:
         try:
             with torch.inference_mode():
                 outputs = run(**inputs)
@@ -169,7 +177,7 @@ def _torch_runner(
         lambda batch: {name: x.to(device) for name, x in batch.items()},
         call,
         lambda outputs: [
-            outputs[name].float().cpu().numpy() for name in OUTPUTS if name in outputs
+            outputs[name].float().cpu().numpy() for name in GRAPH_OUTPUTS if name in outputs
         ],
     )
 

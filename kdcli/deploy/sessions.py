@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ def openvino_caller(path: Path, *, threads: int, precision: str = "f32") -> Call
     fastest precision, so the same file would give other numbers on another machine.
     """
     openvino = library("openvino", "openvino")
-    settings: dict[str, Any] = {
+    settings: dict[str, str | int] = {
         "INFERENCE_PRECISION_HINT": precision,
         "PERFORMANCE_HINT": "LATENCY",
     }
@@ -81,7 +81,7 @@ def openvino_caller(path: Path, *, threads: int, precision: str = "f32") -> Call
     return Caller([i.any_name for i in request.get_compiled_model().inputs], run)
 
 
-def library(name: str, extra: str) -> Any:
+def library(name: str, extra: str) -> ModuleType:
     """Import an optional library of one of kdcli's extras.
 
     Raises MachineError if the library is missing or broken; the hint says how to install it.

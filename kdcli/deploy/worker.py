@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -21,14 +21,38 @@ from transformers import AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedM
 
 from kdcli.deploy.exported import is_export, open_export
 from kdcli.deploy.old_machines.measure_encoders import UNSTABLE, measure, speedup, summary, timed
-from kdcli.deploy.runners import LIMITS, Runner, agreement, runner
+from kdcli.deploy.runners import ERROR_LIMITS, Runner, compare_states, runner
 from kdcli.deploy.shapes import config_of
 from kdcli.deploy.sparse.load import is_compact, load
 from kdcli.engine.memory import is_out_of_memory, peak_of
 from kdcli.models.shape import is_shape
-from kdcli.types import Batch
+from kdcli.types import Array, Batch
 
-Send = Callable[[Mapping[str, Any]], None]
+Send = Callable[[Mapping[str, object]], None]
+
+
+class SubjectSpec(TypedDict):
+    """A `kdcli.deploy.latency.Subject` as JSON."""
+
+    name: str
+    source: str
+    backend: str
+    precision: str
+
+
+class Request(TypedDict):
+    """The subjects, and the fields of `kdcli.deploy.latency.Protocol`, as JSON."""
+
+    subjects: list[SubjectSpec]
+    threads: int
+    device: str
+    min_runs: int
+    min_seconds: float
+    cells: list[tuple[int, int]]
+    padding: str
+    lengths: list[int]
+    texts: list[str]
+    trust_remote_code: bool
 
 
 @dataclass
@@ -38,7 +62,7 @@ class _Loaded:
     `columns` identify it in the report. Its first call sets `first_call_ms`.
     """
 
-    spec: Mapping[str, str]
+    spec: SubjectSpec
     config: PretrainedConfig
     runner: Runner
     load_seconds: float
@@ -56,13 +80,13 @@ class _Loaded:
 
 def main() -> None:
     """Serve one request."""
-    request = json.loads(sys.stdin.read())
+    request: Request = json.loads(sys.stdin.read())
     torch.set_num_threads(request["threads"])
     with tempfile.TemporaryDirectory() as folder:
         serve(request, Path(folder), lambda message: print(json.dumps(message), flush=True))
 
 
-def serve(request: Mapping[str, Any], folder: Path, send: Send) -> None:
+def serve(request: Request, folder: Path, send: Send) -> None:
     """Load every subject, compare its output with torch in float32, and measure cell after cell."""
     device = torch.device(request["device"])
     subjects = _load(request, device, folder, send)
@@ -70,13 +94,13 @@ def serve(request: Mapping[str, Any], folder: Path, send: Send) -> None:
         _measure_cell(request, device, subjects, cell, send)
 
 
-def _load(
-    request: Mapping[str, Any], device: torch.device, folder: Path, send: Send
-) -> list[_Loaded]:
+def _load(request: Request, device: torch.device, folder: Path, send: Send) -> list[_Loaded]:
     loaded: list[_Loaded] = []
-    references: dict[str, Any] = {}
+    references: dict[str, Array] = {}
     for number, spec in enumerate(request["subjects"]):
-        source, backend, precision = spec["source"], spec["backend"], spec["precision"]
+        source = spec["source"]
+        backend = spec["backend"]
+        precision = spec["precision"]
         began = time.perf_counter()
         if is_export(source):
             export = open_export(source, device)
@@ -143,19 +167,19 @@ def _sample(source: str, model: PreTrainedModel, texts: Sequence[str]) -> Batch:
     return {k: v for k, v in rows.items() if k in ("input_ids", "attention_mask", "token_type_ids")}
 
 
-def _agrees(subject: _Loaded, sample: Batch, reference: Any, send: Send) -> bool:
+def _agrees(subject: _Loaded, sample: Batch, reference: Array, send: Send) -> bool:
     """Compare a subject with torch in float32, and return False if its output is wrong."""
     with torch.inference_mode():
         (output,) = subject.runner.output(subject.runner.call(subject.runner.prepare(sample)))
-    errors = agreement(reference, output, sample["attention_mask"].numpy())
-    limit = LIMITS[subject.spec["precision"]]
+    errors = compare_states(reference, output, sample["attention_mask"].numpy())
+    limit = ERROR_LIMITS[subject.spec["precision"]]
     wrong = not errors["relative"] <= limit
     send({"agreements": [subject.columns | errors | {"limit": limit, "wrong": wrong}]})
     return not wrong
 
 
 def _measure_cell(
-    request: Mapping[str, Any],
+    request: Request,
     device: torch.device,
     subjects: Sequence[_Loaded],
     cell: tuple[int, int],
@@ -167,7 +191,7 @@ def _measure_cell(
     """
     size = dict(zip(("batch_size", "seq_len"), cell, strict=True))
     lengths = lengths_of(request["padding"], request["lengths"], *cell)
-    calls: dict[int, Callable[[], Any]] = {}
+    calls: dict[int, Callable[[], object]] = {}
     peaks: dict[int, int | None] = {}
     for number, subject in enumerate(subjects):
         call = partial(
@@ -187,7 +211,9 @@ def _measure_cell(
     times = measure(calls, device, request["min_runs"], request["min_seconds"])
     rows = []
     for number, seconds in times.items():
-        subject, peak, statistics = subjects[number], peaks[number], summary(seconds)
+        subject = subjects[number]
+        peak = peaks[number]
+        statistics = summary(seconds)
         row = subject.columns | {
             "device": request["device"],
             **size,
@@ -210,7 +236,8 @@ def _measure_cell(
 def lengths_of(padding: str, lengths: Sequence[int], batch_size: int, seq_len: int) -> list[int]:
     """Return the number of real tokens of each row of a cell.
 
-    `padding` and `lengths` have the same meaning as in `kdcli.deploy.latency.Protocol`.
+    `padding` is `full` (no padding), `random` (lengths from a quarter of `seq_len` upwards) or
+    `data` (drawn from `lengths`, cut to `seq_len`).
     """
     drawn = np.random.Generator(np.random.PCG64(batch_size))
     if padding == "random":

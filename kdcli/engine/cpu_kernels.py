@@ -12,7 +12,6 @@ docs/results.md has the measurements.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +28,7 @@ Up to this length, it is at least as fast as PyTorch's kernel in a forward and b
 
 def fast_cpu_kernels(
     device: torch.device, models: Iterable[nn.Module]
-) -> AbstractContextManager[Any]:
+) -> AbstractContextManager[object]:
     """Return a context in which dropout and attention on a CPU use these kernels.
 
     It does nothing on other devices. Random numbers come from PyTorch's generator, so they depend
@@ -54,11 +53,11 @@ def keep_mask(shape: Iterable[int], rate: float, dtype: torch.dtype) -> Tensor:
 class _FastKernels(TorchFunctionMode):
     def __torch_function__(
         self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         return _KERNELS.get(func, func)(*args, **(kwargs or {}))
 
 
@@ -106,7 +105,7 @@ def _attention(
     return probabilities @ value
 
 
-_KERNELS: Mapping[Callable[..., Any], Callable[..., Any]] = {
+_KERNELS: Mapping[Callable[..., object], Callable[..., object]] = {
     F.dropout: _dropout,
     F.scaled_dot_product_attention: _attention,
 }

@@ -15,7 +15,7 @@ import statistics
 import time
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import torch
 
@@ -25,7 +25,7 @@ from kdcli.errors import MachineError, UsageError, did_you_mean
 DRIVER = Path("/proc/driver/nvidia")
 """Files of a loaded NVIDIA driver: `version` and `gpus/*/information`."""
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SCALED = ("cuda", "xpu")
 """Kinds of device that train in float16, with loss scaling."""
 ABSENT = {
@@ -42,6 +42,29 @@ ABSENT = {
     ),
 }
 """Kind of accelerator -> the message and the hint if it is absent."""
+
+
+class Generation(TypedDict):
+    """A GPU generation in devices.toml.
+
+    `name` lists its cards, separated by `, `. `capability` is the compute capability, such as
+    `7.5`. `last_torch` is the last PyTorch with kernels for it; without it, the newest has them.
+    """
+
+    capability: str
+    name: str
+    tensor_cores: bool
+    bf16: bool
+    install: str
+    last_torch: NotRequired[str]
+    remark: NotRequired[str]
+
+
+class DeviceTable(TypedDict):
+    """The content of devices.toml."""
+
+    as_of: str
+    device: list[Generation]
 
 
 def accelerator() -> torch.device | None:
@@ -64,7 +87,7 @@ def choose_device(wanted: str) -> torch.device:
         wanted: `auto`, `cpu`, or a kind of accelerator with or without `:INDEX`.
 
     Raises:
-        UsageError: the name is none of these.
+        UsageError: the name is unknown.
         MachineError: the device is absent (see `no_cuda`), or this PyTorch has no kernels for it.
     """
     kind, colon, index = wanted.partition(":")
@@ -112,13 +135,13 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
         device: the device of the products.
 
     Raises:
-        UsageError: the name is none of these.
+        UsageError: the name is unknown.
         MachineError: the device only emulates bfloat16, or float16 has no loss scaling on it.
     """
-    if wanted not in ("auto", *DTYPES):
+    if wanted not in ("auto", *TORCH_DTYPES):
         raise UsageError(
             f"unknown dtype '{wanted}'; allowed: auto, "
-            f"{', '.join(DTYPES)}{did_you_mean(wanted, DTYPES)}"
+            f"{', '.join(TORCH_DTYPES)}{did_you_mean(wanted, TORCH_DTYPES)}"
         )
     if wanted == "auto":
         if device.type != "mps" and has_bf16(device) and (device.type != "cpu" or _cpu_bf16_pays()):
@@ -133,7 +156,7 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     if wanted == "bf16" and device.type != "cpu" and not has_bf16(device):
         others = "fp16 or fp32" if device.type in SCALED else "fp32"
         raise MachineError(f"{device_name(device)} has no bf16", f"use --dtype {others}")
-    return DTYPES[wanted]
+    return TORCH_DTYPES[wanted]
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -204,17 +227,16 @@ def _cpu_flags() -> frozenset[str]:
 
 
 @functools.cache
-def device_table() -> dict[str, Any]:
+def device_table() -> DeviceTable:
     """Read devices.toml: `as_of` is its month, and `device` lists the GPU generations."""
-    return tomllib.loads(
-        (importlib.resources.files("kdcli") / "engine" / "devices.toml").read_text("utf-8")
-    )
+    file = importlib.resources.files("kdcli") / "engine" / "devices.toml"
+    table: DeviceTable = tomllib.loads(file.read_text("utf-8"))  # type: ignore[assignment]
+    return table
 
 
-def known_devices() -> list[dict[str, Any]]:
+def known_devices() -> list[Generation]:
     """List the known GPU generations, oldest first."""
-    rows: list[dict[str, Any]] = device_table()["device"]
-    return rows
+    return device_table()["device"]
 
 
 def no_cuda() -> MachineError:
@@ -290,13 +312,13 @@ def _install_lines(models: list[str]) -> list[str]:
     return list(dict.fromkeys(_install_line(row) for row in matches or rows[-1:]))
 
 
-def _install_line(row: dict[str, Any]) -> str:
+def _install_line(row: Generation) -> str:
     """Return an install line with its date and remark."""
     remark = f"; {row['remark']}" if "remark" in row else ""
     return f"{row['install']}   (as of {device_table()['as_of']}{remark})"
 
 
-def _generation(device: torch.device) -> dict[str, Any]:
+def _generation(device: torch.device) -> Generation:
     """Return the newest known generation that is not newer than the card."""
     capability = torch.cuda.get_device_capability(device)
     older = [

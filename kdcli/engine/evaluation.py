@@ -32,7 +32,7 @@ class EvaluationOutput:
     outputs: list[Array]
 
 
-def evaluate(session: Session, job: Job) -> EvaluationOutput:
+def evaluate_job(session: Session, job: Job) -> EvaluationOutput:
     """Evaluate a job on its held-out examples.
 
     Raises:

@@ -4,7 +4,7 @@ import math
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -40,6 +40,12 @@ ENGINES = {
     "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor or context parallelism",
 }
 """Environment variable of `accelerate launch` -> the engine that it selects."""
+
+
+class SavedRecipe(Protocol):
+    """A resolved recipe, as `recipe.yaml` holds it."""
+
+    def to_yaml(self) -> str: ...
 
 
 def launch(dtype: str, invocation: RunOptions, *, judging: bool = False) -> Session | None:
@@ -106,7 +112,9 @@ def refuse_engines() -> None:
             )
 
 
-def choose_output_dir(name: str, resolved: Any, invocation: RunOptions, session: Session) -> Path:
+def choose_output_dir(
+    name: str, resolved: SavedRecipe, invocation: RunOptions, session: Session
+) -> Path:
     """Return the output directory, the same in every process: `-o`, or else `runs/NAME`.
 
     The directory is not changed. A dry run may name any directory.
@@ -125,12 +133,17 @@ def choose_output_dir(name: str, resolved: Any, invocation: RunOptions, session:
     return folder
 
 
-def claim(session: Session, folder: Path, resolved: Any, invocation: RunOptions) -> None:
-    """Claim the output directory while all processes wait; see `RunDir.claim`."""
+def claim(session: Session, folder: Path, resolved: SavedRecipe, invocation: RunOptions) -> None:
+    """Claim the output directory in the main process, while all others wait.
+
+    Raises:
+        UsageError: the directory is not empty, holds a run with another recipe, or is in use.
+        MachineError: the directory cannot be written.
+    """
     _claim(session, folder, resolved, invocation.resume, invocation.overwrite)
 
 
-def claim_or_resume(session: Session, folder: Path, resolved: Any) -> bool:
+def claim_or_resume(session: Session, folder: Path, resolved: SavedRecipe) -> bool:
     """Claim or resume a stage's directory inside a run.
 
     Returns:
@@ -140,7 +153,9 @@ def claim_or_resume(session: Session, folder: Path, resolved: Any) -> bool:
     return already_done(session, folder)
 
 
-def _claim(session: Session, folder: Path, resolved: Any, resume: bool, overwrite: bool) -> None:
+def _claim(
+    session: Session, folder: Path, resolved: SavedRecipe, resume: bool, overwrite: bool
+) -> None:
     recipe = resolved.to_yaml()
     session.on_main(lambda: RunDir.claim(folder, recipe, resume=resume, overwrite=overwrite).path)
 

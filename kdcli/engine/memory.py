@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import psutil
 import torch
@@ -14,7 +14,7 @@ import torch
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def peak_of(call: Callable[[], Any], device: torch.device) -> int | None:
+def peak_of(call: Callable[[], object], device: torch.device) -> int | None:
     """Return by how many bytes memory grew at most during a call.
 
     Allocated memory is measured on devices that count it, and resident memory on Linux. The result
@@ -64,7 +64,7 @@ def free_cached(device: torch.device) -> None:
         torch.get_device_module(device).empty_cache()
 
 
-def _counter(device: torch.device) -> Any:
+def _counter(device: torch.device) -> ModuleType | None:
     """Return the module that counts a device's memory.
 
     The result is None on a CPU and on MPS, which use the process's memory.

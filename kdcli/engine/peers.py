@@ -38,7 +38,7 @@ STOP_SECONDS = 40.0
 """Seconds that it has if the other process was stopped or ran out of memory."""
 REPORT_SECONDS = 10.0
 """Seconds that a failed process waits for the main one to print the error."""
-FAILED, REPORTED, ALL_HERE, OVER = "failed", "reported", "all here", "over"
+FAILED_KEY, REPORTED_KEY, ALL_HERE_KEY, OVER_KEY = "failed", "reported", "all here", "over"
 """Keys of the store."""
 
 
@@ -63,7 +63,7 @@ class Silent(MachineError):
 
 
 @dataclass(frozen=True)
-class Failure:
+class RunFailure:
     """The first failure of a run.
 
     Attributes:
@@ -81,7 +81,7 @@ class Failure:
     lost: bool = False
 
     @classmethod
-    def of(cls, error: KdcliError, rank: int | None) -> Failure:
+    def of(cls, error: KdcliError, rank: int | None) -> RunFailure:
         """Describe the error that ends a process."""
         lost = isinstance(error, Lost)
         return cls(rank, error.exit_code, error.message, error.hint, lost)
@@ -224,10 +224,10 @@ class Peers:
         self._exchanges: int | None = 0
         # Rank, or None for the store -> its last message, and the number of beats since then.
         self._unchanged: dict[int | None, tuple[object, int]] = {}
-        self._failure: Failure | None = None
+        self._failure: RunFailure | None = None
         self._ending, self._left = threading.Event(), threading.Event()
         # The thread that reports why this process ends holds this lock.
-        self._voice = threading.Lock()
+        self._report_lock = threading.Lock()
         works = (self._exchange, self._watch)
         self._threads = [threading.Thread(target=work, daemon=True) for work in works]
 
@@ -242,11 +242,11 @@ class Peers:
         self._store.set(f"beat/{self._rank}", "")
         self._store.set(keys[self._rank], socket.gethostname())
         atexit.register(self._leave)
-        while not self._store.check([ALL_HERE]):
-            if self._hears_failure():
+        while not self._store.check([ALL_HERE_KEY]):
+            if self._any_failed():
                 self.check()
             if self._rank == 0 and self._store.check(keys):
-                self._store.set(ALL_HERE, "")
+                self._store.set(ALL_HERE_KEY, "")
             elif time.monotonic() > limit:
                 missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
                 raise _absent(f"process {', '.join(map(str, missing))} of {self._size}")
@@ -259,7 +259,7 @@ class Peers:
 
         The message may take a moment to arrive. Afterwards this process may end by itself.
         """
-        _wait_until(self._hears_failure, 3 * BEAT_SECONDS)
+        _wait_until(self._any_failed, 3 * BEAT_SECONDS)
         self._ending.set()
         return self._failure.code if self._failure else None
 
@@ -276,7 +276,7 @@ class Peers:
             failure of the run. The others print nothing as long as the main process lives.
         """
         self._ending.set()
-        if not self._voice.acquire(blocking=False):
+        if not self._report_lock.acquire(blocking=False):
             return ChildFailed(error.exit_code)
         try:
             return self._settle(error)
@@ -287,34 +287,34 @@ class Peers:
 
     def _settle(self, error: KdcliError) -> KdcliError:
         own = not isinstance(error, Lost | ChildFailed)
-        if not own and not _wait_until(self._hears_failure, 3 * BEAT_SECONDS) and parent_watches():
+        if not own and not _wait_until(self._any_failed, 3 * BEAT_SECONDS) and parent_watches():
             return ChildFailed(error.exit_code)
-        if not self._hears_failure():
-            self._tell(error)
+        if not self._any_failed():
+            self._publish_failure(error)
         first = self._failure
         assert first is not None
         if self._rank == 0:
-            self._store.set(REPORTED, "")
+            self._store.set(REPORTED_KEY, "")
             return error if own else first.error()
         # A process that was stopped leaves at once: the main one may wait for it in a collective.
         leaves = first.rank != self._rank or isinstance(error, Stopped)
-        if leaves or _wait_until(lambda: self._store.check([REPORTED]), REPORT_SECONDS):
+        if leaves or _wait_until(lambda: self._store.check([REPORTED_KEY]), REPORT_SECONDS):
             return ChildFailed(error.exit_code if own else first.code)
         return error
 
-    def _tell(self, error: KdcliError) -> None:
+    def _publish_failure(self, error: KdcliError) -> None:
         """Write a failure to the store, unless it already has one."""
-        failure = Failure.of(error, self._rank)
+        failure = RunFailure.of(error, self._rank)
         if not isinstance(error, Lost | Silent):
             where = f"process {self._rank} ({socket.gethostname()})"
             failure = replace(failure, message=f"{where}: {failure.message}")
-        first = self._store.compare_set(FAILED, "", json.dumps(asdict(failure)))
-        self._failure = Failure(**json.loads(first))
+        first = self._store.compare_set(FAILED_KEY, "", json.dumps(asdict(failure)))
+        self._failure = RunFailure(**json.loads(first))
 
-    def _hears_failure(self) -> bool:
+    def _any_failed(self) -> bool:
         """Return True once any process has failed."""
-        if self._failure is None and self._store.check([FAILED]):
-            self._failure = Failure(**json.loads(self._store.get(FAILED)))
+        if self._failure is None and self._store.check([FAILED_KEY]):
+            self._failure = RunFailure(**json.loads(self._store.get(FAILED_KEY)))
         return self._failure is not None
 
     def _exchange(self) -> None:
@@ -325,7 +325,7 @@ class Peers:
                 self._exchanges = count = count + 1
                 self._store.set(f"beat/{self._rank}", str(count))
                 self._beats = self._store.multi_get([f"beat/{rank}" for rank in self._watched])
-                if not self._hears_failure() and self._store.check([OVER]):
+                if not self._any_failed() and self._store.check([OVER_KEY]):
                     self._left.set()
                 if parent_watches() and not orphaned and os.getppid() != self._launcher:
                     # Whoever killed kdcli's launcher wanted to stop the run. A training then stops
@@ -340,13 +340,13 @@ class Peers:
         while self._failure is None:
             if self._left.wait(BEAT_SECONDS):
                 return
-            self._look()
+            self._find_lost_peers()
         failure = self._failure
         if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
             torch.distributed.distributed_c10d._get_default_group().abort()
         # The end of a stopped process frees the main one, which then writes a checkpoint.
         seconds = STOP_SECONDS if failure.code == Stopped.exit_code else GRACE_SECONDS
-        if self._ending.wait(seconds) or not self._voice.acquire(blocking=False):
+        if self._ending.wait(seconds) or not self._report_lock.acquire(blocking=False):
             return
         launcher_reports = failure.lost and parent_watches()
         if self._rank in (0, failure.rank) and not launcher_reports:
@@ -354,11 +354,11 @@ class Peers:
             sys.stderr.write("\n".join(lines))
             sys.stderr.flush()
         if self._rank == 0:
-            self._store.set(REPORTED, "")
+            self._store.set(REPORTED_KEY, "")
         self._leave()
         os._exit(failure.code)
 
-    def _look(self) -> None:
+    def _find_lost_peers(self) -> None:
         """Look for a process that is gone."""
         gone = self._exchanges is None
         if gone or self._is_silent(None, self._exchanges):
@@ -366,12 +366,14 @@ class Peers:
             launcher_reports = gone and parent_watches()
             reports = not launcher_reports and self._reports_for_machine()
             self._exchanges = None
-            self._failure = replace(Failure.of(error, self._rank if reports else None), lost=False)
+            self._failure = replace(
+                RunFailure.of(error, self._rank if reports else None), lost=False
+            )
             return
         for rank, beat in zip(self._watched, self._beats, strict=False):
             if self._is_silent(rank, beat) and not self._store.check([f"left/{rank}"]):
                 host = self._store.get(f"host/{rank}").decode()
-                self._tell(Silent(f"process {rank} ({host})"))
+                self._publish_failure(Silent(f"process {rank} ({host})"))
 
     def _is_silent(self, rank: int | None, word: object) -> bool:
         before, beats = self._unchanged.get(rank, (None, 0))
@@ -396,8 +398,8 @@ class Peers:
         try:
             self._store.set(f"left/{self._rank}", "")
             if self._rank == 0:
-                if not self._hears_failure():
-                    self._store.set(OVER, "")
+                if not self._any_failed():
+                    self._store.set(OVER_KEY, "")
                 here = [rank for rank in self._watched if self._store.check([f"host/{rank}"])]
                 left = [f"left/{rank}" for rank in here]
                 _wait_until(lambda: self._store.check(left), REPORT_SECONDS)

@@ -84,7 +84,9 @@ def stop_requests(*, at_once: bool = False) -> Iterator[StopRequest]:
             # The training was in its last step. Nothing after it looks at the request.
             raise KeyboardInterrupt
         return
-    request, seen, done = StopRequest(at_once=at_once), StopRequest(), threading.Event()
+    request = StopRequest(at_once=at_once)
+    seen = StopRequest()
+    done = threading.Event()
 
     def ask(signum: int, frame: FrameType | None) -> None:
         if request.take(signum):

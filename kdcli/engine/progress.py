@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -49,7 +49,7 @@ class LogRecord:
     metrics: dict[str, float] | None = None
     seconds: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return everything that was computed."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
@@ -112,7 +112,9 @@ class Progress:
         """Show a step's loss and speed, and its held-out loss if it was evaluated."""
         if not self.shown:
             return
-        step, tokens, seconds = record.step, record.tokens or 0, record.seconds or 0.0
+        step = record.step
+        tokens = record.tokens or 0
+        seconds = record.seconds or 0.0
         speed = tokens / seconds if seconds else 0.0
         facts = f"loss {record.loss:.4f}  {speed:,.0f} tokens/s"
         if record.held_out is not None:

@@ -40,10 +40,15 @@ from kdcli.recipe.yaml import read_yaml
 # Matches text that may be the name of a model on the hub.
 MODEL = re.compile(r"(?<![\w./@-])\w[\w.-]*(?:/[\w.-]+)?(?![\w./@:-])")
 COMMIT = re.compile(r"@[0-9a-f]{40}")
-RECIPE, LOG, CHECKPOINTS, REPORT = "recipe.yaml", "log.jsonl", "checkpoints", "report.json"
-BEST = "best.safetensors"
+RECIPE_FILE, LOG_FILE, CHECKPOINTS, REPORT_FILE = (
+    "recipe.yaml",
+    "log.jsonl",
+    "checkpoints",
+    "report.json",
+)
+BEST_WEIGHTS = "best.safetensors"
 LOCK = ".lock"
-ABSENT = "not set"
+NOT_SET = "not set"
 NOT_OF_TRAINING = ("measure.", "train.checkpoint_every")
 """Keys that do not affect training, so a resumed run may change them."""
 KEEP = 2
@@ -74,7 +79,10 @@ class RunDir:
         """Check that the directory can be claimed, without changing it.
 
         Args:
-            recipe_yaml, resume, overwrite, free_keys: as in `claim`.
+            recipe_yaml: the resolved recipe.
+            resume: whether to continue a run in the directory.
+            overwrite: whether a run in the directory may be deleted.
+            free_keys: beginnings of keys that a resumed run may change.
 
         Returns:
             Whether the directory holds a run to resume.
@@ -87,7 +95,7 @@ class RunDir:
         with disk_errors(self.path):
             # Require both files: a user's own project may hold a recipe.yaml, and `overwrite` would
             # delete the project.
-            is_run = (self.path / RECIPE).is_file() and (self.path / LOG).is_file()
+            is_run = (self.path / RECIPE_FILE).is_file() and (self.path / LOG_FILE).is_file()
             is_occupied = is_run or (
                 self.path.is_dir()
                 and any(not _is_from_unfinished_claim(p) for p in self.path.iterdir())
@@ -140,14 +148,16 @@ class RunDir:
         # Check again: between the check and the lock, another process may have run here.
         if not run.check(recipe_yaml, resume=resume, overwrite=overwrite, free_keys=free_keys):
             run._clear()
-        if not (path / RECIPE).is_file() or recipe_yaml != (path / RECIPE).read_text("utf-8"):
-            write_atomic(path / RECIPE, recipe_yaml)
+        if not (path / RECIPE_FILE).is_file() or recipe_yaml != (path / RECIPE_FILE).read_text(
+            "utf-8"
+        ):
+            write_atomic(path / RECIPE_FILE, recipe_yaml)
         return run
 
     def give_up(self) -> None:
         """Undo the claim of a run that failed before it logged anything."""
-        if (self.path / LOG).stat().st_size == 0 and not self._checkpoints():
-            for name in (RECIPE, LOG):
+        if (self.path / LOG_FILE).stat().st_size == 0 and not self._checkpoints():
+            for name in (RECIPE_FILE, LOG_FILE):
                 (self.path / name).unlink()
             self.release()
             if not any(self.path.iterdir()):
@@ -161,12 +171,12 @@ class RunDir:
         they mark a run.
         """
         with disk_errors(self.path):
-            (self.path / REPORT).unlink(missing_ok=True)
+            (self.path / REPORT_FILE).unlink(missing_ok=True)
             # Keep the directory itself: it may be a mount point, a link or the working directory.
             for content in self.path.iterdir():
-                if content.name not in (LOCK, RECIPE, LOG):
+                if content.name not in (LOCK, RECIPE_FILE, LOG_FILE):
                     remove(content)
-        write_atomic(self.path / LOG, "")
+        write_atomic(self.path / LOG_FILE, "")
 
     def _lock(self) -> None:
         key = self.path.resolve()
@@ -192,16 +202,16 @@ class RunDir:
         Raises UsageError: the recipe is damaged.
         """
         try:
-            before = flatten_recipe((self.path / RECIPE).read_text("utf-8"))
+            before = flatten_recipe((self.path / RECIPE_FILE).read_text("utf-8"))
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise UsageError(
-                f"{self.path / RECIPE} is damaged: {error}", "start again with --overwrite"
+                f"{self.path / RECIPE_FILE} is damaged: {error}", "start again with --overwrite"
             ) from None
         now = flatten_recipe(recipe_yaml)
         return [
-            f"{key}: was {before.get(key, ABSENT)}, is {now.get(key, ABSENT)}"
+            f"{key}: was {before.get(key, NOT_SET)}, is {now.get(key, NOT_SET)}"
             for key in {**before, **now}
-            if not _same(before.get(key, ABSENT), now.get(key, ABSENT))
+            if not _same(before.get(key, NOT_SET), now.get(key, NOT_SET))
             and not key.startswith(NOT_OF_TRAINING + free_keys)
         ]
 
@@ -211,22 +221,25 @@ class RunDir:
             lines = [f"  {line}" for line in differing]
             raise UsageError(
                 f"{self.path} was started with another recipe:\n" + "\n".join(lines),
-                f"give the same options as before ({self.path / RECIPE}), with relative paths from "
-                "the same working directory, or start again with --overwrite",
+                f"give the same options as before ({self.path / RECIPE_FILE}), with relative paths "
+                "from the same working directory, or start again with --overwrite",
             )
 
     @property
     def done(self) -> bool:
         """Whether the run has written its report, which is its last file."""
-        report = self.path / REPORT
+        report = self.path / REPORT_FILE
         return (
             report.is_file()
             and read_json(report, max_bytes=MAX_REPORT_BYTES).get("status") == "done"
         )
 
-    def log(self, record: Mapping[str, Any]) -> None:
+    def log(self, record: Mapping[str, object]) -> None:
         """Append a record to log.jsonl."""
-        with disk_errors(self.path / LOG), (self.path / LOG).open("a", encoding="utf-8") as file:
+        with (
+            disk_errors(self.path / LOG_FILE),
+            (self.path / LOG_FILE).open("a", encoding="utf-8") as file,
+        ):
             file.write(json.dumps(record) + "\n")
 
     def read_log(self) -> list[dict[str, Any]]:
@@ -234,7 +247,7 @@ class RunDir:
 
         Raises MachineError: another line is damaged.
         """
-        path = self.path / LOG
+        path = self.path / LOG_FILE
         lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
         try:
             records = [dict(json.loads(line)) for line in lines]
@@ -249,10 +262,10 @@ class RunDir:
     def cut_log(self, step: int) -> None:
         """Remove the records after a step. A resumed run logs them again."""
         kept = [json.dumps(r) for r in self.read_log() if r["step"] <= step]
-        write_atomic(self.path / LOG, "".join(f"{line}\n" for line in kept))
+        write_atomic(self.path / LOG_FILE, "".join(f"{line}\n" for line in kept))
 
     def save_checkpoint(
-        self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
+        self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, object]
     ) -> None:
         """Write `checkpoints/step-.../` atomically, and remove all but the last `KEEP`."""
         folder = self.path / CHECKPOINTS / f"step-{step:08d}"
@@ -269,7 +282,7 @@ class RunDir:
             shutil.rmtree(old)
 
     def load_checkpoint(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """Load the newest intact checkpoint; None if there is none.
+        """Load the newest intact checkpoint; None without an intact one.
 
         `warn` is called with a message for each damaged one.
         """
@@ -291,8 +304,8 @@ class RunDir:
 
     def save_best(self, step: int, tensors: Mapping[str, Tensor]) -> None:
         """Write the best weights so far atomically. The metadata holds the step."""
-        path = self.path / CHECKPOINTS / BEST
-        aside = path.with_name(f".{BEST}.part")
+        path = self.path / CHECKPOINTS / BEST_WEIGHTS
+        aside = path.with_name(f".{BEST_WEIGHTS}.part")
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             whole = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
@@ -306,7 +319,7 @@ class RunDir:
         Raises MachineError: the file is damaged or belongs to another step, so the run must start
         again.
         """
-        path = self.path / CHECKPOINTS / BEST
+        path = self.path / CHECKPOINTS / BEST_WEIGHTS
         try:
             with safe_open(path, framework="pt") as file:
                 if file.metadata().get("step") == str(step):
@@ -345,8 +358,8 @@ def _is_from_unfinished_claim(path: Path) -> bool:
 
     Such files are the lock, an empty log and unfinished files.
     """
-    unfinished = path.name in (LOCK, f".{LOG}.part", f".{RECIPE}.part")
-    return unfinished or (path.name == LOG and path.is_file() and path.stat().st_size == 0)
+    unfinished = path.name in (LOCK, f".{LOG_FILE}.part", f".{RECIPE_FILE}.part")
+    return unfinished or (path.name == LOG_FILE and path.is_file() and path.stat().st_size == 0)
 
 
 def pin_commits(recipe_yaml: str) -> str:
@@ -381,7 +394,7 @@ def flatten_recipe(recipe_yaml: str) -> dict[str, str]:
     Comments are ignored, because the origin of a value may change between two runs.
     """
 
-    def walk(tree: Any, prefix: str) -> dict[str, str]:
+    def walk(tree: object, prefix: str) -> dict[str, str]:
         if not isinstance(tree, dict):
             return {prefix: json.dumps(tree, default=str)}
         values: dict[str, str] = {}

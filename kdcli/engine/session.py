@@ -155,7 +155,7 @@ def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> 
         device: the device of a single process. Each of several processes uses the device of its
             local rank.
         dtype: the dtype of matrix products; weights and optimiser stay in float32.
-        report_to: `none`, `all`, or an installed tracker; see `check_tracker`.
+        report_to: `none`, `all`, or an installed tracker of accelerate.
 
     Raises:
         MachineError: several processes cannot share the device, or a process does not join.

@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -28,7 +27,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kdcli.engine.batches_ahead import BatchesAhead
-from kdcli.engine.cpu_kernels import fast_cpu_kernels
 from kdcli.engine.evaluation import CPU_MICRO_BATCH, evaluate_batches, to_device
 from kdcli.engine.facts import facts_of
 from kdcli.engine.memory import begin_peak, free_cached, is_out_of_memory, peak_so_far
@@ -37,8 +35,10 @@ from kdcli.engine.processes import stop_requests
 from kdcli.engine.progress import LogRecord, Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session
+from kdcli.engine.step import JobStep, longest_rows, param_groups, sparse_embeddings
+from kdcli.engine.tensors import load_modules, load_optimizer, module_tensors, optimizer_tensors
 from kdcli.errors import ChildFailed, DivergedError, MachineError, Stopped, UsageError
-from kdcli.types import COUNTS, Array, Batch, Count, Job, Outcome, ParamGroup, Schedule, counts_of
+from kdcli.types import COUNTS, Array, Batch, Count, Job, Outcome, Schedule, counts_of
 
 MAX_SKIPPED = 50
 """Consecutive steps that the fp16 loss scaler may skip before the run counts as diverged. Each skip
@@ -87,14 +87,17 @@ class _State:
     loss_last: float | None
     micro_batch_size: int
     best: tuple[float, int] | None
-    scaler: Mapping[str, Any] | None
+    scaler: Mapping[str, object] | None
 
 
 class _Run:
     """One training of one job."""
 
     def __init__(self, session: Session, job: Job, schedule: Schedule, run: RunDir | None) -> None:
-        self.session, self.job, self.schedule, self.run = session, job, schedule, run
+        self.session = session
+        self.job = job
+        self.schedule = schedule
+        self.run = run
         self.accelerator, self.device = session.accelerator, session.device
         self.processes = self.accelerator.num_processes
         self.rank = self.accelerator.process_index
@@ -106,40 +109,17 @@ class _Run:
         for name, module in job.modules.items():
             module.to(self.device)
             self.parameters[name] = [p for p in module.parameters() if p.requires_grad]
-        self.modules = _Step(session, job)
+        self.modules = JobStep(session, job)
         self.forward: nn.Module = self.modules
-        optimizer = torch.optim.AdamW(
-            self._param_groups(), lr=schedule.lr, betas=(0.9, schedule.beta2), fused=True
-        )
+        groups = param_groups(job, schedule.weight_decay)
+        betas = (0.9, schedule.beta2)
+        optimizer = torch.optim.AdamW(groups, lr=schedule.lr, betas=betas, fused=True)
         self.optimizer = self.accelerator.prepare_optimizer(optimizer, device_placement=False)
         share = math.ceil(schedule.batch_size / self.processes)
         default = CPU_MICRO_BATCH if self.device.type == "cpu" else share
         self.micro = min(share, schedule.micro_batch_size or default)
         self.skipped = 0
         self.best: tuple[float, int] | None = None
-
-    def _param_groups(self) -> list[dict[str, Any]]:
-        """Return AdamW's groups. `lr_factor` multiplies the schedule's learning rate."""
-        groups: dict[ParamGroup, list[nn.Parameter]] = {}
-        for name, module in self.job.modules.items():
-            for path, parameter in module.named_parameters():
-                if not parameter.requires_grad:
-                    continue
-                group = ParamGroup()
-                if self.job.param_group is not None:
-                    group = self.job.param_group(f"{name}.{path}")
-                # Biases and normalisation weights have no weight decay, as in BERT's recipe.
-                group = replace(group, decayed=group.decayed and parameter.dim() > 1)
-                groups.setdefault(group, []).append(parameter)
-        decay = self.schedule.weight_decay
-        return [
-            {
-                "params": parameters,
-                "weight_decay": decay if group.decayed else 0.0,
-                "lr_factor": group.lr,
-            }
-            for group, parameters in groups.items()
-        ]
 
     def train(self) -> Outcome:
         """Train to the last step."""
@@ -159,7 +139,7 @@ class _Run:
         with (
             stop_requests() as stop,
             progress,
-            _sparse_embeddings(self.job.modules, use=sparse),
+            sparse_embeddings(self.job.modules, use=sparse),
             self.batches,
         ):
             if done == 0:
@@ -194,7 +174,7 @@ class _Run:
         if self.best is not None and self.run is not None:
             outcome.best_step = self.best[1]
             best = self.run.load_best(outcome.best_step) if self.session.is_main else {}
-            self._load_modules(self.session.broadcast(best))
+            load_modules(self.job.modules, self.session.broadcast(best))
             self.on_step_end(outcome.best_step)
         outcome.steps, outcome.finished = steps, steps >= self.schedule.steps
         outcome.tokens_per_second = outcome.tokens / outcome.seconds if outcome.seconds else 0.0
@@ -208,7 +188,7 @@ class _Run:
         All processes then have the main one's weights.
         """
         self.modules.train(True)
-        rows = _longest(self.job, self._shares(step)[self.rank], self.micro)
+        rows = longest_rows(self.job.examples, self._shares(step)[self.rank], self.micro)
         counts = dict.fromkeys(COUNTS, 1.0)
         while True:
             probe = [self.job.examples.batch(rows[: self.micro])]
@@ -452,22 +432,8 @@ class _Run:
         if self.best is None or value > self.best[0]:
             self.best = (value, step)
             if self.session.is_main:
-                self.run.save_best(step, self._module_tensors())
+                self.run.save_best(step, module_tensors(self.job.modules))
             self.session.wait()
-
-    def _module_tensors(self) -> dict[str, Tensor]:
-        return {
-            f"module/{name}/{path}": tensor
-            for name, module in self.job.modules.items()
-            for path, tensor in _untied_state(module).items()
-        }
-
-    def _load_modules(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, module in self.job.modules.items():
-            prefix = f"module/{name}/"
-            state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-            assert state.keys() == _untied_state(module).keys(), "a checkpoint of another model"
-            module.load_state_dict(state, strict=False)
 
     def _restore(self) -> int:
         """Load the newest intact checkpoint, if there is one, and return its step."""
@@ -482,8 +448,8 @@ class _Run:
         if saved is None:
             return 0
         tensors = session.broadcast(checkpoint.tensors if checkpoint else {})
-        self._load_modules(tensors)
-        self._load_optimizer(tensors)
+        load_modules(self.job.modules, tensors)
+        load_optimizer(self.optimizer, tensors)
         state = _State(**{key: saved[key] for key in _State.__annotations__})
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state.scaler)
@@ -496,15 +462,6 @@ class _Run:
         Progress.log(f"resumed after step {step}")
         return int(step)
 
-    def _load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
-        state = self.optimizer.state_dict()
-        state["state"] = {}
-        for key, tensor in tensors.items():
-            if key.startswith("optimizer/"):
-                _, index, name = key.split("/")
-                state["state"].setdefault(int(index), {})[name] = tensor
-        self.optimizer.load_state_dict(state)
-
     def _checkpoint(self, step: int) -> None:
         self._save(step)
         # A rank that ends while the main one is still writing would count as failed.
@@ -513,9 +470,7 @@ class _Run:
     def _save(self, step: int) -> None:
         if self.run is None or not self.session.is_main:
             return
-        tensors = self._module_tensors()
-        for index, values in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer/{index}/{name}": value for name, value in values.items()}
+        tensors = module_tensors(self.job.modules) | optimizer_tensors(self.optimizer)
         scaler, outcome = self.accelerator.scaler, self.outcome
         state = _State(
             tokens=outcome.tokens,
@@ -534,76 +489,9 @@ class _Run:
         self.accelerator.log(record.scalars(), step=record.step)
 
 
-class _Step(nn.Module):
-    """A job's step as one module, so that `DistributedDataParallel` sees one forward pass."""
-
-    def __init__(self, session: Session, job: Job) -> None:
-        super().__init__()
-        self.session, self.job = session, job
-        self.trained = nn.ModuleList(job.modules.values())
-
-    def forward(
-        self, batch: Batch, weights: Mapping[Count, float]
-    ) -> tuple[Tensor, list[tuple[str, Tensor]]]:
-        """Compute the weighted loss of a micro-batch.
-
-        Args:
-            weights: the micro-batch's share of each count of the global batch.
-
-        Returns:
-            The loss, and the logged values with their names. Several processes average their
-            gradients, so the loss is multiplied by their number.
-        """
-        accelerator, device = self.session.accelerator, self.session.device
-        with accelerator.autocast(), fast_cpu_kernels(device, self.job.modules.values()):
-            loss = self.job.step(batch)
-        processes = accelerator.num_processes
-        totals = [total * (weights[unit] * processes) for unit, total in loss.totals().items()]
-        parts = [
-            (name, value.detach().float() * weights[unit]) for name, unit, value in loss.parts()
-        ]
-        return torch.stack(totals).sum(), parts
-
-
-def _longest(job: Job, rows: Array, count: int) -> Array:
-    """Return the longest examples. If no lengths are known, all rows have the same length."""
-    lengths = getattr(job.examples, "lengths", None)
-    return (rows if lengths is None else np.argsort(lengths)[::-1])[:count]
-
-
 def _out_of_memory(when: str) -> MachineError:
     hint = "lower data.max_length, choose a smaller student, or a device with more memory"
     return MachineError(f"out of memory {when}", hint)
-
-
-@contextmanager
-def _sparse_embeddings(modules: Mapping[str, nn.Module], *, use: bool) -> Iterator[None]:
-    """Let embeddings have sparse gradients, which become dense once per step.
-
-    docs/results.md has the measurements.
-    """
-    embeddings = [
-        inner
-        for module in modules.values()
-        for inner in module.modules()
-        if isinstance(inner, nn.Embedding) and not inner.sparse
-    ]
-    for embedding in embeddings:
-        embedding.sparse = use
-    try:
-        yield
-    finally:
-        for embedding in embeddings:
-            embedding.sparse = False
-
-
-def _untied_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return a module's state, with each tied tensor under its first name only."""
-    state: dict[tuple[int, torch.Size], tuple[str, Tensor]] = {}
-    for name, tensor in module.state_dict().items():
-        place = tensor.data_ptr() if tensor.numel() else id(tensor)
-        state.setdefault((place, tensor.shape), (name, tensor))
-    return dict(state.values())
 
 
 def _mix(*numbers: int) -> int:

@@ -19,7 +19,8 @@ checks every file.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+
+from torch import Tensor
 
 from kdcli.errors import UsageError
 from kdcli.losses.relation import computed_by
@@ -30,7 +31,7 @@ _METHODS = Methods(__name__, "objective", "loss")
 methods, check_settings = _METHODS.names, _METHODS.settings
 
 
-def inputs(method: str) -> frozenset[str]:
+def inputs_of(method: str) -> frozenset[str]:
     """Return what a method learns from, as in its `INPUTS`.
 
     Raises UsageError if the method does not exist.
@@ -39,14 +40,14 @@ def inputs(method: str) -> frozenset[str]:
     return kinds
 
 
-def masks_text(method: str, settings: Mapping[str, Any]) -> bool:
+def masks_text(method: str, settings: Mapping[str, object]) -> bool:
     """Return whether a method reads masked text.
 
     It does if it always reads masked text, or if `masked_lm_weight` in its settings adds masked
     language modelling. Raises UsageError if the settings are invalid.
     """
-    checked: Any = check_settings(method, settings)
-    return "masked" in inputs(method) or getattr(checked, "masked_lm_weight", 0.0) > 0
+    checked = check_settings(method, settings)
+    return "masked" in inputs_of(method) or getattr(checked, "masked_lm_weight", 0.0) > 0
 
 
 def on_tasks(method: str) -> tuple[str, dict[str, float]]:
@@ -54,8 +55,8 @@ def on_tasks(method: str) -> tuple[str, dict[str, float]]:
 
     Raises UsageError if the method does not exist, or does not learn from tasks.
     """
-    if "task" not in inputs(method):
-        others = ", ".join(m for m in methods() if "task" in inputs(m))
+    if "task" not in inputs_of(method):
+        others = ", ".join(m for m in methods() if "task" in inputs_of(m))
         raise UsageError(
             f"method {method} learns from text, not from a task's examples",
             f"methods for tasks: {others}",
@@ -66,7 +67,7 @@ def on_tasks(method: str) -> tuple[str, dict[str, float]]:
 
 def build_objective(
     method: str,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
     teacher: ModelShape,
     student: ModelShape,
     *,
@@ -89,7 +90,7 @@ def build_objective(
     except ValueError as error:
         raise UsageError(str(error)) from None
 
-    def terms(teacher: Signals, student: Signals) -> Mapping[str, Any]:
+    def terms(teacher: Signals, student: Signals) -> Mapping[str, Tensor]:
         with computed_by(kernel):
             return objective.terms(teacher, student)
 

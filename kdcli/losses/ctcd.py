@@ -32,8 +32,8 @@ from kdcli.errors import UsageError
 from kdcli.losses.vocabulary import CHUNK_LOGITS
 
 # The two models. They differ only in the weights of their terms.
-TEACHER = "teacher"
-STUDENT = "student"
+TEACHER_MODEL = "teacher"
+STUDENT_MODEL = "student"
 
 OutputsT = TypeVar("OutputsT")
 Mode = Literal["standalone", "one-way", "reversed", "co-distillation"]
@@ -89,11 +89,11 @@ class Weights:
 
     def hard(self, model: str) -> float:
         """Return the weight of a model's loss against the labels."""
-        return self.student_hard if model == STUDENT else self.teacher_hard
+        return self.student_hard if model == STUDENT_MODEL else self.teacher_hard
 
     def soft(self, model: str) -> float:
         """Return the weight of a model's divergence from the other model."""
-        return self.student_soft if model == STUDENT else self.teacher_soft
+        return self.student_soft if model == STUDENT_MODEL else self.teacher_soft
 
     def reaches(self, model: str) -> bool:
         """Return whether any term trains a model."""
@@ -133,7 +133,7 @@ def ctcd(
     if weights.community and community is None:
         raise ValueError("weights.community is above 0: the frozen model's logits are required")
     terms: dict[str, tuple[float, Tensor]] = {}
-    for model, other in ((TEACHER, STUDENT), (STUDENT, TEACHER)):
+    for model, other in ((TEACHER_MODEL, STUDENT_MODEL), (STUDENT_MODEL, TEACHER_MODEL)):
         if weight := weights.hard(model):
             terms[f"{model}/hard"] = weight, hard(outputs[model])
         if weight := weights.soft(model):
@@ -161,7 +161,8 @@ def reverse_kl(frozen_PV: Tensor, model_PV: Tensor, temperature: float) -> Tenso
 
     total = torch.zeros((), device=model_PV.device)
     # Split instead of slicing, because the gradient of each slice would be as large as all rows.
-    frozen_chunks, model_chunks = torch.split(frozen_PV, at_once), torch.split(model_PV, at_once)
+    frozen_chunks = torch.split(frozen_PV, at_once)
+    model_chunks = torch.split(model_PV, at_once)
     for frozen_CV, model_CV in zip(frozen_chunks, model_chunks, strict=True):
         # Recompute each chunk in the backward pass, so that float32 copies exist of few rows only.
         total = total + checkpoint(

@@ -36,7 +36,8 @@ class Settings(Section):
 
     `relation_heads: null` uses the teacher's width / 16 heads, which is 48 for base and 64 for
     large models. `teacher_layer: null` uses the last layer, or layer 21 of 24; negative numbers
-    count from the last layer. `masked_lm_weight` means the same as in `kdcli.losses.minilm`.
+    count from the last layer. `masked_lm_weight` adds the loss of
+    `kdcli.losses.masked_lm`; both models then read masked text.
     """
 
     relation_heads: int | None = Field(None, gt=0)

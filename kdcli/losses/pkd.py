@@ -78,7 +78,8 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
             errors.append(F.mse_loss(F.normalize(first_BD.float(), dim=-1), target_BD))
         return {"patience": settings.weight * torch.stack(errors).mean()}
 
-    t_needs, s_needs = Needs(hidden=frozenset(pairs.values())), Needs(hidden=frozenset(pairs))
+    t_needs = Needs(hidden=frozenset(pairs.values()))
+    s_needs = Needs(hidden=frozenset(pairs))
     return Objective(
         teacher_needs=t_needs,
         student_needs=s_needs,

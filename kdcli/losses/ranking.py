@@ -24,7 +24,7 @@ from torch import Tensor
 Ranking = Literal["margin-mse", "listwise", "pointwise"]
 
 
-def padded(values_R: Tensor, places_QM: Tensor) -> Tensor:
+def pad_lists(values_R: Tensor, places_QM: Tensor) -> Tensor:
     """Arrange values by list, [Q, M], padded with 0.
 
     `places_QM` holds the index into `values_R` of each candidate, and -1 for padding.

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from kdcli.errors import UsageError, first_line
 
-Pair = tuple[Tensor, Tensor]
+VectorPair = tuple[Tensor, Tensor]
 # `torch`, `triton` (on CUDA devices) or `auto`, which uses triton if its blocks can hold the heads.
 KERNEL: ContextVar[str] = ContextVar("KERNEL", default="torch")
 # Score of a masked position. It is far below any real score, yet finite, so that 0 · (log p - log
 # q) is 0 and not NaN.
-MASKED = -1e30
+LOWEST_SCORE = -1e30
 # Number of scores per block. 2 MB of float32 per buffer stay in a CPU core's cache, while a GPU
 # needs enough work per launch.
 BLOCK_SCORES = {"cpu": 1 << 19, "cuda": 1 << 25}
@@ -69,7 +69,8 @@ def relation_kl(
         mask: [B, L], non-zero at real tokens (padded keys are masked, and the mean skips padded
             queries); or [B, 1, L, L], True where a query may attend; or None.
     """
-    teacher, student = (teacher_x_BALK, teacher_y_BALK), (student_x_BALJ, student_y_BALJ)
+    teacher = (teacher_x_BALK, teacher_y_BALK)
+    student = (student_x_BALJ, student_y_BALJ)
     return _compare(_RelationKL, teacher, student, mask)
 
 
@@ -94,12 +95,16 @@ def score_mse(
         mask: [B, L], non-zero at real tokens; or [B, 1, L, L], True where a query may attend; or
             None.
     """
-    teacher, student = (teacher_x_BALK, teacher_y_BALK), (student_x_BALJ, student_y_BALJ)
+    teacher = (teacher_x_BALK, teacher_y_BALK)
+    student = (student_x_BALJ, student_y_BALJ)
     return _compare(_ScoreMSE, teacher, student, mask)
 
 
 def _compare(
-    function: type[torch.autograd.Function], teacher: Pair, student: Pair, mask: Tensor | None
+    function: type[torch.autograd.Function],
+    teacher: VectorPair,
+    student: VectorPair,
+    mask: Tensor | None,
 ) -> Tensor:
     t_shape, s_shape = list(teacher[0].shape[:3]), list(student[0].shape[:3])
     if t_shape != s_shape:
@@ -221,7 +226,8 @@ class _ScoreMSE(_GradientFromForward):
                 s_x, t_x = (x[block].float() * root for x in (student_x, teacher_x))
                 s_y, t_y = (y[block].float() for y in (student_y, teacher_y))
                 if real_BALK is not None:
-                    s_y, t_y = s_y * real_BALK[sequences], t_y * real_BALK[sequences]
+                    s_y = s_y * real_BALK[sequences]
+                    t_y = t_y * real_BALK[sequences]
                 error = buffer[: s_x.shape[0], : s_x.shape[1]]
                 _product(s_x, s_y.transpose(-1, -2), s_scale, out=error)
                 _product(t_x, t_y.transpose(-1, -2), -t_scale, out=error, onto=True)
@@ -256,7 +262,8 @@ def _by_triton(student_x: Tensor, teacher_x: Tensor) -> bool:
         return False
     from kdcli.losses.relation_triton import max_width
 
-    width, limit = max(student_x.shape[-1], teacher_x.shape[-1]), max_width(student_x.device)
+    width = max(student_x.shape[-1], teacher_x.shape[-1])
+    limit = max_width(student_x.device)
     if width > limit and KERNEL.get() == "triton":
         raise UsageError(
             f"relation.kernel=triton supports heads of width {limit} at most on this card, "
@@ -266,10 +273,14 @@ def _by_triton(student_x: Tensor, teacher_x: Tensor) -> bool:
     return width <= limit
 
 
-def _in_triton(ctx: Any, student: Pair, teacher: Pair, mask: Tensor | None, *, kl: bool) -> Tensor:
-    from kdcli.losses.relation_triton import compare
+def _in_triton(
+    ctx: Any, student: VectorPair, teacher: VectorPair, mask: Tensor | None, *, kl: bool
+) -> Tensor:
+    from kdcli.losses.relation_triton import compare_relations
 
-    loss, gradients = compare(student, teacher, mask, kl=kl, grad=any(ctx.needs_input_grad[:2]))
+    loss, gradients = compare_relations(
+        student, teacher, mask, kl=kl, grad=any(ctx.needs_input_grad[:2])
+    )
     if gradients is not None:
         ctx.save_for_backward(*gradients)
     return loss
@@ -363,7 +374,7 @@ def _bias_and_rows(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     if mask is None:
         return None, None
     allowed = mask.bool()
-    bias = torch.zeros(allowed.shape, device=mask.device).masked_fill_(~allowed, MASKED)
+    bias = torch.zeros(allowed.shape, device=mask.device).masked_fill_(~allowed, LOWEST_SCORE)
     if allowed.dim() == 2:
         return bias[:, None, None, :], allowed.float()
     return bias, allowed.any(-1)[:, 0].float()

@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MASKED = tl.constexpr(-1e30)
+MASKED_SCORE = tl.constexpr(-1e30)
 # Differences of probabilities are scaled up for float16 products. In long rows, unscaled
 # differences would be subnormal in float16.
 UP = tl.constexpr(1024.0)
-NO_MASK, KEYS, PAIRS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+NO_MASK, KEY_MASK, PAIR_MASK = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
@@ -36,16 +36,18 @@ def _tile(x, stride_l, stride_k, at, length, WIDTH: tl.constexpr, PADDED: tl.con
 def _allowed(mask, stride_i, stride_j, i, j, length, MASK: tl.constexpr):
     """Return which queries i may attend to which keys j. One of i and j is a row, one a column."""
     inside = (i < length) & (j < length)
-    if MASK == KEYS:
+    if MASK == KEY_MASK:
         inside = inside & (tl.load(mask + j * stride_j, mask=j < length, other=0) != 0)
-    if MASK == PAIRS:
+    if MASK == PAIR_MASK:
         inside = inside & (tl.load(mask + i * stride_i + j * stride_j, mask=inside, other=0) != 0)
     return inside
 
 
 @triton.jit
 def _scores(x, y, scale, allowed, PRECISION: tl.constexpr):
-    return tl.where(allowed, tl.dot(x, tl.trans(y), input_precision=PRECISION) * scale, MASKED)
+    return tl.where(
+        allowed, tl.dot(x, tl.trans(y), input_precision=PRECISION) * scale, MASKED_SCORE
+    )
 
 
 @triton.jit
@@ -77,7 +79,8 @@ def _rows(
     mask += b * mask_b
     xs = _tile(s_x + b * sx_b + a * sx_a, sx_l, sx_k, i, length, J, JP)
     xt = _tile(t_x + b * tx_b + a * tx_a, tx_l, tx_k, i, length, K, KP)
-    s_max, t_max = tl.full([M], MASKED, tl.float32), tl.full([M], MASKED, tl.float32)
+    s_max = tl.full([M], MASKED_SCORE, tl.float32)
+    t_max = tl.full([M], MASKED_SCORE, tl.float32)
     s_sum, t_sum = tl.zeros([M], tl.float32), tl.zeros([M], tl.float32)
     value = tl.zeros([M], tl.float32)
     if KL:
@@ -153,10 +156,12 @@ def _columns(
         xs = _tile(s_x, sx_l, sx_k, i, length, J, JP)
         s = _scores(ys, xs, s_scale, allowed, PRECISION)
         t = _scores(yt, _tile(t_x, tx_l, tx_k, i, length, K, KP), t_scale, allowed, PRECISION)
-        at, inside = statistics + head * 4 * length + i[None, :], (i < length)[None, :]
+        at = statistics + head * 4 * length + i[None, :]
+        inside = (i < length)[None, :]
         s_max, s_share, t_max, t_share = 0.0, 0.0, 0.0, 0.0
         if KL:
-            s_max, s_share = tl.load(at, inside, 0.0), tl.load(at + length, inside, 0.0)
+            s_max = tl.load(at, inside, 0.0)
+            s_share = tl.load(at + length, inside, 0.0)
             t_max = tl.load(at + 2 * length, inside, 0.0)
             t_share = tl.load(at + 3 * length, inside, 0.0)
         row_weight = tl.load(weight + b * length + i, mask=i < length, other=0.0)
@@ -192,7 +197,7 @@ class LaunchOptions:
     warps: int = 4
 
 
-def compare(
+def compare_relations(
     student: tuple[Tensor, Tensor],
     teacher: tuple[Tensor, Tensor],
     mask: Tensor | None,
@@ -205,7 +210,8 @@ def compare(
     Args:
         student: x and y [B, A, L, J].
         teacher: x and y [B, A, L, K].
-        mask: as in `kdcli.losses.relation.relation_kl`.
+        mask: [B, L], 1 at real tokens, or [B, 1, L, L], True where a token may attend; None if
+            every token is real.
         kl: whether to compute the divergence.
         grad: whether to compute the gradients.
 
@@ -214,7 +220,9 @@ def compare(
         copied only if their dtype has to change, and no value is read back from the device.
     """
     student, teacher = _same_dtype(*student), _same_dtype(*teacher)
-    (batch, heads, length, j), k, device = student[0].shape, teacher[0].shape[-1], student[0].device
+    batch, heads, length, j = student[0].shape
+    k = teacher[0].shape[-1]
+    device = student[0].device
     weight_BL, share = _row_weights(mask, batch, heads, length, device, kl=kl)
     values_BAL = torch.empty(batch, heads, length, device=device)
     statistics_BA4L = torch.empty(batch, heads, 4 if grad and kl else 0, length, device=device)
@@ -291,9 +299,9 @@ def _mask_of(mask: Tensor | None, placeholder: Tensor) -> tuple[int, Tensor, tup
     mask_bytes = mask.bool().view(torch.uint8)
     if mask.dim() == 4:
         b, _, i, j = mask_bytes.stride()
-        return PAIRS.value, mask_bytes, (b, i, j)
+        return PAIR_MASK.value, mask_bytes, (b, i, j)
     b, j = mask_bytes.stride()
-    return KEYS.value, mask_bytes, (b, 0, j)
+    return KEY_MASK.value, mask_bytes, (b, 0, j)
 
 
 def _row_weights(

@@ -38,7 +38,7 @@ def token_mean(x_BL: Tensor, mask: Tensor | None) -> Tensor:
 def masked_mse(teacher_BLD: Tensor, student_BLD: Tensor, mask: Tensor | None) -> Tensor:
     """Return the mean squared error over the real tokens and all D components, a float32 scalar.
 
-    No gradient reaches the teacher. `mask` has the same form as in `token_mean`.
+    No gradient reaches the teacher. `mask` is [B, L] or [B, 1, L, L]; None if every token is real.
     """
     error_BLD = (student_BLD.float() - teacher_BLD.detach().float()).square()
     return error_BLD.mean() if mask is None else token_mean(error_BLD.mean(-1), mask)
@@ -47,7 +47,7 @@ def masked_mse(teacher_BLD: Tensor, student_BLD: Tensor, mask: Tensor | None) ->
 def cosine_distance(teacher_BLD: Tensor, student_BLD: Tensor, mask: Tensor | None) -> Tensor:
     """Return the mean of 1 - cosine over the real tokens, a float32 scalar.
 
-    No gradient reaches the teacher. `mask` has the same form as in `token_mean`.
+    No gradient reaches the teacher. `mask` is [B, L] or [B, 1, L, L]; None if every token is real.
     """
     cosine_BL = F.cosine_similarity(teacher_BLD.detach().float(), student_BLD.float(), dim=-1)
     return token_mean(1 - cosine_BL, mask)

@@ -35,7 +35,7 @@ INPUTS = frozenset({"text", "task"})
 STAGE = "separate"
 KD = {"weight": 1.0, "temperature": 1.0}
 
-SHARED = "shared"  # name of the matrix that all layers share
+SHARED_MATRIX = "shared"  # name of the matrix that all layers share
 
 
 class Settings(Section):
@@ -78,7 +78,7 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
             "loss.attention_weight, and the loss.layer_weights of a layer in loss.layers, a value "
             "above 0"
         )
-    keys = {m: SHARED if settings.share_projection else str(m) for m in states}
+    keys = {m: SHARED_MATRIX if settings.share_projection else str(m) for m in states}
     projections = nn.ModuleDict()
     for key in sorted(set(keys.values())):
         compared = [(m, n) for m, n in states.items() if keys[m] == key]

@@ -5,12 +5,11 @@
 
 import importlib
 from collections.abc import Sequence
-from typing import Any
 
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.types import Array, Task
 
-MODULES = {
+METRIC_MODULES = {
     "class": "classification",
     "multi": "multilabel",
     "score": "regression",
@@ -22,13 +21,13 @@ MODULES = {
 
 
 def scorer(
-    task: Task, predictions: Sequence[Any], references: Sequence[Any], language: str = ""
+    task: Task, predictions: Sequence[object], references: Sequence[object], language: str = ""
 ) -> Scorer:
     """Return the metrics of a task as a function of selected examples.
 
     A bootstrap calls the function for each of its resamples. The expensive part is done once,
-    before the function is returned, so that each call only adds up. The metrics are the ones that
-    the task names.
+    before the function is returned, so that each call only adds up. It computes the
+    metrics that the task names.
 
     Args:
         task: the task.
@@ -44,7 +43,7 @@ def scorer(
     if len(predictions) != len(references) or not len(references):
         raise ValueError(f"{len(predictions)} predictions, {len(references)} references")
     # Import by kind, because SciPy takes seconds that other tasks need not wait for.
-    module = importlib.import_module(f"kdcli.metrics.{MODULES[task.kind]}")
+    module = importlib.import_module(f"kdcli.metrics.{METRIC_MODULES[task.kind]}")
     extra_arguments = [language] if task.kind == "span" else []
     score_all: Scorer = module.scorer(task, predictions, references, *extra_arguments)
 

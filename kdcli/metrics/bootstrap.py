@@ -43,8 +43,8 @@ def paired_bootstrap(
     * Otherwise, its ends are percentiles of the difference over the resamples, the 2.5 and the 97.5
       for 95 %. To each end's distance from the difference, the interval of two opposite examples is
       added as in a root of a sum of squares: z * sqrt(2) times the largest effect of one example,
-      where z is 1.96 for 95 %. This is
-      the idea of Bonett and Price 2012, who add one example to each of the two models' counts.
+      where z is 1.96 for 95 %. This is the idea of Bonett and Price 2012, who add one example to
+      each of the two models' counts.
     * Metrics of numbers, such as correlations, are only widened if no example differs.
 
     Args:
@@ -79,16 +79,16 @@ def paired_bootstrap(
     for (name, value), (low, high) in zip(ours.items(), bounds, strict=True):
         difference = value - theirs[name]
         correct_N, base_N = values[name], base_values[name]
-        if name in OF_NUMBERS:
-            effect = 1.0 / n if is_same else 0.0
-        elif len(correct_N) == n and _is_binary(correct_N) and _is_binary(base_N):
+        of_numbers = name in OF_NUMBERS
+        if not of_numbers and len(correct_N) == n and _is_binary(correct_N) and _is_binary(base_N):
             only_model = int((np.rint(correct_N) > np.rint(base_N)).sum())
             only_baseline = int((np.rint(correct_N) < np.rint(base_N)).sum())
             intervals[name] = (difference, *tango_interval(only_model, only_baseline, n, z))
             continue
+        if of_numbers:
+            effect = 1.0 / n if is_same else 0.0
         else:
-            ranges = [float(np.ptp(of_model)) for of_model in (correct_N, base_N) if len(of_model)]
-            effect = max(1.0, *ranges) / n if ranges else 1.0
+            effect = _largest_effect(correct_N, base_N, n)
         added = z * math.sqrt(2.0) * effect
         intervals[name] = (
             difference,
@@ -96,6 +96,12 @@ def paired_bootstrap(
             difference + math.hypot(high - difference, added),
         )
     return intervals
+
+
+def _largest_effect(values_N: Array, base_values_N: Array, n: int) -> float:
+    """Return the largest effect of one of `n` examples on a metric, by their pseudo-values."""
+    ranges = [float(np.ptp(values)) for values in (values_N, base_values_N) if len(values)]
+    return max(1.0, *ranges) / n if ranges else 1.0
 
 
 def tango_interval(

@@ -10,7 +10,7 @@ from scipy.special import expit, log_softmax, logit
 
 from kdcli.types import Array
 
-BINS = 15
+CALIBRATION_BINS = 15
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
 """The temperatures that `fit_temperature` searches."""
 BISECTIONS = 60
@@ -29,9 +29,9 @@ def calibration_error(confidence: Array, correct: Array) -> float:
         correct: 1 where the prediction is correct, else 0; the same shape.
     """
     confidence, correct = confidence.ravel(), correct.ravel().astype(np.float64)
-    inner_edges = np.linspace(0.0, 1.0, BINS + 1)[1:-1]
+    inner_edges = np.linspace(0.0, 1.0, CALIBRATION_BINS + 1)[1:-1]
     bins = np.digitize(confidence, inner_edges, right=True)
-    gaps = np.bincount(bins, correct - confidence, minlength=BINS)
+    gaps = np.bincount(bins, correct - confidence, minlength=CALIBRATION_BINS)
     return float(np.abs(gaps).sum() / len(confidence))
 
 

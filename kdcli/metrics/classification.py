@@ -1,9 +1,10 @@
 """Metrics of tasks with one of C classes per example."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.types import Array, Task
@@ -12,11 +13,11 @@ from kdcli.types import Array, Task
 def scorer(task: Task, predictions: Sequence[int], references: Sequence[int]) -> Scorer:
     """Score by `accuracy`, `f1`, `macro_f1` and `matthews`.
 
-    `agreement` is the accuracy if the truth is another model's predictions.
-    `f1` is the F1 of class 1 if there are two classes, and `macro_f1` otherwise. `macro_f1` is the
-    mean over the classes that occur as truth or prediction. F1 with a denominator of 0 and
-    Matthews' correlation of a constant are 0. `predictions` and `references` are class numbers,
-    [n]. Raises ValueError if a number is not a class of the task.
+    `agreement` is the accuracy if the truth is another model's predictions. `f1` is the F1 of class
+    1 if there are two classes, and `macro_f1` otherwise. `macro_f1` is the mean over the classes
+    that occur as truth or prediction. F1 with a denominator of 0 and Matthews' correlation of a
+    constant are 0. `predictions` and `references` are class numbers, [n]. Raises ValueError if a
+    number is not a class of the task.
     """
     classes = len(task.labels)
     cell = _numbers(references, classes) * classes + _numbers(predictions, classes)
@@ -48,7 +49,8 @@ def per_class(
     names = [name for name in task.labels if task.kind != "tokens" or name != "O"]
     if task.kind == "class":
         counts = confusion(predictions, references, len(names))
-        columns: Any = counts.diagonal(), counts.sum(axis=0), counts.sum(axis=1)
+        columns: tuple[Iterable[float], ...]
+        columns = counts.diagonal(), counts.sum(axis=0), counts.sum(axis=1)
     elif task.kind == "multi":
         predicted, true = np.asarray(predictions), np.asarray(references)
         columns = (predicted * true).sum(axis=0), predicted.sum(axis=0), true.sum(axis=0)
@@ -100,7 +102,7 @@ def _metrics(counts_CC: Array) -> dict[str, float]:
     }
 
 
-def _numbers(values: Any, classes: int) -> Array:
+def _numbers(values: ArrayLike, classes: int) -> Array:
     numbers = np.asarray(values, dtype=np.int64)
     if numbers.size and (numbers.min() < 0 or numbers.max() >= classes):
         raise ValueError(

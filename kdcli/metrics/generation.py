@@ -6,13 +6,14 @@ Both libraries belong to the extra `kdcli[generation]` and are imported on first
 import importlib
 from collections.abc import Sequence
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from kdcli.errors import MachineError
 from kdcli.metrics.bootstrap import Scorer
-from kdcli.types import Task
+from kdcli.types import Array, Task
 
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
@@ -48,7 +49,7 @@ def scorer(task: Task, predictions: Sequence[str], references: Sequence[str]) ->
     overlap = np.array([rouge(p, r) for p, r in pairs])
     exact = np.array([p.split() == r.split() for p, r in pairs], dtype=np.float64)
 
-    def score(indices: Any) -> dict[str, float]:
+    def score(indices: Array) -> dict[str, float]:
         *grams, sys_len, ref_len = counts[indices].sum(0).tolist()
         corpus = bleu_class.compute_bleu(
             grams[:4], grams[4:], sys_len, ref_len, smooth_method="exp"
@@ -70,7 +71,7 @@ def _rouge_scorer() -> Any:
     return _library("rouge_score.rouge_scorer").RougeScorer(list(ROUGE), use_stemmer=True)
 
 
-def _library(module: str) -> Any:
+def _library(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:

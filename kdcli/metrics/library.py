@@ -20,7 +20,7 @@ from kdcli.errors import UsageError
 from kdcli.metrics import scorer
 from kdcli.types import Kind, Task
 
-FORMATS: dict[Kind, tuple[Any, Any]] = {
+VALUE_FEATURES: dict[Kind, tuple[object, object]] = {
     "class": (Value("int64"), Value("int64")),
     "multi": (List(Value("int64")), List(Value("int64"))),
     "score": (Value("float64"), Value("float64")),
@@ -39,9 +39,9 @@ OFFICIAL = "evaluate-metric/"  # owner, on the hub, of the library's own metrics
 class TaskMetric(evaluate.Metric):  # type: ignore[misc]
     """The metrics of a kdcli task for a notebook.
 
-    Call `TaskMetric(task).compute(predictions=..., references=...)` with the formats of `FORMATS`.
-    Nothing is written to disk. `language` is the language of `span` answers, or '' for SQuAD's
-    rules.
+    Call `TaskMetric(task).compute(predictions=..., references=...)` with the formats of
+    `VALUE_FEATURES`. Nothing is written to disk. `language` is the language of `span` answers, or
+    '' for SQuAD's rules.
     """
 
     def __init__(self, task: Task, language: str = "") -> None:
@@ -49,7 +49,7 @@ class TaskMetric(evaluate.Metric):  # type: ignore[misc]
         super().__init__(config_name=task.name, keep_in_memory=True)
 
     def _info(self) -> evaluate.MetricInfo:
-        predictions, references = FORMATS[self.task.kind]
+        predictions, references = VALUE_FEATURES[self.task.kind]
         return evaluate.MetricInfo(
             description=f"{', '.join(self.task.metrics)} of {self.task.name}",
             citation="",
@@ -60,7 +60,9 @@ class TaskMetric(evaluate.Metric):  # type: ignore[misc]
         """Return no directory: the library would create one even with `keep_in_memory`."""
         return ""
 
-    def _compute(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
+    def _compute(
+        self, predictions: Sequence[object], references: Sequence[object]
+    ) -> dict[str, float]:
         return scorer(self.task, predictions, references, self.language)(np.arange(len(references)))
 
 
@@ -72,12 +74,14 @@ class LibraryMetric:
     task: Task
     module: evaluate.EvaluationModule
 
-    def compute(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
+    def compute(
+        self, predictions: Sequence[object], references: Sequence[object]
+    ) -> dict[str, float]:
         """Return `NAME.KEY` -> value for every finite number that the metric returns.
 
-        `predictions` and `references` have the formats of `FORMATS`. A metric of strings gets label
-        names (`class`), or the text and the first gold answer (`span`). Raises UsageError if the
-        metric takes other formats, fails, or returns no number.
+        `predictions` and `references` have the formats of `VALUE_FEATURES`. A metric of strings
+        gets label names (`class`), or the text and the first gold answer (`span`). Raises
+        UsageError if the metric takes other formats, fails, or returns no number.
         """
         features = self.module.features
         columns = features[0] if isinstance(features, list) else features
@@ -148,7 +152,7 @@ def _load(source: str, trust_remote_code: bool) -> evaluate.EvaluationModule:
         raise UsageError(f"metric '{source}' cannot be loaded: {_message(error)}") from None
 
 
-def _string(task: Task, value: Any) -> Any:
+def _string(task: Task, value: Any) -> object:
     """Return a prediction or reference as a string, if the task has strings."""
     if task.kind == "span":
         return value["text"] if "text" in value else next(iter(value["answers"]), "")

@@ -1,7 +1,6 @@
 """Metrics of tasks with any number of C labels per example."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -24,11 +23,11 @@ def scorer(
     true = _indicators(references, len(task.labels))
     hits, exact = predicted * true, (predicted == true).all(axis=1)
 
-    def score(indices: Array) -> dict[str, Any]:
+    def score(indices: Array) -> dict[str, float]:
         times = np.bincount(indices, minlength=len(true)).astype(np.float64)
         hits_C, predicted_C, true_C = times @ hits, times @ predicted, times @ true
         return {
-            "micro_f1": f1(hits_C.sum(), predicted_C.sum(), true_C.sum()),
+            "micro_f1": float(f1(hits_C.sum(), predicted_C.sum(), true_C.sum())),
             "macro_f1": f1(hits_C, predicted_C, true_C).mean(),
             "exact": times @ exact / len(indices),
         }

@@ -8,7 +8,7 @@ from scipy.sparse import csr_array
 
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.classification import f1
-from kdcli.metrics.tokens import Entity, entities, types_of
+from kdcli.metrics.tokens import EntitySpan, entities, entity_types
 from kdcli.types import Array, Task
 
 
@@ -24,14 +24,14 @@ class ClassCounts(NamedTuple):
         true: occurrences of the class in the references.
     """
 
-    hits: Any
-    predicted: Any
-    true: Any
+    hits: csr_array
+    predicted: csr_array
+    true: csr_array
 
 
 def class_names(task: Task) -> tuple[str, ...]:
     """Return the classes of a task: its labels, or the types of its entities for `tokens`."""
-    return types_of(task.labels) if task.kind == "tokens" else task.labels
+    return entity_types(task.labels) if task.kind == "tokens" else task.labels
 
 
 def class_metrics(task: Task) -> tuple[str, ...]:
@@ -58,12 +58,12 @@ def count_classes(task: Task, predictions: Sequence[Any], references: Sequence[A
     return ClassCounts(predicted.multiply(true).tocsr(), predicted, true)
 
 
-def _one_hot(classes: Sequence[int], count: int) -> Any:
+def _one_hot(classes: Sequence[int], count: int) -> csr_array:
     rows = np.arange(len(classes))
     return csr_array((np.ones(len(classes)), (rows, classes)), shape=(len(classes), count))
 
 
-def _entity_counts(sentences: Sequence[set[Entity]], index: Mapping[str, int]) -> Any:
+def _entity_counts(sentences: Sequence[set[EntitySpan]], index: Mapping[str, int]) -> csr_array:
     cells = [(row, index[name]) for row, spans in enumerate(sentences) for name, _, _ in spans]
     rows, columns = np.array(cells, np.int64).reshape(-1, 2).T
     # Entities of one type in one sentence are summed.

@@ -1,15 +1,14 @@
 """Linear probes on the last hidden states of a frozen encoder."""
 
-from typing import Any
-
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.data.demo import TASKS, demo_task
 
 BATCH = 64
-Features = np.ndarray[Any, np.dtype[np.float32]]
+FeatureArray = NDArray[np.float32]
 
 
 def probe_demo(
@@ -40,7 +39,7 @@ def probe_demo(
 @torch.no_grad()
 def _means(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str]
-) -> Features:
+) -> FeatureArray:
     """Return the mean of the last hidden states over real tokens, [texts, D].
 
     Texts of similar length share a batch.

@@ -1,7 +1,6 @@
 """Metrics of tasks with a number per example. The correlations come from SciPy."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
@@ -23,13 +22,13 @@ def scorer(task: Task, predictions: Sequence[float], references: Sequence[float]
     true = np.asarray(references, dtype=np.float64)
     check_finite(predicted, f"predictions of task {task.name}")
 
-    def score(indices: Array) -> dict[str, Any]:
+    def score(indices: Array) -> dict[str, float]:
         p, t = predicted[indices], true[indices]
         constant = _constant(p) or _constant(t)
         return {
             "pearson": 0.0 if constant else pearsonr(p, t).statistic,
             "spearman": 0.0 if constant else spearmanr(p, t).statistic,
-            "mse": np.mean((t - p) ** 2),
+            "mse": float(np.mean((t - p) ** 2)),
         }
 
     return score

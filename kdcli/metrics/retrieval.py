@@ -9,8 +9,8 @@ from kdcli.metrics.finite import check_finite
 from kdcli.types import Array
 
 CUT = 10
-METRICS = ("ndcg@10", "mrr@10", "recall@10", "recall@100")
-"""The metrics of a ranking, for all of which more is better."""
+RETRIEVAL_METRICS = ("ndcg@10", "mrr@10", "recall@10", "recall@100")
+"""The metrics of a ranking. Higher is better for all of them."""
 
 
 def similarities(q_QD: Array, d_ND: Array, function: str) -> Array:

@@ -7,8 +7,8 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
 
@@ -29,6 +29,24 @@ ARTICLES = {
 }
 # Characters that count as words in Chinese.
 CHINESE = re.compile("([\u4e00-\u9fa5])")
+
+
+class SpanPrediction(TypedDict):
+    """A predicted answer.
+
+    `no_answer` is the margin by which "no answer" scores higher than the text.
+    """
+
+    id: str
+    text: str
+    no_answer: float
+
+
+class SpanReference(TypedDict):
+    """The gold answers to a question; empty if it has none."""
+
+    id: str
+    answers: Sequence[str]
 
 
 def score_answer(
@@ -57,8 +75,8 @@ def score_answer(
 
 def scorer(
     task: Task,
-    predictions: Sequence[Mapping[str, Any]],
-    references: Sequence[Mapping[str, Any]],
+    predictions: Sequence[SpanPrediction],
+    references: Sequence[SpanReference],
     language: str = "",
 ) -> Scorer:
     """Score by `exact` and `f1`, and by SQuAD 2.0's metrics if questions may be unanswerable.
@@ -129,20 +147,22 @@ def _with_unanswerable(raw: Array, no_answer: Array, answerable: Array, has_text
         # below all scores.
         return never_answering, min(0.0, float(np.nextafter(no_answer[times > 0].min(), -np.inf)))
 
-    def score(indices: Array) -> dict[str, Any]:
+    def score(indices: Array) -> dict[str, float]:
         times = np.bincount(indices, minlength=len(raw)).astype(np.float64)
         n, with_answer = float(times.sum()), float(times @ answerable)
         exact, exact_threshold = best(gains[:, 0], times)
         f1, f1_threshold = best(gains[:, 1], times)
         return {
-            "exact": times @ at_zero[:, 0] / n,
-            "f1": times @ at_zero[:, 1] / n,
+            "exact": float(times @ at_zero[:, 0] / n),
+            "f1": float(times @ at_zero[:, 1] / n),
             "best_exact": exact / n,
             "best_exact_threshold": exact_threshold,
             "best_f1": f1 / n,
             "best_f1_threshold": f1_threshold,
-            "answer_f1": (times * answerable) @ at_zero[:, 1] / max(with_answer, 1.0),
-            "no_answer_accuracy": (times * ~answerable) @ at_zero[:, 0] / max(n - with_answer, 1.0),
+            "answer_f1": float((times * answerable) @ at_zero[:, 1] / max(with_answer, 1.0)),
+            "no_answer_accuracy": float(
+                (times * ~answerable) @ at_zero[:, 0] / max(n - with_answer, 1.0)
+            ),
         }
 
     return score

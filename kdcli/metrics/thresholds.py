@@ -62,22 +62,25 @@ def precision_recall_curve(probs_N: Array, labels_N: Array) -> Curve:
     # A threshold cannot separate equal probabilities.
     kept_N = (sorted_N != next_N) & true_N.any()
     hits_N, predicted_N = np.cumsum(true_N), np.arange(1, len(order) + 1)
-    precision_N, recall_N = hits_N / predicted_N, hits_N / max(int(true_N.sum()), 1)
+    precision_N = hits_N / predicted_N
+    recall_N = hits_N / max(int(true_N.sum()), 1)
     return Curve(thresholds_N[kept_N], precision_N[kept_N], recall_N[kept_N])
 
 
 def reaching_precision(curve: Curve, precision: float) -> ThresholdPoint | None:
-    """Return the point with the highest recall whose precision is at least a value; None if none.
+    """Return the point with the highest recall whose precision is at least a value.
 
-    Of points with equal recall, the one with the highest precision is returned.
+    The result is None if no threshold reaches the value. Of points with equal recall, the one with
+    the highest precision is returned.
     """
     return _best(curve, curve.precision >= precision, (curve.precision, curve.recall))
 
 
 def reaching_recall(curve: Curve, recall: float) -> ThresholdPoint | None:
-    """Return the point with the highest precision whose recall is at least a value; None if none.
+    """Return the point with the highest precision whose recall is at least a value.
 
-    Of points with equal precision, the one with the highest recall is returned.
+    The result is None if no threshold reaches the value. Of points with equal precision, the one
+    with the highest recall is returned.
     """
     return _best(curve, curve.recall >= recall, (curve.recall, curve.precision))
 

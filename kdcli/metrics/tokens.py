@@ -1,7 +1,6 @@
 """Metrics of tasks with a label per word: whole entities, as seqeval and conlleval count them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -9,7 +8,7 @@ from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.classification import f1
 from kdcli.types import Array, Task
 
-Entity = tuple[str, int, int]
+EntitySpan = tuple[str, int, int]
 """The type, the index of the first word, and the index after the last word."""
 
 PREFIXES = ("B-", "I-", "E-", "S-")
@@ -27,11 +26,11 @@ def scorer(
     pairs = zip(predictions, references, strict=True)
     counts = np.array([_counts(p, r) for p, r in pairs], dtype=np.float64)
 
-    def score(indices: Array) -> dict[str, Any]:
+    def score(indices: Array) -> dict[str, float]:
         times = np.bincount(indices, minlength=len(counts))
         hits, predicted, true, correct_words, words = times @ counts
         return {
-            "f1": f1(hits, predicted, true),
+            "f1": float(f1(hits, predicted, true)),
             "precision": hits / max(predicted, 1.0),
             "recall": hits / max(true, 1.0),
             "accuracy": correct_words / max(words, 1.0),
@@ -40,14 +39,14 @@ def scorer(
     return score
 
 
-def entities(tags: Sequence[str]) -> set[Entity]:
+def entities(tags: Sequence[str]) -> set[EntitySpan]:
     """Return the entities of a sentence, read leniently, as seqeval reads tags without a scheme.
 
     `B-` and `S-` begin an entity. So do `I-` and `E-` if no entity of their type is open. `E-` and
     `S-` end an entity. A tag without a prefix, such as `NOUN`, is read as `I-NOUN`, so that a run
     of equal tags is one entity.
     """
-    spans: set[Entity] = set()
+    spans: set[EntitySpan] = set()
     open_type: str | None = None
     start = 0
     for i, tag in enumerate([*tags, "O"]):
@@ -65,7 +64,7 @@ def entities(tags: Sequence[str]) -> set[Entity]:
     return spans
 
 
-def types_of(labels: Sequence[str]) -> tuple[str, ...]:
+def entity_types(labels: Sequence[str]) -> tuple[str, ...]:
     """Return the types of the entities that labels describe, in the order of the labels."""
     return tuple(dict.fromkeys(type_of(tag) for tag in labels if tag != "O"))
 

@@ -15,19 +15,21 @@ from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+from transformers.modeling_outputs import BaseModelOutput
 
 from kdcli.models.layout import layout_for
 from kdcli.models.modeling_unilm import mask_argument
 from kdcli.types import Batch, Needs, Signals, labelled_places
 
 INTERFACE = "kd_capture"
+LayerOutput: TypeAlias = tuple[Tensor, ...] | BaseModelOutput
 
 
 class _AllCaptured(Exception):
@@ -62,7 +64,8 @@ def _kd_capture(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    **kwargs: Any,
+    scaling: float | None = None,
+    **kwargs: object,
 ) -> tuple[Tensor, None]:
     recorder = _recorder.get()
     if recorder is not None:
@@ -70,13 +73,12 @@ def _kd_capture(
         n, heads, width = recorder.attentions, query.shape[1], query.shape[-1]
         # Some models scale q beforehand and pass a scaling of 1. The captured q always expects
         # 1/√K.
-        scaling = kwargs.get("scaling")
         factor = 1.0 if scaling is None else float(scaling) * width**0.5
         recorder.record("q", n, lambda: query if abs(factor - 1.0) < 1e-6 else query * factor)
         recorder.record("k", n, lambda: _repeated(key, heads))
         recorder.record("v", n, lambda: _repeated(value, heads))
     output: tuple[Tensor, None] = sdpa_attention_forward(
-        module, query, key, value, attention_mask, **kwargs
+        module, query, key, value, attention_mask, scaling=scaling, **kwargs
     )
     return output
 
@@ -104,8 +106,11 @@ class Capture(nn.Module):
         if needs.pooled:
             assert pool is not None, "pooled vectors need a pooling module"
             needs = replace(needs, hidden=needs.hidden | {int(config.num_hidden_layers)})
-        self.layout, self.model, self.needs, self.pool = layout_for(config), model, needs, pool
-        encoder: Any = model.base_model
+        self.layout = layout_for(config)
+        self.model = model
+        self.needs = needs
+        self.pool = pool
+        encoder = model.base_model
         # A plain list, because the layers are already submodules of the model, and a shared layer
         # occurs several times.
         self.layers = self.layout.modules(encoder)
@@ -175,13 +180,15 @@ class Capture(nn.Module):
             signals.pooled = self.pool(signals.hidden[len(self.layers)], signals.mask)
         return signals
 
-    def _inputs(self, batch: Batch) -> dict[str, Any]:
-        # Labels would make the model compute its own loss.
-        inputs: dict[str, Any] = {
-            k: v for k, v in batch.items() if k in self.accepted and k != "labels"
-        }
+    def _inputs(self, batch: Batch) -> dict[str, Tensor | dict[str, Tensor]]:
+        """Return the model's arguments for a batch, with the mask and positions that it expects.
+
+        Labels are excluded, because they would make the model compute its own loss.
+        """
+        accepted = {k: v for k, v in batch.items() if k in self.accepted and k != "labels"}
+        inputs: dict[str, Tensor | dict[str, Tensor]] = {**accepted}
         config = self.model.config
-        mask = inputs.get("attention_mask")
+        mask = accepted.get("attention_mask")
         if mask is not None and mask.dim() == 4:
             if self.layout.leaks:
                 raise ValueError(
@@ -190,11 +197,11 @@ class Capture(nn.Module):
             inputs["attention_mask"] = mask_argument(
                 config, mask, interface=self.layout.interface, dtype=self.model.dtype
             )
-        if "position_ids" in inputs and self.layout.position_offset:
+        if "position_ids" in accepted and self.layout.position_offset:
             # Ask the embeddings, because MPNet's padding index is 1 whatever its configuration
             # says.
-            embeddings: Any = self.model.base_model.get_submodule("embeddings")
-            inputs["position_ids"] = inputs["position_ids"] + embeddings.padding_idx + 1
+            embeddings = self.model.base_model.get_submodule("embeddings")
+            inputs["position_ids"] = accepted["position_ids"] + embeddings.padding_idx + 1
         return inputs
 
     def _hook_hidden(self, recorder: _Recorder, hooks: ExitStack) -> None:
@@ -202,11 +209,13 @@ class Capture(nn.Module):
             return
         done, last, norm = 0, len(self.layers), self.layout.final_norm
 
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        def before(
+            module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]
+        ) -> None:
             if done == 0:
                 recorder.record("hidden", 0, lambda: args[0] if args else kwargs["hidden_states"])
 
-        def after(module: nn.Module, args: Any, output: Any) -> None:
+        def after(module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
             nonlocal done
             done += 1
             if norm is None or done < last:
@@ -214,7 +223,7 @@ class Capture(nn.Module):
                     "hidden", done, lambda: output if isinstance(output, Tensor) else output[0]
                 )
 
-        def normed(module: nn.Module, args: Any, output: Tensor) -> None:
+        def normed(module: nn.Module, args: object, output: Tensor) -> None:
             recorder.record("hidden", last, lambda: output)
 
         hooks.callback(self.layers[0].register_forward_pre_hook(before, with_kwargs=True).remove)
@@ -231,7 +240,7 @@ class Capture(nn.Module):
         The head works token by token and covers a whole vocabulary, so this saves most of its work.
         """
 
-        def after(module: nn.Module, args: Any, output: Any) -> Any:
+        def after(module: nn.Module, args: object, output: LayerOutput) -> LayerOutput:
             if isinstance(output, tuple):
                 return (output[0].flatten(0, 1)[labelled_P][None], *output[1:])
             output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[labelled_P][None]
@@ -260,8 +269,8 @@ class Capture(nn.Module):
         n: int,
         kind: str,
         table: list[Tensor],
-        module: Any,
-        args: Any,
+        module: object,
+        args: object,
         x_BLE: Tensor,
     ) -> None:
         layout, layer = self.layout, self.layers[n - 1]

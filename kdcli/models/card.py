@@ -23,7 +23,7 @@ _DTYPES = {
     "F16": "fp16",
     "BF16": "bf16",
 }  # dtype names in safetensors -> in kdcli
-TOKENS = 128  # length of the sequence that `multiply_adds` runs
+COUNTED_TOKENS = 128  # length of the sequence that `multiply_adds` runs
 
 
 def describe_source(model: PreTrainedModel, source: str) -> Card:
@@ -86,7 +86,7 @@ def multiply_adds(model: PreTrainedModel) -> int:
     """
     attention, was_training = model.config._attn_implementation, model.training
     half = model.config.vocab_size // 2
-    length = min(TOKENS, positions_of(model.config) or TOKENS)
+    length = min(COUNTED_TOKENS, positions_of(model.config) or COUNTED_TOKENS)
     ids_BL = torch.arange(length, device=next(model.parameters()).device)[None] % half + half
     # The counter's hooks fail if a parameter is passed to a module, such as DeBERTa's table of
     # positions, so the weights are passed as plain tensors.

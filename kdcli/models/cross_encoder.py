@@ -2,9 +2,9 @@
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from kdcli.models.embedder import PROMPTS, json_file
+from kdcli.models.embedder import PROMPTS_FILE, json_file
 
-ACTIVATIONS = {
+ACTIVATION_CLASSES = {
     "Sigmoid": "torch.nn.modules.activation.Sigmoid",
     "Identity": "torch.nn.modules.linear.Identity",
 }
@@ -16,7 +16,7 @@ def activation_of(source: str, config: PreTrainedConfig) -> str | None:
     section = getattr(config, "sentence_transformers", None)
     name = section.get("activation_fn") if isinstance(section, dict) else None
     name = name or getattr(config, "sbert_ce_default_activation_function", None)
-    name = name or (json_file(source, PROMPTS) or {}).get("activation_fn")
+    name = name or (json_file(source, PROMPTS_FILE) or {}).get("activation_fn")
     return name if isinstance(name, str) else None
 
 

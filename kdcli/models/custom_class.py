@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,21 +11,21 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from kdcli.errors import UsageError
 from kdcli.models import modeling_kdcli, modeling_unilm
 
-COMPACT = "compact_layers"
+COMPACT_KEY = "compact_layers"
 """Configuration key of a compacted model.
 
 For each layer and matrix: the columns read, the rows written, and the numbers of both that are
 kept.
 """
-LABEL_WORDS = "label_words"
+LABEL_WORDS_KEY = "label_words"
 """Configuration key of a model that classifies with its masked-language-model head.
 
 It holds the `ids` of the words, in the order of the labels, and the `auto_class` whose output the
 model returns.
 """
-UNILM = "unilm"
+UNILM_KEY = "unilm"
 """Configuration key of a model that generates; see `_UniLM` in `kdcli.models.modeling_unilm`."""
-KEYS = (COMPACT, LABEL_WORDS, UNILM)
+CUSTOM_KEYS = (COMPACT_KEY, LABEL_WORDS_KEY, UNILM_KEY)
 HEADS = (
     "SequenceClassification",
     "TokenClassification",
@@ -48,7 +47,7 @@ def custom_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
 
     Raises UsageError if the configuration needs a custom class but does not name a known one.
     """
-    if not any(hasattr(config, key) for key in KEYS):
+    if not any(hasattr(config, key) for key in CUSTOM_KEYS):
         return None
     name = (config.architectures or [""])[0]
     if (custom := class_named(name)) is None:
@@ -90,8 +89,8 @@ def load_tensors(
 
 def forget_custom_classes(config: PreTrainedConfig) -> None:
     """Remove the keys of a custom class from a configuration that another class takes over."""
-    if any(hasattr(config, key) for key in KEYS):
-        for name in (*KEYS, "auto_map"):
+    if any(hasattr(config, key) for key in CUSTOM_KEYS):
+        for name in (*CUSTOM_KEYS, "auto_map"):
             config.__dict__.pop(name, None)
 
 
@@ -102,15 +101,15 @@ def code_of(model: PreTrainedModel) -> Path:
 
 def describe_code(model: PreTrainedModel) -> None:
     """Write `auto_map` into a custom model's configuration, so that it names the saved classes."""
-    config: Any = model.config
+    config = model.config
     name, base = type(model).__name__, type(model.base_model).__name__
     base = base.removeprefix("Compact")
-    words = getattr(config, LABEL_WORDS, None)
+    words = getattr(config, LABEL_WORDS_KEY, None)
     if words:
         heads = [words["auto_class"]]
     else:
         heads = [f"AutoModelFor{h}" for h in HEADS if name.endswith(f"For{h}")]
-    bare = f"Compact{base}" if hasattr(config, COMPACT) else base
+    bare = f"Compact{base}" if hasattr(config, COMPACT_KEY) else base
     classes = {"AutoModel": bare} if class_named(bare) is not None else {}
     classes |= dict.fromkeys(heads, name)
     config.auto_map = {auto: f"{code_of(model).stem}.{of}" for auto, of in classes.items()}

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.disk import disk_errors, read_json, write_atomic
 from kdcli.errors import UsageError, did_you_mean
@@ -36,13 +36,13 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.types import RowHashes
 
-MODULES = "modules.json"
-PROMPTS = "config_sentence_transformers.json"
-LENGTH = "sentence_bert_config.json"
-POOLING = "1_Pooling"
+MODULES_FILE = "modules.json"
+PROMPTS_FILE = "config_sentence_transformers.json"
+LENGTH_FILE = "sentence_bert_config.json"
+POOLING_FOLDER = "1_Pooling"
 LIBRARY = "sentence_transformers."
 """Prefix of the module types that are part of sentence-transformers."""
-POOLINGS = {
+POOLING_KEYS = {
     "mean": "mean_tokens",
     "cls": "cls_token",
     "last": "lasttoken",
@@ -70,7 +70,7 @@ class EmbeddingFormat:
     """How an embedding model turns token states into vectors, and how its vectors are used.
 
     Attributes:
-        pooling: a key of `POOLINGS`.
+        pooling: a key of `POOLING_KEYS`.
         normalize: whether vectors have length 1.
         dense: the dense layer after the pooling, or None.
         prompts: name -> text that is put before a text.
@@ -156,12 +156,12 @@ def read_format(source: str) -> EmbeddingFormat | None:
     Returns None for a cross-encoder, and for a model without sentence-transformers' files. Raises
     UsageError if the files are damaged, or if kdcli cannot compute a module or setting.
     """
-    modules = json_file(source, MODULES, list)
-    general = json_file(source, PROMPTS) or {}
+    modules = json_file(source, MODULES_FILE, list)
+    general = json_file(source, PROMPTS_FILE) or {}
     if modules is None or general.get("model_type") == "CrossEncoder":
         return None
     if not all(isinstance(m, dict) for m in modules):
-        raise UsageError(f"{source}/{MODULES} must hold a list of modules")
+        raise UsageError(f"{source}/{MODULES_FILE} must hold a list of modules")
     fmt = EmbeddingFormat(normalize=False)
     for place, module in enumerate(modules):
         kind, path = _kind(module), str(module.get("path", ""))
@@ -171,14 +171,14 @@ def read_format(source: str) -> EmbeddingFormat | None:
             raise _not_computed(
                 source,
                 f"its encoder lies in the directory {path}",
-                f"copy {path}/* to the directory of {MODULES}",
+                f"copy {path}/* to the directory of {MODULES_FILE}",
             )
         if kind == "Pooling":
             settings = _required(source, f"{path}/config.json")
             fmt = replace(
                 fmt,
                 pooling=_pooling(source, settings),
-                prompt_counts=settings.get("include_prompt", True),
+                prompt_counts=bool(settings.get("include_prompt", True)),
             )
         elif kind == "Dense" and fmt.dense is None and not fmt.normalize:
             fmt = replace(fmt, dense=_dense(source, path))
@@ -186,21 +186,21 @@ def read_format(source: str) -> EmbeddingFormat | None:
             fmt = replace(fmt, normalize=True)
         elif place > 1:
             raise _not_computed(source, f"module {place} is {kind or 'unnamed'}")
-    length = (json_file(source, LENGTH) or {}).get("max_seq_length")
+    length = (json_file(source, LENGTH_FILE) or {}).get("max_seq_length")
     if not isinstance(length, int | None) or (length is not None and length < 3):
         raise UsageError(
-            f"{source}/{LENGTH}: max_seq_length must be a number of tokens, got {length!r}"
+            f"{source}/{LENGTH_FILE}: max_seq_length must be a number of tokens, got {length!r}"
         )
     entries = general.get("prompts") or {}
     if not isinstance(entries, dict):
-        raise UsageError(f"{source}/{PROMPTS}: prompts must be a JSON object, got {entries!r}")
+        raise UsageError(f"{source}/{PROMPTS_FILE}: prompts must be a JSON object, got {entries!r}")
     prompts = {str(name): str(text) for name, text in entries.items() if text}
     default = str(general.get("default_prompt_name"))
     similarity = general.get("similarity_fn_name") or "cosine"
     if similarity not in SIMILARITIES:
         known = ", ".join(SIMILARITIES)
         raise UsageError(
-            f"{source}/{PROMPTS}: unknown similarity_fn_name {similarity!r}", f"known: {known}"
+            f"{source}/{PROMPTS_FILE}: unknown similarity_fn_name {similarity!r}", f"known: {known}"
         )
     return replace(
         fmt,
@@ -228,7 +228,7 @@ def format_for(
     fmt = read_format(source)
     if fmt is not None:
         if pooling not in (None, fmt.pooling):
-            hint = f"leave --pooling out, or delete {MODULES} from a copy of the model"
+            hint = f"leave --pooling out, or delete {MODULES_FILE} from a copy of the model"
             raise UsageError(f"{source} pools by {fmt.pooling}, not by {pooling}", hint)
         if fmt.dense is not None and fmt.dense.weight.shape[1] != config.hidden_size:
             raise UsageError(
@@ -236,13 +236,13 @@ def format_for(
                 f"but its encoder has width {config.hidden_size}"
             )
         norm = ", normalised" if fmt.normalize else ""
-        return fmt, f"{fmt.pooling} pooling{norm}, as its {MODULES} says"
+        return fmt, f"{fmt.pooling} pooling{norm}, as its {MODULES_FILE} says"
     if pooling is not None:
         return EmbeddingFormat(pooling), f"{pooling} pooling, normalised"
     # sentence-transformers assumes the same for such a model.
     return (
         EmbeddingFormat(),
-        f"it has no {MODULES}: mean pooling, normalised, is assumed; --pooling changes it",
+        f"it has no {MODULES_FILE}: mean pooling, normalised, is assumed; --pooling changes it",
     )
 
 
@@ -251,8 +251,8 @@ def load_embedder(
 ) -> Model:
     """Load an encoder, whose directory may be in sentence-transformers' format.
 
-    `compacted` has the same meaning as in `load_config`. Raises UsageError as `load_encoder` does,
-    and for a cross-encoder.
+    `compacted` accepts a model of `kdcli.deploy.sparse.compact`. Raises UsageError if the model
+    cannot be loaded, or is a cross-encoder.
     """
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=compacted)
     scores = any("ForSequenceClassification" in name for name in config.architectures or ())
@@ -269,12 +269,16 @@ def load_embedder(
 
 
 def save_embedder(
-    model: Any, tokenizer: Any, fmt: EmbeddingFormat, folder: Path, rows: RowHashes = NO_ROWS
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    fmt: EmbeddingFormat,
+    folder: Path,
+    rows: RowHashes = NO_ROWS,
 ) -> None:
     """Save an encoder and its format, so that `SentenceTransformer` and `AutoModel` load the
     directory.
 
-    `rows` has the same meaning as in `save_model`.
+    `rows` are hashes of the labelled rows that trained the model or a model it was made from.
     """
     if fmt.max_length is not None:
         tokenizer.model_max_length = fmt.max_length
@@ -292,10 +296,10 @@ def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path) -> None:
     names = ["Transformer", "Pooling"]
     names += ["Dense"] if fmt.dense else []
     names += ["Normalize"] if fmt.normalize else []
-    paths = ["", POOLING, *(f"{n}_{name}" for n, name in enumerate(names[2:], 2))]
-    flags = {f"pooling_mode_{suffix}": name == fmt.pooling for name, suffix in POOLINGS.items()}
+    paths = ["", POOLING_FOLDER, *(f"{n}_{name}" for n, name in enumerate(names[2:], 2))]
+    flags = {f"pooling_mode_{suffix}": name == fmt.pooling for name, suffix in POOLING_KEYS.items()}
     files: dict[str, object] = {
-        f"{POOLING}/config.json": {
+        f"{POOLING_FOLDER}/config.json": {
             "word_embedding_dimension": hidden,
             **flags,
             "include_prompt": fmt.prompt_counts,
@@ -309,15 +313,15 @@ def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path) -> None:
         write_atomic(folder / path / "model.safetensors", _dense_weights(fmt.dense))
         files[f"{path}/config.json"] = _dense_config(fmt.dense)
     length = {} if fmt.max_length is None else {"max_seq_length": fmt.max_length}
-    files[LENGTH] = {"do_lower_case": False} | length
-    files[PROMPTS] = {
+    files[LENGTH_FILE] = {"do_lower_case": False} | length
+    files[PROMPTS_FILE] = {
         "__version__": {},
         "prompts": fmt.prompts,
         "default_prompt_name": fmt.default_prompt,
         "similarity_fn_name": fmt.similarity,
     }
     # Write this file last: without it, the directory is a plain encoder.
-    files[MODULES] = [
+    files[MODULES_FILE] = [
         {"idx": n, "name": str(n), "path": path, "type": f"{LIBRARY}models.{name}"}
         for n, (name, path) in enumerate(zip(names, paths, strict=True))
     ]
@@ -348,21 +352,21 @@ def json_file(source: str, name: str, kind: type = dict) -> Any:
     return None if path is None else read_json(path, kind=kind)
 
 
-def _required(source: str, name: str) -> dict[str, Any]:
+def _required(source: str, name: str) -> dict[str, object]:
     content = json_file(source, name)
     if content is None:
-        raise UsageError(f"{source} has no {name}, although its {MODULES} names it")
+        raise UsageError(f"{source} has no {name}, although its {MODULES_FILE} names it")
     return dict(content)
 
 
-def _kind(module: Mapping[str, Any]) -> str:
+def _kind(module: Mapping[str, object]) -> str:
     """Return the class name of a module, with its package if it is not sentence-transformers'
     own."""
     kind = str(module.get("type", ""))
     return kind.rsplit(".", 1)[-1] if kind.startswith(LIBRARY) else kind
 
 
-def _pooling(source: str, settings: Mapping[str, Any]) -> str:
+def _pooling(source: str, settings: Mapping[str, object]) -> str:
     """Return the pooling of a Pooling module, whose settings may have the old keys or the new
     one."""
     modes = settings.get("pooling_mode")
@@ -375,7 +379,7 @@ def _pooling(source: str, settings: Mapping[str, Any]) -> str:
     elif not isinstance(modes, list):
         modes = [modes]
     known = [ALIASES.get(str(mode), str(mode)) for mode in modes]
-    if len(known) != 1 or known[0] not in POOLINGS:
+    if len(known) != 1 or known[0] not in POOLING_KEYS:
         raise _not_computed(source, f"it pools by {' and '.join(map(str, modes)) or 'nothing'}")
     return known[0]
 
@@ -410,7 +414,7 @@ def _dense(source: str, path: str) -> DenseLayer:
 
 
 def _not_computed(source: str, reason: str, hint: str | None = None) -> UsageError:
-    poolings = ", ".join(POOLINGS)
+    poolings = ", ".join(POOLING_KEYS)
     return UsageError(
         f"{source} is an embedding model that kdcli cannot compute: {reason}",
         hint or f"supported: an encoder, a pooling ({poolings}), at most one Dense, Normalize",

@@ -17,17 +17,21 @@ from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # the hub
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from kdcli.disk import read_json
 from kdcli.errors import UsageError, one_line, shortened
-from kdcli.models.custom_class import COMPACT, LABEL_WORDS, UNILM
+from kdcli.models.custom_class import COMPACT_KEY, LABEL_WORDS_KEY, UNILM_KEY
 
-CONFIG, ADAPTER = "config.json", "adapter_config.json"
-TASK = "kdcli_task"
+ModelClass = type[PreTrainedModel] | type[_BaseAutoModelClass]
+"""A class that loads models: a model class, or an auto class such as `AutoModel`."""
+
+CONFIG_FILE, ADAPTER = "config.json", "adapter_config.json"
+TASK_KEY = "kdcli_task"
 """Configuration key with the name of the task on which kdcli fine-tuned the model."""
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-TOKENIZER = (
+WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -35,16 +39,16 @@ TOKENIZER = (
     "vocab.json",
 )
 TOKENIZER_BYTES = 100_000_000
-KINDS: dict[str, type] = {
+CONFIG_TYPES: dict[str, type] = {
     "architectures": list,
     "auto_map": dict,
     "id2label": dict,
     "label2id": dict,
-    COMPACT: list,
-    LABEL_WORDS: dict,
-    UNILM: dict,
+    COMPACT_KEY: list,
+    LABEL_WORDS_KEY: dict,
+    UNILM_KEY: dict,
 }
-NAMED: dict[type, str] = {dict: "a JSON object", list: "a list", int: "a whole number"}
+TYPE_NAMES: dict[type, str] = {dict: "a JSON object", list: "a list", int: "a whole number"}
 FLAGS = (
     "output_hidden_states",
     "output_attentions",
@@ -115,21 +119,21 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
         value = shortened(repr(raw[name]), 60)
         raise UsageError(f"{source}: '{name}' must be {allowed}, got {value}")
 
-    for name, kind in KINDS.items():
+    for name, kind in CONFIG_TYPES.items():
         if not isinstance(raw.get(name), kind | None):
-            refuse(name, NAMED[kind])
+            refuse(name, TYPE_NAMES[kind])
     if not all(isinstance(name, str) for name in raw.get("architectures") or ()):
         refuse("architectures", "a list of names")
-    words = raw.get(LABEL_WORDS)
+    words = raw.get(LABEL_WORDS_KEY)
     if words is not None and not (
         isinstance(words.get("ids"), list) and isinstance(words.get("auto_class"), str)
     ):
-        refuse(LABEL_WORDS, "a JSON object with ids and auto_class")
+        refuse(LABEL_WORDS_KEY, "a JSON object with ids and auto_class")
     # An interface of True passes, because bool is a subclass of int.
-    if (unilm := raw.get(UNILM)) is not None and not all(
+    if (unilm := raw.get(UNILM_KEY)) is not None and not all(
         isinstance(unilm.get(key), int) for key in ("mask_token_id", "position_offset", "interface")
     ):
-        refuse(UNILM, "a JSON object with mask_token_id, position_offset and interface")
+        refuse(UNILM_KEY, "a JSON object with mask_token_id, position_offset and interface")
     for name, value in raw.items():
         if name in FLAGS and not isinstance(value, bool | None):
             refuse(name, "true or false")
@@ -152,8 +156,9 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
     for name, description in OTHER_WEIGHTS.items():
         if raw.get(name) is not None:
             raise UsageError(
-                f"{source} names {description} ('{name}'), but kdcli reads plain {WEIGHTS[0]} only",
-                f"save the model as {WEIGHTS[0]}",
+                f"{source} names {description} ('{name}'), but kdcli reads plain "
+                f"{WEIGHT_FILES[0]} only",
+                f"save the model as {WEIGHT_FILES[0]}",
             )
 
 
@@ -177,7 +182,7 @@ def check_tokenizer(source: str) -> None:
 
     Raises UsageError if a file is damaged, too large or nested too deeply.
     """
-    for name in TOKENIZER:
+    for name in TOKENIZER_FILES:
         if (file := file_of(source, name)) is not None:
             read_json(file, max_bytes=TOKENIZER_BYTES)
 
@@ -194,11 +199,11 @@ def weight_files(source: str, revision: str | None) -> list[Path]:
             f"{source} holds an adapter ({ADAPTER}), not a model",
             "merge the adapter into its base model, and save the result",
         )
-    files = [file_of(source, WEIGHTS[0], revision)]
+    files = [file_of(source, WEIGHT_FILES[0], revision)]
     if files[0] is None:
-        index = file_of(source, WEIGHTS[1], revision)
+        index = file_of(source, WEIGHT_FILES[1], revision)
         if index is None:
-            raise UsageError(f"{source} has no {WEIGHTS[0]}")
+            raise UsageError(f"{source} has no {WEIGHT_FILES[0]}")
         check_index(index)
         shards, _ = get_checkpoint_shard_files(source, str(index), revision=revision)
         files = [Path(file) for file in shards]
@@ -239,13 +244,13 @@ def check_index(index: Path) -> None:
             )
 
 
-def check_builds(source: str, config: PreTrainedConfig, auto_class: Any) -> PreTrainedModel:
+def check_builds(source: str, config: PreTrainedConfig, auto_class: ModelClass) -> PreTrainedModel:
     """Build the model of a configuration on the meta device, which takes no memory.
 
     Raises UsageError if transformers cannot build it.
     """
     model: PreTrainedModel
-    with config_errors(f"the {CONFIG} of {source}"), torch.device("meta"), no_init_weights():
+    with config_errors(f"the {CONFIG_FILE} of {source}"), torch.device("meta"), no_init_weights():
         if issubclass(auto_class, PreTrainedModel):
             model = auto_class(config)
         else:
@@ -254,7 +259,7 @@ def check_builds(source: str, config: PreTrainedConfig, auto_class: Any) -> PreT
 
 
 def check_declared(
-    source: str, config: PreTrainedConfig, auto_class: Any, files: list[Path]
+    source: str, config: PreTrainedConfig, auto_class: ModelClass, files: list[Path]
 ) -> None:
     """Compare the number of parameters of a configuration with the size of its files.
 
@@ -266,6 +271,6 @@ def check_declared(
     stored = sum(file.stat().st_size for file in files)
     if declared > stored:
         raise UsageError(
-            f"the {CONFIG} of {source} declares {declared:,} parameters, but its weights have only "
-            f"{stored:,} bytes"
+            f"the {CONFIG_FILE} of {source} declares {declared:,} parameters, but its weights "
+            f"have only {stored:,} bytes"
         )

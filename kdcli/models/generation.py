@@ -5,13 +5,17 @@ way. `kdcli.models.modeling_unilm` defines the model class and its decoding, and
 the weights.
 """
 
-from typing import Any
-
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.errors import UsageError
-from kdcli.models.custom_class import UNILM, class_named, custom_class, empty_model, load_tensors
-from kdcli.models.files import TASK
+from kdcli.models.custom_class import (
+    UNILM_KEY,
+    class_named,
+    custom_class,
+    empty_model,
+    load_tensors,
+)
+from kdcli.models.files import TASK_KEY
 from kdcli.models.heads import tuned_length
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_config, load_tokenizer, load_weights, location
@@ -30,16 +34,19 @@ def load_generator(
     An encoder gets a new head over the vocabulary, which is tied to the embeddings. With
     `new_head=False`, only a model that already generates is accepted.
 
-    Raises UsageError as `kdcli.models.load` does. Also raises UsageError if the architecture does
-    not accept an attention mask for each pair of tokens or has no masked language model, or if the
-    tokenizer has no mask token or no separator.
+    Raises UsageError if the model cannot be loaded, if the architecture does not accept an
+    attention mask for each pair of tokens or has no masked language model, or if the tokenizer has
+    no mask token or no separator.
     """
     config = load_config(source, trust_remote_code=trust_remote_code)
-    if hasattr(config, UNILM):
-        model = load_weights(source, custom_class(config), trust_remote_code=trust_remote_code)
+    if hasattr(config, UNILM_KEY):
+        generator_class = custom_class(config)
+        assert generator_class is not None
+        model = load_weights(source, generator_class, trust_remote_code=trust_remote_code)
         tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
-        length, rows = tuned_length(config, tokenizer, task), training_rows(location(source))
-        setattr(model.config, TASK, task.name)
+        length = tuned_length(config, tokenizer, task)
+        rows = training_rows(location(source))
+        setattr(model.config, TASK_KEY, task.name)
         return Model(model.eval(), tokenizer, source, "it generates already", length, rows)
     if not new_head:
         raise UsageError(
@@ -67,7 +74,7 @@ def load_generator(
         )
         note = f"a new head over the vocabulary, {tied}: the checkpoint has none"
     generator = as_generator(model, loaded.tokenizer, source)
-    setattr(generator.config, TASK, task.name)
+    setattr(generator.config, TASK_KEY, task.name)
     return Model(generator, loaded.tokenizer, source, note, None, loaded.rows)
 
 
@@ -83,8 +90,9 @@ def as_generator(
         missing = "mask token" if tokenizer.mask_token_id is None else "end-of-text token"
         raise UsageError(f"the tokenizer of {source} has no {missing}, which generation needs")
     row, config = layout_for(model.config), model.config
-    embeddings: Any = model.base_model.get_submodule("embeddings") if row.position_offset else None
-    offset = embeddings.padding_idx + 1 if row.position_offset else 0
+    offset = 0
+    if row.position_offset:
+        offset = model.base_model.get_submodule("embeddings").padding_idx + 1
     config.unilm = {"mask_token_id": int(tokenizer.mask_token_id), "position_offset": offset}
     config.unilm["interface"] = row.interface
     model_class = class_named(f"UniLM{type(model).__name__}")

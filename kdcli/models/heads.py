@@ -6,7 +6,7 @@ a checkpoint is refused, and the error gives the mapping that it needs.
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import transformers
@@ -17,18 +17,18 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import (
-    LABEL_WORDS,
+    LABEL_WORDS_KEY,
     class_named,
     custom_class,
     forget_custom_classes,
 )
-from kdcli.models.files import CONFIG, TASK, config_errors
+from kdcli.models.files import CONFIG_FILE, TASK_KEY, ModelClass, config_errors
 from kdcli.models.load import load_config, load_tokenizer, load_weights, location
 from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
 from kdcli.types import Head, Kind, Task
 
-AUTO_CLASS: dict[Kind, Any] = {
+AUTO_CLASS: dict[Kind, ModelClass] = {
     **dict.fromkeys(("class", "multi", "score"), transformers.AutoModelForSequenceClassification),
     "tokens": transformers.AutoModelForTokenClassification,
     "span": transformers.AutoModelForQuestionAnswering,
@@ -51,10 +51,11 @@ def modules_of_head(model: PreTrainedModel) -> list[nn.Module]:
 def tokenizer_for(
     source: str, *, of_words: bool, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Load a tokenizer, as `load_tokenizer` does.
+    """Load the tokenizer of a model for a task.
 
     With `of_words`, the task's rows are lists of words that each have a label, so a byte-level
-    tokenizer is set to put a space before every word.
+    tokenizer is set to put a space before every word. Raises UsageError if there is no readable
+    tokenizer.
     """
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     if (
@@ -85,14 +86,15 @@ def load_for_task(
     * `new_head`: allow a random head drawn from `seed`, for fine-tuning. Otherwise the checkpoint
       must have a head that fits the task.
     * `own_head`: use the checkpoint's head if it fits. Otherwise always make a new one.
-    * `compacted`: as in `load_config`.
+    * `compacted`: accept a model of `kdcli.deploy.sparse.compact`, which no verb can train.
 
-    Raises UsageError as `kdcli.models.load` does. Also raises UsageError if the model type has no
-    such head, if the checkpoint's head is of another kind, or if its labels differ from the task's
-    or are in another order.
+    Raises UsageError if the model cannot be loaded, if the model type has no such head, if the
+    checkpoint's head is of another kind, or if its labels differ from the task's or are in another
+    order.
     """
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=compacted)
-    auto, custom = AUTO_CLASS[task.kind], custom_class(config) if own_head else None
+    auto = AUTO_CLASS[task.kind]
+    custom = custom_class(config) if own_head else None
     if custom is None and type(config) not in auto._model_mapping:
         raise UsageError(
             f"{config.model_type} has no head for {_head_name(task.kind)} in transformers, which "
@@ -132,7 +134,8 @@ def load_for_task(
 def check_head(source: str, config: PreTrainedConfig, task: Task) -> None:
     """Check that the head that a configuration describes can serve a task.
 
-    Raises UsageError if it cannot, as `load_for_task` does.
+    Raises UsageError if the head is of another kind, or if its labels differ from the task's or are
+    in another order.
     """
     if (misfit := misfit_of(source, config, task, None)) is not None:
         raise _unfit(source, task, misfit)
@@ -151,12 +154,13 @@ def _unfit(source: str, task: Task, misfit: str) -> UsageError:
 def tuned_length(
     config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, task: Task
 ) -> int | None:
-    """Return the tokens per row with which the model was fine-tuned on this task, or None.
+    """Return the maximum number of tokens per row with which the model was fine-tuned on a task.
 
     The result is None if the model was not fine-tuned on this task.
     """
     known = (
-        getattr(config, TASK, None) == task.name and tokenizer.model_max_length < VERY_LARGE_INTEGER
+        getattr(config, TASK_KEY, None) == task.name
+        and tokenizer.model_max_length < VERY_LARGE_INTEGER
     )
     return int(tokenizer.model_max_length) if known else None
 
@@ -166,7 +170,7 @@ def kind_of_head(config: PreTrainedConfig, name: str) -> Literal["class", "token
 
     `class` stands for every kind with one output per text.
     """
-    words, custom = getattr(config, LABEL_WORDS, None), class_named(name)
+    words, custom = getattr(config, LABEL_WORDS_KEY, None), class_named(name)
     names = {name} if custom is None else {parent.__name__ for parent in custom.__mro__}
     kinds: tuple[Literal["class", "tokens", "span"], ...] = ("class", "tokens", "span")
     for kind in kinds:
@@ -213,10 +217,8 @@ def misfit_of(
         return f"{architecture} has no head for {head}"
     if task.kind == "span":
         return None
-    head_labels, count = (
-        [str(config.id2label.get(i, f"LABEL_{i}")) for i in range(config.num_labels)],
-        len(task.labels) or 1,
-    )
+    head_labels = [str(config.id2label.get(i, f"LABEL_{i}")) for i in range(config.num_labels)]
+    count = len(task.labels) or 1
     if config.problem_type not in (None, PROBLEM.get(task.kind)):
         return f"its head is for {config.problem_type}, not {PROBLEM.get(task.kind, head)}"
     if len(head_labels) != count:
@@ -229,11 +231,12 @@ def misfit_of(
                 f"head.label_map must hold each of 0 ... {count - 1} once, got {list(label_map)}"
             )
         return None
-    plain, theirs = [_plain(name) for name in head_labels], [_plain(name) for name in task.labels]
-    if all(GENERIC.fullmatch(name) for name in head_labels) or plain == theirs:
+    in_head = [_plain(name) for name in head_labels]
+    in_data = [_plain(name) for name in task.labels]
+    if all(GENERIC.fullmatch(name) for name in head_labels) or in_head == in_data:
         return None
-    if sorted(plain) == sorted(theirs):
-        needed = [theirs.index(name) for name in plain]
+    if sorted(in_head) == sorted(in_data):
+        needed = [in_data.index(name) for name in in_head]
         raise UsageError(
             f"{source} has the labels of {task.name} in another order: {_numbered(head_labels)}; "
             f"the data: {_numbered(task.labels)}",
@@ -254,14 +257,12 @@ def _numbered(names: Sequence[str]) -> str:
 def describe_task(config: PreTrainedConfig, task: Task) -> None:
     """Write a task and its labels into a configuration, which `transformers.pipeline` reads."""
     names = {"score": ("score",), "span": ("start", "end")}.get(task.kind, task.labels)
-    setattr(config, TASK, task.name)
+    setattr(config, TASK_KEY, task.name)
     if task.kind == "span":
         config.num_labels = len(names)
         return
-    config.id2label, config.label2id = (
-        dict(enumerate(names)),
-        {name: number for number, name in enumerate(names)},
-    )
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: number for number, name in enumerate(names)}
     config.problem_type = PROBLEM.get(task.kind)
 
 
@@ -283,7 +284,7 @@ def with_new_head(
     torch.manual_seed(seed)
     auto = AUTO_CLASS[task.kind]
     model: PreTrainedModel
-    with config_errors(f"the {CONFIG} of {source}"):
+    with config_errors(f"the {CONFIG_FILE} of {source}"):
         model = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
     missing = model.base_model.load_state_dict(encoder.state_dict(), strict=False).missing_keys
     # Only one of the two classes may have a pooler. If only the head's class has one (Nomic), it

@@ -25,7 +25,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ from kdcli.types import Task
 _LIKE_GELU = ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "silu", "swish")
 # Maps an activation to the factor ε on its input and its slope at 0. A smaller ε would underflow in
 # float16.
-SMALL = {"tanh": (2.0**-10, 1.0)} | dict.fromkeys(_LIKE_GELU, (2.0**-14, 0.5))
+SMOOTH_ACTIVATIONS = {"tanh": (2.0**-10, 1.0)} | dict.fromkeys(_LIKE_GELU, (2.0**-14, 0.5))
 SHIFT = 16.0  # shift of relu's input: the last states of encoders that end in a norm are smaller
 HEAD_DROPOUT = (
     "classifier_dropout",
@@ -124,8 +124,9 @@ def load_with_label_words(
     * `words`: words to use instead of the task's own.
     * `seed`: the seed of weights that the checkpoint lacks and the head does not read.
 
-    The head's parameters have `requires_grad` off. Raises UsageError as `load_for_task` and
-    `label_word_ids` do, or if the model type or the checkpoint cannot have such a head.
+    The head's parameters have `requires_grad` off. Raises UsageError if the model cannot be loaded,
+    if a label word is missing or not a single token, or if the model type or the checkpoint cannot
+    have such a head.
     """
     if kind == "mlm":
         headed, ids = _from_mlm(source, task, words, trust_remote_code)
@@ -174,7 +175,10 @@ def _from_embeddings(headed: Model, ids: list[int], *, texts: bool) -> None:
             f"have width {classifier.in_features}, so label words cannot be its head",
             TRAIN_ONE,
         )
-    rows_CD, scale, shift, layout = embeddings[ids].clone(), 1.0, 0.0, layout_for(model.config)
+    rows_CD = embeddings[ids].clone()
+    scale = 1.0
+    shift = 0.0
+    layout = layout_for(model.config)
     if layout.head_norm:
         _identity_with_norm(headed.source, model)
     elif texts:
@@ -194,16 +198,14 @@ def _identity(model: PreTrainedModel, head: tuple[str, str] | None) -> tuple[flo
         raise _impossible(model)
     dense = submodule(model, head[0].format(base=model.base_model_prefix))
     activation = str(getattr(model.config, head[1], head[1]))
-    if activation not in (*SMALL, "relu"):
+    if activation not in (*SMOOTH_ACTIVATIONS, "relu"):
         raise UsageError(
             f"the head of {type(model).__name__} has activation {activation}, which cannot be made "
             "the identity",
-            f"{TRAIN_ONE}; supported activations: relu, {', '.join(SMALL)}",
+            f"{TRAIN_ONE}; supported activations: relu, {', '.join(SMOOTH_ACTIVATIONS)}",
         )
-    (factor, slope), shift = (
-        SMALL.get(activation, (1.0, 1.0)),
-        0.0 if activation in SMALL else SHIFT,
-    )
+    factor, slope = SMOOTH_ACTIVATIONS.get(activation, (1.0, 1.0))
+    shift = 0.0 if activation in SMOOTH_ACTIVATIONS else SHIFT
     nn.init.eye_(dense.weight).mul_(factor)
     _set_bias(dense, torch.full((dense.out_features,), shift))
     dense.requires_grad_(False)
@@ -215,7 +217,8 @@ def _identity_with_norm(source: str, model: PreTrainedModel) -> None:
 
     The input is the output of the encoder's last norm.
     """
-    last, head = submodule(model.base_model, "final_norm"), submodule(model, "head")
+    last = submodule(model.base_model, "final_norm")
+    head = submodule(model, "head")
     if not last.weight.all():
         raise UsageError(
             f"the last norm of {source} has weights of 0, so label words cannot be its head",
@@ -246,7 +249,7 @@ def _from_mlm(
     masked_lm = loaded.model
     tokenizer = tokenizer_for(source, of_words=task.kind == "tokens", trust_remote_code=trust)
     ids = label_word_ids(tokenizer, task, words)
-    config: Any = copy.deepcopy(masked_lm.config)
+    config = copy.deepcopy(masked_lm.config)
     describe_task(config, task)
     config.label_words = {"ids": ids, "auto_class": AUTO_CLASS[task.kind].__name__}
     config.architectures = [f"LabelWords{type(masked_lm).__name__}"]

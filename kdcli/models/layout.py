@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.modeling_kdcli import layer_paths
@@ -227,17 +228,17 @@ LAYOUTS: dict[str, Layout] = {
 }
 # Model types that can be compacted, with the paths of a layer's attention, attention output,
 # feed-forward up and feed-forward down.
-PATHS = {kind: layer_paths(kind) for kind, row in LAYOUTS.items() if row.compact}
+COMPACT_PATHS = {kind: layer_paths(kind) for kind, row in LAYOUTS.items() if row.compact}
 
 
-def layout_for(config: Any) -> Layout:
+def layout_for(config: PreTrainedConfig) -> Layout:
     """Return the row of a configuration's model type.
 
     Raises UsageError if the model is a decoder, or if its type has no row. The message lists the
     known types.
     """
     kind = str(config.model_type)
-    row = row_of(
+    row = layout_of_type(
         kind,
         decodes=any(getattr(config, name, False) for name in ("is_decoder", "is_encoder_decoder")),
     )
@@ -250,7 +251,7 @@ def layout_for(config: Any) -> Layout:
     return row
 
 
-def check_packing(config: Any, *, isolated: bool) -> None:
+def check_packing(config: PreTrainedConfig, *, isolated: bool) -> None:
     """Check that the architecture can keep the documents of a block apart, if they are `isolated`.
 
     Raises UsageError if it cannot.
@@ -262,10 +263,10 @@ def check_packing(config: Any, *, isolated: bool) -> None:
         )
 
 
-def row_of(kind: str, *, decodes: bool) -> Layout:
+def layout_of_type(kind: str, *, decodes: bool) -> Layout:
     """Return the row of a model type; `decodes` means that its configuration describes a decoder.
 
-    Raises UsageError as `layout_for` does.
+    Raises UsageError if the model is a decoder, or if its type has no row.
     """
     if kind in LAYOUTS and not decodes:
         return LAYOUTS[kind]
@@ -273,7 +274,8 @@ def row_of(kind: str, *, decodes: bool) -> Layout:
 
     known = ", ".join(sorted(LAYOUTS))
     # These types have causal or sequence-to-sequence models in transformers, but no masked one.
-    causal, masked = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    causal = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    masked = auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     only_decodes = kind in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES or (
         kind in causal and kind not in masked
     )

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -32,20 +31,21 @@ from kdcli.data.demo import EMBEDDED
 from kdcli.disk import fill_dir, read_json, user_path
 from kdcli.errors import UsageError, first_line
 from kdcli.models.custom_class import (
-    COMPACT,
+    COMPACT_KEY,
     HEADS,
-    LABEL_WORDS,
-    UNILM,
+    LABEL_WORDS_KEY,
+    UNILM_KEY,
     code_of,
     describe_code,
     forget_custom_classes,
     is_custom,
 )
 from kdcli.models.files import (
-    CONFIG,
+    CONFIG_FILE,
     HUB_ERRORS,
-    TASK,
-    WEIGHTS,
+    TASK_KEY,
+    WEIGHT_FILES,
+    ModelClass,
     check_config,
     check_declared,
     check_tokenizer,
@@ -53,7 +53,7 @@ from kdcli.models.files import (
     file_of,
     weight_files,
 )
-from kdcli.models.layout import LAYOUTS, layout_for, row_of
+from kdcli.models.layout import LAYOUTS, layout_for, layout_of_type
 from kdcli.models.model import Model
 from kdcli.models.temperature import TEMPERATURE
 from kdcli.models.training_rows import NO_ROWS, training_rows, write_training_rows
@@ -62,19 +62,19 @@ from kdcli.types import RowHashes
 # The progress bars of transformers would break the ones of kdcli.
 transformers_logging.disable_progress_bar()
 
-CARD = "README.md"
+MODEL_CARD = "README.md"
 # A model on the hub at a branch, a tag or a commit.
 PINNED = re.compile(r"((?:[\w.-]+/)?[\w.-]+)@([\w./-]+)")
-MODEL_FILES = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py", "*.md", "*.npy"]
+SNAPSHOT_FILES = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py", "*.md", "*.npy"]
 OTHER_FILES = ["onnx/*", "openvino/*", "checkpoints/*"]
 # Attribute of a tokenizer that holds truncation and padding before any call.
 AS_LOADED = "kdcli_as_loaded"
 # Configuration keys that describe the source of a model and not the model: a key of earlier
 # versions of transformers and kdcli, and defaults for ONNX files.
-INHERITED = ("finetuning_task", "transformers.js_config")
+INHERITED_KEYS = ("finetuning_task", "transformers.js_config")
 LABELS = ("id2label", "label2id", "problem_type")
 # Tensors that a base model's checkpoint may lack.
-OPTIONAL = ("pooler.", "contact_head.", "embeddings.position_ids")
+OPTIONAL_TENSORS = ("pooler.", "contact_head.", "embeddings.position_ids")
 
 
 def location(source: str) -> str:
@@ -93,7 +93,7 @@ def location(source: str) -> str:
 def commit_of(source: str) -> str | None:
     """Return the hub's commit of a source that was loaded, or None for a directory or `demo`."""
     try:
-        commit: str | None = extract_commit_hash(str(file_of(location(source), CONFIG)), None)
+        commit: str | None = extract_commit_hash(str(file_of(location(source), CONFIG_FILE)), None)
     except (*HUB_ERRORS, ValueError):
         # The source is a shape, or a model that this run made.
         return None
@@ -104,7 +104,7 @@ def commit_of(source: str) -> str | None:
 def _snapshot(name: str, revision: str) -> str:
     try:
         return snapshot_download(
-            name, revision=revision, allow_patterns=MODEL_FILES, ignore_patterns=OTHER_FILES
+            name, revision=revision, allow_patterns=SNAPSHOT_FILES, ignore_patterns=OTHER_FILES
         )
     except (*HUB_ERRORS, ValueError) as error:
         raise UsageError(
@@ -144,14 +144,14 @@ def load_config(
     where = location(source)
     folder = user_path(where)
     is_folder = folder.is_dir()
-    if is_folder and not (folder / CONFIG).is_file():
-        raise UsageError(f"{folder} has no {CONFIG}, so it is not a model directory")
+    if is_folder and not (folder / CONFIG_FILE).is_file():
+        raise UsageError(f"{folder} has no {CONFIG_FILE}, so it is not a model directory")
     if not is_folder and (folder.exists() or where.startswith((".", "/")) or where.count("/") > 1):
         raise UsageError(
             f"no model directory {source}", "give a hub id, a directory with config.json, or 'demo'"
         )
     config = _read_config(source, where, trust_remote_code)
-    if hasattr(config, COMPACT) and not compacted:
+    if hasattr(config, COMPACT_KEY) and not compacted:
         raise UsageError(
             f"{source} is compacted: its layers have shapes of their own, so that it can be "
             "neither a student nor a teacher",
@@ -161,7 +161,7 @@ def load_config(
     layout_for(config)
     if weights and not is_folder:
         _check_repository(source)
-    elif weights and not any((folder / name).is_file() for name in WEIGHTS):
+    elif weights and not any((folder / name).is_file() for name in WEIGHT_FILES):
         raise _no_safetensors(str(folder), [file.name for file in sorted(folder.glob("*.bin"))])
     return config
 
@@ -185,21 +185,21 @@ def save_model(
     model.should_save_on_this_rank = lambda is_main_process: True
     if hasattr(model.config, TEMPERATURE):
         delattr(model.config, TEMPERATURE)
-    with fill_dir(folder, last=CONFIG) as aside:
+    with fill_dir(folder, last=CONFIG_FILE) as aside:
         model.save_pretrained(aside)
-        tidy_config(model, aside / CONFIG)
+        tidy_config(model, aside / CONFIG_FILE)
         if custom:
             shutil.copy(code_of(model), aside)
         save_tokenizer(tokenizer, aside)
         write_training_rows(aside, rows)
-        mode = (aside / CONFIG).stat().st_mode
+        mode = (aside / CONFIG_FILE).stat().st_mode
         for file in aside.iterdir():
             # safetensors creates files that only the owner can read.
             file.chmod(mode)
 
 
 def tidy_config(
-    model: PreTrainedModel, file: Path, settings: Mapping[str, Any] | None = None
+    model: PreTrainedModel, file: Path, settings: Mapping[str, object] | None = None
 ) -> None:
     """Remove the settings of the models that a saved model was made from, and add `settings`.
 
@@ -207,12 +207,12 @@ def tidy_config(
     """
     config = read_json(file)
     name = type(model).__name__
-    has_labels = LABEL_WORDS in config or any(
+    has_labels = LABEL_WORDS_KEY in config or any(
         head != "MaskedLM" and f"For{head}" in name for head in HEADS
     )
-    unused = [*INHERITED, *(() if has_labels else LABELS)]
-    if not has_labels and UNILM not in config:
-        unused.append(TASK)
+    unused = [*INHERITED_KEYS, *(() if has_labels else LABELS)]
+    if not has_labels and UNILM_KEY not in config:
+        unused.append(TASK_KEY)
     kept = {key: value for key, value in config.items() if key not in unused}
     kept |= settings or {}
     file.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n", "utf-8")
@@ -232,20 +232,20 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 def _check_repository(source: str) -> None:
     """Refuse a repository without safetensors, whose pickle transformers would have converted."""
-    if any(isinstance(try_to_load_from_cache(source, name), str) for name in WEIGHTS):
+    if any(isinstance(try_to_load_from_cache(source, name), str) for name in WEIGHT_FILES):
         return
     try:
         files = list_repo_files(source)
     except HUB_ERRORS:
         # Offline, the cache is tried.
         return
-    if not any(name in files for name in WEIGHTS):
+    if not any(name in files for name in WEIGHT_FILES):
         raise _no_safetensors(source, [name for name in files if name.endswith(".bin")])
 
 
 def _no_safetensors(source: str, pickles: list[str]) -> UsageError:
     if not pickles:
-        return UsageError(f"{source} has no {WEIGHTS[0]}")
+        return UsageError(f"{source} has no {WEIGHT_FILES[0]}")
     return UsageError(
         f"{source} has its weights as a pickle ({pickles[0]}), which can run code when it is "
         "opened; kdcli reads safetensors only",
@@ -260,7 +260,7 @@ def _read_config(source: str, where: str, trust_remote_code: bool) -> PreTrained
     hint = "read the code, then add --trust-remote-code"
     custom_code = UsageError(f"{source} brings code of its own, which is not run by default", hint)
     try:
-        file = file_of(where, CONFIG, needed=True)
+        file = file_of(where, CONFIG_FILE, needed=True)
     except (*HUB_ERRORS, ValueError) as error:
         if isinstance(error.__cause__, GatedRepoError):
             message = f"model '{source}' is on the hub, but you have no access to it"
@@ -283,8 +283,8 @@ def _read_config(source: str, where: str, trust_remote_code: bool) -> PreTrained
         )
     if kind not in LAYOUTS and "auto_map" in raw and not trust_remote_code:
         raise custom_code
-    row_of(kind, decodes=bool(raw.get("is_decoder") or raw.get("is_encoder_decoder")))
-    with config_errors(f"the {CONFIG} of {source}"):
+    layout_of_type(kind, decodes=bool(raw.get("is_decoder") or raw.get("is_encoder_decoder")))
+    with config_errors(f"the {CONFIG_FILE} of {source}"):
         try:
             return transformers.AutoConfig.from_pretrained(
                 where, trust_remote_code=trust_remote_code
@@ -294,7 +294,7 @@ def _read_config(source: str, where: str, trust_remote_code: bool) -> PreTrained
 
 
 def load_tokenizer(
-    source: str, *, trust_remote_code: bool = False, **settings: Any
+    source: str, *, trust_remote_code: bool = False, **settings: object
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model.
 
@@ -330,7 +330,12 @@ def load_tokenizer(
 
 
 def load_weights(
-    source: str, auto_class: Any, *, trust_remote_code: bool = False, seed: int = 0, **settings: Any
+    source: str,
+    auto_class: ModelClass,
+    *,
+    trust_remote_code: bool = False,
+    seed: int = 0,
+    **settings: object,
 ) -> PreTrainedModel:
     """Load a model in float32 from safetensors.
 
@@ -351,39 +356,26 @@ def load_weights(
     where = location(source)
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
     # Check the same commit of the hub that is loaded.
-    settings["revision"] = None if Path(where).is_dir() else commit_of(source)
-    try:
-        with _quietly(), torch.random.fork_rng(devices=[]):
-            files = weight_files(where, settings["revision"])
-            if not trust_remote_code:
-                check_declared(source, config, auto_class, files)
-            torch.manual_seed(seed)
-            model, info = auto_class.from_pretrained(where, output_loading_info=True, **settings)
-    except SafetensorError as error:
-        raise UsageError(
-            f"the weights of {source} are damaged: {error}", "download or copy them again"
-        ) from None
-    except HUB_ERRORS as error:
-        raise UsageError(
-            # The message of transformers is about names and directories. Its cause explains more.
-            f"the weights of {source} cannot be read: {first_line(error.__cause__ or error)}",
-            "check the network and the files, then try again",
-        ) from None
-    except (RuntimeError, ValueError) as error:
-        reason = first_line(error)
-        if "ignore_mismatched_sizes" in str(error):
-            # The message of transformers refers to a table that is not printed.
-            reason = "tensors have other sizes"
-        raise UsageError(f"the weights of {source} do not fit its config.json: {reason}") from None
+    revision = None if Path(where).is_dir() else commit_of(source)
+    with _weight_errors(source), _quietly(), torch.random.fork_rng(devices=[]):
+        files = weight_files(where, revision)
+        if not trust_remote_code:
+            check_declared(source, config, auto_class, files)
+        torch.manual_seed(seed)
+        model, info = auto_class.from_pretrained(
+            where, revision=revision, output_loading_info=True, **settings
+        )
     with suppress(*HUB_ERRORS):
         # Put the card into the cache, because models made from this one inherit its licence.
-        file_of(where, CARD, settings["revision"])
+        file_of(where, MODEL_CARD, revision)
     if not is_custom(model):
         forget_custom_classes(model.config)
     # Under a head, the encoder's tensors have a prefix, and the pooler is required because the head
     # reads it.
     headed = model.base_model is not model
-    prefix, optional = (f"{model.base_model_prefix}.", OPTIONAL[1:]) if headed else ("", OPTIONAL)
+    prefix, optional = (
+        (f"{model.base_model_prefix}.", OPTIONAL_TENSORS[1:]) if headed else ("", OPTIONAL_TENSORS)
+    )
     allowed = tuple(prefix + name for name in optional)
     if missing := sorted(name for name in info["missing_keys"] if not name.startswith(allowed)):
         reason = f"{len(missing)} tensors are missing, for example {missing[0]}"
@@ -401,3 +393,26 @@ def _quietly() -> Iterator[None]:
         yield
     finally:
         transformers_logging.set_verbosity(before)
+
+
+@contextmanager
+def _weight_errors(source: str) -> Iterator[None]:
+    """Convert the errors of reading a model's weights to a `UsageError`."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise UsageError(
+            f"the weights of {source} are damaged: {error}", "download or copy them again"
+        ) from None
+    except HUB_ERRORS as error:
+        raise UsageError(
+            # The message of transformers is about names and directories. Its cause explains more.
+            f"the weights of {source} cannot be read: {first_line(error.__cause__ or error)}",
+            "check the network and the files, then try again",
+        ) from None
+    except (RuntimeError, ValueError) as error:
+        reason = first_line(error)
+        if "ignore_mismatched_sizes" in str(error):
+            # The message of transformers refers to a table that is not printed.
+            reason = "tensors have other sizes"
+        raise UsageError(f"the weights of {source} do not fit its config.json: {reason}") from None

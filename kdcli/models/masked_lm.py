@@ -22,10 +22,10 @@ def load_masked_lm(
 ) -> Model:
     """Load a masked language model and its tokenizer; the encoder is the model's `base_model`.
 
-    With `bare`, a checkpoint without such a head is loaded as an encoder.
+    With `bare`, a checkpoint without a masked-language-model head is loaded as an encoder.
 
-    Raises UsageError as `load_encoder` does, or if the type or the checkpoint has no such head. The
-    hint of that error is `otherwise`.
+    Raises UsageError if the model cannot be loaded, or if the type or the checkpoint has no such
+    head. In the second case, the hint is `otherwise`.
     """
     config = load_config(source, trust_remote_code=trust_remote_code)
     if type(config) not in AutoModelForMaskedLM._model_mapping:

@@ -169,7 +169,8 @@ def _classifying(forward: Callable[..., Any]) -> Callable[..., outputs.ModelOutp
     ) -> outputs.ModelOutput:
         if labels is not None:
             raise TypeError(f"{type(self).__name__} cannot compute a loss: call it without labels")
-        output, auto_class = forward(self, *args, **kwargs), self.config.label_words["auto_class"]
+        output = forward(self, *args, **kwargs)
+        auto_class = self.config.label_words["auto_class"]
         states = {"hidden_states": output.hidden_states, "attentions": output.attentions}
         if auto_class == "AutoModelForQuestionAnswering":
             start_BL, end_BL = output.logits.unbind(-1)

@@ -69,7 +69,10 @@ class _Decoding:
     is_compileable = False
 
     def __init__(self, model: Any, ids_BS: Tensor, real_BS: Tensor, reuse: bool) -> None:
-        self.model, self.ids_BS, self.real_BS, self.reuse = model, ids_BS, real_BS.bool(), reuse
+        self.model = model
+        self.ids_BS = ids_BS
+        self.real_BS = real_BS.bool()
+        self.reuse = reuse
         self.sources_B = real_BS.sum(1)
         self.typed = int(getattr(model.config, "type_vocab_size", 0) or 0) > 1
         self.accepted = inspect.signature(model.forward).parameters
@@ -107,10 +110,8 @@ class _Decoding:
                 steps + 1 - ids.shape[1], steps + 1, device=ids.device
             )
             offset = self.model.config.unilm["position_offset"]
-            at_R, positions = (
-                torch.full_like(start_R, ids.shape[1] - 1),
-                {"position_ids": places + offset},
-            )
+            at_R = torch.full_like(start_R, ids.shape[1] - 1)
+            positions = {"position_ids": places + offset}
             with _only(self.model.base_model, at_R):
                 return self._attending(forward, ids, torch.ones_like(ids), **positions).logits
         sources = self.ids_BS.repeat_interleave(rows, 0)
@@ -286,7 +287,8 @@ class _UniLM(transformers.GenerationMixin):  # type: ignore[misc]
             return self._texts(inputs, reuse=reuse, **settings)
         model: Any = self
         real = torch.ones_like(inputs) if attention_mask is None else attention_mask
-        before, interface = model.config._attn_implementation, model.config.unilm["interface"]
+        before = model.config._attn_implementation
+        interface = model.config.unilm["interface"]
         try:
             if interface:
                 model.set_attn_implementation(REUSE if reuse else "sdpa")

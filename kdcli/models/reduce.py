@@ -23,12 +23,11 @@ normalisation gets the gain and bias that do the same.
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.models.layout import Layout, Rows, linears
 from kdcli.types import Batch, Examples
@@ -36,11 +35,11 @@ from kdcli.types import Batch, Examples
 Maps = dict[int, Tensor]
 """Maps a tensor's dimension to indices into the teacher's, [N], or to a basis of it, [D, N]."""
 RIDGE = 1e-2  # relative to the mean squared input
-SAMPLE = 8192  # number of tokens: more than the inputs of the widest linear
+SAMPLE_TOKENS = 8192  # number of tokens: more than the inputs of the widest linear
 
 
-def sample_of(text: Examples | None, config: Any, longest: int | None) -> Batch:
-    """Return evenly spaced rows of text, truncated, with about `SAMPLE` tokens.
+def sample_of(text: Examples | None, config: PreTrainedConfig, longest: int | None) -> Batch:
+    """Return evenly spaced rows of text, truncated, with about `SAMPLE_TOKENS` tokens.
 
     Without text, the tokens are random. `longest` is the model's maximum number of tokens.
     """
@@ -62,7 +61,7 @@ def sample_of(text: Examples | None, config: Any, longest: int | None) -> Batch:
 
     few = cut(min(rows, len(text)))
     tokens = int(few["attention_mask"].sum()) / len(few["input_ids"])
-    return cut(min(len(text), round(SAMPLE / tokens)))
+    return cut(min(len(text), round(SAMPLE_TOKENS / tokens)))
 
 
 @torch.no_grad()
@@ -131,14 +130,14 @@ def _principal(teacher: PreTrainedModel, layout: Layout, sample: Batch, narrow: 
     moments_DD: list[Tensor] = []
 
     def add(x_BLD: Tensor) -> None:
-        x_RD = real_tokens(x_BLD, sample)
+        x_RD = real_states(x_BLD, sample)
         moments_DD.append(x_RD.T @ x_RD / x_RD.square().sum())
 
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def before(module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> None:
         if not moments_DD:
             add(args[0] if args else kwargs["hidden_states"])
 
-    def after(module: nn.Module, args: Any, output: Any) -> None:
+    def after(module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
         add(output if isinstance(output, Tensor) else output[0])
 
     with ExitStack() as hooks:
@@ -223,34 +222,35 @@ def _refit(
     sample: Batch,
 ) -> None:
     """Refit linears and normalisations to the teacher's outputs for the sample."""
-    theirs, shape = dict(teacher.named_modules()), sample["input_ids"].shape
+    teacher_modules, shape = dict(teacher.named_modules()), sample["input_ids"].shape
     targets: dict[nn.Module, Tensor] = {}
 
     def record(student_module: nn.Module, kept: Tensor | None) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
+        def hook(module: nn.Module, args: object, output: object) -> None:
             # Skip poolers, and tensors that are computed once for all rows (DeBERTa's position
             # projections).
             if isinstance(output, Tensor) and output.dim() == 3 and output.shape[:2] == shape:
-                targets[student_module] = reduced(real_tokens(output, sample), kept).float()
+                targets[student_module] = reduced(real_states(output, sample), kept).float()
 
         return hook
 
-    def fit(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+    def fit(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         if (target_RN := targets.pop(module, None)) is None or target_RN.shape[-1] != output.shape[
             -1
         ]:
             return None
         target_RN = target_RN.double()
         if isinstance(module, nn.Linear):
-            fit_linear(module, real_tokens(args[0], sample), target_RN)
+            fit_linear(module, real_states(args[0], sample), target_RN)
         else:
-            _fit_norm(module, real_tokens(output, sample), target_RN)
+            _fit_norm(module, real_states(output, sample), target_RN)
         fitted: Tensor = type(module).forward(module, *args)
         return fitted
 
     with ExitStack() as recording, ExitStack() as fitting:
         for name, module in student.named_modules():
-            weight, teacher_module = getattr(module, "weight", None), theirs.get(origin(name))
+            weight = getattr(module, "weight", None)
+            teacher_module = teacher_modules.get(origin(name))
             if teacher_module is None or not isinstance(weight, Tensor):
                 continue
             if isinstance(module, nn.Linear) or weight.dim() == 1:
@@ -276,7 +276,7 @@ def _run(model: PreTrainedModel, sample: Batch) -> None:
     model(**{name: x.to(model.device) for name, x in sample.items()})
 
 
-def real_tokens(x_BLD: Tensor, sample: Batch) -> Tensor:
+def real_states(x_BLD: Tensor, sample: Batch) -> Tensor:
     """Return the states of all tokens that are not padding, [R, D] float64."""
     return x_BLD.cpu()[sample["attention_mask"].bool()].double()
 
@@ -296,7 +296,7 @@ def fit_linear(linear: nn.Linear, x_RI: Tensor, target_RO: Tensor) -> None:
         linear.bias.copy_(fitted_OI[:, -1])
 
 
-def _fit_norm(norm: Any, y_RN: Tensor, target_RN: Tensor) -> None:
+def _fit_norm(norm: nn.Module, y_RN: Tensor, target_RN: Tensor) -> None:
     """Fit a normalisation's gain and bias by least squares.
 
     `y_RN` is its output with the current gain and bias.
@@ -308,37 +308,45 @@ def _fit_norm(norm: Any, y_RN: Tensor, target_RN: Tensor) -> None:
     gain_N = ((y_RN - y_N) * (target_RN - t_N)).sum(0) / (y_RN - y_N).square().sum(0).clamp(
         min=1e-12
     )
-    norm.weight.mul_(gain_N)
+    norm.get_parameter("weight").mul_(gain_N)
     if bias_N is not None:
         bias_N.mul_(gain_N).add_(t_N - gain_N * y_N)
 
 
 def _layer_maps(
-    layout: Layout, teacher_config: Any, student_config: Any, teacher: nn.Module, student: nn.Module
+    layout: Layout,
+    teacher_config: PreTrainedConfig,
+    student_config: PreTrainedConfig,
+    teacher: nn.Module,
+    student: nn.Module,
 ) -> dict[int, Maps]:
     """Return the maps of one layer, apart from the residual stream: id of a student parameter ->
     maps."""
-    big, small = linears(layout, teacher), linears(layout, student)
+    teacher_linears, student_linears = linears(layout, teacher), linears(layout, student)
     maps: dict[int, Maps] = {}
-    heads, narrow_heads = teacher_config.num_attention_heads, student_config.num_attention_heads
+    heads = teacher_config.num_attention_heads
+    narrow_heads = student_config.num_attention_heads
     width, narrow = (
-        each["Q"][0][0].out_features // (3 if layout.fused else 1) for each in (big, small)
+        each["Q"][0][0].out_features // (3 if layout.fused else 1)
+        for each in (teacher_linears, student_linears)
     )
-    output, down = small["O"][0][0], small["D"][0][0]
+    output, down = student_linears["O"][0][0], student_linears["D"][0][0]
     if (width, heads) != (narrow, narrow_heads):
-        q, k, v, o = _head_maps(layout, teacher_config, student_config, big, width, narrow)
+        q, k, v, o = _head_maps(
+            layout, teacher_config, student_config, teacher_linears, width, narrow
+        )
         if layout.fused:
             rows_EN = torch.zeros(3 * width, 3 * narrow, dtype=torch.float64)
             for letter, kept in zip("QKV", (q, k, v), strict=True):
                 at_E, at_N = (
                     torch.arange(3 * n)[each[letter][0][1]]
-                    for n, each in ((width, big), (narrow, small))
+                    for n, each in ((width, teacher_linears), (narrow, student_linears))
                 )
                 rows_EN[at_E[:, None], at_N] = kept
-            _put(maps, small["Q"][0][0], rows_EN)
+            _put(maps, student_linears["Q"][0][0], rows_EN)
         else:
             for letter, kept in zip("QKV", (q, k, v), strict=True):
-                _put(maps, small[letter][0][0], kept)
+                _put(maps, student_linears[letter][0][0], kept)
         for name, kept in zip(layout.bias or (), (q, v), strict=False):
             maps.setdefault(id(student.get_parameter(name)), {})[0] = kept
         for name, module in student.named_modules():
@@ -346,14 +354,16 @@ def _layer_maps(
                 _put(maps, module, q)
         if output.in_features == narrow:
             maps.setdefault(id(output.weight), {})[1] = o
-    units, narrow_units = big["D"][0][0].in_features, down.in_features
+    units, narrow_units = teacher_linears["D"][0][0].in_features, down.in_features
     # A student may have wider feed-forward blocks than its teacher. Those stay random.
     if narrow_units < units:
-        gains_UF = torch.cat([_weight(*pair) for pair in big["U"]]).norm(dim=1).view(-1, units)
-        score_F = gains_UF.prod(0) * _weight(*big["D"][0]).norm(dim=0)
+        gains_UF = (
+            torch.cat([_weight(*pair) for pair in teacher_linears["U"]]).norm(dim=1).view(-1, units)
+        )
+        score_F = gains_UF.prod(0) * _weight(*teacher_linears["D"][0]).norm(dim=0)
         kept = score_F.topk(narrow_units).indices.sort().values
         maps.setdefault(id(down.weight), {})[1] = kept
-        for linear, _ in small["U"]:
+        for linear, _ in student_linears["U"]:
             blocks = linear.out_features // narrow_units
             _put(maps, linear, torch.cat([kept + i * units for i in range(blocks)]))
     return maps
@@ -361,14 +371,15 @@ def _layer_maps(
 
 def _head_maps(
     layout: Layout,
-    teacher_config: Any,
-    student_config: Any,
-    big: dict[str, Any],
+    teacher_config: PreTrainedConfig,
+    student_config: PreTrainedConfig,
+    teacher_linears: Mapping[str, list[tuple[nn.Linear, Rows]]],
     width: int,
     narrow: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return bases for the rows of q, k and v and for the columns of o, [E, N] float64."""
-    heads, narrow_heads = teacher_config.num_attention_heads, student_config.num_attention_heads
+    heads = teacher_config.num_attention_heads
+    narrow_heads = student_config.num_attention_heads
     groups = getattr(teacher_config, "num_key_value_heads", None) or heads
     narrow_groups = getattr(student_config, "num_key_value_heads", None) or narrow_heads
     if layout.rotary or groups != heads:
@@ -376,13 +387,11 @@ def _head_maps(
         q = _even_in_heads(heads, each, narrow_heads, narrow_each, layout.rotary)
         k = _even_in_heads(groups, each, narrow_groups, narrow_each, layout.rotary)
         return q, k, k, q
-    q_ED, k_ED, v_ED = (_weight(*big[letter][0]) for letter in "QKV")
+    q_ED, k_ED, v_ED = (_weight(*teacher_linears[letter][0]) for letter in "QKV")
     # ConvBERT's output projection also reads a convolution, whose inputs come after the heads.
-    o_ED = _weight(*big["O"][0]).T[:width]
-    qk_EN, vo_EN = (
-        _best_in_heads(q_ED, k_ED, narrow, narrow_heads),
-        _best_in_heads(v_ED, o_ED, narrow, narrow_heads),
-    )
+    o_ED = _weight(*teacher_linears["O"][0]).T[:width]
+    qk_EN = _best_in_heads(q_ED, k_ED, narrow, narrow_heads)
+    vo_EN = _best_in_heads(v_ED, o_ED, narrow, narrow_heads)
     return qk_EN, qk_EN, vo_EN, vo_EN
 
 
@@ -394,10 +403,8 @@ def _best_in_heads(one_ED: Tensor, other_ED: Tensor, narrow: int, narrow_heads: 
     """
     # Spans differ by one if the number of heads does not divide the width. No span is shorter than
     # a student's head.
-    each, bounds = (
-        narrow // narrow_heads,
-        [a * len(one_ED) // narrow_heads for a in range(narrow_heads + 1)],
-    )
+    each = narrow // narrow_heads
+    bounds = [a * len(one_ED) // narrow_heads for a in range(narrow_heads + 1)]
     bases = []
     for start, end in pairwise(bounds):
         grams = [

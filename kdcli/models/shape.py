@@ -7,11 +7,10 @@ This module parses shapes, and derives the student's configuration and initial w
 import copy
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.errors import UsageError
 from kdcli.models.layout import layout_for
@@ -53,13 +52,13 @@ def _no_shape(text: str) -> UsageError:
     return UsageError(f"'{text}' is not a shape", grammar)
 
 
-def shape_of(config: Any) -> ModelShape:
+def shape_of(config: PreTrainedConfig) -> ModelShape:
     """Return the shape of a model, given its configuration."""
     ffn = getattr(config, layout_for(config).ffn)
     return ModelShape(config.num_hidden_layers, config.hidden_size, ffn, config.num_attention_heads)
 
 
-def positions_of(config: Any) -> int | None:
+def positions_of(config: PreTrainedConfig) -> int | None:
     """Return the length of a model's position table in tokens.
 
     Returns None if it has no table or uses only distances.
@@ -80,10 +79,8 @@ def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
     if not (match := GRAMMAR.fullmatch(text.strip())):
         raise _no_shape(text)
     layers, hidden = int(match[1]), int(match[2])
-    ffn, heads = (
-        int(match[3] or round(hidden * teacher.ffn / teacher.hidden)),
-        int(match[4] or teacher.heads),
-    )
+    ffn = int(match[3] or round(hidden * teacher.ffn / teacher.hidden))
+    heads = int(match[4] or teacher.heads)
     if not (layers and hidden and ffn and heads):
         raise UsageError(f"shape '{text}' has a zero in it", "every number must be at least 1")
     if hidden % heads:
@@ -113,11 +110,14 @@ def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
     return ModelShape(layers, hidden, ffn, heads)
 
 
-def student_config(teacher: Any, shape: ModelShape, layers: list[int] | None = None) -> Any:
+def student_config(
+    teacher: PreTrainedConfig, shape: ModelShape, layers: list[int] | None = None
+) -> PreTrainedConfig:
     """Return the teacher's configuration with the student's sizes.
 
-    `layers` has the same meaning as in `build_student`. Raises UsageError if a head has an odd
-    width under rotary embeddings, or if the heads do not divide MobileBERT's fixed width.
+    `layers` names the teacher layer (1 ... N) that each student layer is copied from; None selects
+    evenly spaced layers. Raises UsageError if a head has an odd width under rotary embeddings, or
+    if the heads do not divide MobileBERT's fixed width.
     """
     inner = getattr(teacher, "true_hidden_size", shape.hidden)
     if inner % shape.heads:
@@ -133,11 +133,9 @@ def student_config(teacher: Any, shape: ModelShape, layers: list[int] | None = N
             f"choose a width that is a multiple of {2 * shape.heads}, or another number of heads",
         )
     config = copy.deepcopy(teacher)
-    config.num_hidden_layers, config.hidden_size, config.num_attention_heads = (
-        shape.layers,
-        shape.hidden,
-        shape.heads,
-    )
+    config.num_hidden_layers = shape.layers
+    config.hidden_size = shape.hidden
+    config.num_attention_heads = shape.heads
     setattr(config, layout_for(teacher).ffn, shape.ffn)
     for name in ("embedding_size", "pooler_hidden_size"):
         if getattr(teacher, name, None) == teacher.hidden_size:
@@ -176,8 +174,8 @@ def build_student(
       rates.
     * `text`: the text to fit on. Without it, nothing is fitted.
 
-    Raises UsageError as `student_config` does, or if `layers` has the wrong length or names a layer
-    that the teacher lacks.
+    Raises UsageError if the architecture cannot have the shape, or if `layers` has the wrong length
+    or names a layer that the teacher lacks.
     """
     source = shape_of(teacher.config)
     chosen = layers or evenly_spaced_layers(source.layers, shape.layers)

@@ -3,11 +3,12 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
+
+from transformers import PreTrainedConfig
 
 from kdcli.disk import read_json, write_atomic
 from kdcli.errors import UsageError
-from kdcli.models.files import CONFIG
+from kdcli.models.files import CONFIG_FILE
 
 TEMPERATURE = "kdcli_temperature"
 """The key of config.json. transformers has none: its pipelines apply softmax or sigmoid to the
@@ -31,24 +32,24 @@ def store_temperature(folder: Path, temperature: float) -> None:
         MachineError: the disk is full or not writable.
     """
     _check(temperature, "fit it with kdcli.metrics.calibration")
-    config = read_json(folder / CONFIG)
+    config = read_json(folder / CONFIG_FILE)
     config[TEMPERATURE] = temperature
-    write_atomic(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+    write_atomic(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
 
 
-def stored_temperature(config: Any) -> float | None:
+def stored_temperature(config: PreTrainedConfig) -> float | None:
     """Return the temperature in the configuration of a loaded model; None if it has none.
 
-    Raises UsageError: it is not a positive number.
+    Raises UsageError: the temperature is not a positive number.
     """
     temperature = getattr(config, TEMPERATURE, None)
     if temperature is None:
         return None
-    _check(temperature, f"fix or remove {TEMPERATURE} in {CONFIG}")
+    _check(temperature, f"fix or remove {TEMPERATURE} in {CONFIG_FILE}")
     return float(temperature)
 
 
-def _check(temperature: Any, hint: str) -> None:
+def _check(temperature: float, hint: str) -> None:
     is_number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
-    if not is_number or not math.isfinite(temperature) or temperature <= 0:
+    if not is_number or not 0 < temperature < math.inf:
         raise UsageError(f"a temperature must be above 0, got {temperature!r}", hint)

@@ -16,7 +16,7 @@ from kdcli.errors import UsageError
 from kdcli.models.files import file_beside
 from kdcli.types import RowHashes
 
-FILE, TENSOR = "training_rows.safetensors", "row_hashes"
+ROWS_FILE, TENSOR = "training_rows.safetensors", "row_hashes"
 NO_ROWS: RowHashes = np.empty(0, np.uint64)
 
 
@@ -26,7 +26,7 @@ def training_rows(where: str) -> RowHashes:
     `where` is a directory or a hub id, as in `from_pretrained`. Raises UsageError if the file is
     damaged.
     """
-    if (file := file_beside(where, FILE)) is None:
+    if (file := file_beside(where, ROWS_FILE)) is None:
         return NO_ROWS
     try:
         rows = load(file.read_bytes())[TENSOR]
@@ -49,7 +49,7 @@ def write_training_rows(folder: Path, rows: RowHashes) -> None:
     Raises MachineError if the file cannot be written.
     """
     if len(rows):
-        write_atomic(folder / FILE, save({TENSOR: all_rows(rows)}))
+        write_atomic(folder / ROWS_FILE, save({TENSOR: all_rows(rows)}))
 
 
 def all_rows(*parts: RowHashes) -> RowHashes:

@@ -27,12 +27,12 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.errors import UsageError
-from kdcli.models.custom_class import LABEL_WORDS, UNILM, empty_model, load_tensors
+from kdcli.models.custom_class import LABEL_WORDS_KEY, UNILM_KEY, empty_model, load_tensors
 from kdcli.models.load import load_tokenizer, save_tokenizer
 from kdcli.types import Array
 
-KINDS = ("WordPiece", "BPE", "Unigram", "WordLevel")
-FILE = "tokenizer.json"
+TRIMMABLE_KINDS = ("WordPiece", "BPE", "Unigram", "WordLevel")
+TOKENIZER_FILE = "tokenizer.json"
 ID_ENDING = "_token_id"  # ending of the configuration keys that hold a token
 
 
@@ -42,13 +42,16 @@ def check_trimmable(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
     Raises UsageError if it does not.
     """
     if not tokenizer.is_fast:
-        message = f"the tokenizer of {source} is {type(tokenizer).__name__}, which has no {FILE}"
-        raise UsageError(message, "only a fast tokenizer's vocabulary can be cut")
+        raise UsageError(
+            f"the tokenizer of {source} is {type(tokenizer).__name__}, which has no "
+            f"{TOKENIZER_FILE}",
+            "only a fast tokenizer's vocabulary can be cut",
+        )
     model = _description(tokenizer)["model"]
-    if model["type"] not in KINDS:
+    if model["type"] not in TRIMMABLE_KINDS:
         raise UsageError(
             f"the tokenizer of {source} is of kind {model['type']}, which cannot be cut",
-            f"supported: {', '.join(KINDS)}",
+            f"supported: {', '.join(TRIMMABLE_KINDS)}",
         )
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model["type"] == "BPE" and model.get(name):
@@ -96,7 +99,8 @@ def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Array) -> PreTrained
     `kept` holds ids that `needed_by` returned. Raises UsageError if the tokenizer's class does not
     keep its tokens in tokenizer.json.
     """
-    description, place = _description(tokenizer), {int(old): new for new, old in enumerate(kept)}
+    description = _description(tokenizer)
+    place = {int(old): new for new, old in enumerate(kept)}
     model = description["model"]
     if model["type"] == "Unigram":
         model["vocab"] = [row for old, row in enumerate(model["vocab"]) if old in place]
@@ -123,7 +127,9 @@ def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Array) -> PreTrained
             file.unlink()
         settings.pop("added_tokens_decoder", None)
         (Path(folder) / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
-        (Path(folder) / FILE).write_text(json.dumps(description, ensure_ascii=False), "utf-8")
+        (Path(folder) / TOKENIZER_FILE).write_text(
+            json.dumps(description, ensure_ascii=False), "utf-8"
+        )
         cut = load_tokenizer(folder)
     # Some classes build their own Unigram model, in which the unknown token has a fixed place.
     same_unknown = _description(cut)["model"].get("unk_id") == model.get("unk_id")
@@ -131,7 +137,8 @@ def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Array) -> PreTrained
         range(len(kept))
     ) != tokenizer.convert_ids_to_tokens(kept.tolist()):
         raise UsageError(
-            f"{type(tokenizer).__name__} does not keep its tokens in {FILE}, so they cannot be cut"
+            f"{type(tokenizer).__name__} does not keep its tokens in {TOKENIZER_FILE}, so they "
+            "cannot be cut"
         )
     cut.name_or_path = tokenizer.name_or_path
     return cut
@@ -149,18 +156,19 @@ def cut_model(model: PreTrainedModel, kept: Array) -> PreTrainedModel:
             f"the tokenizer has token {kept[-1]}, but the model has rows for {rows:,} tokens only",
             "use the tokenizer that belongs to the model",
         )
-    place, config = {int(old): new for new, old in enumerate(kept)}, copy.deepcopy(model.config)
+    place = {int(old): new for new, old in enumerate(kept)}
+    config = copy.deepcopy(model.config)
     config.vocab_size = len(kept)
     for name, value in _ids_in(model.config.to_dict(), rows).items():
         setattr(config, name, place[value])
-    if unilm := getattr(config, UNILM, None):
+    if unilm := getattr(config, UNILM_KEY, None):
         setattr(
             config,
-            UNILM,
+            UNILM_KEY,
             unilm | {name: place[value] for name, value in _ids_in(unilm, rows).items()},
         )
-    if words := getattr(config, LABEL_WORDS, None):
-        setattr(config, LABEL_WORDS, words | {"ids": [place[n] for n in words["ids"]]})
+    if words := getattr(config, LABEL_WORDS_KEY, None):
+        setattr(config, LABEL_WORDS_KEY, words | {"ids": [place[n] for n in words["ids"]]})
     cut, at = empty_model(type(model), config), torch.from_numpy(kept)
     shapes = {name: tensor.shape for name, tensor in cut.state_dict().items()}
     tensors = {
@@ -177,11 +185,11 @@ def cut_model(model: PreTrainedModel, kept: Array) -> PreTrainedModel:
 
 def named_in(config: PreTrainedConfig) -> set[int]:
     """Return the tokens that a configuration names."""
-    ids = _ids_in(config.to_dict() | (getattr(config, UNILM, None) or {}), config.vocab_size)
-    return {*ids.values(), *(getattr(config, LABEL_WORDS, None) or {"ids": ()})["ids"]}
+    ids = _ids_in(config.to_dict() | (getattr(config, UNILM_KEY, None) or {}), config.vocab_size)
+    return {*ids.values(), *(getattr(config, LABEL_WORDS_KEY, None) or {"ids": ()})["ids"]}
 
 
-def _ids_in(settings: Mapping[str, Any], rows: int) -> dict[str, int]:
+def _ids_in(settings: Mapping[str, object], rows: int) -> dict[str, int]:
     """Map each key to its token; defaults beyond a small vocabulary mean nothing."""
     tokens = {name: value for name, value in settings.items() if name.endswith(ID_ENDING)}
     return {n: v for n, v in tokens.items() if isinstance(v, int) and 0 <= v < rows}

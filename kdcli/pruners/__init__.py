@@ -8,7 +8,6 @@ share one model. Prefer another method to train the weights too, and save a whol
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -33,7 +32,7 @@ def defaults(method: str) -> Defaults:
 
 def build_pruner(
     method: str,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
     model: PreTrainedModel,
     *,
     density: float,

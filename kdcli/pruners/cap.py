@@ -35,7 +35,7 @@ DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
 
 # Keys of the tensors that `contrast` compares with.
 PRETRAINED = "pretrained"
-FINETUNED = "finetuned"
+FINETUNED_GRADIENT = "finetuned"
 CLASSES = "classes"
 
 
@@ -83,10 +83,10 @@ def pruner(
             terms["unsupervised"] = settings.unsupervised * contrastive(
                 cls_BD, batch_states[PRETRAINED], itself_BE, tau
             )
-        if FINETUNED in batch_states and CLASSES in batch_states and settings.supervised:
+        if FINETUNED_GRADIENT in batch_states and CLASSES in batch_states and settings.supervised:
             same_class_BE = batch_states[CLASSES][own_B][:, None] == batch_states[CLASSES]
             terms["supervised"] = settings.supervised * contrastive(
-                cls_BD, batch_states[FINETUNED], same_class_BE, tau
+                cls_BD, batch_states[FINETUNED_GRADIENT], same_class_BE, tau
             )
         return terms
 

@@ -20,7 +20,7 @@ default removes nearly everything.
 """
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -51,14 +51,15 @@ class Gate(MaskedWeight):
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return the gated weight [out, in], in the weight's dtype."""
-        score: Any = self.score
+        score: Tensor | None = self.score
+        assert score is not None, "gates need scores"
         if self.training:
             u = torch.rand_like(score).clamp_(EDGE, 1 - EDGE)
             score = (u.logit() + score) / BETA
-        return weight * gates(score).to(weight.dtype)
+        return weight * hard_concrete_gates(score).to(weight.dtype)
 
 
-def gates(score: Tensor) -> Tensor:
+def hard_concrete_gates(score: Tensor) -> Tensor:
     """Return the gates z in evaluation (eq. 13): σ(S), stretched and clamped to [0, 1]."""
     return (score.sigmoid() * (ZETA - GAMMA) + GAMMA).clamp(0, 1)
 
@@ -82,7 +83,7 @@ def pruner(
     def choose(done: int) -> dict[str, Tensor]:
         # These masks serve reports and folding only. The gates remove the weights, and may remove
         # all weights of a matrix.
-        return {name: gates(score) > 0 for name, score in masks.scores().items()}
+        return {name: hard_concrete_gates(score) > 0 for name, score in masks.scores().items()}
 
     shift = BETA * math.log(-GAMMA / ZETA)
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from kdcli.pruners.masked import attach
 from kdcli.pruners.movement import Ramp
 from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner
-from kdcli.pruners.selection import select
+from kdcli.pruners.selection import select_masks
 
 DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
 
@@ -51,6 +51,6 @@ def pruner(
     def choose(done: int) -> dict[str, Tensor]:
         # A removed weight keeps its value and momentum, and returns when others fall below it.
         magnitudes = {name: weight.abs() for name, weight in masks.weights().items()}
-        return select(settings.masking, magnitudes, masks.kinds, density_at(done))
+        return select_masks(settings.masking, magnitudes, masks.kinds, density_at(done))
 
     return Pruner(masks, trains_weights=True, choose=choose, density=density_at)

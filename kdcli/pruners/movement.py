@@ -28,8 +28,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kdcli.pruners.masked import attach
-from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, Shape, kept_share, ramp
-from kdcli.pruners.selection import select
+from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, RampShape, kept_share, ramp
+from kdcli.pruners.selection import select_masks
 from kdcli.recipe.sections import Section
 
 DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
@@ -38,7 +38,7 @@ DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
 class Ramp(Section):
     """Settings of methods that train the weights and lower the density along a ramp."""
 
-    schedule: Shape = "cubic"
+    schedule: RampShape = "cubic"
     initial_fraction: float = Field(0.1, ge=0, le=1)
     final_fraction: float = Field(0.2, ge=0, le=1)
     embeddings: Literal["frozen", "trained"] = "frozen"
@@ -84,7 +84,7 @@ def pruner(
     density_at = partial(settings.density, steps=steps, final=density)
 
     def choose(done: int) -> dict[str, Tensor]:
-        return select(
+        return select_masks(
             settings.masking, masks.scores(), masks.kinds, density_at(done), settings.temperature
         )
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from kdcli.pruners.masked import Masks, is_score
 from kdcli.types import ParamGroup
 
-Shape = Literal["cubic", "linear"]
+RampShape = Literal["cubic", "linear"]
 # Learning rate of fine-tuned weights (movement pruning) and of a new head (SMP, table 4).
 WEIGHT_LR = 3e-5
 
@@ -101,12 +101,12 @@ def ramp(done: int, steps: int, *, first: float = 0.0, last: float = 0.0) -> flo
     return 0.0 if done <= begin else (done - begin) / (end - begin)
 
 
-def progress(passed: float, shape: Shape) -> float:
+def progress(passed: float, shape: RampShape) -> float:
     """Return how far a scheduled value has moved, 0 to 1, when `passed` of its ramp has passed."""
     power = 3 if shape == "cubic" else 1
     return 1 - (1 - passed) ** power
 
 
-def kept_share(passed: float, final: float, shape: Shape) -> float:
+def kept_share(passed: float, final: float, shape: RampShape) -> float:
     """Return the share of the weights that is kept, which falls from 1 to `final`."""
     return final if passed >= 1 else 1 - (1 - final) * progress(passed, shape)

@@ -23,8 +23,8 @@ MIN_SAMPLE = 1024
 # outside the bracket, the result is the same but takes longer.
 BRACKET_DEVIATIONS = 4.0
 # Mean sigmoid below which float32 loses digits.
-SMALL = 1e-30
-# Names of the masking functions that keep a given density; see `select`.
+SMALLEST_SCORE = 1e-30
+# Names of the masking functions that keep a given density; see `select_masks`.
 MASKINGS = ("local", "global", "proportional")
 
 
@@ -36,7 +36,7 @@ def keep_top(scores: Tensor, keep: int) -> Tensor:
     return _keep_top([scores], keep)[0]
 
 
-def select(
+def select_masks(
     masking: str,
     scores: Mapping[str, Tensor],
     kinds: Mapping[str, str],
@@ -138,7 +138,7 @@ def _log_mean_sigmoids(scores: Mapping[str, Tensor], temperature: float) -> dict
     means = [(s.float() / temperature).sigmoid().mean() for s in scores.values()]
     log_means = {}
     for (name, s), mean in zip(scores.items(), torch.stack(means).tolist(), strict=True):
-        if mean > SMALL:
+        if mean > SMALLEST_SCORE:
             log_means[name] = math.log(mean)
         else:
             # This is slower and waits for the device again, but it does not underflow.
@@ -277,10 +277,8 @@ def _bracket(pieces: Sequence[Tensor], rank: int) -> tuple[float, float]:
     stride = int(total / max(MIN_SAMPLE, total ** (2 / 3))) | 1
     sample = torch.cat([p.reshape(-1)[::stride] for p in pieces]).sort(descending=True).values
     share = rank / total
-    middle, spread = (
-        share * len(sample),
-        BRACKET_DEVIATIONS * math.sqrt(len(sample) * share * (1 - share)) + 1,
-    )
+    middle = share * len(sample)
+    spread = BRACKET_DEVIATIONS * math.sqrt(len(sample) * share * (1 - share)) + 1
     first, last = math.floor(middle - spread), math.ceil(middle + spread)
     high = float(sample[first]) if first >= 0 else math.inf
     low = float(sample[last]) if last < len(sample) else -math.inf

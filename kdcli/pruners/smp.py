@@ -33,8 +33,8 @@ from transformers import PreTrainedModel
 
 from kdcli.errors import UsageError
 from kdcli.pruners.masked import attach
-from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, Shape, kept_share, progress, ramp
-from kdcli.pruners.selection import select, threshold
+from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, RampShape, kept_share, progress, ramp
+from kdcli.pruners.selection import select_masks, threshold
 from kdcli.recipe.sections import Section
 
 DEFAULTS = Defaults(lr=2e-2, teacher=0.5, head="embedding", warmup=0.0)
@@ -46,7 +46,7 @@ class Settings(Section):
     masking: Literal["local", "global", "proportional", "threshold"] = "proportional"
     temperature: float = Field(1.0, gt=0)
     threshold: float = Field(0.1, ge=0, lt=1)
-    schedule: Shape = "cubic"
+    schedule: RampShape = "cubic"
     warmup_fraction: float = Field(0.6, ge=0, le=1)
     warmup_steps: int | None = Field(None, ge=0)
     regularizer: float = Field(400.0, ge=0)
@@ -97,7 +97,7 @@ def pruner(
     def choose(done: int) -> dict[str, Tensor]:
         if settings.masking == "threshold":
             return threshold(masks.scores(), settings.threshold * density_progress(done))
-        return select(
+        return select_masks(
             settings.masking, masks.scores(), masks.kinds, density_at(done), settings.temperature
         )
 

@@ -10,13 +10,13 @@ import pandas as pd
 from markupsafe import escape
 from pydantic import ValidationError
 
-from kdcli.deploy.environment import environment, versions
+from kdcli.deploy.environment import describe_environment, versions
 from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
-from kdcli.deploy.predict import Usable
+from kdcli.deploy.usable import Usable
 from kdcli.disk import COMMITS, MAX_REPORT_BYTES, read_json, write_atomic
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import REPORT, RunDir
+from kdcli.engine.run_dir import REPORT_FILE, RunDir
 from kdcli.errors import UsageError
 from kdcli.recipe.sections import MeasureSettings, Section
 from kdcli.report.frame import frame
@@ -67,7 +67,9 @@ class RunResult(Usable):
         Raises UsageError: its report is damaged or has another schema.
         """
         return cls(
-            checked_report(read_json(folder / REPORT, max_bytes=MAX_REPORT_BYTES), folder / REPORT),
+            checked_report(
+                read_json(folder / REPORT_FILE, max_bytes=MAX_REPORT_BYTES), folder / REPORT_FILE
+            ),
             folder,
         )
 
@@ -331,7 +333,7 @@ def _report(run: RunDir, contents: ReportContents) -> Report:
             "focus": contents.focus,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "versions": versions(),
-            "environment": environment(),
+            "environment": describe_environment(),
             "recipe": recipe,
             "models": models,
             "training": training,

@@ -10,7 +10,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
 
 from kdcli.data.demo import EMBEDDED
-from kdcli.data.tasks import tasks
+from kdcli.data.tasks import named_tasks
 
 CARD_FILE, MAX_CARD_BYTES = "README.md", 1 << 20
 MODEL_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -137,7 +137,7 @@ def _dataset(task: str | None, data: str | None) -> str | None:
         return (
             name if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and not Path(name).exists() else None
         )
-    row = tasks().get(task) if task else None
+    row = named_tasks().get(task) if task else None
     return row.hub[0] if row and row.hub else None
 
 

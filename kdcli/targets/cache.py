@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -33,18 +33,18 @@ from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from kdcli.data.labelled.features import TokenizedRows
+from kdcli.data.sources import LOG_SECONDS
 from kdcli.disk import atomic_dir, cache_key, disk_errors
 from kdcli.engine.memory import is_out_of_memory
 from kdcli.errors import MachineError
 from kdcli.types import Array, Batch, Needs, Signals
 
-FORMAT = 1  # incremented when the format of the cached files changes
+CACHE_FORMAT = 1  # incremented when the format of the cached files changes
 TOKENS_FILE, LOGITS_FILE, INDEX_FILE = "tokens.bin", "logits.bin", "index.json"
 TOKENS_KEY, LOGITS_KEY = "teacher.tokens", "teacher.logits"  # keys of a batch
 HASHED_BYTES = 1 << 24  # size of a hashed block
 RESERVED_BYTES = 1 << 30  # disk space that stays free
 TEACHER_TOKENS = 8192  # in one forward pass of the teacher, including padding
-LOG_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class RecordLayout:
     pooled: bool = False
 
     @property
-    def dtype(self) -> type[Any]:
+    def dtype(self) -> type[np.generic]:
         """The NumPy dtype of logits or vectors on disk."""
         return np.float16 if self.pooled else np.float32
 
@@ -160,7 +160,8 @@ class SignalStore:
         self.folder, self.rows, self.layout = folder, rows, layout
         self.lengths = lengths = rows.lengths
         self.order = np.argsort(lengths, kind="stable")
-        # `position` is the place of each row in the files, and `begins` that of its first token.
+        # `position` is the place of each row in the files, and `begins` the place of its first
+        # token.
         self.position = np.argsort(self.order)
         self.begins = (np.cumsum(lengths[self.order]) - lengths[self.order])[self.position]
 
@@ -278,7 +279,7 @@ class SignalStore:
             )
         return signals
 
-    def _mapped(self, name: str, dtype: type[Any], shape: tuple[int, ...]) -> Array:
+    def _mapped(self, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> Array:
         # An empty file cannot be mapped.
         if math.prod(shape) == 0:
             return np.empty(shape, dtype)
@@ -366,7 +367,7 @@ def _key(rows: TokenizedRows, layout: RecordLayout, fingerprint: str) -> str:
         else [str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
         for array in (rows.ids_T, rows.types_T, rows.ends)
     ]
-    return cache_key(FORMAT, fingerprint, repr(layout), rows.pad_id, arrays)
+    return cache_key(CACHE_FORMAT, fingerprint, repr(layout), rows.pad_id, arrays)
 
 
 def _index(folder: Path, key: str) -> bytes:
@@ -386,7 +387,7 @@ def _index(folder: Path, key: str) -> bytes:
     entries = [
         [path.name, begin, value] for (path, begin), value in zip(blocks, hashes, strict=True)
     ]
-    return json.dumps({"format": FORMAT, "key": key, "blocks": entries}, indent=1).encode()
+    return json.dumps({"format": CACHE_FORMAT, "key": key, "blocks": entries}, indent=1).encode()
 
 
 def _mb(count: int) -> str:

@@ -11,7 +11,11 @@ from kdcli.data.text.sentences import Texts
 from kdcli.errors import UsageError, one_line
 from kdcli.types import Array, Example, Task
 
-PROBABILITIES, LOGITS, SCORE = "probabilities", "logits", "score"  # columns of soft labels
+PROBABILITIES_COLUMN, LOGITS_COLUMN, SCORE_COLUMN = (
+    "probabilities",
+    "logits",
+    "score",
+)  # columns of soft labels
 MIN_PROBABILITY = 1e-6  # smaller probabilities are raised to this before the logarithm
 SUM_TOLERANCE = 1e-2  # for the sum of a row's probabilities
 
@@ -151,7 +155,9 @@ def _from_rows(file: Path, task: Task, examples: Sequence[Example]) -> tuple[Arr
     ((_, rows),) = open_source(str(file)).tables("train")
     for where, row in rows:
         if column is None:
-            allowed = (SCORE,) if task.kind == "score" else (PROBABILITIES, LOGITS)
+            allowed = (
+                (SCORE_COLUMN,) if task.kind == "score" else (PROBABILITIES_COLUMN, LOGITS_COLUMN)
+            )
             column = next((name for name in allowed if name in row), None)
             if column is None:
                 raise UsageError(
@@ -162,7 +168,7 @@ def _from_rows(file: Path, task: Task, examples: Sequence[Example]) -> tuple[Arr
         texts.append(tuple(row.get(name) for name in task.texts))
     if column is None:
         raise UsageError(f"{file} holds no rows")
-    logits_NC = _as_logits(task, names, np.array(values), column == PROBABILITIES)
+    logits_NC = _as_logits(task, names, np.array(values), column == PROBABILITIES_COLUMN)
     if not all(isinstance(text, str) for text in texts[0]):
         _check_count(file, len(values), examples)
         return logits_NC, "matched by the order of the rows"
@@ -190,11 +196,13 @@ def _numbers(where: str, column: str, value: Any, task: Task) -> list[float]:
     """Return the numbers of a row, in label order."""
     if isinstance(value, Mapping) and set(value) == set(task.labels):
         value = [value[label] for label in task.labels]
-    numbers = [value] if column == SCORE else value
+    numbers = [value] if column == SCORE_COLUMN else value
     count = len(task.labels) or 1
     fits = isinstance(numbers, list | tuple) and len(numbers) == count
     if not fits or not all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers):
-        allowed = "a number" if column == SCORE else f"{count} numbers ({', '.join(task.labels)})"
+        allowed = (
+            "a number" if column == SCORE_COLUMN else f"{count} numbers ({', '.join(task.labels)})"
+        )
         raise UsageError(f"{where}: '{column}' must hold {allowed}, got {value!r:.80}")
     return [float(x) for x in numbers]
 

@@ -18,13 +18,12 @@ from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.models.card import weights_hash
 from kdcli.models.model import Model
-from kdcli.targets.cache import SignalStore
+from kdcli.targets.cache import LOGITS_KEY, SignalStore
 from kdcli.targets.teacher import Teacher
 from kdcli.types import Array, Batch, Examples, Needs, Signals
 
 SIGNALS = "signals"
 """Folder in a run directory for signals that are stored while a stage needs them."""
-LOGITS_KEY = "teacher.logits"
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ class WithLogits:
         return self.inner.batch(indices) | {self.key: torch.from_numpy(self.logits_NC[indices])}
 
 
-POOLED, POSITIVE, NEGATIVES = "teacher.pooled", "teacher.positive", "teacher.negatives"
+POOLED_KEY, POSITIVE_KEY, NEGATIVES_KEY = "teacher.pooled", "teacher.positive", "teacher.negatives"
 Vectors = Callable[[Array], Array]
 """Function from numbers of texts to the teacher's vectors for these texts, [n, E]."""
 
@@ -148,7 +147,7 @@ class VectorTargets:
 
     def signals(self, batch: Batch) -> Signals | None:
         pooled, positive, negatives = (
-            batch.pop(name, None) for name in (POOLED, POSITIVE, NEGATIVES)
+            batch.pop(name, None) for name in (POOLED_KEY, POSITIVE_KEY, NEGATIVES_KEY)
         )
         signals = Signals(mask=batch["attention_mask"])
         if self.live is not None:
@@ -179,12 +178,12 @@ class _WithVectors:
         """
         batch: Batch = self.inner.batch(indices)
         at, texts = self.inner.numbers[indices], self.texts
-        batch[POOLED] = self._vectors(at)
+        batch[POOLED_KEY] = self._vectors(at)
         if texts.paired:
-            batch[POSITIVE] = self._vectors(texts.positive[at])
+            batch[POSITIVE_KEY] = self._vectors(texts.positive[at])
             if texts.negatives.shape[1]:
                 flat = self._vectors(texts.negatives[at].reshape(-1))
-                batch[NEGATIVES] = flat.view(*texts.negatives[at].shape, -1)
+                batch[NEGATIVES_KEY] = flat.view(*texts.negatives[at].shape, -1)
         return batch
 
     def _vectors(self, at: Array) -> Tensor:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import LOG, RECIPE
+from kdcli.engine.run_dir import LOG_FILE, RECIPE_FILE
 from kdcli.models.load import location
 from kdcli.recipe.resolve import RecipeT, Resolved, defaulted, flatten, read_recipe
 
@@ -53,8 +53,8 @@ def _recipe_of(folder: Path) -> dict[str, Any]:
     is the parent.
     """
     for run in (folder, folder.resolve().parent) if folder.is_dir() else ():
-        if (run / RECIPE).is_file() and (run / LOG).is_file():
-            return read_recipe(str(run / RECIPE), None)
+        if (run / RECIPE_FILE).is_file() and (run / LOG_FILE).is_file():
+            return read_recipe(str(run / RECIPE_FILE), None)
     return {}
 
 

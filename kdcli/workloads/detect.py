@@ -3,7 +3,7 @@
 import itertools
 from pathlib import Path
 
-from kdcli.data.labelled.lists import RERANK
+from kdcli.data.labelled.lists import RERANK_TASK
 from kdcli.data.labelled.own import HEAD, own_task
 from kdcli.data.sources import FileSource, open_source
 from kdcli.data.storage import NotFound
@@ -67,7 +67,7 @@ def known_task(
         return None
     is_scorer = head.kind == "score" and config.problem_type != "regression"
     if is_scorer or activation_of(model, config) is not None:
-        return RERANK.name
+        return RERANK_TASK.name
     return OWN
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from kdcli.data.labelled.features import TokenizedRows, encode
+from kdcli.data.labelled.features import TokenizedRows, encode_examples
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.export import VECTORS
 from kdcli.deploy.exported import is_export, open_export
@@ -175,7 +175,9 @@ class Embedder(Model):
         ]
         types = int(getattr(self.model.config, "type_vocab_size", 0) or 0) > 1
         length = min(max_length or self.max_length, positions_of(self.model.config) or 1 << 30)
-        return encode(TEXTS, examples, self.tokenizer, max_length=length, token_types=types)
+        return encode_examples(
+            TEXTS, examples, self.tokenizer, max_length=length, token_types=types
+        )
 
     def vectors(self, texts: Sequence[str], role: str, session: Session) -> Array:
         """Compute the vectors of texts, [N, E] float32.

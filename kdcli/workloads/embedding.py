@@ -20,7 +20,7 @@ from torch import Tensor
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.labelled.partition import DividedRows, Partition, text_hashes
 from kdcli.data.labelled.task_data import Labelled, open_labelled
-from kdcli.data.tasks import OWN, task_of, tasks
+from kdcli.data.tasks import OWN, named_tasks, task_of
 from kdcli.data.text.sentences import Texts, held_out_count, read_texts
 from kdcli.deploy.runners import Runner
 from kdcli.disk import cache_dir
@@ -30,7 +30,7 @@ from kdcli.errors import UsageError
 from kdcli.losses import build_objective
 from kdcli.losses.embedding import check_dimensions
 from kdcli.metrics.bootstrap import Scorer
-from kdcli.metrics.retrieval import METRICS
+from kdcli.metrics.retrieval import RETRIEVAL_METRICS
 from kdcli.models.capture import Capture, capture
 from kdcli.models.embedder import Pool, read_format, save_embedder
 from kdcli.models.model import Model
@@ -140,7 +140,7 @@ class RetrievalEvaluation:
     data: Retrieval
     session: Session
     name: str = RETRIEVAL
-    gated_metrics: Sequence[str] = METRICS
+    gated_metrics: Sequence[str] = RETRIEVAL_METRICS
 
     @property
     def row_count(self) -> int:
@@ -799,5 +799,5 @@ def by_vectors(task: str, model: str, pooling: str | None = None) -> bool:
         model: the first model.
         pooling: the pooling chosen by the user, if any.
     """
-    pairs = task == OWN or (task in tasks() and scores_pairs(task_of(task)))
+    pairs = task == OWN or (task in named_tasks() and scores_pairs(task_of(task)))
     return pairs and (pooling is not None or read_format(model) is not None)

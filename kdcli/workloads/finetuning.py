@@ -23,7 +23,7 @@ from kdcli.engine.progress import Progress
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.models.card import describe
 from kdcli.models.model import Model
-from kdcli.models.training_rows import FILE, all_rows
+from kdcli.models.training_rows import ROWS_FILE, all_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.report.finish import ReportContents, ReportedModel, RunResult
 from kdcli.report.schema import FINETUNED, Evaluation, Selection
@@ -220,7 +220,7 @@ def selected_report(
 
 def drop_weights(folder: Path) -> None:
     """Delete the weights of a model that was only trained to be scored."""
-    for name in (WEIGHTS, FILE):
+    for name in (WEIGHTS, ROWS_FILE):
         (folder / name).unlink(missing_ok=True)
 
 

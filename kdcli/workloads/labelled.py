@@ -22,7 +22,7 @@ from kdcli.data.labelled.task_data import Labelled
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.exported import in_own_runtime, is_export, open_export
 from kdcli.deploy.runners import Runner
-from kdcli.engine.evaluation import evaluate
+from kdcli.engine.evaluation import evaluate_job
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
@@ -95,7 +95,7 @@ class LabelledWorkload(Workload):
         evaluator: the tokenised evaluation sets; None if every model uses its own tokenizer.
         max_length: maximum number of tokens in a row; None if every model has its own maximum.
         tokenizer: the tokenizer of `train` and `evaluator`.
-        metric_names: additional metrics from the `evaluate` library.
+        metric_names: additional metrics from the `evaluate_job` library.
         choose_on: the evaluation set that decides which evaluation is best; None for the mean over
             all sets.
         reference: the teacher whose outputs replace the labels; None if the labels are used.
@@ -411,7 +411,7 @@ class LabelledWorkload(Workload):
             runner, positions = network.runner(latency_threads()), positions_of(network.config)
             outputs = runner_outputs(runner, evaluator.features.rows, positions)
         else:
-            outputs = evaluate(self.session, self.evaluation_job(model, evaluator)).outputs
+            outputs = evaluate_job(self.session, self.evaluation_job(model, evaluator)).outputs
         for row in outputs:
             check_finite(row, f"outputs of {model.source} for a row")
         return evaluator.features.predictions(outputs)

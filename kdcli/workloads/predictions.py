@@ -15,8 +15,8 @@ import numpy as np
 from scipy.special import expit, log_softmax
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.labelled.features import TokenizedRows, encode
-from kdcli.data.labelled.spans import Windows, decode, windows
+from kdcli.data.labelled.features import TokenizedRows, encode_examples
+from kdcli.data.labelled.spans import Windows, decode_answers, windows
 from kdcli.data.labelled.targets import encode_targets
 from kdcli.metrics import scorer
 from kdcli.metrics.bootstrap import Scorer
@@ -101,7 +101,9 @@ class Features:
                 examples, tokenizer, max_length=max_length, stride=stride, token_types=token_types
             )
             return cls(task, examples, split.rows, split)
-        rows = encode(task, examples, tokenizer, max_length=max_length, token_types=token_types)
+        rows = encode_examples(
+            task, examples, tokenizer, max_length=max_length, token_types=token_types
+        )
         return cls(task, examples, rows, None)
 
     def by_length(self) -> Features:
@@ -122,7 +124,7 @@ class Features:
                     "" if self.task.impossible and d.no_answer > 0 else d.text,
                     [d.no_answer],
                 )
-                for d in decode(self.windows, outputs, self.examples)
+                for d in decode_answers(self.windows, outputs, self.examples)
             ]
         row_of = {int(example): row for row, example in enumerate(self.rows.example)}
         return [

@@ -17,22 +17,22 @@ import torch
 from torch import Tensor
 
 from kdcli.data.batches import BatchOrder
-from kdcli.data.labelled.features import TokenizedRows, encode
-from kdcli.data.labelled.lists import RERANK, Lists, read_list_splits, read_lists
+from kdcli.data.labelled.features import TokenizedRows, encode_examples
+from kdcli.data.labelled.lists import RERANK_TASK, Lists, read_list_splits, read_lists
 from kdcli.data.labelled.partition import DividedRows
 from kdcli.data.labelled.rows import hashes_of
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.exported import in_own_runtime
 from kdcli.disk import cache_dir
-from kdcli.engine.evaluation import evaluate
+from kdcli.engine.evaluation import evaluate_job
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
-from kdcli.losses.ranking import label_loss, padded, score_loss
+from kdcli.losses.ranking import label_loss, pad_lists, score_loss
 from kdcli.metrics.finite import check_finite
 from kdcli.metrics.retrieval import ranking_metrics
 from kdcli.models.card import weights_hash
-from kdcli.models.cross_encoder import ACTIVATIONS, activation_of, set_activation
+from kdcli.models.cross_encoder import ACTIVATION_CLASSES, activation_of, set_activation
 from kdcli.models.heads import load_for_task, with_new_head
 from kdcli.models.load import load_config, save_model
 from kdcli.models.model import Model
@@ -70,8 +70,8 @@ from kdcli.workloads.workload import (
     bucketed,
 )
 
-TASKS = (RERANK.name,)
-METRICS = RERANK.metrics
+TASKS = (RERANK_TASK.name,)
+METRICS = RERANK_TASK.metrics
 ROWS_AT_ONCE = 32
 """Approximate number of candidates in a micro-batch."""
 SCORES_KEY = "scores"
@@ -174,7 +174,7 @@ class RerankWorkload(Workload):
     pooling: str | None = None
     notes: list[str] = field(default_factory=list)
     labels: Literal["data", "teacher"] = "data"
-    name: str = RERANK.name
+    name: str = RERANK_TASK.name
     metric: str = METRICS[0]
     over: Count = "labels"
     auto_class: str = "AutoModelForSequenceClassification"
@@ -308,7 +308,7 @@ class RerankWorkload(Workload):
         trusted = self.session.trust_remote_code
         config = copy.deepcopy(built.model.config)
         model = with_new_head(
-            built.model, config, RERANK, seed, source=origin.source, trust_remote_code=trusted
+            built.model, config, RERANK_TASK, seed, source=origin.source, trust_remote_code=trusted
         )
         if init != "random" and shape.hidden == full.hidden:
             inside = f"{model.base_model_prefix}."
@@ -373,7 +373,7 @@ class RerankWorkload(Workload):
 
     def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
         # A model that learned only from labels outputs the logits of relevance probabilities.
-        default = ACTIVATIONS["Identity" if self.scored else "Sigmoid"]
+        default = ACTIVATION_CLASSES["Identity" if self.scored else "Sigmoid"]
         set_activation(model.model, activation_of(model.source, model.model.config) or default)
         model.tokenizer.model_max_length = tokens_in_row(model, self.row_length)
         save_model(model.model, model.tokenizer, folder, rows)
@@ -391,7 +391,7 @@ class RerankWorkload(Workload):
     ) -> Mapping[str, Tensor]:
         s_QM, labels_QM, real_QM = self._lists(student, batch)
         assert teacher.logits is not None
-        t_QM = padded(teacher.logits[:, 0], batch["places"])
+        t_QM = pad_lists(teacher.logits[:, 0], batch["places"])
         kind = self.settings.loss or "margin-mse"
         return {"scores": score_loss(kind, s_QM, t_QM, labels_QM, real_QM, temperature)}
 
@@ -400,8 +400,8 @@ class RerankWorkload(Workload):
         """Return scores, relevance and a mask of the real candidates, [Q, M] each."""
         assert signals.logits is not None
         places_QM = batch["places"]
-        s_QM = padded(signals.logits[:, 0], places_QM)
-        return s_QM, padded(batch["relevance"], places_QM), places_QM >= 0
+        s_QM = pad_lists(signals.logits[:, 0], places_QM)
+        return s_QM, pad_lists(batch["relevance"], places_QM), places_QM >= 0
 
     def outputs(self, signals: Signals, batch: Batch) -> Tensor | None:
         return self._lists(signals, batch)[0]
@@ -476,7 +476,7 @@ class RerankWorkload(Workload):
         modules = {"model": captured}
         job = Job(modules, step, by_length, order, by_length, compute_metrics=lambda outputs: {})
         scores_R = np.empty(len(rows), np.float32)
-        scores_R[by_length.example] = np.stack(evaluate(self.session, job).outputs)[:, 0]
+        scores_R[by_length.example] = np.stack(evaluate_job(self.session, job).outputs)[:, 0]
         return scores_R
 
 
@@ -580,7 +580,7 @@ def load_cross_encoder(source: str, *, seed: int, trust_remote_code: bool) -> Mo
         UsageError: the model cannot be loaded, or cannot have such a head.
     """
     model = load_for_task(
-        source, RERANK, new_head=True, seed=seed, trust_remote_code=trust_remote_code
+        source, RERANK_TASK, new_head=True, seed=seed, trust_remote_code=trust_remote_code
     )
     activation = activation_of(model.source, model.model.config)
     if activation is not None:
@@ -595,7 +595,7 @@ def open_reranker(source: str, *, trust_remote_code: bool, pooling: str | None =
         UsageError: the model cannot be loaded, or is neither.
     """
     if pooling is None and is_reranker(source, trust_remote_code=trust_remote_code):
-        return load_scored(source, RERANK, trust_remote_code=trust_remote_code)
+        return load_scored(source, RERANK_TASK, trust_remote_code=trust_remote_code)
     embedder = Embedder.open_scored(source, pooling=pooling, trust_remote_code=trust_remote_code)
     return replace(embedder, note=f"cosines of its vectors; {embedder.note}")
 
@@ -616,12 +616,16 @@ def tokenize_lists(lists: Lists, model: Model, max_length: int | None) -> Tokeni
     length = tokens_in_row(model, max_length)
     # Same as `CrossEncoder`: token types are used only if the tokenizer returns them by default.
     types = model.token_types and "token_type_ids" in model.tokenizer.model_input_names
-    return encode(RERANK, lists.examples, model.tokenizer, max_length=length, token_types=types)
+    return encode_examples(
+        RERANK_TASK, lists.examples, model.tokenizer, max_length=length, token_types=types
+    )
 
 
 def tokens_in_row(model: Model, max_length: int | None) -> int:
     """Return the maximum row length for a model."""
-    return int(min(max_length or RERANK.max_length, positions_of(model.model.config) or 1 << 30))
+    return int(
+        min(max_length or RERANK_TASK.max_length, positions_of(model.model.config) or 1 << 30)
+    )
 
 
 def metrics_by_query(lists: Lists, scores_R: Array) -> dict[str, Array]:

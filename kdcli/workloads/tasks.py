@@ -9,7 +9,8 @@ from typing import Any
 from kdcli.data.labelled.checks import describe_rows
 from kdcli.data.labelled.partition import DividedRows
 from kdcli.data.labelled.spans import check_answers, misplaced
-from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled, read_splits
+from kdcli.data.labelled.splits import TaskSource, read_splits
+from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
 from kdcli.data.tasks import OWN
 from kdcli.deploy.exported import is_export
 from kdcli.engine.launch import Session
@@ -195,12 +196,14 @@ def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
     """
     data = open_evaluation(request, session).data
     return read_splits(
-        data.task,
-        request.data.source,
-        request.data.train,
-        lambda row: None,
-        withheld=not data.has_labels,
-        log=lambda message: None,
+        TaskSource(
+            data.task,
+            request.data.source,
+            request.data.train,
+            on_bad=lambda row: None,
+            withheld=not data.has_labels,
+            log=lambda message: None,
+        )
     )
 
 

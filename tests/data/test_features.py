@@ -11,7 +11,7 @@ from questions import KINDS, tokenizer_of
 from transformers import EsmTokenizer
 
 from kdcli.data.labelled import features
-from kdcli.data.labelled.features import encode
+from kdcli.data.labelled.features import encode_examples
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Example, Task
 
@@ -46,7 +46,7 @@ def examples(texts, labels=None):
 
 
 def encoded(task, texts, labels=None, kind="word pieces", max_length=64, token_types=True):
-    return encode(
+    return encode_examples(
         task,
         examples(texts, labels),
         tokenizer_of(kind),
@@ -135,7 +135,9 @@ def test_batches_are_padded_on_the_right_only(token_types):
 def test_the_padding_token_is_the_tokenizers_own():
     tokenizer = tiny_tokenizer()
     tokenizer.pad_token = "[MASK]"
-    rows = encode(SINGLE, examples(["w1 w2 w3", "w4"]), tokenizer, max_length=9, token_types=False)
+    rows = encode_examples(
+        SINGLE, examples(["w1 w2 w3", "w4"]), tokenizer, max_length=9, token_types=False
+    )
     assert rows.batch(np.array([0, 1]))["input_ids"].tolist() == [[6, 7, 8], [9, 4, 4]]
 
 
@@ -143,7 +145,7 @@ def test_a_tokenizer_without_padding_is_refused():
     tokenizer = tiny_tokenizer()
     tokenizer.pad_token = None
     with pytest.raises(UsageError, match="no padding token") as error:
-        encode(SINGLE, examples(["w1"]), tokenizer, max_length=9, token_types=False)
+        encode_examples(SINGLE, examples(["w1"]), tokenizer, max_length=9, token_types=False)
     assert "pad_token" in error.value.hint
 
 
@@ -223,7 +225,7 @@ def test_words_without_any_token_are_not_judged_and_some_must_be(blank):
 
 
 def test_a_row_without_any_token():
-    rows = encode(
+    rows = encode_examples(
         TAGS,
         examples([(" ",), ("w1",)], [(1,), (2,)]),
         tiny_tokenizer(),
@@ -240,9 +242,11 @@ def test_a_tokenizer_that_does_not_tell_words_apart_cannot_label_them(tmp_path):
     with pytest.raises(
         UsageError, match="EsmTokenizer does not tell which word a token belongs to"
     ):
-        encode(TAGS, examples([("L", "A")], [(0, 1)]), tokenizer, max_length=9, token_types=False)
+        encode_examples(
+            TAGS, examples([("L", "A")], [(0, 1)]), tokenizer, max_length=9, token_types=False
+        )
     # Whole texts it can read; what it cuts it does not tell, so full rows count.
-    rows = encode(
+    rows = encode_examples(
         SINGLE, examples(["L A G V L A", "L"], [0, 1]), tokenizer, max_length=5, token_types=False
     )
     assert (rows.lengths.tolist(), rows.truncated) == ([5, 3], 1)
@@ -284,7 +288,9 @@ def ragged(lengths, kind):
             Task("t", kind, ("text",), ("f1",), ("a", "b", "c")),
             [" ".join(n) for n in names],
         )
-    return encode(task, examples(texts, labels), tiny_tokenizer(), max_length=64, token_types=True)
+    return encode_examples(
+        task, examples(texts, labels), tiny_tokenizer(), max_length=64, token_types=True
+    )
 
 
 def same(one, two):

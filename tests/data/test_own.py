@@ -13,7 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kdcli.data.labelled.examples import number_of
-from kdcli.data.labelled.own import HEAD, MANY_ROWS, MAX_CLASSES, own_task
+from kdcli.data.labelled.labels import MANY_ROWS, MAX_CLASSES
+from kdcli.data.labelled.own import HEAD, own_task
 from kdcli.data.labelled.task_data import open_labelled
 from kdcli.data.sources import open_source
 from kdcli.data.tasks import task_of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdcli.data.labelled.rows import choose_rows, hashes_of, held_back
+from kdcli.data.labelled.rows import choose_subset, hashes_of, held_back
 from kdcli.data.labelled.task_data import open_labelled
 from kdcli.errors import UsageError
 from kdcli.types import Answer, Example, Task
@@ -119,9 +119,9 @@ def test_a_passage_with_several_questions_is_on_one_side():
 )
 def test_fewer_rows_are_contained_in_more_whatever_the_order(texts, count, rng):
     shuffled = rng.sample(texts, len(texts))
-    few, more = choose_rows(examples(texts), count), choose_rows(examples(texts), count + 3)
+    few, more = choose_subset(examples(texts), count), choose_subset(examples(texts), count + 3)
     assert texts_of(few) <= texts_of(more)
-    assert texts_of(few) == texts_of(choose_rows(examples(shuffled), count))
+    assert texts_of(few) == texts_of(choose_subset(examples(shuffled), count))
     assert len(few) == min(count, len(texts))
 
 

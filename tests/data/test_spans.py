@@ -21,14 +21,14 @@ from questions import (
 from tokenizers import processors
 from transformers import CanineTokenizer, PreTrainedTokenizerFast
 
-from kdcli.data.labelled.spans import Decoded, check_answers, decode, misplaced, windows
+from kdcli.data.labelled.spans import Decoded, check_answers, decode_answers, misplaced, windows
 from kdcli.errors import UsageError
 from kdcli.types import Example
 
 
 def answered(examples, kind, **settings):
     found = windows_of(examples, kind, **settings)
-    return [d.text for d in decode(found, one_hot(found), examples, max_answer_tokens=60)]
+    return [d.text for d in decode_answers(found, one_hot(found), examples, max_answer_tokens=60)]
 
 
 PLACES = {
@@ -98,7 +98,7 @@ def test_any_words_come_back_exactly(words, data, kind, space):
     for i, (first, last) in enumerate(found.rows.labels):
         if first != found.cls[i]:
             shown = context[row(found, i)[first] : row(found, i, "char_end_T")[last]]
-            # Marks that the tokenizer dropped at the end come back in `decode`.
+            # Marks that the tokenizer dropped at the end come back in `decode_answers`.
             assert answer.startswith(shown.strip()) or answer in shown
 
 
@@ -190,7 +190,7 @@ def test_a_question_that_is_too_long_is_cut(kind, question):
     specials = 2 if kind == "word pieces" else 3
     assert 1 <= len(cut) - specials <= 30
     assert cut[1:-specials] == tokenizer_of(kind)(question)["input_ids"][1 : len(cut) - specials]
-    assert [d.text for d in decode(found, one_hot(found), examples)] == ["ran 7 cat"] * 2
+    assert [d.text for d in decode_answers(found, one_hot(found), examples)] == ["ran 7 cat"] * 2
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ MISPLACED = [
     (("dog", 4), "f.jsonl:q: answer 'dog' is not at character 4 of its context"),
     (("cat", -7), "f.jsonl:q: answer 'cat' is not at character -7 of its context"),
     (("cat", 400), "f.jsonl:q: answer 'cat' is not at character 400 of its context"),
-    ((" ", 3), "f.jsonl:q: an answer is empty; give no answer if there is none"),
+    ((" ", 3), "f.jsonl:q: an answer is empty; give an empty list if the question has no answer"),
 ]
 
 
@@ -236,7 +236,7 @@ def test_withheld_labels_and_no_examples():
     assert found.rows.labels is None
     assert (
         found.rows.example.tolist(),
-        len(decode(found, random_logits(found), [held, held])),
+        len(decode_answers(found, random_logits(found), [held, held])),
     ) == ([0, 1], 2)
     assert len(windows_of([])) == 0
 
@@ -268,7 +268,7 @@ def test_sorted_windows_mean_the_same(kind):
         for of in ("ids", "char_begin_T", "char_end_T"):
             assert row(by_length, i, of) == row(found, at, of)
         assert by_length.rows.labels[i].tolist() == found.rows.labels[at].tolist()
-    assert decode(by_length, [logits[i] for i in order], examples) == decode(
+    assert decode_answers(by_length, [logits[i] for i in order], examples) == decode_answers(
         found, logits, examples
     )
     assert len(found.take(np.empty(0, dtype=np.int64))) == 0
@@ -279,7 +279,7 @@ def test_what_is_beyond_a_window_changes_nothing():
     found = windows_of(examples, max_length=50, stride=16)
     logits = random_logits(found)
     padded = [np.concatenate([x, np.full((9, 2), 99.0, dtype=np.float32)]) for x in logits]
-    assert decode(found, padded, examples) == decode(found, logits, examples)
+    assert decode_answers(found, padded, examples) == decode_answers(found, logits, examples)
 
 
 def by_loops(windows, logits, examples, best, max_answer_tokens) -> list[Decoded]:
@@ -319,7 +319,7 @@ def test_decoding_agrees_with_loops(kind, best, max_answer_tokens):
     for number, values in zip(found.rows.example, logits, strict=True):
         values[0] += 4 * (number % 2)
     expected = by_loops(found, logits, examples, **asked)
-    assert decode(found, logits, examples, **asked) == expected
+    assert decode_answers(found, logits, examples, **asked) == expected
     assert 0 < sum(d.no_answer > 0 for d in expected) < len(expected)
 
 
@@ -331,7 +331,7 @@ def test_the_margin_of_no_answer_is_beside_the_best_span(words):
     logits = [np.zeros((length, 2), dtype=np.float32) for length in found.rows.lengths]
     for values in logits:
         values[0] = 1.0
-    (decoded,) = decode(found, logits, examples)
+    (decoded,) = decode_answers(found, logits, examples)
     assert decoded.text != ""
     assert (decoded.no_answer, decoded.score) == (2.0, 0.0)
 
@@ -339,7 +339,9 @@ def test_the_margin_of_no_answer_is_beside_the_best_span(words):
 def test_a_tie_is_an_answer_and_the_first_one():
     examples = [asking("the cat ran in Wien " * 12)]
     found = windows_of(examples)
-    (decoded,) = decode(found, [np.zeros((found.rows.lengths[0], 2), dtype=np.float32)], examples)
+    (decoded,) = decode_answers(
+        found, [np.zeros((found.rows.lengths[0], 2), dtype=np.float32)], examples
+    )
     assert (decoded.no_answer, decoded.text) == (0.0, "the")
 
 
@@ -349,5 +351,5 @@ def test_without_a_span_there_is_no_text():
     logits = [np.zeros((length, 2), dtype=np.float32) for length in found.rows.lengths]
     begin = next(i for i, value in enumerate(row(found, 1)) if value >= 0)
     logits[1][begin + 2, 0] = logits[1][begin, 1] = 9.0
-    for decoded in decode(found, logits, [empty, reversed_only], best=1):
+    for decoded in decode_answers(found, logits, [empty, reversed_only], best=1):
         assert (decoded.text, decoded.score, decoded.no_answer) == ("", -np.inf, np.inf)

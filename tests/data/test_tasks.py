@@ -8,7 +8,7 @@ import pytest
 from kdcli.data.demo import TASKS as DEMO_TASKS
 from kdcli.data.demo import demo_task
 from kdcli.data.labelled.submission import check_submission, write_submission
-from kdcli.data.tasks import task_of, tasks
+from kdcli.data.tasks import named_tasks, task_of
 from kdcli.errors import MachineError, UsageError
 
 # Task → columns, names of the labels in the order of their numbers: the `ClassLabel` features of
@@ -109,7 +109,7 @@ def test_demo_tasks_need_no_hub_and_name_every_label_of_theirs(name):
 
 
 def test_every_row_is_filed_under_its_own_name_and_is_whole():
-    known = tasks()
+    known = named_tasks()
     assert set(known) == {*GLUE, "squad", "squad_v2", "mlqa", "xnli", *GENERATION, *DEMO_TASKS}
     for name, task in known.items():
         assert task.name == name
@@ -192,7 +192,7 @@ def test_the_nine_are_taken_and_no_other():
     nine = {*OF_TWO_CLASSES, "mnli", "stsb"}
     for name in nine:
         check_submission(task_of(name))
-    for name in set(tasks()) - nine:
+    for name in set(named_tasks()) - nine:
         with pytest.raises(UsageError, match=f"task {name} is not a GLUE task") as caught:
             check_submission(task_of(name))
         assert "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli" in caught.value.hint

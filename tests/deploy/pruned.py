@@ -4,7 +4,7 @@ them."""
 import torch
 from transformers import PreTrainedModel
 
-from kdcli.deploy.sparse.mask_file import MaskInfo, facts_of
+from kdcli.deploy.sparse.mask_file import MaskInfo, base_facts
 from kdcli.models.matrices import matrices
 
 
@@ -34,4 +34,4 @@ def structured_masks(model: PreTrainedModel, seed: int = 0) -> dict[str, torch.T
 
 
 def info_for(model: PreTrainedModel, **more: object) -> MaskInfo:
-    return MaskInfo(**facts_of(model, "base"), method="smp", density=0.33, **more)
+    return MaskInfo(**base_facts(model, "base"), method="smp", density=0.33, **more)

@@ -18,12 +18,12 @@ from transformers import AutoModel, dynamic_module_utils
 
 from kdcli.deploy.export import export_model
 from kdcli.deploy.sessions import onnx_caller
-from kdcli.deploy.sparse.compact import compact
+from kdcli.deploy.sparse.compact import compact_model
 from kdcli.deploy.sparse.load import load
 from kdcli.deploy.sparse.mask_file import apply_masks
 from kdcli.errors import UsageError
 from kdcli.models import modeling_kdcli
-from kdcli.models.layout import PATHS, layout_for, linears
+from kdcli.models.layout import COMPACT_PATHS, layout_for, linears
 from kdcli.models.load import save_model
 
 DRAWN = torch.Generator().manual_seed(0)
@@ -57,12 +57,12 @@ def fresh(kind="bert", seed=0, **changes):
     return with_biases(tiny_encoder(kind, initializer_range=0.3, **changes)).double()
 
 
-@pytest.mark.parametrize("kind", sorted(PATHS))
+@pytest.mark.parametrize("kind", sorted(COMPACT_PATHS))
 def test_every_type_computes_the_same_from_fewer_weights(kind):
     model = fresh(kind).float()
     apply_masks(model, structured_masks(model))
     before = {n: p.clone() for n, p in model.named_parameters()}
-    small = compact(model)
+    small = compact_model(model)
     # Folded constants are rounded once, to float32.
     assert gap(model, small) < 1e-5
     assert weights(small) < 0.6 * weights(model)
@@ -134,7 +134,7 @@ CASES = {
 def test_empty_parts_are_removed_and_their_constants_folded(name):
     places, (heads, width, units) = CASES[name]
     model = cut(fresh(num_hidden_layers=1), *places)
-    small = compact(model)
+    small = compact_model(model)
     assert small.dtype == torch.float64
     assert gap(model, small) < 1e-12
     sizes = small.config.compact_layers[0]
@@ -156,7 +156,7 @@ def test_any_structure_of_zeros_computes_the_same(seed):
             linear.weight[torch.from_numpy(drawn.random((rows, columns)) < 0.5)] = 0
             if drawn.random() < 0.3:
                 linear.bias.zero_()
-    small = compact(model)
+    small = compact_model(model)
     assert gap(model, small) < 1e-11
     assert weights(small) < weights(model)
 
@@ -169,7 +169,7 @@ def test_empty_rows_and_columns_are_skipped_where_they_are_many():
         ("Q", 1, slice(0, 14)),
     ]
     model = cut(fresh(num_hidden_layers=1), *places)
-    small = compact(model)
+    small = compact_model(model)
     assert gap(model, small) < 1e-12
     # One row of zeros is added; fewer than half of the columns are not worth a copy.
     of = {
@@ -184,7 +184,7 @@ def test_empty_rows_and_columns_are_skipped_where_they_are_many():
 @pytest.mark.parametrize(("letter", "left"), [("K", 8), ("Q", 12)])
 def test_dimensions_that_scores_do_not_need_are_removed(letter, left):
     # Constant queries leave one dimension a head.
-    sizes = compact(
+    sizes = compact_model(
         cut(fresh(num_hidden_layers=1), (letter, 0, torch.arange(32) % 4 > 0))
     ).config.compact_layers[0]
     assert (sizes["K"][3], sizes["Q"][3]) == (left + 1, 8 + 1)
@@ -198,18 +198,22 @@ def test_dropping_rows_equals_emptying_them():
         for layer, letter in itertools.product(range(2), "QKVOUD"):
             weight = zeroed(emptied, letter, layer).weight
             weight[weight.count_nonzero(1) < 10] = 0
-    small = compact(model, drop_rows_below=10)
+    small = compact_model(model, drop_rows_below=10)
     assert gap(emptied, small) < 1e-11
     assert gap(model, small) > 1e-3
-    assert weights(small) < weights(compact(model)) == weights(compact(model, drop_rows_below=1))
+    assert (
+        weights(small)
+        < weights(compact_model(model))
+        == weights(compact_model(model, drop_rows_below=1))
+    )
 
 
 def test_other_types_and_compacted_models_are_refused():
     with pytest.raises(UsageError, match="modernbert cannot be compacted") as caught:
-        compact(tiny_encoder("modernbert"))
+        compact_model(tiny_encoder("modernbert"))
     assert "distilbert, electra" in str(caught.value.hint)
     with pytest.raises(UsageError, match="already compacted"):
-        compact(compact(tiny_encoder("bert")))
+        compact_model(compact_model(tiny_encoder("bert")))
 
 
 CLASSES = transformers.AutoModelForSequenceClassification
@@ -235,7 +239,7 @@ def saved(tmp_path_factory):
         )
         apply_masks(model, structured_masks(model))
         folder = tmp_path_factory.mktemp("compact") / head
-        save_model(compact(model), tiny_tokenizer(), folder)
+        save_model(compact_model(model), tiny_tokenizer(), folder)
         found[head] = model, folder
     return found
 
@@ -303,7 +307,7 @@ def test_exports_to_onnx_at_any_size(tmp_path):
         {n: m for n, m in structured_masks(tiny_encoder("bert")).items() if n.startswith("1.")},
     )
     cut(model, ("D", 0, slice(0, 20)), ("U", 1, slice(0, 20)))
-    small = compact(model)
+    small = compact_model(model)
     assert {"inputs", "outputs"} <= {n.rpartition(".")[2] for n, _ in small.named_buffers()}
     call = onnx_caller(export_model(small, tmp_path, "onnx").path, threads=1)
     for rows, length in ((1, 1), (4, 20), (2, 131)):

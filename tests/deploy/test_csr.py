@@ -9,7 +9,7 @@ from pruned import random_masks, with_biases
 from torch import nn
 
 from kdcli.deploy.sparse import csr
-from kdcli.deploy.sparse.compact import compact
+from kdcli.deploy.sparse.compact import compact_model
 from kdcli.deploy.sparse.csr import (
     SparseAttention,
     SparseFeedForward,
@@ -184,4 +184,4 @@ def test_what_is_refused():
     with pytest.raises(UsageError, match=r"float32 on the CPU, got torch\.bfloat16"):
         sparsify(tiny_encoder("bert").bfloat16())
     with pytest.raises(UsageError, match="compacted model cannot run sparse"):
-        sparsify(compact(tiny_encoder("bert")))
+        sparsify(compact_model(tiny_encoder("bert")))

@@ -9,7 +9,7 @@ import transformers
 from encoders import tiny_config, tiny_encoder
 
 from kdcli.deploy import export
-from kdcli.deploy.export import EXACT, FILES, LIMITS, export_model, recorded
+from kdcli.deploy.export import EXACT, FILE_LIMITS, FILES, export_model, recorded
 from kdcli.deploy.quantise import keys_of, products
 from kdcli.deploy.sessions import Caller, onnx_caller, openvino_caller
 from kdcli.errors import MachineError, UsageError
@@ -79,7 +79,7 @@ def test_every_type_can_be_exported_at_any_size(engine, kind, tmp_path):
     file = export_model(model, tmp_path / "new", engine)
     assert file.outputs == ("last_hidden_state",)
     assert files_in(tmp_path / "new") == parts(engine, "fp32")
-    assert file.relative <= LIMITS["fp32"]
+    assert file.relative <= FILE_LIMITS["fp32"]
     for rows, length in ((1, 1), (1, 7), (5, 33), (2, 131)):
         assert gap(model, file, padded(rows, length), engine) <= 10 * EXACT
 
@@ -125,7 +125,7 @@ def test_fewer_bits_are_smaller_and_near(engine, precision, head, tmp_path):
         large = graph.plain.stat().st_size
     assert files_in(tmp_path) == parts(engine, precision)
     assert sum(f.stat().st_size for f in little.path.parent.iterdir()) < 0.6 * large
-    assert 1e-5 < little.relative <= LIMITS[precision]
+    assert 1e-5 < little.relative <= FILE_LIMITS[precision]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_single_token_type_is_no_input_and_few_positions_are_not_exceeded(tmp_
     )
     file = export_model(model, tmp_path / "export", "onnx")
     assert file.inputs == ("input_ids", "attention_mask")
-    assert file.relative <= LIMITS["fp32"]
+    assert file.relative <= FILE_LIMITS["fp32"]
 
 
 @pytest.mark.parametrize(("engine", "lacking"), [("onnx", "onnxruntime"), ("openvino", "onnx")])

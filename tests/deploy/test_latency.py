@@ -13,7 +13,7 @@ from forked import workers_are_forked
 
 from kdcli.deploy import latency as latency_file
 from kdcli.deploy import worker
-from kdcli.deploy.environment import environment, latency_threads, versions
+from kdcli.deploy.environment import describe_environment, latency_threads, versions
 from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.deploy.old_machines import measure_encoders
 from kdcli.errors import MachineError
@@ -185,13 +185,13 @@ def test_out_of_memory_in_one_cell(monkeypatch, served):
 
 def test_a_backend_that_is_wrong_is_not_measured(monkeypatch, served):
     subjects = [Subject("a", SMALL), Subject("a", SMALL, "torch", "bf16")]
-    monkeypatch.setitem(worker.LIMITS, "bf16", 0.0)
+    monkeypatch.setitem(worker.ERROR_LIMITS, "bf16", 0.0)
     found = served(subjects, [[1, 16]])
     (row,) = found.agreements
     assert row.wrong
     assert row.relative > 0
     assert [r.dtype for r in found.rows] == ["fp32"]
-    monkeypatch.setitem(worker.LIMITS, "bf16", 0.1)
+    monkeypatch.setitem(worker.ERROR_LIMITS, "bf16", 0.1)
     found = served(subjects, [[1, 16]])
     assert [(r.dtype, r.speedup and r.speedup.baseline) for r in found.rows] == [
         ("fp32", None),
@@ -229,7 +229,7 @@ def test_inputs_hold_no_special_token(model_type):
 
 
 def test_environment_names_nobody(monkeypatch):
-    found = environment()
+    found = describe_environment()
     assert found["memory_bytes"] > 10**8
     assert 1 <= found["latency_threads"] <= found["physical_cores"] <= found["logical_cores"]
     assert not [
@@ -239,7 +239,7 @@ def test_environment_names_nobody(monkeypatch):
     ]
     monkeypatch.setattr("kdcli.deploy.environment.accelerators", lambda: ["cuda:0", "cuda:1"])
     monkeypatch.setattr("kdcli.deploy.environment.device_name", lambda device: f"card {device[-1]}")
-    assert environment()["gpus"] == ["card 0", "card 1"]
+    assert describe_environment()["gpus"] == ["card 0", "card 1"]
     assert set(versions()) >= {"kdcli", "torch", "transformers"}
 
 

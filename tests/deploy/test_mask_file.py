@@ -228,7 +228,7 @@ def test_a_full_disk_leaves_the_older_file(base, written, monkeypatch):
 
 
 def test_file_of_another_format_is_named(written, monkeypatch):
-    monkeypatch.setattr("kdcli.deploy.sparse.mask_file.FORMAT", "kdcli-mask-2")
+    monkeypatch.setattr("kdcli.deploy.sparse.mask_file.MASK_FORMAT", "kdcli-mask-2")
     with pytest.raises(UsageError, match="kdcli-mask-1"):
         read_mask(written)
 

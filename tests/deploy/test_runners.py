@@ -12,7 +12,7 @@ from encoders import tiny_encoder
 from kdcli.deploy import runners as backends
 from kdcli.deploy import sessions as engines
 from kdcli.deploy.export import export_model
-from kdcli.deploy.runners import BACKENDS, LIMITS, agreement, check_backend, runner
+from kdcli.deploy.runners import BACKENDS, ERROR_LIMITS, check_backend, compare_states, runner
 from kdcli.errors import MachineError, UsageError
 
 CPU = torch.device("cpu")
@@ -54,8 +54,8 @@ def test_backend_agrees_with_torch(name, precision, model, batch, tmp_path):
     made = runner(model, name, precision, device=CPU, threads=1, folder=tmp_path / "files")
     (found,) = made.output(made.call(made.prepare(batch)))
     assert found.dtype == np.float32
-    near = agreement(reference(model, batch), found, batch["attention_mask"].numpy())
-    assert near["relative"] <= LIMITS[precision]
+    near = compare_states(reference(model, batch), found, batch["attention_mask"].numpy())
+    assert near["relative"] <= ERROR_LIMITS[precision]
     # Lower precision is really lower; float32 really is float32.
     assert (near["relative"] > 1e-4) == (precision != "fp32")
     # A weight of 4 bits is one of sixteen values.
@@ -201,10 +201,10 @@ def test_engines_are_for_the_cpu(name, model, tmp_path):
 def test_agreement_by_hand():
     reference_BLD = np.array([[[3.0, 4.0], [0.0, 5.0], [100.0, 100.0]]], np.float32)
     other_BLD = np.array([[[3.0, 4.0], [5.0, 0.0], [-100.0, np.nan]]], np.float32)
-    found = agreement(reference_BLD, other_BLD, np.array([[1, 1, 0]]))
+    found = compare_states(reference_BLD, other_BLD, np.array([[1, 1, 0]]))
     assert found == pytest.approx({"max_abs": 5.0, "relative": 1.0, "cosine": 0.5})
-    spoilt = agreement(reference_BLD, other_BLD, np.array([[1, 1, 1]]))
-    assert not spoilt["relative"] <= max(LIMITS.values())
+    spoilt = compare_states(reference_BLD, other_BLD, np.array([[1, 1, 1]]))
+    assert not spoilt["relative"] <= max(ERROR_LIMITS.values())
 
 
 def test_limits_reject_other_weights(batch):
@@ -212,9 +212,9 @@ def test_limits_reject_other_weights(batch):
     for seed in (0, 1):
         torch.manual_seed(seed)
         outputs.append(reference(tiny_encoder("bert"), batch))
-    found = agreement(*outputs, batch["attention_mask"].numpy())
-    assert found["relative"] > 2 * max(LIMITS.values())
-    assert {precision for _, precision in PAIRS} == set(LIMITS)
+    found = compare_states(*outputs, batch["attention_mask"].numpy())
+    assert found["relative"] > 2 * max(ERROR_LIMITS.values())
+    assert {precision for _, precision in PAIRS} == set(ERROR_LIMITS)
 
 
 def test_threads_of_onnx_runtime_do_not_spin_between_calls(monkeypatch, tmp_path, model):

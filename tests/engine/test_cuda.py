@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kdcli.cli import app
 from kdcli.losses.relation import relation_kl
-from kdcli.pruners.selection import select
+from kdcli.pruners.selection import select_masks
 
 pytestmark = [
     pytest.mark.cuda,
@@ -54,8 +54,10 @@ def test_masks_are_those_of_the_cpu(masking):
         {name: torch.randn(300, 700) for name in ("1.Q", "2.Q")},
         {"1.Q": "Q", "2.Q": "Q"},
     )
-    here = select(masking, scores, kinds, 0.1)
-    there = select(masking, {name: tensor.cuda() for name, tensor in scores.items()}, kinds, 0.1)
+    here = select_masks(masking, scores, kinds, 0.1)
+    there = select_masks(
+        masking, {name: tensor.cuda() for name, tensor in scores.items()}, kinds, 0.1
+    )
     assert all(torch.equal(here[name], there[name].cpu()) for name in scores)
 
 

@@ -192,7 +192,7 @@ def test_dtypes_of_another_accelerator(other, kind, bf16, auto, fp16):
             if allowed
             else pytest.raises(MachineError, match=r"fp16 training|has no bf16")
         ):
-            assert choose_dtype(wanted, device) is device_file.DTYPES[wanted]
+            assert choose_dtype(wanted, device) is device_file.TORCH_DTYPES[wanted]
 
 
 @pytest.mark.parametrize(

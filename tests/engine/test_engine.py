@@ -21,7 +21,7 @@ from kdcli.data.batches import BatchOrder
 from kdcli.engine import train as engine
 from kdcli.engine.batches_ahead import BatchesAhead
 from kdcli.engine.launch import Session, start
-from kdcli.engine.run_dir import BEST, CHECKPOINTS, RunDir
+from kdcli.engine.run_dir import BEST_WEIGHTS, CHECKPOINTS, RunDir
 from kdcli.engine.train import train
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
 from kdcli.types import Job, ParamGroup, Schedule, StepLoss, Term
@@ -536,7 +536,7 @@ class TestJudge:
         assert torch.equal(weights(net), weights(expected))
         assert outcome.steps == 12
         assert not net.training
-        assert (run_dir.path / CHECKPOINTS / BEST).exists()
+        assert (run_dir.path / CHECKPOINTS / BEST_WEIGHTS).exists()
 
     def test_without_a_metric_to_choose_by_the_last_are_kept(self, tmp_path):
         values = iter([0.0, 3.0, 2.0, 1.0])
@@ -547,7 +547,7 @@ class TestJudge:
         run({"net": last})
         assert outcome.best_step is None
         assert torch.equal(weights(net), weights(last))
-        assert not (run_dir.path / CHECKPOINTS / BEST).exists()
+        assert not (run_dir.path / CHECKPOINTS / BEST_WEIGHTS).exists()
 
     @pytest.mark.parametrize("cut", [6, 9, 11])
     @pytest.mark.parametrize(
@@ -591,7 +591,7 @@ class TestJudge:
 
     def test_a_best_file_that_is_gone_is_said(self, tmp_path):
         def metrics(_):
-            (tmp_path / "run" / CHECKPOINTS / BEST).unlink(missing_ok=True)
+            (tmp_path / "run" / CHECKPOINTS / BEST_WEIGHTS).unlink(missing_ok=True)
             return {"score": 0.5}
 
         with pytest.raises(MachineError, match=r"best\.safetensors cannot be read"):

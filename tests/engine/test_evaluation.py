@@ -12,7 +12,12 @@ from torch import nn
 
 from kdcli.data.batches import BatchOrder
 from kdcli.engine import evaluation as held_out
-from kdcli.engine.evaluation import CPU_MICRO_BATCH, evaluate, evaluate_batches, is_out_of_memory
+from kdcli.engine.evaluation import (
+    CPU_MICRO_BATCH,
+    evaluate_batches,
+    evaluate_job,
+    is_out_of_memory,
+)
 from kdcli.engine.launch import Session
 from kdcli.errors import MachineError
 from kdcli.types import Job, StepLoss, Term
@@ -94,7 +99,7 @@ def expected():
 
 def test_losses_are_means_over_what_batches_weigh_and_outputs_come_in_order():
     rows = Rows()
-    found = evaluate(session(), job_of(rows, training=True))
+    found = evaluate_job(session(), job_of(rows, training=True))
     assert found.losses == pytest.approx(expected())
     assert [o.tolist() for o in found.outputs] == [[float(i)] for i in range(N)]
     assert rows.sizes == [CPU_MICRO_BATCH, CPU_MICRO_BATCH, N - 2 * CPU_MICRO_BATCH]
@@ -108,7 +113,7 @@ def test_the_size_of_micro_batches_changes_nothing(micro):
 
 
 def test_outputs_are_float32_whatever_the_model_computes_in():
-    found = evaluate(session(), job_of(Rows(9), outputs="half"))
+    found = evaluate_job(session(), job_of(Rows(9), outputs="half"))
     assert {o.dtype for o in found.outputs} == {np.dtype(np.float32)}
     assert found.outputs[3].tolist() == [3.0, -3.0]
 
@@ -128,14 +133,14 @@ def test_scores_are_computed_in_float32_unless_a_verb_that_only_judges_asks_for_
         return StepLoss({"loss": Term(found.float().mean(), "rows")}, found)
 
     job = dataclasses.replace(job_of(Rows(9), judge=judge), modules={"student": model}, step=step)
-    evaluate(Session(Accelerator(cpu=True, mixed_precision="bf16"), CPU, judging=judging), job)
+    evaluate_job(Session(Accelerator(cpu=True, mixed_precision="bf16"), CPU, judging=judging), job)
     AcceleratorState._reset_state(True)
     assert seen == {dtype}
 
 
 @pytest.mark.parametrize("how", [{"judge": False}, {"outputs": False}])
 def test_outputs_are_kept_only_to_be_judged(how):
-    found = evaluate(session(), job_of(Rows(), **how))
+    found = evaluate_job(session(), job_of(Rows(), **how))
     assert found.outputs == []
     assert found.losses == pytest.approx(expected())
 
@@ -143,7 +148,7 @@ def test_outputs_are_kept_only_to_be_judged(how):
 @pytest.mark.parametrize("room", [16, 3, 1])
 def test_where_memory_runs_out_fewer_rows_are_taken_at_once(room):
     rows = Rows()
-    found = evaluate(session(), job_of(rows, room=room))
+    found = evaluate_job(session(), job_of(rows, room=room))
     assert found.losses == pytest.approx(expected())
     assert np.concatenate(found.outputs).tolist() == list(range(N))
     tried = list(dict.fromkeys(rows.sizes))
@@ -154,19 +159,19 @@ def test_where_memory_runs_out_fewer_rows_are_taken_at_once(room):
 
 def test_without_memory_for_one_row_it_is_said_what_to_lower():
     with pytest.raises(MachineError, match="one sequence at a time") as error:
-        evaluate(session(), job_of(Rows(), room=0))
+        evaluate_job(session(), job_of(Rows(), room=0))
     assert "data.max_length" in error.value.hint
 
 
 def test_an_error_of_another_kind_is_not_taken_for_want_of_memory():
     job = dataclasses.replace(job_of(Rows()), step=lambda batch: torch.eye(2) @ torch.eye(3))
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        evaluate(session(), job)
+        evaluate_job(session(), job)
 
 
 def test_a_job_that_holds_nothing_out_cannot_be_evaluated():
     with pytest.raises(ValueError, match="has no held-out examples"):
-        evaluate(session(), job_of(None))
+        evaluate_job(session(), job_of(None))
 
 
 @pytest.mark.parametrize(

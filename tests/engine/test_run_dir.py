@@ -14,13 +14,13 @@ from forked import killed
 
 from kdcli import disk
 from kdcli.engine.run_dir import (
-    BEST,
+    BEST_WEIGHTS,
     CHECKPOINTS,
     KEEP,
     LOCK,
-    LOG,
-    RECIPE,
-    REPORT,
+    LOG_FILE,
+    RECIPE_FILE,
+    REPORT_FILE,
     RunDir,
     numbered,
 )
@@ -63,7 +63,7 @@ class TestClaim:
         (tmp_path / "empty").mkdir()
         for path in (tmp_path / "a" / "b", tmp_path / "empty"):
             RunDir.claim(path, recipe())
-            assert (path / RECIPE).read_text("utf-8") == recipe()
+            assert (path / RECIPE_FILE).read_text("utf-8") == recipe()
 
     def test_a_run_is_neither_overwritten_nor_resumed_unasked(self, run):
         with pytest.raises(UsageError, match="is not empty") as caught:
@@ -73,11 +73,11 @@ class TestClaim:
     def test_overwrite_deletes_the_run_before(self, run):
         run.save_checkpoint(1, tensors(1.0), {})
         RunDir.claim(run.path, recipe("train.lr=1e-2"), overwrite=True)
-        assert listing(run.path) == [LOCK, LOG, RECIPE]
-        assert "lr: 0.01" in (run.path / RECIPE).read_text("utf-8")
+        assert listing(run.path) == [LOCK, LOG_FILE, RECIPE_FILE]
+        assert "lr: 0.01" in (run.path / RECIPE_FILE).read_text("utf-8")
 
     @pytest.mark.parametrize("flags", [{"overwrite": True}, {"resume": True}, {}])
-    @pytest.mark.parametrize("names", [["thesis.tex"], ["thesis.tex", RECIPE]])
+    @pytest.mark.parametrize("names", [["thesis.tex"], ["thesis.tex", RECIPE_FILE]])
     def test_what_is_not_a_run_of_ours_is_never_touched(self, tmp_path, flags, names):
         for name in names:
             (tmp_path / name).write_text("years of work", "utf-8")
@@ -100,13 +100,14 @@ class TestClaim:
         assert listing(tmp_path / "run") == [LOCK]
 
     @pytest.mark.parametrize(
-        "left", [[LOG], [LOCK], [f".{RECIPE}.part", LOG, LOCK], [f".{LOG}.part"]]
+        "left",
+        [[LOG_FILE], [LOCK], [f".{RECIPE_FILE}.part", LOG_FILE, LOCK], [f".{LOG_FILE}.part"]],
     )
     def test_a_claim_that_was_killed_is_claimed_again(self, tmp_path, left):
         for name in left:
             (tmp_path / name).write_text("", "utf-8")
         assert RunDir.claim(tmp_path, recipe(), resume=True).read_log() == []
-        assert (tmp_path / RECIPE).read_text("utf-8") == recipe()
+        assert (tmp_path / RECIPE_FILE).read_text("utf-8") == recipe()
 
     @pytest.mark.parametrize("overwrite", [False, True])
     def test_the_directory_itself_is_never_removed(self, tmp_path, monkeypatch, overwrite):
@@ -117,7 +118,7 @@ class TestClaim:
             if overwrite:
                 RunDir.claim(path, recipe(), overwrite=True).save_checkpoint(1, tensors(1.0), {})
             RunDir.claim(path, recipe(), overwrite=True).release()
-            assert listing(tmp_path / "real") == [LOG, RECIPE]
+            assert listing(tmp_path / "real") == [LOG_FILE, RECIPE_FILE]
         assert (tmp_path / "link").is_symlink()
 
     def test_a_directory_in_use_is_refused(self, run):
@@ -138,11 +139,11 @@ class TestResume:
     def test_keys_that_cannot_change_the_training_may_differ(self, run):
         changed = recipe("measure.latency=false", "train.checkpoint_every=7")
         RunDir.claim(run.path, changed, resume=True)
-        assert (run.path / RECIPE).read_text("utf-8") == changed
+        assert (run.path / RECIPE_FILE).read_text("utf-8") == changed
 
     @pytest.mark.parametrize("text", ["train: [", "\0", "a: 1\na: 2\n"])
     def test_a_damaged_recipe_is_a_usage_error(self, run, text):
-        (run.path / RECIPE).write_text(text, "utf-8")
+        (run.path / RECIPE_FILE).write_text(text, "utf-8")
         with pytest.raises(UsageError, match="is damaged"):
             RunDir.claim(run.path, recipe(), resume=True)
 
@@ -151,7 +152,7 @@ class TestResume:
         [b"{", b"\xff", b"3", b'"x"', b"[1]", b'{"loss": 1}', b'{"step": "x"}', b"[" * 100_000],
     )
     def test_a_damaged_log_is_a_machine_error(self, run, line):
-        (run.path / LOG).write_bytes(line + b"\n")
+        (run.path / LOG_FILE).write_bytes(line + b"\n")
         with pytest.raises(MachineError, match=r"log\.jsonl is damaged"):
             run.read_log()
 
@@ -173,7 +174,7 @@ class TestResume:
             '  student.to: was [], is ["6x384"]',
         )
         assert sorted(lines) == [of_loss, of_student, "  train.lr: was 0.0003, is 0.01"]
-        assert (run.path / RECIPE).read_text("utf-8") == recipe()
+        assert (run.path / RECIPE_FILE).read_text("utf-8") == recipe()
 
     def test_a_value_with_a_hash_in_it_is_compared_whole(self, tmp_path):
         RunDir.claim(tmp_path / "run", recipe("data.source='a  # b'"))
@@ -270,7 +271,7 @@ class TestBest:
         run.save_best(3, tensors(1.0))
         run.save_best(9, tensors(2.0))
         torch.testing.assert_close(run.load_best(9), tensors(2.0), rtol=0, atol=0)
-        assert listing(run.path / CHECKPOINTS) == [BEST]
+        assert listing(run.path / CHECKPOINTS) == [BEST_WEIGHTS]
 
     def test_of_another_step_is_refused(self, run):
         run.save_best(3, tensors(1.0))
@@ -281,7 +282,7 @@ class TestBest:
     @pytest.mark.parametrize("damage", ["gone", "empty", "cut"])
     def test_damaged_is_refused_by_name(self, run, damage):
         run.save_best(3, tensors(1.0))
-        file = run.path / CHECKPOINTS / BEST
+        file = run.path / CHECKPOINTS / BEST_WEIGHTS
         file.write_bytes(file.read_bytes()[:-9] if damage == "cut" else b"")
         if damage == "gone":
             file.unlink()
@@ -309,9 +310,9 @@ class TestBest:
         assert run.load_checkpoint(pytest.fail) is None
         for step in range(5):
             run.save_checkpoint(step, tensors(step), {})
-        assert (run.path / CHECKPOINTS / BEST).exists()
+        assert (run.path / CHECKPOINTS / BEST_WEIGHTS).exists()
         run.drop_checkpoints()
-        assert listing(run.path) == [LOG, RECIPE]
+        assert listing(run.path) == [LOG_FILE, RECIPE_FILE]
 
 
 @pytest.mark.parametrize("how", [{}, {"overwrite": True}])
@@ -323,16 +324,16 @@ def test_a_claim_that_was_killed_anywhere_can_be_claimed_again(how, tmp_path):
             before.log({"step": 1})
             before.save_checkpoint(1, tensors(1.0), {})
             (path / "model.safetensors").write_bytes(b"x")
-            (path / REPORT).write_text('{"status": "done"}', "utf-8")
+            (path / REPORT_FILE).write_text('{"status": "done"}', "utf-8")
             before.release()
         if not killed(
             after := after + 1, lambda: RunDir.claim(path, recipe("train.lr=1e-2"), **how)
         ):
             break
         # A report says that the model next to it is whole.
-        assert not (path / REPORT).exists() or (path / "model.safetensors").exists()
+        assert not (path / REPORT_FILE).exists() or (path / "model.safetensors").exists()
         claimed = RunDir.claim(path, recipe("train.lr=1e-2"), **how or {"resume": True})
-        assert [name for name in listing(path) if name != LOCK] == [LOG, RECIPE]
+        assert [name for name in listing(path) if name != LOCK] == [LOG_FILE, RECIPE_FILE]
         claimed.release()
         if not how:
             disk.remove(path)
@@ -390,12 +391,12 @@ class TestLog:
     def test_line_torn_by_a_kill_is_left_out(self, run):
         run.log({"step": 1, "loss": 0.5})
         run.log({"step": 2, "loss": 0.4})
-        with (run.path / LOG).open("a", encoding="utf-8") as file:
+        with (run.path / LOG_FILE).open("a", encoding="utf-8") as file:
             file.write('{"step": 3, "lo')
         assert [r["step"] for r in run.read_log()] == [1, 2]
         run.cut_log(1)
         run.log({"step": 2, "loss": 0.4})
-        assert (run.path / LOG).read_text(
+        assert (run.path / LOG_FILE).read_text(
             "utf-8"
         ) == '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.4}\n'
 
@@ -414,7 +415,7 @@ class TestLog:
 def test_done_only_with_a_report_that_says_so(run):
     assert not run.done
     for status in ("running", "done"):
-        (run.path / REPORT).write_text(json.dumps({"status": status}), "utf-8")
+        (run.path / REPORT_FILE).write_text(json.dumps({"status": status}), "utf-8")
         assert run.done == (status == "done")
 
 

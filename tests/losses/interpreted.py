@@ -93,7 +93,7 @@ def test_strided_vectors_and_masks_are_read_as_they_lie(loss, of_row):
 @pytest.mark.parametrize("kind", ["none", "documents"])
 def test_small_errors_over_many_keys_are_not_subnormal_in_half(kind):
     """Before its product, the gradient of y must not be divided by the number of keys."""
-    from kdcli.losses.relation_triton import compare
+    from kdcli.losses.relation_triton import compare_relations
 
     length, wide = 256, (1, 1, 256, 16)
     tx, ty = ((normal(*wide, seed=seed) / 4).half() for seed in (0, 1))
@@ -101,7 +101,7 @@ def test_small_errors_over_many_keys_are_not_subnormal_in_half(kind):
     document = torch.arange(length) // 160
     isolated = (document[:, None] == document)[None, None]
     mask = isolated if kind == "documents" else None
-    _, grads = compare((sx, sy), (tx, ty), mask, kl=False, grad=True)
+    _, grads = compare_relations((sx, sy), (tx, ty), mask, kl=False, grad=True)
     exact_inputs = [x.double().requires_grad_() for x in (sx, sy)]
     relation_reference(mse_of_row, tx, ty, *exact_inputs, mask).backward()
     for grad, exact_input in zip(grads, exact_inputs, strict=True):

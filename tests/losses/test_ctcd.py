@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from kdcli.errors import UsageError
-from kdcli.losses.ctcd import CHUNK_LOGITS, STUDENT, TEACHER, Weights, ctcd, reverse_kl
+from kdcli.losses.ctcd import CHUNK_LOGITS, STUDENT_MODEL, TEACHER_MODEL, Weights, ctcd, reverse_kl
 from kdcli.losses.vocabulary import masked_ce, soft_kl
 
 P, V, T = 9, 17, 2.0
@@ -19,7 +19,7 @@ def drawn(seed, dtype=torch.float32):
 
 @pytest.fixture
 def logits():
-    return {TEACHER: drawn(0).requires_grad_(), STUDENT: drawn(1).requires_grad_()}
+    return {TEACHER_MODEL: drawn(0).requires_grad_(), STUDENT_MODEL: drawn(1).requires_grad_()}
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def kl(p, q):
 
 
 def test_values_are_those_of_equations_1_to_5(logits, labels):
-    teacher, student, frozen = logits[TEACHER], logits[STUDENT], drawn(3)
+    teacher, student, frozen = logits[TEACHER_MODEL], logits[STUDENT_MODEL], drawn(3)
     expected = {
         "teacher/hard": (3.0, F.cross_entropy(teacher, labels)),
         "teacher/soft": (4.0, kl(student, teacher)),
@@ -58,7 +58,8 @@ def test_values_are_those_of_equations_1_to_5(logits, labels):
 
 
 @pytest.mark.parametrize(
-    "name", [f"{m}/{t}" for m in (TEACHER, STUDENT) for t in ("hard", "soft", "community")]
+    "name",
+    [f"{m}/{t}" for m in (TEACHER_MODEL, STUDENT_MODEL) for t in ("hard", "soft", "community")],
 )
 def test_each_term_moves_one_model_and_leaves_the_other_exactly_alone(logits, labels, name):
     model = name.split("/")[0]
@@ -69,7 +70,7 @@ def test_each_term_moves_one_model_and_leaves_the_other_exactly_alone(logits, la
 
 
 def test_the_gradient_of_the_whole_is_that_of_the_formula(logits, labels):
-    teacher, student, frozen = logits[TEACHER], logits[STUDENT], drawn(3)
+    teacher, student, frozen = logits[TEACHER_MODEL], logits[STUDENT_MODEL], drawn(3)
     whole = sum(weight * value for weight, value in terms(logits, labels).values())
     gradients = torch.autograd.grad(whole, [teacher, student])
     plain = (
@@ -102,7 +103,7 @@ def test_a_mode_is_the_same_loss_with_weights_of_zero_and_those_are_not_computed
     calls = []
 
     def soft(of, to):
-        calls.append((of is logits[TEACHER], to is logits[TEACHER]))
+        calls.append((of is logits[TEACHER_MODEL], to is logits[TEACHER_MODEL]))
         return soft_kl(of, to, T)
 
     named = ctcd(lambda x: masked_ce(x, labels), soft, logits, Weights.of([1, 2, 3, 4], mode))
@@ -165,10 +166,10 @@ def test_weights_that_cannot_be_are_refused(numbers, mode, message):
 
 def test_which_models_learn():
     weights = Weights.of([1, 1, 0, 4], "one-way")
-    assert (weights.reaches(STUDENT), weights.reaches(TEACHER), weights.mutual) == (
+    assert (weights.reaches(STUDENT_MODEL), weights.reaches(TEACHER_MODEL), weights.mutual) == (
         True,
         False,
         True,
     )
-    assert Weights.of([1, 1, 0, 4], "one-way", community=True).reaches(TEACHER)
+    assert Weights.of([1, 1, 0, 4], "one-way", community=True).reaches(TEACHER_MODEL)
     assert not Weights.of([1, 1, 1, 4], "standalone").mutual

@@ -15,7 +15,7 @@ from transformers import AutoModelForMaskedLM
 
 import kdcli.losses
 from kdcli.errors import UsageError
-from kdcli.losses import build_objective, check_settings, inputs, masks_text, methods
+from kdcli.losses import build_objective, check_settings, inputs_of, masks_text, methods
 from kdcli.losses.relation import relation_kl
 from kdcli.losses.states import cosine_distance
 from kdcli.models.capture import capture
@@ -83,8 +83,8 @@ def test_every_loss_file_is_under_contract():
     # Soft targets add no terms of their own: see test_task_losses.py; vectors: see
     # test_embedding.py.
     assert set(methods()) == {*OF_LAYERS, *MASKED, "soft-targets", "embedding"}
-    assert all(inputs(method) == {"masked"} for method in MASKED)
-    assert all({"text", "task"} >= inputs(method) for method in (*OF_LAYERS, "soft-targets"))
+    assert all(inputs_of(method) == {"masked"} for method in MASKED)
+    assert all({"text", "task"} >= inputs_of(method) for method in (*OF_LAYERS, "soft-targets"))
     assert all(
         m.STAGE in ("separate", "joint") for m in modules if "task" in getattr(m, "INPUTS", ())
     )

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.special import expit, log_softmax, softmax
 
-from kdcli.losses.ranking import label_loss, padded, score_loss
+from kdcli.losses.ranking import label_loss, pad_lists, score_loss
 
 RNG = np.random.default_rng(0)
 SIZES = (3, 1, 4, 2)
@@ -35,7 +35,7 @@ def pointwise(s, t, labels, temperature):
 
 def laid_out(dtype=torch.float64):
     given = [torch.tensor(x, dtype=dtype) for x in (S, T, LABELS)]
-    return *(padded(x, PLACES) for x in given), PLACES >= 0
+    return *(pad_lists(x, PLACES) for x in given), PLACES >= 0
 
 
 @pytest.mark.parametrize(

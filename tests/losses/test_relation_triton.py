@@ -121,7 +121,7 @@ def test_both_kernels_compile_for_a_card_and_fit_its_shared_memory(
         for grad in (True, False):
             for kernel in kernels:
                 kernel.launched = None
-            module.compare((sx, sy), (tx, ty), mask, kl=kl, grad=grad)
+            module.compare_relations((sx, sy), (tx, ty), mask, kl=kl, grad=grad)
             launched = [kernel for kernel in kernels if kernel.launched]
             assert launched == kernels[: 2 if grad else 1]
             for kernel in launched:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from encoders import tiny_encoder, tiny_tokenizer
 
-from kdcli.deploy.sparse.compact import compact
+from kdcli.deploy.sparse.compact import compact_model
 from kdcli.models.card import describe, multiply_adds
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import save_model
@@ -36,7 +36,9 @@ def test_multiply_adds_of_a_bert_by_hand(positions, length):
     model = tiny_encoder("bert", max_position_embeddings=positions)
     # Compacting takes nothing out of a model without empty rows.
     assert (
-        multiply_adds(model) == multiply_adds(compact(model)) == 2 * (linears + attention) + pooler
+        multiply_adds(model)
+        == multiply_adds(compact_model(model))
+        == 2 * (linears + attention) + pooler
     )
 
 

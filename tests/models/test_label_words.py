@@ -22,10 +22,10 @@ from encoders import (
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import kdcli
-from kdcli.data.tasks import tasks
+from kdcli.data.tasks import named_tasks
 from kdcli.errors import UsageError
 from kdcli.models.heads import AUTO_CLASS, load_for_task
-from kdcli.models.label_words import SMALL, label_word_ids, load_with_label_words
+from kdcli.models.label_words import SMOOTH_ACTIVATIONS, label_word_ids, load_with_label_words
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import location, save_model
 from kdcli.types import Kind
@@ -191,7 +191,7 @@ def test_logits_of_other_tasks_are_dot_products_too(encoder_dir, tmp_path, model
 @pytest.mark.parametrize(
     ("model_type", "changes"),
     [
-        *(("deberta-v2", {"pooler_hidden_act": name}) for name in (*SMALL, "relu")),
+        *(("deberta-v2", {"pooler_hidden_act": name}) for name in (*SMOOTH_ACTIVATIONS, "relu")),
         ("modernbert", {"norm_bias": True}),
     ],
 )
@@ -476,7 +476,7 @@ def test_a_word_is_refused_before_a_model_is_given_back(encoder_dir):
         load(encoder_dir("bert"), words=("w1", "w2", "great"))
 
 
-@pytest.mark.parametrize("task", tasks().values(), ids=lambda task: task.name)
+@pytest.mark.parametrize("task", named_tasks().values(), ids=lambda task: task.name)
 def test_every_named_task_has_words_for_its_outputs(task):
     assert len(set(task.words)) == {"score": 1, "span": 2}.get(task.kind, len(task.labels))
     if task.name.startswith("demo-"):

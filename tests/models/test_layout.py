@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from kdcli.errors import UsageError
-from kdcli.models.layout import LAYOUTS, MATRICES, PATHS, layout_for, linears
+from kdcli.models.layout import COMPACT_PATHS, LAYOUTS, MATRICES, layout_for, linears
 from kdcli.models.matrices import matrices
 
 TYPES = sorted(LAYOUTS)
@@ -59,9 +59,9 @@ def test_no_prefix_of_the_embeddings_is_one_of_the_layers(kind):
     assert not [name for name in embeddings if name.startswith(f"{row.layers}.")]
 
 
-@pytest.mark.parametrize("kind", PATHS)
+@pytest.mark.parametrize("kind", COMPACT_PATHS)
 def test_the_saved_code_finds_the_same_parts_as_the_row(kind):
-    row, (attention, output, up, down) = LAYOUTS[kind], PATHS[kind]
+    row, (attention, output, up, down) = LAYOUTS[kind], COMPACT_PATHS[kind]
     assert (attention, up, down) == (row.q.rpartition(".")[0], row.up, row.down)
     assert output == (None if row.o.startswith(f"{attention}.") else row.o)
 

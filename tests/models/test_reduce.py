@@ -110,7 +110,11 @@ def test_a_sample_has_as_many_tokens_whatever_the_rows():
     config = tiny_encoder("bert").config
     sample = reduce.sample_of(Rows(), config, None)
     assert sample.keys() == {"input_ids", "attention_mask"}
-    assert 0.9 * reduce.SAMPLE < int(sample["attention_mask"].sum()) < 1.1 * reduce.SAMPLE
+    assert (
+        0.9 * reduce.SAMPLE_TOKENS
+        < int(sample["attention_mask"].sum())
+        < 1.1 * reduce.SAMPLE_TOKENS
+    )
     assert sample["input_ids"].shape[1] == 128
     assert sample["input_ids"][:, 0].unique().numel() > 10
     assert reduce.sample_of(Rows(), config, 5)["input_ids"].shape[1] == 5

@@ -17,8 +17,8 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.engine.train import train
 from kdcli.errors import UsageError
 from kdcli.pruners import build_pruner, check_settings, defaults, methods
-from kdcli.pruners.cap import CLASSES, FINETUNED, PRETRAINED, contrastive
-from kdcli.pruners.l0 import gates
+from kdcli.pruners.cap import CLASSES, FINETUNED_GRADIENT, PRETRAINED, contrastive
+from kdcli.pruners.l0 import hard_concrete_gates
 from kdcli.pruners.masked import is_score
 from kdcli.pruners.pruner import kept_share, progress, ramp
 from kdcli.types import Job, Schedule, StepLoss, Term
@@ -79,7 +79,7 @@ def trained(method, kind, folder=None, stop_after=None, **settings):
     pruner = build_pruner(method, chosen, model, density=DENSITY, steps=STEPS, lr=lr)
     with torch.no_grad():
         states = first_states(model, Rows().batch(np.arange(16)))
-    others = {PRETRAINED: states, FINETUNED: states.flip(-1)}
+    others = {PRETRAINED: states, FINETUNED_GRADIENT: states.flip(-1)}
 
     def step(batch):
         terms = {"task": task_loss(model, batch)} | pruner.terms()
@@ -243,9 +243,9 @@ def test_l0_draws_its_gates_in_training_and_not_in_evaluation():
         drawn = [first_states(model.train(), batch) for _ in range(2)]
     assert torch.equal(*same)
     assert not torch.equal(*drawn)
-    assert gates(torch.tensor([-9.0, math.log(1 / 11), 0.0, 9.0])).tolist() == pytest.approx(
-        [0, 0, 0.5, 1], abs=1e-6
-    )
+    assert hard_concrete_gates(
+        torch.tensor([-9.0, math.log(1 / 11), 0.0, 9.0])
+    ).tolist() == pytest.approx([0, 0, 0.5, 1], abs=1e-6)
 
 
 def test_contrast_is_the_formula():
@@ -259,7 +259,7 @@ def test_contrast_is_the_formula():
     assert contrastive(z, other, torch.eye(5, dtype=torch.bool), 0.1).item() == pytest.approx(
         -np.diag(log_p).mean()
     )
-    whole = {PRETRAINED: other, FINETUNED: other, CLASSES: labels}
+    whole = {PRETRAINED: other, FINETUNED_GRADIENT: other, CLASSES: labels}
     terms = bound("cap").contrast(z, torch.arange(5), whole)
     assert terms["supervised"].item() == pytest.approx(10 * supervised, rel=1e-5)
     assert terms["unsupervised"].item() == pytest.approx(-0.1 * np.diag(log_p).mean(), rel=1e-5)

@@ -75,7 +75,7 @@ def test_a_pruning_method_starts_from_its_authors_values(method):
 @pytest.mark.parametrize("method", losses.methods())
 def test_a_loss_starts_from_its_authors_values(method):
     found = losses.check_settings(method, {}).model_dump()
-    if "task" in losses.inputs(method):
+    if "task" in losses.inputs_of(method):
         found |= {f"kd.{key}": value for key, value in losses.on_tasks(method)[1].items()}
     assert found == TABLE["losses"][method]
 

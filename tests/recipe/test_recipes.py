@@ -4,7 +4,7 @@ test_published.py."""
 import pytest
 import yaml
 
-from kdcli.data.tasks import tasks
+from kdcli.data.tasks import named_tasks
 from kdcli.losses import build_objective, check_settings
 from kdcli.models.shape import parse_shape
 from kdcli.recipe.resolve import combinations, recipe_models, resolve, shipped, shipped_recipes
@@ -26,7 +26,7 @@ def test_recipe_resolves_and_its_loss_section_is_known(name):
         build_objective(recipe.method, recipe.loss, teacher, parse_shape(shape, teacher))
 
 
-@pytest.mark.parametrize("task", tasks().values(), ids=tasks())
+@pytest.mark.parametrize("task", named_tasks().values(), ids=named_tasks())
 def test_every_task_has_a_recipe_of_its_name(task):
     recipe = resolve(FinetuneRecipe, recipe=task.name).recipe
     assert recipe.task == task.name
@@ -36,7 +36,7 @@ def test_every_task_has_a_recipe_of_its_name(task):
 
 
 def test_no_recipe_of_finetune_lacks_a_task():
-    assert set(shipped("finetune")) == set(tasks())
+    assert set(shipped("finetune")) == set(named_tasks())
 
 
 @pytest.mark.parametrize(("verb", "name"), EVERY)

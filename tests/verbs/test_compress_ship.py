@@ -7,7 +7,7 @@ import pytest
 
 from kdcli.data.labelled.partition import Partition, Pools
 from kdcli.models.temperature import TEMPERATURE
-from kdcli.report.schema import (
+from kdcli.report.schema_decisions import (
     Calibration,
     Confusion,
     Decision,

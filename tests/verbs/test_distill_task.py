@@ -21,7 +21,7 @@ from own_files import (
 )
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from kdcli.losses import inputs, methods, on_tasks
+from kdcli.losses import inputs_of, methods, on_tasks
 from kdcli.models.heads import AUTO_CLASS
 from kdcli.report.schema import FINETUNED
 from kdcli.types import Kind
@@ -34,7 +34,7 @@ QUICK = shlex.split(
     "--set 'undistilled.overrides.train={log_every: 1, checkpoint_every: 3}'"
 )
 STUDENT, ALONE = "student", "student undistilled"
-ON_TASKS = [m for m in methods() if "task" in inputs(m)]
+ON_TASKS = [m for m in methods() if "task" in inputs_of(m)]
 
 
 @pytest.fixture(scope="module")

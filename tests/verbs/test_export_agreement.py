@@ -11,7 +11,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from kdcli.deploy.export import OUTPUTS
+from kdcli.deploy.export import GRAPH_OUTPUTS
 from kdcli.deploy.runners import Runner
 from kdcli.verbs.export.agreement import ROWS, agreement_text, compare_outputs
 
@@ -38,7 +38,7 @@ def made(kind, change):
     def call(batch):
         with torch.no_grad():
             outputs = model(**batch)
-        return [change(outputs[name].numpy().copy()) for name in OUTPUTS if name in outputs]
+        return [change(outputs[name].numpy().copy()) for name in GRAPH_OUTPUTS if name in outputs]
 
     return model, tiny_tokenizer(), Runner(lambda batch: batch, call, lambda outputs: outputs)
 

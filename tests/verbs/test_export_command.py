@@ -23,7 +23,7 @@ from transformers import (
 
 from kdcli.deploy import export as files
 from kdcli.deploy.exported import open_export
-from kdcli.deploy.sparse.compact import compact
+from kdcli.deploy.sparse.compact import compact_model
 from kdcli.errors import MachineError, UsageError
 from kdcli.models.load import save_model
 from kdcli.models.matrices import matrices
@@ -182,7 +182,7 @@ def test_a_compacted_directory_keeps_its_head(saved, tmp_path):
         for matrix in matrices(model):
             matrix.linear.weight[: matrix.linear.out_features // 2] = 0
             matrix.linear.bias[: matrix.linear.out_features // 2] = 0
-    small = compact(model)
+    small = compact_model(model)
     assert small.num_parameters() < model.num_parameters()
     save_model(small, tiny_tokenizer(), tmp_path / "small")
     done = exported(tmp_path / "small", tmp_path / "out")

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, pipeline
 
-from kdcli.models.embedder import POOLINGS, DenseLayer, EmbeddingFormat, save_embedder
+from kdcli.models.embedder import POOLING_KEYS, DenseLayer, EmbeddingFormat, save_embedder
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import load_encoder
 from kdcli.verbs.export.javascript import UNKNOWN_TYPES, default_dtype, javascript
@@ -322,11 +322,13 @@ console.log(pipe.task);
 
 
 def test_javascript_pools_only_as_the_file_does():
-    poolings = {p: javascript("embedding", "bert", "int8", EmbeddingFormat(p)) for p in POOLINGS}
+    poolings = {
+        p: javascript("embedding", "bert", "int8", EmbeddingFormat(p)) for p in POOLING_KEYS
+    }
     # The pipeline takes the last position of every row, which may be padding.
     by_pipeline = {pooling for pooling, code in poolings.items() if "pipeline(" in code}
     assert by_pipeline == {"mean", "cls"}
-    assert all("sentence_embedding" in poolings[p] for p in POOLINGS if p not in by_pipeline)
+    assert all("sentence_embedding" in poolings[p] for p in POOLING_KEYS if p not in by_pipeline)
 
 
 @pytest.mark.parametrize(

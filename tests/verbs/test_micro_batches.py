@@ -16,7 +16,7 @@ from transformers import AutoModelForMaskedLM
 
 from kdcli.engine.launch import Session
 from kdcli.engine.train import train
-from kdcli.losses import build_objective, inputs, methods, on_tasks
+from kdcli.losses import build_objective, inputs_of, methods, on_tasks
 from kdcli.models.capture import capture
 from kdcli.models.embedder import EmbeddingFormat, Pool
 from kdcli.models.masked_lm import student_with_head
@@ -112,9 +112,9 @@ def assert_alike(make, processes=2):
         assert far[0] < 1e-5, far
 
 
-@pytest.mark.parametrize("method", [m for m in methods() if inputs(m) & {"text", "masked"}])
+@pytest.mark.parametrize("method", [m for m in methods() if inputs_of(m) & {"text", "masked"}])
 def test_on_text(method):
-    masked = "masked" in inputs(method)
+    masked = "masked" in inputs_of(method)
 
     def make():
         config = tiny_config("bert", num_hidden_layers=4, **CALM)
@@ -203,7 +203,7 @@ def test_fine_tuning_and_soft_targets_of_every_kind(folder, kind):
     )
 
 
-@pytest.mark.parametrize("method", [m for m in methods() if "task" in inputs(m)])
+@pytest.mark.parametrize("method", [m for m in methods() if "task" in inputs_of(m)])
 @pytest.mark.parametrize("kind", ["class", "tokens"])
 def test_joint_with_the_prediction(folder, kind, method):
     recipe, task, teacher = taught(folder, kind)
@@ -224,7 +224,7 @@ def test_joint_with_the_prediction(folder, kind, method):
 
 
 @pytest.mark.parametrize(
-    "method", [m for m in methods() if "task" in inputs(m) and on_tasks(m)[0] == "separate"]
+    "method", [m for m in methods() if "task" in inputs_of(m) and on_tasks(m)[0] == "separate"]
 )
 def test_a_stage_of_its_own(folder, method):
     recipe, task, teacher = taught(folder)

@@ -22,7 +22,8 @@ from transformers import (
 )
 
 import kdcli
-from kdcli.deploy.predict import AnswerSpan, Label, Labels, Predictor
+from kdcli.deploy.predict import Predictor
+from kdcli.deploy.predictions import AnswerSpan, Label, Labels
 from kdcli.errors import UsageError
 from kdcli.models.embedder import DenseLayer, EmbeddingFormat, save_embedder
 from kdcli.report.finish import RunResult

@@ -5,9 +5,9 @@ import pytest
 import yaml
 from transformers import BertConfig
 
-from kdcli.data.tasks import tasks
+from kdcli.data.tasks import named_tasks
 from kdcli.errors import UsageError
-from kdcli.losses import check_settings, inputs, on_tasks
+from kdcli.losses import check_settings, inputs_of, on_tasks
 from kdcli.models.shape import parse_shape
 from kdcli.recipe.resolve import resolve, shipped
 from kdcli.types import ModelShape
@@ -80,7 +80,7 @@ def test_every_recipe_of_tinybert_is_one_of_a_task_that_there_is():
         if name.startswith("tinybert-")
     }
     assert named == set(TINYBERT) | {"demo-topic"}
-    assert named <= set(tasks())
+    assert named <= set(named_tasks())
 
 
 @pytest.mark.parametrize("name", shipped("distill-task"))
@@ -94,7 +94,7 @@ def test_a_shipped_recipe_resolves_with_stages_that_can_be(name):
     if recipe.general.use:
         of_text = general_recipe(recipe).recipe
         check_settings(of_text.method, of_text.loss)
-        assert inputs(of_text.method) & {"text", "masked"}
+        assert inputs_of(of_text.method) & {"text", "masked"}
 
 
 def test_an_option_beats_set_beats_the_recipe_beats_what_lies_beneath(tmp_path):

@@ -14,7 +14,7 @@ from kdcli.data.labelled.rows import hashes_of
 from kdcli.data.labelled.task_data import open_labelled
 from kdcli.deploy.sparse.mask_file import read_mask
 from kdcli.errors import UsageError
-from kdcli.models.training_rows import FILE, all_rows, training_rows, write_training_rows
+from kdcli.models.training_rows import ROWS_FILE, all_rows, training_rows, write_training_rows
 from kdcli.types import Example
 
 SHORT = [*QUICK, "--max-steps", "2", "--device", "cpu"]
@@ -178,7 +178,7 @@ def test_a_record_is_sorted_once_each_and_damage_is_refused(tmp_path):
         3,
         2**63 + 5,
     ]
-    (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:-3])
+    (tmp_path / ROWS_FILE).write_bytes((tmp_path / ROWS_FILE).read_bytes()[:-3])
     with pytest.raises(UsageError, match=r"training_rows.safetensors is damaged"):
         training_rows(str(tmp_path))
     assert len(training_rows(str(tmp_path / "nowhere" / "at" / "all"))) == 0

@@ -410,7 +410,7 @@ def run_files(case: Case) -> None:
     """A run's recipe, log, report, checkpoints and best weights, damaged, when it is to go on."""
     import torch
 
-    from kdcli.engine.run_dir import BEST, CHECKPOINTS, RunDir
+    from kdcli.engine.run_dir import BEST_WEIGHTS, CHECKPOINTS, RunDir
 
     rng, folder = case.rng, case.folder / "run"
     run = RunDir(folder)
@@ -422,7 +422,7 @@ def run_files(case: Case) -> None:
         run.save_checkpoint(step, {"a": torch.zeros(4)}, {"rng": [1, 2], "step": step})
     run.save_best(2, {"a": torch.zeros(4)})
     (folder / "report.json").write_text('{"status": "done"}')
-    names = ["recipe.yaml", "log.jsonl", "report.json", f"{CHECKPOINTS}/{BEST}"]
+    names = ["recipe.yaml", "log.jsonl", "report.json", f"{CHECKPOINTS}/{BEST_WEIGHTS}"]
     names += [
         f"{CHECKPOINTS}/step-0000000{n}/{name}"
         for n in (1, 2)

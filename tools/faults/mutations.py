@@ -34,7 +34,7 @@ SHARES = {  # what is changed: files, how many of sixty, tests that are run firs
         "tests/models tests/deploy",
     ),
     "schedules": (
-        "kdcli/engine/train.py kdcli/engine/launch.py kdcli/types.py",
+        "kdcli/engine/train.py kdcli/engine/step.py kdcli/engine/launch.py kdcli/types.py",
         8,
         "tests/engine",
     ),

@@ -13,7 +13,7 @@ text; copies are drawn again in each run.
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.augment.masked_words import MaskedWords
 from kdcli.data.augment.neighbours import Neighbours
-from kdcli.data.augment.words import Word, tokenize, words_in
+from kdcli.data.augment.words import Word, tokenize_words, words_in
 from kdcli.data.sources import LOG_SECONDS, Log
 from kdcli.disk import cache_key, disk_errors, write_atomic
 from kdcli.types import Example, Task
@@ -88,21 +88,11 @@ def augment(
     """
     texts = list(dict.fromkeys(text for e in examples for text in _texts(task, e)))
     key = cache_key(fingerprint, candidates, masked_words is not None, TEXTS_PER_FILE, texts)
-    choices_of: dict[str, Choices] = {}
-    logged = time.monotonic()
-    for begin in range(0, len(texts), TEXTS_PER_FILE):
-        portion = texts[begin : begin + TEXTS_PER_FILE]
-        file = folder / key / f"{begin:09d}.json"
-        with disk_errors(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            cached = json.loads(file.read_text("utf-8")) if file.exists() else None
-        if cached is None:
-            cached = _candidates(portion, tokenizer, masked_words, neighbours, candidates)
-            write_atomic(file, json.dumps(cached))
-        choices_of |= zip(portion, cached, strict=True)
-        if time.monotonic() - logged > LOG_SECONDS:
-            logged = time.monotonic()
-            log(f"candidates for the words of {len(choices_of):,} of {len(texts):,} texts")
+
+    def choose(portion: Sequence[str]) -> list[Choices]:
+        return _candidates(portion, tokenizer, masked_words, neighbours, candidates)
+
+    choices_of = _cached_choices(texts, choose, folder / key, log)
     all_copies: list[Example] = []
     words = replaced = without = 0
     for example in examples:
@@ -126,6 +116,31 @@ def augment(
     if without:
         notes.append(f"{without:,} words have no candidates and are never replaced")
     return Augmented([*examples, *all_copies], share, notes)
+
+
+def _cached_choices(
+    texts: Sequence[str],
+    choose: Callable[[Sequence[str]], list[Choices]],
+    folder: Path,
+    log: Log,
+) -> dict[str, Choices]:
+    """Return the choices of each text. `choose` computes the ones that the cache lacks."""
+    choices_of: dict[str, Choices] = {}
+    logged = time.monotonic()
+    for begin in range(0, len(texts), TEXTS_PER_FILE):
+        portion = texts[begin : begin + TEXTS_PER_FILE]
+        file = folder / f"{begin:09d}.json"
+        with disk_errors(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            cached = json.loads(file.read_text("utf-8")) if file.exists() else None
+        if cached is None:
+            cached = choose(portion)
+            write_atomic(file, json.dumps(cached))
+        choices_of |= zip(portion, cached, strict=True)
+        if time.monotonic() - logged > LOG_SECONDS:
+            logged = time.monotonic()
+            log(f"candidates for the words of {len(choices_of):,} of {len(texts):,} texts")
+    return choices_of
 
 
 def _texts(task: Task, example: Example) -> tuple[str, ...]:
@@ -154,7 +169,7 @@ def _candidates(
     """Find the candidates of all words: predictions if there are any, otherwise neighbours."""
     predicted: list[list[tuple[Word, list[str] | None]]]
     if masked_words is None:
-        predicted = [[(w, None) for w in text.words] for text in tokenize(texts, tokenizer)]
+        predicted = [[(w, None) for w in text.words] for text in tokenize_words(texts, tokenizer)]
     else:
         predicted = masked_words.candidates(texts, count)
     spelled = [
@@ -230,12 +245,12 @@ def _edited_words(words: Sequence[str], edits: Sequence[tuple[int, int, str]]) -
         begin = end + 1
 
 
-def rows(task: Task, examples: Sequence[Example]) -> Iterator[Mapping[str, Any]]:
+def rows(task: Task, examples: Sequence[Example]) -> Iterator[Mapping[str, object]]:
     """Yield examples as rows with the task's columns, which `--task` can read.
 
     Classes are numbers, or names if the task comes from the user's own files.
     """
-    classes: Any = task.labels if task.hub is None else range(len(task.labels))
+    classes: Sequence[object] = task.labels if task.hub is None else range(len(task.labels))
     for example in examples:
         texts = [list(example.texts)] if task.kind == "tokens" else example.texts
         label: Any = example.label

@@ -7,21 +7,22 @@ Equal queries are computed once, and the head computes only the masked positions
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import BaseModelOutput
 
-from kdcli.data.augment.words import TokenizedText, Word, tokenize, whole_words
+from kdcli.data.augment.words import TokenizedWords, Word, tokenize_words, whole_words
 from kdcli.errors import UsageError
 
 # Tokens per query. Longer texts are divided into pieces of this size.
 WINDOW = 256
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}  # Larger batches are not faster.
 # Extra predictions per query, because the masked word and its other spellings are removed.
-SPARE = 6
+SPARE_PREDICTIONS = 6
 
 
 class _Query(NamedTuple):
@@ -71,7 +72,9 @@ class MaskedWords:
             raise UsageError(
                 f"{name} has no token that is a word, so its model cannot predict words"
             )
-        self.model, self.tokenizer, self.device = model.to(device).eval(), tokenizer, device
+        self.model = model.to(device).eval()
+        self.tokenizer = tokenizer
+        self.device = device
         self._words = {number: word for number, (word, _) in known.items()}
         self._ids_of = {
             kind: torch.tensor(
@@ -99,10 +102,11 @@ class MaskedWords:
         pieces of words, or special tokens. There may be fewer than `count`. The result is None for
         a word of several tokens.
         """
-        tokenized = tokenize(texts, self.tokenizer)
+        tokenized = tokenize_words(texts, self.tokenizer)
         queries = [[self._query(text, word) for word in text.words] for text in tokenized]
         likely = self._predict(
-            [q for text_queries in queries for q in text_queries if q is not None], count + SPARE
+            [q for text_queries in queries for q in text_queries if q is not None],
+            count + SPARE_PREDICTIONS,
         )
 
         def others(text: str, word: Word, query: _Query | None) -> list[str] | None:
@@ -119,7 +123,7 @@ class MaskedWords:
             for text, tokens, text_queries in zip(texts, tokenized, queries, strict=True)
         ]
 
-    def _query(self, text: TokenizedText, word: Word) -> _Query | None:
+    def _query(self, text: TokenizedWords, word: Word) -> _Query | None:
         """Mask a word; None if it is not a single token."""
         if word.token is None:
             return None
@@ -164,7 +168,9 @@ class MaskedWords:
         """
         rows_BL, places_B = rows_BL.to(self.device), places_B.to(self.device)
 
-        def gather(module: torch.nn.Module, arguments: Any, out: Any) -> Any:
+        def gather(
+            module: torch.nn.Module, arguments: object, out: BaseModelOutput
+        ) -> BaseModelOutput:
             # Pass [B, 1, D] to the head instead of [B, L, D].
             out.last_hidden_state = out.last_hidden_state[torch.arange(len(places_B)), places_B][
                 :, None

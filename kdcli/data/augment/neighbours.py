@@ -11,9 +11,9 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.data.augment.words import IDS_ONLY, whole_words, words_in
@@ -24,12 +24,12 @@ from kdcli.errors import UsageError
 FREQUENT_WORDS = 100_000
 WORDS_PER_PRODUCT = 64  # Words per matrix product, which needs 25 MB for the similarities.
 # Extra neighbours per word, because the word itself and its other spellings are removed.
-SPARE = 4
+SPARE_NEIGHBOURS = 4
 _FORM_HINT = (
     "each line of a GloVe file has a word and the same number of values, separated by single spaces"
 )
 
-Vectors = np.ndarray[Any, np.dtype[np.float32]]
+WordVectors = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Neighbours:
     """
 
     words: list[str]
-    vectors_WD: Vectors
-    vector_of: Callable[[Sequence[str]], Vectors]
+    vectors_WD: WordVectors
+    vector_of: Callable[[Sequence[str]], WordVectors]
     note: str
 
     def nearest(self, words: Sequence[str], count: int) -> list[list[str]]:
@@ -54,7 +54,7 @@ class Neighbours:
 
         The word itself is never among them, in any case.
         """
-        size = min(count + SPARE, len(self.words))
+        size = min(count + SPARE_NEIGHBOURS, len(self.words))
         if not size:
             return [[] for _ in words]
         nearest: list[list[str]] = []
@@ -92,11 +92,11 @@ class Neighbours:
                 "the tokenizer has no token that is a word, so there are no neighbours to choose "
                 "from"
             )
-        embedding: Any = model.get_input_embeddings()
+        embedding = model.get_input_embeddings()
         table_VD = embedding.weight.detach().float().cpu().numpy()
         special = set(tokenizer.all_special_ids)
 
-        def vector_of(words: Sequence[str]) -> Vectors:
+        def vector_of(words: Sequence[str]) -> WordVectors:
             # Put a space before each word, as within a text. Byte-level tokenizers include it in
             # the first piece.
             ids = tokenizer([f" {word}" for word in words], **IDS_ONLY)["input_ids"]
@@ -125,7 +125,7 @@ class Neighbours:
                 vector.
         """
         lowered = {word.lower() for word in words}
-        vectors: dict[str, Vectors] = {}
+        vectors: dict[str, WordVectors] = {}
         frequent = 0
         for number, (where, word, values) in enumerate(_lines(path)):
             if word in vectors or not (number < FREQUENT_WORDS or word in words or word in lowered):
@@ -147,7 +147,7 @@ class Neighbours:
             )
         zero_D = np.zeros_like(next(iter(vectors.values())))
 
-        def vector_of(portion: Sequence[str]) -> Vectors:
+        def vector_of(portion: Sequence[str]) -> WordVectors:
             return np.stack(
                 [vectors.get(word, vectors.get(word.lower(), zero_D)) for word in portion]
             )
@@ -161,10 +161,10 @@ class Neighbours:
         return cls(list(neighbours), unit(vectors_WD), vector_of, note)
 
 
-def unit(vectors_BD: Vectors) -> Vectors:
+def unit(vectors_BD: WordVectors) -> WordVectors:
     """Scale vectors to length 1, float32. Zero vectors stay zero."""
     length_B1 = np.linalg.norm(vectors_BD, axis=1, keepdims=True)
-    scaled: Vectors = (vectors_BD / np.where(length_B1 > 0, length_B1, 1)).astype(np.float32)
+    scaled: WordVectors = (vectors_BD / np.where(length_B1 > 0, length_B1, 1)).astype(np.float32)
     return scaled
 
 

@@ -48,7 +48,7 @@ class Word:
 
 
 @dataclass(frozen=True)
-class TokenizedText:
+class TokenizedWords:
     """The token ids of a text, without special tokens, and its words."""
 
     ids: list[int]
@@ -85,7 +85,9 @@ def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
         raise UsageError(f"{type(tokenizer).__name__} {message}", hint)
 
 
-def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[TokenizedText]:
+def tokenize_words(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> list[TokenizedWords]:
     """Tokenise texts, and find their words. The tokenizer must pass `check_fast`."""
     check_fast(tokenizer)
     if not texts:
@@ -107,7 +109,7 @@ def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[T
             )
             for (begin, end), piece, i in zip(offsets, pieces, ids, strict=True)
         ]
-        tokenized.append(TokenizedText(ids, list(_words(text, tokens))))
+        tokenized.append(TokenizedWords(ids, list(_words(text, tokens))))
     return tokenized
 
 
@@ -147,7 +149,8 @@ def _words(text: str, tokens: Sequence[tuple[int, int, bool, bool]]) -> Iterator
                 groups[-1].append(place)
                 reach = max(reach, end)
         for group in groups:
-            begin, end = tokens[group[0]][0], max(tokens[place][1] for place in group)
+            begin = tokens[group[0]][0]
+            end = max(tokens[place][1] for place in group)
             span = (word.begin, word.end)
             if word.spaceless:
                 span = (max(begin, word.begin), min(end, word.end))

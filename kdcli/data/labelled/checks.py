@@ -5,14 +5,13 @@ All problems are reported at once.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from kdcli.data.rows import BadRow
 from kdcli.data.tasks import OWN
 from kdcli.errors import UsageError
 from kdcli.types import Example, Task
 
-MAX_LISTED = 10  # Bad rows and classes that a message lists.
+MAX_LISTED_PROBLEMS = 10  # Bad rows and classes that a message lists.
 MIN_CLASS_ROWS = 10  # A class with fewer rows is reported as small.
 NO_ANSWER = frozenset(
     ["n/a", "na", "none", "null", "nan", "nil", "unknown", "undefined", "-", "--", "?", "#n/a"]
@@ -37,7 +36,7 @@ class BadRows:
             return
         self._places.add(row.where)
         self._counts[row.problem] += 1
-        if self._counts[row.problem] <= MAX_LISTED:
+        if self._counts[row.problem] <= MAX_LISTED_PROBLEMS:
             self._by_problem.setdefault(row.problem, []).append(row)
 
     def settle(self, usable: int, *, skip: bool) -> list[str]:
@@ -50,7 +49,8 @@ class BadRows:
         Raises UsageError: there are bad rows, and they are not skipped or no row can be used. The
         message counts and places each problem.
         """
-        count, lines = len(self._places), [self._line(problem) for problem in self._by_problem]
+        count = len(self._places)
+        lines = [self._line(problem) for problem in self._by_problem]
         if not count:
             return []
         if skip and usable:
@@ -71,14 +71,14 @@ class BadRows:
         if not others:
             return first.message
         file = first.where.rpartition(":")[0] + ":"
-        more = "" if self._counts[problem] <= MAX_LISTED else ", ..."
+        more = "" if self._counts[problem] <= MAX_LISTED_PROBLEMS else ", ..."
         places = ", ".join(row.where.removeprefix(file) for row in others)
         return f"{self._counts[problem]:,} rows: {first.message}; also {places}{more}"
 
 
 def class_counts(task: Task, examples: Iterable[Example]) -> list[int]:
     """Count how often each class occurs."""
-    counts: Counter[Any] = Counter()
+    counts: Counter[object] = Counter()
     for example in examples:
         counts.update(example.label if isinstance(example.label, tuple) else [example.label])
     return [counts[number] for number in range(len(task.labels))]
@@ -145,5 +145,5 @@ def _rows(count: int) -> str:
 
 def _list_counts(counts: dict[str, int]) -> str:
     ordered = sorted(counts.items(), key=lambda item: -item[1])
-    more = "" if len(ordered) <= MAX_LISTED else f" ... {len(ordered)} classes in all"
-    return ", ".join(f"{name} {count:,}" for name, count in ordered[:MAX_LISTED]) + more
+    more = "" if len(ordered) <= MAX_LISTED_PROBLEMS else f" ... {len(ordered)} classes in all"
+    return ", ".join(f"{name} {count:,}" for name, count in ordered[:MAX_LISTED_PROBLEMS]) + more

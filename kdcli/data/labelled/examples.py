@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kdcli.data.documents import check_text, columns_in
-from kdcli.data.rows import BadRow, Row
+from kdcli.data.documents import check_encodable, columns_in
+from kdcli.data.rows import BadRow, Row, RowValues
 from kdcli.types import Answer, Example, Kind, Task
 
 IDS = ("id", "idx", "guid")  # Columns that may hold the id of an example.
@@ -48,7 +48,7 @@ def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> 
     example_id = next((values[c] for c in IDS if values.get(c) is not None), number)
     read = _words if task.kind == "tokens" else _texts
     texts = read(task, where, values)
-    name = check_text(where, "id", str(example_id))
+    name = check_encodable(where, "id", str(example_id))
     label = values.get(task.label)
     if withheld and (label is None or str(label) in ("-1", "-1.0")):
         return Example(where, name, texts, None)
@@ -62,7 +62,7 @@ def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> 
     return Example(where, name, texts, _LABELS[task.kind](task, where, label, texts))
 
 
-def _texts(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
+def _texts(task: Task, where: str, values: RowValues) -> tuple[str, ...]:
     for column in task.texts:
         if column not in values:
             problem = f"task {task.name} needs the column '{column}'; {columns_in(values)}"
@@ -74,10 +74,10 @@ def _texts(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]
         if not isinstance(values[column], str):
             got = type(values[column]).__name__
             raise BadRow(where, f"column '{column}' must hold text, got {got}", hint=_COLUMN_HINT)
-    return tuple(check_text(where, column, values[column]) for column in task.texts)
+    return tuple(check_encodable(where, column, values[column]) for column in task.texts)
 
 
-def _words(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
+def _words(task: Task, where: str, values: RowValues) -> tuple[str, ...]:
     (column,) = task.texts
     words = values.get(column)
     if isinstance(words, str) and not task.label:
@@ -92,10 +92,10 @@ def _words(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]
         raise BadRow(
             where, f"column '{column}' must hold a list of words", f"; {got}", _COLUMN_HINT
         )
-    return tuple(check_text(where, column, word) for word in words)
+    return tuple(check_encodable(where, column, word) for word in words)
 
 
-def _class(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> int:
+def _class(task: Task, where: str, label: object, texts: tuple[str, ...]) -> int:
     """Return the number of a class from its name or number.
 
     In a CSV file, numbers are strings. In a user's own files, numbers are names.
@@ -121,7 +121,7 @@ def _class(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> int:
     raise BadRow(where, problem, f", got {_short(label)}")
 
 
-def _classes(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tuple[int, ...]:
+def _classes(task: Task, where: str, label: object, texts: tuple[str, ...]) -> tuple[int, ...]:
     if not isinstance(label, list | tuple):
         raise BadRow(where, f"'{task.label}' must hold a list of labels", f", got {_short(label)}")
     return tuple(sorted({_class(task, where, name, texts) for name in label}))
@@ -141,7 +141,7 @@ def _score(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> float:
     return score
 
 
-def _word_labels(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tuple[int, ...]:
+def _word_labels(task: Task, where: str, label: object, texts: tuple[str, ...]) -> tuple[int, ...]:
     if not isinstance(label, list | tuple) or len(label) != len(texts):
         got = f"{len(label)} labels" if isinstance(label, list | tuple) else _short(label)
         raise BadRow(
@@ -152,7 +152,7 @@ def _word_labels(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> 
     return tuple(_class(task, where, name, texts) for name in label)
 
 
-def _answers(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tuple[Answer, ...]:
+def _answers(task: Task, where: str, label: object, texts: tuple[str, ...]) -> tuple[Answer, ...]:
     answers, starts = (
         (label.get("text"), label.get("answer_start")) if isinstance(label, dict) else (None, None)
     )
@@ -171,18 +171,20 @@ def _answers(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tupl
             "give --task squad_v2",
         )
     return tuple(
-        Answer(check_text(where, task.label, a), s) for a, s in zip(answers, starts, strict=True)
+        Answer(check_encodable(where, task.label, a), s)
+        for a, s in zip(answers, starts, strict=True)
     )
 
 
-def _target(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> str:
+def _target(task: Task, where: str, label: object, texts: tuple[str, ...]) -> str:
     if not isinstance(label, str) or not label.strip():
         got = f", got {_short(label)}" if label != "" else ", which is empty"
         raise BadRow(where, f"'{task.label}', the target of task {task.name}, must be a text", got)
-    return check_text(where, task.label, label)
+    return check_encodable(where, task.label, label)
 
 
-_LABELS: Mapping[Kind, Callable[[Task, str, Any, tuple[str, ...]], Any]] = {
+_Label = int | float | str | tuple[int, ...] | tuple[Answer, ...]
+_LABELS: Mapping[Kind, Callable[[Task, str, Any, tuple[str, ...]], _Label]] = {
     "class": _class,
     "multi": _classes,
     "score": _score,

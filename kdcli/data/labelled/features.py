@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +15,8 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Array, Batch, Example, Kind, Task
 
-EXAMPLES_PER_CALL = (
-    4096  # Examples tokenised at once. Bounds the memory of the tokenizer's objects.
-)
+EXAMPLES_PER_CALL = 4096
+"""Number of examples tokenised at once. It bounds the memory of the tokenizer's objects."""
 BY_TOKEN = ("tokens", "text")  # Kinds with a label for each token.
 
 
@@ -112,7 +110,7 @@ class TokenizedRows:
         )
 
 
-def encode(
+def encode_examples(
     task: Task,
     examples: Sequence[Example],
     tokenizer: PreTrainedTokenizerBase,
@@ -170,13 +168,8 @@ def encode(
         if of_words:
             words += [_first_pieces(encoded.word_ids(i)) for i in range(len(portion))]
     labels = _labels(task, examples, words)
-    if of_words and labels is not None and not (labels != IGNORED).any():
-        first_words = ", ".join(map(repr, examples[0].texts[:3]))
-        raise UsageError(
-            f"{examples[0].where}: from here on the tokenizer makes no token of any word, so no "
-            "label can be used",
-            f"are the words blank? the first are {first_words}",
-        )
+    if of_words and labels is not None:
+        _check_words_have_tokens(examples, labels)
     return TokenizedRows(
         ids_T=np.concatenate(ids) if ids else np.empty(0, dtype=np.int32),
         types_T=np.concatenate(types) if types else None,
@@ -188,6 +181,17 @@ def encode(
         kind=task.kind,
         words_T=np.concatenate(words) if words else None,
     )
+
+
+def _check_words_have_tokens(examples: Sequence[Example], labels: Array) -> None:
+    """Raise a UsageError if no labelled word has a token, so that all labels are IGNORED."""
+    if not (labels != IGNORED).any():
+        first_words = ", ".join(map(repr, examples[0].texts[:3]))
+        raise UsageError(
+            f"{examples[0].where}: from here on the tokenizer makes no token of any word, so no "
+            "label can be used",
+            f"are the words blank? the first are {first_words}",
+        )
 
 
 def were_cut(encoded: BatchEncoding, max_length: int) -> list[bool]:
@@ -218,7 +222,7 @@ def _first_pieces(words: Sequence[int | None]) -> Array:
 
 def _labels(task: Task, examples: Sequence[Example], words: Sequence[Array]) -> Array | None:
     """Return the labels in the form of `TokenizedRows`, or None if they are withheld."""
-    labels: list[Any] = [e.label for e in examples]
+    labels = [e.label for e in examples]
     if not labels or None in labels:
         return None
     if task.kind in ("class", "score"):

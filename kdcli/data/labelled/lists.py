@@ -11,24 +11,25 @@ A label is a relevance of 0 or more. A score comes from a teacher.
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from kdcli.data.documents import check_text, columns_in
+from kdcli.data.documents import check_encodable, columns_in
 from kdcli.data.labelled.partition import Partition, Pools, text_hashes
 from kdcli.data.labelled.rows import hashes_of, held_back
-from kdcli.data.rows import BadRow, Row
+from kdcli.data.rows import BadRow, Row, RowValues
 from kdcli.data.sources import DemoSource, Log, open_source
-from kdcli.data.text.sentences import NEGATIVE, POSITIVE
+from kdcli.data.text.sentences import NEGATIVE_COLUMN, POSITIVE_COLUMN
 from kdcli.errors import UsageError
 from kdcli.types import Array, Example, RowHashes, Task
 
-RERANK = Task("rerank", "score", ("query", "passage"), ("ndcg@10", "mrr@10"), max_length=256)
-QUERIES, PASSAGES = ("query", "question", "anchor"), ("passage", "sentence", "document")
+RERANK_TASK = Task("rerank", "score", ("query", "passage"), ("ndcg@10", "mrr@10"), max_length=256)
+QUERIES = ("query", "question", "anchor")
+PASSAGES = ("passage", "sentence", "document")
 FORM_HINT = "a row holds query and passage, or query and passages, or query, positive and negative"
 
 
@@ -139,6 +140,22 @@ class ListSplits:
         return itertools.chain(train.queries, train.passages)
 
 
+class ListData(NamedTuple):
+    """The lists of a training run.
+
+    Attributes:
+        train: the lists to train on.
+        evaluated: the lists to evaluate on.
+        split: the name of the evaluated split.
+        has_labels: whether the evaluation uses the labels.
+    """
+
+    train: Lists
+    evaluated: Lists
+    split: str
+    has_labels: bool
+
+
 def read_list_splits(source: str, log: Log) -> ListSplits:
     """Read the lists of candidates of every split.
 
@@ -164,11 +181,11 @@ def read_lists(
     labelled: bool | None = None,
     partition: str | None = None,
     split: str = "validation",
-) -> tuple[Lists, Lists, str, bool]:
+) -> ListData:
     """Read lists of candidates.
 
-    The evaluation lists come from the `validation` split. Without it, a share of the
-    queries is held out from `train`, chosen by hash. No query is in both parts.
+    The evaluation lists come from the `validation` split. Without it, a share of the queries is
+    held out from `train`, chosen by hash. No query is in both parts.
 
     Args:
         source: the value of `--data`.
@@ -178,10 +195,6 @@ def read_lists(
             cannot be scored are then skipped.
         partition: a file that names the queries to evaluate on.
         split: which part of the partition is evaluated.
-
-    Returns:
-        The lists to train on, the lists to evaluate on, the name of the evaluated split, and
-        whether its labels count.
 
     Raises:
         UsageError: a row has none of the three forms, no query is left to train on, or no list can
@@ -194,7 +207,7 @@ def read_lists(
     if labelled is None:
         labelled = splits.labelled
     if not labelled:
-        return train.unlabelled(), evaluated.unlabelled(), split, False
+        return ListData(train.unlabelled(), evaluated.unlabelled(), split, has_labels=False)
     can_score = evaluated.can_score
     if not can_score.any():
         raise UsageError(
@@ -212,7 +225,7 @@ def read_lists(
         f"{len(train):,} training queries with {train.sizes.mean():.1f} passages on average; "
         f"{len(evaluated):,} evaluation queries"
     )
-    return train, evaluated, split, True
+    return ListData(train, evaluated, split, has_labels=True)
 
 
 def _divided(
@@ -230,7 +243,7 @@ def _divided(
                 f"data.partition names no {split} query of this data",
                 "give the data for which kdcli compress wrote the file",
             )
-        evaluated = joined([part.take(n) for part, n in places])
+        evaluated = concatenate_lists([part.take(n) for part, n in places])
         kept = np.flatnonzero(chosen.is_training(train.query_hashes))
         return train.take(kept), evaluated, split
     if splits.validation is not None:
@@ -242,7 +255,9 @@ def _divided(
             count = len(train) - len(kept)
             log(f"skipped {count:,} training queries that are also in the validation split")
         return train.take(kept), splits.validation, "validation"
-    held = held_back(RERANK, [Example("", "", (query,), None) for query in train.queries], seed)
+    held = held_back(
+        RERANK_TASK, [Example("", "", (query,), None) for query in train.queries], seed
+    )
     log(
         f"there is no validation split: {held.sum():,} of {len(train):,} queries are held out "
         "for evaluation"
@@ -251,7 +266,7 @@ def _divided(
     return train.take(np.flatnonzero(~held)), evaluated, "held back from train"
 
 
-def joined(parts: Sequence[Lists]) -> Lists:
+def concatenate_lists(parts: Sequence[Lists]) -> Lists:
     """Return the lists of several parts as one."""
     sizes = np.concatenate([part.sizes for part in parts])
     return Lists(
@@ -263,7 +278,7 @@ def joined(parts: Sequence[Lists]) -> Lists:
     )
 
 
-Candidate = tuple[str, float, float]
+ScoredPassage = tuple[str, float, float]
 """A passage, its label and its score."""
 
 
@@ -307,22 +322,23 @@ def _same(a: float, b: float) -> bool:
     return a == b or (math.isnan(a) and math.isnan(b))
 
 
-def _candidates(where: str, row: Mapping[str, Any]) -> tuple[str, list[Candidate]]:
+def _candidates(where: str, row: RowValues) -> tuple[str, list[ScoredPassage]]:
     """Return the query of a row and its candidates."""
     query = _text(where, row, _column(where, row, QUERIES))
-    if POSITIVE in row:
-        positives = _texts(where, row, POSITIVE)
+    if POSITIVE_COLUMN in row:
+        positives = _texts(where, row, POSITIVE_COLUMN)
         negatives = [
             t
             for name in row
-            if NEGATIVE.fullmatch(name) and row[name] is not None
+            if NEGATIVE_COLUMN.fullmatch(name) and row[name] is not None
             for t in _texts(where, row, name)
         ]
         if not negatives:
             raise BadRow(
                 where, "the query has no negative to rank the positive against", hint=FORM_HINT
             )
-        passages, labels = [*positives, *negatives], [1.0] * len(positives) + [0.0] * len(negatives)
+        passages = [*positives, *negatives]
+        labels = [1.0] * len(positives) + [0.0] * len(negatives)
         scores = _numbers(where, row, "scores", len(passages))
         return query, list(zip(passages, labels, scores, strict=True))
     if "passages" in row:
@@ -339,28 +355,28 @@ def _candidates(where: str, row: Mapping[str, Any]) -> tuple[str, list[Candidate
     return query, list(zip(passages, *numbers, strict=True))
 
 
-def _column(where: str, row: Mapping[str, Any], names: tuple[str, ...]) -> str:
+def _column(where: str, row: RowValues, names: tuple[str, ...]) -> str:
     column = next((name for name in names if name in row), None)
     if column is None:
         raise BadRow(where, f"no column {' or '.join(names)}", f"; {columns_in(row)}", FORM_HINT)
     return column
 
 
-def _text(where: str, row: Mapping[str, Any], name: str) -> str:
+def _text(where: str, row: RowValues, name: str) -> str:
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
         raise BadRow(where, f"'{name}' must be a text", f", got {value!r:.60}", FORM_HINT)
-    return check_text(where, name, value).strip()
+    return check_encodable(where, name, value).strip()
 
 
-def _texts(where: str, row: Mapping[str, Any], name: str) -> list[str]:
+def _texts(where: str, row: RowValues, name: str) -> list[str]:
     values = row[name] if isinstance(row[name], list) else [row[name]]
     if not values:
         raise BadRow(where, f"'{name}' is empty", hint=FORM_HINT)
     return [_text(where, {name: value}, name) for value in values]
 
 
-def _numbers(where: str, row: Mapping[str, Any], name: str, count: int) -> list[float]:
+def _numbers(where: str, row: RowValues, name: str, count: int) -> list[float]:
     """Return the numbers in a column, or NaN for each passage if there is no such column."""
     values = row.get(name)
     if values is None:

@@ -7,7 +7,7 @@ same texts are in the same part, so no part learns from another one.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from safetensors import SafetensorError
@@ -175,7 +175,7 @@ class _Drawn:
 
 def _mixed(hashes: RowHashes, seed: int) -> Array:
     """Mix a seed into hashes (the finaliser of SplitMix64), so that seeds give other orders."""
-    mixed: Any = hashes + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
+    mixed: Array = hashes + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return np.asarray(mixed ^ (mixed >> np.uint64(31)))

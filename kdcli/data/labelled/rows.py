@@ -9,9 +9,9 @@ The label does not affect it.
 import unicodedata
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kdcli.types import Example, RowHashes, Task
 
@@ -25,9 +25,7 @@ def hashes_of(examples: Sequence[Example]) -> RowHashes:
     return np.fromiter((_hash(_canonical(e.texts)) for e in examples), np.uint64, len(examples))
 
 
-def held_back(
-    task: Task, examples: Sequence[Example], seed: int
-) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def held_back(task: Task, examples: Sequence[Example], seed: int) -> NDArray[np.bool_]:
     """Choose the rows to hold out, [rows] bool.
 
     Only the context decides for `span` tasks, and only the first text for `text` tasks. All
@@ -44,7 +42,7 @@ def deciding_hashes(task: Task, examples: Sequence[Example], salt: bytes = b"") 
     return np.fromiter((_hash(_canonical(t), salt) for t in texts), np.uint64, len(examples))
 
 
-def choose_rows(examples: Sequence[Example], count: int | None) -> list[Example]:
+def choose_subset(examples: Sequence[Example], count: int | None) -> list[Example]:
     """Return the `count` rows with the smallest hashes, in their original order.
 
     A larger subset contains every smaller one.

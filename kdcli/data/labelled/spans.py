@@ -10,8 +10,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
-from typing import cast
+from itertools import chain, groupby, starmap
+from typing import NamedTuple, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -79,7 +79,10 @@ def misplaced(example: Example) -> str | None:
     context = example.texts[1]
     for answer in cast(tuple[Answer, ...], example.label or ()):
         if not answer.text.strip():
-            return f"{example.where}: an answer is empty; give no answer if there is none"
+            return (
+                f"{example.where}: an answer is empty; give an empty list if the question has no "
+                "answer"
+            )
         if answer.start < 0 or not context.startswith(answer.text, answer.start):
             return (
                 f"{example.where}: answer '{answer.text}' is not at character {answer.start} of "
@@ -119,28 +122,30 @@ def windows(
     """
     _check_windows(tokenizer, max_length, stride)
     rows = list(_windows(examples, tokenizer, max_length, stride, token_types))
-    ids, types, chars, example, cls, labels = zip(*rows, strict=True) if rows else ((),) * 6
-    chars_T2 = np.concatenate([np.empty((0, 2), dtype=np.int32), *chars])
+    chars_T2 = np.concatenate([np.empty((0, 2), dtype=np.int32), *(row.chars for row in rows)])
+    types = [np.empty(0, dtype=np.int8), *(row.types for row in rows)]
+    example = [row.example for row in rows]
+    labels = [row.label for row in rows]
     withheld = any(e.label is None for e in examples)
     return Windows(
         rows=TokenizedRows(
-            ids_T=np.concatenate([np.empty(0, dtype=np.int32), *ids]),
-            types_T=np.concatenate([np.empty(0, dtype=np.int8), *types]) if token_types else None,
-            ends=np.cumsum([len(row) for row in ids], dtype=np.int64),
+            ids_T=np.concatenate([np.empty(0, dtype=np.int32), *(row.ids for row in rows)]),
+            types_T=np.concatenate(types) if token_types else None,
+            ends=np.cumsum([len(row.ids) for row in rows], dtype=np.int64),
             labels=None if withheld else np.array(labels, dtype=np.int64).reshape(-1, 2),
             example=np.array(example, dtype=np.int64),
             truncated=sum(n > 1 for n in Counter(example).values()),
             pad_id=pad_id(tokenizer),
             kind="span",
         ),
-        cls=np.array(cls, dtype=np.int64),
+        cls=np.array([row.cls for row in rows], dtype=np.int64),
         char_begin_T=chars_T2[:, 0].copy(),
         char_end_T=chars_T2[:, 1].copy(),
         misplaced=check_answers(examples),
     )
 
 
-def decode(
+def decode_answers(
     windows: Windows,
     logits: Sequence[Array],
     examples: Sequence[Example],
@@ -221,14 +226,34 @@ def _text(context: str, begin: int, end: int) -> str:
     return context[begin:end].strip()
 
 
+class _Window(NamedTuple):
+    """A window of an example.
+
+    Attributes:
+        ids: token ids, [L] int32.
+        types: token types, [L] int8; empty if the model has none.
+        chars: the first and the last character of each token in the context, [L, 2].
+        example: the index of the example.
+        cls: the position of [CLS].
+        label: the first and the last token of the answer.
+    """
+
+    ids: Array
+    types: Array
+    chars: Array
+    example: int
+    cls: int
+    label: tuple[int, int]
+
+
 def _windows(
     examples: Sequence[Example],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     stride: int,
     token_types: bool,
-) -> Iterator[tuple[Array, Array, Array, int, int, tuple[int, int]]]:
-    """Yield each window: ids, token types, characters [L, 2], example, position of [CLS], label."""
+) -> Iterator[_Window]:
+    """Yield the windows of all examples."""
     cls_id = tokenizer.cls_token_id
     for begin in range(0, len(examples), EXAMPLES_PER_CALL):
         portion = examples[begin : begin + EXAMPLES_PER_CALL]
@@ -264,9 +289,9 @@ def _windows(
                 for row, positions in zip(ids, special, strict=True)
             ]
             labels = _labels(portion[number], chars, cls)
-            yield from zip(
-                ids, types, chars, [begin + number] * len(rows), cls, labels, strict=True
-            )
+            example = [begin + number] * len(rows)
+            columns = zip(ids, types, chars, example, cls, labels, strict=True)
+            yield from starmap(_Window, columns)
 
 
 def _questions(questions: list[str], tokenizer: PreTrainedTokenizerBase, limit: int) -> list[str]:

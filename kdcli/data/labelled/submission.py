@@ -7,7 +7,6 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from kdcli.disk import disk_errors, write_atomic
 from kdcli.errors import UsageError
@@ -25,7 +24,7 @@ def check_submission(task: Task) -> None:
         )
 
 
-def write_submission(folder: Path, task: Task, name: str, values: Sequence[Any]) -> Path:
+def write_submission(folder: Path, task: Task, name: str, values: Sequence[float]) -> Path:
     """Write the file of one set of a task, and return its path.
 
     Args:
@@ -41,11 +40,12 @@ def write_submission(folder: Path, task: Task, name: str, values: Sequence[Any])
     text = io.StringIO()
     writer = csv.writer(text, delimiter="\t", lineterminator="\n")
     writer.writerow(["index", "prediction"])
+    cells: Sequence[object] = values
     if task.kind == "score":
-        values = [f"{min(max(float(value), MIN_SCORE), MAX_SCORE):.3f}" for value in values]
+        cells = [f"{min(max(float(value), MIN_SCORE), MAX_SCORE):.3f}" for value in values]
     elif task.glue_words:
-        values = [task.labels[value] for value in values]
-    writer.writerows(enumerate(values))
+        cells = [task.labels[int(value)] for value in values]
+    writer.writerows(enumerate(cells))
     with disk_errors(folder / file):
         folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / file, text.getvalue())

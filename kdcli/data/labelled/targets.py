@@ -1,7 +1,6 @@
 """Sources and targets of generation as rows `[CLS] source [SEP] target [SEP]`."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -50,7 +49,7 @@ def encode_targets(
     truncated = 0
     for begin in range(0, len(examples), EXAMPLES_PER_CALL):
         portion = examples[begin : begin + EXAMPLES_PER_CALL]
-        options: dict[str, Any] = {
+        options: dict[str, bool] = {
             "return_attention_mask": False,
             "truncation": True,
             "verbose": False,

@@ -3,32 +3,35 @@
 Evaluation sets hold no rows that a model was trained on.
 """
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
-from kdcli.data import demo
-from kdcli.data.hub import HubId
 from kdcli.data.labelled.checks import BadRows, class_counts
-from kdcli.data.labelled.examples import example_of
 from kdcli.data.labelled.kept import kept_rows
 from kdcli.data.labelled.own import own_task
-from kdcli.data.labelled.partition import VERIFICATION, Partition, Pools
-from kdcli.data.labelled.rows import choose_rows, deciding_hashes, hashes_of, held_back
-from kdcli.data.rows import FORMATS, BadRow, OnBadRow, Row
-from kdcli.data.sources import DemoSource, FileSource, HubSource, Log, Source, open_source
-from kdcli.data.storage import NotFound, list_folder
+from kdcli.data.labelled.partition import VERIFICATION, Partition
+from kdcli.data.labelled.rows import choose_subset, hashes_of, held_back
+from kdcli.data.labelled.splits import (
+    TaskSource,
+    describe_needed_files,
+    read_numbered_rows,
+    read_splits,
+)
+from kdcli.data.sources import Log, open_source
+from kdcli.data.storage import NotFound
 from kdcli.data.tasks import OWN, task_of
 from kdcli.errors import UsageError
 from kdcli.types import Example, Head, RowHashes, Task
 
 THIS_RUN = "this run"
-HELD, ALL = "held back from train", "all rows"  # Names of the split if the files have none.
-MIN_ROWS = 20  # Rows that must remain for an evaluation after training rows are skipped.
+HELD_OUT_SPLIT, ALL_ROWS = (
+    "held back from train",
+    "all rows",
+)  # Names of the split if the files have none.
+MIN_EVALUATION_ROWS = 20  # Rows that must remain for an evaluation after training rows are skipped.
 # Share of a benchmark's own validation split that may also be in its training split.
 MAX_DUPLICATES = 0.05
 
@@ -106,197 +109,138 @@ def open_labelled(
         UsageError: the task is unknown, there is no such data, rows do not fit the task (the
             message names the file and the row), or too few evaluation examples remain.
     """
-    if split == VERIFICATION and partition is None:
-        raise UsageError(
-            "data.split=verification needs data.partition",
-            "give the partition.safetensors of a run of kdcli compress",
-        )
-    chosen = None if partition is None else Partition.read(partition)
+    chosen = _open_partition(partition, split)
     bad_rows = BadRows()
+    notes: list[str] = []
+
+    def settle(usable: int) -> None:
+        notes.extend(bad_rows.settle(usable, skip=skip_bad))
+        for note in notes:
+            log(note)
+
     try:
         if name == OWN:
-            opened = _own_source(source, train_source if training else None)
-            reads_split = not training and chosen is None and opened.has(split)
-            rows_of = split if reads_split else "train"
+            evaluates_split = not training and chosen is None
             task = _own_task(
-                opened,
-                rows_of,
+                source,
+                train_source if training else None,
                 columns or {},
-                head,
-                log,
                 bad_rows,
+                preferred=(split, "train") if evaluates_split else ("train",),
+                head=head,
                 skip_bad=skip_bad,
                 ignores_labels=withheld,
+                log=log,
             )
         else:
             task = _named_task(name, columns)
-        withheld = withheld or not task.label
-        notes: list[str] = []
-
-        def settle(count: int) -> None:
-            notes.extend(bad_rows.settle(count, skip=skip_bad))
-            for note in notes:
-                log(note)
-
-        trained = dict(trained or {})
+        has_labels = bool(task.label) and not withheld
+        rows = TaskSource(task, source, train_source, bad_rows, withheld=not has_labels, log=log)
         if chosen is not None:
-            pools = read_splits(task, source, train_source, bad_rows, withheld=withheld, log=log)
-            train = pools.training(chosen) if training else []
-            settle(len(pools.train))
-            sets = pools.evaluated(chosen, split)
-            published = False
+            division = _by_partition(rows, chosen, split, settle, training=training)
         else:
-            train, sets, split = _train_and_sets(
-                task,
-                source,
-                train_source,
-                split,
-                split_seed,
-                trained,
-                bad_rows,
-                settle,
-                training=training,
-                withheld=withheld,
-                log=log,
-            )
-            published = split in ("validation", "test") and name != OWN
+            division = _by_split(rows, split, split_seed, trained or {}, settle, training=training)
     except NotFound as error:
-        needed = _files_needed(name, split, training, withheld)
+        needed = describe_needed_files(name, split, training=training, withheld=withheld)
         hint = f"give --data PATH (for distill: eval.source): {needed}"
         raise UsageError(f"task {name}: {error.message}", hint) from None
-    train = choose_rows(train, train_rows) if training else []
-    task = replace(task, sets=tuple(filter(None, sets)))
-    data = Labelled(task, train, sets, split, notes, has_labels=not withheld)
+    task = replace(task, sets=tuple(filter(None, division.sets)))
+    train = choose_subset(division.train, train_rows) if training else []
+    data = Labelled(task, train, division.sets, division.split, notes, has_labels=has_labels)
+    known = dict(trained or {})
     if training:
-        trained[THIS_RUN] = data.rows
-    data = _skip_trained_rows(data, trained, keep=judge_trained_rows, published=published, log=log)
+        known[THIS_RUN] = data.rows
+    published = chosen is None and name != OWN and data.split in ("validation", "test")
+    data = _skip_trained_rows(data, known, keep=judge_trained_rows, published=published, log=log)
     return replace(
-        data, sets={n: choose_rows(examples, judged_rows) for n, examples in data.sets.items()}
+        data, sets={n: choose_subset(examples, judged_rows) for n, examples in data.sets.items()}
     )
 
 
 @dataclass(frozen=True)
-class Splits:
-    """All examples of a task.
+class _Division:
+    """The training examples, the evaluation sets, and the name of the evaluated split."""
 
-    Attributes:
-        task: the task.
-        train: the training split.
-        train_set: the set that the training split belongs to.
-        validation, test: set -> examples; empty if there is no such split.
-    """
-
-    task: Task
     train: list[Example]
-    train_set: str
-    validation: dict[str, list[Example]]
-    test: dict[str, list[Example]]
-
-    def pools(self, trained: RowHashes) -> Pools:
-        """Return the hashes of the rows of each split. `trained` has the models' training rows."""
-        parts = [
-            self.train,
-            list(itertools.chain(*self.validation.values())),
-            list(itertools.chain(*self.test.values())),
-        ]
-        hashes = [deciding_hashes(self.task, examples) for examples in parts]
-        known = [h[np.isin(hashes_of(e), trained)] for h, e in zip(hashes, parts, strict=True)]
-        train, validation, test = hashes
-        return Pools(train, validation, test, np.concatenate(known))
-
-    def training_texts(self, partition: Partition) -> Iterator[str]:
-        """Return every text of the training examples of a partition."""
-        return itertools.chain.from_iterable(e.texts for e in self.training(partition))
-
-    def training(self, partition: Partition) -> list[Example]:
-        """Return the training examples of a partition."""
-        kept = partition.is_training(deciding_hashes(self.task, self.train))
-        return list(itertools.compress(self.train, kept))
-
-    def evaluated(self, partition: Partition, split: str) -> dict[str, list[Example]]:
-        """Return the evaluation examples of a partition, set -> examples."""
-        sets: dict[str, list[Example]] = {}
-        for source in ({self.train_set: self.train}, self.validation, self.test):
-            for name, examples in source.items():
-                chosen = partition.is_evaluated(deciding_hashes(self.task, examples), split)
-                if chosen.any():
-                    sets.setdefault(name, []).extend(itertools.compress(examples, chosen))
-        if not sets:
-            raise UsageError(
-                f"data.partition names no {split} row of this data",
-                "give the data for which kdcli compress wrote the file",
-            )
-        return sets
+    sets: dict[str, list[Example]]
+    split: str
 
 
-@kept_rows
-def read_splits(
-    task: Task,
-    source: str | None,
-    train_source: str | None,
-    bad_rows: OnBadRow,
-    *,
-    withheld: bool,
-    log: Log,
-) -> Splits:
-    """Read every split of a task. Only an own task has a test split, because others hide labels."""
-    opened, train_set = _training_source(task, source, train_source, needed=False)
-    train = []
-    if opened.has("train"):
-        train = _read(task, opened, "train", bad_rows, withheld=withheld)
-    held = {}
-    for split in ("validation", "test") if task.name == OWN else ("validation",):
-        places = _evaluation_splits(task, source, split, log)
-        held[split] = {
-            n: _read(task, s, of, bad_rows, withheld=withheld) for n, (s, of) in places.items()
-        }
-    # A training split without a set of its own extends the first set that is evaluated.
-    train_set = next(iter(held["validation"]), train_set)
-    return Splits(task, train, train_set, held["validation"], held.get("test", {}))
+def _open_partition(partition: str | None, split: str) -> Partition | None:
+    """Read the file of a partition. Raises UsageError: it is needed and not given, or damaged."""
+    if partition is not None:
+        return Partition.read(partition)
+    if split == VERIFICATION:
+        raise UsageError(
+            "data.split=verification needs data.partition",
+            "give the partition.safetensors of a run of kdcli compress",
+        )
+    return None
 
 
-def _train_and_sets(
-    task: Task,
-    source: str | None,
-    train_source: str | None,
+def _by_partition(
+    rows: TaskSource,
+    partition: Partition,
     split: str,
-    split_seed: int,
-    trained: Mapping[str, RowHashes],
-    bad_rows: BadRows,
     settle: Callable[[int], None],
     *,
     training: bool,
-    withheld: bool,
-    log: Log,
-) -> tuple[list[Example], dict[str, list[Example]], str]:
-    """Read the training examples and the evaluation sets; for the arguments see `open_labelled`.
+) -> _Division:
+    """Divide all rows of a task as a partition names them.
 
-    `settle` is called with the number of examples before they are divided.
-
-    Returns the training examples, the evaluation sets, and the name of the evaluated split.
+    `settle` is called with the number of training rows before they are divided.
     """
-    places = _evaluation_splits(task, source, split, log)
+    splits = read_splits(rows)
+    settle(len(splits.train))
+    train = splits.training(partition) if training else []
+    return _Division(train, splits.evaluated(partition, split), split)
+
+
+def _by_split(
+    rows: TaskSource,
+    split: str,
+    seed: int,
+    trained: Mapping[str, RowHashes],
+    settle: Callable[[int], None],
+    *,
+    training: bool,
+) -> _Division:
+    """Read the training split and the evaluated split.
+
+    Without an evaluated split, rows of the training split are held out. If nothing is trained, all
+    rows of a single file are evaluated, unless a model was trained on the file.
+
+    Args:
+        rows: the places of the rows.
+        split: the split to evaluate on.
+        seed: the seed that chooses the rows to hold out.
+        trained: model -> hashes of the rows that it was trained on.
+        settle: called with the number of examples before they are divided.
+        training: whether to read the training split.
+
+    Raises:
+        NotFound: there is no evaluated split, and no rows can be held out for it.
+    """
+    places = rows.evaluation_splits(split)
     train: list[Example] = []
     train_set = ""
-    use_all = not training and not places and _is_one_file(task, source)
     if training or not places:
-        opened, train_set = _training_source(
-            task, source, train_source if training else None, needed=training
-        )
+        training_rows = rows if training else replace(rows, train_source=None)
+        opened, train_set = training_rows.training_split(needed=training)
         if training or opened.has("train"):
-            train = _read(task, opened, "train", bad_rows, withheld=withheld)
-    sets = {n: _read(task, s, of, bad_rows, withheld=withheld) for n, (s, of) in places.items()}
+            train = rows.read(opened, "train")
+    sets = rows.read_sets(places)
     settle(len(train) + sum(map(len, sets.values())))
-    if use_all and split == "validation":
-        use_all = not _trained_on(task, train, trained, split_seed)
-    if use_all:
-        return train, {"": train}, ALL
-    if not places and train and split == "validation":
-        train, held_out = _hold_out(task, train, split_seed, log)
-        return train, {train_set: held_out}, HELD
-    if not places:
-        raise NotFound(f"no {split} split in {source}{_content_of(source)}")
-    return train, sets, split
+    if places:
+        return _Division(train, sets, split)
+    if not training and rows.is_one_file:
+        knows_file = split == "validation" and _trained_on(rows.task, train, trained, seed)
+        if not knows_file:
+            return _Division(train, {"": train}, ALL_ROWS)
+    if train and split == "validation":
+        kept, held_out = _hold_out(rows.task, train, seed, rows.log)
+        return _Division(kept, {train_set: held_out}, HELD_OUT_SPLIT)
+    raise NotFound(f"no {split} split in {rows.source}{rows.content}")
 
 
 def _named_task(name: str, columns: Mapping[str, str | list[str]] | None) -> Task:
@@ -309,20 +253,49 @@ def _named_task(name: str, columns: Mapping[str, str | list[str]] | None) -> Tas
     return task
 
 
-def _content_of(source: str | None) -> str:
-    """List the content of a directory for a message; "" for other sources."""
-    if source and Path(source).is_dir():
-        return f"; it holds {list_folder(Path(source))}"
-    return ""
+def _own_task(
+    source: str | None,
+    train_source: str | None,
+    columns: Mapping[str, str | list[str]],
+    bad_rows: BadRows,
+    *,
+    preferred: tuple[str, ...],
+    head: Head | None,
+    skip_bad: bool,
+    ignores_labels: bool,
+    log: Log,
+) -> Task:
+    """Derive the task of the user's own rows.
 
+    Args:
+        source, train_source: the source of the rows, and the one of the training split if it is
+            another one.
+        columns: role -> column.
+        bad_rows: collects the rows whose labels cannot be read.
+        preferred: the splits that the task is derived from, the first choice first.
+        head: what a model's head predicts.
+        skip_bad: whether to skip rows that do not fit the task.
+        ignores_labels: whether the rows count as unlabelled.
+        log: called with each message.
 
-def _is_one_file(task: Task, source: str | None) -> bool:
-    """Whether a source is one file, or several without a split in their names.
-
-    Such files count as `train`.
+    Raises UsageError: no source is given, or the rows fit no task.
     """
-    whole = _folders(task, source)[0] if source is not None else None
-    return isinstance(whole, FileSource) and list(whole.files) == ["train"]
+    if source is None:
+        raise UsageError(
+            "task 'own' needs --data", "give a file or a directory with train.* and validation.*"
+        )
+    opened = open_source(source if train_source is None else train_source)
+    # There may be no training split, but only one to evaluate on.
+    present = [split for split in (*preferred, *opened.splits()) if opened.has(split)]
+    split = present[0] if present else preferred[-1]
+    try:
+        rows = (row for _, row in read_numbered_rows(opened, split, bad_rows))
+        return own_task(rows, columns, log, bad_rows, head=head, ignores_labels=ignores_labels)
+    except UsageError:
+        if not skip_bad:
+            # Bad rows are the likely cause, so report them first.
+            bad_rows.settle(0, skip=False)
+        raise
 
 
 def _hold_out(
@@ -347,7 +320,7 @@ def _trained_on(
 ) -> bool:
     """Whether models were trained on this file.
 
-    In that case they know all of its rows that are not held out or, as `choose_rows` takes them,
+    In that case they know all of its rows that are not held out or, as `choose_subset` takes them,
     the ones with the smallest hashes.
     """
     known = np.unique(np.concatenate([*trained.values(), np.empty(0, np.uint64)]))
@@ -385,7 +358,9 @@ def _skip_trained_rows(
         sets[name] = examples
         if not count:
             continue
-        where = {ALL: "", HELD: f" {HELD}"}.get(data.split, f" of {data.split} {name}".rstrip())
+        where = {ALL_ROWS: "", HELD_OUT_SPLIT: f" {HELD_OUT_SPLIT}"}.get(
+            data.split, f" of {data.split} {name}".rstrip()
+        )
         rows = f"{count:,} of {total:,} rows{where}"
         reason = _training_counts(by_model)
         if published and count <= MAX_DUPLICATES * total:
@@ -393,7 +368,7 @@ def _skip_trained_rows(
         elif keep:
             notes.append(f"kept {rows} (data.judge_trained_rows), although {reason}")
             split = f"{data.split}, {count:,} of {total:,} rows trained a model"
-        elif total - count < min(MIN_ROWS, (total + 1) // 2):
+        elif total - count < min(MIN_EVALUATION_ROWS, (total + 1) // 2):
             raise UsageError(
                 f"cannot evaluate on {rows}: {reason}",
                 "give --data with other rows, or evaluate on these rows with --set "
@@ -415,171 +390,6 @@ def _training_counts(by_model: Mapping[str, int]) -> str:
         f"this run trains on {n}" if model == THIS_RUN else f"{model} was trained on {n}"
         for model, n in counts
     )
-
-
-def _files_needed(name: str, split: str, training: bool, withheld: bool) -> str:
-    """Describe the files and columns that a task needs."""
-    formats = f"({', '.join(f'.{f}' for f in FORMATS if f != 'txt')}, each also .gz)"
-    needed = ["train.*"] if training else []
-    if name == OWN:
-        optional = " and optionally validation.*" if training and split == "validation" else ""
-        files = " and ".join(needed if optional else [*needed, f"{split}.*"])
-        return f"a file, or a directory with {files}{optional} {formats}"
-    task = task_of(name)
-    if "{set}" in task.split:
-        needed += [f"{split}_{s}.*" for s in task.sets]
-    elif task.sets:
-        needed = [f"train.* or {task.sets[0]}/train.*"] if training else []
-        needed.append(f"LANGUAGE/{split}.* (LANGUAGE: {', '.join(task.sets)})")
-    else:
-        needed.append(f"{split}.*")
-    label = f"{task.label} ({', '.join(task.labels)})" if task.labels else task.label
-    columns = task.texts if withheld else (*task.texts, label)
-    return f"a directory with {', '.join(needed)} {formats} and the columns {', '.join(columns)}"
-
-
-def _own_source(source: str | None, train_source: str | None) -> Source:
-    """Open the user's own rows. Raises UsageError: no source is given."""
-    if source is None:
-        raise UsageError(
-            "task 'own' needs --data", "give a file or a directory with train.* and validation.*"
-        )
-    return open_source(source if train_source is None else train_source)
-
-
-def _own_task(
-    opened: Source,
-    split: str,
-    columns: Mapping[str, str | list[str]],
-    head: Head | None,
-    log: Log,
-    bad_rows: BadRows,
-    *,
-    skip_bad: bool,
-    ignores_labels: bool,
-) -> Task:
-    """Derive the task of the user's own rows; for the arguments see `open_labelled`."""
-    if not opened.has(split):
-        # There may be no training split, but only one to evaluate on.
-        split = next(iter(opened.splits()), split)
-    try:
-        rows = (row for _, row in _rows(opened, split, bad_rows))
-        return own_task(rows, columns, log, bad_rows, head=head, ignores_labels=ignores_labels)
-    except UsageError:
-        if not skip_bad:
-            # Bad rows are the likely cause, so report them first.
-            bad_rows.settle(0, skip=False)
-        raise
-
-
-def _training_source(
-    task: Task, source: str | None, train_source: str | None, *, needed: bool
-) -> tuple[Source, str]:
-    """Return the source of the training examples and the name of their set.
-
-    Raises UsageError: `needed` is set, and there is no training split.
-    """
-    name = task.sets[0] if task.sets else ""
-    where = task.hub_train or task.hub
-    if train_source is None and source is None and where is not None:
-        return _hub(where, ""), name
-    if train_source is not None or source is None:
-        return open_source("demo" if train_source is None else train_source), name
-    opened, folders = _folders(task, source)
-    if opened is not None and (opened.has("train") or not folders):
-        return opened, name
-    # There are only folders of sets. Cross-lingual tasks are trained on the first set, English.
-    first = open_source(str(Path(source) / folders[0]))
-    if needed and not first.has("train"):
-        raise UsageError(
-            f"task {task.name}: no training split in {source} or its folder {folders[0]}/",
-            "give training data of the same form with --set data.train=SOURCE",
-        )
-    return first, folders[0]
-
-
-def _folders(task: Task, source: str) -> tuple[Source | None, list[str]]:
-    """Open a source, and list the sets that have a folder in it.
-
-    The source is None if it contains nothing but such folders.
-    """
-    folders = [name for name in task.sets if (Path(source) / name).is_dir()]
-    try:
-        return open_source(source), folders
-    except NotFound:
-        if not folders:
-            raise
-        return None, folders
-
-
-def _evaluation_splits(
-    task: Task, source: str | None, split: str, log: Log
-) -> dict[str, tuple[Source, str]]:
-    """Return the source and split of each evaluation set. Missing sets are skipped and logged."""
-    if source is None:
-        if task.hub is None:
-            return {"": (open_source("demo"), split)}
-        named = task.split.replace("validation", split)
-        return {s: (_hub(task.hub, s), named.replace("{set}", s)) for s in task.sets or ("",)}
-    whole, folders = _folders(task, source)
-    opened = {name: open_source(str(Path(source) / name)) for name in folders}
-    splits = {name: (of_set, split) for name, of_set in opened.items() if of_set.has(split)}
-    if whole is not None and not splits:
-        splits = {
-            name: (whole, f"{split}_{name}") for name in task.sets if whole.has(f"{split}_{name}")
-        }
-        if not splits and whole.has(split):
-            # A split without a set in its name is the first set: matched, or English.
-            splits = {task.sets[0] if task.sets else "": (whole, split)}
-    if splits and (missing := [s for s in task.sets if s not in splits]):
-        log(f"{task.name}: evaluating on {', '.join(splits)}; missing: {', '.join(missing)}")
-    return splits
-
-
-def _hub(where: tuple[str, str | None], name: str) -> Source:
-    repository, config = where
-    config = config.replace("{set}", name) if config else None
-    return HubSource(f"{repository}{':' + config if config else ''}", HubId(repository, config))
-
-
-def _read(
-    task: Task, source: Source, split: str, on_bad: OnBadRow, *, withheld: bool = False
-) -> list[Example]:
-    if isinstance(source, DemoSource):
-        if task.name not in (OWN, *demo.TASKS):
-            raise UsageError(
-                f"the demo has no task {task.name}",
-                f"its tasks: {', '.join(demo.TASKS)}; or give --data",
-            )
-        if split not in demo.DOCUMENTS:
-            raise UsageError(f"the demo has no {split} split; it has {', '.join(demo.DOCUMENTS)}")
-        if task.name == OWN:
-            return [
-                Example(f"demo {split}", str(i), (text,), None)
-                for i, text in enumerate(demo.demo_sentences(split))
-            ]
-        rows = demo.demo_task(task.name, split)
-        return [Example(f"demo {split}", str(i), (e.text,), e.label) for i, e in enumerate(rows)]
-    examples = []
-    for number, row in _rows(source, split, on_bad):
-        try:
-            examples.append(example_of(task, row, number, withheld=withheld))
-        except BadRow as error:
-            on_bad(error)
-    return examples
-
-
-def _rows(source: Source, split: str, on_bad: OnBadRow) -> Iterator[tuple[int, Row]]:
-    """Yield the rows of a split, each with its number in its file.
-
-    Raises UsageError: a file has no rows.
-    """
-    for name, table in source.tables(split, on_bad):
-        number = -1
-        for number, row in enumerate(table):
-            yield number, row
-        if number < 0:
-            raise UsageError(f"{name} holds no rows")
 
 
 def check_training(labelled: Labelled) -> None:

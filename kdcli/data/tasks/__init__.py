@@ -12,7 +12,7 @@ from kdcli.types import Task
 OWN = "own"  # The task that `kdcli.data.labelled.own` derives from a user's own files.
 
 
-def tasks() -> dict[str, Task]:
+def named_tasks() -> dict[str, Task]:
     """Return every named task by its name."""
     families = [
         importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)
@@ -22,7 +22,7 @@ def tasks() -> dict[str, Task]:
 
 def task_of(name: str) -> Task:
     """Return a named task. Raises UsageError if there is no such task."""
-    if name in (known := tasks()):
+    if name in (known := named_tasks()):
         return known[name]
     near = did_you_mean(name, [*known, OWN])
     hint = f"known: {', '.join(known)}; or '{OWN}' for your own files, given by --data"

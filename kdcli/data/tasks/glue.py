@@ -1,12 +1,10 @@
 """GLUE (Wang et al. 2018, https://arxiv.org/abs/1804.07461).
 
-Columns, label numbers and metrics are the ones of `nyu-mll/glue`. The file names are the ones that
-the GLUE server expects. The label words come from static model pruning
-(https://arxiv.org/abs/2210.06210).
+Columns, label numbers and metrics follow `nyu-mll/glue`, and the file names follow the GLUE server.
+The label words come from static model pruning (https://arxiv.org/abs/2210.06210).
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from kdcli.types import Kind, Task
 
@@ -22,7 +20,10 @@ def _task(
     files: str | Mapping[str, str],
     words: tuple[str, ...],
     kind: Kind = "class",
-    **more: Any,
+    *,
+    sets: tuple[str, ...] = (),
+    split: str = "validation",
+    glue_words: bool = False,
 ) -> Task:
     glue = {"": files} if isinstance(files, str) else files
     return Task(
@@ -33,8 +34,10 @@ def _task(
         labels,
         hub=("nyu-mll/glue", name),
         glue=glue,
+        sets=sets,
+        split=split,
+        glue_words=glue_words,
         words=words,
-        **more,
     )
 
 

@@ -6,24 +6,39 @@
   evaluated in each language.
 """
 
-from typing import Any
-
 from kdcli.types import Task
 
 IMPOSSIBLE_METRICS = (
     *("f1", "exact", "best_f1", "best_f1_threshold", "best_exact", "best_exact_threshold"),
     *("answer_f1", "no_answer_accuracy"),
 )
-_SQUAD, _LANGUAGES = ("rajpurkar/squad", None), ("en", "es", "de", "ar", "hi", "vi", "zh")
+_SQUAD = ("rajpurkar/squad", None)
+_LANGUAGES = ("en", "es", "de", "ar", "hi", "vi", "zh")
 
 
 def _task(
-    name: str, metrics: tuple[str, ...] = ("f1", "exact"), max_length: int = 384, **more: Any
+    name: str,
+    metrics: tuple[str, ...] = ("f1", "exact"),
+    max_length: int = 384,
+    *,
+    hub: tuple[str, str | None],
+    hub_train: tuple[str, str | None] | None = None,
+    sets: tuple[str, ...] = (),
+    impossible: bool = False,
 ) -> Task:
     # The two label words stand for the start and the end of an answer.
-    texts, words = ("question", "context"), ("Yes", "No")
     return Task(
-        name, "span", texts, metrics, label="answers", max_length=max_length, words=words, **more
+        name,
+        "span",
+        ("question", "context"),
+        metrics,
+        label="answers",
+        hub=hub,
+        hub_train=hub_train,
+        sets=sets,
+        impossible=impossible,
+        max_length=max_length,
+        words=("Yes", "No"),
     )
 
 

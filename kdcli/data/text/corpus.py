@@ -16,7 +16,14 @@ from transformers import PreTrainedTokenizerBase
 from kdcli.data.hub import HubId
 from kdcli.data.sources import HubSource, Log, open_source
 from kdcli.data.text.datatrove import open_datatrove
-from kdcli.data.text.shards import FORMAT, META, Frame, TokenShards, is_complete, tokenizer_hash
+from kdcli.data.text.shards import (
+    META,
+    SHARD_FORMAT,
+    Frame,
+    TokenShards,
+    is_complete,
+    tokenizer_hash,
+)
 from kdcli.data.text.stream import TokenStream, streams_of
 from kdcli.data.text.tokenise import tokenise
 from kdcli.disk import cache_dir, cache_key, user_path
@@ -147,7 +154,7 @@ def _open_cached(
     """Open the cached tokens of a text. If there are none, tokenise the text first."""
     opened = open_source(source)
     tokens = tokenizer_hash(tokenizer)
-    key = cache_key(FORMAT, opened.identity, tokens, column, frame.sep_id)
+    key = cache_key(SHARD_FORMAT, opened.identity, tokens, column, frame.sep_id)
     folder = cache_dir() / "corpora" / key
     if isinstance(opened, HubSource):
         folder = _at_revision(folder, opened.hub)

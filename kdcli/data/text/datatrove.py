@@ -21,7 +21,7 @@ from kdcli.errors import UsageError
 from kdcli.types import Array
 
 DS, METADATA, INDEX = ".ds", ".metadata", ".index"
-ENDINGS = (DS, DS + METADATA, DS + INDEX)
+FILE_ENDINGS = (DS, DS + METADATA, DS + INDEX)
 MAX_METADATA_BYTES = 10_000
 # Number of tokens that are checked at the beginning, in the middle and at the end of a file.
 SAMPLED_TOKENS = 4096
@@ -52,7 +52,7 @@ def open_datatrove(
     """
     if not folder.is_dir():
         return None
-    names = sorted(path.name for path in folder.iterdir() if path.name.endswith(ENDINGS))
+    names = sorted(path.name for path in folder.iterdir() if path.name.endswith(FILE_ENDINGS))
     if not names:
         return None
     _check_none_missing(folder, names)

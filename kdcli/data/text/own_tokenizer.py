@@ -24,14 +24,14 @@ from kdcli.data.sources import Log, open_source
 from kdcli.disk import cache_dir, cache_key, disk_errors, write_atomic
 from kdcli.errors import UsageError
 
-PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+PAD, UNKNOWN_TOKEN, CLS, SEP, MASK_TOKEN = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 MIN_FREQUENCY = 2  # Minimum occurrences of a pair of pieces that is joined.
 MIN_PIECES = 8  # In addition to the special tokens. Fewer pieces leave hardly anything to predict.
 # Maximum number of letters, and minimum number of words per letter. Without these limits, rare
 # letters of other scripts would fill a small vocabulary.
 MAX_LETTERS, MIN_WORDS_PER_LETTER = 1000, 4
-FORMAT = 1  # Raise it when the same text gives another tokenizer.
+TOKENIZER_FORMAT = 1  # Raise it when the same text gives another tokenizer.
 
 
 def own_tokenizer(
@@ -57,7 +57,7 @@ def own_tokenizer(
         message = f"a vocabulary of {vocab_size} is too small"
         raise UsageError(message, f"at least {min_size}; BERT's has 30,522")
     opened = open_source(source)
-    key = cache_key(FORMAT, opened.identity, column, vocab_size)
+    key = cache_key(TOKENIZER_FORMAT, opened.identity, column, vocab_size)
     file = cache_dir() / "tokenizers" / f"{key}.json"
     with disk_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -81,10 +81,10 @@ def own_tokenizer(
         model_max_length=max_length,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
         pad_token=PAD,
-        unk_token=UNKNOWN,
+        unk_token=UNKNOWN_TOKEN,
         cls_token=CLS,
         sep_token=SEP,
-        mask_token=MASK,
+        mask_token=MASK_TOKEN,
     )
 
 
@@ -116,7 +116,7 @@ def _train(documents: Callable[[], Iterator[str]], vocab_size: int) -> Tokenizer
 
 def _bert_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
     """Build a tokenizer that splits text, and frames one text or two, as BERT's does."""
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNKNOWN))
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNKNOWN_TOKEN))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")

@@ -10,14 +10,14 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import regex  # type: ignore[import-untyped]
 
-from kdcli.data.documents import check_text, columns_in
+from kdcli.data.documents import check_encodable, columns_in
 from kdcli.data.labelled.partition import Partition, Pools, text_hashes
-from kdcli.data.rows import Row
+from kdcli.data.rows import Row, RowValues
 from kdcli.data.sources import Log, Source, open_source
 from kdcli.errors import UsageError
 from kdcli.types import Array, RowHashes
@@ -28,7 +28,9 @@ ENDS = regex.compile(
 )
 MIN_WORDS = 2  # Minimum number of words per sentence. CJK characters count as words.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
-QUERY, POSITIVE, NEGATIVE = ("query", "anchor"), "positive", re.compile(r"negatives?(_\d+)?")
+QUERY_COLUMNS = ("query", "anchor")
+POSITIVE_COLUMN = "positive"
+NEGATIVE_COLUMN = re.compile(r"negatives?(_\d+)?")
 MAX_HELD_OUT = 0.1  # Maximum share of the texts that are held out.
 
 
@@ -187,8 +189,8 @@ def _read_units(source: Source, column: str | None, unit: str) -> tuple[str, Ite
     first = next(tables[0].rows, None) if tables else None
     if first is None:
         raise UsageError(f"{source.name} holds no text")
-    queries = [name for name in QUERY if name in first.values]
-    if column is None and (queries or POSITIVE in first.values):
+    queries = [name for name in QUERY_COLUMNS if name in first.values]
+    if column is None and (queries or POSITIVE_COLUMN in first.values):
         rest = itertools.chain.from_iterable(table.rows for table in tables)
         rows = itertools.chain([first], rest)
         return "pairs", _read_pairs(rows, queries[0] if queries else "query")
@@ -201,23 +203,23 @@ def _read_units(source: Source, column: str | None, unit: str) -> tuple[str, Ite
 
 def _read_pairs(rows: Iterator[Row], query: str) -> Iterator[Unit]:
     for where, values in rows:
-        text, positive = (_text(where, values, name) for name in (query, POSITIVE))
+        text, positive = (_text(where, values, name) for name in (query, POSITIVE_COLUMN))
         negatives: list[str] = []
         for name, value in values.items():
-            if NEGATIVE.fullmatch(name) and value is not None:
+            if NEGATIVE_COLUMN.fullmatch(name) and value is not None:
                 texts = value if isinstance(value, list) else [value]
                 negatives += [_text(where, {name: one}, name) for one in texts]
         yield Unit(text, "query", positive, tuple(negatives))
 
 
-def _text(where: str, values: Mapping[str, Any], name: str) -> str:
+def _text(where: str, values: RowValues, name: str) -> str:
     value = values.get(name)
     if not isinstance(value, str) or not value.strip():
         raise UsageError(
             f"{where}: '{name}' must be a text, got {value!r:.60}; {columns_in(values)}",
             "pairs have the columns query, positive and optionally negative",
         )
-    return check_text(where, name, value).strip()
+    return check_encodable(where, name, value).strip()
 
 
 def _hash(text: str) -> bytes:

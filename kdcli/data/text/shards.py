@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,8 +19,11 @@ from kdcli.data.sources import Source
 from kdcli.disk import MAX_REPORT_BYTES, cache_key, read_json, write_atomic
 from kdcli.errors import UsageError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 META = "meta.json"
-FORMAT = 2  # Raise it when the meaning of the files changes.
+SHARD_FORMAT = 2  # Raise it when the meaning of the files changes.
 # Bytes of text per shard. A killed worker loses at most the half minute that it takes for a shard.
 SHARD_BYTES = 1 << 26
 SPLITS = ("train", "validation")
@@ -39,7 +42,7 @@ class Frame:
     sep: str
 
     @classmethod
-    def of(cls, tokenizer: Any) -> "Frame":
+    def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "Frame":
         """Return the frame of a transformers tokenizer. Raises UsageError if it has none."""
         first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
         first = tokenizer.bos_token_id if first is None else first
@@ -91,11 +94,11 @@ class TokenShards:
     sep_id: int
     dtype: str
     shards: tuple[Shard, ...] = ()
-    format: int = FORMAT
+    format: int = SHARD_FORMAT
 
     @classmethod
     def plan(
-        cls, source: Source, tokenizer: Any, frame: Frame, column: str | None
+        cls, source: Source, tokenizer: "PreTrainedTokenizerBase", frame: Frame, column: str | None
     ) -> "TokenShards":
         """Divide a text into shards. Raises UsageError if the source has no training text."""
         shards: list[Shard] = []
@@ -123,7 +126,7 @@ class TokenShards:
             values = read_json(folder / META, max_bytes=MAX_REPORT_BYTES)
             shards = tuple(_shard(one) for one in values.pop("shards"))
             meta = cls(**values, shards=shards)
-            if meta.format != FORMAT or meta.dtype not in ("<u2", "<u4"):
+            if meta.format != SHARD_FORMAT or meta.dtype not in ("<u2", "<u4"):
                 raise ValueError
             return meta
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -170,7 +173,7 @@ class TokenShards:
 
         return [shard for shard in self.shards if not is_done(shard)]
 
-    def check(self, folder: Path, tokenizer: Any, frame: Frame) -> None:
+    def check(self, folder: Path, tokenizer: "PreTrainedTokenizerBase", frame: Frame) -> None:
         """Raise a UsageError unless all shards exist and have this tokenizer's tokens."""
         again = f"run the same `kdcli tokenize ... -o {folder}` again to write what is missing"
         if not self.complete:
@@ -199,7 +202,7 @@ def is_complete(folder: Path) -> bool:
     return meta.complete and not meta.missing(folder, meta)
 
 
-def tokenizer_hash(tokenizer: Any) -> str:
+def tokenizer_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Hash the parts of a tokenizer that determine the tokens of a text, without special tokens."""
     if not tokenizer.is_fast:
         return cache_key(tokenizer.get_vocab())

@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -27,6 +27,9 @@ from kdcli.data.text.shards import META, Frame, Shard, TokenShards
 from kdcli.disk import atomic_file, disk_errors, remove
 from kdcli.errors import MachineError, UsageError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 LOCK_SECONDS = 1.0  # Seconds after which a process logs that it waits for another process.
 # Characters to tokenise at once. This needs some 30 MB of memory for documents of any length.
 CHARS_PER_CALL = 1 << 20
@@ -34,7 +37,7 @@ CHARS_PER_CALL = 1 << 20
 
 def tokenise(
     source: Source,
-    tokenizer: Any,
+    tokenizer: "PreTrainedTokenizerBase",
     column: str | None,
     folder: Path,
     *,
@@ -96,14 +99,16 @@ class ShardWriter:
     """Everything that a process needs to write a shard."""
 
     source: Source
-    encoder: Any  # A `tokenizers.Tokenizer`, or a slow tokenizer of transformers.
+    encoder: "Tokenizer | PreTrainedTokenizerBase"  # The latter if it is slow.
     sep_id: int
     column: str | None
     dtype: str
     folder: Path
 
     @classmethod
-    def of(cls, source: Source, tokenizer: Any, meta: TokenShards, folder: Path) -> "ShardWriter":
+    def of(
+        cls, source: Source, tokenizer: "PreTrainedTokenizerBase", meta: TokenShards, folder: Path
+    ) -> "ShardWriter":
         """Prepare the writer of a plan."""
         encoder = tokenizer
         if tokenizer.is_fast:
@@ -252,7 +257,10 @@ def _write_shards(
     writer: ShardWriter, missing: Sequence[Shard], count: int, workers: int | None, log: Log
 ) -> None:
     """Write shards in this process or in workers, and log the progress."""
-    began, logged, done, tokens = time.monotonic(), 0.0, 0, 0
+    began = time.monotonic()
+    logged = 0.0
+    done = 0
+    tokens = 0
     size = sum(shard.size for shard in missing)
     megabytes = f" ({size / 1e6:,.1f} MB)" if size else ""
     log(f"tokenising {writer.source.name}{megabytes}: {len(missing)} of {count} shards")
@@ -262,7 +270,9 @@ def _write_shards(
         else _write_in_workers(writer, missing, workers)
     )
     for number, (shard, shard_tokens) in enumerate(written, 1):
-        done, tokens, now = done + shard.size, tokens + shard_tokens, time.monotonic()
+        done += shard.size
+        tokens += shard_tokens
+        now = time.monotonic()
         if now - logged <= LOG_SECONDS and number < len(missing):
             continue
         logged = now

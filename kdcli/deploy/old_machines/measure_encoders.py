@@ -33,11 +33,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+Key = TypeVar("Key")
 SCHEMA = 2
 WARM_RUNS, WARM_SECONDS = 10, 1.0
 OK, NOISY, UNSTABLE = "ok", "noisy", "unstable"
@@ -72,14 +73,15 @@ class Layer(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        width, self.heads = shape.hidden, shape.heads
-        self.query, self.key, self.value = (
-            nn.Linear(width, width),
-            nn.Linear(width, width),
-            nn.Linear(width, width),
-        )
-        self.mixed, self.mixed_norm = nn.Linear(width, width), nn.LayerNorm(width, eps=1e-12)
-        self.up, self.down = nn.Linear(width, shape.ffn), nn.Linear(shape.ffn, width)
+        width = shape.hidden
+        self.heads = shape.heads
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.mixed = nn.Linear(width, width)
+        self.mixed_norm = nn.LayerNorm(width, eps=1e-12)
+        self.up = nn.Linear(width, shape.ffn)
+        self.down = nn.Linear(shape.ffn, width)
         self.down_norm = nn.LayerNorm(width, eps=1e-12)
 
     def forward(self, x_BLD: Tensor, mask_B11L: Tensor | None) -> Tensor:
@@ -145,12 +147,11 @@ def inputs(
         return ids_BL.to(device), None
     lengths_B = torch.randint(1, seq_len + 1, (batch_size,), generator=drawn)
     lengths_B[0] = seq_len
-    return ids_BL.to(device), (torch.arange(seq_len)[None, :] < lengths_B[:, None]).long().to(
-        device
-    )
+    mask_BL = (torch.arange(seq_len)[None, :] < lengths_B[:, None]).long()
+    return ids_BL.to(device), mask_BL.to(device)
 
 
-def timed(call: Callable[[], Any], device: torch.device) -> float:
+def timed(call: Callable[[], object], device: torch.device) -> float:
     """Return the seconds that a call takes, with the device idle before and after."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -161,7 +162,7 @@ def timed(call: Callable[[], Any], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def attempt(call: Callable[[], Any], device: torch.device) -> float | None:
+def attempt(call: Callable[[], object], device: torch.device) -> float | None:
     """Return the seconds that a call takes, or None if memory runs out."""
     try:
         return timed(call, device)
@@ -177,7 +178,7 @@ def attempt(call: Callable[[], Any], device: torch.device) -> float | None:
     return None
 
 
-def warm(call: Callable[[], Any], device: torch.device) -> bool:
+def warm(call: Callable[[], object], device: torch.device) -> bool:
     """Run a call at least `WARM_RUNS` times and for at least `WARM_SECONDS`.
 
     Returns False if it does not fit into memory.
@@ -191,12 +192,12 @@ def warm(call: Callable[[], Any], device: torch.device) -> bool:
 
 
 def interleaved(
-    calls: Mapping[Any, Callable[[], Any]],
+    calls: Mapping[Key, Callable[[], object]],
     device: torch.device,
     min_runs: int,
     min_seconds: float,
     is_warm: bool = False,
-) -> dict[Any, list[float]]:
+) -> dict[Key, list[float]]:
     """Run all subjects in rounds, and return the seconds of every run by subject.
 
     Run i of each subject belongs to round i. Unless they are warm, each subject first warms up
@@ -206,7 +207,7 @@ def interleaved(
     drawn = torch.Generator().manual_seed(0)
     collecting = gc.isenabled()
     with getattr(torch, "inference_mode", torch.no_grad)():
-        times: dict[Any, list[float]] = {
+        times: dict[Key, list[float]] = {
             key: [] for key in calls if is_warm or warm(calls[key], device)
         }
         gc.collect()
@@ -229,8 +230,11 @@ def interleaved(
 
 
 def measure(
-    calls: Mapping[Any, Callable[[], Any]], device: torch.device, min_runs: int, min_seconds: float
-) -> dict[Any, list[float]]:
+    calls: Mapping[Key, Callable[[], object]],
+    device: torch.device,
+    min_runs: int,
+    min_seconds: float,
+) -> dict[Key, list[float]]:
     """Run `interleaved`, and run it again while the times of a subject are unstable.
 
     There are at most `MAX_MEASUREMENTS`. Each takes twice as long as the one before, but at most
@@ -250,7 +254,7 @@ def measure(
     return kept
 
 
-def unstable(times: Mapping[Any, Sequence[float]]) -> list[Any]:
+def unstable(times: Mapping[Key, Sequence[float]]) -> list[Key]:
     """Return the subjects whose times are unstable."""
     return [key for key, seconds in times.items() if summary(seconds)["status"] == UNSTABLE]
 

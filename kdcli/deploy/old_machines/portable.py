@@ -19,7 +19,7 @@ from kdcli.engine.device import known_devices
 from kdcli.errors import UsageError
 
 SCRIPT, PLAN = "measure_encoders.py", "shapes.json"
-Count = Annotated[int, Field(ge=1)]
+AtLeastOne = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -40,8 +40,8 @@ class _Row(_Part):
     backend: Literal["portable"]
     device: str
     dtype: Literal["fp32", "fp16"]
-    batch_size: Count
-    seq_len: Count
+    batch_size: AtLeastOne
+    seq_len: AtLeastOne
     padding: Literal["full", "random"]
     n: Annotated[int, Field(ge=0)]
     p50_ms: Positive | None
@@ -84,7 +84,7 @@ class _Result(_Part):
     sha256: dict[str, str]
     settings: dict[str, Any]
     environment: dict[str, Any]
-    models: Annotated[dict[str, dict[str, Count]], Field(min_length=1)]
+    models: Annotated[dict[str, dict[str, AtLeastOne]], Field(min_length=1)]
     rows: Annotated[list[_Row], Field(min_length=1)]
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ GAPS, BITS = 0, 1  # the first byte of a coded mask, which names the form of the
 STEP = 255  # a distance byte of this value skips 255 places without a kept weight
 
 
-def encode(mask: Array) -> Array:
+def encode_mask(mask: Array) -> Array:
     """Encode a bool mask of any shape, in C order, as uint8 [bytes]."""
     flat = mask.reshape(-1)
     forms = {BITS: _huffman(np.packbits(flat).tobytes())}
@@ -31,7 +31,7 @@ def encode(mask: Array) -> Array:
     return np.frombuffer(bytes([form]) + forms[form], np.uint8)
 
 
-def decode(coded: Array, size: int) -> Array:
+def decode_mask(coded: Array, size: int) -> Array:
     """Decode a mask of `size` bits to bool [size].
 
     Raises ValueError if the bytes are not a mask of that size.

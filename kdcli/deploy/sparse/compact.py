@@ -15,7 +15,6 @@ In exact arithmetic and without dropout, the following parts of a layer are redu
 """
 
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,15 +22,15 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from kdcli.errors import UsageError
-from kdcli.models.custom_class import COMPACT, custom_class, empty_model, load_tensors
-from kdcli.models.layout import PATHS, layout_for, linears
+from kdcli.models.custom_class import COMPACT_KEY, custom_class, empty_model, load_tensors
+from kdcli.models.layout import COMPACT_PATHS, layout_for, linears
 
 # Minimum share of empty rows or columns for a matrix to skip them. Below it, selecting the other
 # rows costs as much as it saves.
 SKIP_ABOVE = 0.5
 
 
-def compact(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTrainedModel:
+def compact_model(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTrainedModel:
     """Return a smaller model that computes the same outputs.
 
     Its class is `Compact...`, and the sizes of its layers are in `config.compact_layers`. The given
@@ -42,14 +41,16 @@ def compact(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTrainedMo
     Raises UsageError if the model type cannot be compacted, or if the model is already compacted.
     """
     kind = str(model.config.model_type)
-    if kind not in PATHS:
-        raise UsageError(f"{kind} cannot be compacted", f"supported: {', '.join(sorted(PATHS))}")
-    if hasattr(model.config, COMPACT):
+    if kind not in COMPACT_PATHS:
+        raise UsageError(
+            f"{kind} cannot be compacted", f"supported: {', '.join(sorted(COMPACT_PATHS))}"
+        )
+    if hasattr(model.config, COMPACT_KEY):
         raise UsageError("the model is already compacted", "compact the masked model instead")
     layout, base = layout_for(model.config), model.base_model
     prefix = "" if base is model else f"{model.base_model_prefix}."
     act = ACT2FN[str(getattr(model.config, "hidden_act", None) or model.config.activation)]
-    attention, output, up, down = PATHS[kind]
+    attention, output, up, down = COMPACT_PATHS[kind]
     names = {"Q": f"{attention}.query", "K": f"{attention}.key", "V": f"{attention}.value"}
     names |= {"O": output or f"{attention}.output", "U": up, "D": down}
     inside = f"{prefix}{layout.layers}."
@@ -58,23 +59,26 @@ def compact(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTrainedMo
         for name, tensor in model.state_dict().items()
         if not name.startswith(inside)
     }
-    sizes: list[dict[str, Any]] = []
+    sizes: list[dict[str, int | tuple[int, int, int, int]]] = []
     for number, layer in enumerate(layout.modules(base)):
         parts = {
             letter: _Part(of[0][0], drop_rows_below)
             for letter, of in linears(layout, layer).items()
         }
-        size: dict[str, Any] = {"heads": _attention(parts, layout.heads(layer))}
+        size: dict[str, int | tuple[int, int, int, int]] = {
+            "heads": _attention(parts, layout.heads(layer))
+        }
         _feed_forward(parts, act)
         for letter, part in parts.items():
             tensors, size[letter] = part.packed()
             state |= {f"{inside}{number}.{names[letter]}.{name}": t for name, t in tensors.items()}
-        replaced = tuple(f"{path}." for path in PATHS[kind] if path)
+        replaced = tuple(f"{path}." for path in COMPACT_PATHS[kind] if path)
         rest = {n: t for n, t in layer.state_dict().items() if not n.startswith(replaced)}
         state |= {f"{inside}{number}.{name}": tensor.clone() for name, tensor in rest.items()}
         sizes.append(size)
     config = copy.deepcopy(model.config)
-    config.compact_layers, config.architectures = sizes, [f"Compact{type(model).__name__}"]
+    config.compact_layers = sizes
+    config.architectures = [f"Compact{type(model).__name__}"]
     compact_class = custom_class(config)
     assert compact_class is not None
     return load_tensors(empty_model(compact_class, config), state, base)
@@ -145,7 +149,9 @@ def _feed_forward(parts: dict[str, _Part], act: nn.Module) -> None:
     kept = up.rows & down.columns
     if not kept.any():
         kept[0] = True  # every linear needs a row
-    up.weight, up.bias, down.weight = up.weight[kept], up.bias[kept], down.weight[:, kept]
+    up.weight = up.weight[kept]
+    up.bias = up.bias[kept]
+    down.weight = down.weight[:, kept]
     # A constant unit that stays nevertheless must not count twice.
     down.weight[:, ~up.rows] = 0
 

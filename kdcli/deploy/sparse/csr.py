@@ -2,8 +2,8 @@
 
 Linears with few weights left run as CSR times dense; the others stay as they are. The weight [rows,
 columns] is the sparse factor, and tokens are the columns of the dense factor, so that a weight is
-read once for many tokens. `TOKENS` tokens at a time keep the inputs of a row in the cache; 32-bit
-indices halve the memory traffic.
+read once for many tokens. `TOKENS_PER_PRODUCT` tokens at a time keep the inputs of a row in the
+cache; 32-bit indices halve the memory traffic.
 
 Transposing the input and the output costs half of what the product gains. Therefore consecutive
 linears are joined, with no transposition between them: one module for the four linears of
@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.models.custom_class import COMPACT
-from kdcli.models.layout import PATHS, Layout, layout_for, linears
+from kdcli.models.custom_class import COMPACT_KEY
+from kdcli.models.layout import COMPACT_PATHS, Layout, layout_for, linears
 from kdcli.models.matrices import matrices
 
-TOKENS = 64  # number of columns of the dense factor that are computed at a time
+TOKENS_PER_PRODUCT = 64  # number of columns of the dense factor that are computed at a time
 TIMED_BELOW = 0.35  # maximum density at which the sparse form is timed; above, it never won
 GAIN = 1.1  # minimum speed-up of the sparse form, because timings vary
 ROUNDS = 5  # number of timings; the best one counts
@@ -44,7 +44,8 @@ class SparseLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
         bias = (
             torch.zeros(self.out_features) if linear.bias is None else linear.bias.detach().clone()
         )
@@ -91,7 +92,7 @@ class SparseAttention(nn.Module):
         self.heads, self.scale = heads, (self.q.out_features // heads) ** -0.5
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: object
     ) -> tuple[Tensor, None]:
         """Attend within `attention_mask`.
 
@@ -108,7 +109,7 @@ class SparseAttention(nn.Module):
                     ~mask_BALL, lowest
                 )
         # Take as many rows at once as fill a product.
-        several = max(1, TOKENS // max(1, length))
+        several = max(1, TOKENS_PER_PRODUCT // max(1, length))
         for at in range(0, batch, several):
             rows = slice(at, at + several)
             self._rows(
@@ -118,7 +119,9 @@ class SparseAttention(nn.Module):
 
     def _rows(self, x_NI: Tensor, mask_BALL: Tensor, out_NO: Tensor) -> None:
         """Attend within a few rows of the same length, and write the output of O."""
-        pieces = [slice(at, at + TOKENS) for at in range(0, len(x_NI), TOKENS)]
+        pieces = [
+            slice(at, at + TOKENS_PER_PRODUCT) for at in range(0, len(x_NI), TOKENS_PER_PRODUCT)
+        ]
         qkv_DN = [x_NI.new_empty(part.out_features, len(x_NI)) for part in (self.q, self.k, self.v)]
         for piece in pieces:
             x_IN = x_NI[piece].T.contiguous()
@@ -139,9 +142,11 @@ def _by_tokens(x: Tensor, rows: int, compute: Callable[[Tensor], Tensor]) -> Ten
     """Apply a function of [columns, tokens] to [..., columns], a few tokens at a time."""
     x_NI = x.reshape(-1, x.shape[-1])
     out_NO = x.new_empty(len(x_NI), rows)
-    for at in range(0, len(x_NI), TOKENS):
+    for at in range(0, len(x_NI), TOKENS_PER_PRODUCT):
         # Copy here, because attention and norms would copy a transposed output more slowly.
-        out_NO[at : at + TOKENS].copy_(compute(x_NI[at : at + TOKENS].T.contiguous()).T)
+        out_NO[at : at + TOKENS_PER_PRODUCT].copy_(
+            compute(x_NI[at : at + TOKENS_PER_PRODUCT].T.contiguous()).T
+        )
     return out_NO.view(*x.shape[:-1], rows)
 
 
@@ -164,14 +169,14 @@ def sparsify(
                 f"{parameter.device}",
                 "convert the model first: model.cpu().float()",
             )
-    if hasattr(model.config, COMPACT):
+    if hasattr(model.config, COMPACT_KEY):
         raise UsageError(
             "a compacted model cannot run sparse", "use the masked model it was made from"
         )
     timed: dict[tuple[tuple[int, int, int], ...], bool] = {}
 
     def runs_sparse(
-        dense: tuple[nn.Linear, ...], now: Callable[[Tensor], Tensor], make: Callable[[], Any]
+        dense: tuple[nn.Linear, ...], now: Callable[[Tensor], Tensor], make: Callable[[], nn.Module]
     ) -> bool:
         if choose is not None:
             return all(map(choose, dense))
@@ -231,8 +236,8 @@ def _blocks(layer: nn.Module, layout: Layout, kind: str) -> Iterator[_Block]:
             lambda: SparseFeedForward(SparseLinear(of["U"]), act, SparseLinear(of["D"])),
             (layout.down, layout.up, f"{inside}.{name}"),
         )
-    if kind in PATHS:
-        (attention, output), heads = PATHS[kind][:2], layout.heads(layer)
+    if kind in COMPACT_PATHS:
+        (attention, output), heads = COMPACT_PATHS[kind][:2], layout.heads(layer)
         yield _Block(
             layer,
             tuple(of[letter] for letter in "QKVO"),
@@ -261,7 +266,7 @@ def faster_sparse(
 def faster(sparse: nn.Module, now: Callable[[Tensor], Tensor], width: int) -> bool:
     """Return whether a sparse module is faster than `now`, by the best of `ROUNDS` timings."""
     x, best = torch.randn(1, LENGTH, width), [float("inf"), float("inf")]
-    forms: tuple[Callable[[Tensor], Any], ...] = (now, sparse)
+    forms: tuple[Callable[[Tensor], object], ...] = (now, sparse)
     with torch.inference_mode():
         try:
             sparse(x)

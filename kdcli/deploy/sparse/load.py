@@ -14,21 +14,21 @@ from kdcli.deploy.sparse.mask_file import (
     MaskFile,
     MaskInfo,
     apply_masks,
+    base_facts,
     check_base,
-    facts_of,
     open_mask,
     read_smp,
 )
 from kdcli.disk import read_json
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import (
-    COMPACT,
+    COMPACT_KEY,
     class_named,
     custom_class,
     empty_model,
     load_tensors,
 )
-from kdcli.models.files import CONFIG, SIZE, check_config, config_errors
+from kdcli.models.files import CONFIG_FILE, SIZE, check_config, config_errors
 from kdcli.models.label_words import load_with_label_words
 from kdcli.models.load import load_config, load_weights
 from kdcli.models.matrices import matrices
@@ -60,16 +60,16 @@ def load(
     * `base`: a hub id, a directory, or `demo`. Models that kdcli wrote need no `trust_remote_code`.
     * `mask`: a mask file that was made for this base.
 
-    Raises UsageError as `kdcli.models.load`, `read_mask`, `check_base` and `with_head` do. Also
-    raises UsageError for a mask with a compacted base, whose matrices are no longer the original
-    ones.
+    Raises UsageError if the model cannot be loaded, if the mask is damaged or was made for another
+    base, or if the base is compacted, because its matrices are no longer the ones that the mask was
+    made for.
     """
     source = str(base)
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
     if mask is None:
         model_class = custom_class(config) or _class((config.architectures or [""])[0]) or AutoModel
         return load_weights(source, model_class, trust_remote_code=trust_remote_code).eval()
-    if hasattr(config, COMPACT):
+    if hasattr(config, COMPACT_KEY):
         raise UsageError(
             f"{source} is already compacted, so it cannot take a mask",
             "use the base that it was made from",
@@ -97,12 +97,14 @@ def published_mask(
     `task`, `kind` and `words` define the head. The defaults are the head with which the authors
     trained. Without a task, the encoder stays bare.
 
-    Raises UsageError as `read_smp` and `load_with_label_words` do.
+    Raises UsageError if the file is damaged or does not fit the model, or if the model cannot have
+    the task's head.
     """
     base = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
     masks = read_smp(file, base)
-    kept, total = sum(int(m.sum()) for m in masks.values()), sum(m.numel() for m in masks.values())
-    about = MaskInfo(**facts_of(base, source), method="smp", density=kept / total)
+    kept = sum(int(m.sum()) for m in masks.values())
+    total = sum(m.numel() for m in masks.values())
+    about = MaskInfo(**base_facts(base, source), method="smp", density=kept / total)
     if task is None:
         return MaskFile(about, masks, file), base
     chosen: tuple[str, ...] = tuple(words) if words else PUBLISHED_WORDS.get(task.name, task.words)
@@ -110,7 +112,7 @@ def published_mask(
         source, task, kind=kind, words=chosen, seed=0, trust_remote_code=trust_remote_code
     ).model
     head, config = task_part(model, base)
-    facts: dict[str, Any] = {
+    facts: dict[str, object] = {
         "task": task.name,
         "labels": task.labels,
         "label_words": chosen,
@@ -120,7 +122,7 @@ def published_mask(
     return MaskFile(about.model_copy(update=facts), masks, file, head), base
 
 
-def head_of(info: MaskInfo) -> str:
+def describe_head(info: MaskInfo) -> str:
     """Describe the head that a published mask is assumed to have."""
     if info.architecture is None:
         return "the bare encoder, without a head; --task TASK adds one"
@@ -133,8 +135,8 @@ def head_of(info: MaskInfo) -> str:
 
 def is_compact(source: str) -> bool:
     """Return whether a directory holds a compacted model."""
-    file = Path(source) / CONFIG
-    return file.is_file() and COMPACT in read_json(file)
+    file = Path(source) / CONFIG_FILE
+    return file.is_file() and COMPACT_KEY in read_json(file)
 
 
 def task_part(

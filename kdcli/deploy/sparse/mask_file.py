@@ -32,18 +32,18 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kdcli.deploy.sparse.coding import decode, encode, inflate
+from kdcli.deploy.sparse.coding import decode_mask, encode_mask, inflate
 from kdcli.disk import disk_errors, parse_json, user_path, write_atomic
 from kdcli.errors import UsageError
 from kdcli.models.matrices import matrices
 from kdcli.models.training_rows import NO_ROWS, all_rows
 from kdcli.types import RowHashes
 
-FORMAT = "kdcli-mask-1"
+MASK_FORMAT = "kdcli-mask-1"
 PUBLISHED = ".npy"  # suffix of the masks that the SMP authors published, see `read_smp`
 DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 NO_DIGEST = "0" * 64
-DTYPES = {
+STORED_DTYPES = {
     str(d).removeprefix("torch."): d
     for d in (torch.float32, torch.float16, torch.bfloat16, torch.int64)
 }
@@ -51,7 +51,7 @@ MAX_WEIGHTS = 2**32  # maximum number of weights of a mask that is decoded witho
 COPY_AGAIN = "copy it again from the original file"
 
 
-Count = Annotated[int, Field(ge=1, le=2**31)]
+Dimension = Annotated[int, Field(ge=1, le=2**31)]
 Size = Annotated[int, Field(ge=0, le=2**31)]
 _HEAD: TypeAdapter[dict[str, tuple[str, tuple[Size, ...]]]] = TypeAdapter(
     dict[str, tuple[str, tuple[Size, ...]]]
@@ -77,11 +77,11 @@ class MaskInfo(BaseModel):
     base: str  # hub id or directory of the encoder it was made for
     base_sha256: str  # `base_hash` of that encoder
     model_type: str
-    vocab_size: Count  # vocabulary with which the masked model was evaluated
+    vocab_size: Dimension  # vocabulary with which the masked model was evaluated
     method: str
     density: float  # requested share of weights to keep
     densities: dict[str, float] = {}  # share of weights kept, by matrix
-    shapes: dict[str, tuple[Count, Count]] = {}  # rows and columns, by matrix
+    shapes: dict[str, tuple[Dimension, Dimension]] = {}  # rows and columns, by matrix
     task: str | None = None
     # The class in transformers with the task's head, or None for the bare encoder.
     architecture: str | None = None
@@ -89,7 +89,7 @@ class MaskInfo(BaseModel):
     config: dict[str, Any] = {}
     labels: tuple[str, ...] = ()  # in the order of their numbers
     label_words: tuple[str, ...] = ()  # the words that its head was made from, in the same order
-    max_length: Count | None = None  # maximum number of tokens per row
+    max_length: Dimension | None = None  # maximum number of tokens per row
     # The pooling of its vectors, if the base does not define it.
     pooling: Literal["mean", "cls", "last"] | None = None
     metrics: dict[str, float] = {}
@@ -110,7 +110,7 @@ class MaskFile:
     rows: RowHashes = field(default_factory=NO_ROWS.copy)
 
 
-def facts_of(base: PreTrainedModel, source: str) -> dict[str, Any]:
+def base_facts(base: PreTrainedModel, source: str) -> dict[str, Any]:
     """Return the facts about the encoder at `source` that a mask records and `check_base` compares.
 
     Call it before masking.
@@ -157,7 +157,7 @@ def write_mask(
     shapes = {name: (mask.shape[0], mask.shape[1]) for name, mask in masks.items()}
     info = info.model_copy(update={"densities": densities, "shapes": shapes})
     tensors = {
-        f"mask.{name}": torch.from_numpy(encode(mask.cpu().numpy()).copy())
+        f"mask.{name}": torch.from_numpy(encode_mask(mask.cpu().numpy()).copy())
         for name, mask in masks.items()
     }
     parts = {}
@@ -175,27 +175,33 @@ def write_mask(
         # Store them as signed integers, which every version of torch can save.
         tensors["rows"] = torch.from_numpy(rows.view(np.int64).copy())
     header = {
-        "format": FORMAT,
+        "format": MASK_FORMAT,
         "sha256": NO_DIGEST,
         "info": info.model_dump_json(),
         "head": json.dumps(parts),
     }
-    data = save_tensors(tensors, header)
-    # Sort the header's keys, whose order varies in safetensors, so that equal masks give equal
-    # files.
-    (size,) = struct.unpack("<Q", data[:8])
-    keys = json.dumps(
-        json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")
-    ).encode()
-    keys += b" " * (-len(keys) % 8)
-    data = struct.pack("<Q", len(keys)) + keys + data[8 + size :]
-    at = data.index(f'"sha256":"{NO_DIGEST}"'.encode()) + len(b'"sha256":"')
+    data = _with_sorted_header(save_tensors(tensors, header))
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(
-        path, data[:at] + hashlib.sha256(data).hexdigest().encode() + data[at + len(NO_DIGEST) :]
-    )
+    write_atomic(path, _with_digest(data))
     return info
+
+
+def _with_sorted_header(data: bytes) -> bytes:
+    """Sort the keys of a safetensors header, whose order varies, so that equal masks give equal
+    files."""
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + size])
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data[8 + size :]
+
+
+def _with_digest(data: bytes) -> bytes:
+    """Replace the zeros of `NO_DIGEST` by the hash of the whole file."""
+    at = data.index(f'"sha256":"{NO_DIGEST}"'.encode()) + len(b'"sha256":"')
+    digest = hashlib.sha256(data).hexdigest().encode()
+    return data[:at] + digest + data[at + len(NO_DIGEST) :]
 
 
 @dataclass(frozen=True)
@@ -213,10 +219,8 @@ class CodedMask:
         Memory is bounded by the number of parameters of `base`, or by `MAX_WEIGHTS` without a base.
         Raises UsageError if the header declares more, or if the coded bytes do not have its shapes.
         """
-        shapes, heads = (
-            self.info.shapes,
-            {name: math.prod(shape) for name, (_, shape) in self.head.items()},
-        )
+        shapes = self.info.shapes
+        heads = {name: math.prod(shape) for name, (_, shape) in self.head.items()}
         # A head holds at most embeddings and a classifier.
         limit = MAX_WEIGHTS if base is None else 2 * sum(p.numel() for p in base.parameters())
         if (
@@ -227,12 +231,12 @@ class CodedMask:
         try:
             masks = {
                 name: torch.from_numpy(
-                    decode(self._of(f"mask.{name}", torch.uint8).numpy(), math.prod(shape))
+                    decode_mask(self._of(f"mask.{name}", torch.uint8).numpy(), math.prod(shape))
                 ).view(shape)
                 for name, shape in shapes.items()
             }
             head = {
-                name: self._parameter(name, DTYPES[dtype], shape)
+                name: self._parameter(name, STORED_DTYPES[dtype], shape)
                 for name, (dtype, shape) in self.head.items()
             }
             stored = any(name.startswith("scores.") for name in self.tensors)
@@ -320,10 +324,10 @@ def open_mask(path: Path) -> CodedMask:
             else error
         )
         raise _invalid(path, reason) from None
-    if header.format != FORMAT:
+    if header.format != MASK_FORMAT:
         raise UsageError(
             f"{path} is a mask file of format {header.format!r}; this version of kdcli reads "
-            f"{FORMAT!r}"
+            f"{MASK_FORMAT!r}"
         )
     return coded
 

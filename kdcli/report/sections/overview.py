@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from statistics import fmean
 
-from kdcli.deploy.measurements import UNSTABLE, LatencyRow
+from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow
 from kdcli.report.schema import Quality, Report
 from kdcli.report.sections.evaluations import evaluations_by_task, set_name
 from kdcli.report.sections.latency import (
@@ -303,7 +303,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         listed.append((ratio.phrase("×"), text, ""))
     elif not pruned and (rows := [row for row in report.latency if row.model == name]):
         row, where = rows[0], f"{rows[0].batch_size} × {rows[0].seq_len} tokens"
-        at_most, trust = ("at most ", f" ({UNSTABLE})") if row.unstable else ("", "")
+        at_most, trust = ("at most ", f" ({UNSTABLE_PHRASE})") if row.unstable else ("", "")
         listed.append((f"{at_most}{row.stated_ms:.1f} ms", where + trust, ""))
     listed.append((on_disk(card), "on disk", on_disk(baseline)))
     if card.multiply_adds != baseline.multiply_adds:

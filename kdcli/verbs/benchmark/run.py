@@ -35,7 +35,7 @@ from kdcli.errors import (
     UsageError,
     did_you_mean,
 )
-from kdcli.models.card import TOKENS, describe, describe_source
+from kdcli.models.card import COUNTED_TOKENS, describe, describe_source
 from kdcli.models.load import load_encoder, load_tokenizer, location
 from kdcli.models.shape import is_shape
 from kdcli.recipe.resolve import Resolved
@@ -399,12 +399,12 @@ def _estimate(models: Mapping[str, str], cards: Mapping[str, Card], protocol: Pr
         .eval()
         .to(protocol.device)
     )
-    ids_BL = torch.ones((1, TOKENS), dtype=torch.long, device=protocol.device)
+    ids_BL = torch.ones((1, COUNTED_TOKENS), dtype=torch.long, device=protocol.device)
     with torch.inference_mode():
         first, second = (
             timed(partial(model, input_ids=ids_BL), torch.device(protocol.device)) for _ in range(2)
         )
-    per_token = min(first, second) / cards[smallest].multiply_adds / TOKENS
+    per_token = min(first, second) / cards[smallest].multiply_adds / COUNTED_TOKENS
     total = STARTED_SECONDS * (1 + len(models))
     for batch_size, seq_len in protocol.cells:
         passes = [per_token * card.multiply_adds * batch_size * seq_len for card in cards.values()]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from kdcli.engine.processes import StopRequest
-from kdcli.engine.run_dir import LOG, RunDir
+from kdcli.engine.run_dir import LOG_FILE, RunDir
 from kdcli.errors import Interrupted, KdcliError, MachineError, Stopped
 
 T = TypeVar("T")
@@ -125,5 +125,5 @@ class Journal:
 def _damaged(run: RunDir, error: ValidationError) -> MachineError:
     first = error.errors(include_url=False)[0]
     return MachineError(
-        f"{run.path / LOG} is damaged: {first['msg']}", "start anew with --overwrite"
+        f"{run.path / LOG_FILE} is damaged: {first['msg']}", "start anew with --overwrite"
     )

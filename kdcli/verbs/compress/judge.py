@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from kdcli.deploy.latency import CELLS
-from kdcli.deploy.measurements import UNSTABLE, Speedup
+from kdcli.deploy.measurements import UNSTABLE_PHRASE, Speedup
 from kdcli.disk import cache_key
 from kdcli.models.files import file_beside
 from kdcli.models.load import location
@@ -198,11 +198,11 @@ def misses(goal: GoalSettings, teacher: ScoredModel, one: ScoredModel) -> dict[s
         )
     ratio = one.speedup
     if goal.speedup is not None and ratio is not None and ratio.stated < goal.speedup:
-        trust = f" ({UNSTABLE})" if ratio.unstable else ""
+        trust = f" ({UNSTABLE_PHRASE})" if ratio.unstable else ""
         missed["speedup"] = f"{ratio.phrase(digits=2)}{trust}, not {goal.speedup:g}"
     if goal.max_latency_ms is not None and one.ms > goal.max_latency_ms:
         over = f"{one.ms - goal.max_latency_ms:.2f} above {goal.max_latency_ms:g}"
-        trust = f" ({UNSTABLE})" if one.unstable else ""
+        trust = f" ({UNSTABLE_PHRASE})" if one.unstable else ""
         missed["max_latency_ms"] = f"{one.ms:.2f} ms{trust}, {over}"
     if goal.max_mb is not None and one.mb > goal.max_mb:
         missed["max_mb"] = f"{one.mb:.1f} MB, {one.mb - goal.max_mb:.1f} above {goal.max_mb:g}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kdcli.errors import GateError, UsageError
-from kdcli.models.layout import PATHS
+from kdcli.models.layout import COMPACT_PATHS
 from kdcli.models.load import load_config, location
 from kdcli.verbs.compress import steps
 from kdcli.verbs.compress.budget import estimate
@@ -98,7 +98,7 @@ def try_pruning(search: Search) -> None:
         return
     trusted = runner.options.trust_remote_code
     kind = load_config(search.teacher, trust_remote_code=trusted).model_type
-    if kind not in PATHS:
+    if kind not in COMPACT_PATHS:
         search.skip(name, f"{kind} has no compact form")
         return
     step = steps.prune(runner.recipe, runner.kind, search.teacher, PRUNE | keys)

@@ -13,7 +13,7 @@ from kdcli.deploy.latency import Latency
 from kdcli.disk import atomic_dir, read_json, write_atomic
 from kdcli.engine.processes import stop_requests
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import RECIPE, RunDir, numbered
+from kdcli.engine.run_dir import RECIPE_FILE, RunDir, numbered
 from kdcli.errors import GateError, UsageError
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
@@ -101,7 +101,7 @@ def choose_folder(
     """Return the directory of the run, and whether it holds a run with another goal alone."""
     newest = options.output_dir or numbered(name, taken=True)
     run_dir = RunDir(newest)
-    if not options.overwrite and (newest / RECIPE).is_file() and run_dir.done:
+    if not options.overwrite and (newest / RECIPE_FILE).is_file() and run_dir.done:
         yaml = resolved.to_yaml()
         if run_dir.differing_keys(yaml) and not run_dir.differing_keys(yaml, GOAL):
             Progress.log(f"{newest} has another goal, so what it tried is used again")

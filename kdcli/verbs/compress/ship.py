@@ -9,12 +9,12 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from kdcli.models.files import CONFIG, file_beside
+from kdcli.models.files import CONFIG_FILE, file_beside
 from kdcli.models.load import location
 from kdcli.models.temperature import store_temperature
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.publish import Upload
-from kdcli.report.schema import Confusion, Decision
+from kdcli.report.schema_decisions import Confusion, Decision
 from kdcli.verbs.compress.search import Candidate
 
 SELECTION = "selection"
@@ -26,7 +26,7 @@ def fill_best(folder: Path, candidate: Candidate, options: RunOptions, sentence:
     Its README.md gets the result and the command.
     """
     assert candidate.folder is not None
-    config = file_beside(location(candidate.model), CONFIG)
+    config = file_beside(location(candidate.model), CONFIG_FILE)
     assert config is not None
     for source in dict.fromkeys((config.parent, candidate.folder)):
         for name in Upload.of(source).files:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
-from kdcli.losses.ctcd import STUDENT, TEACHER, Weights, ctcd, reverse_kl
+from kdcli.losses.ctcd import STUDENT_MODEL, TEACHER_MODEL, Weights, ctcd, reverse_kl
 from kdcli.models.capture import Capture
 from kdcli.report.schema import Quality
 from kdcli.targets.teacher import Teacher
@@ -65,7 +65,7 @@ class PairStep:
         workload = self.workload
         frozen = self.community.signals(batch) if self.community is not None else None
         signals = {role: workload.forward(model, batch) for role, model in self.models.items()}
-        student = signals[STUDENT]
+        student = signals[STUDENT_MODEL]
 
         def hard(of: Signals) -> Tensor:
             return workload.total(workload.hard(of, batch), of)
@@ -101,7 +101,7 @@ class PairStep:
 
     def param_group(self, parameter: str) -> ParamGroup:
         """Return the learning rate of a parameter, relative to `train.lr`."""
-        is_teacher = parameter.partition(".")[0] == self.names[TEACHER]
+        is_teacher = parameter.partition(".")[0] == self.names[TEACHER_MODEL]
         rate = self.train.teacher_lr if is_teacher else self.train.student_lr
         return ParamGroup(lr=(rate or self.train.lr) / self.train.lr)
 
@@ -157,7 +157,7 @@ def gains(recipe: Recipe, run_dir: RunDir, quality: Quality) -> list[str]:
                 f", {other:.4f} {STANDALONE}: {abs(other - after):.4f} {word} with the other model"
             )
         lines.append(line)
-    if TEACHER not in losses:
+    if TEACHER_MODEL not in losses:
         best, worse = sorted(losses, key=lambda name: losses[name][1])
         both = f"{losses[best][1]:.4f} against {losses[worse][1]:.4f}"
         lines.append(f"{best} is the better student: {HELD_OUT_MLM} {both}")

@@ -19,7 +19,7 @@ from transformers import (
 from kdcli.data.text.own_tokenizer import own_tokenizer
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
-from kdcli.losses.ctcd import STUDENT, TEACHER
+from kdcli.losses.ctcd import STUDENT_MODEL, TEACHER_MODEL
 from kdcli.models import shape as forms
 from kdcli.models.capture import Capture
 from kdcli.models.files import check_builds
@@ -38,7 +38,7 @@ from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
 from kdcli.workloads.labelled import check_vocabulary
 from kdcli.workloads.workload import Workload
 
-PAIR_ROLES = (TEACHER, STUDENT)
+PAIR_ROLES = (TEACHER_MODEL, STUDENT_MODEL)
 
 HEAD_WIDTH = 64
 """Width of a BERT's attention head. A shape without a base gets as many heads as fit."""
@@ -84,7 +84,7 @@ def load_task_pair(recipe: CotrainTaskRecipe, workload: Workload) -> ModelPair:
     for number, role in enumerate(PAIR_ROLES):
         source = str(getattr(recipe, role))
         if not forms.is_shape(source):
-            head = recipe.head if role == TEACHER else without_map
+            head = recipe.head if role == TEACHER_MODEL else without_map
             model = workload.load(source, head=head, seed=seed)
         else:
             base = load_encoder(recipe.base or str(recipe.teacher), trust_remote_code=trusted)
@@ -95,8 +95,8 @@ def load_task_pair(recipe: CotrainTaskRecipe, workload: Workload) -> ModelPair:
                 save_model(built.model, base.tokenizer, Path(aside), base.rows)
                 model = workload.load(aside, head=without_map, seed=seed)
             model = replace(model, source=source)
-        if role == STUDENT:
-            check_vocabulary(models[TEACHER], model.tokenizer, source)
+        if role == STUDENT_MODEL:
+            check_vocabulary(models[TEACHER_MODEL], model.tokenizer, source)
         models[role] = model
     return ModelPair(models, notes)
 
@@ -107,7 +107,7 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> ModelPa
     Raises UsageError: a model or a shape cannot be used, the vocabularies differ, or the text is
         too long for a model, or packed in a way that the model cannot read.
     """
-    sources = {TEACHER: str(recipe.teacher), STUDENT: str(recipe.student)}
+    sources = {TEACHER_MODEL: str(recipe.teacher), STUDENT_MODEL: str(recipe.student)}
     third = recipe.community.model
     community = (
         _load(third, "the community teacher", trust_remote_code) if third is not None else None
@@ -248,7 +248,12 @@ def _remapped(
             f"at most {above.layers} layers and width {above.hidden}",
         )
     layers = recipe.community.layers[number] if recipe.community.layers else None
-    if layers is None and number and shapes.get(TEACHER) == shape and shape.layers < above.layers:
+    if (
+        layers is None
+        and number
+        and shapes.get(TEACHER_MODEL) == shape
+        and shape.layers < above.layers
+    ):
         # Two copies of the same layers would only differ by their dropout.
         layers = [max(1, n - 1) for n in forms.evenly_spaced_layers(above.layers, shape.layers)]
     built = forms.build_student(community.model.base_model, shape, layers=layers, seed=seed)

@@ -15,7 +15,7 @@ from kdcli.engine.launch import check_machine
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
-from kdcli.losses.ctcd import STUDENT, TEACHER
+from kdcli.losses.ctcd import STUDENT_MODEL, TEACHER_MODEL
 from kdcli.models.card import describe, describe_source
 from kdcli.models.load import location, save_model
 from kdcli.models.model import Model
@@ -212,7 +212,7 @@ def _report(main: Cotraining, others: list[Cotraining], community: Model | None)
     assert contents is not None
     sources: dict[str, str | Path] = {**main.folders}
     if community is not None:
-        sources = {TEACHER: location(community.source), **sources}
+        sources = {TEACHER_MODEL: location(community.source), **sources}
     for each in others:
         sources |= {f"{name} {STANDALONE}": folder for name, folder in each.folders.items()}
     baselines = {name: f"{name} {STANDALONE}" for name in main.folders} if others else {}
@@ -227,8 +227,8 @@ def _report(main: Cotraining, others: list[Cotraining], community: Model | None)
     models = []
     if community is not None:
         card = describe_source(community.model, community.source)
-        timed = Subject(TEACHER, location(community.source))
-        models.append(ReportedModel(TEACHER, "teacher", card, timed=timed))
+        timed = Subject(TEACHER_MODEL, location(community.source))
+        models.append(ReportedModel(TEACHER_MODEL, "teacher", card, timed=timed))
     # The student comes last, because the report's first numbers describe the last model.
     first, last = (replace(model, baseline=baselines.get(model.name)) for model in contents.models)
     models.append(first)
@@ -317,7 +317,7 @@ def _on_text(
     """Open the text and the tasks, and load both models. Raises UsageError: too little text."""
     data, batch = recipe.data, recipe.train.batch_size
     pair = load_text_pair(recipe, trust_remote_code=context.trust_remote_code)
-    student = pair.models[STUDENT]
+    student = pair.models[STUDENT_MODEL]
     tokenizer, source = student.tokenizer, str(recipe.teacher)
     check_masking(data, tokenizer, source)
     with tempfile.TemporaryDirectory() as aside:

@@ -13,8 +13,8 @@ from kdcli.models.capture import Capture
 from kdcli.models.model import Model
 from kdcli.recipe.sections import KdSettings
 from kdcli.report.schema import STUDENT
+from kdcli.targets.cache import LOGITS_KEY
 from kdcli.targets.targets import (
-    LOGITS_KEY,
     PrecomputedLogits,
     StorePlace,
     Targets,

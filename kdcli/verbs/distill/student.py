@@ -16,7 +16,7 @@ from kdcli.errors import MachineError
 from kdcli.losses.relation import why_no_triton
 from kdcli.losses.states import StateProjection
 from kdcli.models.capture import capture, params_without_grad
-from kdcli.models.reduce import fit_linear, real_tokens, sample_of
+from kdcli.models.reduce import fit_linear, real_states, sample_of
 from kdcli.models.shape import positions_of
 from kdcli.targets.targets import Targets
 from kdcli.types import Batch, Examples, Job, Needs, Objective, Order, Signals, StepLoss, Term
@@ -108,7 +108,7 @@ def fit_projections(
         training = model.training
         hidden = capture(model.eval(), Needs(hidden=frozenset(layers)))(sample).hidden
         model.train(training)
-        return {n: real_tokens(x_BLD, sample) for n, x_BLD in hidden.items()}
+        return {n: real_states(x_BLD, sample) for n, x_BLD in hidden.items()}
 
     pairs = [pair for p in fitted for pair in p.pairs]
     student_states = states(student, (m for m, _ in pairs))

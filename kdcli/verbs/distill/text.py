@@ -20,7 +20,7 @@ from kdcli.deploy.latency import Subject
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
-from kdcli.losses import build_objective, inputs
+from kdcli.losses import build_objective, inputs_of
 from kdcli.metrics.probe import probe_demo
 from kdcli.models.card import describe, describe_source
 from kdcli.models.load import load_encoder, location, save_model
@@ -72,7 +72,7 @@ from kdcli.workloads.workload import EvaluationResult
 def _load(recipe: DistillRecipe, source: str, *, trust_remote_code: bool) -> Model:
     """Load an encoder, with its masked-language-model head if the loss needs the head."""
     # A teacher needs no head if its predictions are not learned.
-    bare = "masked" not in inputs(recipe.method)
+    bare = "masked" not in inputs_of(recipe.method)
     otherwise = "methods that need no masked-language-model head: minilm, minilmv2, tinybert"
     if bare:
         otherwise = "set loss.masked_lm_weight=0"

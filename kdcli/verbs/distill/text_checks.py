@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kdcli.engine.launch import check_machine
 from kdcli.errors import UsageError
-from kdcli.losses import check_settings, inputs, masks_text
+from kdcli.losses import check_settings, inputs_of, masks_text
 from kdcli.models.load import load_config, load_tokenizer
 from kdcli.recipe.sections import RunOptions
 from kdcli.verbs.distill.plan import plan
@@ -27,7 +27,7 @@ def check_text_recipe(recipe: DistillRecipe) -> None:
     if not recipe.student.to:
         raise UsageError("no student shape given", "add --to LxH, for example --to 6x384")
     check_settings(recipe.method, recipe.loss)
-    if not inputs(recipe.method) & {"text", "masked"}:
+    if not inputs_of(recipe.method) & {"text", "masked"}:
         raise UsageError(
             f"method {recipe.method} learns from a task's examples, not from text",
             "add --task TASK",

@@ -16,7 +16,7 @@ from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
 from kdcli.deploy.exported import Export
 from kdcli.deploy.latency import Subject
-from kdcli.deploy.sparse.load import head_of, load, published_mask, with_head
+from kdcli.deploy.sparse.load import describe_head, load, published_mask, with_head
 from kdcli.deploy.sparse.mask_file import PUBLISHED, apply_masks, open_mask
 from kdcli.disk import check_writable, disk_errors, write_atomic
 from kdcli.engine.progress import Progress
@@ -259,7 +259,7 @@ def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_cod
         )
         apply_masks(encoder, mask.masks)
         model = with_head(encoder, mask.info, mask.head, str(file))
-        note = f"taken for {head_of(mask.info)}"
+        note = f"taken for {describe_head(mask.info)}"
         tokenizer = tokenizer_for(
             base, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code
         )

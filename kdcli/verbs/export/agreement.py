@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kdcli.deploy.export import OUTPUTS, ModelFile
-from kdcli.deploy.exported import EMBEDDING
+from kdcli.deploy.export import GRAPH_OUTPUTS, ModelFile
+from kdcli.deploy.exported import EMBEDDING_KIND
 from kdcli.deploy.runners import Runner, file_runner
 from kdcli.engine.progress import Progress
 from kdcli.models.model import Model
@@ -149,7 +149,7 @@ def compare_outputs(
         with torch.no_grad():
             outputs = model(**batch)
         sides = (
-            [outputs[name].float().numpy() for name in OUTPUTS if name in outputs],
+            [outputs[name].float().numpy() for name in GRAPH_OUTPUTS if name in outputs],
             runner.output(runner.call(runner.prepare(batch))),
         )
         mask_BL = batch["attention_mask"].numpy().astype(bool)
@@ -169,7 +169,7 @@ def compare_outputs(
 def agreement_text(values: dict[str, float], kind: str | None) -> str:
     """Describe the result of `compare_outputs`. `kind` is the head's, `embedding` or None."""
     texts = f"on {values['texts']:.0f} texts"
-    if kind == EMBEDDING:
+    if kind == EMBEDDING_KIND:
         return (
             f"cosine of the vectors {values['cosine']:.4f} {texts}, the least {values['least']:.4f}"
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kdcli.deploy.exported import EMBEDDING
+from kdcli.deploy.exported import EMBEDDING_KIND
 from kdcli.models.embedder import EmbeddingFormat
 from kdcli.models.heads import AUTO_CLASS
 from kdcli.report.front import PIPELINES
@@ -17,7 +17,7 @@ JS_POOLINGS = ("mean", "cls")
 """The poolings of the `feature-extraction` pipeline that do not read padding."""
 JS_TASKS: dict[str | None, str] = {
     None: PIPELINES["AutoModel"],
-    EMBEDDING: PIPELINES["AutoModel"],
+    EMBEDDING_KIND: PIPELINES["AutoModel"],
     **{kind: PIPELINES[auto.__name__] for kind, auto in AUTO_CLASS.items()},
 }
 """Kind of the head (None: no head) -> the task of transformers.js."""
@@ -93,15 +93,17 @@ def javascript(
     dtype = JS_DTYPES[precision]
     pooled = fmt is not None and fmt.dense is None and fmt.pooling in JS_POOLINGS
     # The pipeline takes the softmax of a single score, which is 1 for every text.
-    piped = kind != "score" and has_pipeline(kind, model_type) and (kind != EMBEDDING or pooled)
+    piped = (
+        kind != "score" and has_pipeline(kind, model_type) and (kind != EMBEDDING_KIND or pooled)
+    )
     if piped:
         arguments, shown = JS_TEXTS, "output"
-        if kind == EMBEDDING:
+        if kind == EMBEDDING_KIND:
             assert fmt is not None
             normalize = "true" if fmt.normalize else "false"
             arguments += f', {{ pooling: "{fmt.pooling}", normalize: {normalize} }}'
-        if kind in (EMBEDDING, None):
-            shown = "output.tolist()" if kind == EMBEDDING else "output.dims"
+        if kind in (EMBEDDING_KIND, None):
+            shown = "output.tolist()" if kind == EMBEDDING_KIND else "output.dims"
         elif kind == "multi":
             arguments += ", { top_k: null }"
         elif kind == "span":
@@ -110,7 +112,7 @@ def javascript(
             task=JS_TASKS[kind], dtype=dtype, arguments=arguments, shown=shown
         )
     arguments, outputs, shown = f"{JS_TEXTS}, {{ ", "logits", "logits.tolist()"
-    if kind == EMBEDDING:
+    if kind == EMBEDDING_KIND:
         outputs, shown = "sentence_embedding", "sentence_embedding.tolist()"
     elif kind == "span":
         question, context = PAIR

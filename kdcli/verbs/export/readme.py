@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from kdcli.deploy.exported import EMBEDDING
+from kdcli.deploy.exported import EMBEDDING_KIND
 from kdcli.models.embedder import EmbeddingFormat
 from kdcli.models.heads import AUTO_CLASS
 from kdcli.models.shape import positions_of
@@ -40,7 +40,7 @@ def run(inputs):
 
 EXAMPLE_TEXTS = '["A first text.", "A second and somewhat longer one."]'
 USE: dict[str | None, tuple[str, str]] = {
-    EMBEDDING: (
+    EMBEDDING_KIND: (
         EXAMPLE_TEXTS,
         "_, vectors = run(inputs)  # of tokens, of texts\nprint((vectors @ vectors.T).tolist())",
     ),
@@ -74,7 +74,7 @@ USE: dict[str | None, tuple[str, str]] = {
 
 PIPELINE_BY_KIND = {kind: PIPELINES[auto.__name__] for kind, auto in AUTO_CLASS.items()} | {
     None: PIPELINES["AutoModel"],
-    EMBEDDING: PIPELINES[EMBEDDER],
+    EMBEDDING_KIND: PIPELINES[EMBEDDER],
 }
 """Kind of the head -> the hub's name of its task."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 from rich.table import Table
 
-from kdcli.deploy.predict import Usable
+from kdcli.deploy.usable import Usable
 from kdcli.report.text import bytes_of
 from kdcli.verbs.export.facts import ExportFacts
 from kdcli.verbs.export.readme import difference_text

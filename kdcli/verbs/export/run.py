@@ -20,8 +20,8 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from kdcli.data.sources import open_source
 from kdcli.data.text.sentences import sentences
 from kdcli.deploy.environment import versions
-from kdcli.deploy.export import EXACT, FILES, LIMITS, RUNTIMES, SECOND_NAMES, recorded
-from kdcli.deploy.exported import EMBEDDING, FACTS
+from kdcli.deploy.export import EXACT, FILE_LIMITS, FILES, RUNTIMES, SECOND_NAMES, recorded
+from kdcli.deploy.exported import EMBEDDING_KIND, FACTS
 from kdcli.deploy.sessions import library
 from kdcli.disk import STAGED, check_writable, content_of, fill_dir, write_atomic
 from kdcli.engine.progress import Progress
@@ -31,7 +31,7 @@ from kdcli.models.card import describe
 from kdcli.models.cross_encoder import activation_of, set_activation
 from kdcli.models.custom_class import custom_class
 from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_format
-from kdcli.models.files import CONFIG
+from kdcli.models.files import CONFIG_FILE
 from kdcli.models.heads import (
     AUTO_CLASS,
     check_head,
@@ -137,7 +137,7 @@ def _write_files(
     files = {}
     with recorded(loaded.model, staged, format, precisions[0], pool=loaded.pool) as graph:
         for precision in precisions:
-            is_vectors = loaded.kind == EMBEDDING and precision != "fp32"
+            is_vectors = loaded.kind == EMBEDDING_KIND and precision != "fp32"
             scored = max_drop is not None or is_vectors
             files[precision] = write_gated(
                 graph.at(precision, scored_on_text=scored), loaded.check, max_drop
@@ -183,7 +183,7 @@ def _file_facts(precision: str, gated: GatedFile, parts: Sequence[Path]) -> File
         gated,
         limits={
             "max_abs": EXACT if precision == "fp32" else None,
-            "relative": LIMITS[precision],
+            "relative": FILE_LIMITS[precision],
         },
         notes=_notes(gated),
         bytes=sum(part.stat().st_size for part in parts),
@@ -201,7 +201,7 @@ def _write_rest(
     (model if weights else model.config).save_pretrained(staged)
     dtype = default_dtype([file.precision for file in facts.by_file])
     defaults = {CONFIG_KEY: {"dtype": dtype}} if facts.format == "onnx" and dtype else {}
-    tidy_config(model, staged / CONFIG, defaults)
+    tidy_config(model, staged / CONFIG_FILE, defaults)
     if loaded.format is not None:
         save_format(loaded.format, model.config.hidden_size, staged)
     save_tokenizer(loaded.tokenizer, staged)
@@ -301,7 +301,7 @@ def _load_vectors(
     return _Loaded(
         embedder.model,
         embedder.tokenizer,
-        EMBEDDING,
+        EMBEDDING_KIND,
         [embedder.note],
         ExportCheck(embedder, None, compared, workload),
         embedder.format,

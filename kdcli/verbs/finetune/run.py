@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kdcli.disk import disk_errors
-from kdcli.engine.run_dir import RECIPE, REPORT
+from kdcli.engine.run_dir import RECIPE_FILE, REPORT_FILE
 from kdcli.errors import UsageError
 from kdcli.models.model import Model
 from kdcli.models.shape import parse_shape
@@ -163,7 +163,7 @@ def _report_grid(
     ]
     # Copy the model, the tokenizer and log.jsonl.
     for file in runs[chosen].stage.folder.iterdir():
-        if file.is_file() and file.name not in (RECIPE, REPORT):
+        if file.is_file() and file.name not in (RECIPE_FILE, REPORT_FILE):
             with disk_errors(context.folder / file.name):
                 shutil.copy2(file, context.folder / file.name)
     selection = Selection(

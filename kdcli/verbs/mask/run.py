@@ -11,9 +11,9 @@ from rich.table import Column, Table
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
-from kdcli.data.tasks import task_of, tasks
-from kdcli.deploy.sparse.compact import compact
-from kdcli.deploy.sparse.load import head_of, published_mask, with_head
+from kdcli.data.tasks import named_tasks, task_of
+from kdcli.deploy.sparse.compact import compact_model
+from kdcli.deploy.sparse.load import describe_head, published_mask, with_head
 from kdcli.deploy.sparse.mask_file import (
     PUBLISHED,
     MaskFile,
@@ -32,7 +32,7 @@ from kdcli.models.heads import kind_of_head, tokenizer_for
 from kdcli.models.load import load_weights, location, save_model
 from kdcli.models.matrices import matrices
 from kdcli.models.training_rows import all_rows, training_rows
-from kdcli.pruners.selection import MASKINGS, down_to_one, select
+from kdcli.pruners.selection import MASKINGS, down_to_one, select_masks
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import Section
 from kdcli.report.text import bytes_of, number, percent
@@ -180,7 +180,7 @@ def apply(
     if mask.info.max_length is not None:
         tokenizer.model_max_length = mask.info.max_length
     if compacted:
-        whole = compact(whole, drop_rows_below=drop_rows_below)
+        whole = compact_model(whole, drop_rows_below=drop_rows_below)
     rows = all_rows(mask.rows, training_rows(location(source)))
     own = EmbeddingFormat(mask.info.pooling) if mask.info.pooling else None
     if mask.info.architecture is None and (fmt := read_format(source) or own) is not None:
@@ -210,7 +210,7 @@ def _applied(
         f"model in {folder}: {loads}",
     ]
     if file.suffix == PUBLISHED:
-        lines.insert(0, f"the file holds bits alone and was taken for {head_of(mask.info)}")
+        lines.insert(0, f"the file holds bits alone and was taken for {describe_head(mask.info)}")
         facts |= mask.info.model_dump(
             mode="json", include={"task", "labels", "label_words", "architecture"}
         )
@@ -245,7 +245,9 @@ def _open(
             )
         head = resolve(_HeadRecipe, recipe=None, sets=sets).recipe.head
         # The authors' file names begin with the task.
-        trained_on = task_of(task) if task is not None else tasks().get(file.stem.split("_")[0])
+        trained_on = (
+            task_of(task) if task is not None else named_tasks().get(file.stem.split("_")[0])
+        )
         if trained_on is None and sets:
             raise UsageError(
                 f"{file} does not say which task its head is for", "give it: --task TASK"
@@ -290,7 +292,7 @@ def _cut(
         )
     kinds = {m.name: m.kind for m in matrices(model)}
     scores = {name: tensor.to(torch.float32) for name, tensor in mask.scores.items()}
-    return select(masking, scores, kinds, 1 - sparsity)
+    return select_masks(masking, scores, kinds, 1 - sparsity)
 
 
 def _density(masks: Iterable[Tensor]) -> float:

@@ -263,7 +263,7 @@ def _contrasted(
         states = {cap.PRETRAINED: _first_token(pretrained.signals(batch))}
         teacher_signals = targets.signals(batch) if targets is not None else None
         if teacher_signals is not None:
-            states[cap.FINETUNED] = _first_token(teacher_signals)
+            states[cap.FINETUNED_GRADIENT] = _first_token(teacher_signals)
         return states | ({cap.CLASSES: batch["labels"]} if workload.has_classes else {})
 
     return shared

@@ -15,12 +15,12 @@ from transformers import PreTrainedModel
 
 from kdcli.deploy.environment import versions
 from kdcli.deploy.latency import Subject
-from kdcli.deploy.sparse.compact import compact
+from kdcli.deploy.sparse.compact import compact_model
 from kdcli.deploy.sparse.load import task_part
-from kdcli.deploy.sparse.mask_file import MaskInfo, facts_of, write_mask
+from kdcli.deploy.sparse.mask_file import MaskInfo, base_facts, write_mask
 from kdcli.models.card import describe
 from kdcli.models.custom_class import is_custom
-from kdcli.models.layout import PATHS, layout_for
+from kdcli.models.layout import COMPACT_PATHS, layout_for
 from kdcli.models.load import location
 from kdcli.models.matrices import matrices
 from kdcli.models.model import Model
@@ -163,10 +163,10 @@ def _save_forms(
     ]
     forms = _Forms(reported, {MASKED: model}, {MASKED: scores} if scores else {})
     forms.notes.append(f"masked: zeros in a model that is not faster and loads {loads}")
-    if network.config.model_type in PATHS:
+    if network.config.model_type in COMPACT_PATHS:
         _save_compact(context, workload, model, recipe, folder / COMPACT, rows, forms)
     else:
-        known = ", ".join(sorted(PATHS))
+        known = ", ".join(sorted(COMPACT_PATHS))
         forms.notes.append(f"no compact form: {network.config.model_type} has none ({known} have)")
     if context.session.device.type == "cpu":
         sparse = ReportedModel(
@@ -196,7 +196,7 @@ def _save_compact(
 
     The compact model has the scores of the masked one. It is scored anew if weights were dropped.
     """
-    small = replace(model, model=compact(model.model, drop_rows_below=recipe.drop_rows_below))
+    small = replace(model, model=compact_model(model.model, drop_rows_below=recipe.drop_rows_below))
     workload.save(small, place, rows)
     card, timed = describe(small.model, str(place), place), Subject(COMPACT, str(place))
     forms.reported.append(ReportedModel(COMPACT, "pruned", card, DENSE, timed=timed))
@@ -237,7 +237,7 @@ def _mask_info(
         base: The encoder as it was loaded.
         metrics: The metrics of the masked model.
     """
-    facts: dict[str, Any] = facts_of(base, str(recipe.model)) | workload.mask_facts(recipe.head)
+    facts: dict[str, Any] = base_facts(base, str(recipe.model)) | workload.mask_facts(recipe.head)
     head: dict[str, Tensor] = {}
     if model.base_model is not model:
         head, config = task_part(model, base)

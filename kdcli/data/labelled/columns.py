@@ -1,0 +1,269 @@
+"""Choose the columns of a user's own rows: the columns that the user names, or else conventions."""
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NoReturn, get_args
+
+from kdcli.data.documents import columns_in
+from kdcli.data.labelled.examples import number_of
+from kdcli.data.rows import Row
+from kdcli.data.sources import CONLL_HINT, is_conll
+from kdcli.errors import UsageError, did_you_mean
+from kdcli.types import Head, Kind
+
+TASK_KINDS: tuple[Kind, ...] = get_args(Kind)
+_ROLES: Mapping[Kind, tuple[str, ...]] = {
+    **dict.fromkeys(("class", "multi", "score"), ("text", "pair", "label")),
+    "tokens": ("words", "label"),
+    "span": ("question", "context", "answers"),
+    "text": ("source", "target"),
+}
+# Column names, normalised by `_key`. The first group that matches a column decides. Two matching
+# columns in one group are ambiguous.
+_Groups = tuple[tuple[str, ...], ...]
+_TEXT: _Groups = (("text",), ("sentence",), ("review", "content", "comment", "title"))
+_LABEL: _Groups = (
+    *(("label",), ("labels",), ("class",), ("target",), ("y",), ("goldlabel",)),
+    ("category", "sentiment", "intent", "topic", "score", "rating", "stars"),
+)
+_WORDS: _Groups = (("tokens",), ("words",))
+_TAGS: _Groups = (("nertags",), ("tags",), ("postags",), ("labels",), ("label",), ("upos",))
+_PAIRS = (
+    *(
+        ("sentence1", "sentence2"),
+        ("premise", "hypothesis"),
+        ("question1", "question2"),
+        ("question", "sentence"),
+    ),
+    *(("text", "textpair"), ("query", "passage")),
+)
+_IDS = ("", "id", "idx", "guid", "index", "unnamed0")
+
+
+def parse_columns(
+    columns: Mapping[str, str | list[str]],
+) -> tuple[Kind | None, dict[str, tuple[str, ...]]]:
+    """Return the kind that the user gave, if any, and role -> columns."""
+    roles = [*dict.fromkeys(itertools.chain(*_ROLES.values())), "kind"]
+    by_role: dict[str, tuple[str, ...]] = {}
+    for role, value in columns.items():
+        if role not in roles:
+            near = did_you_mean(role, roles)
+            raise UsageError(
+                f"unknown role 'data.columns.{role}'{near}", f"known: {', '.join(roles)}"
+            )
+        by_role[role] = (value,) if isinstance(value, str) else tuple(value)
+        if len(by_role[role]) != 1 and not (
+            role == "text" and len(by_role[role]) == 2 and "pair" not in columns
+        ):
+            raise UsageError(
+                f"data.columns.{role} takes one column, got {value}",
+                "for pairs, set data.columns.text and data.columns.pair",
+            )
+    (name,) = by_role.pop("kind", (None,))
+    kind = next((k for k in TASK_KINDS if k == name), None)
+    if name is not None and kind is None:
+        near = did_you_mean(name, TASK_KINDS)
+        raise UsageError(
+            f"unknown kind 'data.columns.kind={name}'{near}", f"known: {', '.join(TASK_KINDS)}"
+        )
+    if "pair" in by_role and "text" in by_role:
+        by_role["text"] += by_role.pop("pair")
+    named = [column for names in by_role.values() for column in names]
+    if repeated := [column for column in named if named.count(column) > 1]:
+        raise UsageError(f"data.columns gives column '{repeated[0]}' two roles")
+    return kind, by_role
+
+
+ColumnChoice = tuple[Kind | None, tuple[str, ...], str]
+"""The kind of the task, the columns of the texts, and the column of the label.
+
+If the kind is None, the labels decide between class, multi and score.
+"""
+
+
+class Columns:
+    """The columns of the first rows, with the roles that the user gave to some of them.
+
+    Attributes:
+        head: the first rows.
+        where, first: the place and the values of the first row.
+        by_role: role -> columns, from the user.
+        free: columns without a role, except ids.
+        strings, lists: the free columns that hold strings or lists.
+    """
+
+    def __init__(self, head: list[Row], by_role: Mapping[str, tuple[str, ...]]) -> None:
+        self.head = head
+        self.where, self.first = head[0]
+        self.by_role = by_role
+        named = [column for names in by_role.values() for column in names]
+        for column in named:
+            if column not in self.first:
+                near = did_you_mean(column, self.first)
+                raise UsageError(
+                    f"{self.where}: no column '{column}'{near}", columns_in(self.first)
+                )
+        self.free = [
+            c
+            for c in self.first
+            if c not in named and _key(c) not in _IDS and not c.lower().endswith("_id")
+        ]
+        # In a CSV file, numbers are strings too.
+        texts = {c: [row[c] for _, row in head if isinstance(row.get(c), str)] for c in self.free}
+        self.strings = [c for c in self.free if any(number_of(text) is None for text in texts[c])]
+        self.lists = [c for c in self.free if isinstance(self.first[c], list)]
+
+    def has_label(self, head: Head) -> bool:
+        """Whether a column holds labels: by its name or, if it is the only other one, by its
+        values."""
+        if "label" in self.by_role or "answers" in self.by_role:
+            return True
+        if head.kind == "span":
+            return self._by_name("answers", (("answers",),), self.free) is not None
+        if head.kind == "tokens":
+            return self._by_name("label", _TAGS, self.lists) is not None
+        if self._by_name("label", _LABEL, self.free) is not None:
+            return True
+        if len(self.free) != 2 or not self.strings:
+            return False
+        text = self._by_name("text", _TEXT, self.strings) or self.strings[0]
+        (other,) = (c for c in self.free if c != text)
+        values = {str(row.get(other)) for _, row in self.head}
+        return bool(head.labels) and values <= set(head.labels)
+
+    def texts(self, kind: Kind) -> tuple[str, ...]:
+        """Choose the columns of the texts for rows without labels.
+
+        Raises UsageError: several choices are possible, or none.
+        """
+        if kind == "span":
+            columns = [self._column(role, ((role,),), self.free) for role in _ROLES[kind][:2]]
+            for role, column in zip(_ROLES[kind], columns, strict=False):
+                if column is None:
+                    self._refuse(role, self.strings)
+            return tuple(map(str, columns))
+        if kind == "tokens":
+            words = self._column("words", _WORDS, self.lists)
+            return (words or self._text(),)
+        return self._pair_or_text()
+
+    def unused(self, *used: str) -> str:
+        """List the columns that are not used, for a message."""
+        unused = [c for c in self.first if c not in used]
+        return f"; unused columns: {', '.join(unused)}" if unused else ""
+
+    def choose(self, kind: Kind | None) -> ColumnChoice:
+        """Choose the columns for a kind, or for any kind if it is None.
+
+        Raises UsageError: several choices are possible, or none.
+        """
+        kinds = [k for k in TASK_KINDS if kind in (None, k) and set(self.by_role) <= set(_ROLES[k])]
+        if not kinds:
+            roles = ", ".join(self.by_role)
+            problem = f"kind {kind} does not take all of them" if kind else "no kind takes them all"
+            known = "; ".join(f"{k} takes {', '.join(_ROLES[k])}" for k in TASK_KINDS)
+            raise UsageError(f"data.columns gives {roles}, but {problem}", known)
+        choice = self._span(must=kinds == ["span"]) if "span" in kinds else None
+        if "tokens" in kinds and not choice:
+            choice = self._tokens(must=kinds == ["tokens"])
+        if "text" in kinds and not choice:
+            choice = self._generation(must=kinds == ["text"])
+        return choice or self._texts(kind)
+
+    def _span(self, must: bool) -> ColumnChoice | None:
+        columns = {role: self._column(role, ((role,),), self.free) for role in _ROLES["span"]}
+        if missing := [role for role, column in columns.items() if column is None]:
+            return self._refuse(missing[0], self.free) if must else None
+        question, context, answers = map(str, columns.values())
+        return "span", (question, context), answers
+
+    def _tokens(self, must: bool) -> ColumnChoice | None:
+        words = self._column("words", _WORDS, self.lists)
+        tags = self._column("label", _TAGS, self.lists)
+        others = [c for c in self.lists if c != words]
+        tags = tags or (others[0] if words and len(others) == 1 else None)
+        if words is None or tags is None:
+            return self._refuse("label" if words else "words", others) if must else None
+        if not must:
+            if not isinstance(self.first[tags], list):
+                return None
+            label = self._by_name("label", _LABEL, [c for c in self.free if c not in self.lists])
+            if "label" not in self.by_role and label and self._by_name("text", _TEXT, self.strings):
+                self._refuse(
+                    "kind",
+                    TASK_KINDS,
+                    f"is the label {tags} of {words} (kind tokens), or {label} of the text?",
+                )
+        return "tokens", (words,), tags
+
+    def _generation(self, must: bool) -> ColumnChoice | None:
+        source, target = (self._column(role, ((role,),), self.strings) for role in _ROLES["text"])
+        if source is None or target is None:
+            return self._refuse("target" if source else "source", self.strings) if must else None
+        # Next to a text, `target` may be a class and `source` the origin of the text.
+        if not must and self._by_name("text", _TEXT, self.strings):
+            return None
+        return "text", (source,), target
+
+    def _texts(self, kind: Kind | None) -> ColumnChoice:
+        label = self._column("label", _LABEL, self.free)
+        texts = self._pair_or_text(label)
+        rest = [c for c in self.free if c not in texts]
+        return kind, texts, label or (rest[0] if len(rest) == 1 else self._refuse("label", rest))
+
+    def _pair_or_text(self, label: str | None = None) -> tuple[str, ...]:
+        """Choose the columns of the one or two texts."""
+        by_key = {_key(c): c for c in self.strings if c != label}
+        texts = self.by_role.get("text", ())
+        if not texts and "pair" not in self.by_role:
+            texts = next(
+                ((by_key[a], by_key[b]) for a, b in _PAIRS if a in by_key and b in by_key), ()
+            )
+        return texts or (self._text(label), *self.by_role.get("pair", ()))
+
+    def _text(self, label: str | None = None) -> str:
+        if text := self._by_name("text", _TEXT, [c for c in self.free if c != label]):
+            return text
+        strings = [c for c in self.strings if c != label]
+        return strings[0] if len(strings) == 1 else self._refuse("text", strings)
+
+    def _column(self, role: str, groups: _Groups, candidates: list[str]) -> str | None:
+        """Return the user's column for a role, or else the column that is named by convention."""
+        if role in self.by_role:
+            return self.by_role[role][0]
+        return self._by_name(role, groups, candidates)
+
+    def _by_name(self, role: str, groups: _Groups, candidates: list[str]) -> str | None:
+        for group in groups:
+            hits = [c for c in candidates if _key(c) in group]
+            if len(hits) > 1:
+                self._refuse(role, hits, f"which column holds the {role}, {' or '.join(hits)}?")
+            if hits:
+                return hits[0]
+        return None
+
+    def _refuse(self, role: str, choices: Iterable[str], question: str | None = None) -> NoReturn:
+        """Ask the user for the column of a role."""
+        file = self.where.rpartition(":")[0]
+        if file.removesuffix(".gz").endswith(".txt"):
+            hint = (
+                CONLL_HINT
+                if is_conll(Path(file), str(self.first["text"]))
+                else "give jsonl, csv, tsv or parquet with a column of labels; or give a "
+                "fine-tuned model, which is its own reference"
+            )
+            raise UsageError(f"{file} is plain text: its lines hold no labels", hint)
+        question = question or f"which column holds the {role}?"
+        for_pairs = "; for pairs also data.columns.pair" if role == "text" else ""
+        raise UsageError(
+            f"{self.where}: {question} {columns_in(self.first)}",
+            f"give --set data.columns.{role}={'|'.join(choices) or 'NAME'}{for_pairs}",
+        )
+
+
+def _key(column: str) -> str:
+    """Normalise a name, so that `Sentence_1`, `sentence 1` and `sentence1` are the same."""
+    return re.sub(r"[\W_]", "", column.lower())

@@ -1,0 +1,286 @@
+"""Find the splits of a labelled task in files, on the hub or in the demo, and read them."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kdcli.data import demo
+from kdcli.data.hub import HubId
+from kdcli.data.labelled.examples import example_of
+from kdcli.data.labelled.kept import kept_rows
+from kdcli.data.labelled.partition import Partition, Pools
+from kdcli.data.labelled.rows import deciding_hashes, hashes_of
+from kdcli.data.rows import FORMATS, BadRow, OnBadRow, Row
+from kdcli.data.sources import DemoSource, FileSource, HubSource, Log, Source, open_source
+from kdcli.data.storage import NotFound, list_folder
+from kdcli.data.tasks import OWN, task_of
+from kdcli.errors import UsageError
+from kdcli.types import Example, RowHashes, Task
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """The places of a task's rows, and how its rows are read.
+
+    Attributes:
+        task: the task.
+        source: the value of `--data`; None for the hub, or the demo.
+        train_source: the source of the training split if it is another one.
+        on_bad: called with each row that does not fit the task.
+        withheld: whether rows may lack labels.
+        log: called with each message.
+    """
+
+    task: Task
+    source: str | None
+    train_source: str | None
+    on_bad: OnBadRow
+    withheld: bool
+    log: Log
+
+    def training_split(self, *, needed: bool) -> tuple[Source, str]:
+        """Return the source of the training examples and the name of their set.
+
+        Raises UsageError: `needed` is set, and there is no training split.
+        """
+        task, source = self.task, self.source
+        name = task.sets[0] if task.sets else ""
+        where = task.hub_train or task.hub
+        if self.train_source is not None:
+            return open_source(self.train_source), name
+        if source is None:
+            return (open_source("demo") if where is None else _hub_source(where, "")), name
+        opened, folders = self._open(source)
+        if opened is not None and (opened.has("train") or not folders):
+            return opened, name
+        # There are only folders of sets. Cross-lingual tasks are trained on the first set, English.
+        first = open_source(str(Path(source) / folders[0]))
+        if needed and not first.has("train"):
+            raise UsageError(
+                f"task {task.name}: no training split in {source} or its folder {folders[0]}/",
+                "give training data of the same form with --set data.train=SOURCE",
+            )
+        return first, folders[0]
+
+    def evaluation_splits(self, split: str) -> dict[str, tuple[Source, str]]:
+        """Return the source and split of each evaluation set. Missing sets are skipped and
+        logged."""
+        task, source = self.task, self.source
+        if source is None:
+            if task.hub is None:
+                return {"": (open_source("demo"), split)}
+            named = task.split.replace("validation", split)
+            return {
+                name: (_hub_source(task.hub, name), named.replace("{set}", name))
+                for name in task.sets or ("",)
+            }
+        whole, folders = self._open(source)
+        opened = {name: open_source(str(Path(source) / name)) for name in folders}
+        splits = {name: (of_set, split) for name, of_set in opened.items() if of_set.has(split)}
+        if whole is not None and not splits:
+            splits = {
+                name: (whole, f"{split}_{name}")
+                for name in task.sets
+                if whole.has(f"{split}_{name}")
+            }
+            if not splits and whole.has(split):
+                # A split without a set in its name is the first set: matched, or English.
+                splits = {task.sets[0] if task.sets else "": (whole, split)}
+        missing = [name for name in task.sets if name not in splits]
+        if splits and missing:
+            self.log(
+                f"{task.name}: evaluating on {', '.join(splits)}; missing: {', '.join(missing)}"
+            )
+        return splits
+
+    def _open(self, source: str) -> tuple[Source | None, list[str]]:
+        """Open a source, and list the sets that have a folder in it.
+
+        The source is None if it contains nothing but such folders.
+        """
+        folders = [name for name in self.task.sets if (Path(source) / name).is_dir()]
+        try:
+            return open_source(source), folders
+        except NotFound:
+            if not folders:
+                raise
+            return None, folders
+
+    @property
+    def is_one_file(self) -> bool:
+        """Whether the source is one file, or several without a split in their names.
+
+        Such files count as `train`.
+        """
+        whole = None if self.source is None else self._open(self.source)[0]
+        return isinstance(whole, FileSource) and list(whole.files) == ["train"]
+
+    @property
+    def content(self) -> str:
+        """The content of a directory for a message; "" for other sources."""
+        if self.source and Path(self.source).is_dir():
+            return f"; it holds {list_folder(Path(self.source))}"
+        return ""
+
+    def read(self, source: Source, split: str) -> list[Example]:
+        """Read the examples of a split.
+
+        Raises UsageError: there is no such split, or a file has no rows.
+        """
+        return _read_examples(self.task, source, split, self.on_bad, withheld=self.withheld)
+
+    def read_sets(self, places: Mapping[str, tuple[Source, str]]) -> dict[str, list[Example]]:
+        """Read evaluation sets, set -> examples, from the places of `evaluation_splits`."""
+        return {name: self.read(source, split) for name, (source, split) in places.items()}
+
+
+@dataclass(frozen=True)
+class Splits:
+    """All examples of a task.
+
+    Attributes:
+        task: the task.
+        train: the training split.
+        train_set: the set that the training split belongs to.
+        validation, test: set -> examples; empty if there is no such split.
+    """
+
+    task: Task
+    train: list[Example]
+    train_set: str
+    validation: dict[str, list[Example]]
+    test: dict[str, list[Example]]
+
+    def pools(self, trained: RowHashes) -> Pools:
+        """Return the hashes of the rows of each split. `trained` has the models' training rows."""
+        parts = [
+            self.train,
+            list(itertools.chain(*self.validation.values())),
+            list(itertools.chain(*self.test.values())),
+        ]
+        hashes = [deciding_hashes(self.task, examples) for examples in parts]
+        known = [h[np.isin(hashes_of(e), trained)] for h, e in zip(hashes, parts, strict=True)]
+        train, validation, test = hashes
+        return Pools(train, validation, test, np.concatenate(known))
+
+    def training_texts(self, partition: Partition) -> Iterator[str]:
+        """Return every text of the training examples of a partition."""
+        return itertools.chain.from_iterable(e.texts for e in self.training(partition))
+
+    def training(self, partition: Partition) -> list[Example]:
+        """Return the training examples of a partition."""
+        kept = partition.is_training(deciding_hashes(self.task, self.train))
+        return list(itertools.compress(self.train, kept))
+
+    def evaluated(self, partition: Partition, split: str) -> dict[str, list[Example]]:
+        """Return the evaluation examples of a partition, set -> examples.
+
+        Raises UsageError: the partition names no row of this data.
+        """
+        sets: dict[str, list[Example]] = {}
+        for source in ({self.train_set: self.train}, self.validation, self.test):
+            for name, examples in source.items():
+                chosen = partition.is_evaluated(deciding_hashes(self.task, examples), split)
+                if chosen.any():
+                    sets.setdefault(name, []).extend(itertools.compress(examples, chosen))
+        if not sets:
+            raise UsageError(
+                f"data.partition names no {split} row of this data",
+                "give the data for which kdcli compress wrote the file",
+            )
+        return sets
+
+
+def read_splits(rows: TaskSource) -> Splits:
+    """Read every split of a task. Only an own task has a test split, because others hide labels."""
+    source, train_set = rows.training_split(needed=False)
+    train = rows.read(source, "train") if source.has("train") else []
+    validation = rows.read_sets(rows.evaluation_splits("validation"))
+    test: dict[str, list[Example]] = {}
+    if rows.task.name == OWN:
+        test = rows.read_sets(rows.evaluation_splits("test"))
+    # A training split without a set of its own extends the first set that is evaluated.
+    return Splits(rows.task, train, next(iter(validation), train_set), validation, test)
+
+
+def read_numbered_rows(source: Source, split: str, on_bad: OnBadRow) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of a split, each with its number in its file.
+
+    Raises UsageError: a file has no rows.
+    """
+    for name, table in source.tables(split, on_bad):
+        number = -1
+        for number, row in enumerate(table):
+            yield number, row
+        if number < 0:
+            raise UsageError(f"{name} holds no rows")
+
+
+def describe_needed_files(name: str, split: str, *, training: bool, withheld: bool) -> str:
+    """Describe the files and columns that a task needs, for a message.
+
+    Args:
+        name: the task.
+        split: the split to evaluate on.
+        training: whether the training split is needed.
+        withheld: whether labels are ignored.
+    """
+    formats = f"({', '.join(f'.{f}' for f in FORMATS if f != 'txt')}, each also .gz)"
+    needed = ["train.*"] if training else []
+    if name == OWN:
+        optional = " and optionally validation.*" if training and split == "validation" else ""
+        files = " and ".join(needed if optional else [*needed, f"{split}.*"])
+        return f"a file, or a directory with {files}{optional} {formats}"
+    task = task_of(name)
+    if "{set}" in task.split:
+        needed += [f"{split}_{s}.*" for s in task.sets]
+    elif task.sets:
+        needed = [f"train.* or {task.sets[0]}/train.*"] if training else []
+        needed.append(f"LANGUAGE/{split}.* (LANGUAGE: {', '.join(task.sets)})")
+    else:
+        needed.append(f"{split}.*")
+    label = f"{task.label} ({', '.join(task.labels)})" if task.labels else task.label
+    columns = task.texts if withheld else (*task.texts, label)
+    return f"a directory with {', '.join(needed)} {formats} and the columns {', '.join(columns)}"
+
+
+def _hub_source(where: tuple[str, str | None], name: str) -> Source:
+    """Return a data set of the hub; `{set}` in its configuration becomes the set's name."""
+    repository, config = where
+    config = config.replace("{set}", name) if config else None
+    return HubSource(f"{repository}{':' + config if config else ''}", HubId(repository, config))
+
+
+@kept_rows
+def _read_examples(
+    task: Task, source: Source, split: str, on_bad: OnBadRow, *, withheld: bool
+) -> list[Example]:
+    if isinstance(source, DemoSource):
+        return _demo_examples(task, split)
+    examples = []
+    for number, row in read_numbered_rows(source, split, on_bad):
+        try:
+            examples.append(example_of(task, row, number, withheld=withheld))
+        except BadRow as error:
+            on_bad(error)
+    return examples
+
+
+def _demo_examples(task: Task, split: str) -> list[Example]:
+    if task.name not in (OWN, *demo.TASKS):
+        raise UsageError(
+            f"the demo has no task {task.name}",
+            f"its tasks: {', '.join(demo.TASKS)}; or give --data",
+        )
+    if split not in demo.DOCUMENTS:
+        raise UsageError(f"the demo has no {split} split; it has {', '.join(demo.DOCUMENTS)}")
+    if task.name == OWN:
+        return [
+            Example(f"demo {split}", str(i), (text,), None)
+            for i, text in enumerate(demo.demo_sentences(split))
+        ]
+    rows = demo.demo_task(task.name, split)
+    return [Example(f"demo {split}", str(i), (e.text,), e.label) for i, e in enumerate(rows)]

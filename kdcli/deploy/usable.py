@@ -1,0 +1,95 @@
+"""Use the model that a verb leaves: load it with its own class, or predict with it."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from kdcli.deploy.exported import EMBEDDING_KIND, is_export
+from kdcli.deploy.predict import RERANK_KIND, Predictor, kind_of_model
+from kdcli.deploy.predictions import Text
+from kdcli.deploy.sessions import library
+from kdcli.deploy.sparse.load import load
+from kdcli.errors import UsageError
+from kdcli.models.custom_class import custom_class
+from kdcli.models.files import CONFIG_FILE, WEIGHT_FILES
+from kdcli.models.load import load_config
+from kdcli.types import Array
+
+
+class Usable(ABC):
+    """The result of a verb that leaves a model: the model, and its predictions."""
+
+    trust_remote_code: bool
+    """Whether code that comes with the model may run."""
+
+    @property
+    @abstractmethod
+    def best(self) -> Path:
+        """The directory to ship."""
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """The model in eval mode on the CPU, loaded when it is first asked for.
+
+        It is a `SentenceTransformer` for an embedding model, a `CrossEncoder` for a reranker, and
+        otherwise the class of transformers that its configuration names.
+
+        Raises:
+            UsageError: the run left no model, or an export without weights for torch.
+            MachineError: sentence-transformers is needed and not installed.
+        """
+        return load_for_use(_model_folder(self.best), trust_remote_code=self.trust_remote_code)
+
+    def predict(self, texts: Iterable[Text]) -> list[Any] | Array:
+        """Predict texts with the model, or with an export in its own runtime.
+
+        See `kdcli.deploy.predict.Predictor.predict`.
+        """
+        return self._predictor.predict(texts)
+
+    @functools.cached_property
+    def _predictor(self) -> Predictor:
+        source = _model_folder(self.best)
+        return Predictor.open(source, trust_remote_code=self.trust_remote_code)
+
+
+def load_for_use(source: str, *, trust_remote_code: bool = False) -> Any:
+    """Load a model with the class that others load it with.
+
+    Raises:
+        UsageError: the model cannot be loaded, or is an export without weights for torch.
+        MachineError: sentence-transformers is needed and not installed.
+    """
+    if is_export(source) and not any((Path(source) / name).is_file() for name in WEIGHT_FILES):
+        raise UsageError(
+            f"{source} is an export, and has no weights for torch",
+            "use .predict(), or export with weights=True",
+        )
+    config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
+    kind = kind_of_model(source, config, headless=True)
+    if kind not in (EMBEDDING_KIND, RERANK_KIND):
+        return load(source, trust_remote_code=trust_remote_code)
+    if custom_class(config) is not None and not trust_remote_code:
+        raise UsageError(
+            f"{source} is compacted, and sentence-transformers runs the file with its class",
+            "use .predict() or kdcli.load(), or repeat the call with trust_remote_code=True",
+        )
+    sentence_transformers = library("sentence_transformers", "embed")
+    name = "SentenceTransformer" if kind == EMBEDDING_KIND else "CrossEncoder"
+    model_class = getattr(sentence_transformers, name)
+    return model_class(source, device="cpu", trust_remote_code=trust_remote_code).eval()
+
+
+def _model_folder(folder: Path) -> str:
+    """Return a directory as a source. Raises UsageError: it holds no model."""
+    if not (folder / CONFIG_FILE).is_file():
+        inside = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG_FILE}"))
+        hint = "finetune, distill, prune, trim, compress and export leave a model"
+        if inside:
+            hint = f"load one of the models in {', '.join(inside)} with kdcli.load(DIR)"
+        raise UsageError(f"the run in {folder} left no model of its own", hint)
+    return str(folder)
