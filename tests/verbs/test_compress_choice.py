@@ -34,6 +34,7 @@ from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings, seconds_of
 from kdcli.verbs.compress.shapes import Untrained, UntrainedTimes, shapes_of, str_of
 from kdcli.verbs.compress.steps import Step
+from kdcli.verbs.compress.trainers import RowTrainer
 
 
 def measured(name, score, ms, mb, low=None, high=None, unstable=False):
@@ -60,7 +61,7 @@ def said_of(scores, chosen, missed, goal, **verified):
 
 def runner_of(folder, *, budget=None, **goal):
     recipe = CompressRecipe(model="m", task="own", goal=GoalSettings(**goal), budget=budget)
-    return StepRunner(recipe, "task", RunOptions(), folder, Journal(budget, StopRequest()))
+    return StepRunner(recipe, RowTrainer, RunOptions(), folder, Journal(budget, StopRequest()))
 
 
 def search_of(tmp_path, **goal):
@@ -185,9 +186,9 @@ def test_a_rung_is_scored_by_the_first_metric_or_else_by_the_loss(
 @pytest.mark.parametrize(
     ("rows", "epochs"), [(100, 10.0), (6_000, 10.0), (24_000, 2.5), (60_000, 1.0), (10**6, 1.0)]
 )
-def test_small_data_are_read_more_often(rows, epochs, tmp_path, monkeypatch):
-    monkeypatch.setattr(StepRunner, "training_rows", lambda self: rows)
-    assert halving.schedule(search_of(tmp_path, max_drop=1.0))["train.epochs"] == epochs
+def test_small_data_are_read_more_often(rows, epochs):
+    keys = RowTrainer(CompressRecipe()).distill_defaults(lambda: rows)
+    assert keys["train.epochs"] == epochs
 
 
 def faster(speedup):
@@ -248,7 +249,7 @@ def test_unsteady_times_skip_a_shape_only_if_another_is_fast_enough(
     monkeypatch.setattr(halving, "estimate", lambda *_: (TrainingCost(0, 0.0), "no time"))
     monkeypatch.setattr(StepRunner, "training_rows", lambda self: 100)
     why = "untrained it is 6.0 times as fast, not 8"
-    search = search_of(tmp_path, speedup=8.0)
+    search = search_of(tmp_path, speedup=8.0, budget=60.0)
     try_shapes(search, shapes)
     found = {name: one.skipped for name, one in search.candidates.items()}
     assert found == {name: why if name == skipped else "no time" for name in shapes}

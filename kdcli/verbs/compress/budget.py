@@ -6,7 +6,7 @@ from kdcli.errors import KdcliError, Stopped, UsageError
 from kdcli.report.text import duration
 from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.search import TEACHER, Search
-from kdcli.verbs.compress.steps import Step, finetune
+from kdcli.verbs.compress.steps import Step
 
 
 @dataclass(frozen=True)
@@ -72,4 +72,4 @@ def _too_small(why: str) -> UsageError:
 def finetuning(runner: StepRunner) -> Step:
     """Return the step that fine-tunes the model."""
     recipe = runner.recipe
-    return finetune(recipe, runner.kind, str(recipe.model), recipe.plan.finetune)
+    return runner.trainer.finetune(str(recipe.model), recipe.plan.finetune)

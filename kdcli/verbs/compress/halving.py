@@ -16,13 +16,8 @@ from kdcli.verbs.compress.judge import POINT
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.shapes import UntrainedTimes, too_slow
-from kdcli.verbs.compress.steps import TASK, Step
+from kdcli.verbs.compress.steps import Step
 
-DISTILL = {"method": "tinybert", "stage": "joint"}
-"""A single stage, whose one learning curve shows how good a student is."""
-LEARNING_RATE = 1e-4
-ROWS_SEEN, MAX_EPOCHS = 60_000, 10.0
-"""A student reads about this many rows: each row at least once, and at most this many times."""
 NEVER = 10**9
 """Steps between evaluations of a training that is evaluated at its end only."""
 RUNGS = (1, 2)  # Quarters of the steps after which the worse half is stopped
@@ -107,16 +102,9 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
 def distilling(search: Search, shape: str, keys: Mapping[str, object] | None = None) -> Step:
     """Return the step that distils a shape. The plan's keys override `keys`."""
     runner = search.runner
-    default = {**DISTILL, **schedule(search)} if runner.kind == TASK else {}
+    default = runner.trainer.distill_defaults(runner.training_rows)
     merged = {**default, **(keys or {}), **dict(flatten(runner.recipe.plan.distill))}
-    return steps.distill(runner.recipe, runner.kind, search.teacher, merged, shape=shape)
-
-
-def schedule(search: Search) -> dict[str, float]:
-    """Return the learning rate and the epochs of a student on a task."""
-    rows = search.runner.training_rows()
-    epochs = min(MAX_EPOCHS, max(1.0, round(ROWS_SEEN / rows, 1)))
-    return {"train.lr": LEARNING_RATE, "train.epochs": epochs}
+    return runner.trainer.distill(search.teacher, merged, shape)
 
 
 def training(search: Search, shape: str, total: int | None) -> Step:
@@ -211,11 +199,11 @@ def finish(search: Search, shape: str, total: int | None = None) -> bool:
 def train_without_teacher(search: Search, shape: str) -> None:
     """Train a shape on the labels alone and export it, to show what the teacher adds."""
     runner = search.runner
-    if not (runner.recipe.plan.undistilled and runner.kind == TASK and runner.has_labels):
+    if not (runner.recipe.plan.undistilled and runner.trainer.supervised and runner.has_labels):
         return
     keys = {key: value for key, value in runner.recipe.plan.distill.items() if key != "loss"}
     keys |= {"method": "soft-targets", "stage": "none", "kd": {"weight": 0.0}}
     name = f"{shape}-undistilled"
-    step = steps.distill(runner.recipe, runner.kind, search.teacher, keys, shape=shape)
+    step = runner.trainer.distill(search.teacher, keys, shape)
     if search.finishes(name, step):
         search.export(f"{name}-{search.fastest}", runner.path(name), search.fastest, name)

@@ -19,7 +19,6 @@ from kdcli.verbs.compress.runner import product
 from kdcli.verbs.compress.search import Candidate, Search
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.shapes import Untrained, missed_untrained, too_slow
-from kdcli.verbs.compress.steps import TASK
 
 PRUNE: dict[str, Any] = {"sparsity": [0.9]}
 
@@ -101,7 +100,7 @@ def try_pruning(search: Search) -> None:
     if kind not in COMPACT_PATHS:
         search.skip(name, f"{kind} has no compact form")
         return
-    step = steps.prune(runner.recipe, runner.kind, search.teacher, PRUNE | keys)
+    step = runner.trainer.prune(search.teacher, PRUNE | keys)
     if why := estimate(runner, name, step)[1]:
         search.skip(name, why)
     elif search.finishes(name, step):
@@ -125,10 +124,9 @@ def follow_steps(search: Search) -> CandidateScores:
             model = runner.require(name, steps.trim(str(model), runner.training_text, keys))
         else:
             if verb == "prune":
-                teacher = search.teacher if runner.kind == TASK else None
-                step = steps.prune(recipe, runner.kind, str(model), keys, teacher=teacher)
+                step = runner.trainer.prune(str(model), keys, search.teacher)
             else:
-                step = steps.distill(recipe, runner.kind, str(model), keys)
+                step = runner.trainer.distill(str(model), keys)
             model, parent = product(runner.require(name, step)), name
         search.candidates[name] = Candidate(name, model, "", parent, str(model))
     search.judge()

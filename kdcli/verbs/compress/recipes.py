@@ -9,7 +9,6 @@ from kdcli.verbs.compress.settings import CompressRecipe
 
 STEPS = ("distill", "prune", "trim", "quantize", "export")
 EXPORT_KEYS = ("format",)
-RERANK = "rerank"
 DETECTED = {
     "own": "a fine-tuned model, compressed on the rows of --data",
     "embedding": "an embedding model, compared with itself on the texts of --data",
@@ -80,7 +79,7 @@ def _check_steps(recipe: CompressRecipe) -> None:
 
     Raises UsageError: an unknown step or key, or a value of the wrong type.
     """
-    distill = "rerank" if recipe.task == RERANK else "distill-task"
+    own = own_kind(str(recipe.task))
     planned = {
         "finetune": recipe.plan.finetune,
         "distill": recipe.plan.distill,
@@ -105,16 +104,26 @@ def _check_steps(recipe: CompressRecipe) -> None:
                     f"{where}: unknown key '{wrong}'", f"known: {', '.join(EXPORT_KEYS)}"
                 )
             continue
-        kind = {
-            "distill": distill,
-            "finetune": "rerank" if recipe.task == RERANK else "finetune",
-        }.get(name, name)
         models = recipe_models()
-        # The model is not read yet, so it may be an embedding model.
-        kinds = [kind, "distill"] if kind == "distill-task" else [kind]
+        kinds = [name]
+        if name in ("distill", "finetune") and own is not None:
+            kinds = [own]
+        elif name == "distill":
+            # The model is not read yet, so it may be an embedding model.
+            kinds = ["distill-task", "distill"]
         errors = [error for one in kinds if (error := _error(models[one], keys)) is not None]
         if len(errors) == len(kinds):
             raise errors[0].of(where)
+
+
+def own_kind(task: str) -> str | None:
+    """Return the kind of recipe that is for one task alone, such as `rerank`; None if there is
+    none."""
+    for kind, model in recipe_models().items():
+        field = model.model_fields.get("task")
+        if field is not None and field.default == task:
+            return kind
+    return None
 
 
 def _error(model: Any, keys: Mapping[str, Any]) -> UsageError | None:

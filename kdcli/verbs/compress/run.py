@@ -35,11 +35,12 @@ from kdcli.verbs.compress.judge import (
 )
 from kdcli.verbs.compress.plan import check_reachable, follow_plan, follow_steps
 from kdcli.verbs.compress.rows import divide_rows, goal_notes
-from kdcli.verbs.compress.runner import PARTITION, StepRunner, evaluation_request, kind_of
+from kdcli.verbs.compress.runner import PARTITION, StepRunner, evaluation_request
 from kdcli.verbs.compress.search import TEACHER, Candidate, Search, check_backends
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
 from kdcli.verbs.compress.shapes import Untrained, measure_untrained
 from kdcli.verbs.compress.ship import calibrate, fill_best, never_predicted, with_thresholds
+from kdcli.verbs.compress.trainers import trainer_of
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.decisions import KINDS, class_drop_misses
 from kdcli.workloads.labelled import LabelledWorkload
@@ -69,7 +70,7 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
     )
     with stop_requests(at_once=True) as stop:
         journal = Journal(recipe.budget, stop)
-        runner = StepRunner(recipe, kind_of(recipe), options, folder, journal)
+        runner = StepRunner(recipe, trainer_of(recipe), options, folder, journal)
         with runner.stopping(), keep_rows():
             if resumed:
                 journal.read(run_dir)

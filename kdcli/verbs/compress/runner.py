@@ -24,10 +24,9 @@ from kdcli.run.context import cpu_session
 from kdcli.run.dry_run import Estimate
 from kdcli.verbs.compress.journal import Journal
 from kdcli.verbs.compress.settings import CompressRecipe
-from kdcli.verbs.compress.steps import EMBEDDING, RERANK, TASK, Kind, Step, is_done
+from kdcli.verbs.compress.steps import Step, is_done
+from kdcli.verbs.compress.trainers import Trainer
 from kdcli.workloads import open_rows
-from kdcli.workloads.embedding import METHOD, by_vectors
-from kdcli.workloads.retrieval import RETRIEVAL
 from kdcli.workloads.workload import EvaluationRequest
 
 STEPS, COMPACT = "steps", "compact"
@@ -41,7 +40,7 @@ class StepRunner:
 
     Attributes:
         recipe: the recipe. Its `data.partition` names the selection and verification rows.
-        kind: how models are trained and scored.
+        trainer_class: makes the steps that train models.
         options: the options of the run.
         folder: the directory of the run.
         journal: what was measured and decided.
@@ -50,12 +49,17 @@ class StepRunner:
     """
 
     recipe: CompressRecipe
-    kind: Kind
+    trainer_class: type[Trainer]
     options: RunOptions
     folder: Path
     journal: Journal
     has_labels: bool = True
     asks_again: bool = False
+
+    @property
+    def trainer(self) -> Trainer:
+        """Makes the steps that train models."""
+        return self.trainer_class(self.recipe)
 
     def path(self, name: str) -> Path:
         """Return the run directory of a step."""
@@ -200,19 +204,3 @@ def evaluation_request(recipe: CompressRecipe) -> EvaluationRequest:
     return EvaluationRequest(
         str(recipe.task), [model], recipe.data, trained, pooling=recipe.pooling
     )
-
-
-def kind_of(recipe: CompressRecipe) -> Kind:
-    """Return how models are trained and scored.
-
-    Raises UsageError: `pooling` is given for models that are not scored by vectors.
-    """
-    if recipe.task in (RETRIEVAL, METHOD):
-        return EMBEDDING
-    if recipe.task != RERANK and by_vectors(str(recipe.task), str(recipe.model), recipe.pooling):
-        return EMBEDDING
-    if recipe.pooling is not None:
-        raise UsageError(
-            f"--pooling is for embedding models, and task {recipe.task} is not judged by vectors"
-        )
-    return RERANK if recipe.task == RERANK else TASK

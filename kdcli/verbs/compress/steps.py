@@ -7,7 +7,7 @@ when the step runs, so that an error in it fails the step and not the compressio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from accelerate.state import AcceleratorState, GradientState
 
@@ -21,33 +21,17 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.run.dry_run import Estimate
 from kdcli.verbs.compress.recipes import dotted
 from kdcli.verbs.compress.settings import CompressRecipe
-from kdcli.verbs.distill import run as distill_verb
-from kdcli.verbs.distill.outputs import distill_reranker
-from kdcli.verbs.distill.recipes import embedding_recipe, task_recipe
-from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.verbs.evaluate import run as evaluate_verb
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.verbs.export import run as export_verb
-from kdcli.verbs.finetune import run as finetune_verb
-from kdcli.verbs.prune import run as prune_verb
-from kdcli.verbs.prune.recipes import prune_recipes
 from kdcli.verbs.trim import run as trim_verb
 from kdcli.verbs.trim.settings import TrimRecipe
-from kdcli.workloads.recipes import finetune_recipe
-from kdcli.workloads.settings import LabelledSettings, RerankData, RerankRecipe
+from kdcli.workloads.settings import LabelledSettings
 from kdcli.workloads.workload import RESAMPLES
-
-TASK: Literal["task"] = "task"
-EMBEDDING: Literal["embedding"] = "embedding"
-RERANK: Literal["rerank"] = "rerank"
-Kind = Literal["task", "embedding", "rerank"]
-"""How models are trained and scored: with a head on labelled rows, by vectors, or by rankings."""
 
 RecipeKeys = Mapping[str, Any]
 """Keys of a verb's recipe, nested or dotted. `recipe` names another recipe to start from."""
 
-SIZES = {"selection_rows", "verification_rows"}
-"""Keys of `data:` that only compress has."""
 TRAININGS = ("finetune", "distill", "prune")
 """The verbs that train. They resume from a checkpoint and count against the budget."""
 
@@ -88,71 +72,6 @@ class Step:
 def is_done(folder: Path) -> bool:
     """Whether a verb has written all its files to a directory."""
     return (folder / FACTS).is_file() or RunDir(folder).done
-
-
-def finetune(recipe: CompressRecipe, kind: Kind, model: str, keys: RecipeKeys) -> Step:
-    """Fine-tune a model on the task."""
-
-    def call(options: RunOptions) -> object:
-        if kind == RERANK:
-            values = _merged(recipe, _list_data(recipe), keys) | {"student.source": model}
-            resolved = resolve(RerankRecipe, recipe=keys.get("recipe"), options=values)
-            return finetune_verb.finetune_reranker(resolved, options)
-        values = _merged(recipe, _task_data(recipe), keys) | {"model": model, "task": recipe.task}
-        return finetune_verb.finetune(
-            finetune_recipe(recipe=keys.get("recipe"), options=values), options
-        )
-
-    return Step("finetune", call)
-
-
-def distill(
-    recipe: CompressRecipe, kind: Kind, teacher: str, keys: RecipeKeys, *, shape: str | None = None
-) -> Step:
-    """Distil a student from a teacher. Without `shape` the keys give the student."""
-
-    def on_task(options: RunOptions) -> object:
-        values = {"undistilled.use": False} | _merged(recipe, _task_data(recipe), keys)
-        values |= {"teacher": teacher, "task": recipe.task}
-        values |= {} if shape is None else {"student.to": [shape]}
-        resolved = task_recipe(recipe=keys.get("recipe"), sets=(), options=values)
-        return distill_verb.distill_on_task(resolved, options)
-
-    def on_text(options: RunOptions) -> object:
-        values = _merged(recipe, _text(recipe), keys)
-        values |= {"teacher": teacher, "method": EMBEDDING, "embedding.pooling": recipe.pooling}
-        values |= {} if shape is None else {"student.to": [shape]}
-        named = keys.get("recipe")
-        beneath = None if named is not None else embedding_recipe(teacher)
-        resolved = resolve(DistillRecipe, recipe=named, beneath=beneath, options=values)
-        return distill_verb.distill(resolved, options)
-
-    def on_lists(options: RunOptions) -> object:
-        values = _merged(recipe, _list_data(recipe), keys) | {"teacher": teacher}
-        values |= {} if shape is None else {"student.to": shape}
-        resolved = resolve(RerankRecipe, recipe=keys.get("recipe"), options=values)
-        return distill_reranker(resolved, options)
-
-    return Step("distill", {TASK: on_task, EMBEDDING: on_text, RERANK: on_lists}[kind])
-
-
-def prune(
-    recipe: CompressRecipe, kind: Kind, model: str, keys: RecipeKeys, *, teacher: str | None = None
-) -> Step:
-    """Prune a model while it learns the task, or its own vectors."""
-
-    def call(options: RunOptions) -> object:
-        if kind == EMBEDDING:
-            values = _merged(recipe, _text(recipe), keys)
-            values |= {"task": EMBEDDING, "embedding.pooling": recipe.pooling}
-        else:
-            values = _merged(recipe, _task_data(recipe), keys) | {"task": recipe.task}
-        values |= {"model": model, "teacher": teacher or values.get("teacher")}
-        methods = [values["method"]] if "method" in values else []
-        resolved = prune_recipes(methods, recipe=keys.get("recipe"), sets=(), options=values)
-        return prune_verb.prune(resolved, options)
-
-    return Step("prune", call)
 
 
 def trim(model: str, text: Callable[[], Path], keys: RecipeKeys) -> Step:
@@ -212,7 +131,7 @@ def verification(recipe: CompressRecipe, models: Sequence[str], confidence: floa
 
 def _evaluate(recipe: CompressRecipe, models: Sequence[str], keys: RecipeKeys) -> Step:
     def call(options: RunOptions) -> object:
-        values = _task_data(recipe) | {"models": list(models), "task": recipe.task}
+        values = task_data(recipe) | {"models": list(models), "task": recipe.task}
         values |= {"pooling": recipe.pooling, **keys}
         resolved = resolve(EvaluateRecipe, recipe=None, options=values)
         return evaluate_verb.evaluate(resolved, options, evaluate_verb.Extras())
@@ -220,27 +139,9 @@ def _evaluate(recipe: CompressRecipe, models: Sequence[str], keys: RecipeKeys) -
     return Step("evaluate", call)
 
 
-def _task_data(recipe: CompressRecipe) -> dict[str, Any]:
+def task_data(recipe: CompressRecipe) -> dict[str, Any]:
     """Return the keys of `data:` for a verb that reads the task's rows."""
-    own = recipe.data.model_dump(exclude_defaults=True, exclude=SIZES)
+    own = recipe.data.model_dump(
+        exclude_defaults=True, exclude={"selection_rows", "verification_rows"}
+    )
     return dotted({"data": own})
-
-
-def _list_data(recipe: CompressRecipe) -> dict[str, Any]:
-    """Return the keys of `data:` for a verb that reads lists of candidates."""
-    known = {f"data.{name}" for name in RerankData.model_fields}
-    return {key: value for key, value in _task_data(recipe).items() if key in known}
-
-
-def _text(recipe: CompressRecipe) -> dict[str, Any]:
-    """Return the keys of `data:` for an embedding model, which learns from text."""
-    keys = {"data.source": recipe.text or recipe.data.source}
-    keys |= {"data.partition": recipe.data.partition}
-    return {key: value for key, value in keys.items() if value is not None}
-
-
-def _merged(recipe: CompressRecipe, data: RecipeKeys, keys: RecipeKeys) -> dict[str, Any]:
-    """Return the dotted keys of a training. The step's keys replace all but the data source."""
-    own = {"measure.latency": False, "train.seed": recipe.seed}
-    fixed = {k: v for k, v in data.items() if k in ("data.source", "data.partition")}
-    return {**data, **own, **dotted(keys), **fixed}

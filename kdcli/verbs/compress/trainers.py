@@ -1,0 +1,195 @@
+"""How models of a workload are trained: the verbs, their recipes, and the data that they read.
+
+Most workloads have a recipe of their own, or are labelled tasks. Embedding models learn from text.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from kdcli.errors import UsageError
+from kdcli.recipe.resolve import resolve
+from kdcli.recipe.sections import RunOptions
+from kdcli.verbs.compress.recipes import dotted, own_kind
+from kdcli.verbs.compress.settings import CompressRecipe
+from kdcli.verbs.compress.steps import RecipeKeys, Step, task_data
+from kdcli.verbs.distill import run as distill_verb
+from kdcli.verbs.distill.outputs import distill_reranker
+from kdcli.verbs.distill.recipes import embedding_recipe, task_recipe
+from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.verbs.finetune import run as finetune_verb
+from kdcli.verbs.prune import run as prune_verb
+from kdcli.verbs.prune.recipes import prune_recipes
+from kdcli.workloads.embedding import METHOD, by_vectors
+from kdcli.workloads.recipes import finetune_recipe
+from kdcli.workloads.retrieval import RETRIEVAL
+from kdcli.workloads.settings import RerankData, RerankRecipe
+
+DISTILL = {"method": "tinybert", "stage": "joint"}
+"""A single stage, whose one learning curve shows how good a student is."""
+LEARNING_RATE = 1e-4
+ROWS_SEEN, MAX_EPOCHS = 60_000, 10.0
+"""A student reads about this many rows: each row at least once, and at most this many times."""
+
+
+class Trainer(ABC):
+    """Makes the steps that train models of a workload.
+
+    Args:
+        recipe: the recipe of the compression, with its `data.partition`.
+    """
+
+    supervised = False
+    """Whether a student can be trained on the labels alone."""
+
+    def __init__(self, recipe: CompressRecipe) -> None:
+        self.recipe = recipe
+
+    def distill_defaults(self, count_rows: Callable[[], int]) -> dict[str, object]:
+        """Return the keys of a distillation that the plan does not give.
+
+        Args:
+            count_rows: returns the number of training rows.
+        """
+        return {}
+
+    def finetune(self, model: str, keys: RecipeKeys) -> Step:
+        """Fine-tune a model on the task."""
+        return Step("finetune", lambda options: self._finetune(model, keys, options))
+
+    def distill(self, teacher: str, keys: RecipeKeys, shape: str | None = None) -> Step:
+        """Distil a student from a teacher. Without `shape`, the keys give the student."""
+        return Step("distill", lambda options: self._distill(teacher, shape, keys, options))
+
+    def prune(self, model: str, keys: RecipeKeys, teacher: str | None = None) -> Step:
+        """Prune a model while it learns the task, or its own vectors.
+
+        Args:
+            model: the model.
+            keys: keys of the recipe of `prune`.
+            teacher: the model that it was made from. A model with a head learns from it too.
+        """
+
+        def call(options: RunOptions) -> object:
+            values = self._prune_values(keys, teacher) | {"model": model}
+            methods = [values["method"]] if "method" in values else []
+            resolved = prune_recipes(methods, recipe=keys.get("recipe"), sets=(), options=values)
+            return prune_verb.prune(resolved, options)
+
+        return Step("prune", call)
+
+    @abstractmethod
+    def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object: ...
+
+    @abstractmethod
+    def _distill(
+        self, teacher: str, shape: str | None, keys: RecipeKeys, options: RunOptions
+    ) -> object: ...
+
+    @abstractmethod
+    def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> dict[str, Any]: ...
+
+    def _merged(self, data: RecipeKeys, keys: RecipeKeys) -> dict[str, Any]:
+        """Return the dotted keys of a training. The step's keys replace all but the data."""
+        own = {"measure.latency": False, "train.seed": self.recipe.seed}
+        fixed = {k: v for k, v in data.items() if k in ("data.source", "data.partition")}
+        return {**data, **own, **dotted(keys), **fixed}
+
+
+class RowTrainer(Trainer):
+    """Trains models with a head on the rows of a task."""
+
+    supervised = True
+
+    def distill_defaults(self, count_rows: Callable[[], int]) -> dict[str, object]:
+        epochs = min(MAX_EPOCHS, max(1.0, round(ROWS_SEEN / count_rows(), 1)))
+        return {**DISTILL, "train.lr": LEARNING_RATE, "train.epochs": epochs}
+
+    def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
+        values = self._task_values(keys) | {"model": model}
+        resolved = finetune_recipe(recipe=keys.get("recipe"), options=values)
+        return finetune_verb.finetune(resolved, options)
+
+    def _distill(
+        self, teacher: str, shape: str | None, keys: RecipeKeys, options: RunOptions
+    ) -> object:
+        values = {"undistilled.use": False} | self._task_values(keys) | {"teacher": teacher}
+        values |= {} if shape is None else {"student.to": [shape]}
+        resolved = task_recipe(recipe=keys.get("recipe"), sets=(), options=values)
+        return distill_verb.distill_on_task(resolved, options)
+
+    def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> dict[str, Any]:
+        values = self._task_values(keys)
+        return values if teacher is None else values | {"teacher": teacher}
+
+    def _task_values(self, keys: RecipeKeys) -> dict[str, Any]:
+        return self._merged(task_data(self.recipe), keys) | {"task": self.recipe.task}
+
+
+class TextTrainer(Trainer):
+    """Trains embedding models on text."""
+
+    def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
+        return RowTrainer(self.recipe)._finetune(model, keys, options)
+
+    def _distill(
+        self, teacher: str, shape: str | None, keys: RecipeKeys, options: RunOptions
+    ) -> object:
+        values = self._merged(self._text(), keys) | {"teacher": teacher, "method": METHOD}
+        values |= {"embedding.pooling": self.recipe.pooling}
+        values |= {} if shape is None else {"student.to": [shape]}
+        named = keys.get("recipe")
+        beneath = None if named is not None else embedding_recipe(teacher)
+        resolved = resolve(DistillRecipe, recipe=named, beneath=beneath, options=values)
+        return distill_verb.distill(resolved, options)
+
+    def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> dict[str, Any]:
+        values = self._merged(self._text(), keys)
+        return values | {"task": METHOD, "embedding.pooling": self.recipe.pooling}
+
+    def _text(self) -> dict[str, Any]:
+        data = self.recipe.data
+        keys = {"data.source": self.recipe.text or data.source, "data.partition": data.partition}
+        return {key: value for key, value in keys.items() if value is not None}
+
+
+class ListTrainer(Trainer):
+    """Trains models that score lists of candidates, by the recipe of their task."""
+
+    def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
+        values = self._merged(self._lists(), keys) | {"student.source": model}
+        resolved = resolve(RerankRecipe, recipe=keys.get("recipe"), options=values)
+        return finetune_verb.finetune_reranker(resolved, options)
+
+    def _distill(
+        self, teacher: str, shape: str | None, keys: RecipeKeys, options: RunOptions
+    ) -> object:
+        values = self._merged(self._lists(), keys) | {"teacher": teacher}
+        values |= {} if shape is None else {"student.to": shape}
+        resolved = resolve(RerankRecipe, recipe=keys.get("recipe"), options=values)
+        return distill_reranker(resolved, options)
+
+    def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> dict[str, Any]:
+        return self._merged(task_data(self.recipe), keys) | {"task": self.recipe.task}
+
+    def _lists(self) -> dict[str, Any]:
+        """Return the keys of `data:` that the recipe of the task has."""
+        known = {f"data.{name}" for name in RerankData.model_fields}
+        return {key: value for key, value in task_data(self.recipe).items() if key in known}
+
+
+def trainer_of(recipe: CompressRecipe) -> type[Trainer]:
+    """Return how models of a recipe's task are trained.
+
+    Raises UsageError: `pooling` is given for models that are not scored by vectors.
+    """
+    task = str(recipe.task)
+    has_recipe = own_kind(task) is not None
+    is_vectors = not has_recipe and by_vectors(task, str(recipe.model), recipe.pooling)
+    if task in (RETRIEVAL, METHOD) or is_vectors:
+        return TextTrainer
+    if recipe.pooling is not None:
+        raise UsageError(
+            f"--pooling is for embedding models, and task {task} is not judged by vectors"
+        )
+    return ListTrainer if has_recipe else RowTrainer
