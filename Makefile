@@ -20,8 +20,8 @@ $(STAMP): constraints.txt pyproject.toml
 	$(BIN)/pip install --quiet -c constraints.txt -e .[dev]
 	touch $(STAMP)
 
-demo: $(STAMP) ## compress the embedded model until at most a point is lost: no network, no file, under four minutes
-	$(BIN)/kdcli compress demo --task demo-topic --max-drop 1.0 -o runs/demo --overwrite
+demo: $(STAMP) ## compress the embedded classifier on text without labels: no network, no file, about a minute
+	$(BIN)/kdcli compress demo-classifier --data demo --max-drop 1.0 -o runs/demo --overwrite
 
 # One single-threaded process a core: the models of the tests are too small for more.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 600 -n auto --dist worksteal

@@ -5,7 +5,7 @@ from typing import Any
 from kdcli.cli.verb import SCORING, Given, verb
 
 
-@verb(*SCORING, "resume", example="kdcli compress demo --task demo-topic --max-drop 1.0")
+@verb(*SCORING, "resume", example="kdcli compress demo-classifier --data demo --max-drop 1.0")
 def compress(given: Given) -> Any:
     """Distill, prune and export a model until it is small and fast enough for a goal."""
     from kdcli.verbs.compress.recipes import compress_recipe

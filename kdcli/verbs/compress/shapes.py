@@ -17,7 +17,7 @@ from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.report.views import short
 from kdcli.types import ModelShape
-from kdcli.verbs.compress.judge import LIMITS
+from kdcli.verbs.compress.judge import LIMITS, is_bounded
 from kdcli.verbs.compress.search import TEACHER, Search
 from kdcli.verbs.compress.settings import GoalSettings
 
@@ -44,6 +44,10 @@ class UntrainedTimes:
         return self.ms < math.inf
 
 
+UNTIMED = UntrainedTimes(0.0, 1.0, 0.0, 1.0)
+"""Times that were not measured, because nothing depends on them."""
+
+
 @dataclass(frozen=True)
 class Untrained:
     """The latencies that are known before any training.
@@ -64,11 +68,17 @@ class Untrained:
 def measure_untrained(search: Search, model: str) -> Untrained:
     """Measure the model on every backend, and the untrained shapes on the fastest backend.
 
+    Nothing is measured if it decides nothing: one backend, one shape, and no limit of speed or size.
+
     Raises UsageError: a shape that cannot be made from the model.
     """
     runner = search.runner
     trusted = runner.options.trust_remote_code
     loaded = load_encoder(model, trust_remote_code=trusted)
+    shapes = shapes_of(runner.recipe.plan.shapes, shape_of(loaded.model.config))
+    if len(search.backends) == 1 and len(shapes) == 1 and not is_bounded(search.goal):
+        backend = search.backends[0]
+        return Untrained(UNTIMED, {backend: UNTIMED}, backend, {str_of(shapes[0]): UNTIMED})
     measure = runner.recipe.measure
     protocol = Protocol(
         str(choose_device(runner.options.device)),
@@ -82,7 +92,6 @@ def measure_untrained(search: Search, model: str) -> Untrained:
     subjects = [_subject(backend, location(model), backend) for backend in search.backends]
     times = _times([baseline, *subjects], protocol)
     fastest = min(search.backends, key=lambda name: times.get(name, UntrainedTimes()).ms)
-    shapes = shapes_of(runner.recipe.plan.shapes, shape_of(loaded.model.config))
     Progress.log(f"measuring {', '.join(map(str_of, shapes))} untrained on {fastest}")
     backends = {name: times[name] for name in search.backends if name in times}
     shape_times = _times_of_shapes(shapes, loaded, fastest, baseline, protocol, runner.recipe.seed)
