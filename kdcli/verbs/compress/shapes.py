@@ -68,7 +68,7 @@ class Untrained:
 def measure_untrained(search: Search, model: str) -> Untrained:
     """Measure the model on every backend, and the untrained shapes on the fastest backend.
 
-    Nothing is measured if it decides nothing: one backend, one shape, and no limit of speed or size.
+    Nothing is measured if nothing depends on it: one backend, one shape, no limit of speed or size.
 
     Raises UsageError: a shape that cannot be made from the model.
     """
