@@ -67,7 +67,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--out", type=Path, default=Path("kdcli/data"))
     parser.add_argument(
-        "--classifier", action="store_true", help="make the classifier from the encoder that exists"
+        "--classifier",
+        action="store_true",
+        help="fine-tune the embedded encoder into the classifier instead (ignores --steps)",
     )
     options = parser.parse_args()
     if options.classifier:

@@ -190,9 +190,8 @@ class Given:
         `--recipe` with a recipe of that kind. All other tasks use the kind `general`.
         """
         for kind, model in self.verb.recipes.items():
-            field = model.model_fields.get("task")
-            own_task = None if field is None else field.default
-            if own_task is not None and (own_task == task or kind == self.kind_of_recipe):
+            only = model.only_task
+            if only is not None and (only == task or kind == self.kind_of_recipe):
                 return kind
         return general
 

@@ -33,7 +33,7 @@ class Usable(ABC):
 
     @functools.cached_property
     def model(self) -> Any:
-        """The model in eval mode on the CPU, loaded when it is first asked for.
+        """The model in eval mode on the CPU, loaded on first access.
 
         It is a `SentenceTransformer` for an embedding model, a `CrossEncoder` for a reranker, and
         otherwise the class of transformers that its configuration names.

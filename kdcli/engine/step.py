@@ -91,6 +91,6 @@ def param_groups(job: Job, weight_decay: float) -> list[dict[str, object]]:
 
 
 def longest_rows(examples: Examples, rows: Array, count: int) -> Array:
-    """Return the longest examples, or some of `rows` if the examples do not know their lengths."""
+    """Return the longest examples, or some of `rows` if the examples have no `lengths`."""
     lengths = getattr(examples, "lengths", None)
     return (rows if lengths is None else np.argsort(lengths)[::-1])[:count]

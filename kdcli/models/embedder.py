@@ -228,7 +228,7 @@ def format_for(
     fmt = read_format(source)
     if fmt is not None:
         if pooling not in (None, fmt.pooling):
-            hint = f"leave --pooling out, or delete {MODULES_FILE} from a copy of the model"
+            hint = f"omit --pooling, or delete {MODULES_FILE} from a copy of the model"
             raise UsageError(f"{source} pools by {fmt.pooling}, not by {pooling}", hint)
         if fmt.dense is not None and fmt.dense.weight.shape[1] != config.hidden_size:
             raise UsageError(

@@ -79,8 +79,9 @@ MaxClassDrop = Annotated[
     Option("--max-class-drop", panel=GOAL, metavar="POINTS"),
     Field(
         gt=0,
-        description="Maximum drop of a class, label or entity type below the baseline, in points "
-        "(1 point = 0.01). If a class loses more, the exit code is 5.",
+        description="Maximum drop of any class, label or entity type compared with the first model "
+        "(compress: with the teacher, on the verification rows), in points (1 point = 0.01). If a "
+        "class loses more, the exit code is 5.",
     ),
 ]
 
@@ -95,6 +96,8 @@ class Section(BaseModel):
 
     purpose: ClassVar[str] = ""
     """The purpose of this kind of recipe, if the verb has several kinds."""
+    only_task: ClassVar[str | None] = None
+    """The one task that this kind of recipe is for; None for any task."""
     instead: ClassVar[Mapping[str, str]] = {}
     """Flags that only the verb's other recipes accept, each with what to do instead."""
 

@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes also the strings that `_Loader` would read as numbers."""
+    """Also quotes strings that `_Loader` would read as numbers."""
 
 
 _EXPONENT = r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"

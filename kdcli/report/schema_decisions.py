@@ -12,7 +12,10 @@ class SchemaPart(BaseModel):
 
 
 class Confusion(SchemaPart):
-    """Counts by true class (row) and predicted class (column)."""
+    """Counts by class.
+
+    Rows are the true classes, in a `Decision` the baseline's. Columns are the model's classes.
+    """
 
     labels: list[str]
     counts: list[list[int]]

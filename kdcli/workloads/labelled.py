@@ -95,7 +95,7 @@ class LabelledWorkload(Workload):
         evaluator: the tokenised evaluation sets; None if every model uses its own tokenizer.
         max_length: maximum number of tokens in a row; None if every model has its own maximum.
         tokenizer: the tokenizer of `train` and `evaluator`.
-        metric_names: additional metrics from the `evaluate_job` library.
+        metric_names: additional metrics from Hugging Face's `evaluate` library.
         choose_on: the evaluation set that decides which evaluation is best; None for the mean over
             all sets.
         reference: the teacher whose outputs replace the labels; None if the labels are used.

@@ -294,6 +294,7 @@ class RerankRecipe(Section):
     """The recipe of `distill --task rerank` and `finetune --task rerank`."""
 
     purpose: ClassVar[str] = "training a reranker"
+    only_task: ClassVar[str | None] = "rerank"
     instead: ClassVar[Mapping[str, str]] = {
         "--method": "the loss is ranking.loss: margin-mse, listwise or pointwise",
         "--seeds": "start one run for each setting",

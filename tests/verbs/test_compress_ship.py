@@ -9,7 +9,7 @@ from kdcli.data.labelled.partition import Partition, Pools
 from kdcli.models.temperature import TEMPERATURE
 from kdcli.report.schema_decisions import (
     Calibration,
-    Confusion,
+    ClassChange,
     Decision,
     LabelThresholds,
     OperatingPoint,
@@ -78,16 +78,34 @@ def test_thresholds_come_from_the_selection_rows():
     assert of_another_set.thresholds_on == ""
 
 
+def of_class(name, both, only_baseline, only_model):
+    return ClassChange(
+        name=name,
+        count=both + only_baseline,
+        enough=True,
+        metrics={},
+        both=both,
+        only_baseline=only_baseline,
+        only_model=only_model,
+    )
+
+
 def test_classes_that_are_never_predicted_are_named():
-    counts = [[50, 0, 0, 0], [3, 0, 2, 0], [0, 0, 9, 0], [0, 0, 0, 0]]
-    matrix = Confusion(labels=["a", "b", "c", "d"], counts=counts)
-    lost, absent = never_predicted([decision(confusion=matrix, reference="teacher")])
-    assert "the chosen model never predicts b " in lost
-    assert "the teacher never predicts d " in absent
+    classes = [of_class("a", 50, 0, 3), of_class("b", 0, 5, 0), of_class("c", 0, 0, 2)]
+    lost, absent = never_predicted([decision(classes=classes, reference="teacher")])
+    assert "the chosen model never predicts b on" in lost
+    assert "the teacher never predicts c on" in absent
     # With labels, a class may simply not be in the rows.
-    assert len(never_predicted([decision(confusion=matrix)])) == 1
-    same = Confusion(labels=["a", "b"], counts=[[5, 1], [0, 7]])
-    assert never_predicted([decision(confusion=same, reference="teacher")]) == []
+    assert len(never_predicted([decision(classes=classes)])) == 1
+    same = [of_class("a", 5, 1, 0), of_class("b", 7, 0, 1)]
+    assert never_predicted([decision(classes=same, reference="teacher")]) == []
+
+
+def test_a_note_names_at_most_ten_classes():
+    classes = [of_class(f"c{n}", 0, 5, 0) for n in range(40)]
+    (lost,) = never_predicted([decision(classes=classes)])
+    assert "c9 and 30 more" in lost
+    assert "c10" not in lost
 
 
 def hashes(*numbers):

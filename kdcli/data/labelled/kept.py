@@ -18,7 +18,8 @@ _kept: ContextVar[dict[str, object] | None] = ContextVar("kept_rows", default=No
 
 @contextmanager
 def keep_rows() -> Iterator[None]:
-    """Within this context, the same rows are read once. Changes of the files are not seen."""
+    """Read the same rows only once within this context. Later changes to the files have no
+    effect."""
     token = _kept.set({})
     try:
         yield
@@ -30,7 +31,7 @@ def kept_rows(read: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function that reads rows, so that `keep_rows` keeps what it returns.
 
     Calls with equal arguments share a result, which must not be changed. Functions among the
-    arguments do not count: for a result that was kept, nothing is logged and no bad row reported.
+    arguments, such as `log`, do not count, and are not called for a result that was kept.
     """
 
     @functools.wraps(read)
@@ -50,7 +51,7 @@ def kept_rows(read: Callable[P, T]) -> Callable[P, T]:
 
 
 def _comparable(value: object) -> object:
-    """Return a value whose `repr` tells it from others: arrays by all their bytes."""
+    """Return a value with a unique `repr`. An array is replaced by a hash of its bytes."""
     if isinstance(value, np.ndarray):
         return cache_key(value.tobytes().hex())
     if isinstance(value, Mapping):

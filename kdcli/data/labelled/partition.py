@@ -88,6 +88,11 @@ class Pools:
     test: RowHashes = field(default_factory=_no_rows)
     known: RowHashes = field(default_factory=_no_rows)
 
+    @property
+    def count(self) -> int:
+        """The number of rows of all splits."""
+        return len(self.train) + len(self.validation) + len(self.test)
+
 
 class DividedRows(Protocol):
     """The rows of all splits, which a partition divides."""

@@ -130,7 +130,10 @@ class TaskSource:
 
         Raises UsageError: there is no such split, or a file has no rows.
         """
-        return _read_examples(self.task, source, split, self.on_bad, withheld=self.withheld)
+        examples, bad_rows = _read_examples(self.task, source, split, withheld=self.withheld)
+        for row in bad_rows:
+            self.on_bad(row)
+        return examples
 
     def read_sets(self, places: Mapping[str, tuple[Source, str]]) -> dict[str, list[Example]]:
         """Read evaluation sets, set -> examples, from the places of `evaluation_splits`."""
@@ -256,17 +259,19 @@ def _hub_source(where: tuple[str, str | None], name: str) -> Source:
 
 @kept_rows
 def _read_examples(
-    task: Task, source: Source, split: str, on_bad: OnBadRow, *, withheld: bool
-) -> list[Example]:
+    task: Task, source: Source, split: str, *, withheld: bool
+) -> tuple[list[Example], list[BadRow]]:
+    """Return the examples of a split, and the rows that cannot be read."""
+    bad_rows: list[BadRow] = []
     if isinstance(source, DemoSource):
-        return _demo_examples(task, split)
+        return _demo_examples(task, split), bad_rows
     examples = []
-    for number, row in read_numbered_rows(source, split, on_bad):
+    for number, row in read_numbered_rows(source, split, bad_rows.append):
         try:
             examples.append(example_of(task, row, number, withheld=withheld))
         except BadRow as error:
-            on_bad(error)
-    return examples
+            bad_rows.append(error)
+    return examples, bad_rows
 
 
 def _demo_examples(task: Task, split: str) -> list[Example]:

@@ -30,9 +30,9 @@ def compression_section(compression: Compression) -> ReportSection:
     note = (
         f"Goal: {goal}{strict}. Lost: points of {compression.metric} on {compression.rows:,} "
         "selection rows, paired with the teacher's. These rows chose among the candidates, so the "
-        "values of the chosen one are optimistic. The result in words has "
-        "its values on other rows. ms and speed-up: one sequence of 128 tokens, over the teacher "
-        "on torch in float32."
+        "values of the chosen one are optimistic. The summary sentence gives its values on the "
+        "verification rows. ms and speed-up: one sequence of 128 tokens, over the teacher on torch "
+        "in float32."
     )
     if any(one.unstable or (one.speedup and one.speedup.unstable) for one in tried):
         note += f" {UNSTABLE_NOTE}"

@@ -239,7 +239,8 @@ def _thresholds(decision: Decision) -> ReportSection | None:
     note = (
         f"Precision / recall. The last two columns are thresholds at which {d.model} reaches the "
         f"precision or the recall of {d.baseline}, with its precision / recall there. They were "
-        f"chosen on {origin}, which gave these values too, so they are optimistic."
+        f"chosen on {origin}, and precision and recall come from the same rows, so they are "
+        "optimistic."
     )
     table = filled(rows, note=note, style="tight classes")
     return ReportSection("Thresholds", table, least=least_view(len(rows)))

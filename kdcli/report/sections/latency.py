@@ -26,8 +26,9 @@ PADDING = {
 NOISE = (
     "Noisy or unstable: the middle half of the runs spreads over more than a tenth, or a quarter, "
     "of the median, so the machine had other work too. Then rely on the paired ratios, not on the "
-    "milliseconds. An unstable measurement is made up to three times. If it stays unstable, the "
-    "table gives its worse quartiles: the lower one of a speed-up (≥), the upper one of a time (≤)."
+    "milliseconds. kdcli repeats an unstable measurement, up to three times in all. If it stays "
+    "unstable, the table gives its worse quartiles: the lower one of a speed-up (≥), the upper one "
+    "of a time (≤)."
 )
 UNSTABLE_NOTE = (
     "“unstable” marks an unstable measurement: ≥ gives the lower quartile of its speed-up, ≤ the "

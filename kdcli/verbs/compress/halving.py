@@ -19,7 +19,7 @@ from kdcli.verbs.compress.shapes import UntrainedTimes, too_slow
 from kdcli.verbs.compress.steps import Step
 
 NEVER = 10**9
-"""Steps between evaluations of a training that is evaluated at its end only."""
+"""An evaluation interval that no training reaches, so that it is evaluated only at the end."""
 RUNGS = (1, 2)  # Quarters of the steps after which the worse half is stopped
 QUARTERS = 4
 
@@ -64,7 +64,7 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
     if not alive:
         return
     if len(alive) == 1 and runner.recipe.budget is None:
-        # Nothing depends on how long it takes.
+        # One shape without a budget needs no time estimate.
         if finish(search, alive[0]):
             train_without_teacher(search, alive[0])
         search.judge()
@@ -102,15 +102,20 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
 def distilling(search: Search, shape: str, keys: Mapping[str, object] | None = None) -> Step:
     """Return the step that distils a shape. The plan's keys override `keys`."""
     runner = search.runner
-    default = runner.trainer.distill_defaults(runner.training_rows)
+    default = {} if "recipe" in runner.recipe.plan.distill else defaults(search)
     merged = {**default, **(keys or {}), **dict(flatten(runner.recipe.plan.distill))}
     return runner.trainer.distill(search.teacher, merged, shape)
+
+
+def defaults(search: Search) -> dict[str, object]:
+    """Return the keys of a distillation that the plan does not give."""
+    return search.runner.trainer.distill_defaults(search.runner.training_rows)
 
 
 def training(search: Search, shape: str, total: int | None) -> Step:
     """Return the step that distils a shape in `total` steps and evaluates it at every rung.
 
-    With None, it is evaluated at the end only.
+    If `total` is None, the shape is evaluated only at the end.
     """
     if total is None:
         return distilling(search, shape, {"train.eval_every": NEVER})
@@ -201,8 +206,10 @@ def train_without_teacher(search: Search, shape: str) -> None:
     runner = search.runner
     if not (runner.recipe.plan.undistilled and runner.trainer.supervised and runner.has_labels):
         return
-    keys = {key: value for key, value in runner.recipe.plan.distill.items() if key != "loss"}
-    keys |= {"method": "soft-targets", "stage": "none", "kd": {"weight": 0.0}}
+    schedule = {key: value for key, value in defaults(search).items() if key.startswith("train.")}
+    plan = {key: value for key, value in runner.recipe.plan.distill.items() if key != "loss"}
+    keys = {**schedule, **dict(flatten(plan))}
+    keys |= {"method": "soft-targets", "stage": "none", "kd.weight": 0.0}
     name = f"{shape}-undistilled"
     step = runner.trainer.distill(search.teacher, keys, shape)
     if search.finishes(name, step):

@@ -70,8 +70,8 @@ class CandidateScores:
     candidates: list[ScoredModel]
 
     @property
-    def labels(self) -> dict[str, str]:
-        """Return the name of each model in `report`, by its name here."""
+    def report_names(self) -> dict[str, str]:
+        """The name of each model in the report, by the name of the candidate."""
         names = [self.teacher.name, *(one.name for one in self.candidates)]
         return dict(zip(names, self.report.cards, strict=True))
 

@@ -63,7 +63,7 @@ def follow_plan(search: Search, untrained: Untrained) -> CandidateScores:
         else:
             search.export(backend, search.teacher, backend)
     # If the fastest model is wanted, shapes are scored as well as backends.
-    is_tried = len(slow) < len(untrained.backends)
+    is_tried = any(one.folder is not None for one in search.candidates.values())
     if is_tried and is_bounded(search.goal) and search.judge():
         search.notes.append("a backend alone meets the goal, so nothing smaller was trained")
     else:
@@ -79,7 +79,8 @@ def follow_plan(search: Search, untrained: Untrained) -> CandidateScores:
 def slow_backends(goal: GoalSettings, untrained: Untrained) -> dict[str, str]:
     """Return the backends on which the model itself misses the goal, with the reasons.
 
-    If no shape can meet the goal either, none is returned: the nearest model may be one of them.
+    If every shape is too slow as well, no backend is returned, because the model closest to the
+    goal may be on one of these backends.
     """
     if len(too_slow(goal, untrained.shapes)) == len(untrained.shapes):
         return {}

@@ -79,7 +79,7 @@ def _check_steps(recipe: CompressRecipe) -> None:
 
     Raises UsageError: an unknown step or key, or a value of the wrong type.
     """
-    own = own_kind(str(recipe.task))
+    own = kind_of_task(str(recipe.task))
     planned = {
         "finetune": recipe.plan.finetune,
         "distill": recipe.plan.distill,
@@ -116,14 +116,10 @@ def _check_steps(recipe: CompressRecipe) -> None:
             raise errors[0].of(where)
 
 
-def own_kind(task: str) -> str | None:
-    """Return the kind of recipe that is for one task alone, such as `rerank`; None if there is
-    none."""
-    for kind, model in recipe_models().items():
-        field = model.model_fields.get("task")
-        if field is not None and field.default == task:
-            return kind
-    return None
+def kind_of_task(task: str) -> str | None:
+    """Return the kind of recipe that serves only this task, such as `rerank`, or None."""
+    kinds = (kind for kind, model in recipe_models().items() if model.only_task == task)
+    return next(kinds, None)
 
 
 def _error(model: Any, keys: Mapping[str, Any]) -> UsageError | None:

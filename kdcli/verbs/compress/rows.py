@@ -1,4 +1,4 @@
-"""The rows that choose a candidate and those that verify it, and notes about them."""
+"""Divide the data into selection and verification rows, and warn if they decide little."""
 
 from dataclasses import dataclass, field
 
@@ -32,29 +32,29 @@ def divide_rows(runner: StepRunner) -> DividedData:
 
     Raises UsageError: there are too few rows.
     """
-    data, file = runner.recipe.data, runner.folder / PARTITION
-    if data.partition is not None:
-        return DividedData(Partition.read(data.partition))
-    if file.is_file() and not runner.options.overwrite:
-        return DividedData(Partition.read(str(file)))
-    request = evaluation_request(runner.recipe)
+    recipe, file = runner.recipe, runner.folder / PARTITION
+    data, request = recipe.data, evaluation_request(recipe)
     rows = open_rows(request, cpu_session(trust_remote_code=runner.options.trust_remote_code))
     pools = rows.pools(np.concatenate([NO_ROWS, *request.trained.values()]))
-    count = len(pools.train) + len(pools.validation) + len(pools.test)
-    partition = choose_partition(
-        pools,
-        selection_rows=data.selection_rows,
-        verification_rows=data.verification_rows,
-        seed=data.split_seed,
-    )
+    if data.partition is not None:
+        partition = Partition.read(data.partition)
+    elif file.is_file() and not runner.options.overwrite:
+        partition = Partition.read(str(file))
+    else:
+        partition = choose_partition(
+            pools,
+            selection_rows=data.selection_rows,
+            verification_rows=data.verification_rows,
+            seed=data.split_seed,
+        )
     if not len(partition.verification) or not len(partition.selection):
-        known = f", and {runner.recipe.model} was trained on some of them" * bool(len(pools.known))
+        known = f", and {recipe.model} was trained on some of them" * bool(len(pools.known))
         raise UsageError(
-            f"{count:,} rows are too few to choose a candidate and to verify it{known}",
+            f"{pools.count:,} rows are too few to choose a candidate and to verify it{known}",
             f"give --data with at least {MIN_DATA} other rows; they need no labels",
         )
     Progress.log(
-        f"{count:,} rows: {len(partition.selection):,} choose among candidates, "
+        f"{pools.count:,} rows: {len(partition.selection):,} choose among candidates, "
         f"{len(partition.verification):,} verify the chosen model"
     )
     return DividedData(partition, row_notes(pools, partition))
@@ -63,21 +63,20 @@ def divide_rows(runner: StepRunner) -> DividedData:
 def row_notes(pools: Pools, partition: Partition) -> list[str]:
     """Return notes on few rows, and on training rows that repeat evaluated ones."""
     notes = []
-    count = len(pools.train) + len(pools.validation) + len(pools.test)
-    if count < MIN_DATA:
-        notes.append(f"only {count} rows: the choice and its score depend on a few of them")
+    if pools.count < MIN_DATA:
+        notes.append(f"only {pools.count} rows: the choice and its score depend on a few of them")
     own_split = np.union1d(pools.validation, pools.test)
     repeated = np.isin(pools.train, own_split) & ~partition.is_training(pools.train)
     if repeats := int(repeated.sum()):
         notes.append(
-            f"{repeats:,} training rows are also in the validation or test split: they are not "
-            "trained on, and count once in the score"
+            f"{repeats:,} training rows are also in the validation or test split: they are "
+            "excluded from training and count once in the score"
         )
     return notes
 
 
 def goal_notes(goal: GoalSettings, partition: Partition) -> list[str]:
-    """Return notes on a goal that the verification rows can hardly decide."""
+    """Return notes about few verification rows and about a maximum drop of 0."""
     notes, rows = [], len(partition.verification)
     if rows < MIN_ROWS:
         holds = "must hold" if goal.strict else "need not hold without --strict"
@@ -85,7 +84,7 @@ def goal_notes(goal: GoalSettings, partition: Partition) -> list[str]:
         notes.append(f"only {rows} verification rows: the interval is wide{limit}")
     if goal.max_drop == 0:
         notes.append(
-            "--max-drop 0 allows no measured loss at all: about half of the models that are as "
-            "good as the teacher miss it by chance; 0.5 or 1.0 is a goal that they meet"
+            "--max-drop 0 allows no measured loss, so about half of the models that are as good "
+            "as the teacher miss it by chance; use 0.5 or 1.0 instead"
         )
     return notes

@@ -194,12 +194,13 @@ def finish(search: Search) -> RunResult:
         (last, misses(goal, scores.teacher, last)) if runner.recipe.steps else choose(goal, scores)
     )
     selected = scores.report.decisions
-    before, after = (scores.labels[one] for one in (TEACHER, chosen.name))
+    teacher_name, chosen_name = (scores.report_names[one] for one in (TEACHER, chosen.name))
     notes = [f"{BEST}/ is what to ship, and its README.md says how to run it", *search.notes]
-    notes += calibrate(chosen.folder, selected, after)
+    notes += calibrate(chosen.folder, selected, chosen_name)
     verified = verify(runner, scores, chosen)
     decided = [
-        with_thresholds(decision, selected, before, after) for decision in verified.report.decisions
+        with_thresholds(decision, selected, teacher_name, chosen_name)
+        for decision in verified.report.decisions
     ]
     report = verified.report.model_copy(update={"decisions": decided})
     verified = replace(verified, report=report)
@@ -332,7 +333,7 @@ def _write(
     """
     runner, scores = search.runner, search.scores
     assert scores is not None
-    names = {scores.labels[one]: one for one in (TEACHER, verified.chosen.name)}
+    names = {scores.report_names[one]: one for one in (TEACHER, verified.chosen.name)}
     latency = Latency()
     for row in scores.report.latency:
         if row.model in names:

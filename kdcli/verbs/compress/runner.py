@@ -58,7 +58,7 @@ class StepRunner:
 
     @property
     def trainer(self) -> Trainer:
-        """Makes the steps that train models."""
+        """The maker of the training steps, with the current recipe."""
         return self.trainer_class(self.recipe)
 
     def path(self, name: str) -> Path:
@@ -73,7 +73,8 @@ class StepRunner:
         file = self.folder / STEPS / TRAINING_TEXT
         if not file.is_file():
             partition = Partition.read(str(self.recipe.data.partition))
-            rows = open_rows(evaluation_request(self.recipe), cpu_session())
+            session = cpu_session(trust_remote_code=self.options.trust_remote_code)
+            rows = open_rows(evaluation_request(self.recipe), session)
             texts = dict.fromkeys(rows.training_texts(partition))
             lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
             write_atomic(file, "".join(lines))
@@ -85,7 +86,8 @@ class StepRunner:
 
         def count() -> int:
             partition = Partition.read(str(recipe.data.partition))
-            rows = open_rows(evaluation_request(recipe), cpu_session()).pools(NO_ROWS).train
+            session = cpu_session(trust_remote_code=self.options.trust_remote_code)
+            rows = open_rows(evaluation_request(recipe), session).pools(NO_ROWS).train
             number = int(partition.is_training(rows).sum())
             return max(1, min(number, recipe.data.train_rows or number))
 

@@ -64,8 +64,8 @@ class PlanSettings(Section):
     finetune: dict[str, Any] = Field(default_factory=dict, description="Keys of finetune.")
     distill: dict[str, Any] = Field(
         default_factory=dict,
-        description="Keys of distill; on a task, method tinybert, stage joint, learning rate 1e-4 "
-        "and 1 to 10 epochs, which make about 60,000 rows, unless given.",
+        description="Keys of distill (default on a task: method tinybert, stage joint, learning "
+        "rate 1e-4, and 1 to 10 epochs, about 60,000 rows in all).",
     )
     prune: dict[str, Any] | None = Field(
         default_factory=dict,

@@ -78,6 +78,7 @@ def measure_untrained(search: Search, model: str) -> Untrained:
     shapes = shapes_of(runner.recipe.plan.shapes, shape_of(loaded.model.config))
     if len(search.backends) == 1 and len(shapes) == 1 and not is_bounded(search.goal):
         backend = search.backends[0]
+        build_student(loaded.model, shapes[0], init="random", seed=runner.recipe.seed)
         return Untrained(UNTIMED, {backend: UNTIMED}, backend, {str_of(shapes[0]): UNTIMED})
     measure = runner.recipe.measure
     protocol = Protocol(
@@ -137,8 +138,9 @@ def _times(subjects: Sequence[Subject], protocol: Protocol) -> dict[str, Untrain
     latency = measure_latency(subjects, protocol)
     measured = {row.model for row in latency.rows}
     if subjects[0].name not in measured:
-        reasons = [failure.reason for failure in latency.failures]
-        raise MachineError(f"{subjects[0].name} could not be measured: {'; '.join(reasons)}")
+        failures = [one.reason for one in latency.failures if one.model == subjects[0].name]
+        why = "; ".join(failures) or "it gave no result"
+        raise MachineError(f"the teacher could not be measured: {why}", "run kdcli doctor")
     times = {}
     for row in latency.rows:
         ms, ratio = row.p50_ms, row.speedup

@@ -1,7 +1,7 @@
-"""What is shipped: the files of best/, and what the selection rows decide about the chosen model.
+"""Fill best/, and store what the selection rows choose besides the model.
 
-The selection rows choose the temperature and the thresholds, as they chose the model. The
-verification rows then tell what these are worth.
+The selection rows choose a temperature and thresholds. The verification rows check the temperature.
+Precision and recall at the thresholds come from the selection rows.
 """
 
 import shlex
@@ -14,10 +14,12 @@ from kdcli.models.load import location
 from kdcli.models.temperature import store_temperature
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.publish import Upload
-from kdcli.report.schema_decisions import Confusion, Decision
+from kdcli.report.schema_decisions import Decision
 from kdcli.verbs.compress.search import Candidate
 
 SELECTION = "selection"
+MAX_LISTED = 10
+"""Maximum number of classes that a note names."""
 
 
 def fill_best(folder: Path, candidate: Candidate, options: RunOptions, sentence: str) -> None:
@@ -68,9 +70,9 @@ def calibrate(folder: Path, decisions: Sequence[Decision], model: str) -> list[s
         if calibration.temperature is not None:
             store_temperature(folder, calibration.temperature)
             return [
-                f"config.json has the temperature {calibration.temperature:.3g} "
-                f"(kdcli_temperature), fitted on the selection rows: divide the logits by it for "
-                "probabilities that are as sure as they are right"
+                f"config.json stores the temperature {calibration.temperature:.3g} "
+                "(kdcli_temperature), fitted on the selection rows; divide the logits by it to get "
+                "calibrated probabilities"
             ]
     return []
 
@@ -96,27 +98,25 @@ def never_predicted(decisions: Sequence[Decision]) -> list[str]:
     """Return a note for classes that the chosen model, or its teacher, never predicts."""
     notes = []
     for decision in decisions:
-        confusion = decision.confusion
-        if confusion is None:
-            continue
-        by_teacher = _predicted(confusion, by_row=True)
-        by_model = _predicted(confusion, by_row=False)
-        if lost := [name for name in by_teacher if name not in by_model]:
+        by_teacher = {one.name for one in decision.classes if one.both + one.only_baseline}
+        by_model = {one.name for one in decision.classes if one.both + one.only_model}
+        names = [one.name for one in decision.classes]
+        if lost := [name for name in names if name in by_teacher - by_model]:
             notes.append(
-                f"the chosen model never predicts {', '.join(lost)} on the verification rows, "
-                "which the teacher does: do not ship it if you need them; --max-class-drop "
-                "refuses such models"
+                f"the chosen model never predicts {_listed(lost)} on the verification rows, but "
+                "the teacher does; if you need these classes, set --max-class-drop or a smaller "
+                "--max-drop"
             )
-        absent = [name for name in confusion.labels if name not in by_teacher]
+        absent = [name for name in names if name not in by_teacher]
         if absent and decision.reference == "teacher":
             notes.append(
-                f"the teacher never predicts {', '.join(absent)} on the verification rows, so "
-                "nothing is known about them: give --data with such texts"
+                f"the teacher never predicts {_listed(absent)} on the verification rows, so these "
+                "classes were not checked; give --data that contains them"
             )
     return notes
 
 
-def _predicted(confusion: Confusion, *, by_row: bool) -> list[str]:
-    """Return the classes that the teacher (rows) or the model (columns) predicts at all."""
-    counts = confusion.counts if by_row else list(zip(*confusion.counts, strict=True))
-    return [label for label, row in zip(confusion.labels, counts, strict=True) if sum(row) > 0]
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:MAX_LISTED])
+    more = len(names) - MAX_LISTED
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,6 +1,6 @@
-"""How models of a workload are trained: the verbs, their recipes, and the data that they read.
+"""Make the training steps of each workload: the verb, its recipe and its data.
 
-Most workloads have a recipe of their own, or are labelled tasks. Embedding models learn from text.
+Labelled tasks train on rows, rerankers on lists of candidates, and embedding models on text.
 """
 
 from abc import ABC, abstractmethod
@@ -10,7 +10,7 @@ from typing import Any
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RunOptions
-from kdcli.verbs.compress.recipes import dotted, own_kind
+from kdcli.verbs.compress.recipes import dotted, kind_of_task
 from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.steps import RecipeKeys, Step, task_data
 from kdcli.verbs.distill import run as distill_verb
@@ -28,8 +28,10 @@ from kdcli.workloads.settings import RerankData, RerankRecipe
 DISTILL = {"method": "tinybert", "stage": "joint"}
 """A single stage, whose one learning curve shows how good a student is."""
 LEARNING_RATE = 1e-4
-ROWS_SEEN, MAX_EPOCHS = 60_000, 10.0
-"""A student reads about this many rows: each row at least once, and at most this many times."""
+ROWS_SEEN = 60_000
+"""Number of rows that a student reads in all, each of them at least once."""
+MAX_EPOCHS = 10.0
+"""Maximum number of times that a student reads each row."""
 
 
 class Trainer(ABC):
@@ -67,7 +69,8 @@ class Trainer(ABC):
         Args:
             model: the model.
             keys: keys of the recipe of `prune`.
-            teacher: the model that it was made from. A model with a head learns from it too.
+            teacher: the model that the pruned model was made from. Only `RowTrainer` uses it: the
+                model then learns its outputs too.
         """
 
         def call(options: RunOptions) -> object:
@@ -184,12 +187,13 @@ def trainer_of(recipe: CompressRecipe) -> type[Trainer]:
     Raises UsageError: `pooling` is given for models that are not scored by vectors.
     """
     task = str(recipe.task)
-    has_recipe = own_kind(task) is not None
+    has_recipe = kind_of_task(task) is not None
     is_vectors = not has_recipe and by_vectors(task, str(recipe.model), recipe.pooling)
     if task in (RETRIEVAL, METHOD) or is_vectors:
         return TextTrainer
     if recipe.pooling is not None:
         raise UsageError(
-            f"--pooling is for embedding models, and task {task} is not judged by vectors"
+            f"--pooling is for embedding models, and task {task} is not scored by vectors",
+            "remove --pooling",
         )
     return ListTrainer if has_recipe else RowTrainer
