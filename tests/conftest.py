@@ -3,7 +3,9 @@ test."""
 
 import errno
 import functools
+import gc
 import os
+import ssl
 import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -48,6 +50,21 @@ def not_synced():
     the way is slow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def imports_are_not_collected():
+    """A collection takes half a second if it visits a million objects of the libraries."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def certificates_read_once():
+    """Every command makes a client for the hub, which reads all certificates."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
         yield
 
 
