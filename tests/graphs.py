@@ -17,6 +17,7 @@ NAMES = {
     "initializer_range",
     "label2id",
     "problem_type",
+    "sentence_transformers",
     "torch_dtype",
 }
 """Keys of a configuration that no graph depends on."""
