@@ -3,7 +3,9 @@ test."""
 
 import errno
 import functools
+import gc
 import os
+import ssl
 import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -18,11 +20,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from encoders import on_disk, tiny_encoder
+from graphs import SharedGraphs
 from hypothesis import settings
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from kdcli.engine.launch import Session
-from kdcli.models.card import weights_hash
 
 # The same examples every time: a red run must be red again. `--hypothesis-profile default` searches
 # anew.
@@ -51,29 +53,28 @@ def not_synced():
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def imports_are_not_collected():
+    """A collection takes half a second if it visits a million objects of the libraries."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def certificates_read_once():
+    """Every command makes a client for the hub, which reads all certificates."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield
+
+
 @pytest.fixture(autouse=True, scope="session")
 def graphs_recorded_once():
-    """Recording a graph takes torch seconds: models equal in class, settings and weights share
-    theirs, and all of them the table of operators, which torch would read anew for each."""
-    record, recorded = torch.onnx.export, {}
-    operators = ONNXRegistry.from_torchlib
+    """Record a graph once for all models of one structure, and read torch's table of operators
+    once: both take seconds."""
+    record, operators = torch.onnx.export, ONNXRegistry.from_torchlib
     ONNXRegistry.from_torchlib = staticmethod(functools.cache(operators))
-
-    def once(named, example, **options):
-        model, pool = named.model.model, named.model.pool
-        pooled = pool and (pool.pooling, pool.normalize, pool.tanh, str(pool.state_dict()))
-        key = (
-            type(model),
-            weights_hash(model),
-            pooled,
-            *options["input_names"],
-            *options["output_names"],
-        )
-        if key not in recorded:
-            recorded[key] = record(named, example, **options)
-        return recorded[key]
-
-    torch.onnx.export = once
+    torch.onnx.export = SharedGraphs(record).export
     yield
     torch.onnx.export = record
     ONNXRegistry.from_torchlib = staticmethod(operators)

@@ -25,6 +25,7 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 
 from kdcli.deploy import latency, worker
+from kdcli.deploy.old_machines import measure_encoders
 from kdcli.engine.peers import peers
 
 SERVER = multiprocessing.get_context("forkserver")
@@ -114,7 +115,15 @@ def workers_are_forked(patch: pytest.MonkeyPatch) -> None:
 
 def _serve(request: str) -> None:
     sys.stdin = io.StringIO(request)
-    worker.main()
+    with pytest.MonkeyPatch.context() as patch:
+        measured_quickly(patch)
+        worker.main()
+
+
+def measured_quickly(patch: pytest.MonkeyPatch) -> None:
+    """Warm up by runs alone, not for a second each, and measure once even if times are unstable."""
+    patch.setattr(measure_encoders, "WARM_SECONDS", 0.0)
+    patch.setattr(measure_encoders, "MAX_MEASUREMENTS", 1)
 
 
 def script(file: Path, *arguments: object) -> Forked:

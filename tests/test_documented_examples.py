@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from documented import blocks, run_pages
+from forked import workers_are_forked
 
 import kdcli
 
@@ -77,6 +78,7 @@ def test_the_documented_verb_and_recipe_are_found(ran):
 
 def test_the_page_about_python_runs(tmp_path, monkeypatch):
     monkeypatch.setattr("kdcli.data.demo.EXAMPLES", 200)
+    workers_are_forked(monkeypatch)
     with contextlib.chdir(tmp_path):
         run_pages([ROOT / "docs" / "python.md"])
     assert (tmp_path / "runs" / "shipped" / "onnx" / "model_quantized.onnx").is_file()

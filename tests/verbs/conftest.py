@@ -13,7 +13,7 @@ from kdcli.metrics.bootstrap import paired_bootstrap
 from kdcli.models import card
 from kdcli.models.card import multiply_adds
 from kdcli.report import views
-from kdcli.workloads import workload
+from kdcli.workloads import decisions, workload
 
 DRAWN = views.drawn
 
@@ -84,15 +84,16 @@ def quicker():
 
 @pytest.fixture(autouse=True, scope="module")
 def shorter():
-    """Draw no pictures and resample 100 times, also in module fixtures.
+    """Draw no pictures and resample 25 times, also in module fixtures.
 
     A wider scope would last until a worker's last test, and change what tests of reports see.
     """
 
     def few(*scorers, resamples, **settings):
-        return paired_bootstrap(*scorers, resamples=min(resamples, 100), **settings)
+        return paired_bootstrap(*scorers, resamples=min(resamples, 25), **settings)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workload, "paired_bootstrap", few)
+        for module in (workload, decisions):
+            patch.setattr(module, "paired_bootstrap", few)
         patch.setattr(views, "drawn", lambda section: [("a picture", "<svg></svg>")])
         yield

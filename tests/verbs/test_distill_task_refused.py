@@ -1,13 +1,13 @@
 """`kdcli distill --task` given what it cannot use: exit 2 or 3, one message, and nothing left
 behind."""
 
-import errno
+import os
 import shlex
 
 import own_files
 import pytest
 from encoders import foreign_tokenizer, tiny_config
-from own_files import NAMES, kdcli, said_by, succeeds, write
+from own_files import NAMES, kdcli, write
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from kdcli.errors import UsageError
@@ -273,46 +273,8 @@ def test_a_variant_that_cannot_be_is_found_before_the_first_runs(refused, tmp_pa
     assert "unknown key 'kd.temprature'" in refused("--ablate", file)
 
 
-def full(*_, **__):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_disk_that_is_full(data, teacher, tmp_path, monkeypatch):
-    """While signals are kept, and while the student is saved: what is there is whole, and the run
-    can go on."""
-    arguments = [
-        "distill",
-        teacher,
-        "--task",
-        "own",
-        "--data",
-        data,
-        "--to",
-        "2x16",
-        *QUICK,
-        "-o",
-        tmp_path / "out",
-    ]
-    with monkeypatch.context() as patch:
-        patch.setattr("kdcli.targets.cache._index", full)
-        result = kdcli(*arguments)
-    assert (result.exit_code, result.stderr.count("error: "), "full" in said_by(result)) == (
-        3,
-        1,
-        True,
-    )
-    assert not list((tmp_path / "out" / "signals").glob("*/*"))
-    with monkeypatch.context() as patch:
-        patch.setattr("transformers.modeling_utils.safe_save_file", full)
-        result = kdcli(*arguments, "--resume")
-    assert (result.exit_code, "the disk is full" in said_by(result)) == (3, True)
-    assert not (tmp_path / "out" / "intermediate" / "model.safetensors").exists()
-    succeeds(*arguments, "--resume")
-
-
-def test_a_cache_that_cannot_be_written(teacher, tmp_path, monkeypatch):
-    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("os.fsync", full)
+def test_a_cache_that_cannot_be_written(teacher, tmp_path, cache, full_disk):
+    full_disk(os, "fsync")
     copies, vectors = tmp_path / "copies.jsonl", tmp_path / "vectors.txt"
     vectors.write_text("w 0.1 0.2\nv 0.3 0.4\n", "utf-8")
     data = splits(tmp_path / "data", train=("w v", "v w"), validation=("w w", "v v"))

@@ -20,11 +20,25 @@ def models(tmp_path_factory):
     return [own_files.headed(folder / f"model-{seed}", LABELS, seed=seed) for seed in (5, 3)]
 
 
-@pytest.fixture
-def data(tmp_path):
-    folder = tmp_path / "data"
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
     write(folder / "validation.jsonl", own_files.rows("class", 80, seed=1))
     return folder
+
+
+@pytest.fixture(scope="module")
+def judged(models, data, tmp_path_factory):
+    """An evaluation of both models, the second with a stored temperature: its directory, its one
+    decision, each model's predictions, and what was printed."""
+    folder = tmp_path_factory.mktemp("judged")
+    shipped = folder / "shipped" / models[1].name
+    shutil.copytree(models[1], shipped)
+    store_temperature(shipped, 2.5)
+    arguments = ["--task", "own", "--data", data, "--predictions", folder / "predictions.jsonl"]
+    result = succeeds(models[0], shipped, *arguments, "-o", folder / "out")
+    (decision,) = report_of(folder / "out").decisions
+    return folder / "out", decision, predictions_of(folder / "predictions.jsonl"), result.stdout
 
 
 evaluate, succeeds = (
@@ -42,14 +56,11 @@ def share(rows, **equal):
     return sum(all(row[k] == v for k, v in equal.items()) for row in rows)
 
 
-def test_the_classes_and_rows_that_change_are_reported(models, data, tmp_path):
-    out, file = tmp_path / "out", tmp_path / "predictions.jsonl"
-    arguments = ["--task", "own", "--data", data, "--predictions", file, "-o", out]
-    result = succeeds(*models, *arguments)
-    (decision,) = report_of(out).decisions
+def test_the_classes_and_rows_that_change_are_reported(judged):
+    out, decision, predictions, printed = judged
     assert (decision.model, decision.baseline, decision.n) == ("model-3", "model-5", 80)
     assert (decision.reference, decision.metric, decision.min_count) == ("labels", "recall", 30)
-    theirs, ours = predictions_of(file).values()
+    theirs, ours = predictions.values()
     for each in decision.classes:
         recall = each.metrics["recall"]
         for value, rows in ((recall.baseline, theirs), (recall.model, ours)):
@@ -85,11 +96,11 @@ def test_the_classes_and_rows_that_change_are_reported(models, data, tmp_path):
         assert row.change == pytest.approx(changes[row.id])
         assert row.changed == LABELS[1]
         assert row.model_probability == by_id[row.id]["scores"][1]
-    assert "worst class" in result.stdout
+    assert "worst class" in printed
     # Texts are in the local report.html and report.json only.
     text = decision.differing[0].texts[0]
     assert text in (out / "report.html").read_text("utf-8")
-    assert not any(row.texts[0] in result.stdout for row in decision.differing)
+    assert not any(row.texts[0] in printed for row in decision.differing)
 
 
 def test_worst_limits_the_rows_that_differ(models, data, tmp_path):
@@ -122,16 +133,10 @@ def test_without_labels_the_teacher_is_the_reference(models, data, tmp_path):
     assert all(row.label is None for row in decision.differing)
 
 
-def test_calibration_is_that_of_the_predictions(models, data, tmp_path):
-    file, out = tmp_path / "predictions.jsonl", tmp_path / "out"
-    shipped = tmp_path / "shipped" / models[1].name
-    shutil.copytree(models[1], shipped)
-    store_temperature(shipped, 2.5)
-    arguments = ["--task", "own", "--data", data, "--predictions", file, "-o", out]
-    succeeds(models[0], shipped, *arguments)
-    (decision,) = report_of(out).decisions
+def test_calibration_is_that_of_the_predictions(judged):
+    _, decision, predictions, _ = judged
     assert list(decision.calibration) == ["model-5", "model-3"]
-    for name, rows in predictions_of(file).items():
+    for name, rows in predictions.items():
         probs = np.array([row["scores"] for row in rows])
         true = np.array([LABELS.index(row["label"]) for row in rows])
         calibration = decision.calibration[name]
@@ -148,7 +153,7 @@ def test_calibration_is_that_of_the_predictions(models, data, tmp_path):
                 error_of(scaled / scaled.sum(1, keepdims=True), true), abs=1e-9
             )
     stored = decision.calibration["model-3"]
-    scaled = np.array([row["scores"] for row in predictions_of(file)["model-3"]]) ** (1 / 2.5)
+    scaled = np.array([row["scores"] for row in predictions["model-3"]]) ** (1 / 2.5)
     assert stored.stored_temperature == 2.5
     assert stored.stored_error == pytest.approx(
         error_of(scaled / scaled.sum(1, keepdims=True), true), abs=1e-9
@@ -171,14 +176,11 @@ def error_of(probs, true):
     return error
 
 
-def test_thresholds_reach_the_precision_and_recall_of_the_baseline(models, data, tmp_path):
-    file, out = tmp_path / "predictions.jsonl", tmp_path / "out"
-    arguments = ["--task", "own", "--data", data, "--predictions", file, "-o", out]
-    succeeds(*models, *arguments)
-    (decision,) = report_of(out).decisions
+def test_thresholds_reach_the_precision_and_recall_of_the_baseline(judged):
+    _, decision, predictions, _ = judged
     (thresholds,) = decision.thresholds
     assert thresholds.label == LABELS[1]
-    theirs, ours = predictions_of(file).values()
+    theirs, ours = predictions.values()
 
     def at(rows, threshold):
         hits = sum(r["scores"][1] > threshold and r["label"] == LABELS[1] for r in rows)
@@ -268,10 +270,8 @@ def f1_of(kind, rows, name):
     return 2 * hits / max(predicted + true, 1)
 
 
-def test_a_class_that_loses_too_much_fails_the_gate(models, data, tmp_path):
-    arguments = [*models, "--task", "own", "--data", data]
-    succeeds(*arguments, "-o", tmp_path / "free")
-    (decision,) = report_of(tmp_path / "free").decisions
+def test_a_class_that_loses_too_much_fails_the_gate(models, data, judged, tmp_path):
+    arguments, decision = [*models, "--task", "own", "--data", data], judged[1]
     lost = {each.name: -100 * each.metrics["recall"].difference for each in decision.classes}
     worst = max(lost, key=lost.__getitem__)
     count = next(each.count for each in decision.classes if each.name == worst)
@@ -290,8 +290,8 @@ def test_a_class_that_loses_too_much_fails_the_gate(models, data, tmp_path):
 
 def test_small_classes_are_not_checked(models, data, tmp_path):
     # One of 40 rows is 2.5 points, so a limit of 2 points needs 50 rows.
-    arguments = [*models, "--task", "own", "--data", data, "--max-class-drop", 2]
-    result = evaluate(*arguments, "-o", tmp_path / "out")
+    arguments = [*models, "--task", "own", "--max-class-drop", 2]
+    result = evaluate(*arguments, "--data", data, "-o", tmp_path / "out")
     assert result.exit_code == 5
     assert "no class has the 50 examples that the check needs" in said_by(result)
     assert "not enough rows to tell" in result.stdout
@@ -301,8 +301,8 @@ def test_small_classes_are_not_checked(models, data, tmp_path):
     # One class with enough rows is checked, and the other one is listed.
     many = own_files.rows("class", 200, seed=1)
     kept = [row for i, row in enumerate(many) if row["label"] == LABELS[0] or i < 60]
-    write(data / "validation.jsonl", kept)
-    result = evaluate(*arguments, "-o", tmp_path / "uneven")
+    uneven = write(tmp_path / "data" / "validation.jsonl", kept).parent
+    result = evaluate(*arguments, "--data", uneven, "-o", tmp_path / "uneven")
     (decision,) = report_of(tmp_path / "uneven").decisions
     assert [each.enough for each in decision.classes] == [True, False]
     assert decision.classes[0].count >= 50 > decision.classes[1].count

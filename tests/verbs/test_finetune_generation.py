@@ -31,7 +31,7 @@ GREEDY = ["--set", "generation.beams=1", "--set", "generation.label_smoothing=0"
 def rows(count, seed):
     drawn = random.Random(seed)
     for _ in range(count):
-        words = [f"w{drawn.randrange(2, 12)}" for _ in range(drawn.randint(3, 5))]
+        words = [f"w{drawn.randrange(2, 12)}" for _ in range(drawn.randint(3, 4))]
         backwards = drawn.random() < 0.5
         target = words[::-1] if backwards else words
         yield {"source": " ".join([f"w{int(backwards)}", *words]), "target": " ".join(target)}
@@ -66,14 +66,16 @@ def encoder(tmp_path_factory):
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     write(folder / "train.jsonl", list(rows(4000, seed=0)))
-    write(folder / "validation.jsonl", list(rows(200, seed=1)))
+    # No model learns the last row, whose words are in no training row.
+    wrong = {"source": "w0 w20 w21 w22", "target": "w20 w21 w22"}
+    write(folder / "validation.jsonl", [*rows(399, seed=1), wrong])
     return folder
 
 
 @pytest.fixture(scope="module")
 def trained(encoder, data, tmp_path_factory):
     out = tmp_path_factory.mktemp("run") / "copier"
-    how = ["--batch-size", "64", "--lr", "3e-3", "--max-steps", "600", "--dtype", "fp32"]
+    how = ["--batch-size", "64", "--lr", "3e-3", "--max-steps", "450", "--dtype", "fp32"]
     succeeds("finetune", encoder, "--task", "own", "--data", data, *ROW, *GREEDY, *how, "-o", out)
     return out
 
@@ -125,7 +127,7 @@ def test_it_is_evaluated_as_it_was_trained_with_its_predictions(trained, data, t
     lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
     assert len(lines) == 2 * report.evaluations[0].n
     wrong = [line for line in lines[: len(lines) // 2] if line["predicted"] != line["label"]]
-    assert len(wrong) == len(report.evaluations[0].worst)
+    assert 0 < len(wrong) == len(report.evaluations[0].worst)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from encoders import on_disk, tiny_config
 from own_files import (
     NAMES,
     QUICK,
-    interrupted,
     kdcli,
     log_of,
     refused,
@@ -283,16 +282,6 @@ def test_every_method_prunes(given, tmp_path, method):
     assert report.recipe["head"]["kind"] == defaults(method).head
     assert (tmp_path / "out" / MASK).exists() == (defaults(method).head == "embedding")
     AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
-
-
-def test_gates_that_are_drawn_at_random_resume_to_the_same_bits(given, tmp_path, monkeypatch):
-    often = ["--set", "train.log_every=1", "--set", "train.checkpoint_every=4"]
-    args = [*given, "--method", "l0", "--max-steps", "12", *often]
-    succeeds(*args, "-o", tmp_path / "a")
-    assert interrupted(monkeypatch, "b", 7, *args, "-o", tmp_path / "b").exit_code == 130
-    succeeds(*args, "-o", tmp_path / "b", "--resume")
-    assert same_weights(tmp_path / "a", tmp_path / "b")
-    assert log_of(tmp_path / "a") == log_of(tmp_path / "b")
 
 
 def test_evaluate_and_benchmark_take_a_compact_directory_and_training_refuses_it(
