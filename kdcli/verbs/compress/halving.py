@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
+from kdcli.models.load import load_config
 from kdcli.recipe.resolve import flatten
 from kdcli.verbs.compress import steps
 from kdcli.verbs.compress.budget import estimate
@@ -109,7 +110,10 @@ def distilling(search: Search, shape: str, keys: Mapping[str, object] | None = N
 
 def defaults(search: Search) -> dict[str, object]:
     """Return the keys of a distillation that the plan does not give."""
-    return search.runner.trainer.distill_defaults(search.runner.training_rows)
+    runner = search.runner
+    trusted = runner.options.trust_remote_code
+    config = load_config(search.teacher, trust_remote_code=trusted)
+    return runner.trainer.distill_defaults(config.hidden_size, runner.training_rows)
 
 
 def training(search: Search, shape: str, total: int | None) -> Step:

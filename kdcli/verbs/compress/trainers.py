@@ -27,7 +27,8 @@ from kdcli.workloads.settings import RerankData, RerankRecipe
 
 DISTILL = {"method": "tinybert", "stage": "joint"}
 """A single stage, whose one learning curve shows how good a student is."""
-LEARNING_RATE = 1e-4
+LEARNING_RATE, LEARNING_RATE_WIDTH = 3e-4, 384
+"""The learning rate at this width. It is inversely proportional to the teacher's width."""
 ROWS_SEEN = 60_000
 """Number of rows that a student reads in all, each of them at least once."""
 MAX_EPOCHS = 10.0
@@ -47,10 +48,13 @@ class Trainer(ABC):
     def __init__(self, recipe: CompressRecipe) -> None:
         self.recipe = recipe
 
-    def distill_defaults(self, count_rows: Callable[[], int]) -> dict[str, object]:
+    def distill_defaults(
+        self, teacher_width: int, count_rows: Callable[[], int]
+    ) -> dict[str, object]:
         """Return the keys of a distillation that the plan does not give.
 
         Args:
+            teacher_width: the teacher's hidden size.
             count_rows: returns the number of training rows.
         """
         return {}
@@ -104,9 +108,12 @@ class RowTrainer(Trainer):
 
     supervised = True
 
-    def distill_defaults(self, count_rows: Callable[[], int]) -> dict[str, object]:
+    def distill_defaults(
+        self, teacher_width: int, count_rows: Callable[[], int]
+    ) -> dict[str, object]:
         epochs = min(MAX_EPOCHS, max(1.0, round(ROWS_SEEN / count_rows(), 1)))
-        return {**DISTILL, "train.lr": LEARNING_RATE, "train.epochs": epochs}
+        rate = float(f"{LEARNING_RATE * LEARNING_RATE_WIDTH / teacher_width:.2g}")
+        return {**DISTILL, "train.lr": rate, "train.epochs": epochs}
 
     def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
         values = self._task_values(keys) | {"model": model}
