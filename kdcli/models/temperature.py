@@ -37,6 +37,13 @@ def store_temperature(folder: Path, temperature: float) -> None:
     write_atomic(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
 
 
+def remove_temperature(folder: Path) -> None:
+    """Remove the temperature from the configuration of a saved model or export, if it has one."""
+    config = read_json(folder / CONFIG_FILE)
+    if config.pop(TEMPERATURE, None) is not None:
+        write_atomic(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
+
+
 def stored_temperature(config: PreTrainedConfig) -> float | None:
     """Return the temperature in the configuration of a loaded model; None if it has none.
 

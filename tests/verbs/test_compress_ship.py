@@ -16,7 +16,7 @@ from kdcli.report.schema_decisions import (
 )
 from kdcli.verbs.compress.rows import goal_notes, row_notes
 from kdcli.verbs.compress.settings import GoalSettings
-from kdcli.verbs.compress.ship import calibrate, never_predicted, with_thresholds
+from kdcli.verbs.compress.ship import calibrate, check_temperature, never_predicted, with_thresholds
 
 
 def calibration(temperature):
@@ -46,11 +46,28 @@ def decision(**changed):
 )
 def test_the_temperature_of_the_selection_rows_is_stored(found, stored, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}', "utf-8")
-    notes = calibrate(tmp_path, [found], "int8")
+    calibrate(tmp_path, [found], "int8")
     config = json.loads((tmp_path / "config.json").read_text("utf-8"))
     assert config.get(TEMPERATURE) == stored
-    assert bool(notes) == (stored is not None)
     assert config["model_type"] == "bert"
+
+
+@pytest.mark.parametrize(
+    ("error", "kept", "said"),
+    [(0.04, True, "from 0.100 to 0.040: config.json stores it"), (0.1, False, "not stored")],
+)
+def test_a_temperature_that_does_not_help_on_other_rows_is_removed(error, kept, said, tmp_path):
+    (tmp_path / "config.json").write_text('{"kdcli_temperature": 1.7}', "utf-8")
+    checked = calibration(1.2).model_copy(update={"stored_temperature": 1.7, "stored_error": error})
+    (note,) = check_temperature(tmp_path, [decision(calibration={"int8": checked})], "int8")
+    assert said in note
+    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    assert (TEMPERATURE in config) == kept
+
+
+def test_without_a_stored_temperature_there_is_nothing_to_check(tmp_path):
+    found = decision(calibration={"int8": calibration(1.2)})
+    assert check_temperature(tmp_path, [found], "int8") == []
 
 
 def thresholds(threshold):

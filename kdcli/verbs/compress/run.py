@@ -39,7 +39,13 @@ from kdcli.verbs.compress.runner import PARTITION, StepRunner, evaluation_reques
 from kdcli.verbs.compress.search import TEACHER, Candidate, Search, check_backends
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
 from kdcli.verbs.compress.shapes import Untrained, measure_untrained
-from kdcli.verbs.compress.ship import calibrate, fill_best, never_predicted, with_thresholds
+from kdcli.verbs.compress.ship import (
+    calibrate,
+    check_temperature,
+    fill_best,
+    never_predicted,
+    with_thresholds,
+)
 from kdcli.verbs.compress.trainers import trainer_of
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.decisions import KINDS, class_drop_misses
@@ -196,7 +202,7 @@ def finish(search: Search) -> RunResult:
     selected = scores.report.decisions
     teacher_name, chosen_name = (scores.report_names[one] for one in (TEACHER, chosen.name))
     notes = [f"{BEST}/ is what to ship, and its README.md says how to run it", *search.notes]
-    notes += calibrate(chosen.folder, selected, chosen_name)
+    calibrate(chosen.folder, selected, chosen_name)
     verified = verify(runner, scores, chosen)
     decided = [
         with_thresholds(decision, selected, teacher_name, chosen_name)
@@ -204,6 +210,7 @@ def finish(search: Search) -> RunResult:
     ]
     report = verified.report.model_copy(update={"decisions": decided})
     verified = replace(verified, report=report)
+    notes += check_temperature(chosen.folder, decided, list(verified.report.cards)[1])
     for warning in never_predicted(decided):
         Progress.log(warning)
         notes.append(warning)

@@ -1,6 +1,7 @@
 """Fill best/, and store what the selection rows choose besides the model.
 
-The selection rows choose a temperature and thresholds. The verification rows check the temperature.
+The selection rows choose a temperature and thresholds. A temperature is kept if it lowers the
+calibration error on the verification rows.
 Precision and recall at the thresholds come from the selection rows.
 """
 
@@ -11,10 +12,10 @@ from pathlib import Path
 
 from kdcli.models.files import CONFIG_FILE, file_beside
 from kdcli.models.load import location
-from kdcli.models.temperature import store_temperature
+from kdcli.models.temperature import remove_temperature, store_temperature
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.publish import Upload
-from kdcli.report.schema_decisions import Decision
+from kdcli.report.schema_decisions import Calibration, Decision
 from kdcli.verbs.compress.search import Candidate
 
 SELECTION = "selection"
@@ -50,7 +51,7 @@ def with_summary(card: str, sentence: str, command: str) -> str:
     return f"{before}{title}{heading}\n\n{summary}{body}"
 
 
-def calibrate(folder: Path, decisions: Sequence[Decision], model: str) -> list[str]:
+def calibrate(folder: Path, decisions: Sequence[Decision], model: str) -> None:
     """Store the temperature that the selection rows give a classifier in its configuration.
 
     Rows without labels give none, because they cannot tell how often a prediction is right.
@@ -59,22 +60,50 @@ def calibrate(folder: Path, decisions: Sequence[Decision], model: str) -> list[s
         folder: the directory of the chosen model.
         decisions: the comparisons on the selection rows.
         model: the model's name in them.
+    """
+    found = _calibration(decisions, model)
+    if found is None:
+        return
+    if found.temperature is None:
+        remove_temperature(folder)
+    else:
+        store_temperature(folder, found.temperature)
+
+
+def check_temperature(folder: Path, decisions: Sequence[Decision], model: str) -> list[str]:
+    """Remove a stored temperature that does not help on the verification rows.
+
+    Args:
+        folder: the directory of the chosen model.
+        decisions: the comparisons on the verification rows.
+        model: the model's name in them.
 
     Returns:
-        A note on the temperature; empty if none was stored.
+        A note on the temperature; empty if there is none.
     """
+    found = _calibration(decisions, model)
+    if found is None or found.stored_temperature is None or found.stored_error is None:
+        return []
+    change = (
+        f"on the verification rows, the temperature {found.stored_temperature:.3g} of the "
+        f"selection rows changes the calibration error from {found.error:.3f} to "
+        f"{found.stored_error:.3f}"
+    )
+    if found.stored_error >= found.error:
+        remove_temperature(folder)
+        return [f"{change}, so it is not stored"]
+    return [
+        f"{change}: config.json stores it as kdcli_temperature; divide the logits by it to get "
+        "calibrated probabilities"
+    ]
+
+
+def _calibration(decisions: Sequence[Decision], model: str) -> Calibration | None:
+    """Return the calibration of a model on the first set with labels."""
     for decision in decisions:
-        calibration = decision.calibration.get(model)
-        if decision.model != model or decision.reference != "labels" or calibration is None:
-            continue
-        if calibration.temperature is not None:
-            store_temperature(folder, calibration.temperature)
-            return [
-                f"config.json stores the temperature {calibration.temperature:.3g} "
-                "(kdcli_temperature), fitted on the selection rows; divide the logits by it to get "
-                "calibrated probabilities"
-            ]
-    return []
+        if decision.model == model and decision.reference == "labels":
+            return decision.calibration.get(model)
+    return None
 
 
 def with_thresholds(
