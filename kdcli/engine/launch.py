@@ -48,7 +48,7 @@ class SavedRecipe(Protocol):
     def to_yaml(self) -> str: ...
 
 
-def launch(dtype: str, invocation: RunOptions, *, judging: bool = False) -> Session | None:
+def launch(dtype: str, options: RunOptions, *, judging: bool = False) -> Session | None:
     """Open this process's session, or start one process per device.
 
     Args:
@@ -62,24 +62,24 @@ def launch(dtype: str, invocation: RunOptions, *, judging: bool = False) -> Sess
         UsageError, MachineError: see `check_machine`.
         ChildFailed: a process that was started here failed and has printed why.
     """
-    device, compute_dtype = check_machine(dtype, invocation)
-    count = _process_count(device, invocation)
-    if count > 1 and not joined() and not invocation.dry_run:
-        code = fan_out(invocation.arguments, count, on_cpu=device.type == "cpu")
+    device, compute_dtype = check_machine(dtype, options)
+    count = _process_count(device, options)
+    if count > 1 and not joined() and not options.dry_run:
+        code = fan_out(options.arguments, count, on_cpu=device.type == "cpu")
         if code:
             raise ChildFailed(code)
         return None
-    accelerator = start(device, compute_dtype, invocation.report_to)
+    accelerator = start(device, compute_dtype, options.report_to)
     if accelerator.num_processes > 1:
         device = accelerator.device
-    return Session(accelerator, device, invocation.trust_remote_code, judging)
+    return Session(accelerator, device, options.trust_remote_code, judging)
 
 
-def _process_count(device: torch.device, invocation: RunOptions) -> int:
+def _process_count(device: torch.device, options: RunOptions) -> int:
     """Return the number of processes: the given one, or one per accelerator."""
-    count = invocation.processes
+    count = options.processes
     if count is None:
-        one_device = ":" in invocation.device or device.type == "cpu"
+        one_device = ":" in options.device or device.type == "cpu"
         count = 1 if one_device else torch.accelerator.device_count()
     if count > 1 and device.type == "mps":
         raise UsageError(
@@ -88,7 +88,7 @@ def _process_count(device: torch.device, invocation: RunOptions) -> int:
     return count
 
 
-def check_machine(dtype: str, invocation: RunOptions) -> tuple[torch.device, torch.dtype]:
+def check_machine(dtype: str, options: RunOptions) -> tuple[torch.device, torch.dtype]:
     """Choose the device and the dtype of a run.
 
     Raises:
@@ -97,8 +97,8 @@ def check_machine(dtype: str, invocation: RunOptions) -> tuple[torch.device, tor
         MachineError: this machine lacks the device or the dtype.
     """
     refuse_engines()
-    check_tracker(invocation.report_to)
-    device = choose_device(invocation.device)
+    check_tracker(options.report_to)
+    device = choose_device(options.device)
     return device, choose_dtype(dtype, device)
 
 
@@ -113,7 +113,7 @@ def refuse_engines() -> None:
 
 
 def choose_output_dir(
-    name: str, resolved: SavedRecipe, invocation: RunOptions, session: Session
+    name: str, resolved: SavedRecipe, options: RunOptions, session: Session
 ) -> Path:
     """Return the output directory, the same in every process: `-o`, or else `runs/NAME`.
 
@@ -125,22 +125,22 @@ def choose_output_dir(
     """
     recipe = resolved.to_yaml()
     session.agree(flatten_recipe(recipe))
-    resume, overwrite = invocation.resume, invocation.overwrite
-    chosen = invocation.output_dir or numbered(name, taken=resume or overwrite)
+    resume, overwrite = options.resume, options.overwrite
+    chosen = options.output_dir or numbered(name, taken=resume or overwrite)
     folder = Path(broadcast_object_list([chosen])[0])
-    if not invocation.dry_run:
+    if not options.dry_run:
         session.on_main(lambda: RunDir(folder).check(recipe, resume=resume, overwrite=overwrite))
     return folder
 
 
-def claim(session: Session, folder: Path, resolved: SavedRecipe, invocation: RunOptions) -> None:
+def claim(session: Session, folder: Path, resolved: SavedRecipe, options: RunOptions) -> None:
     """Claim the output directory in the main process, while all others wait.
 
     Raises:
         UsageError: the directory is not empty, holds a run with another recipe, or is in use.
         MachineError: the directory cannot be written.
     """
-    _claim(session, folder, resolved, invocation.resume, invocation.overwrite)
+    _claim(session, folder, resolved, options.resume, options.overwrite)
 
 
 def claim_or_resume(session: Session, folder: Path, resolved: SavedRecipe) -> bool:

@@ -40,12 +40,10 @@ from kdcli.recipe.yaml import read_yaml
 # Matches text that may be the name of a model on the hub.
 MODEL = re.compile(r"(?<![\w./@-])\w[\w.-]*(?:/[\w.-]+)?(?![\w./@:-])")
 COMMIT = re.compile(r"@[0-9a-f]{40}")
-RECIPE_FILE, LOG_FILE, CHECKPOINTS, REPORT_FILE = (
-    "recipe.yaml",
-    "log.jsonl",
-    "checkpoints",
-    "report.json",
-)
+RECIPE_FILE = "recipe.yaml"
+LOG_FILE = "log.jsonl"
+CHECKPOINTS = "checkpoints"
+REPORT_FILE = "report.json"
 BEST_WEIGHTS = "best.safetensors"
 LOCK = ".lock"
 NOT_SET = "not set"

@@ -11,11 +11,10 @@ from kdcli.data.text.sentences import Texts
 from kdcli.errors import UsageError, one_line
 from kdcli.types import Array, Example, Task
 
-PROBABILITIES_COLUMN, LOGITS_COLUMN, SCORE_COLUMN = (
-    "probabilities",
-    "logits",
-    "score",
-)  # columns of soft labels
+# Columns of soft labels.
+PROBABILITIES_COLUMN = "probabilities"
+LOGITS_COLUMN = "logits"
+SCORE_COLUMN = "score"
 MIN_PROBABILITY = 1e-6  # smaller probabilities are raised to this before the logarithm
 SUM_TOLERANCE = 1e-2  # for the sum of a row's probabilities
 

@@ -27,10 +27,9 @@ from kdcli.errors import UsageError
 from kdcli.types import Example, Head, RowHashes, Task
 
 THIS_RUN = "this run"
-HELD_OUT_SPLIT, ALL_ROWS = (
-    "held back from train",
-    "all rows",
-)  # Names of the split if the files have none.
+# Names of the split if the files have none.
+HELD_OUT_SPLIT = "held back from train"
+ALL_ROWS = "all rows"
 MIN_EVALUATION_ROWS = 20  # Rows that must remain for an evaluation after training rows are skipped.
 # Share of a benchmark's own validation split that may also be in its training split.
 MAX_DUPLICATES = 0.05

@@ -261,7 +261,8 @@ def _models_note(report: Report, names: list[str]) -> str:
         notes.append(f"{start}not trained{'; the notes say from which model' if through else ''}.")
     if any(model.name in names for model in report.with_role("undistilled")):
         notes.append(f"{start}fine-tuned without a teacher.")
-    if any(row.unstable or (row.speedup and row.speedup.unstable) for row in report.latency):
+    shown = [row for row in report.latency if row.model in names]
+    if any(row.unstable or (row.speedup and row.speedup.unstable) for row in shown):
         notes.append(UNSTABLE_NOTE)
     return " ".join(notes)
 
