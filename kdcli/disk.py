@@ -22,6 +22,8 @@ MAX_NAME_BYTES = 255  # limit of a file name on every common file system
 PART_BYTES = len("..part")  # extra length of the name while a file is written
 SURROGATE = re.compile(r"[\ud800-\udfff]")
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+EMBEDDED = {"demo": "demo_teacher", "demo-classifier": "demo_classifier"}
+"""Name of each model inside the package -> its directory in kdcli/data."""
 COMMITS: dict[str, str] = {}
 """Name of each hub data set that this run read -> the commit that was current."""
 

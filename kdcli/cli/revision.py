@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-from kdcli.data.demo import EMBEDDED
 from kdcli.errors import UsageError
 
 HUB_MODEL = r"(\w[\w.-]*/)?\w[\w.-]*"
@@ -33,6 +32,8 @@ def pinned(model: str | list[str] | None, revision: str) -> str | list[str]:
 
 
 def _pinned(model: str, revision: str) -> str:
+    from kdcli.disk import EMBEDDED
+
     name, at, current = model.partition("@")
     if Path(model).exists() or name in EMBEDDED or not re.fullmatch(HUB_MODEL, name):
         raise UsageError(f"{model} has no revisions: it is not on the hub", "remove --revision")

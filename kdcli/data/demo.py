@@ -18,8 +18,6 @@ from typing import NamedTuple
 TOPICS, MOODS = 6, 2
 DOCUMENTS = {"train": 24_000, "validation": 1_200}
 SENTENCES = {"train": 6_000, "validation": 2_000}
-EMBEDDED = {"demo": "demo_teacher", "demo-classifier": "demo_classifier"}
-"""Name of an embedded model -> its directory next to this module."""
 TASKS = ("demo-topic", "demo-order", "demo-coherence")
 TRAIN_EXAMPLES = {"demo-topic": 40}  # Other tasks have EXAMPLES.
 EXAMPLES = 1000

@@ -27,8 +27,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import extract_commit_hash
 
-from kdcli.data.demo import EMBEDDED
-from kdcli.disk import fill_dir, read_json, user_path
+from kdcli.disk import EMBEDDED, fill_dir, read_json, user_path
 from kdcli.errors import UsageError, first_line
 from kdcli.models.custom_class import (
     COMPACT_KEY,

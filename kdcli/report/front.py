@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
 
-from kdcli.data.demo import EMBEDDED
 from kdcli.data.tasks import named_tasks
+from kdcli.disk import EMBEDDED
 
 CARD_FILE, MAX_CARD_BYTES = "README.md", 1 << 20
 MODEL_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")

@@ -134,7 +134,7 @@ def missing(*names):
         ),
         (
             ["demo", "--task", "demo-topic", "--max-drop", "1", "--pooling", "mean"],
-            "task demo-topic is not judged by vectors",
+            "task demo-topic is not scored by vectors",
         ),
         (
             ["demo", "--task", "demo-topic", "--max-drop", "1", "--set", "plan.distill.methd=x"],
