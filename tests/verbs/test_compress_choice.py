@@ -184,7 +184,7 @@ def test_a_rung_is_scored_by_the_first_metric_or_else_by_the_loss(
 
 
 @pytest.mark.parametrize(
-    ("rows", "epochs"), [(100, 10.0), (6_000, 10.0), (24_000, 2.5), (60_000, 1.0), (10**6, 1.0)]
+    ("rows", "epochs"), [(100, 10.0), (6_000, 10.0), (30_000, 3.0), (60_000, 1.5), (10**6, 1.0)]
 )
 def test_small_data_are_read_more_often(rows, epochs):
     keys = RowTrainer(CompressRecipe()).distill_defaults(768, lambda: rows)

@@ -65,7 +65,7 @@ class PlanSettings(Section):
     distill: dict[str, Any] = Field(
         default_factory=dict,
         description="Keys of distill (default on a task: method tinybert, stage joint, learning "
-        "rate 3e-4 at width 384, and 1 to 10 epochs, about 60,000 rows in all).",
+        "rate 3e-4 at width 384, and 1 to 10 epochs, about 90,000 rows in all).",
     )
     prune: dict[str, Any] | None = Field(
         default_factory=dict,

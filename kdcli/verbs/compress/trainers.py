@@ -29,7 +29,7 @@ DISTILL = {"method": "tinybert", "stage": "joint"}
 """A single stage, whose one learning curve shows how good a student is."""
 LEARNING_RATE, LEARNING_RATE_WIDTH = 3e-4, 384
 """The learning rate at this width. It is inversely proportional to the teacher's width."""
-ROWS_SEEN = 60_000
+ROWS_SEEN = 90_000
 """Number of rows that a student reads in all, each of them at least once."""
 MAX_EPOCHS = 10.0
 """Maximum number of times that a student reads each row."""
