@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from kdcli.data.demo import TASKS, demo_documents, demo_task
+from kdcli.data.demo import SENTENCES, TASKS, demo_documents, demo_sentences, demo_task
 from kdcli.metrics.probe import probe_demo
 from kdcli.models.load import load_encoder, location
+from kdcli.workloads.detect import known_task
 
 ROOT = Path(__file__).parents[2]
 TEACHER = Path(location("demo"))
@@ -98,3 +99,22 @@ def test_the_teacher_has_learnt_the_language(monkeypatch):
     assert found["demo-topic"]["accuracy"] > 0.85
     assert found["demo-order"]["accuracy"] > 0.60
     assert found["demo-coherence"]["accuracy"] > 0.60
+
+
+def test_the_sentences_without_labels_are_always_the_same():
+    text = "".join(demo_sentences("train"))
+    assert hashlib.sha256(text.encode()).hexdigest().startswith("af855328a5d2")
+    assert sum(1 for _ in demo_sentences("validation")) == SENTENCES["validation"]
+
+
+def test_the_embedded_classifier_tells_topics_apart_and_counts_as_published():
+    assert known_task("demo-classifier", "demo") == "own"
+    examples = demo_task("demo-topic", "validation")[:200]
+    folder = location("demo-classifier")
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer([e.text for e in examples], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        predicted = model(**batch).logits.argmax(-1).tolist()
+    right = sum(p == e.label for p, e in zip(predicted, examples, strict=True))
+    assert right >= 195
