@@ -4,6 +4,7 @@ Data flow: goal -> untrained latencies -> teacher -> candidates, each made by ot
 next to the teacher on held-out rows -> the best one in best/, and a report with the whole table.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -215,17 +216,7 @@ def finish(search: Search) -> RunResult:
         Progress.log(warning)
         notes.append(warning)
     notes += verified.report.notes
-    missed = {k: v for k, v in missed.items() if k != "max_drop"}
-    missed |= {
-        k: v for k, v in misses(goal, verified.teacher, verified.chosen).items() if k == "max_drop"
-    }
-    if goal.max_class_drop is not None:
-        worse = [
-            miss
-            for decision in verified.report.decisions
-            for miss in class_drop_misses(decision, goal.max_class_drop)
-        ]
-        missed |= {"max_class_drop": "; ".join(worse)} if worse else {}
+    missed = verified_misses(goal, missed, verified)
     said = sentence(scores, verified, missed, goal, has_labels=runner.has_labels)
     with atomic_dir(runner.folder / BEST) as aside:
         fill_best(aside, search.candidates[chosen.name], runner.options, said)
@@ -275,6 +266,29 @@ def finish(search: Search) -> RunResult:
             f"has {100 * verified.confidence:.3g} % confidence"
         )
     return _write(search, verified, compression, notes)
+
+
+def verified_misses(
+    goal: GoalSettings, missed: Mapping[str, str], verified: Verification
+) -> dict[str, str]:
+    """Return how the chosen model misses the goal, with its drops on the verification rows.
+
+    Args:
+        goal: the limits.
+        missed: the limits that it misses on the selection rows.
+        verified: its scores on the verification rows.
+    """
+    drops = misses(goal, verified.teacher, verified.chosen)
+    result = {limit: why for limit, why in missed.items() if limit != "max_drop"}
+    result |= {limit: why for limit, why in drops.items() if limit == "max_drop"}
+    if goal.max_class_drop is not None:
+        worse = [
+            miss
+            for decision in verified.report.decisions
+            for miss in class_drop_misses(decision, goal.max_class_drop)
+        ]
+        result |= {"max_class_drop": "; ".join(worse)} if worse else {}
+    return result
 
 
 def row_of(
