@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.measurements import Agreement, Failure, LatencyRow
+from kdcli.engine.threads import environment_without_policy
 from kdcli.errors import MachineError
 
 CELLS = ((1, 128), (8, 128))  # (batch size, tokens) that every report measures
@@ -90,7 +91,10 @@ def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
         # With -P, a file such as types.py in the current directory cannot shadow a module.
         command = [sys.executable, "-P", "-m", "kdcli.deploy.worker"]
         pipe = subprocess.PIPE
-        worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True)
+        environment = environment_without_policy()
+        worker = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment
+        )
         assert worker.stdin is not None
         assert worker.stdout is not None
         try:
