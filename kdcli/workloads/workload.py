@@ -175,10 +175,17 @@ class ModelScores:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Scores of several models on the same rows, and their paired differences."""
+    """Scores of several models on the same rows, and their paired differences.
+
+    Attributes:
+        evaluations: the scores, as the report shows them.
+        comparisons: the paired differences.
+        scores: model -> its scores, with its predictions; empty if there are several sets of rows.
+    """
 
     evaluations: list[Evaluation] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
+    scores: Mapping[str, ModelScores] = field(default_factory=dict)
 
 
 def compare(
@@ -226,7 +233,7 @@ def compare(
                 )
                 for metric, (difference, low, high) in differences.items()
             ]
-    return EvaluationResult(evaluations, comparisons)
+    return EvaluationResult(evaluations, comparisons, scores)
 
 
 class Plan(NamedTuple):

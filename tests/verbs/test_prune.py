@@ -406,6 +406,26 @@ def test_in_bf16_the_frozen_encoder_trains_in_bf16_and_is_saved_as_it_was(
     is_the_base_where_kept(base, tmp_path / "out")
 
 
+def test_without_labels_the_forms_are_compared_with_the_dense_model(tmp_path):
+    model = own_files.headed(tmp_path / "model", ("no", "yes"))
+    texts = tmp_path / "texts.txt"
+    texts.write_text("".join(f"{row['premise']}\n" for row in own_files.rows("pair", 300)))
+    quick = QUICK[QUICK.index("--dtype") :]
+    out = tmp_path / "out"
+    succeeds("prune", model, "--data", texts, "--sparsity", "0.7", *quick, "-o", out)
+    report = report_of(out)
+    assert {(e.model, e.reference) for e in report.evaluations} == {
+        (name, "teacher") for name in ("dense", "masked", "compact")
+    }
+    found = {d.model: d for d in report.decisions}
+    assert {(name, d.baseline) for name, d in found.items()} == {
+        ("masked", "dense"),
+        ("compact", "dense"),
+    }
+    assert {each.name for each in found["masked"].classes} == {"no", "yes"}
+    assert found["masked"].agreement == pytest.approx(score(out)["agreement"])
+
+
 def test_a_teacher_is_learned_from(given, tmp_path):
     teacher = own_files.headed(tmp_path / "teacher", tuple(sorted(NAMES)), seed=3)
     args = [*given, "--teacher", teacher, "--set", "train.log_every=1"]

@@ -34,6 +34,7 @@ from kdcli.run.context import RunContext
 from kdcli.types import Outcome, RowHashes
 from kdcli.verbs.prune.job import TRACE, BuiltPruning
 from kdcli.verbs.prune.settings import PruneRecipe
+from kdcli.workloads.decisions import decisions
 from kdcli.workloads.labelled import WORST
 from kdcli.workloads.predictions import summed_up
 from kdcli.workloads.workload import ModelScores, Workload
@@ -218,6 +219,8 @@ def _compare_with_dense(
     models = {DENSE: dense, **forms}
     result = workload.evaluate(models)
     contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
+    if result.scores:
+        contents.decisions = decisions(result.scores)
     contents.quality = quality_of(result.evaluations) | workload.resemblance(models, DENSE)
 
 
