@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.classification import f1
@@ -12,21 +11,35 @@ from kdcli.metrics.tokens import EntitySpan, entities, entity_types
 from kdcli.types import Array, Task
 
 
-class ClassCounts(NamedTuple):
-    """Counts of every example and class, each sparse, [N, C] float64.
+class Occurrences(NamedTuple):
+    """Occurrences of classes in examples.
 
     An example is a row (`class`, `multi`) or a sentence (`tokens`). For `tokens`, whole entities
-    are counted, so that a count may exceed 1.
+    are counted, so an example may hold a class several times.
 
     Attributes:
+        examples: the index of the example, [K] int64.
+        classes: the index of the class, [K] int64.
+    """
+
+    examples: Array
+    classes: Array
+
+
+class ClassCounts(NamedTuple):
+    """Occurrences of every class in some examples.
+
+    Attributes:
+        n: number of examples.
         hits: correct predictions of the class.
         predicted: predictions of the class.
         true: occurrences of the class in the references.
     """
 
-    hits: csr_array
-    predicted: csr_array
-    true: csr_array
+    n: int
+    hits: Occurrences
+    predicted: Occurrences
+    true: Occurrences
 
 
 def class_names(task: Task) -> tuple[str, ...]:
@@ -46,28 +59,33 @@ def count_classes(task: Task, predictions: Sequence[Any], references: Sequence[A
         task: a task of kind `class`, `multi` or `tokens`.
         predictions, references: one per example, in the format of `kdcli.metrics.scorer`.
     """
-    index = {name: i for i, name in enumerate(class_names(task))}
+    n = len(references)
     if task.kind == "tokens":
+        index = {name: i for i, name in enumerate(class_names(task))}
         ours, theirs = ([entities(tags) for tags in rows] for rows in (predictions, references))
         shared = [a & b for a, b in zip(ours, theirs, strict=True)]
-        return ClassCounts(*(_entity_counts(each, index) for each in (shared, ours, theirs)))
+        found = (_entity_occurrences(each, index) for each in (shared, ours, theirs))
+        return ClassCounts(n, *found)
     if task.kind == "class":
-        predicted, true = (_one_hot(each, len(index)) for each in (predictions, references))
-    else:
-        predicted, true = (csr_array(np.asarray(x, float)) for x in (predictions, references))
-    return ClassCounts(predicted.multiply(true).tocsr(), predicted, true)
+        predicted_N, true_N = np.asarray(predictions), np.asarray(references)
+        all_N = np.arange(n)
+        hits_N = np.flatnonzero(predicted_N == true_N)
+        return ClassCounts(
+            n,
+            Occurrences(hits_N, predicted_N[hits_N]),
+            Occurrences(all_N, predicted_N),
+            Occurrences(all_N, true_N),
+        )
+    predicted_NC, true_NC = np.asarray(predictions, bool), np.asarray(references, bool)
+    marked = (predicted_NC & true_NC, predicted_NC, true_NC)
+    return ClassCounts(n, *(Occurrences(*np.nonzero(each_NC)) for each_NC in marked))
 
 
-def _one_hot(classes: Sequence[int], count: int) -> csr_array:
-    rows = np.arange(len(classes))
-    return csr_array((np.ones(len(classes)), (rows, classes)), shape=(len(classes), count))
-
-
-def _entity_counts(sentences: Sequence[set[EntitySpan]], index: Mapping[str, int]) -> csr_array:
+def _entity_occurrences(
+    sentences: Sequence[set[EntitySpan]], index: Mapping[str, int]
+) -> Occurrences:
     cells = [(row, index[name]) for row, spans in enumerate(sentences) for name, _, _ in spans]
-    rows, columns = np.array(cells, np.int64).reshape(-1, 2).T
-    # Entities of one type in one sentence are summed.
-    return csr_array((np.ones(len(cells)), (rows, columns)), shape=(len(sentences), len(index)))
+    return Occurrences(*np.array(cells, np.int64).reshape(-1, 2).T)
 
 
 def class_scorer(task: Task, counts: ClassCounts) -> Scorer:
@@ -79,8 +97,11 @@ def class_scorer(task: Task, counts: ClassCounts) -> Scorer:
     names, metrics = class_names(task), class_metrics(task)
 
     def score(indices: Array) -> dict[str, float]:
-        times_N = np.bincount(indices, minlength=counts.true.shape[0]).astype(float)
-        hits_C, predicted_C, true_C = (times_N @ count_NC for count_NC in counts)
+        times_N = np.bincount(indices, minlength=counts.n)
+        hits_C, predicted_C, true_C = (
+            np.bincount(each.classes, times_N[each.examples], len(names))
+            for each in (counts.hits, counts.predicted, counts.true)
+        )
         values = {
             "recall": hits_C / np.maximum(true_C, 1.0),
             "f1": f1(hits_C, predicted_C, true_C),

@@ -1,16 +1,15 @@
-"""Metrics of tasks with a number per example. The correlations come from SciPy."""
+"""Correlations, and the metrics of tasks with a number per example."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import pearsonr, spearmanr
 
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.finite import check_finite
 from kdcli.types import Array, Task
 
-# Deviation, relative to the mean, below which SciPy treats values as constant.
 CONSTANT = 1e-13
+"""Values whose deviation is smaller than this, relative to their mean, count as constant."""
 
 
 def scorer(task: Task, predictions: Sequence[float], references: Sequence[float]) -> Scorer:
@@ -24,16 +23,47 @@ def scorer(task: Task, predictions: Sequence[float], references: Sequence[float]
 
     def score(indices: Array) -> dict[str, float]:
         p, t = predicted[indices], true[indices]
-        constant = _constant(p) or _constant(t)
         return {
-            "pearson": 0.0 if constant else pearsonr(p, t).statistic,
-            "spearman": 0.0 if constant else spearmanr(p, t).statistic,
+            "pearson": pearson(p, t),
+            "spearman": spearman(p, t),
             "mse": float(np.mean((t - p) ** 2)),
         }
 
     return score
 
 
-def _constant(values: Array) -> bool:
-    mean = values.mean()
-    return bool(np.ptp(values) == 0 or np.linalg.norm(values - mean) <= CONSTANT * abs(mean))
+def pearson(x_N: Array, y_N: Array) -> float:
+    """Return the correlation of two sequences of numbers; 0 if one of them is constant or empty."""
+    if _is_constant(x_N) or _is_constant(y_N):
+        return 0.0
+    centred = [values_N - values_N.mean() for values_N in (x_N, y_N)]
+    unit = [values_N / np.linalg.norm(values_N) for values_N in centred]
+    return float(np.clip(unit[0] @ unit[1], -1.0, 1.0))
+
+
+def spearman(x_N: Array, y_N: Array) -> float:
+    """Return the correlation of the ranks of two sequences; 0 if one of them is constant or empty.
+
+    Equal values share the mean of their ranks.
+    """
+    if _is_constant(x_N) or _is_constant(y_N):
+        return 0.0
+    return pearson(_ranks(x_N), _ranks(y_N))
+
+
+def _is_constant(values_N: Array) -> bool:
+    if values_N.size == 0 or np.ptp(values_N) == 0:
+        return True
+    mean = values_N.mean()
+    return bool(np.linalg.norm(values_N - mean) <= CONSTANT * abs(mean))
+
+
+def _ranks(values_N: Array) -> Array:
+    """Return the rank of each value, from 0; equal values share the mean of their ranks."""
+    order_N = np.argsort(values_N)
+    sorted_N = values_N[order_N]
+    begins_N = np.flatnonzero(np.concatenate([[True], sorted_N[1:] != sorted_N[:-1]]))
+    counts_N = np.diff(begins_N, append=len(values_N))
+    ranks_N = np.empty(len(values_N))
+    ranks_N[order_N] = np.repeat(begins_N + (counts_N - 1) / 2, counts_N)
+    return ranks_N

@@ -25,6 +25,7 @@ from kdcli.metrics.calibration import (
 )
 from kdcli.metrics.classification import confusion
 from kdcli.metrics.per_class import (
+    Occurrences,
     class_metrics,
     class_names,
     class_scorer,
@@ -202,7 +203,9 @@ def _classes(pair: _Pair, needed: int, resamples: int) -> list[ClassChange]:
     differences = paired_bootstrap(of_model, of_baseline, n, resamples=resamples)
     model_values, baseline_values = of_model(np.arange(n)), of_baseline(np.arange(n))
     between = count_classes(task, ours, theirs)
-    totals = zip(class_names(task), *(_totals(x) for x in (counts.true, *between)), strict=True)
+    occurrences = (counts.true, between.hits, between.predicted, between.true)
+    names = class_names(task)
+    totals = zip(names, *(_totals(each, len(names)) for each in occurrences), strict=True)
     changes = []
     for name, count, both, by_model, by_baseline in totals:
         metrics = {}
@@ -226,8 +229,9 @@ def _classes(pair: _Pair, needed: int, resamples: int) -> list[ClassChange]:
     return changes
 
 
-def _totals(count_NC: Array) -> list[int]:
-    return [int(total) for total in count_NC.sum(axis=0)]
+def _totals(occurrences: Occurrences, class_count: int) -> list[int]:
+    totals: list[int] = np.bincount(occurrences.classes, minlength=class_count).tolist()
+    return totals
 
 
 def _agreement(pair: _Pair) -> float:

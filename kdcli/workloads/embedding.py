@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from scipy.stats import spearmanr
 from torch import Tensor
 
 from kdcli.data.labelled.features import TokenizedRows
@@ -30,6 +29,7 @@ from kdcli.errors import UsageError
 from kdcli.losses import build_objective
 from kdcli.losses.embedding import check_dimensions
 from kdcli.metrics.bootstrap import Scorer
+from kdcli.metrics.regression import spearman
 from kdcli.metrics.retrieval import RETRIEVAL_METRICS
 from kdcli.models.capture import Capture, capture
 from kdcli.models.embedder import Pool, read_format, save_embedder
@@ -240,13 +240,8 @@ def agreement_scorer(own_ND: Array, teacher_NE: Array, seed: int) -> Scorer:
         differ_P = left_P != right_P
         first_P, second_P = (f(left_P, right_P)[differ_P] for f in (np.minimum, np.maximum))
         own_P, teacher_P = own_NN[first_P, second_P], teacher_NN[first_P, second_P]
-        # A draw from few texts may hold only one or two of them.
-        is_constant = any(x.size == 0 or np.ptp(x) == 0 for x in (own_P, teacher_P))
-        if is_constant:
-            correlation = 0.0
-        else:
-            # The teacher itself is a baseline, so do not sort its cosines for every resample.
-            correlation = 1.0 if is_same else float(spearmanr(own_P, teacher_P).statistic)
+        # The teacher itself is a baseline, so do not sort its cosines for every resample.
+        correlation = float(own_P.size > 0) if is_same else spearman(own_P, teacher_P)
         return {"spearman": correlation, "neighbours@10": float(shared_N[rows].mean())}
 
     return score
