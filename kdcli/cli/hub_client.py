@@ -78,6 +78,10 @@ def _within(seconds: float, call: Callable[[], AnswerT]) -> AnswerT:
 def watch_hub() -> None:
     """Make `huggingface_hub` use `HubClient`, and forget whether the hub has answered."""
     HubClient.has_answered, HubClient.failure = False, None
+    set_client_factory(_make_client)
+
+
+def _make_client() -> HubClient:
     with default_client_factory() as settings:
         hooks = settings.event_hooks
-    set_client_factory(lambda: HubClient(event_hooks=hooks, follow_redirects=True, timeout=None))
+    return HubClient(event_hooks=hooks, follow_redirects=True, timeout=None)
