@@ -255,7 +255,6 @@ def trim(
 def compress(
     model: Path | str | None = None,
     *,
-    front: Path | str | None = None,
     budget: str | None = None,
     max_drop: float | None = None,
     max_class_drop: float | None = None,
@@ -270,6 +269,7 @@ def compress(
     recipe: Path | str | None = None,
     sets: str | Sequence[str] | None = None,
     config: Mapping[str, Any] | None = None,
+    front: Path | str | None = None,
     revision: str | None = None,
     output_dir: Path | str | None = None,
     device: str = "auto",

@@ -87,7 +87,7 @@ def command(*path):
 
 
 def test_the_verbs_and_their_options_are_frozen():
-    assert set(command().commands) == {*OPTIONS, "recipes", "doctor", "mask"}
+    assert set(command().commands) == {*OPTIONS, "recipes", "doctor", "mask", "help"}
     assert set(command("recipes").commands) == {"ls", "show", "validate"}
     assert set(command("mask").commands) == {"info", "diff", "apply", "compact"}
     for verb, options in OPTIONS.items():

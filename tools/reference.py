@@ -79,7 +79,7 @@ def section_of(name: str, verb: Verb) -> str:
     parts = [
         f"## kdcli {name}\n",
         f"{verb.description}\n",
-        f"    {verb.example}\n",
+        *(f"    {example}\n" for example in verb.examples),
         table(head, rows),
         f"It also takes {shared}.\n",
     ]

@@ -12,12 +12,13 @@ FIRST = (
     "distill",
     "prune",
     "cotrain",
+    "trim",
     "finetune",
+    "tokenize",
     "evaluate",
     "benchmark",
     "export",
-    "mask",
-    "tokenize",
+    "push",
 )
 """The order of the verbs in help. The other verbs follow in alphabetical order."""
 

@@ -1,4 +1,4 @@
-"""`kdcli recipes` and `kdcli doctor`."""
+"""`kdcli recipes`, `kdcli doctor` and `kdcli help`."""
 
 import itertools
 import json
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kdcli.cli.app import app
+from kdcli.cli.help import Command, Group, help_of
 from kdcli.cli.libraries import prepare_libraries
 from kdcli.cli.show import show
+from kdcli.cli.verb import INSPECT
 from kdcli.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -19,11 +21,11 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 VerbName = Annotated[str | None, typer.Option("--verb", metavar="VERB", help="Verb of the recipe.")]
 
-recipes = typer.Typer(no_args_is_help=True, help="List, show and check recipes.")
-app.add_typer(recipes, name="recipes")
+recipes = typer.Typer(cls=Group, no_args_is_help=True, help="List, show and check recipes.")
+app.add_typer(recipes, name="recipes", rich_help_panel=INSPECT)
 
 
-@recipes.command("ls", epilog="Example: kdcli recipes ls")
+@recipes.command("ls", cls=Command)
 def recipes_ls(as_json: AsJson = False) -> None:
     """List the shipped recipes."""
     from kdcli.recipe.resolve import shipped_recipes
@@ -36,7 +38,7 @@ def recipes_ls(as_json: AsJson = False) -> None:
         typer.echo(f"{row['verb']:12} {row['name']:28} {row['about']}")
 
 
-@recipes.command("show", epilog="Example: kdcli recipes show minilm-6x384")
+@recipes.command("show", cls=Command)
 def recipes_show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Shipped recipe, or a YAML file.")],
     verb: VerbName = None,
@@ -51,7 +53,7 @@ def recipes_show(
     typer.echo("".join(comment) + resolved.to_yaml(), nl=False)
 
 
-@recipes.command("validate", epilog="Example: kdcli recipes validate mine.yaml")
+@recipes.command("validate", cls=Command)
 def recipes_validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="YAML files.")],
     verb: VerbName = None,
@@ -62,13 +64,24 @@ def recipes_validate(
         typer.echo(f"{file}: ok")
 
 
-@app.command(epilog="Example: kdcli doctor")
+@app.command(cls=Command, rich_help_panel=INSPECT)
 def doctor(as_json: AsJson = False) -> None:
     """Show what this machine can run: devices, number formats, library versions."""
     prepare_libraries(quiet=False, verbose=False)
     from kdcli.deploy.doctor import examine
 
     show(examine(), as_json=as_json)
+
+
+@app.command("help", cls=Command, rich_help_panel=INSPECT)
+def show_help(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND", help="Command, such as mask info.")
+    ] = None,
+) -> None:
+    """Show the help of a command."""
+    help_of(ctx, words or [])
 
 
 def _resolved(name: str, verb: str | None) -> "Resolved[Section]":

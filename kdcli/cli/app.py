@@ -5,9 +5,9 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from kdcli import __version__
+from kdcli.cli.help import Group
 from kdcli.errors import Interrupted, KdcliError, MachineError, Stopped, UsageError, shortened
 
 # Errors of a file system that a bug in kdcli cannot cause. A missing file, a full table of file
@@ -20,7 +20,7 @@ MAX_ARGUMENT = 4_096
 """Maximum number of characters of an argument. No path is longer."""
 
 
-class Verbs(TyperGroup):
+class Verbs(Group):
     """The group of all verbs. It turns errors into messages on stderr and exit codes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -117,7 +117,7 @@ app = typer.Typer(
     cls=Verbs,
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
-    help="Make Hugging Face encoders small and fast, and prove it.",
+    help="Make Hugging Face encoders small and fast, and measure what that costs.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -125,7 +125,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True)
+        bool, typer.Option("--version", "-V", help="Print the version.", is_eager=True)
     ] = False,
 ) -> None:
     if version:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kdcli.cli.complete import complete_recipe, complete_shape, complete_task
+from kdcli.cli.complete import (
+    complete_backend,
+    complete_device,
+    complete_recipe,
+    complete_shape,
+    complete_task,
+)
 
 if TYPE_CHECKING:
     from kdcli.recipe.options import Option, Setting
@@ -20,7 +26,11 @@ COMPLETIONS: dict[str, Callable[[str], list[str]]] = {
     "task": complete_task,
     "recipe": complete_recipe,
     "shape": complete_shape,
+    "backend": complete_backend,
+    "device": complete_device,
 }
+PLACEHOLDERS = {int: "N", float: "X", str: "NAME", list[int]: "N", list[float]: "X"}
+"""Placeholders for the values of options that declare none, by type."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +152,7 @@ class Parameter:
 
     def typer_parameter(self) -> inspect.Parameter:
         """Return the parameter in the form that Typer reads from a function's signature."""
-        help_text = self.help.replace("[", r"\[")
+        help_text = self.help
         if self.option.is_argument:
             information = typer.Argument(
                 help=help_text,
@@ -154,7 +164,7 @@ class Parameter:
             information = typer.Option(
                 *self.option.flags,
                 help=help_text,
-                metavar=self.option.metavar,
+                metavar=self.option.metavar or PLACEHOLDERS.get(self.kind),
                 show_default=False,
                 autocompletion=self._completion(),
                 rich_help_panel=self.option.panel if self.option.panel != "Options" else None,

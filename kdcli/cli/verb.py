@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
 
 from kdcli.cli.app import app
+from kdcli.cli.help import Command
 from kdcli.cli.libraries import prepare_libraries
 from kdcli.cli.revision import pinned
 from kdcli.cli.show import Printable, ResultT, Saved, show
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from kdcli.recipe.sections import RunOptions, Section
 
 OptionsT = TypeVar("OptionsT")
+
+COMPRESS, TRAIN, MEASURE, SHIP, INSPECT = "Compress", "Train", "Measure", "Ship", "Inspect"
+"""The headings of `kdcli --help`."""
 
 PRINTING = ("json", "quiet", "verbose")
 LOADING = ("output_dir", "overwrite", "revision", "trust_remote_code", *PRINTING)
@@ -42,14 +45,16 @@ class Verb:
         settings: The name of the module with RECIPES, the recipe models by kind, and OPTIONS, the
             classes of the settings that are not recipe keys by the name of the verb.
         shared: The names of the options that the verb shares with other verbs.
-        example: A command line, for help.
+        examples: Command lines, for help.
+        page: The page of the documentation, without its extension.
     """
 
     name: str
     function: Callable[[Given], Printable | None]
     settings: str
     shared: tuple[str, ...]
-    example: str
+    examples: tuple[str, ...]
+    page: str
 
     @property
     def description(self) -> str:
@@ -266,19 +271,27 @@ class Given:
 
 
 def verb(
-    *shared: str, example: str, group: typer.Typer = app
+    *shared: str,
+    examples: tuple[str, ...],
+    panel: str | None = None,
+    page: str | None = None,
+    group: typer.Typer = app,
 ) -> Callable[[Callable[[Given], Printable | None]], Verb]:
     """Make a function a verb of the command line.
 
     Args:
         shared: The names of the options that the verb shares with other verbs.
-        example: A command line that help shows.
+        examples: Command lines that help shows.
+        panel: The heading under which `kdcli --help` lists the verb.
+        page: The page of the documentation (default: the name of the verb).
         group: The application, or the group of verbs that the verb belongs to.
     """
 
     def decorate(function: Callable[[Given], Printable | None]) -> Verb:
         package = function.__module__.removesuffix(".cli")
-        command = Verb(function.__name__, function, f"{package}.settings", shared, example)
+        name = function.__name__
+        settings = f"{package}.settings"
+        command = Verb(name, function, settings, shared, examples, page or name)
 
         def placeholder() -> None:
             """Stand in for the callback, which `VerbCommand` builds when the verb is used."""
@@ -288,18 +301,19 @@ def verb(
             command.name,
             cls=VerbCommand,
             help=command.description,
-            epilog=f"Example: {example}",
+            rich_help_panel=panel,
         )(placeholder)
         return command
 
     return decorate
 
 
-class VerbCommand(TyperCommand):
+class VerbCommand(Command):
     """A command whose parameters are built when it is used. `kdcli --help` builds none."""
 
     def __init__(self, **attributes: Any) -> None:
         self.verb: Verb = attributes["callback"].verb
+        self.examples, self.page = self.verb.examples, self.verb.page
         super().__init__(**attributes)
 
     @functools.cached_property
@@ -307,6 +321,11 @@ class VerbCommand(TyperCommand):
         single = typer.Typer(add_completion=False)
         single.command()(self.verb.callback())
         return typer.main.get_command(single)
+
+    @property
+    def rare(self) -> set[str]:
+        """The names of the options that few people need."""
+        return {each.name for each in self.verb.parameters if each.option.rare}
 
     @property
     def params(self) -> list[Any]:

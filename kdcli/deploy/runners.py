@@ -13,6 +13,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from kdcli.deploy.backends import check_name
 from kdcli.deploy.export import (
     FILE_LIMITS,
     FILES,
@@ -25,17 +26,10 @@ from kdcli.deploy.sessions import library, onnx_caller, openvino_caller
 from kdcli.deploy.sparse.csr import sparsify
 from kdcli.disk import disk_errors
 from kdcli.engine.device import TORCH_DTYPES, choose_dtype
-from kdcli.errors import MachineError, UsageError, did_you_mean, first_line
+from kdcli.errors import MachineError, UsageError, first_line
 from kdcli.models.capture import prepare_teacher
 from kdcli.types import Array, Batch
 
-BACKENDS: Mapping[str, tuple[str, ...]] = {  # backend -> its precisions
-    "torch": ("fp32", "bf16", "fp16"),
-    "compile": ("fp32", "bf16", "fp16"),
-    "onnx": ("fp32", "fp16", "int8", "q4"),
-    "openvino": ("fp32", "bf16", "int8"),
-    "sparse": ("fp32",),  # torch with sparse products for the linears of a pruned model
-}
 # Maps a precision to the largest relative error of a correct backend. In bf16, all-MiniLM-L6-v2 has
 # 0.011.
 ERROR_LIMITS: Mapping[str, float] = {**FILE_LIMITS, "bf16": 0.1}
@@ -63,17 +57,7 @@ def check_backend(name: str, precision: str) -> None:
     Raises UsageError if the backend is unknown or does not have the precision. Raises MachineError
     if its library is missing or the processor lacks the precision.
     """
-    if name not in BACKENDS:
-        raise UsageError(
-            f"unknown backend '{name}'{did_you_mean(name, BACKENDS)}",
-            f"allowed: {', '.join(BACKENDS)}",
-        )
-    if precision not in BACKENDS[name]:
-        raise UsageError(
-            f"backend {name} has no precision "
-            f"'{precision}'{did_you_mean(precision, BACKENDS[name])}",
-            f"allowed: {', '.join(BACKENDS[name])}",
-        )
+    check_name(name, precision)
     for needed in RUNTIMES.get(name, ()):
         library(needed, name)
     if (name, precision) == ("openvino", "bf16"):

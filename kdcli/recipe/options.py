@@ -38,7 +38,8 @@ class Option:
         description: The description of the option (default: the field's description).
         choices: Allowed values, for help and completion (default: the values of a `Literal`
             field).
-        completion: The values that the shell completes: `task`, `recipe` or `shape`.
+        completion: The values that the shell completes, a key of `COMPLETIONS` in
+            kdcli/cli/parameters.py.
         enables: A key in the same section, which the option sets to true.
         show_default: Whether help shows the field's default.
         excludes: Flags or arguments that contradict this option.
@@ -46,6 +47,7 @@ class Option:
         required: Whether the option must be given although its field has a default.
         verb: The only verb with the option, if several verbs share the model.
         terminal: Whether only the command line has the option.
+        rare: Whether only `--help-all` shows the option.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Option:
         required: bool = False,
         verb: str | None = None,
         terminal: bool = False,
+        rare: bool = False,
     ) -> None:
         self.flags = flags
         self.name = name or flags[0].lstrip("-").split("/")[0].replace("-", "_")
@@ -76,6 +79,7 @@ class Option:
         self.completion, self.enables, self.excludes = completion, enables, excludes
         self.recipes, self.required = recipes, required
         self.verb, self.terminal, self.show_default = verb, terminal, show_default
+        self.rare = rare
 
     @property
     def is_argument(self) -> bool:

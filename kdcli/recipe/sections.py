@@ -44,7 +44,7 @@ PartitionFile = Annotated[
 ]
 GlobalBatch = Annotated[
     BatchSize,
-    Option("--batch-size", panel=TRAINING),
+    Option("--batch-size", panel=TRAINING, rare=True),
     Field(description="Rows per optimiser step, over all devices and micro-batches."),
 ]
 Epochs = Annotated[
@@ -59,17 +59,17 @@ LearningRate = Annotated[
 ]
 Seed = Annotated[
     int,
-    Option("--seed", panel=TRAINING),
+    Option("--seed", panel=TRAINING, rare=True),
     Field(ge=0, lt=2**63, description="Seed of everything random: heads, order, dropout."),
 ]
 Dtype = Annotated[
     Literal["auto", "fp32", "bf16", "fp16"],
-    Option("--dtype", panel=TRAINING),
+    Option("--dtype", panel=TRAINING, rare=True),
     Field(description="Number format of the computation."),
 ]
 EvalTasks = Annotated[
     list[str],
-    Option("--eval-task", panel=DATA, metavar="TASK", completion="task"),
+    Option("--eval-task", panel=DATA, metavar="TASK", completion="task", rare=True),
     Field(
         description="Tasks on which the report also compares all models; may be repeated.",
     ),
@@ -218,12 +218,12 @@ class RunOptions:
     ] = None
     device: Annotated[
         str,
-        Option("--device", panel=RUN),
+        Option("--device", panel=RUN, completion="device"),
         Field(description="Device: auto, cpu, cuda, mps, xpu or cuda:INDEX."),
     ] = "auto"
     processes: Annotated[
         int | None,
-        Option("--processes", panel=RUN, terminal=True),
+        Option("--processes", panel=RUN, terminal=True, rare=True),
         Field(
             gt=0,
             le=MAX_PROCESSES,
@@ -237,7 +237,7 @@ class RunOptions:
     ] = False
     overwrite: Annotated[
         bool,
-        Option("--overwrite", panel=RUN),
+        Option("--overwrite", panel=RUN, rare=True),
         Field(description="Delete the run in the output directory first."),
     ] = False
     dry_run: Annotated[
@@ -248,18 +248,22 @@ class RunOptions:
     report_to: Annotated[
         str,
         Option(
-            "--report-to", panel=OUTPUT, choices=("none", "all", *TRACKER_NAMES), metavar="NAME"
+            "--report-to",
+            panel=OUTPUT,
+            choices=("none", "all", *TRACKER_NAMES),
+            metavar="NAME",
+            rare=True,
         ),
         Field(description="Experiment tracker that follows the run."),
     ] = "none"
     push_to_hub: Annotated[
         str | None,
-        Option("--push-to-hub", panel=OUTPUT, metavar="REPO"),
+        Option("--push-to-hub", panel=OUTPUT, metavar="REPO", rare=True),
         Field(description="Repository to push the model to, private if it is new."),
     ] = None
     trust_remote_code: Annotated[
         bool,
-        Option("--trust-remote-code", panel=RUN),
+        Option("--trust-remote-code", panel=RUN, rare=True),
         Field(description="Run code that comes with the model."),
     ] = False
     stop_after: int | None = None
@@ -289,21 +293,21 @@ class CommandOptions:
     ] = None
     revision: Annotated[
         str | None,
-        Option("--revision", panel=RUN, metavar="REV"),
+        Option("--revision", panel=RUN, metavar="REV", rare=True),
         Field(description="Branch, tag or commit of the model, like MODEL@REV."),
     ] = None
     json: Annotated[
         bool,
-        Option("--json", panel=OUTPUT, terminal=True),
+        Option("--json", panel=OUTPUT, terminal=True, rare=True),
         Field(description="Print the report as JSON."),
     ] = False
     quiet: Annotated[
         bool,
-        Option("--quiet", "-q", panel=OUTPUT, terminal=True, excludes=("--verbose",)),
+        Option("--quiet", "-q", panel=OUTPUT, terminal=True, excludes=("--verbose",), rare=True),
         Field(description="Print results and errors only."),
     ] = False
     verbose: Annotated[
         bool,
-        Option("--verbose", "-v", panel=OUTPUT, terminal=True),
+        Option("--verbose", "-v", panel=OUTPUT, terminal=True, rare=True),
         Field(description="Also print the libraries' messages."),
     ] = False

@@ -37,7 +37,7 @@ Pooling = Annotated[
 ]
 Metrics = Annotated[
     list[str],
-    Option("--metric", panel=DATA, metavar="NAME|DIR"),
+    Option("--metric", panel=DATA, metavar="NAME|DIR", rare=True),
     Field(
         description="Additional metric of the evaluate library: a name, script or directory; "
         "may be repeated.",
@@ -223,11 +223,11 @@ class FinetuneRecipe(TaskRecipe):
         1, gt=0, le=1_000, description="Number of runs per setting, each with its own seed."
     )
     metrics: Metrics = Field(default_factory=list)
-    grid: Annotated[dict[str, Any], Option("--grid", kind=list[str], metavar="KEY=V1,V2,...")] = (
-        Field(
-            default_factory=dict,
-            description="Values to try, such as lr=2e-5,3e-5; may be repeated.",
-        )
+    grid: Annotated[
+        dict[str, Any], Option("--grid", kind=list[str], metavar="KEY=V1,V2,...", rare=True)
+    ] = Field(
+        default_factory=dict,
+        description="Values to try, such as lr=2e-5,3e-5; may be repeated.",
     )
 
 
@@ -281,7 +281,7 @@ class RerankStudentSettings(Section):
     ] = Field(None, description="Student shape, such as 6x768 (default: the source's).")
     source: Annotated[
         str | None,
-        Option("--student", metavar="DIR", verb="distill", description=START),
+        Option("--student", metavar="DIR", verb="distill", description=START, rare=True),
         Option("model", metavar="MODEL", verb="finetune", description=ENCODER),
     ] = Field(None, description="Encoder that the student starts from (default: the teacher).")
     init: Init = Field("teacher", description="Initialisation of the student's weights.")

@@ -11,8 +11,9 @@ from encoders import tiny_encoder
 
 from kdcli.deploy import runners as backends
 from kdcli.deploy import sessions as engines
+from kdcli.deploy.backends import BACKENDS
 from kdcli.deploy.export import export_model
-from kdcli.deploy.runners import BACKENDS, ERROR_LIMITS, check_backend, compare_states, runner
+from kdcli.deploy.runners import ERROR_LIMITS, check_backend, compare_states, runner
 from kdcli.errors import MachineError, UsageError
 
 CPU = torch.device("cpu")

@@ -1,10 +1,17 @@
 """`kdcli benchmark`."""
 
 from kdcli.cli.show import Printable
-from kdcli.cli.verb import SCORING, Given, verb
+from kdcli.cli.verb import MEASURE, SCORING, Given, verb
 
 
-@verb(*SCORING, example="kdcli benchmark bert-base-uncased 6x384 --backend torch")
+@verb(
+    *SCORING,
+    examples=(
+        "kdcli benchmark bert-base-uncased 6x384 --backend torch",
+        "kdcli benchmark runs/teacher runs/student --backend torch --backend onnx-int8",
+    ),
+    panel=MEASURE,
+)
 def benchmark(given: Given) -> Printable | None:
     """Measure the latency of models or shapes next to a baseline, on several backends."""
     from kdcli.recipe.resolve import resolve

@@ -58,13 +58,15 @@ class BenchmarkRecipe(Section):
         description="Models and cells to measure where none are given "
         "(default: papers, if there are no models and no cells).",
     )
-    backends: Annotated[list[str], Option("--backend", metavar="NAME[-DTYPE]")] = Field(
+    backends: Annotated[
+        list[str], Option("--backend", metavar="NAME[-DTYPE]", completion="backend")
+    ] = Field(
         default_factory=lambda: ["torch"],
         min_length=1,
         description="Backend: torch, sparse, compile, onnx or openvino, perhaps with a number "
         "format, such as onnx-int8; may be repeated.",
     )
-    dtype: Annotated[Literal["fp32", "bf16", "fp16"], Option("--dtype")] = Field(
+    dtype: Annotated[Literal["fp32", "bf16", "fp16"], Option("--dtype", rare=True)] = Field(
         "fp32",
         description="Number format of the baseline, and of backends without one of their own.",
     )
@@ -78,9 +80,9 @@ class BenchmarkRecipe(Section):
         default_factory=list,
         description="Tokens per sequence; may be repeated (default: the preset's, or 128).",
     )
-    padding: Annotated[Literal["full", "random", "data"], Option("--padding", metavar="KIND")] = (
-        Field("full", description="Lengths of the sequences in a batch; data takes --data's.")
-    )
+    padding: Annotated[
+        Literal["full", "random", "data"], Option("--padding", metavar="KIND", rare=True)
+    ] = Field("full", description="Lengths of the sequences in a batch; data takes --data's.")
     task: Annotated[str | None, TASK_OPTION] = Field(
         None, description="Task on which every backend is evaluated too (default: none)."
     )
@@ -100,7 +102,7 @@ class BenchmarkOptions:
 
     portable: Annotated[
         Path | None,
-        Option("--portable", metavar="DIR", terminal=True, excludes=NOT_MEASURED),
+        Option("--portable", metavar="DIR", terminal=True, excludes=NOT_MEASURED, rare=True),
         Field(description="Write a runner for old machines to this directory."),
     ] = None
     compare: Annotated[
@@ -127,7 +129,7 @@ class BenchmarkOptions:
     ] = None
     strict: Annotated[
         bool,
-        Option("--strict", panel=GOAL),
+        Option("--strict", panel=GOAL, rare=True),
         Field(description="Exit with 6 if a measurement is unstable."),
     ] = False
 

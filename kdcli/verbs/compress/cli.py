@@ -2,10 +2,18 @@
 
 from typing import Any
 
-from kdcli.cli.verb import SCORING, Given, verb
+from kdcli.cli.verb import COMPRESS, SCORING, Given, verb
 
 
-@verb(*SCORING, "resume", example="kdcli compress demo-classifier --data demo --max-drop 1.0")
+@verb(
+    *SCORING,
+    "resume",
+    examples=(
+        "kdcli compress demo-classifier --data demo --max-drop 1.0",
+        "kdcli compress my-org/ticket-classifier --data tickets.csv --max-drop 1.0 --speedup 5",
+    ),
+    panel=COMPRESS,
+)
 def compress(given: Given) -> Any:
     """Distill, prune and export a model until it is small and fast enough for a goal."""
     from kdcli.verbs.compress.recipes import compress_recipe

@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from kdcli.errors import UsageError
-from kdcli.recipe.options import GOAL, Option
+from kdcli.recipe.options import GOAL, RUN, Option
 from kdcli.recipe.sections import MaxClassDrop, MeasureSettings, Section, Seed
 from kdcli.workloads.settings import LabelledSettings, Pooling, TaskName
 
@@ -43,7 +43,7 @@ class GoalSettings(Section):
     max_mb: Annotated[float | None, Option("--max-mb", panel=GOAL, metavar="MB")] = Field(
         None, gt=0, description="Maximum size of the shipped files, in megabytes."
     )
-    strict: Annotated[bool, Option("--strict", panel=GOAL)] = Field(
+    strict: Annotated[bool, Option("--strict", panel=GOAL, rare=True)] = Field(
         False,
         description="Apply --max-drop to the pessimistic end of the 95 % interval.",
     )
@@ -144,6 +144,7 @@ class CompressOptions:
         Path | None,
         Option(
             "--front",
+            panel=RUN,
             metavar="RUN",
             excludes=("model", "--task", "--data", "--overwrite", "--resume"),
         ),

@@ -1,13 +1,13 @@
 """`kdcli cotrain`."""
 
 from kdcli.cli.show import Printable
-from kdcli.cli.verb import TRAINING, Given, verb
+from kdcli.cli.verb import COMPRESS, TRAINING, Given, verb
 
 # A run makes two models, and a repository holds one.
 SHARED = tuple(name for name in TRAINING if name != "push_to_hub")
 
 
-@verb(*SHARED, example="kdcli cotrain 4x128 2x64 --data demo --max-steps 100")
+@verb(*SHARED, examples=("kdcli cotrain 4x128 2x64 --data demo --max-steps 100",), panel=COMPRESS)
 def cotrain(given: Given) -> Printable | None:
     """Train two models that learn from each other: on unlabelled text, or on a task with --task."""
     from kdcli.recipe.resolve import resolve

@@ -60,16 +60,17 @@ class PairSettings(Section):
         Option("--mode", metavar="MODE"),
     ] = Field("co-distillation", description="Who learns from whom.")
     weights: Annotated[
-        list[float], Option("--weights", kind=str, parse=parse_weights, metavar="A:B:C:D")
+        list[float],
+        Option("--weights", kind=str, parse=parse_weights, metavar="A:B:C:D", rare=True),
     ] = Field(
         default_factory=lambda: [1.0, 1.0, 1.0, 4.0],
         description="Weights of the losses: student against labels, student from teacher, "
         "teacher against labels, teacher from student; the mode sets some of them to 0.",
     )
-    temperature: Annotated[float, Option("--temperature")] = Field(
+    temperature: Annotated[float, Option("--temperature", rare=True)] = Field(
         1.0, gt=0, description="Temperature of both softmaxes."
     )
-    standalone: Annotated[bool, Option("--standalone/--no-standalone")] = Field(
+    standalone: Annotated[bool, Option("--standalone/--no-standalone", rare=True)] = Field(
         True, description="Also train both models without each other, for comparison."
     )
     dropout: float | None = Field(
@@ -90,7 +91,7 @@ class CotrainTrainSettings(TrainSettings):
 class CommunitySettings(Section):
     """`community:`, a frozen pre-trained model that both models learn from (Community KD)."""
 
-    model: Annotated[str | None, Option("--community", metavar="MODEL")] = Field(
+    model: Annotated[str | None, Option("--community", metavar="MODEL", rare=True)] = Field(
         None,
         description="Frozen teacher of both models, from which shapes are copied (default: none).",
     )
@@ -115,7 +116,7 @@ class CotrainRecipe(PairSettings):
 
     verb: Literal["cotrain"] = "cotrain"
     vocab_size: Annotated[
-        int, Option("--vocab-size", metavar="N", excludes=("--base", "--community"))
+        int, Option("--vocab-size", metavar="N", excludes=("--base", "--community"), rare=True)
     ] = Field(
         30_522,
         gt=0,

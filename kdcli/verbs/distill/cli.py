@@ -1,10 +1,17 @@
 """`kdcli distill`."""
 
 from kdcli.cli.show import Printable
-from kdcli.cli.verb import TRAINING, Given, verb
+from kdcli.cli.verb import COMPRESS, TRAINING, Given, verb
 
 
-@verb(*TRAINING, example="kdcli distill demo --to 2x64 --max-steps 100")
+@verb(
+    *TRAINING,
+    examples=(
+        "kdcli distill demo --to 2x64 --max-steps 100",
+        "kdcli distill runs/teacher --task mrpc --to 3x384",
+    ),
+    panel=COMPRESS,
+)
 def distill(given: Given) -> Printable | None:
     """Train a smaller student of an encoder: on unlabelled text, or on a task with --task."""
     named = (given["task"], given["method"], given.recipe)

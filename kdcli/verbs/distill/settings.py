@@ -50,7 +50,7 @@ class StudentSettings(Section):
     dropout: float | None = Field(
         None, ge=0, lt=1, description="Every dropout rate in training (default: the teacher's)."
     )
-    source: Annotated[str | None, Option("--student", metavar="DIR")] = Field(
+    source: Annotated[str | None, Option("--student", metavar="DIR", rare=True)] = Field(
         None,
         description=START,
     )
@@ -74,7 +74,7 @@ class EmbeddingSettings(VectorSettings):
         description="Whether a student that is narrower than its teacher's vectors gets a dense "
         "layer up to their width. Otherwise it learns their principal components.",
     )
-    vectors: Annotated[str | None, Option("--teacher-vectors", metavar="FILE")] = Field(
+    vectors: Annotated[str | None, Option("--teacher-vectors", metavar="FILE", rare=True)] = Field(
         None,
         description="File of the teacher's vectors, .npy or .parquet (default: computed).",
     )
@@ -98,7 +98,7 @@ class DistillRecipe(Section):
     method: Annotated[str, Option("--method", metavar="NAME", choices=ON_TEXT)] = Field(
         "minilm", description="Method on text."
     )
-    assistant: Annotated[str, Option("--assistant", metavar="LxH")] = Field(
+    assistant: Annotated[str, Option("--assistant", metavar="LxH", rare=True)] = Field(
         "auto", description="Shape of a teacher assistant, auto or none."
     )
     variants: dict[str, RecipeValues] = Field(
@@ -127,14 +127,14 @@ class GeneralSettings(Section):
         None, description="Teacher of the run on text (default: the task's)."
     )
     source: Annotated[
-        str | None, Option("--corpus", panel=ON_TASK, metavar="SOURCE", enables="use")
+        str | None, Option("--corpus", panel=ON_TASK, metavar="SOURCE", enables="use", rare=True)
     ] = Field(None, description="Text to distil on first (default: the recipe's).")
-    run: Annotated[str | None, Option("--general", panel=ON_TASK, metavar="DIR", enables="use")] = (
-        Field(
-            None,
-            description="Directory of the run on text, which is reused once it is done "
-            "(default: general/ in the output directory).",
-        )
+    run: Annotated[
+        str | None, Option("--general", panel=ON_TASK, metavar="DIR", enables="use", rare=True)
+    ] = Field(
+        None,
+        description="Directory of the run on text, which is reused once it is done "
+        "(default: general/ in the output directory).",
     )
     overrides: RecipeValues = Field(
         default_factory=dict, description="Keys of distill that override its recipe."
@@ -158,6 +158,7 @@ class AugmentSettings(Section):
             metavar="MODEL",
             enables="use",
             excludes=("--no-augment",),
+            rare=True,
         ),
     ] = Field(
         None,
@@ -165,7 +166,14 @@ class AugmentSettings(Section):
     )
     glove: Annotated[
         str | None,
-        Option("--glove", panel=ON_TASK, metavar="FILE", enables="use", excludes=("--no-augment",)),
+        Option(
+            "--glove",
+            panel=ON_TASK,
+            metavar="FILE",
+            enables="use",
+            excludes=("--no-augment",),
+            rare=True,
+        ),
     ] = Field(
         None,
         description="Word vectors for words of several tokens (default: the teacher's embeddings).",
@@ -193,18 +201,18 @@ class TaskDistillRecipe(OnTask):
     teacher: TeacherOption = None
     more_teachers: Annotated[
         list[str],
-        Option("--also-teacher", name="more_teachers", panel=ON_TASK, metavar="MODEL"),
+        Option("--also-teacher", name="more_teachers", panel=ON_TASK, metavar="MODEL", rare=True),
     ] = Field(
         default_factory=list,
         description="Further teacher of the prediction stage, with the same weight; may be "
         "repeated.",
     )
-    soft_labels: Annotated[str | None, Option("--soft-labels", panel=ON_TASK, metavar="FILE")] = (
-        Field(
-            None,
-            description="File of the rows' probabilities or scores, in place of a teacher "
-            "(default: none).",
-        )
+    soft_labels: Annotated[
+        str | None, Option("--soft-labels", panel=ON_TASK, metavar="FILE", rare=True)
+    ] = Field(
+        None,
+        description="File of the rows' probabilities or scores, in place of a teacher "
+        "(default: none).",
     )
     method: Annotated[str, Option("--method", metavar="NAME", choices=ON_LABELS)] = Field(
         "tinybert", description="Method on a task."
@@ -239,6 +247,7 @@ class DistillOptions:
             metavar="NAME",
             recipes=("distill", "distill-task"),
             excludes=("--augment-only",),
+            rare=True,
         ),
         Field(description="List of variants to train and compare in one table."),
     ] = None
@@ -252,6 +261,7 @@ class DistillOptions:
             enables="augment.use",
             excludes=("--no-augment", "--resume", "--push-to-hub"),
             terminal=True,
+            rare=True,
         ),
         Field(description="Write the copies as jsonl, and stop."),
     ] = None

@@ -1,10 +1,18 @@
 """`kdcli evaluate`."""
 
 from kdcli.cli.show import Printable
-from kdcli.cli.verb import SCORING, Given, verb
+from kdcli.cli.verb import MEASURE, SCORING, Given, verb
 
 
-@verb(*SCORING, "processes", example="kdcli evaluate runs/teacher runs/student --task sst2")
+@verb(
+    *SCORING,
+    "processes",
+    examples=(
+        "kdcli evaluate runs/teacher runs/student --task sst2",
+        "kdcli evaluate my-org/classifier runs/small --data texts.txt",
+    ),
+    panel=MEASURE,
+)
 def evaluate(given: Given) -> Printable | None:
     """Evaluate fine-tuned models on a labelled task, or embedding models, and compare them."""
     from kdcli.recipe.resolve import metric_limits, resolve

@@ -43,9 +43,9 @@ class EvaluateRecipe(Section):
         default_factory=list,
         description="Lengths to which vectors are truncated, each evaluated as a separate model.",
     )
-    dtype: Annotated[Literal["auto", "fp32", "bf16", "fp16"], Option("--dtype", panel=RUN)] = Field(
-        "fp32", description="Number format of the computation."
-    )
+    dtype: Annotated[
+        Literal["auto", "fp32", "bf16", "fp16"], Option("--dtype", panel=RUN, rare=True)
+    ] = Field("fp32", description="Number format of the computation.")
     metrics: Metrics = Field(default_factory=list)
     resamples: int = Field(
         1000, ge=100, le=10**6, description="Resamples of the bootstrap for intervals."
@@ -71,17 +71,17 @@ class EvaluateOptions:
 
     predictions: Annotated[
         Path | None,
-        Option("--predictions", metavar="FILE"),
+        Option("--predictions", metavar="FILE", rare=True),
         Field(description="Write every prediction to this jsonl file."),
     ] = None
     submission: Annotated[
         Path | None,
-        Option("--submission", metavar="DIR"),
+        Option("--submission", metavar="DIR", rare=True),
         Field(description="Write the GLUE server's files for the test split to this directory."),
     ] = None
     min_metric: Annotated[
         list[str] | None,
-        Option("--min-metric", panel=GOAL, metavar="METRIC=VALUE"),
+        Option("--min-metric", panel=GOAL, metavar="METRIC=VALUE", rare=True),
         Field(description="Exit with 5 if a model scores less; may be repeated."),
     ] = None
 

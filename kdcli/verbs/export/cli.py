@@ -1,10 +1,10 @@
 """`kdcli export`."""
 
 from kdcli.cli.show import Printable
-from kdcli.cli.verb import SAVING, Given, verb
+from kdcli.cli.verb import SAVING, SHIP, Given, verb
 
 
-@verb("sets", *SAVING, example="kdcli export runs/student --format onnx --int8")
+@verb("sets", *SAVING, examples=("kdcli export runs/student --format onnx --int8",), panel=SHIP)
 def export(given: Given) -> Printable | None:
     """Write a model as ONNX or OpenVINO, and compare it with torch.
 

@@ -57,7 +57,7 @@ class ExportOptions:
         ),
     ] = None
     weights: Annotated[
-        bool, Option("--weights"), Field(description="Write model.safetensors too.")
+        bool, Option("--weights", rare=True), Field(description="Write model.safetensors too.")
     ] = False
     pooling: Pooling = None
     task: Annotated[

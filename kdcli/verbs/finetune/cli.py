@@ -1,10 +1,17 @@
 """`kdcli finetune`."""
 
 from kdcli.cli.show import Printable
-from kdcli.cli.verb import TRAINING, Given, verb
+from kdcli.cli.verb import TRAIN, TRAINING, Given, verb
 
 
-@verb(*TRAINING, example="kdcli finetune demo --task demo-topic --lr 1e-3")
+@verb(
+    *TRAINING,
+    examples=(
+        "kdcli finetune demo --task demo-topic --lr 1e-3",
+        "kdcli finetune runs/student --task own --data ./my-data",
+    ),
+    panel=TRAIN,
+)
 def finetune(given: Given) -> Printable | None:
     """Fine-tune an encoder on a labelled task, and evaluate it."""
     if given["task"] is None and given.recipe is None and given["data"] is not None:

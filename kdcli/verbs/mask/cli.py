@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from kdcli.cli.app import app
+from kdcli.cli.help import Group
 from kdcli.cli.show import Printable
-from kdcli.cli.verb import PRINTING, Given, verb
+from kdcli.cli.verb import INSPECT, PRINTING, Given, verb
 from kdcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -14,11 +15,15 @@ if TYPE_CHECKING:
 
 SHARED = ("output_dir", "sets", "trust_remote_code", *PRINTING)
 
-mask = typer.Typer(no_args_is_help=True, help="Show, compare, apply and compact mask files.")
-app.add_typer(mask, name="mask")
+mask = typer.Typer(
+    cls=Group, no_args_is_help=True, help="Show, compare, apply and compact mask files."
+)
+app.add_typer(mask, name="mask", rich_help_panel=INSPECT)
 
 
-@verb("json", group=mask, example="kdcli mask info runs/sst2/mask/mask.safetensors")
+@verb(
+    "json", group=mask, examples=("kdcli mask info runs/sst2/mask/mask.safetensors",), page="mask"
+)
 def info(given: Given) -> Printable | None:
     """Show what a mask is for, and how much it keeps."""
     from kdcli.verbs.mask import run
@@ -27,7 +32,12 @@ def info(given: Given) -> Printable | None:
     return given.show(run.info(given.of(InfoOptions).file))
 
 
-@verb("json", group=mask, example="kdcli mask diff first.safetensors second.safetensors")
+@verb(
+    "json",
+    group=mask,
+    examples=("kdcli mask diff first.safetensors second.safetensors",),
+    page="mask",
+)
 def diff(given: Given) -> Printable | None:
     """Compare two masks."""
     from kdcli.verbs.mask import run
@@ -37,7 +47,12 @@ def diff(given: Given) -> Printable | None:
     return given.show(run.diff(own.first, own.second))
 
 
-@verb(*SHARED, group=mask, example="kdcli mask apply runs/sst2/mask/mask.safetensors -o masked")
+@verb(
+    *SHARED,
+    group=mask,
+    examples=("kdcli mask apply runs/sst2/mask/mask.safetensors -o masked",),
+    page="mask",
+)
 def apply(given: Given) -> Printable | None:
     """Save the masked model with zeros: it loads anywhere, and is not faster."""
     from kdcli.verbs.mask.settings import ApplyOptions
@@ -45,7 +60,12 @@ def apply(given: Given) -> Printable | None:
     return _save(given, given.of(ApplyOptions))
 
 
-@verb(*SHARED, group=mask, example="kdcli mask compact runs/sst2/mask/mask.safetensors -o small")
+@verb(
+    *SHARED,
+    group=mask,
+    examples=("kdcli mask compact runs/sst2/mask/mask.safetensors -o small",),
+    page="mask",
+)
 def compact(given: Given) -> Printable | None:
     """Save the model without its empty rows, columns and heads: smaller and faster."""
     from kdcli.verbs.mask.settings import CompactOptions

@@ -1,10 +1,14 @@
 """`kdcli prune`."""
 
 from kdcli.cli.show import Printable
-from kdcli.cli.verb import TRAINING, Given, verb
+from kdcli.cli.verb import COMPRESS, TRAINING, Given, verb
 
 
-@verb(*TRAINING, example="kdcli prune demo --task demo-topic --method smp --sparsity 0.9")
+@verb(
+    *TRAINING,
+    examples=("kdcli prune demo --task demo-topic --method smp --sparsity 0.9",),
+    panel=COMPRESS,
+)
 def prune(given: Given) -> Printable | None:
     """Remove weights of an encoder while it learns a task (SMP and its baselines)."""
     from kdcli.verbs.prune import run

@@ -66,6 +66,7 @@ class PruneRecipe(TaskRecipe):
             key="masking",
             choices=("local", "global", "proportional", "threshold"),
             description="Which weights compete with each other (default: the method's).",
+            rare=True,
         ),
     ] = Field(default_factory=dict, description="Settings of the method.")
     kd: KdSettings = KdSettings()

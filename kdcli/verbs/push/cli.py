@@ -1,10 +1,15 @@
 """`kdcli push`."""
 
 from kdcli.cli.show import Printable
-from kdcli.cli.verb import PRINTING, Given, verb
+from kdcli.cli.verb import PRINTING, SHIP, Given, verb
 
 
-@verb(*PRINTING, example="kdcli push runs/student me/small-model")
+@verb(
+    *PRINTING,
+    examples=("kdcli push runs/student me/small-model --dry-run",),
+    panel=SHIP,
+    page="export",
+)
 def push(given: Given) -> Printable | None:
     """Push a model directory or an export to the hub: the model, its card and nothing else."""
     from kdcli.engine.progress import Progress

@@ -1,12 +1,16 @@
 """`kdcli tokenize`."""
 
 from kdcli.cli.show import Printable
-from kdcli.cli.verb import PRINTING, Given, verb
+from kdcli.cli.verb import PRINTING, TRAIN, Given, verb
 
 SHARED = ("output_dir", "dry_run", "trust_remote_code", *PRINTING)
 
 
-@verb(*SHARED, example="kdcli tokenize corpus/ --tokenizer bert-base-uncased -o tokens")
+@verb(
+    *SHARED,
+    examples=("kdcli tokenize corpus/ --tokenizer bert-base-uncased -o tokens",),
+    panel=TRAIN,
+)
 def tokenize(given: Given) -> Printable | None:
     """Tokenise a large text once, in several processes.
 

@@ -1,10 +1,16 @@
 """`kdcli trim`."""
 
 from kdcli.cli.show import Printable
-from kdcli.cli.verb import SAVING, Given, verb
+from kdcli.cli.verb import COMPRESS, SAVING, Given, verb
 
 
-@verb("sets", "device", *SAVING, example="kdcli trim demo --data demo --vocab-size 500")
+@verb(
+    "sets",
+    "device",
+    *SAVING,
+    examples=("kdcli trim demo --data demo --vocab-size 500",),
+    panel=COMPRESS,
+)
 def trim(given: Given) -> Printable | None:
     """Remove the tokens that your text does not need from a model's vocabulary."""
     from kdcli.recipe.resolve import resolve

@@ -1,0 +1,78 @@
+"""The help of the commands: short, complete on request, with examples that parse."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kdcli.cli import app
+from kdcli.cli.help import Command, Group
+
+DOCS = Path(__file__).parents[1] / "docs"
+SCREEN = 50
+"""Lines of a screen."""
+
+
+def commands(group, path=()):
+    for name, command in group.commands.items():
+        if isinstance(command, Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+paths = pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+
+
+def output(*words):
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@paths
+def test_help_is_one_screen_and_help_all_has_every_option(path):
+    command = COMMANDS[path]
+    assert isinstance(command, Command)
+    short, whole = output(*path, "--help"), output(*path, "--help-all")
+    assert len(short.splitlines()) <= SCREEN
+    flags = [flag for each in command.params for flag in (*each.opts, *each.secondary_opts)]
+    assert len(flags) == len(set(flags))
+    words = whole.replace(",", " ").split()
+    assert {flag for flag in flags if flag.startswith("-")} <= set(words)
+    assert "<" not in whole, "types are not shown"
+    assert (f"{' '.join(path)} --help-all" in short) == (len(short) < len(whole))
+    assert output("help", *path) == short
+
+
+@paths
+def test_a_verb_has_examples_that_parse_and_a_page(path):
+    command = COMMANDS[path]
+    if not command.examples:
+        assert path[0] in ("recipes", "doctor", "help")
+        return
+    assert f"/{command.page}" in output(*path, "--help")
+    assert (DOCS / f"{command.page}.md").is_file()
+    for example in command.examples:
+        program, *words = shlex.split(example)
+        assert (program, *words[: len(path)]) == ("kdcli", *path)
+        context = typer.main.get_command(app).make_context("kdcli", words)
+        command.make_context(path[-1], words[len(path) :], parent=context)
+
+
+def test_verbs_are_listed_in_groups():
+    listed = output("--help")
+    headings = ["Compress", "Train", "Measure", "Ship", "Inspect", "Options"]
+    places = [listed.index(f"\n{heading}\n") for heading in headings]
+    assert places == sorted(places)
+    assert listed.index("  compress ") < listed.index("  distill ") < listed.index("\nTrain\n")
+    assert output("-V") == output("--version")
+
+
+def test_help_of_an_unknown_command_is_refused():
+    result = CliRunner().invoke(app, ["help", "distil"])
+    assert result.exit_code == 2
+    assert "distill" in result.stderr
