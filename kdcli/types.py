@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 Array = np.ndarray[Any, Any]
 """An array of NumPy, whose name and comments give its shape and its type of numbers."""
 
-Batch = dict[str, Tensor]
+Batch = dict[str, "Tensor"]
 """The arguments of an encoder:
 
 * `input_ids`: [B, L] int64.
@@ -309,7 +310,7 @@ class StepLoss:
         for term in self.terms.values():
             if term.weight:
                 groups.setdefault(term.over, []).append(term.weight * term.value.float())
-        return {over: torch.stack(values).sum() for over, values in groups.items()}
+        return {over: _sum(values) for over, values in groups.items()}
 
     def parts(self) -> list[tuple[str, Count, Tensor]]:
         """Return the name, unit and value of everything that is logged; `loss` has one part per
@@ -322,7 +323,14 @@ class StepLoss:
     @property
     def total(self) -> Tensor:
         """The loss of a single batch."""
-        return torch.stack(list(self.totals().values())).sum()
+        return _sum(list(self.totals().values()))
+
+
+def _sum(values: list[Tensor]) -> Tensor:
+    # Tasks and shapes are checked before torch is loaded, and they need the other types here.
+    import torch
+
+    return torch.stack(values).sum()
 
 
 def counts_of(batch: Batch) -> dict[Count, float]:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import accelerate.tracking
 import pytest
@@ -22,6 +23,7 @@ from kdcli import errors
 from kdcli.cli import app, main
 from kdcli.cli.libraries import prepare_libraries
 from kdcli.cli.revision import pinned
+from kdcli.cli.values import VALUES
 from kdcli.recipe.sections import TRACKER_NAMES
 
 # Verb -> its options, next to those that all verbs have.
@@ -494,3 +496,53 @@ def test_a_shell_completes_tasks_recipes_and_shapes(line, offered):
     }
     done = CliRunner().invoke(app, prog_name="kdcli", env=words)
     assert set(done.stdout.split()) == offered
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("finetune demo --task sst22", 2, "unknown task 'sst22'; did you mean 'sst2'?"),
+        ("distill demo --to 2x64 --method minlm", 2, "unknown method 'minlm'"),
+        ("distill demo --to 2by64", 2, "'2by64' is not a shape"),
+        ("benchmark demo --backend onx", 2, "unknown backend 'onx'; did you mean 'onnx'?"),
+        ("benchmark demo --backend onnx-int9", 2, "backend onnx has no precision 'int9'"),
+        ("evaluate ./none --task sst2", 2, "no model directory ./none"),
+        ("compress me/none --data demo", 2, "nor in the Hugging Face cache"),
+        ("prune demo --task demo-topic --method smpp", 2, "unknown method 'smpp'"),
+        ("distill demo --to 2x64 -o file", 2, "file is not a directory"),
+        ("distill demo --to 2x64 -o file/x", 3, "file/x could not be written"),
+    ],
+)
+def test_a_wrong_name_is_refused_before_torch_is_loaded(line, code, said, tmp_path):
+    (tmp_path / "file").touch()
+    program = (
+        "import sys\n"
+        "from kdcli.cli import app\n"
+        f"sys.argv[1:] = {line.split()}\n"
+        "try:\n    app()\n"
+        "except SystemExit as ended:\n    print(ended.code, 'torch' in sys.modules)\n"
+    )
+    root = str(Path(kdcli.__file__).parents[1])
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": root}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(code), "False"]
+    assert said in done.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_trying_an_output_directory_leaves_nothing(tmp_path):
+    check = VALUES["output"].check
+    assert check is not None
+    check(tmp_path / "new" / "run")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "old").mkdir()
+    check(tmp_path / "old")
+    check(tmp_path / "old" / "run")
+    assert [each.name for each in tmp_path.rglob("*")] == ["old"]

@@ -30,7 +30,7 @@ BELOW: dict[str, set[str]] = {
     "pruners": {"models", "recipe"},
     "metrics": {"data"},
     "losses": {"recipe"},
-    "cli": {"deploy", "report", "engine", "data", "recipe", "kdcli"},
+    "cli": {*("workloads", "deploy", "report", "engine"), *("data", "models", "recipe", "kdcli")},
     "kdcli": {"deploy"},
     "__main__": {"cli"},
     **{room: set() for room in ("models", "data", "recipe")},

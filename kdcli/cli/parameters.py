@@ -11,24 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kdcli.cli.complete import (
-    complete_backend,
-    complete_device,
-    complete_recipe,
-    complete_shape,
-    complete_task,
-)
+from kdcli.cli.values import VALUES
 
 if TYPE_CHECKING:
     from kdcli.recipe.options import Option, Setting
 
-COMPLETIONS: dict[str, Callable[[str], list[str]]] = {
-    "task": complete_task,
-    "recipe": complete_recipe,
-    "shape": complete_shape,
-    "backend": complete_backend,
-    "device": complete_device,
-}
 PLACEHOLDERS = {int: "N", float: "X", str: "NAME", list[int]: "N", list[float]: "X"}
 """Placeholders for the values of options that declare none, by type."""
 
@@ -69,7 +56,7 @@ class Declaration:
     @property
     def choices(self) -> tuple[str, ...]:
         """The allowed values; empty if the shell completes them instead."""
-        if self.option.completion is not None:
+        if self.option.values is not None:
             return ()
         return self.option.choices or self.setting.choices
 
@@ -179,8 +166,8 @@ class Parameter:
 
     def _completion(self) -> Callable[[str], list[str]] | None:
         choices = [choice for each in self.by_model.values() for choice in each.choices]
-        if self.option.completion is not None:
-            return COMPLETIONS[self.option.completion]
+        if self.option.values is not None:
+            return VALUES[self.option.values].complete
         if not choices:
             return None
 

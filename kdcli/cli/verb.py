@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +17,7 @@ from kdcli.cli.help import Command
 from kdcli.cli.libraries import prepare_libraries
 from kdcli.cli.revision import pinned
 from kdcli.cli.show import Printable, ResultT, Saved, show
-from kdcli.errors import UsageError
+from kdcli.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from kdcli.cli.parameters import Declaration, Parameter
@@ -113,6 +113,7 @@ class Verb:
         if "processes" in given.values:
             _join()
         given.check_conflicts()
+        given.check_values()
         given.pin_revision()
         repository = given.values.get("push_to_hub")
         if repository is None:
@@ -173,6 +174,23 @@ class Given:
                     second = other if other.startswith("-") else "a model"
                     message = f"{flag} and {second} contradict each other"
                     raise UsageError(message, "give one of them")
+
+    def check_values(self) -> None:
+        """Raise a UsageError for a value that is certainly wrong, before torch is loaded."""
+        from kdcli.cli.values import VALUES
+        from kdcli.engine.processes import joined
+
+        for parameter in self.verb.parameters:
+            value, kind = self.values.get(parameter.name), parameter.option.values
+            values = value if isinstance(value, list) else [] if value is None else [value]
+            if parameter.name == "method":
+                _check_methods(values, parameter)
+            # Only one process of a run may try its output directory.
+            if kind is None or (kind == "output" and joined()):
+                continue
+            if (check := VALUES[kind].check) is not None:
+                for each in values:
+                    check(each)
 
     def pin_revision(self) -> None:
         """Apply `--revision` to the verb's model. Raises UsageError if it has no revisions."""
@@ -352,6 +370,18 @@ def _value(declaration: Declaration, value: object) -> object:
             raise UsageError(f"{flag} takes one value for {purpose}, got {len(value)}")
         return value[0]
     return value
+
+
+def _check_methods(methods: Iterable[str], parameter: Parameter) -> None:
+    """Raise a UsageError for an unknown method."""
+    choices = [name for each in parameter.by_model.values() for name in each.choices]
+    known = sorted(set(choices))
+    for method in methods:
+        if method not in known:
+            raise UsageError(
+                f"unknown method '{method}'{did_you_mean(method, known)}",
+                f"known: {', '.join(known)}",
+            )
 
 
 def _flags(parameter: Parameter) -> list[str]:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from transformers import BertConfig
 
-from kdcli.models.shape import GRAMMAR, parse_shape
+from kdcli.models.grammar import matched
+from kdcli.models.shape import parse_shape
 from kdcli.types import ModelShape
 
 VOCABULARY = 30_522  # uncased BERT's vocabulary, which every shape in the papers has
@@ -46,8 +47,8 @@ def shape(text: str) -> ModelShape:
     FFN defaults to 4H, and HEADS to the largest divisor of H up to 12. Raises UsageError if the
     text is malformed, if a size is zero, or if the heads do not divide the width.
     """
-    match = GRAMMAR.fullmatch(text.strip())
-    layers, hidden = (int(match[1]), int(match[2])) if match else (1, 1)
+    match = matched(text)
+    layers, hidden = int(match[1]), int(match[2])
     heads = max(h for h in range(1, MAX_HEADS + 1) if hidden % h == 0)
     # A teacher of the same size supplies the defaults without any limit. `parse_shape` refuses a
     # width of 0.

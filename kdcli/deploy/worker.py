@@ -25,7 +25,7 @@ from kdcli.deploy.runners import ERROR_LIMITS, Runner, compare_states, runner
 from kdcli.deploy.shapes import config_of
 from kdcli.deploy.sparse.load import is_compact, load
 from kdcli.engine.memory import is_out_of_memory, peak_of
-from kdcli.models.shape import is_shape
+from kdcli.models.grammar import is_shape
 from kdcli.types import Array, Batch
 
 Send = Callable[[Mapping[str, object]], None]

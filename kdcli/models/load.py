@@ -54,6 +54,7 @@ from kdcli.models.files import (
 )
 from kdcli.models.layout import LAYOUTS, layout_for, layout_of_type
 from kdcli.models.model import Model
+from kdcli.models.source import check_place
 from kdcli.models.temperature import TEMPERATURE
 from kdcli.models.training_rows import NO_ROWS, training_rows, write_training_rows
 from kdcli.types import RowHashes
@@ -145,10 +146,8 @@ def load_config(
     is_folder = folder.is_dir()
     if is_folder and not (folder / CONFIG_FILE).is_file():
         raise UsageError(f"{folder} has no {CONFIG_FILE}, so it is not a model directory")
-    if not is_folder and (folder.exists() or where.startswith((".", "/")) or where.count("/") > 1):
-        raise UsageError(
-            f"no model directory {source}", "give a hub id, a directory with config.json, or 'demo'"
-        )
+    if not is_folder:
+        check_place(source)
     config = _read_config(source, where, trust_remote_code)
     if hasattr(config, COMPACT_KEY) and not compacted:
         raise UsageError(

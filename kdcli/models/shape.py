@@ -5,7 +5,6 @@ This module parses shapes, and derives the student's configuration and initial w
 """
 
 import copy
-import re
 from dataclasses import dataclass
 
 import torch
@@ -13,13 +12,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.errors import UsageError
+from kdcli.models.grammar import matched
 from kdcli.models.layout import layout_for
 from kdcli.models.reduce import copy_reduced, sample_of
 from kdcli.types import Examples, ModelShape
-
-GRAMMAR = re.compile(r"(\d{1,6})x(\d{1,6})(?::(\d{1,6}))?(?:@(\d{1,6}))?", re.ASCII)
-# Matches a mistyped shape that cannot be a model's name: `6y384`, `6 x 384`, `6X384`, `6x384@`.
-SLIP = re.compile(r"\d+\s*[A-Za-z*×]\s*\d+([:@].*)?")
 
 
 @dataclass(frozen=True)
@@ -33,23 +29,6 @@ class InitializedStudent:
     model: PreTrainedModel
     notes: list[str]
     basis_DN: Tensor | None = None
-
-
-def is_shape(source: str) -> bool:
-    """Return whether a model is given as a shape (`6x384`, `4x312:1200@12`).
-
-    A directory (`./6x384`) and a hub id are not shapes. Raises UsageError if it is a mistyped
-    shape.
-    """
-    well_formed = GRAMMAR.fullmatch(source.strip()) is not None
-    if not well_formed and SLIP.fullmatch(source.strip()):
-        raise _no_shape(source)
-    return well_formed
-
-
-def _no_shape(text: str) -> UsageError:
-    grammar = "the grammar is LxH[:FFN][@HEADS], for example 6x384 or 4x312:1200@12"
-    return UsageError(f"'{text}' is not a shape", grammar)
 
 
 def shape_of(config: PreTrainedConfig) -> ModelShape:
@@ -76,8 +55,7 @@ def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
     UsageError if the text is malformed, if a number is zero, if the heads do not divide the width,
     or if the student is deeper or wider than the teacher.
     """
-    if not (match := GRAMMAR.fullmatch(text.strip())):
-        raise _no_shape(text)
+    match = matched(text)
     layers, hidden = int(match[1]), int(match[2])
     ffn = int(match[3] or round(hidden * teacher.ffn / teacher.hidden))
     heads = int(match[4] or teacher.heads)

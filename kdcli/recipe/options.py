@@ -38,8 +38,8 @@ class Option:
         description: The description of the option (default: the field's description).
         choices: Allowed values, for help and completion (default: the values of a `Literal`
             field).
-        completion: The values that the shell completes, a key of `COMPLETIONS` in
-            kdcli/cli/parameters.py.
+        values: What the values name, a key of `VALUES` in kdcli/cli/values.py: the shell completes
+            them, and wrong ones are refused at once.
         enables: A key in the same section, which the option sets to true.
         show_default: Whether help shows the field's default.
         excludes: Flags or arguments that contradict this option.
@@ -61,7 +61,7 @@ class Option:
         key: str | None = None,
         description: str | None = None,
         choices: tuple[str, ...] = (),
-        completion: str | None = None,
+        values: str | None = None,
         enables: str | None = None,
         show_default: bool = True,
         excludes: tuple[str, ...] = (),
@@ -76,7 +76,7 @@ class Option:
         self.panel, self.metavar = panel, metavar
         self.kind, self.parse, self.key = kind, parse, key
         self.description, self.choices = description, choices
-        self.completion, self.enables, self.excludes = completion, enables, excludes
+        self.values, self.enables, self.excludes = values, enables, excludes
         self.recipes, self.required = recipes, required
         self.verb, self.terminal, self.show_default = verb, terminal, show_default
         self.rare = rare

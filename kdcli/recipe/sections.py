@@ -69,7 +69,7 @@ Dtype = Annotated[
 ]
 EvalTasks = Annotated[
     list[str],
-    Option("--eval-task", panel=DATA, metavar="TASK", completion="task", rare=True),
+    Option("--eval-task", panel=DATA, metavar="TASK", values="task", rare=True),
     Field(
         description="Tasks on which the report also compares all models; may be repeated.",
     ),
@@ -213,12 +213,12 @@ class RunOptions:
     arguments: tuple[str, ...] = ()
     output_dir: Annotated[
         Path | None,
-        Option("--output-dir", "-o", panel=RUN, metavar="DIR"),
+        Option("--output-dir", "-o", panel=RUN, metavar="DIR", values="output"),
         Field(description="Output directory (default: a new one in runs/)."),
     ] = None
     device: Annotated[
         str,
-        Option("--device", panel=RUN, completion="device"),
+        Option("--device", panel=RUN, values="device"),
         Field(description="Device: auto, cpu, cuda, mps, xpu or cuda:INDEX."),
     ] = "auto"
     processes: Annotated[
@@ -283,7 +283,7 @@ class CommandOptions:
 
     recipe: Annotated[
         str | None,
-        Option("--recipe", "-r", panel=RECIPE, metavar="NAME|FILE", completion="recipe"),
+        Option("--recipe", "-r", panel=RECIPE, metavar="NAME|FILE", values="recipe"),
         Field(description="Shipped recipe (kdcli recipes ls), or a YAML file."),
     ] = None
     sets: Annotated[

@@ -27,7 +27,7 @@ START = (
     "Encoder that the student starts from; on text, only with method embedding "
     "(default: the teacher)."
 )
-TASK_OPTION = Option("--task", panel=DATA, metavar="TASK", completion="task")
+TASK_OPTION = Option("--task", panel=DATA, metavar="TASK", values="task")
 TASK = "Task: sst2, mnli, squad ..., or 'own' for your own files."
 TaskName = Annotated[str | None, TASK_OPTION, Field(description=TASK)]
 Pooling = Annotated[
@@ -207,7 +207,7 @@ class TaskRecipe(OnTask):
     """The recipe of a verb that trains one model on a task."""
 
     verb: Literal["finetune", "prune"]
-    model: Annotated[str | None, Option("model", metavar="MODEL")] = Field(
+    model: Annotated[str | None, Option("model", metavar="MODEL", values="model")] = Field(
         None, description=ENCODER
     )
 
@@ -274,7 +274,7 @@ class RerankStudentSettings(Section):
         Option(
             "--to",
             metavar="LxH[:FFN][@HEADS]",
-            completion="shape",
+            values="shape",
             verb="distill",
             description=SHAPE,
         ),
@@ -282,7 +282,7 @@ class RerankStudentSettings(Section):
     source: Annotated[
         str | None,
         Option("--student", metavar="DIR", verb="distill", description=START, rare=True),
-        Option("model", metavar="MODEL", verb="finetune", description=ENCODER),
+        Option("model", metavar="MODEL", values="model", verb="finetune", description=ENCODER),
     ] = Field(None, description="Encoder that the student starts from (default: the teacher).")
     init: Init = Field("teacher", description="Initialisation of the student's weights.")
     layers: list[int] | None = Field(
@@ -304,7 +304,7 @@ class RerankRecipe(Section):
     verb: Literal["rerank"] = "rerank"
     task: Annotated[
         Literal["rerank"],
-        Option("--task", panel=DATA, metavar="TASK", completion="task", show_default=False),
+        Option("--task", panel=DATA, metavar="TASK", values="task", show_default=False),
     ] = Field("rerank", description=TASK)
     teacher: Annotated[
         str | None, Option("teacher", metavar="TEACHER", verb="distill", description=TEACHER)

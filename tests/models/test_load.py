@@ -368,9 +368,7 @@ def test_a_hub_gives_a_model_once_or_one_error(hub, model_dir, tmp_path):  # noq
     hub.asked.clear()
     offline = hub.told(tmp_path, PROGRAM, "someone/tiny-bert", "someone/absent", HF_HUB_OFFLINE="1")
     assert offline[0] == first
-    assert (
-        "'someone/absent' was found neither as a directory, nor in the Hugging Face cache"
-        in offline[1]
-    )
+    message = "'someone/absent' was found neither as a directory nor in the Hugging Face cache"
+    assert message in offline[1]
     assert "a local directory or 'demo'" in offline[1]
     assert hub.asked == []

@@ -36,8 +36,8 @@ from kdcli.errors import (
     did_you_mean,
 )
 from kdcli.models.card import COUNTED_TOKENS, describe, describe_source
+from kdcli.models.grammar import is_shape
 from kdcli.models.load import load_encoder, load_tokenizer, location
-from kdcli.models.shape import is_shape
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import (

@@ -18,9 +18,9 @@ from kdcli.deploy.runners import runner
 from kdcli.engine.launch import Session, start
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
+from kdcli.models.grammar import is_shape
 from kdcli.models.load import location
 from kdcli.models.model import Model
-from kdcli.models.shape import is_shape
 from kdcli.models.training_rows import training_rows
 from kdcli.report.finish import ReportedModel
 from kdcli.report.schema import Comparison, Evaluation

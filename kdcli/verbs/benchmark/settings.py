@@ -44,7 +44,7 @@ class BenchmarkRecipe(Section):
     """A recipe of `kdcli benchmark`."""
 
     verb: Literal["benchmark"] = "benchmark"
-    models: Annotated[list[str], Option("models", metavar="MODEL")] = Field(
+    models: Annotated[list[str], Option("models", metavar="MODEL", values="model")] = Field(
         default_factory=list, description="Hub ids, directories, or shapes such as 6x384."
     )
     baseline: Annotated[str | None, Option("--baseline", metavar="MODEL")] = Field(
@@ -59,7 +59,7 @@ class BenchmarkRecipe(Section):
         "(default: papers, if there are no models and no cells).",
     )
     backends: Annotated[
-        list[str], Option("--backend", metavar="NAME[-DTYPE]", completion="backend")
+        list[str], Option("--backend", metavar="NAME[-DTYPE]", values="backend")
     ] = Field(
         default_factory=lambda: ["torch"],
         min_length=1,

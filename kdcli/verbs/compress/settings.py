@@ -107,7 +107,7 @@ class CompressRecipe(Section):
     """A recipe of `kdcli compress`."""
 
     verb: Literal["compress"] = "compress"
-    model: Annotated[str | None, Option("model", metavar="MODEL")] = Field(
+    model: Annotated[str | None, Option("model", metavar="MODEL", values="model")] = Field(
         None, description="Model: a hub id, a directory, or 'demo'; fine-tuned or not."
     )
     task: TaskName = None

@@ -23,6 +23,7 @@ from kdcli.losses.ctcd import STUDENT_MODEL, TEACHER_MODEL
 from kdcli.models import shape as forms
 from kdcli.models.capture import Capture
 from kdcli.models.files import check_builds
+from kdcli.models.grammar import GRAMMAR, is_shape
 from kdcli.models.layout import check_packing
 from kdcli.models.load import (
     load_config,
@@ -83,7 +84,7 @@ def load_task_pair(recipe: CotrainTaskRecipe, workload: Workload) -> ModelPair:
     without_map = recipe.head.model_copy(update={"label_map": None})
     for number, role in enumerate(PAIR_ROLES):
         source = str(getattr(recipe, role))
-        if not forms.is_shape(source):
+        if not is_shape(source):
             head = recipe.head if role == TEACHER_MODEL else without_map
             model = workload.load(source, head=head, seed=seed)
         else:
@@ -113,9 +114,7 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> ModelPa
         _load(third, "the community teacher", trust_remote_code) if third is not None else None
     )
     loaded = {
-        r: _load(s, f"the {r}", trust_remote_code)
-        for r, s in sources.items()
-        if not forms.is_shape(s)
+        r: _load(s, f"the {r}", trust_remote_code) for r, s in sources.items() if not is_shape(s)
     }
     config, tokenizer, heads = _origin(
         recipe, community or next(iter(loaded.values()), None), trust_remote_code
@@ -202,7 +201,7 @@ def tokenizer_of(recipe: CotrainRecipe, *, trust_remote_code: bool) -> PreTraine
     """
     sources = [
         recipe.community.model,
-        *(s for s in map(str, (recipe.teacher, recipe.student)) if not forms.is_shape(s)),
+        *(s for s in map(str, (recipe.teacher, recipe.student)) if not is_shape(s)),
     ]
     source = recipe.base or next(filter(None, sources), None)
     if source is not None:
@@ -213,7 +212,7 @@ def tokenizer_of(recipe: CotrainRecipe, *, trust_remote_code: bool) -> PreTraine
 
 def _shape(text: str, default: ModelShape, heads: int | None) -> ModelShape:
     """Parse a shape, with defaults for the heads and for the feed-forward width."""
-    match = forms.GRAMMAR.fullmatch(text.strip())
+    match = GRAMMAR.fullmatch(text.strip())
     heads = heads or max(1, int(match[2]) // HEAD_WIDTH if match else 1)
     ffn = round(NO_LIMIT * default.ffn / default.hidden)
     return forms.parse_shape(text, ModelShape(NO_LIMIT, NO_LIMIT, ffn, heads))

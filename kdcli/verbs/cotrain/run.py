@@ -17,9 +17,9 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT_MODEL, TEACHER_MODEL
 from kdcli.models.card import describe, describe_source
+from kdcli.models.grammar import is_shape
 from kdcli.models.load import location, save_model
 from kdcli.models.model import Model
-from kdcli.models.shape import is_shape
 from kdcli.models.training_rows import all_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions

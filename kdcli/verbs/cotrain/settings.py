@@ -44,7 +44,7 @@ def parse_weights(text: str) -> list[float]:
 class PairSettings(Section):
     """The two models that are trained together, and what they learn from."""
 
-    teacher: Annotated[str | None, Option("teacher", metavar="TEACHER")] = Field(
+    teacher: Annotated[str | None, Option("teacher", metavar="TEACHER", values="model")] = Field(
         None, description="Teacher: a shape LxH, a hub id or a directory."
     )
     student: Annotated[str | None, Option("student", metavar="STUDENT")] = Field(

@@ -32,7 +32,7 @@ ON_TEXT = tuple(method_names("kdcli.losses", "objective", "text", "masked", "sen
 ON_LABELS = tuple(method_names("kdcli.losses", "objective", "task"))
 TeacherOption = Annotated[
     str | None,
-    Option("teacher", metavar="TEACHER"),
+    Option("teacher", metavar="TEACHER", values="model"),
     Field(description=TEACHER),
 ]
 
@@ -40,8 +40,8 @@ TeacherOption = Annotated[
 class StudentSettings(Section):
     """`student:` of `distill`."""
 
-    to: Annotated[list[str], Option("--to", metavar="LxH[:FFN][@HEADS]", completion="shape")] = (
-        Field(default_factory=list, description=SHAPE)
+    to: Annotated[list[str], Option("--to", metavar="LxH[:FFN][@HEADS]", values="shape")] = Field(
+        default_factory=list, description=SHAPE
     )
     init: Init = Field("teacher", description="How the student's weights start.")
     layers: list[int] | None = Field(
@@ -50,9 +50,11 @@ class StudentSettings(Section):
     dropout: float | None = Field(
         None, ge=0, lt=1, description="Every dropout rate in training (default: the teacher's)."
     )
-    source: Annotated[str | None, Option("--student", metavar="DIR", rare=True)] = Field(
-        None,
-        description=START,
+    source: Annotated[str | None, Option("--student", metavar="DIR", values="model", rare=True)] = (
+        Field(
+            None,
+            description=START,
+        )
     )
 
 

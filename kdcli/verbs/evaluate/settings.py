@@ -29,7 +29,7 @@ class EvaluateRecipe(Section):
     """A recipe of `kdcli evaluate`."""
 
     verb: Literal["evaluate"] = "evaluate"
-    models: Annotated[list[str], Option("models", metavar="MODEL")] = Field(
+    models: Annotated[list[str], Option("models", metavar="MODEL", values="model")] = Field(
         default_factory=list,
         description="Fine-tuned or embedding models; the first is the baseline of the others.",
     )

@@ -33,7 +33,7 @@ class ExportOptions:
 
     model: Annotated[
         str,
-        Option("model", metavar="MODEL"),
+        Option("model", metavar="MODEL", values="model"),
         Field(description="Model: a hub id, a directory, or 'demo'; its head is exported too."),
     ]
     file_format: Annotated[

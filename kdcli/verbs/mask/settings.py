@@ -46,7 +46,7 @@ class ApplyOptions:
     ] = None
     task: Annotated[
         str | None,
-        Option("--task", metavar="TASK", completion="task"),
+        Option("--task", metavar="TASK", values="task"),
         Field(description="Task of an .npy's head (default: the one in the file's name)."),
     ] = None
     sparsity: Annotated[

@@ -39,7 +39,7 @@ class PruneRecipe(TaskRecipe):
     """A recipe of `kdcli prune`."""
 
     verb: Literal["prune"] = "prune"
-    model: Annotated[str | None, Option("model", metavar="MODEL")] = Field(
+    model: Annotated[str | None, Option("model", metavar="MODEL", values="model")] = Field(
         "bert-base-uncased", description=ENCODER
     )
     task: TaskName = "sst2"
@@ -54,7 +54,7 @@ class PruneRecipe(TaskRecipe):
         min_length=1,
         description="Share of the layers' weights to remove; may be repeated, one run for each.",
     )
-    teacher: Annotated[str | None, Option("--teacher", metavar="MODEL")] = Field(
+    teacher: Annotated[str | None, Option("--teacher", metavar="MODEL", values="model")] = Field(
         None,
         description="Model fine-tuned on the task, whose outputs are also learned (default: none).",
     )

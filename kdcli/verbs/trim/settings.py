@@ -25,9 +25,9 @@ class TrimRecipe(Section):
     """The keys that `--set` takes."""
 
     verb: Literal["trim"] = "trim"
-    model: Annotated[str | None, Option("model", metavar="MODEL", required=True)] = Field(
-        None, description="Model: a hub id, a directory, or 'demo'; its head is kept."
-    )
+    model: Annotated[
+        str | None, Option("model", metavar="MODEL", values="model", required=True)
+    ] = Field(None, description="Model: a hub id, a directory, or 'demo'; its head is kept.")
     vocab_size: Annotated[int | None, Option("--vocab-size", metavar="N")] = Field(
         None,
         gt=0,
