@@ -1,14 +1,13 @@
-"""An epoch of embedding distillation, and encoding a corpus, against sentence-transformers: ratios
-in one run.
+"""Compare embedding distillation and encoding with sentence-transformers.
 
-    python benchmarks/embedding.py MODEL TEXTS [--rows 2048] [--rounds 3] [--threads 1] [--dtype
-    bf16]
+    python benchmarks/embedding.py MODEL TEXTS [--rows 2048] [--rounds 3] [--threads 1]
+                                   [--dtype bf16]
 
-MODEL: an encoder; TEXTS: what `--data` takes. Both sides train the same student (three of six
-layers), on the same sentences, in batches of 64, by the squared error to the teacher's vectors,
-which are computed beforehand for both: `kdcli distill --method embedding --set loss.vectors=mse`,
-and `SentenceTransformerTrainer` with `MSELoss`. Rounds are interleaved; saving, evaluation and
-logging are off on both sides.
+MODEL is an encoder, and TEXTS is a source that `--data` accepts. Both libraries train the same
+student (three of six layers) on the same sentences for an epoch, in batches of 64, with the squared
+error to the teacher's vectors. The vectors are computed beforehand for both. The commands are
+`kdcli distill --method embedding --set loss.vectors=mse` and `SentenceTransformerTrainer` with
+`MSELoss`. The rounds are interleaved, and neither library saves, evaluates or logs.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ BATCH, GROUP, LENGTH = 64, 16, 128
 
 
 class Rows:
-    """Rows of tokens with their targets, as `kdcli distill` reads them."""
+    """Tokenised rows with their target vectors, in the form that `kdcli distill` reads."""
 
     def __init__(self, rows: TokenizedRows, targets_NE: np.ndarray) -> None:
         self.rows, self.targets = rows, torch.from_numpy(targets_NE)
@@ -59,7 +58,7 @@ class Rows:
 
 
 def ours(teacher: Embedder, rows: Rows, session: Session, folder: Path) -> float:
-    """Seconds of an epoch of kdcli's engine."""
+    """Return the seconds of an epoch of kdcli's engine."""
     shape = shape_of(teacher.model.config)
     to = parse_shape(f"{shape.layers // 2}x{shape.hidden}", shape)
     built = build_student(teacher.model.base_model, to, dropout=0.0).model
@@ -90,7 +89,7 @@ def ours(teacher: Embedder, rows: Rows, session: Session, folder: Path) -> float
 def theirs(
     teacher: Embedder, texts: list[str], targets_NE: np.ndarray, dtype: str, folder: Path
 ) -> float:
-    """Seconds of an epoch of sentence-transformers' trainer."""
+    """Return the seconds of an epoch of sentence-transformers' trainer."""
     shape = shape_of(teacher.model.config)
     to = parse_shape(f"{shape.layers // 2}x{shape.hidden}", shape)
     save_embedder(

@@ -1,12 +1,11 @@
-"""Tokens per second of beam search with kept keys and values, and with every token computed anew,
-interleaved.
+"""Compare beam search with and without a cache of keys and values.
 
     python benchmarks/generation.py [MODEL] [--rows 64] [--source 128] [--target 32] [--beams 5]
-    [--pairs 3]
+                                    [--pairs 3]
 
-MODEL is a directory that generates or a masked language model; without one, random weights of
-MiniLM's 6x384. Every target has all its tokens. Prints the ratio of each pair of runs, and their
-median.
+MODEL is a generator or a masked language model. Without it, the model has MiniLM's shape, 6x384,
+and random weights. Every target has the maximum length. The runs are interleaved. Prints the tokens
+per second and the ratio of each pair of runs, and the median ratio.
 """
 
 import argparse
@@ -28,7 +27,7 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def random_model(folder: Path) -> None:
-    """Save a BERT of 6 layers and width 384 with the vocabulary of bert-base-uncased."""
+    """Save a BERT with 6 layers, width 384 and a vocabulary of the size of bert-base-uncased's."""
     words = {
         word: i
         for i, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(30_522 - len(SPECIAL)))])
@@ -48,7 +47,7 @@ def random_model(folder: Path) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model", nargs="?")
     for name, value in (("rows", 64), ("source", 128), ("target", 32), ("beams", 5), ("pairs", 3)):
@@ -65,8 +64,8 @@ def main() -> None:
 
     def seconds(reuse: bool) -> tuple[float, list[list[int]]]:
         began = time.perf_counter()
-        found = model.generate(ids, reuse=reuse, **how).tolist()
-        return time.perf_counter() - began, found
+        targets = model.generate(ids, reuse=reuse, **how).tolist()
+        return time.perf_counter() - began, targets
 
     model.generate(ids[:4], **how)
     ratios = []
