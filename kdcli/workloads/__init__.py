@@ -1,7 +1,7 @@
 """Workloads, one module per kind of data; see `kdcli.workloads.workload`.
 
 A module that defines `TASKS` and `open_workload` handles the tasks with these names. All other
-tasks are labelled tasks.
+tasks are labelled tasks. Modules without `TASKS` are parts of workloads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from kdcli.data.labelled.partition import DividedRows
     from kdcli.engine.launch import Session
     from kdcli.models.model import Model
-    from kdcli.workloads.workload import EvaluationRequest, Workload, WorkloadRequest
+    from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
+    from kdcli.workloads.workload import Workload
 
 
 @cache
@@ -74,12 +75,12 @@ def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
 
 def _evaluating_module(request: EvaluationRequest) -> Any:
     """Return the module that evaluates models on a task: its own, or the one for vectors."""
-    from kdcli.workloads import embedding, mteb_tasks
+    from kdcli.workloads import embedding, eval_sets, mteb_tasks
 
     module = module_of(request.task)
     if request.task.startswith(mteb_tasks.PREFIX):
         module = mteb_tasks
-    elif not request.by_head and embedding.by_vectors(
+    elif not request.by_head and eval_sets.by_vectors(
         request.task, request.models[0], request.pooling
     ):
         module = embedding

@@ -55,7 +55,7 @@ from kdcli.report.schema_decisions import (
 from kdcli.report.sections.decision import metric_name
 from kdcli.types import Array, Example, Kind, Task
 from kdcli.workloads.predictions import Prediction, readable, reference, shown_label
-from kdcli.workloads.workload import RESAMPLES, ModelScores
+from kdcli.workloads.scores import RESAMPLES, ModelScores
 
 KINDS: tuple[Kind, ...] = ("class", "multi", "tokens")
 """The kinds of task that have classes."""

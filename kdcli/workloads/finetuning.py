@@ -30,23 +30,16 @@ from kdcli.report.schema import FINETUNED, Evaluation, Selection
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Stage, StageJob, run_stage
 from kdcli.types import Array, Card, Outcome
-from kdcli.workloads.labelled import (
-    WORST,
-    LabelledWorkload,
-    row_format,
-)
+from kdcli.workloads.labelled import WORST, LabelledWorkload
+from kdcli.workloads.plan import log_padding
 from kdcli.workloads.predictions import Features, Prediction
 from kdcli.workloads.recipes import downstream_recipe
+from kdcli.workloads.requests import WorkloadRequest
+from kdcli.workloads.scores import EvaluationResult, ModelScores, compare
 from kdcli.workloads.settings import DownstreamSettings, FinetuneRecipe, GenerationSettings, OnTask
+from kdcli.workloads.task_models import row_format
 from kdcli.workloads.tasks import check_task_data, open_workload
-from kdcli.workloads.workload import (
-    EvaluationResult,
-    ModelScores,
-    Workload,
-    WorkloadRequest,
-    compare,
-    log_padding,
-)
+from kdcli.workloads.workload import Workload
 
 WEIGHTS = "model.safetensors"
 PREDICTIONS = "predictions.json"

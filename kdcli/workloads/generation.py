@@ -24,7 +24,7 @@ from kdcli.types import Batch, Count, Job, Needs, Schedule, Signals, StepLoss, T
 from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.predictions import Evaluator
 from kdcli.workloads.settings import GenerationSettings, TaskHeadSettings
-from kdcli.workloads.workload import Keep, first_rows, freeze_unused
+from kdcli.workloads.training import Keep, first_rows, freeze_unused, total_loss
 
 MASKED_LOGITS = Needs(masked_logits=True)
 
@@ -107,7 +107,7 @@ class GenerationWorkload(LabelledWorkload):
             if decodes and not torch.is_grad_enabled():
                 outputs = decoded(generator, batch)
             signals = self.forward(captured, batch)
-            loss = self.total(self.hard(signals, batch), signals)
+            loss = total_loss(self.hard(signals, batch), signals)
             return StepLoss({"loss": Term(loss, self.over)}, outputs)
 
         held_out = self.masked(self.evaluator.features.rows, static=True, seed=seed)

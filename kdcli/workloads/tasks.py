@@ -23,10 +23,11 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
 from kdcli.types import Head, Kind, Task
 from kdcli.workloads.generation import GenerationWorkload, load_generation
-from kdcli.workloads.labelled import DATA_KEYS, LabelledWorkload, load_trained, row_format
+from kdcli.workloads.labelled import DATA_KEYS, LabelledWorkload
 from kdcli.workloads.predictions import Features
+from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.settings import GenerationSettings, LabelledSettings
-from kdcli.workloads.workload import EvaluationRequest, WorkloadRequest
+from kdcli.workloads.task_models import load_trained, row_format
 
 AGREEMENT: Mapping[Kind, tuple[str, ...]] = {
     "class": ("agreement", "macro_f1"),

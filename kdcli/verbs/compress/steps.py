@@ -26,8 +26,8 @@ from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.verbs.export import run as export_verb
 from kdcli.verbs.trim import run as trim_verb
 from kdcli.verbs.trim.settings import TrimRecipe
+from kdcli.workloads.scores import RESAMPLES
 from kdcli.workloads.settings import LabelledSettings
-from kdcli.workloads.workload import RESAMPLES
 
 RecipeKeys = Mapping[str, Any]
 """Keys of a verb's recipe, nested or dotted. `recipe` names another recipe to start from."""

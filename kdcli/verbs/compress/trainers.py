@@ -20,7 +20,8 @@ from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.verbs.finetune import run as finetune_verb
 from kdcli.verbs.prune import run as prune_verb
 from kdcli.verbs.prune.recipes import prune_recipes
-from kdcli.workloads.embedding import METHOD, by_vectors
+from kdcli.workloads.embedding import METHOD
+from kdcli.workloads.eval_sets import by_vectors
 from kdcli.workloads.recipes import finetune_recipe
 from kdcli.workloads.retrieval import RETRIEVAL
 from kdcli.workloads.settings import RerankData, RerankRecipe

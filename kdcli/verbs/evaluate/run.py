@@ -42,8 +42,10 @@ from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.mteb_tasks import PREFIX
 from kdcli.workloads.predictions import shown_label, summed_up
+from kdcli.workloads.requests import EvaluationRequest
+from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import TaskHeadSettings
-from kdcli.workloads.workload import EvaluationRequest, ModelScores, Workload
+from kdcli.workloads.workload import Workload
 
 
 def predicts_rows(task: str | None) -> bool:

@@ -36,7 +36,8 @@ from kdcli.verbs.prune.job import TRACE, BuiltPruning
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads.labelled import WORST
 from kdcli.workloads.predictions import summed_up
-from kdcli.workloads.workload import ModelScores, Workload
+from kdcli.workloads.scores import ModelScores
+from kdcli.workloads.workload import Workload
 
 DENSE, MASKED, COMPACT, SPARSE = "dense", "masked", "compact", "sparse"
 """The models of a report: as loaded, with zeros, without empty rows, and with sparse linears."""
