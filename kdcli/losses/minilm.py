@@ -88,28 +88,34 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         hidden = layers if settings.hidden != "none" else frozenset()
         return Needs(q=layers, k=layers, v=values, hidden=hidden)
 
+    def value_loss(t: Signals, s: Signals, n: int, m: int) -> Tensor:
+        """Compare the values of the teacher's layer n and the student's layer m."""
+        if settings.value == "relation":
+            return relation_kl(t.v[n], t.v[n], s.v[m], s.v[m], s.mask)
+        v_S_BLD = projections["value"](regroup(s.v[m], 1)[:, 0])
+        return masked_mse(regroup(t.v[n], 1)[:, 0], v_S_BLD, s.mask)
+
+    def hidden_loss(t: Signals, s: Signals, n: int, m: int) -> Tensor:
+        """Compare the states after the teacher's layer n and the student's layer m."""
+        if settings.hidden == "relation":
+            h_T, h_S = (regroup(x[:, None], teacher.heads) for x in (t.hidden[n], s.hidden[m]))
+            return relation_kl(h_T, h_T, h_S, h_S, s.mask)
+        h_S_BLD = s.hidden[m]
+        if "hidden" in projections:
+            h_S_BLD = projections["hidden"](h_S_BLD)
+        return masked_mse(t.hidden[n], h_S_BLD, s.mask)
+
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         parts: dict[str, list[Tensor]] = {}
         for m, n in layer_map.items():
             attention = relation_kl(t.q[n], t.k[n], s.q[m], s.k[m], s.mask)
             parts.setdefault("attention", []).append(settings.attention_weight * attention)
-            if settings.value == "relation":
-                value = relation_kl(t.v[n], t.v[n], s.v[m], s.v[m], s.mask)
-                parts.setdefault("value", []).append(settings.value_weight * value)
-            elif settings.value == "mse":
-                v_S_BLD = projections["value"](regroup(s.v[m], 1)[:, 0])
-                value = masked_mse(regroup(t.v[n], 1)[:, 0], v_S_BLD, s.mask)
-                parts.setdefault("value", []).append(settings.value_weight * value)
-            if settings.hidden == "relation":
-                h_T, h_S = (regroup(x[:, None], teacher.heads) for x in (t.hidden[n], s.hidden[m]))
-                hidden = relation_kl(h_T, h_T, h_S, h_S, s.mask)
-                parts.setdefault("hidden", []).append(settings.hidden_weight * hidden)
-            elif settings.hidden == "mse":
-                h_S_BLD = s.hidden[m]
-                if "hidden" in projections:
-                    h_S_BLD = projections["hidden"](h_S_BLD)
-                hidden = masked_mse(t.hidden[n], h_S_BLD, s.mask)
-                parts.setdefault("hidden", []).append(settings.hidden_weight * hidden)
+            if settings.value != "none":
+                value = settings.value_weight * value_loss(t, s, n, m)
+                parts.setdefault("value", []).append(value)
+            if settings.hidden != "none":
+                hidden = settings.hidden_weight * hidden_loss(t, s, n, m)
+                parts.setdefault("hidden", []).append(hidden)
         means = {name: torch.stack(values).mean() for name, values in parts.items()}
         return means | masked_lm_term(settings.masked_lm_weight, s)
 
