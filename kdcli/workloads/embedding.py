@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from kdcli.data.labelled.partition import DividedRows, Partition, text_hashes
 from kdcli.data.labelled.task_data import Labelled
 from kdcli.data.text.sentences import Texts, held_out_count, read_texts
 from kdcli.deploy.runners import Runner
+from kdcli.deploy.sparse.mask_file import TaskFacts
 from kdcli.disk import cache_dir
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
@@ -31,7 +31,7 @@ from kdcli.models.capture import Capture, capture
 from kdcli.models.embedder import Pool, read_format, save_embedder
 from kdcli.models.model import Model
 from kdcli.models.training_rows import NO_ROWS
-from kdcli.recipe.sections import TrainSettings
+from kdcli.recipe.sections import RecipeValues, TrainSettings
 from kdcli.report.schema import Quality
 from kdcli.targets.targets import StorePlace, Vectors, VectorTargets, anchors_of, stored_signals
 from kdcli.targets.teacher import Teacher
@@ -86,7 +86,7 @@ class EmbeddingWorkload(Workload):
     texts: Texts | None
     eval_sets: Sequence[EvalSet]
     settings: VectorSettings = field(default_factory=VectorSettings)
-    loss: Mapping[str, Any] = field(default_factory=dict)
+    loss: RecipeValues = field(default_factory=dict)
     max_length: int | None = None
     held_out_texts: int = HELD_OUT
     seed: int = 0
@@ -187,11 +187,11 @@ class EmbeddingWorkload(Workload):
         # No vector depends on a pooler.
         return False
 
-    def mask_facts(self, head: TaskHeadSettings) -> dict[str, Any]:
+    def mask_facts(self, head: TaskHeadSettings) -> TaskFacts:
         assert self.reader is not None
         own = read_format(self.reader.source) is not None
         pooling = None if own else self.reader.format.pooling
-        return {"pooling": pooling, "max_length": self.reader.max_length}
+        return TaskFacts(pooling=pooling, max_length=self.reader.max_length)
 
     def encode(self, model: Model, batch: Batch) -> list[Tensor]:
         assert isinstance(model, Embedder)

@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from kdcli.data.tasks import OWN, task_of
 from kdcli.deploy.latency import Subject
@@ -25,6 +24,7 @@ from kdcli.models.card import describe
 from kdcli.models.model import Model
 from kdcli.models.training_rows import ROWS_FILE, all_rows
 from kdcli.recipe.resolve import Resolved
+from kdcli.recipe.sections import Section
 from kdcli.report.finish import ReportContents, ReportedModel, RunResult
 from kdcli.report.schema import FINETUNED, Evaluation, Selection
 from kdcli.run.context import RunContext
@@ -86,7 +86,7 @@ def request_of(
 
 
 def finetune_stage(
-    context: RunContext[Any],
+    context: RunContext[Section],
     workload: Workload,
     resolved: Resolved[FinetuneRecipe],
     folder: Path,
@@ -153,7 +153,7 @@ def kept_weights_note(workload: Workload, outcome: Outcome) -> list[str]:
 
 
 def save_and_report(
-    context: RunContext[Any],
+    context: RunContext[Section],
     workload: Workload,
     recipe: FinetuneRecipe,
     folder: Path,
@@ -246,7 +246,7 @@ def check_downstream(settings: DownstreamSettings, seed: int) -> None:
 
 
 def open_downstream(
-    settings: DownstreamSettings, model: str, seed: int, context: RunContext[Any]
+    settings: DownstreamSettings, model: str, seed: int, context: RunContext[Section]
 ) -> Downstream:
     """Load and check the tasks in the recipe's `eval` section before any training.
 
@@ -273,8 +273,8 @@ def open_downstream(
             continue
         data, loaded, _ = check_task_data(request, context.session)
         # Without examples this only checks the tokenizer.
-        shape = row_format(recipe.data, data.task, loaded)
-        Features.of(data.task, [], loaded.tokenizer, **shape)
+        form = row_format(recipe.data, data.task, loaded)
+        Features.of(data.task, [], loaded.tokenizer, form)
         if data.task.kind != "span":
             # The number of windows of a span task is only known after tokenising.
             make_schedule(recipe.train, math.ceil(len(data.train) / recipe.train.batch_size))
@@ -286,7 +286,7 @@ def _with_model(resolved: Resolved[FinetuneRecipe], model: str) -> Resolved[Fine
 
 
 def compare_downstream(
-    context: RunContext[Any],
+    context: RunContext[Section],
     tasks: Downstream,
     sources: Mapping[str, str | Path],
     folder: Path,
@@ -327,7 +327,7 @@ def compare_downstream(
 
 
 def _finetune(
-    context: RunContext[Any], task: DownstreamTask, source: str | Path, folder: Path, seed: int
+    context: RunContext[Section], task: DownstreamTask, source: str | Path, folder: Path, seed: int
 ) -> list[Evaluation]:
     # A relative path to a model of this run stays valid if the run directory moves.
     name = str(source)

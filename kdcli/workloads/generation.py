@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from kdcli.data.batches import BatchOrder
+from kdcli.data.batches import BatchOrder, BucketOrder
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.text.masking import Masked, PassOrder, mask_vocabulary
 from kdcli.errors import UsageError
@@ -67,6 +67,7 @@ class GenerationWorkload(LabelledWorkload):
 
     def job(self, model: Model, settings: TrainSettings, keep: Keep) -> tuple[Job, Schedule]:
         plan = self.plan(settings)
+        assert isinstance(plan.order, BucketOrder)
         decodes = keep == "best"
         job = self._job(model, self.train_rows, plan.order, settings.seed, decodes=decodes)
         freeze_unused(job.modules["model"], job.step(first_rows(self.train_rows)).total)
@@ -82,7 +83,7 @@ class GenerationWorkload(LabelledWorkload):
         self,
         model: Model,
         rows: TokenizedRows,
-        order: Any,
+        order: BatchOrder | BucketOrder,
         seed: int,
         *,
         decodes: bool,

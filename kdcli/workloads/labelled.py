@@ -10,17 +10,18 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.batches import BatchOrder
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.labelled.task_data import Labelled
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.exported import in_own_runtime, is_export
+from kdcli.deploy.sparse.mask_file import TaskFacts
 from kdcli.engine.evaluation import evaluate_job
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
@@ -52,7 +53,7 @@ from kdcli.types import (
     Term,
 )
 from kdcli.workloads.plan import Plan, bucketed
-from kdcli.workloads.predictions import Evaluator, Features, Prediction, as_label
+from kdcli.workloads.predictions import Evaluator, Features, Prediction, RowFormat, as_label
 from kdcli.workloads.runner_outputs import runner_outputs
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
@@ -102,7 +103,7 @@ class LabelledWorkload(Workload):
     train: Features | None
     evaluator: Evaluator | None
     max_length: int | None
-    tokenizer: Any = None
+    tokenizer: PreTrainedTokenizerBase | None = None
     notes: list[str] = field(default_factory=list)
     metric_names: Sequence[str] = ()
     choose_on: str | None = None
@@ -180,25 +181,28 @@ class LabelledWorkload(Workload):
 
     def read_by(self, model: Model) -> LabelledWorkload:
         """Tokenise the same examples for another model."""
-        shape = row_format(self.settings, self.data.task, model)
+        form = row_format(self.settings, self.data.task, model)
         train = self.train and Features.of(
-            self.data.task, self.train.examples, model.tokenizer, **shape
+            self.data.task, self.train.examples, model.tokenizer, form
         )
-        evaluator = self._evaluator(model, shape)
-        length, tokenizer = shape["max_length"], model.tokenizer
         return replace(
-            self, train=train, evaluator=evaluator, max_length=length, tokenizer=tokenizer
+            self,
+            train=train,
+            evaluator=self.make_evaluator(model, form),
+            max_length=form.max_length,
+            tokenizer=model.tokenizer,
         )
 
     def trains_head(self, head: TaskHeadSettings) -> bool:
         # Heads of label words stay frozen.
         return head.kind == "scratch"
 
-    def mask_facts(self, head: TaskHeadSettings) -> dict[str, Any]:
+    def mask_facts(self, head: TaskHeadSettings) -> TaskFacts:
         task = self.data.task
         words = tuple(head.words or task.words) if head.kind != "scratch" else ()
-        facts = {"task": task.name, "labels": task.labels, "max_length": self.max_length}
-        return facts | {"label_words": words}
+        return TaskFacts(
+            task=task.name, labels=task.labels, label_words=words, max_length=self.max_length
+        )
 
     def with_examples(self, features: Features) -> LabelledWorkload:
         """Return a copy of the workload with other training examples."""
@@ -224,9 +228,10 @@ class LabelledWorkload(Workload):
         note = f"scores are the agreement with {teacher.source}: no labels were read"
         return replace(workload, notes=[*workload.notes, note])
 
-    def _evaluator(self, model: Model, shape: Mapping[str, Any]) -> Evaluator:
+    def make_evaluator(self, model: Model, form: RowFormat) -> Evaluator:
+        """Tokenise the evaluation sets for a model."""
         task, sets = self.data.task, self.data.sets
-        evaluator = Evaluator.of(task, sets, model.tokenizer, choose_on=self.choose_on, **shape)
+        evaluator = Evaluator.of(task, sets, model.tokenizer, form, choose_on=self.choose_on)
         trusted = self.session.trust_remote_code
         return evaluator.with_metrics(self.metric_names, trust_remote_code=trusted)
 
@@ -236,8 +241,8 @@ class LabelledWorkload(Workload):
             assert self.max_length is not None
             return self.evaluator, self.max_length
         trains = self.train is not None
-        shape = row_format(self.settings, self.data.task, model, as_tuned=not trains)
-        return self._evaluator(model, shape), shape["max_length"]
+        form = row_format(self.settings, self.data.task, model, as_tuned=not trains)
+        return self.make_evaluator(model, form), form.max_length
 
     # -- models -----------------------------------------------------------------------------
 

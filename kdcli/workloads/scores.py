@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from kdcli.engine.progress import Progress
 from kdcli.metrics.bootstrap import CONFIDENCE, Scorer, paired_bootstrap
 from kdcli.report.schema import Comparison, Evaluation
 from kdcli.types import Example, Task
+from kdcli.workloads.predictions import Prediction
 
 RESAMPLES = 1000
 
@@ -32,7 +32,7 @@ class ModelScores:
     evaluations: list[Evaluation]
     scorers: Mapping[str, Scorer]
     counts: Mapping[str, int]
-    predictions: Sequence[Any] = ()
+    predictions: Sequence[Prediction] = ()
     notes: Sequence[str] = ()
     task: Task | None = None
     examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from kdcli.deploy.exported import is_export, open_export
 from kdcli.engine.progress import Progress
@@ -14,6 +17,7 @@ from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import training_rows
 from kdcli.types import Task
+from kdcli.workloads.predictions import RowFormat
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
 
 
@@ -91,10 +95,10 @@ def load_scored(
 
 def row_format(
     settings: LabelledSettings, task: Task, model: Model, *, as_tuned: bool = False
-) -> dict[str, Any]:
-    """Return the keyword arguments of `Features.of` for a model.
+) -> RowFormat:
+    """Choose the form of the rows that a model reads.
 
-    `max_length` is at most the number of the model's position embeddings.
+    The maximum length is at most the number of the model's position embeddings.
 
     Args:
         settings: the recipe's `data` section.
@@ -118,21 +122,15 @@ def row_format(
             f"{positions}"
         )
         length = positions
-    shape: dict[str, Any] = {
-        "max_length": length,
-        "stride": settings.stride,
-        "token_types": model.token_types,
-    }
+    form = RowFormat(length, settings.stride, model.token_types)
     if task.kind == "text":
         decoding: Any = model.model.generation_config
-        shape["target"] = {
-            "target_length": decoding.max_new_tokens,
-            "end_id": decoding.eos_token_id,
-        }
-    return shape
+        target_length, end_id = decoding.max_new_tokens, decoding.eos_token_id
+        form = replace(form, target_length=target_length, end_id=end_id)
+    return form
 
 
-def check_vocabulary(teacher: Model, tokenizer: Any, student: str) -> None:
+def check_vocabulary(teacher: Model, tokenizer: PreTrainedTokenizerBase, student: str) -> None:
     """Check that teacher and student have the same vocabulary.
 
     Raises:
@@ -146,6 +144,8 @@ def check_vocabulary(teacher: Model, tokenizer: Any, student: str) -> None:
         )
 
 
-def same_tokens(one: Any, other: Any) -> bool:
+def same_tokens(one: PreTrainedTokenizerBase | None, other: PreTrainedTokenizerBase | None) -> bool:
     """Whether two tokenizers have the same vocabulary, so that both models can share rows."""
-    return bool(one is other or one.get_vocab() == other.get_vocab())
+    if one is other:
+        return True
+    return one is not None and other is not None and one.get_vocab() == other.get_vocab()

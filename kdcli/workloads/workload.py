@@ -33,6 +33,7 @@ from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.labelled.task_data import Labelled
 from kdcli.deploy.exported import RunnerNetwork
 from kdcli.deploy.runners import Runner
+from kdcli.deploy.sparse.mask_file import TaskFacts
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
@@ -293,9 +294,9 @@ class Workload(ABC):
         """Whether pruning also trains the head."""
         return True
 
-    def mask_facts(self, head: TaskHeadSettings) -> dict[str, Any]:
+    def mask_facts(self, head: TaskHeadSettings) -> TaskFacts:
         """Return the fields of `MaskInfo` that describe the task."""
-        return {}
+        return TaskFacts()
 
     def encode(self, model: Model, batch: Batch) -> list[Tensor]:
         """Compute a model's outputs for a batch on the CPU, to compare two forms of the model."""

@@ -176,8 +176,8 @@ class TaskDistillation:
             )
         Progress.log(*copies.notes)
         task = workload.data.task
-        shape = row_format(self.recipe.data, task, self.reader)
-        features = Features.of(task, copies.examples, self.reader.tokenizer, **shape)
+        form = row_format(self.recipe.data, task, self.reader)
+        features = Features.of(task, copies.examples, self.reader.tokenizer, form)
         return workload.with_examples(features), copies.notes
 
     def objective(self) -> Objective:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -238,13 +237,17 @@ def _mask_info(
         base: The encoder as it was loaded.
         metrics: The metrics of the masked model.
     """
-    facts: dict[str, Any] = base_facts(base, str(recipe.model)) | workload.mask_facts(recipe.head)
     head: dict[str, Tensor] = {}
+    architecture: str | None = None
+    config: dict[str, object] = {}
     if model.base_model is not model:
         head, config = task_part(model, base)
-        facts |= {"architecture": type(model).__name__, "config": config}
+        architecture = type(model).__name__
     info = MaskInfo(
-        **facts,
+        **base_facts(base, str(recipe.model)),
+        **workload.mask_facts(recipe.head),
+        architecture=architecture,
+        config=config,
         versions=versions(),
         method=recipe.method,
         density=1 - recipe.sparsity[0],
