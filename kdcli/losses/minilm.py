@@ -88,34 +88,26 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         hidden = layers if settings.hidden != "none" else frozenset()
         return Needs(q=layers, k=layers, v=values, hidden=hidden)
 
-    def value_loss(t: Signals, s: Signals, n: int, m: int) -> Tensor:
-        """Compare the values of the teacher's layer n and the student's layer m."""
-        if settings.value == "relation":
-            return relation_kl(t.v[n], t.v[n], s.v[m], s.v[m], s.mask)
-        v_S_BLD = projections["value"](regroup(s.v[m], 1)[:, 0])
-        return masked_mse(regroup(t.v[n], 1)[:, 0], v_S_BLD, s.mask)
-
-    def hidden_loss(t: Signals, s: Signals, n: int, m: int) -> Tensor:
-        """Compare the states after the teacher's layer n and the student's layer m."""
-        if settings.hidden == "relation":
-            h_T, h_S = (regroup(x[:, None], teacher.heads) for x in (t.hidden[n], s.hidden[m]))
-            return relation_kl(h_T, h_T, h_S, h_S, s.mask)
-        h_S_BLD = s.hidden[m]
-        if "hidden" in projections:
-            h_S_BLD = projections["hidden"](h_S_BLD)
-        return masked_mse(t.hidden[n], h_S_BLD, s.mask)
-
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         parts: dict[str, list[Tensor]] = {}
         for m, n in layer_map.items():
             attention = relation_kl(t.q[n], t.k[n], s.q[m], s.k[m], s.mask)
             parts.setdefault("attention", []).append(settings.attention_weight * attention)
             if settings.value != "none":
-                value = settings.value_weight * value_loss(t, s, n, m)
-                parts.setdefault("value", []).append(value)
-            if settings.hidden != "none":
-                hidden = settings.hidden_weight * hidden_loss(t, s, n, m)
-                parts.setdefault("hidden", []).append(hidden)
+                has_projection = "value" in projections
+                projection = projections["value"] if has_projection else None
+                value = value_loss(t.v[n], s.v[m], s.mask, projection)
+                parts.setdefault("value", []).append(settings.value_weight * value)
+            if settings.hidden == "relation":
+                h_T, h_S = (regroup(x[:, None], teacher.heads) for x in (t.hidden[n], s.hidden[m]))
+                hidden = relation_kl(h_T, h_T, h_S, h_S, s.mask)
+                parts.setdefault("hidden", []).append(settings.hidden_weight * hidden)
+            elif settings.hidden == "mse":
+                h_S_BLD = s.hidden[m]
+                if "hidden" in projections:
+                    h_S_BLD = projections["hidden"](h_S_BLD)
+                hidden = masked_mse(t.hidden[n], h_S_BLD, s.mask)
+                parts.setdefault("hidden", []).append(settings.hidden_weight * hidden)
         means = {name: torch.stack(values).mean() for name, values in parts.items()}
         return means | masked_lm_term(settings.masked_lm_weight, s)
 
@@ -128,3 +120,21 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         terms=terms,
         over=OVER,
     )
+
+
+def value_loss(
+    v_T_BALK: Tensor, v_S_BALJ: Tensor, mask: Tensor | None, projection: nn.Module | None
+) -> Tensor:
+    """Compare the values of two layers.
+
+    Args:
+        v_T_BALK: the teacher's values.
+        v_S_BALJ: the student's values.
+        mask: the real tokens, [B, L].
+        projection: maps the student's values to the teacher's width, for the squared error. None
+            compares the relations of the values (eq. 9).
+    """
+    if projection is None:
+        return relation_kl(v_T_BALK, v_T_BALK, v_S_BALJ, v_S_BALJ, mask)
+    v_S_BLD = projection(regroup(v_S_BALJ, 1)[:, 0])
+    return masked_mse(regroup(v_T_BALK, 1)[:, 0], v_S_BLD, mask)
