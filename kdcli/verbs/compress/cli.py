@@ -1,12 +1,11 @@
 """`kdcli compress`."""
 
-from typing import Any
-
+from kdcli.cli.show import Printable
 from kdcli.cli.verb import SCORING, Given, verb
 
 
 @verb(*SCORING, "resume", example="kdcli compress demo-classifier --data demo --max-drop 1.0")
-def compress(given: Given) -> Any:
+def compress(given: Given) -> Printable | None:
     """Distill, prune and export a model until it is small and fast enough for a goal."""
     from kdcli.verbs.compress.recipes import compress_recipe
     from kdcli.verbs.compress.settings import CompressOptions
