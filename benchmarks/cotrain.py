@@ -76,16 +76,16 @@ def main() -> None:
     parser.add_argument("--teacher", default="6x256")
     parser.add_argument("--student", default="4x256")
     parser.add_argument("--threads", type=int)
-    given = parser.parse_args()
-    if given.threads:
-        torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    device = torch.device(given.device)
+    device = torch.device(options.device)
     models = {
-        TEACHER_MODEL: random_model(given.teacher, device),
-        STUDENT_MODEL: random_model(given.student, device),
+        TEACHER_MODEL: random_model(options.teacher, device),
+        STUDENT_MODEL: random_model(options.student, device),
     }
-    batch = masked(given.batch, given.length, device)
+    batch = masked(options.batch, options.length, device)
 
     def step(*losses: Callable[[], Tensor]) -> None:
         for loss in losses:
@@ -104,7 +104,7 @@ def main() -> None:
         ),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
-    for number in range(given.rounds + 1):
+    for number in range(options.rounds + 1):
         for way, run in ways.items():
             began = time.perf_counter()
             run()

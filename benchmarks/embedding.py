@@ -144,17 +144,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="bf16")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     logging.disable(logging.WARNING)
     device, dtype = (
         torch.device("cpu"),
-        {"fp32": torch.float32, "bf16": torch.bfloat16}[given.dtype],
+        {"fp32": torch.float32, "bf16": torch.bfloat16}[options.dtype],
     )
     session = Session(start(device, dtype), device)
     plain = Session(session.accelerator, device, judging=True)
-    teacher = Embedder.open(given.model, pooling="mean")
-    read = read_texts(given.texts, column=None, unit="sentence", rows=given.rows, log=print)
+    teacher = Embedder.open(options.model, pooling="mean")
+    read = read_texts(options.texts, column=None, unit="sentence", rows=options.rows, log=print)
     rows = teacher.tokenize(read.texts, read.roles, LENGTH)
     encode: dict[str, list[float]] = {"ours": [], "theirs": []}
     epochs: dict[str, list[float]] = {"ours": [], "theirs": []}
@@ -162,7 +162,7 @@ def main() -> None:
         folder = Path(name)
         save_embedder(teacher.model, teacher.tokenizer, teacher.format, folder / "teacher")
         model = SentenceTransformer(str(folder / "teacher"), device="cpu")
-        for _ in range(given.rounds):
+        for _ in range(options.rounds):
             began = time.perf_counter()
             targets_NE = teacher.vectors(read.texts, "", plain)
             encode["ours"].append(time.perf_counter() - began)
@@ -170,13 +170,13 @@ def main() -> None:
             model.encode(read.texts, batch_size=32)
             encode["theirs"].append(time.perf_counter() - began)
             epochs["ours"].append(ours(teacher, Rows(rows, targets_NE), session, folder))
-            epochs["theirs"].append(theirs(teacher, read.texts, targets_NE, given.dtype, folder))
+            epochs["theirs"].append(theirs(teacher, read.texts, targets_NE, options.dtype, folder))
     print(
-        f"{given.rows} sentences of {rows.lengths.mean():.0f} tokens, {given.threads} threads, "
-        f"{given.rounds} rounds\n"
+        f"{options.rows} sentences of {rows.lengths.mean():.0f} tokens, {options.threads} threads, "
+        f"{options.rounds} rounds\n"
     )
     print("| | kdcli | sentence-transformers | ratio (least-most) |\n|---|---|---|---|")
-    print(ratio(f"an epoch, {given.dtype}", epochs["ours"], epochs["theirs"]))
+    print(ratio(f"an epoch, {options.dtype}", epochs["ours"], epochs["theirs"]))
     print(ratio("encoding, fp32", encode["ours"], encode["theirs"]))
 
 

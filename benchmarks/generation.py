@@ -52,31 +52,35 @@ def main() -> None:
     parser.add_argument("model", nargs="?")
     for name, value in (("rows", 64), ("source", 128), ("target", 32), ("beams", 5), ("pairs", 3)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        if given.model is None:
+        if options.model is None:
             random_model(Path(folder))
-        model = load_generator(given.model or folder, TASK, new_head=True).model
+        model = load_generator(options.model or folder, TASK, new_head=True).model
     ids = torch.randint(
-        1000, 30_000, (given.rows, given.source), generator=torch.Generator().manual_seed(0)
+        1000, 30_000, (options.rows, options.source), generator=torch.Generator().manual_seed(0)
     )
-    how = {"num_beams": given.beams, "max_new_tokens": given.target, "min_new_tokens": given.target}
+    decoding = {
+        "num_beams": options.beams,
+        "max_new_tokens": options.target,
+        "min_new_tokens": options.target,
+    }
 
     def seconds(reuse: bool) -> tuple[float, list[list[int]]]:
         began = time.perf_counter()
-        targets = model.generate(ids, reuse=reuse, **how).tolist()
+        targets = model.generate(ids, reuse=reuse, **decoding).tolist()
         return time.perf_counter() - began, targets
 
-    model.generate(ids[:4], **how)
+    model.generate(ids[:4], **decoding)
     ratios = []
-    for _ in range(given.pairs):
+    for _ in range(options.pairs):
         (kept, one), (anew, other) = seconds(True), seconds(False)
         ratios.append(anew / kept)
-        tokens = given.rows * given.target
+        tokens = options.rows * options.target
         same = sum(a == b for a, b in zip(one, other, strict=True))
         rates = f"{tokens / kept:,.0f} tokens/s kept, {tokens / anew:,.0f} anew"
         print(
-            f"{ratios[-1]:.1f}x: {rates}; {same} of {given.rows} targets are the same", flush=True
+            f"{ratios[-1]:.1f}x: {rates}; {same} of {options.rows} targets are the same", flush=True
         )
     print(
         f"median {statistics.median(ratios):.1f}x on {torch.get_num_threads()} threads, torch "

@@ -59,7 +59,7 @@ def lists(
             belonging.setdefault(row[asking], set()).add(row[asked])
     answered = {query: texts.pop() for query, texts in belonging.items() if len(texts) == 1}
     chosen = np.random.default_rng(seed).permutation(sorted(answered))[:queries]
-    made: list[dict[str, object]] = []
+    rows_of_split: list[dict[str, object]] = []
     for question in chosen.tolist():
         known = sorted({vocabulary[word] for word in words(question) if word in vocabulary})
         scores = np.asarray(weights[known].sum(axis=0))[0]
@@ -67,8 +67,10 @@ def lists(
         others = [sentence for sentence in nearest if sentence != answered[question]][
             : candidates - 1
         ]
-        made.append({"query": question, "positive": answered[question], "negative": others})
-    return made
+        rows_of_split.append(
+            {"query": question, "positive": answered[question], "negative": others}
+        )
+    return rows_of_split
 
 
 def main() -> None:
@@ -85,22 +87,24 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=5)
     parser.add_argument("--judged", type=int, default=500)
     parser.add_argument("--judged-candidates", type=int, default=16)
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     sizes = {
-        "train": (given.queries, given.candidates),
-        "validation": (given.judged, given.judged_candidates),
+        "train": (options.queries, options.candidates),
+        "validation": (options.judged, options.judged_candidates),
     }
     for seed, (split, (queries, candidates)) in enumerate(sizes.items()):
-        made = lists(
-            given.pairs / f"{split}.jsonl.gz",
-            tuple(given.columns),
-            given.positive,
+        rows_of_split = lists(
+            options.pairs / f"{split}.jsonl.gz",
+            tuple(options.columns),
+            options.positive,
             queries,
             candidates,
             seed,
         )
-        (given.out / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+        (options.out / f"{split}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows_of_split)
+        )
 
 
 if __name__ == "__main__":

@@ -100,29 +100,31 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=384)
     parser.add_argument("--text", default="sentence")
     parser.add_argument("--label", default="label")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(asked.model)
-    model = AutoModelForSequenceClassification.from_pretrained(asked.model).eval()
-    with gzip.open(asked.data, "rt", encoding="utf-8") as lines:
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    model = AutoModelForSequenceClassification.from_pretrained(options.model).eval()
+    with gzip.open(options.data, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     random.Random(0).shuffle(rows)
 
     def batches(part: list[dict[str, str]]) -> list[dict[str, Tensor]]:
-        made = []
+        tokenized = []
         for at in range(0, len(part), BATCH):
             some = part[at : at + BATCH]
-            texts = [row[asked.text] for row in some]
+            texts = [row[options.text] for row in some]
             batch = tokenizer(
                 texts, padding=True, truncation=True, max_length=128, return_tensors="pt"
             )
-            made.append({**batch, "labels": torch.tensor([int(row[asked.label]) for row in some])})
-        return made
+            tokenized.append(
+                {**batch, "labels": torch.tensor([int(row[options.label]) for row in some])}
+            )
+        return tokenized
 
-    seen = asked.steps * BATCH
+    seen = options.steps * BATCH
     scores, held_out = (
         scores_of(model, batches(rows[:seen])),
-        batches(rows[seen : seen + asked.rows]),
+        batches(rows[seen : seen + options.rows]),
     )
     weights = linears(model)
     whole = {name: weight.detach().clone() for name, weight in weights.items()}

@@ -89,19 +89,19 @@ def teacher_and_rows(options: argparse.Namespace) -> tuple[PreTrainedModel, Toke
             "num_attention_heads": 12,
         }
         return AutoModelForSequenceClassification.from_config(BertConfig(**shape)), random_rows()
-    found = open_labelled("sst2", source=options.data, train_rows=ROWS, judged_rows=1, log=print)
-    headed = load_for_task(options.model, found.task, new_head=True)
+    data = open_labelled("sst2", source=options.data, train_rows=ROWS, judged_rows=1, log=print)
+    headed = load_for_task(options.model, data.task, new_head=True)
     rows = encode_examples(
-        found.task, found.train, headed.tokenizer, max_length=64, token_types=False
+        data.task, data.train, headed.tokenizer, max_length=64, token_types=False
     )
     return headed.model, rows
 
 
 def student_of(teacher: PreTrainedModel) -> PreTrainedModel:
     built = build_student(teacher.base_model, parse_shape("3x384", shape_of(teacher.config))).model
-    made = AutoModelForSequenceClassification.from_config(built.config)
-    made.base_model.load_state_dict(built.state_dict(), strict=False)
-    return made.train()
+    student = AutoModelForSequenceClassification.from_config(built.config)
+    student.base_model.load_state_dict(built.state_dict(), strict=False)
+    return student.train()
 
 
 def with_logits(teacher: PreTrainedModel, student: PreTrainedModel) -> Objective:
@@ -285,13 +285,13 @@ def check_same_losses(
         # TextBrewer's soft targets use the cross-entropy, which adds the teacher's entropy.
         log_p = signals.logits.float().log_softmax(-1)
         entropy = -(log_p.exp() * log_p).sum(-1).mean()
-        found = float(sum(ours(batch, signals).values()) + entropy)
-        wanted = float(peer.loss(batch))
+        own_loss = float(sum(ours(batch, signals).values()) + entropy)
+        peer_loss = float(peer.loss(batch))
     for matrix, state in zip(peer.distiller.projs, before, strict=True):
         if matrix is not None:
             matrix.load_state_dict(state)
-    print(f"loss of one batch: kdcli {found:.6f}, TextBrewer {wanted:.6f}")
-    if abs(found - wanted) > 1e-3 * abs(wanted):
+    print(f"loss of one batch: kdcli {own_loss:.6f}, TextBrewer {peer_loss:.6f}")
+    if abs(own_loss - peer_loss) > 1e-3 * abs(peer_loss):
         raise RuntimeError("the two do not compute the same losses")
 
 
@@ -346,7 +346,7 @@ def kdcli_ways(
     listened = capture(
         prepare_teacher(copy.deepcopy(teacher), dtype).to(device), objective.teacher_needs
     )
-    made = SignalStore.open(
+    store = SignalStore.open(
         folder,
         rows,
         listened,
@@ -356,8 +356,8 @@ def kdcli_ways(
         limit_bytes=1 << 33,
         log=partial(print, file=sys.stderr),
     )
-    assert made is not None, "no room for the store"
-    name, found = str(dtype)[6:], {}
+    assert store is not None, "no room for the store"
+    name, ways = str(dtype)[6:], {}
 
     def way(group: int, examples: Examples, signals: Callable[[Batch], Signals]) -> Way:
         encoder = copy.deepcopy(fresh)
@@ -372,11 +372,11 @@ def kdcli_ways(
         return go
 
     for group in groups:
-        found[f"kdcli {name}, groups of {group}"] = way(
+        ways[f"kdcli {name}, groups of {group}"] = way(
             group, rows, Teacher("teacher", listened).signals
         )
-    found[f"kdcli {name}, groups of {groups[-1]}, cached"] = way(groups[-1], made, made.signals)
-    return found
+    ways[f"kdcli {name}, groups of {groups[-1]}, cached"] = way(groups[-1], store, store.signals)
+    return ways
 
 
 def compare(ways: dict[str, Way], options: argparse.Namespace) -> None:

@@ -53,7 +53,7 @@ def random_model(tokens: int, rng: np.random.Generator) -> Model:
         num_attention_heads=12,
         intermediate_size=1536,
     )
-    return Model(XLMRobertaModel(config).eval(), tokenizer, "made")
+    return Model(XLMRobertaModel(config).eval(), tokenizer, "random")
 
 
 def texts_of(loaded: Model, count: int, rng: np.random.Generator) -> list[str]:
@@ -87,17 +87,17 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=250_002)
     parser.add_argument("--size", type=int, default=20_000)
     parser.add_argument("--texts", type=int, default=20_000)
-    given = parser.parse_args()
+    options = parser.parse_args()
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
-    loaded = random_model(given.tokens, rng)
-    texts = texts_of(loaded, given.texts, rng)
+    loaded = random_model(options.tokens, rng)
+    texts = texts_of(loaded, options.texts, rng)
     print(f"{len(loaded.tokenizer):,} tokens, {sum(map(len, texts)) / 1e6:.1f} MB of text")
     began = time.perf_counter()
     counts = {"the text": count_tokens(loaded.tokenizer, texts)}
     reading = time.perf_counter() - began
     print(f"reading: {reading:.1f} s")
-    for size in (None, given.size):
+    for size in (None, options.size):
         began = time.perf_counter()
         kept, notes = kept_tokens(loaded.tokenizer, counts, named_in(loaded.model.config), size)
         smaller = cut(loaded, kept)
