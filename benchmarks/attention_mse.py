@@ -1,13 +1,13 @@
-"""TinyBERT's error of attention scores against the plain formula: time, extra memory, value and
-gradients, in one run.
+"""Compare TinyBERT's loss on attention scores with the plain formula.
 
     python benchmarks/attention_mse.py [--threads 2] [--rounds 7] [--rows 8] [--length 512]
     [--layers 4]
 
-12 heads of 64 (teacher) and 26 (student) dims, float32, a mask of rows of different lengths,
-forward and backward of the sum over layers. Times are medians of interleaved rounds; memory is the
-growth of the process's peak, each way in a process of its own: the plain formula keeps scores of
-every layer until the backward pass.
+Prints ratios of time and of extra memory, and the differences of value and gradients. Models have
+12 heads with 64 (teacher) and 26 (student) dimensions, in float32, and rows have different lengths.
+A step is the forward and backward pass of the sum over the layers. Times are medians of interleaved
+rounds. Memory is the growth of a process's peak, and each variant runs in a process of its own: the
+plain formula keeps the scores of all layers until the backward pass.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ Layer = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def plain(tq: Tensor, tk: Tensor, sq: Tensor, sk: Tensor, mask: Tensor) -> Tensor:
-    """As the formula reads: both scores, their squared difference where query and key are real, its
-    mean."""
+    """Compute the loss as its formula says: the mean squared difference of the scores.
+
+    Only pairs of real queries and keys count.
+    """
     t = tq @ tk.transpose(-1, -2) / tq.shape[-1] ** 0.5
     s = sq @ sk.transpose(-1, -2) / sq.shape[-1] ** 0.5
     real = mask.float()
@@ -46,28 +48,23 @@ WAYS = {"plain": plain, "blocked": score_mse}
 def inputs(rows: int, length: int, layers: int) -> tuple[list[Layer], Tensor]:
     generator = torch.Generator().manual_seed(0)
 
-    def made(width: int) -> Tensor:
+    def draw(width: int) -> Tensor:
         return torch.randn(rows, HEADS, length, width, generator=generator)
 
-    found = [
-        (
-            made(TEACHER),
-            made(TEACHER),
-            made(STUDENT).requires_grad_(),
-            made(STUDENT).requires_grad_(),
-        )
-        for _ in range(layers)
-    ]
+    drawn = []
+    for _ in range(layers):
+        teacher = draw(TEACHER), draw(TEACHER)
+        student = draw(STUDENT).requires_grad_(), draw(STUDENT).requires_grad_()
+        drawn.append((*teacher, *student))
     lengths = torch.linspace(length // 2, length, rows).long()
-    return found, (torch.arange(length)[None] < lengths[:, None]).long()
+    return drawn, (torch.arange(length)[None] < lengths[:, None]).long()
 
 
 def step(name: str, layers: list[Layer], mask: Tensor) -> tuple[float, list[Tensor]]:
-    """The loss of all layers and its gradients."""
+    """Return the loss of all layers and its gradients."""
     total = torch.stack([WAYS[name](*layer, mask) for layer in layers]).sum()
-    return total.item(), list(
-        torch.autograd.grad(total, [x for layer in layers for x in layer[2:]])
-    )
+    of_student = [x for layer in layers for x in layer[2:]]
+    return total.item(), list(torch.autograd.grad(total, of_student))
 
 
 def peak_growth(name: str, options: argparse.Namespace, answer: Queue[int]) -> None:
@@ -92,7 +89,7 @@ def main() -> None:
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
-    # Before this process grows: a child starts with its parent's peak as its own.
+    # Measure memory before this process grows, because a child starts with its parent's peak.
     memory, context = {}, multiprocessing.get_context("spawn")
     for name in WAYS:
         answer = context.Queue()
@@ -107,18 +104,18 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     layers, mask = inputs(options.rows, options.length, options.layers)
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
-    found = {}
+    results = {}
     for _ in range(options.rounds + 1):
         for name in WAYS:
             began = time.perf_counter()
-            found[name] = step(name, layers, mask)
+            results[name] = step(name, layers, mask)
             seconds[name].append(time.perf_counter() - began)
     ratios = [p / b for p, b in zip(seconds["plain"][1:], seconds["blocked"][1:], strict=True)]
     print(
         f"time     plain / blocked: {statistics.median(ratios):.1f}x  "
         f"({min(ratios):.1f}-{max(ratios):.1f})"
     )
-    (value, gradients), (blocked, of_blocked) = found["plain"], found["blocked"]
+    (value, gradients), (blocked, of_blocked) = results["plain"], results["blocked"]
     worst = max(
         (a - b).abs().max() / a.abs().max() for a, b in zip(gradients, of_blocked, strict=True)
     )

@@ -1,14 +1,13 @@
-"""Candidates of a masked language model: asked together, and one word at a time as the authors of
-TinyBERT do it.
+"""Compare two ways to get candidate words from a masked language model for data augmentation.
 
-    python benchmarks/augment.py [--model DIR] [--texts FILE.jsonl.gz --column sentence] [--count
-    24] [--rounds 5]
+    python benchmarks/augment.py [--model DIR] [--texts FILE.jsonl.gz --column sentence]
+                                 [--count 24] [--rounds 5]
 
-One word at a time means a batch of one row, logits for all its tokens, top-k over the vocabulary.
-The authors also put the whole text once more behind the masked one; that way is timed apart. Ways
-are timed in turns, each on all texts; a ratio is the median over the rounds. Without `--model` it
-is BERT-base with random weights; a directory without a head of a masked language model gets a
-random one, which takes as long as a trained one.
+kdcli asks for all words of many texts together. The authors of TinyBERT ask for one word at a time:
+a batch of one row, logits for all its tokens, and the top k of the vocabulary. They also append the
+unmasked text to the masked one, which is timed separately. The ways take turns on all texts, and a
+ratio is the median over the rounds. Without `--model`, the model is BERT-base with random weights.
+A model without a masked-language-modelling head gets a random one, which takes the same time.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, help="a model directory with its tokenizer")
-    parser.add_argument("--texts", type=Path, help="a .jsonl.gz file; else texts of random words")
+    parser.add_argument("--texts", type=Path, help="a .jsonl.gz file (default: random words)")
     parser.add_argument("--column", default="sentence")
     parser.add_argument("--count", type=int, default=24, help="texts")
     parser.add_argument("--rounds", type=int, default=5)
@@ -55,10 +54,10 @@ def main() -> None:
         "--dtype",
         default="float32",
         choices=["float32", "bfloat16"],
-        help="of the batched way; the other two are float32",
+        help="number format of kdcli's way (the other two use float32)",
     )
     options = parser.parse_args()
-    model, tokenizer = loaded(options.model)
+    model, tokenizer = load(options.model)
     texts = texts_of(options, tokenizer)
     device = torch.device(options.device)
     asked = MaskedWords(model, tokenizer, device, getattr(torch, options.dtype))
@@ -92,7 +91,7 @@ def main() -> None:
         )
 
 
-def loaded(source: Path | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load(source: Path | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     torch.manual_seed(0)
     if source is None:
         return AutoModelForMaskedLM.from_config(BertConfig()), generated_tokenizer()
@@ -105,7 +104,7 @@ def loaded(source: Path | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBas
 
 
 def generated_tokenizer() -> PreTrainedTokenizerFast:
-    """As many whole words as BERT has tokens."""
+    """Return a tokenizer with as many tokens as BERT's, all of them whole words."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     vocabulary = {
         word: i
@@ -132,8 +131,7 @@ def spelled(number: int) -> str:
 
 
 def texts_of(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Every n-th text of the file, so that all lengths are there; else as long as the sentences of
-    SST-2."""
+    """Return evenly spaced texts of the file, or random words with the lengths of SST-2."""
     if options.texts is not None:
         with gzip.open(options.texts, "rt", encoding="utf-8") as file:
             texts = [json.loads(line)[options.column] for line in file]
@@ -146,7 +144,7 @@ def texts_of(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) ->
 
 @torch.inference_mode()
 def one_by_one(asked: MaskedWords, texts: list[str], *, doubled: bool) -> list[list[int]]:
-    tokenizer, found = asked.tokenizer, []
+    tokenizer, candidates = asked.tokenizer, []
     for text in texts:
         (one,) = tokenize_words([text], tokenizer)
         for word in one.words:
@@ -163,8 +161,8 @@ def one_by_one(asked: MaskedWords, texts: list[str], *, doubled: bool) -> list[l
                 ),
             }
             logits_LV = asked.model(**batch).logits[0]
-            found.append(logits_LV[1 + word.token].topk(CANDIDATES).indices.tolist())
-    return found
+            candidates.append(logits_LV[1 + word.token].topk(CANDIDATES).indices.tolist())
+    return candidates
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""How fast text is tokenised by two workers against one, and what opening 10**8 blocks takes. See
-docs/results.md.
+"""Measure tokenising with one and two workers, and opening a corpus of 10**8 blocks.
 
     python benchmarks/corpus.py tokenise TEXT.jsonl --tokenizer MODEL [--repeats 3]
     python benchmarks/corpus.py open
 
-`tokenise` runs one worker and two in turns over the same shards: seconds (the start of the workers
-counts), CPU seconds of all processes, their ratio, and what two Python loops gain from running at
-once on this machine at that moment, which is the most that two workers can. `open` makes sparse
-files of 10**8 blocks of 128 tokens (25 GB, of which nothing is on the disk), then opens them and
-draws batches in a fresh process: seconds, and by how much its memory grew.
+`tokenise` runs one worker and two workers in turns over the same shards. It prints the seconds with
+the start of the workers, the CPU seconds of all processes, and the ratio. It also prints how much
+two Python loops gain from running at the same time, which is the upper limit for two workers on
+this machine at that moment. `open` creates sparse files of 10**8 blocks of 128 tokens (25 GB, which
+take no space on the disk), opens them in a new process and draws batches. It prints the seconds and
+the growth of the memory. docs/results.md has the results.
 """
 
 import argparse
@@ -60,13 +60,13 @@ def tokenise(text: str, model: str, repeats: int) -> None:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of its children that have ended."""
+    """Return the CPU seconds of this process and of its ended children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def capacity() -> float:
-    """What two loops gain here and now from running at once."""
+    """Return the speed-up of two loops that run at the same time."""
     took = []
     for count in (1, 2):
         began = time.perf_counter()
@@ -78,7 +78,7 @@ def capacity() -> float:
 
 
 def sparse(folder: Path) -> None:
-    """A directory of shards of `BLOCKS` blocks, all zeros."""
+    """Create a directory of shards with `BLOCKS` blocks of zeros."""
     from kdcli.data.text.shards import Shard, TokenShards, tokenizer_hash
     from kdcli.models.load import load_tokenizer
 
@@ -144,7 +144,7 @@ def main() -> None:
     else:
         with tempfile.TemporaryDirectory() as folder:
             sparse(Path(folder))
-            # A fresh process: the peak of memory is that of opening.
+            # A new process, so that its peak memory only comes from opening the files.
             subprocess.run([sys.executable, __file__, "opened", folder], check=True)
 
 

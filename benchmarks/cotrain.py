@@ -1,15 +1,15 @@
-"""A step of co-training against the steps it replaces, in one run.
+"""Compare a step of co-training with the separate steps that it replaces.
 
-    python benchmarks/cotrain.py [--rounds 7] [--batch 8] [--length 128] [--threads 1] [--device
-        cpu] [--teacher 6x256] [--student 4x256]
+    python benchmarks/cotrain.py [--rounds 7] [--batch 8] [--length 128] [--threads 1]
+                                 [--device cpu] [--teacher 6x256] [--student 4x256]
 
-Interleaved rounds of forward and backward over one masked batch (15 %), a vocabulary of 30,522,
-float32; the optimiser, the same for all, is left out:
+The rounds are interleaved. A step is the forward and backward pass over one batch with 15 % masked
+tokens, a vocabulary of 30,522, in float32. The optimiser is the same for all, so it is not timed.
 
-* `together`: one forward of each model, both losses against the labels, both divergences;
-* `apart`: a step of masked language modelling of the one and one of the other;
-* `one-way twice`: the teacher run frozen for the student's step, the student run frozen for the
-  teacher's, both also against the labels.
+* `together`: one forward pass of each model, both losses against the labels, both divergences.
+* `apart`: one step of masked language modelling for each model.
+* `one-way twice`: a step of the student with a frozen teacher, and a step of the teacher with a
+  frozen student. Both steps also use the labels.
 
 Aims: together / apart at most 1.10, one-way twice / together at least 1.25.
 """
@@ -34,8 +34,8 @@ from kdcli.types import IGNORED, Batch, ModelShape, Needs
 V, T, WIDEST = 30_522, 1.0, 1 << 16
 
 
-def made(shape: str, device: torch.device) -> Capture:
-    """A random masked language model of a shape, training."""
+def random_model(shape: str, device: torch.device) -> Capture:
+    """Return a masked language model with random weights, in training mode."""
     config = BertConfig(vocab_size=V)
     wanted = parse_shape(
         shape, ModelShape(WIDEST, WIDEST, 4 * WIDEST, max(1, int(shape.split("x")[1]) // 64))
@@ -51,7 +51,7 @@ def masked(rows: int, length: int, device: torch.device) -> Batch:
 
 
 def summed(models: dict[str, Capture], batch: Batch, weights: Weights) -> Tensor:
-    """The loss of a step; a model with nothing to learn from runs without a graph."""
+    """Return the loss of a step. A model without a loss runs without gradients."""
     signals = {}
     for role, model in models.items():
         with torch.set_grad_enabled(weights.reaches(role)):
@@ -76,16 +76,16 @@ def main() -> None:
     parser.add_argument("--teacher", default="6x256")
     parser.add_argument("--student", default="4x256")
     parser.add_argument("--threads", type=int)
-    given = parser.parse_args()
-    if given.threads:
-        torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    device = torch.device(given.device)
+    device = torch.device(options.device)
     models = {
-        TEACHER_MODEL: made(given.teacher, device),
-        STUDENT_MODEL: made(given.student, device),
+        TEACHER_MODEL: random_model(options.teacher, device),
+        STUDENT_MODEL: random_model(options.student, device),
     }
-    batch = masked(given.batch, given.length, device)
+    batch = masked(options.batch, options.length, device)
 
     def step(*losses: Callable[[], Tensor]) -> None:
         for loss in losses:
@@ -104,14 +104,14 @@ def main() -> None:
         ),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
-    for number in range(given.rounds + 1):
+    for number in range(options.rounds + 1):
         for way, run in ways.items():
             began = time.perf_counter()
             run()
             if number:
                 seconds[way].append(time.perf_counter() - began)
-    for way, found in seconds.items():
-        print(f"{way:14} {1e3 * statistics.median(found):8.0f} ms")
+    for way, times in seconds.items():
+        print(f"{way:14} {1e3 * statistics.median(times):8.0f} ms")
     for name, over, under in (
         ("together / apart", "together", "apart"),
         ("one-way twice / together", "one-way twice", "together"),

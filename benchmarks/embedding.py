@@ -1,14 +1,13 @@
-"""An epoch of embedding distillation, and encoding a corpus, against sentence-transformers: ratios
-in one run.
+"""Compare embedding distillation and encoding with sentence-transformers.
 
-    python benchmarks/embedding.py MODEL TEXTS [--rows 2048] [--rounds 3] [--threads 1] [--dtype
-    bf16]
+    python benchmarks/embedding.py MODEL TEXTS [--rows 2048] [--rounds 3] [--threads 1]
+                                   [--dtype bf16]
 
-MODEL: an encoder; TEXTS: what `--data` takes. Both sides train the same student (three of six
-layers), on the same sentences, in batches of 64, by the squared error to the teacher's vectors,
-which are computed beforehand for both: `kdcli distill --method embedding --set loss.vectors=mse`,
-and `SentenceTransformerTrainer` with `MSELoss`. Rounds are interleaved; saving, evaluation and
-logging are off on both sides.
+MODEL is an encoder, and TEXTS is a source that `--data` accepts. Both libraries train the same
+student (three of six layers) on the same sentences for an epoch, in batches of 64, with the squared
+error to the teacher's vectors. The vectors are computed beforehand for both. The commands are
+`kdcli distill --method embedding --set loss.vectors=mse` and `SentenceTransformerTrainer` with
+`MSELoss`. The rounds are interleaved, and neither library saves, evaluates or logs.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ BATCH, GROUP, LENGTH = 64, 16, 128
 
 
 class Rows:
-    """Rows of tokens with their targets, as `kdcli distill` reads them."""
+    """Tokenised rows with their target vectors, in the form that `kdcli distill` reads."""
 
     def __init__(self, rows: TokenizedRows, targets_NE: np.ndarray) -> None:
         self.rows, self.targets = rows, torch.from_numpy(targets_NE)
@@ -59,7 +58,7 @@ class Rows:
 
 
 def ours(teacher: Embedder, rows: Rows, session: Session, folder: Path) -> float:
-    """Seconds of an epoch of kdcli's engine."""
+    """Return the seconds of an epoch of kdcli's engine."""
     shape = shape_of(teacher.model.config)
     to = parse_shape(f"{shape.layers // 2}x{shape.hidden}", shape)
     built = build_student(teacher.model.base_model, to, dropout=0.0).model
@@ -90,7 +89,7 @@ def ours(teacher: Embedder, rows: Rows, session: Session, folder: Path) -> float
 def theirs(
     teacher: Embedder, texts: list[str], targets_NE: np.ndarray, dtype: str, folder: Path
 ) -> float:
-    """Seconds of an epoch of sentence-transformers' trainer."""
+    """Return the seconds of an epoch of sentence-transformers' trainer."""
     shape = shape_of(teacher.model.config)
     to = parse_shape(f"{shape.layers // 2}x{shape.hidden}", shape)
     save_embedder(
@@ -145,17 +144,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="bf16")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     logging.disable(logging.WARNING)
     device, dtype = (
         torch.device("cpu"),
-        {"fp32": torch.float32, "bf16": torch.bfloat16}[given.dtype],
+        {"fp32": torch.float32, "bf16": torch.bfloat16}[options.dtype],
     )
     session = Session(start(device, dtype), device)
     plain = Session(session.accelerator, device, judging=True)
-    teacher = Embedder.open(given.model, pooling="mean")
-    read = read_texts(given.texts, column=None, unit="sentence", rows=given.rows, log=print)
+    teacher = Embedder.open(options.model, pooling="mean")
+    read = read_texts(options.texts, column=None, unit="sentence", rows=options.rows, log=print)
     rows = teacher.tokenize(read.texts, read.roles, LENGTH)
     encode: dict[str, list[float]] = {"ours": [], "theirs": []}
     epochs: dict[str, list[float]] = {"ours": [], "theirs": []}
@@ -163,7 +162,7 @@ def main() -> None:
         folder = Path(name)
         save_embedder(teacher.model, teacher.tokenizer, teacher.format, folder / "teacher")
         model = SentenceTransformer(str(folder / "teacher"), device="cpu")
-        for _ in range(given.rounds):
+        for _ in range(options.rounds):
             began = time.perf_counter()
             targets_NE = teacher.vectors(read.texts, "", plain)
             encode["ours"].append(time.perf_counter() - began)
@@ -171,13 +170,13 @@ def main() -> None:
             model.encode(read.texts, batch_size=32)
             encode["theirs"].append(time.perf_counter() - began)
             epochs["ours"].append(ours(teacher, Rows(rows, targets_NE), session, folder))
-            epochs["theirs"].append(theirs(teacher, read.texts, targets_NE, given.dtype, folder))
+            epochs["theirs"].append(theirs(teacher, read.texts, targets_NE, options.dtype, folder))
     print(
-        f"{given.rows} sentences of {rows.lengths.mean():.0f} tokens, {given.threads} threads, "
-        f"{given.rounds} rounds\n"
+        f"{options.rows} sentences of {rows.lengths.mean():.0f} tokens, {options.threads} threads, "
+        f"{options.rounds} rounds\n"
     )
     print("| | kdcli | sentence-transformers | ratio (least-most) |\n|---|---|---|---|")
-    print(ratio(f"an epoch, {given.dtype}", epochs["ours"], epochs["theirs"]))
+    print(ratio(f"an epoch, {options.dtype}", epochs["ours"], epochs["theirs"]))
     print(ratio("encoding, fp32", encode["ours"], encode["theirs"]))
 
 

@@ -1,14 +1,13 @@
-"""Fine-tuning next to transformers.Trainer: the same rows, model, batch, dtype and settings, both
-in one run.
+"""Compare fine-tuning with transformers.Trainer, with the same rows, model, dtype and settings.
 
     python benchmarks/finetune.py speed MODEL DATA [--task sst2] [--steps 100] [--rounds 5]
     python benchmarks/finetune.py quality MODEL DATA --task cola --lr 1e-4 --seeds 3 [--dtype bf16]
 
-DATA is what `kdcli finetune --data` takes for the task. The Trainer is at its defaults with
-`DataCollatorWithPadding`: random order, each batch padded to its longest row. `speed` prints rows/s
-of both and the median of the ratios of interleaved rounds, without evaluation, checkpoints or
-logging on either side. `quality` fine-tunes with both, once per seed, and prints the metrics of
-both, computed by the same code.
+DATA is a source that `kdcli finetune --data` accepts for the task. The Trainer uses its defaults
+and `DataCollatorWithPadding`: the order is random, and each batch is padded to its longest row.
+`speed` prints the rows per second of both and the median ratio of interleaved rounds, without
+evaluation, checkpoints or logging. `quality` fine-tunes with both, once per seed, and prints the
+metrics of both, computed by the same code.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import statistics
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -58,7 +56,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument(
-        "--dtype", choices=("fp32", "bf16"), default="fp32", help="of the matrix products, of both"
+        "--dtype", choices=("fp32", "bf16"), default="fp32", help="number format of both"
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -93,18 +91,13 @@ def speed(task: LabelledWorkload, recipe: FinetuneRecipe, options: argparse.Name
         alone = replace(job, held_out=None, compute_metrics=None)
         seconds = ours(task, alone, schedule, options.steps)
         rows = sum(len(job.order.indices(step)) for step in range(1, options.steps + 1))
-        found = {
-            "kdcli": rows / seconds,
-            "Trainer": options.steps * options.batch / theirs(task, of_seed, options.steps),
-        }
-        if seed:  # the first round warms up
-            for who, rate in found.items():
-                rates[who].append(rate)
-            print(
-                f"round {seed}  "
-                + "  ".join(f"{who} {rate:.1f} rows/s" for who, rate in found.items()),
-                flush=True,
-            )
+        of_trainer = options.steps * options.batch / theirs(task, of_seed, options.steps)
+        of_round = {"kdcli": rows / seconds, "Trainer": of_trainer}
+        if seed:  # The first round is for warm-up.
+            for library, rate in of_round.items():
+                rates[library].append(rate)
+            shown = "  ".join(f"{library} {rate:.1f} rows/s" for library, rate in of_round.items())
+            print(f"round {seed}  {shown}", flush=True)
     ratios = [a / b for a, b in zip(rates["kdcli"], rates["Trainer"], strict=True)]
     print(
         f"{options.task}, batch {options.batch}, {options.threads} threads: kdcli / Trainer "
@@ -125,14 +118,20 @@ def theirs(task: LabelledWorkload, recipe: FinetuneRecipe, steps: int) -> float:
 
 
 def trainer(task: LabelledWorkload, recipe: FinetuneRecipe, steps: int) -> Trainer:
-    """The Trainer on the same rows of tokens; `steps` 0 trains for the recipe's epochs."""
+    """Return a Trainer with the same rows of tokens.
+
+    Args:
+        task: the tokenised rows.
+        recipe: the settings.
+        steps: number of steps; 0 trains for the recipe's number of epochs.
+    """
     transformers.set_seed(recipe.train.seed)
     headed = loaded(task, recipe)
     rows = task.train_rows
     assert rows.labels is not None
-    data: list[dict[str, Any]] = []
+    data: list[dict[str, object]] = []
     for row, (end, length) in enumerate(zip(rows.ends, rows.lengths, strict=True)):
-        example: dict[str, Any] = {"input_ids": rows.ids_T[end - length : end].tolist()}
+        example: dict[str, object] = {"input_ids": rows.ids_T[end - length : end].tolist()}
         if rows.types_T is not None:
             example["token_type_ids"] = rows.types_T[end - length : end].tolist()
         data.append(example | {"labels": rows.labels[row].item()})
@@ -161,30 +160,27 @@ def trainer(task: LabelledWorkload, recipe: FinetuneRecipe, steps: int) -> Train
 
 
 def quality(task: LabelledWorkload, recipe: FinetuneRecipe, options: argparse.Namespace) -> None:
-    found: dict[str, list[dict[str, float]]] = {"kdcli": [], "Trainer": []}
+    metrics: dict[str, list[dict[str, float]]] = {"kdcli": [], "Trainer": []}
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         of_seed = seeded(recipe, seed)
         headed = loaded(task, of_seed)
         job, schedule = task.job(headed, of_seed.train, of_seed.keep)
         train(task.session, replace(job, held_out=None), schedule, None)
-        found["kdcli"].append(scores(task, headed))
+        metrics["kdcli"].append(scores(task, headed))
         of_trainer = trainer(task, of_seed, 0)
         of_trainer.train()
         headed = loaded(task, of_seed)
         headed.model.load_state_dict(of_trainer.model.state_dict())
-        found["Trainer"].append(scores(task, headed))
-        print(
-            f"seed {seed}  " + "  ".join(f"{who} {of[-1]}" for who, of in found.items()), flush=True
-        )
-    for metric in found["kdcli"][0]:
+        metrics["Trainer"].append(scores(task, headed))
+        last = "  ".join(f"{library} {of[-1]}" for library, of in metrics.items())
+        print(f"seed {seed}  {last}", flush=True)
+    for metric in metrics["kdcli"][0]:
         print(f"{options.task} {metric}")
-        for who, of in found.items():
-            values = [one[metric] for one in of]
+        for library, of_seeds in metrics.items():
+            values = [of_seed[metric] for of_seed in of_seeds]
             spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-            print(
-                f"  {who:8} {statistics.fmean(values):.4f}{spread}  "
-                f"{' '.join(f'{v:.4f}' for v in values)}"
-            )
+            shown = " ".join(f"{value:.4f}" for value in values)
+            print(f"  {library:8} {statistics.fmean(values):.4f}{spread}  {shown}")
 
 
 def scores(task: LabelledWorkload, model: Model) -> dict[str, float]:

@@ -1,12 +1,11 @@
-"""Tokens per second of beam search with kept keys and values, and with every token computed anew,
-interleaved.
+"""Compare beam search with and without a cache of keys and values.
 
     python benchmarks/generation.py [MODEL] [--rows 64] [--source 128] [--target 32] [--beams 5]
-    [--pairs 3]
+                                    [--pairs 3]
 
-MODEL is a directory that generates or a masked language model; without one, random weights of
-MiniLM's 6x384. Every target has all its tokens. Prints the ratio of each pair of runs, and their
-median.
+MODEL is a generator or a masked language model. Without it, the model has MiniLM's shape, 6x384,
+and random weights. Every target has the maximum length. The runs are interleaved. Prints the tokens
+per second and the ratio of each pair of runs, and the median ratio.
 """
 
 import argparse
@@ -28,7 +27,7 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def random_model(folder: Path) -> None:
-    """Save a BERT of 6 layers and width 384 with the vocabulary of bert-base-uncased."""
+    """Save a BERT with 6 layers, width 384 and a vocabulary of the size of bert-base-uncased's."""
     words = {
         word: i
         for i, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(30_522 - len(SPECIAL)))])
@@ -48,36 +47,40 @@ def random_model(folder: Path) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model", nargs="?")
     for name, value in (("rows", 64), ("source", 128), ("target", 32), ("beams", 5), ("pairs", 3)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        if given.model is None:
+        if options.model is None:
             random_model(Path(folder))
-        model = load_generator(given.model or folder, TASK, new_head=True).model
+        model = load_generator(options.model or folder, TASK, new_head=True).model
     ids = torch.randint(
-        1000, 30_000, (given.rows, given.source), generator=torch.Generator().manual_seed(0)
+        1000, 30_000, (options.rows, options.source), generator=torch.Generator().manual_seed(0)
     )
-    how = {"num_beams": given.beams, "max_new_tokens": given.target, "min_new_tokens": given.target}
+    decoding = {
+        "num_beams": options.beams,
+        "max_new_tokens": options.target,
+        "min_new_tokens": options.target,
+    }
 
     def seconds(reuse: bool) -> tuple[float, list[list[int]]]:
         began = time.perf_counter()
-        found = model.generate(ids, reuse=reuse, **how).tolist()
-        return time.perf_counter() - began, found
+        targets = model.generate(ids, reuse=reuse, **decoding).tolist()
+        return time.perf_counter() - began, targets
 
-    model.generate(ids[:4], **how)
+    model.generate(ids[:4], **decoding)
     ratios = []
-    for _ in range(given.pairs):
+    for _ in range(options.pairs):
         (kept, one), (anew, other) = seconds(True), seconds(False)
         ratios.append(anew / kept)
-        tokens = given.rows * given.target
+        tokens = options.rows * options.target
         same = sum(a == b for a, b in zip(one, other, strict=True))
         rates = f"{tokens / kept:,.0f} tokens/s kept, {tokens / anew:,.0f} anew"
         print(
-            f"{ratios[-1]:.1f}x: {rates}; {same} of {given.rows} targets are the same", flush=True
+            f"{ratios[-1]:.1f}x: {rates}; {same} of {options.rows} targets are the same", flush=True
         )
     print(
         f"median {statistics.median(ratios):.1f}x on {torch.get_num_threads()} threads, torch "

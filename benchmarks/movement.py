@@ -1,13 +1,13 @@
-"""How many weights may go at once by their movement scores: what a fine-tuned model loses, next to
-other choices.
+"""Measure what a fine-tuned model loses if weights are removed at once by their movement scores.
 
-    python benchmarks/movement.py FINETUNED TRAIN.jsonl.gz [--steps 100] [--rows 384] [--text
-    sentence] [--label label]
+    python benchmarks/movement.py FINETUNED TRAIN.jsonl.gz [--steps 100] [--rows 384]
+                                  [--text sentence] [--label label]
 
-Scores are those of movement pruning at full density, S ← −α Σ ∂L/∂W · W by AdamW, over steps of 32
-rows of a model whose weights stay as they are. Then a share of each matrix goes at once: that with
-the lowest scores, as movement pruning has it; with the highest; with the smallest weights; at
-random. Judged on rows that no score has seen. Uses nothing of kdcli.
+The scores are the ones of movement pruning at full density, S ← −α Σ ∂L/∂W · W with AdamW, in steps
+of 32 rows. The model's weights do not change. Then a share of each matrix is removed at once: the
+weights with the lowest scores, as in movement pruning, the ones with the highest scores, the
+smallest weights, or random ones. The model is evaluated on rows that were not used for the scores.
+This script does not use kdcli.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BATCH = 32
 
 
 def linears(model: nn.Module) -> dict[str, Tensor]:
-    """Weights of the linears of the encoder's layers, by name."""
+    """Return the weights of the linears in the encoder's layers, by name."""
     return {
         name: module.weight
         for name, module in model.named_modules()
@@ -52,13 +52,13 @@ def scores_of(model: nn.Module, batches: list[dict[str, Tensor]]) -> dict[str, T
 
 
 @torch.no_grad()
-def judged(model: nn.Module, batches: list[dict[str, Tensor]]) -> str:
+def evaluate(model: nn.Module, batches: list[dict[str, Tensor]]) -> str:
     losses, right, differences = [], [], []
     for batch in batches:
-        found = model(**batch)
-        losses.append(float(found.loss))
-        right.append((found.logits.argmax(-1) == batch["labels"]).float())
-        differences.append(found.logits[:, 1] - found.logits[:, 0])
+        output = model(**batch)
+        losses.append(float(output.loss))
+        right.append((output.logits.argmax(-1) == batch["labels"]).float())
+        differences.append(output.logits[:, 1] - output.logits[:, 0])
     d = torch.cat(differences)
     accuracy = float(torch.cat(right).mean())
     return (
@@ -74,8 +74,14 @@ def remove(
     order: dict[str, Tensor],
     share: float,
 ) -> None:
-    """Set what comes first in this order to zero, that share of each matrix; the rest is as it
-    was."""
+    """Set a share of each matrix to zero and restore its other weights.
+
+    Args:
+        weights: the weights, which are changed.
+        whole: their original values.
+        order: a number for each weight. The lowest numbers are set to zero.
+        share: the share of each matrix.
+    """
     for name, weight in weights.items():
         weight.copy_(whole[name])
         gone = (
@@ -94,29 +100,31 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=384)
     parser.add_argument("--text", default="sentence")
     parser.add_argument("--label", default="label")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(asked.model)
-    model = AutoModelForSequenceClassification.from_pretrained(asked.model).eval()
-    with gzip.open(asked.data, "rt", encoding="utf-8") as lines:
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    model = AutoModelForSequenceClassification.from_pretrained(options.model).eval()
+    with gzip.open(options.data, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     random.Random(0).shuffle(rows)
 
     def batches(part: list[dict[str, str]]) -> list[dict[str, Tensor]]:
-        made = []
+        tokenized = []
         for at in range(0, len(part), BATCH):
             some = part[at : at + BATCH]
-            texts = [row[asked.text] for row in some]
+            texts = [row[options.text] for row in some]
             batch = tokenizer(
                 texts, padding=True, truncation=True, max_length=128, return_tensors="pt"
             )
-            made.append({**batch, "labels": torch.tensor([int(row[asked.label]) for row in some])})
-        return made
+            tokenized.append(
+                {**batch, "labels": torch.tensor([int(row[options.label]) for row in some])}
+            )
+        return tokenized
 
-    seen = asked.steps * BATCH
+    seen = options.steps * BATCH
     scores, held_out = (
         scores_of(model, batches(rows[:seen])),
-        batches(rows[seen : seen + asked.rows]),
+        batches(rows[seen : seen + options.rows]),
     )
     weights = linears(model)
     whole = {name: weight.detach().clone() for name, weight in weights.items()}
@@ -126,11 +134,11 @@ def main() -> None:
         "smallest weights": {name: weight.abs() for name, weight in whole.items()},
         "at random": {name: torch.rand_like(weight) for name, weight in whole.items()},
     }
-    print(f"all weights: {judged(model, held_out)}")
+    print(f"all weights: {evaluate(model, held_out)}")
     for share in SHARES:
         for name, order in orders.items():
             remove(weights, whole, order, share)
-            print(f"{share:.2%} gone, {name:16}: {judged(model, held_out)}", flush=True)
+            print(f"{share:.2%} gone, {name:16}: {evaluate(model, held_out)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Two processes of one thread against one process of two, for the same global batch on the same two
-cores.
+"""Compare two processes with one thread each with one process with two threads.
 
     python benchmarks/processes.py [--rounds 5] [--steps 5]
 
-The engine trains a 6x384 student of a 12x768 teacher, MiniLM, batch 16 x 128, no dropout, one
-micro-batch a process. The two ways take turns. Prints the median seconds of a step without each
-way's first one, and the median of paired ratios.
+Both use the same two cores and the same global batch. The engine trains a 6x384 student of a 12x768
+teacher with MiniLM, a batch of 16 x 128 tokens, no dropout, and one micro-batch per process. The
+two ways take turns. Prints the median seconds of a step without the first one, and the median of
+the paired ratios.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def seconds(processes: int, steps: int) -> float:
         )
         for rank in range(processes)
     ]
-    said = [one.communicate()[0] for one in started]
-    return float(said[0])
+    outputs = [process.communicate()[0] for process in started]
+    return float(outputs[0])
 
 
 def main() -> None:

@@ -1,16 +1,19 @@
-"""Pruning next to plain fine-tuning and the dense model, at BERT-base shapes unless told otherwise.
+"""Compare pruning with plain fine-tuning, and pruned models with dense ones.
 
-    python benchmarks/prune.py step [--shape 12x768] [--batch 32] [--length 128] [--rounds 5]
-    [--device cpu] python benchmarks/prune.py memory [--shape 12x768] [--batch 32] [--length 128]
-    [--device cpu] python benchmarks/prune.py sparse  [--shape 12x768] [--rounds 20]
-    python benchmarks/prune.py masks   [--shape 12x768]
+    python benchmarks/prune.py step   [--shape 12x768] [--batch 32] [--length 128] [--rounds 5]
+                                      [--device cpu]
+    python benchmarks/prune.py memory [--shape 12x768] [--batch 32] [--length 128] [--device cpu]
+    python benchmarks/prune.py sparse [--shape 12x768] [--rounds 20]
+    python benchmarks/prune.py masks  [--shape 12x768]
 
-`step`: one optimiser step of SMP (local, global, proportional) next to AdamW on all weights,
-interleaved; time of choosing the masks apart. `memory`: what model, optimiser and two steps take,
-each in a process of its own, in float32 and with products in bfloat16 (what SMP freezes is then
-held in it). `sparse`: forward pass of the model at random masks, its linears sparse where that is
-faster, next to the same weights dense, batches of 1 and 8. `masks`: bytes of mask files at random
-masks next to the entropy, and milliseconds to switch the mask of a bank.
+* `step`: an optimiser step of SMP (local, global, proportional) compared with AdamW on all weights,
+  interleaved. The time for choosing the masks is printed separately.
+* `memory`: the memory of the model, the optimiser and two steps, each in a process of its own, in
+  float32 and with products in bfloat16. In bfloat16, the weights that SMP freezes are stored in it.
+* `sparse`: a forward pass of the model with random masks, compared with the same weights in dense
+  form, for batches of 1 and 8. Its linears are sparse where that is faster.
+* `masks`: the bytes of files with random masks compared with their entropy, and the milliseconds
+  for switching the mask of a bank.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--device", default="cpu", help="of step and memory")
+    parser.add_argument("--device", default="cpu", help="the device of step and memory")
     parser.add_argument("--one", choices=("plain", "smp"), help=argparse.SUPPRESS)
     parser.add_argument("--bf16", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -62,7 +65,7 @@ def main() -> None:
 
 
 def steps(options: argparse.Namespace) -> None:
-    """Ratios of a step of SMP over a plain step, and what choosing the masks takes."""
+    """Print the ratios of steps of SMP and plain steps, and the time for choosing the masks."""
     ids, labels = _rows(options)
     runs = {"plain": _plain(options.shape, ids, labels)}
     choosing: dict[str, list[float]] = {}
@@ -85,7 +88,7 @@ def steps(options: argparse.Namespace) -> None:
 
 
 def memory(options: argparse.Namespace) -> None:
-    """Peak of the resident memory of plain steps and of SMP's, beyond what the libraries take."""
+    """Print the peak memory of plain steps and of SMP's, without the libraries' memory."""
     if options.one:
         ids, labels = _rows(options)
 
@@ -102,20 +105,18 @@ def memory(options: argparse.Namespace) -> None:
         print(f"peak {peak_of(work, ids.device)}")
         return
     for bf16 in (False, True):
-        found = {}
+        peaks = {}
         for one in ("plain", "smp"):
             command = [sys.executable, *sys.argv, "--one", one, *(["--bf16"] if bf16 else [])]
-            # Memory that is freed goes back to the system at once, or the peak would be of what
-            # lies fragmented.
-            given = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-            said = subprocess.run(
-                command, check=True, capture_output=True, text=True, env=given
-            ).stdout
-            found[one] = int(said.rsplit("peak ", 1)[1])
-        shown = ", ".join(f"{one} {taken / 1e9:.2f} GB" for one, taken in found.items())
-        print(
-            f"{'bf16' if bf16 else 'fp32'}: {shown}; SMP {found['smp'] / found['plain']:.2f}x plain"
-        )
+            # Return freed memory to the system at once. Otherwise the peak includes fragments.
+            environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+            done = subprocess.run(
+                command, check=True, capture_output=True, text=True, env=environment
+            )
+            peaks[one] = int(done.stdout.rsplit("peak ", 1)[1])
+        sizes = ", ".join(f"{one} {peak / 1e9:.2f} GB" for one, peak in peaks.items())
+        ratio = peaks["smp"] / peaks["plain"]
+        print(f"{'bf16' if bf16 else 'fp32'}: {sizes}; SMP {ratio:.2f}x plain")
 
 
 def _model(shape: str, device: torch.device = CPU) -> PreTrainedModel:
@@ -131,8 +132,8 @@ def _rows(options: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
     return ids.to(options.device), torch.randint(0, 2, (options.batch,)).to(options.device)
 
 
-def _done(device: torch.device) -> float:
-    """The time when the device has done what it was given."""
+def _time_when_idle(device: torch.device) -> float:
+    """Wait until the device has finished its work, and return the time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -176,15 +177,15 @@ def _smp(
         optimizer.step()
         optimizer.zero_grad()
         done += 1
-        began = _done(ids.device)
+        began = _time_when_idle(ids.device)
         pruner.after(done)
-        choosing.append(_done(ids.device) - began)
+        choosing.append(_time_when_idle(ids.device) - began)
 
     return run
 
 
 def sparse(options: argparse.Namespace) -> None:
-    """Speed-ups of sparse inference at random masks."""
+    """Print the speed-ups of sparse inference with random masks."""
     dense = _model(options.shape).eval()
     for density in (0.03, 0.1):
         model = copy.deepcopy(dense)
@@ -211,7 +212,7 @@ def sparse(options: argparse.Namespace) -> None:
 
 
 def masks(options: argparse.Namespace) -> None:
-    """Sizes of mask files, milliseconds of a switch."""
+    """Print the sizes of mask files and the time for switching masks."""
     model = _model(options.shape).eval()
     digest, total = base_hash(model), sum(m.numel for m in matrices(model))
     bank = Bank(model)
@@ -251,13 +252,13 @@ def _random(model: PreTrainedModel, density: float, seed: int = 0) -> dict[str, 
 def _interleaved(
     runs: Mapping[str, Callable[[], object]], rounds: int, device: torch.device = CPU
 ) -> dict[str, list[float]]:
-    """Seconds of every run, taken in turns."""
+    """Return the seconds of every run. The runs take turns."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            began = _done(device)
+            began = _time_when_idle(device)
             run()
-            taken[name].append(_done(device) - began)
+            taken[name].append(_time_when_idle(device) - began)
     return taken
 
 

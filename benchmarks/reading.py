@@ -1,4 +1,4 @@
-"""Reading and tokenising text: kdcli next to the `datasets` library. See docs/results.md.
+"""Compare reading and tokenising text with the `datasets` library.
 
     python benchmarks/reading.py make PARAGRAPHS.jsonl.gz FOLDER [--megabytes 120]
     python benchmarks/reading.py read FOLDER [--rounds 3]
@@ -7,14 +7,19 @@
     python benchmarks/reading.py blocks FOLDER/text.jsonl --tokenizer MODEL
     python benchmarks/reading.py promises
 
-`make` writes real paragraphs again and again, each time with other sentences first, as txt, jsonl,
-csv and parquet. `read` takes every document of each file, `rows` every row of labelled files, and
-`tokenise` writes the tokens with two workers. `blocks` reads random blocks of 128 tokens.
-`promises` shows what `datasets` makes of rows that kdcli reads, or refuses by name.
+* `make` writes paragraphs as txt, jsonl, csv and parquet. It repeats them until the files are large
+  enough, each time with another first sentence.
+* `read` reads every document of each file, and `rows` reads every row of labelled files.
+* `tokenise` writes the tokens with two workers.
+* `blocks` reads random blocks of 128 tokens.
+* `promises` shows how both libraries read unusual files.
 
-Each way runs in a fresh process, and the ways take turns. The table has the median of the rounds:
-seconds, CPU seconds of all processes, peak memory of the largest process, and what stays on disk.
+Each way runs in a new process, and the ways take turns. The table has the medians of the rounds:
+seconds, CPU seconds of all processes, peak memory of the largest process, and disk space of the
+result. docs/results.md has the results.
 """
+
+from __future__ import annotations
 
 import argparse
 import csv
@@ -31,16 +36,24 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+    from kdcli.data.rows import Piece
+    from kdcli.data.text.tokenise import ShardWriter
+    from kdcli.types import Array
 
 KINDS = ("txt", "jsonl", "csv", "parquet")
 LOADERS = {"txt": "text", "jsonl": "json", "csv": "csv", "parquet": "parquet"}
 LENGTH, BATCH, STEPS = 128, 256, 100
 WORKERS = 2
-SHARD_BYTES = 1 << 22  # A short text then has the number of shards of a long one.
+SHARD_BYTES = 1 << 22
+"""A short text with shards of this size has as many shards as a long text has by default."""
 
 
-# Material.
+# Making the files.
 
 
 def make(paragraphs: Path, folder: Path, megabytes: int) -> None:
@@ -76,7 +89,7 @@ def _varied(texts: list[str], size: int) -> Iterator[str]:
                 return
 
 
-# Ways of reading documents. Each returns their number.
+# Ways to read documents. Each returns the number of documents.
 
 
 def read_ours(file: str) -> int:
@@ -86,24 +99,24 @@ def read_ours(file: str) -> int:
 
 
 def read_streaming(file: str) -> int:
-    """The rows of a streamed data set, one by one."""
-    return sum(1 for row in _loaded(file, streaming=True) if row["text"].strip())
+    """Read a streamed data set row by row."""
+    return sum(1 for row in _load(file, streaming=True) if row["text"].strip())
 
 
 def read_batches(file: str) -> int:
-    """The column of a streamed data set, a thousand rows at once from Arrow."""
-    batches = _loaded(file, streaming=True).with_format("arrow").iter(batch_size=1000)
+    """Read the column of a streamed data set from Arrow, a thousand rows at a time."""
+    batches = _load(file, streaming=True).with_format("arrow").iter(batch_size=1000)
     texts = (text for batch in batches for text in batch["text"].to_pylist())
     return sum(1 for text in texts if text.strip())
 
 
 def read_cached(file: str) -> int:
-    """The column of a data set that was written as Arrow first, from its memory map."""
-    texts = _loaded(file, streaming=False).with_format("arrow").iter(batch_size=1000)
+    """Read the column of a data set from its memory map, after it was written as Arrow."""
+    texts = _load(file, streaming=False).with_format("arrow").iter(batch_size=1000)
     return sum(1 for batch in texts for text in batch["text"].to_pylist() if text.strip())
 
 
-def _loaded(file: str, *, streaming: bool) -> Any:
+def _load(file: str, *, streaming: bool) -> Dataset | IterableDataset:
     import datasets
 
     datasets.disable_progress_bars()
@@ -111,7 +124,7 @@ def _loaded(file: str, *, streaming: bool) -> Any:
     return datasets.load_dataset(LOADERS[kind], data_files=file, split="train", streaming=streaming)
 
 
-# Ways of reading rows as Python objects, which labelled tasks do.
+# Ways to read rows as Python objects, as labelled tasks do. Each returns the number of rows.
 
 
 def rows_ours(file: str) -> int:
@@ -121,14 +134,14 @@ def rows_ours(file: str) -> int:
 
 
 def rows_streaming(file: str) -> int:
-    return sum(1 for _ in _loaded(file, streaming=True))
+    return sum(1 for _ in _load(file, streaming=True))
 
 
 def rows_cached(file: str) -> int:
-    return sum(1 for _ in _loaded(file, streaming=False))
+    return sum(1 for _ in _load(file, streaming=False))
 
 
-# Ways of tokenising. Each writes a folder and returns the number of tokens.
+# Ways to tokenise. Each writes a folder and returns the number of tokens.
 
 
 def tokenise_ours(file: str, tokenizer: str, out: Path) -> int:
@@ -144,20 +157,21 @@ def tokenise_ours(file: str, tokenizer: str, out: Path) -> int:
 
 
 def tokenise_mapped(file: str, tokenizer: str, out: Path) -> int:
-    """As the scripts of transformers do: read, `map` over processes, save. A row is a document."""
+    """Tokenise with `map`, as the scripts of transformers do. A row is a document."""
     tokens = _mapped(file, tokenizer, lambda ids: ids)
     tokens.save_to_disk(str(out), num_proc=WORKERS)
     return sum(len(chunk.values) for chunk in tokens.data.column("ids").chunks)
 
 
 def tokenise_joined(file: str, tokenizer: str, out: Path) -> int:
-    """The same with one row a batch, which makes the memory map as simple as kdcli's."""
+    """Tokenise with `map`. A row is a batch, which makes the memory map as simple as kdcli's."""
     tokens = _mapped(file, tokenizer, lambda ids: [[i for row in ids for i in row]])
     tokens.save_to_disk(str(out), num_proc=WORKERS)
     return sum(len(chunk.values) for chunk in tokens.data.column("ids").chunks)
 
 
-def _mapped(file: str, name: str, join: Callable[[list[list[int]]], list[list[int]]]) -> Any:
+def _mapped(file: str, name: str, join: Callable[[list[list[int]]], list[list[int]]]) -> Dataset:
+    """Tokenise a file with `map`, and combine the rows of each batch with `join`."""
     import datasets
 
     from kdcli.models.load import load_tokenizer
@@ -165,13 +179,13 @@ def _mapped(file: str, name: str, join: Callable[[list[list[int]]], list[list[in
     tokenizer = load_tokenizer(name)
     wide = max(tokenizer.get_vocab().values()) >= 1 << 16
 
-    def encode(batch: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
+    def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         ids = tokenizer(
             batch["text"], add_special_tokens=False, return_attention_mask=False, verbose=False
         )["input_ids"]
         return {"ids": join([[*row, tokenizer.sep_token_id] for row in ids])}
 
-    source = _loaded(file, streaming=False)
+    source = _load(file, streaming=False)
     kept = datasets.Features({"ids": datasets.List(datasets.Value("uint32" if wide else "uint16"))})
     return source.map(
         encode,
@@ -183,7 +197,7 @@ def _mapped(file: str, name: str, join: Callable[[list[list[int]]], list[list[in
 
 
 def tokenise_generated(file: str, tokenizer: str, out: Path) -> int:
-    """Kdcli's documents and calls of the tokenizer, in the processes and files of `datasets`."""
+    """Read and tokenise with kdcli, in the processes and files of `datasets`."""
     import datasets
 
     from kdcli.data.sources import open_source
@@ -208,7 +222,7 @@ def tokenise_generated(file: str, tokenizer: str, out: Path) -> int:
     return sum(len(chunk.values) for chunk in tokens.data.column("ids").chunks)
 
 
-def _generated(pieces: list[Any], writer: Any) -> Iterator[dict[str, Any]]:
+def _generated(pieces: list[Piece], writer: ShardWriter) -> Iterator[dict[str, Array]]:
     import numpy as np
 
     from kdcli.data.text.tokenise import calls_of
@@ -234,26 +248,27 @@ def blocks(file: str, tokenizer: str) -> None:
         assert tokenise_mapped(file, tokenizer, Path(folder) / "mapped") == count
         assert tokenise_joined(file, tokenizer, Path(folder) / "joined") == count
         order = BatchOrder(count // LENGTH, BATCH, 0)
-        took: dict[str, list[float]] = {}
-        read: dict[str, list[Any]] = {}
+        milliseconds: dict[str, list[float]] = {}
+        read: dict[str, list[Array]] = {}
         for name in ("ours", "mapped", "joined") * 3:
             began = time.perf_counter()
-            stream = _opened(Path(folder) / name)
+            stream = _open_tokens(Path(folder) / name)
             opened = time.perf_counter() - began
             began = time.perf_counter()
             batches = [
                 np.stack([stream(int(n) * LENGTH, LENGTH) for n in order.indices(step)])
                 for step in range(1, STEPS + 1)
             ]
-            took.setdefault(name, []).append(1e3 * (time.perf_counter() - began) / STEPS)
+            a_batch = 1e3 * (time.perf_counter() - began) / STEPS
+            milliseconds.setdefault(name, []).append(a_batch)
             read[name] = batches
-            print(f"{name}: opened in {1e3 * opened:.0f} ms, a batch {took[name][-1]:.2f} ms")
+            print(f"{name}: opened in {1e3 * opened:.0f} ms, a batch {a_batch:.2f} ms")
         for name in ("mapped", "joined"):
             assert all(map(np.array_equal, read["ours"], read[name]))
 
 
-def _opened(folder: Path) -> Callable[[int, int], Any]:
-    """A function that reads tokens, over a directory of kdcli or one of `datasets`."""
+def _open_tokens(folder: Path) -> Callable[[int, int], Array]:
+    """Return a function that reads tokens, given their first position and their number."""
     import numpy as np
 
     if (folder / "meta.json").is_file():
@@ -267,10 +282,10 @@ def _opened(folder: Path) -> Callable[[int, int], Any]:
     values = [chunk.flatten().to_numpy() for chunk in chunks]
     ends = np.cumsum([len(part) for part in values])
 
-    def read(begin: int, count: int) -> Any:
+    def read(begin: int, count: int) -> Array:
         number = int(np.searchsorted(ends, begin, side="right"))
         at = begin - (int(ends[number - 1]) if number else 0)
-        part = values[number][at : at + count]
+        part: Array = values[number][at : at + count]
         if len(part) == count:
             return part
         return np.concatenate([part, read(begin + len(part), count - len(part))])
@@ -278,7 +293,7 @@ def _opened(folder: Path) -> Callable[[int, int], Any]:
     return read
 
 
-# Promises.
+# Unusual files.
 
 
 CASES = {
@@ -317,15 +332,15 @@ def promises() -> None:
             print(f"  cached:   {_result(_datasets_rows, str(file), False)}")
 
 
-def _kdcli_rows(file: str) -> list[Any]:
+def _kdcli_rows(file: str) -> list[object]:
     from kdcli.data.sources import open_source
 
     return [row.values for table in open_source(file).tables("train") for row in table.rows]
 
 
-def _datasets_rows(file: str, streaming: bool) -> list[Any]:
+def _datasets_rows(file: str, streaming: bool) -> list[object]:
     if ".tsv" not in file:
-        return list(_loaded(file, streaming=streaming))
+        return list(_load(file, streaming=streaming))
     import datasets
 
     return list(
@@ -333,10 +348,11 @@ def _datasets_rows(file: str, streaming: bool) -> list[Any]:
     )
 
 
-def _result(read: Callable[..., list[Any]], *arguments: Any) -> str:
+def _result(read: Callable[..., list[object]], *arguments: object) -> str:
+    """Return the first rows of a file, or the error, as text."""
     try:
         return f"{read(*arguments)[:3]}"
-    except Exception as error:  # noqa: BLE001  # The class of the error is what is shown.
+    except Exception as error:  # noqa: BLE001 - the class of the error is shown
         return f"{type(error).__name__}: {' '.join(str(error).split())[:140]}"
 
 
@@ -364,34 +380,46 @@ WAYS: dict[str, dict[str, Callable[..., int]]] = {
 }
 
 
+class Measured(NamedTuple):
+    """Time and space of one run.
+
+    Attributes:
+        seconds: elapsed time.
+        cpu_seconds: processor time of all processes.
+        peak_mb: peak memory of the largest process.
+        disk_mb: size of the files that it left.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    peak_mb: float
+    disk_mb: float
+
+
 def compare(what: str, files: list[str], tokenizer: str, rounds: int) -> None:
     for file in files:
-        measured: dict[str, list[tuple[float, float, float, float]]] = {}
+        measured: dict[str, list[Measured]] = {}
         counts = {}
         for _ in range(rounds):
             for name in WAYS[what]:
-                count, numbers = _measure(what, name, file, tokenizer)
-                counts[name] = count
-                measured.setdefault(name, []).append(numbers)
-        print(
-            f"{Path(file).name}, {Path(file).stat().st_size / 1e6:,.0f} MB, load {os.getloadavg()}"
-        )
-        for name, rows in measured.items():
-            seconds, cpu, peak, disk = (
-                statistics.median(column) for column in zip(*rows, strict=True)
-            )
-            best = min(row[1] for row in rows)
+                counts[name], of_run = _measure(what, name, file, tokenizer)
+                measured.setdefault(name, []).append(of_run)
+        megabytes = Path(file).stat().st_size / 1e6
+        print(f"{Path(file).name}, {megabytes:,.0f} MB, load {os.getloadavg()}")
+        for name, runs in measured.items():
+            medians = Measured(*(statistics.median(column) for column in zip(*runs, strict=True)))
+            least = min(run.cpu_seconds for run in runs)
             print(
-                f"  {name:30} {seconds:7.1f} s {cpu:7.1f} CPU s (least {best:.1f}) "
-                f"{peak:7.0f} MB peak {disk:7.0f} MB on disk, {counts[name]:,}",
+                f"  {name:30} {medians.seconds:7.1f} s "
+                f"{medians.cpu_seconds:7.1f} CPU s (minimum {least:.1f}) "
+                f"{medians.peak_mb:7.0f} MB peak {medians.disk_mb:7.0f} MB on disk, "
+                f"{counts[name]:,}",
                 flush=True,
             )
 
 
-def _measure(
-    what: str, name: str, file: str, tokenizer: str
-) -> tuple[int, tuple[float, float, float, float]]:
-    """Run a way; its result, and seconds, CPU seconds, peak MB and MB on disk."""
+def _measure(what: str, name: str, file: str, tokenizer: str) -> tuple[int, Measured]:
+    """Run a way once, and return its count and its time and space."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         used = _run_one(what, name, file, tokenizer, Path(folder))
@@ -399,13 +427,13 @@ def _measure(
         disk = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
         count = int((Path(folder) / "count").read_text())
         cpu = used.ru_utime + used.ru_stime
-        return count, (seconds, cpu, used.ru_maxrss / 1024, disk / 1e6)
+        return count, Measured(seconds, cpu, used.ru_maxrss / 1024, disk / 1e6)
 
 
 def _run_one(
     what: str, name: str, file: str, tokenizer: str, folder: Path
 ) -> resource.struct_rusage:
-    """Run a way in a fresh process; returns what the process and its children used."""
+    """Run a way in a new process, and return the resources of the process and its children."""
     environment = os.environ | {"HF_DATASETS_CACHE": f"{folder}/cache", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, "one", what, name, file, tokenizer, f"{folder}/out"]
     with (folder / "count").open("w") as count:

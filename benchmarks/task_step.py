@@ -1,23 +1,21 @@
-"""A step of task distillation, teacher 6x384 → student 3x384, batch 32, next to TextBrewer in one
-run.
+"""Compare a step of task distillation with TextBrewer, for 6x384 to 3x384 and a batch of 32.
 
-    python benchmarks/task_step.py [--data SST2_DIR --model DIR] [--textbrewer DIR] [--groups 8 16
-        32] [--rounds 5] [--device cpu]
+    python benchmarks/task_step.py [--data SST2_DIR --model DIR] [--textbrewer DIR]
+                                   [--groups 8 16 32] [--rounds 5] [--device cpu]
 
-The same losses on both sides: squared error of attention scores (three layers), of hidden states
-(embedding and three layers, each through a learned matrix), and soft targets.
+Both use the same losses: the squared error of attention scores (three layers), the squared error of
+hidden states (the embeddings and three layers, each through a learned matrix), and soft targets.
 
-* kdcli: the engine's own loop; rows in groups of similar length, one column for each size of group;
-  the teacher stops at its logits. `cached`: the teacher's signals read from a store on disk, made
-  before and not timed.
-* TextBrewer (`--textbrewer`: where it is installed with tensorboard, a peer, needed only here): its
-  GeneralDistiller's step on random batches padded to their longest row, in float32 as it runs them.
-  Its models hand out scores, not probabilities, so that its losses are the same; that they are is
-  checked first.
+* kdcli: the engine's own loop. Rows are in groups of similar length, with one result for each size
+  of group. The teacher stops at its logits. In `cached`, the teacher's signals are read from a
+  store on disk, which is made beforehand and not timed.
+* TextBrewer (`--textbrewer`: the directory where it is installed with tensorboard): the step of its
+  GeneralDistiller on random batches, padded to their longest row, in float32. Its models return
+  scores instead of probabilities, so that its losses are the same. This is checked first.
 
-`--data` reads the rows of SST-2, `--model` is the teacher and tokenizer for them; without both,
-weights and rows are random and lengths like those of SST-2. Prints real tokens/s and the median of
-the ratios of interleaved rounds.
+`--data` reads the rows of SST-2, and `--model` is the teacher and tokenizer for them. Without them,
+weights and rows are random, with lengths similar to SST-2's. Prints real tokens per second and the
+median ratios of interleaved rounds.
 """
 
 from __future__ import annotations
@@ -66,12 +64,14 @@ from kdcli.verbs.distill.student import Student
 BATCH, ROWS = 32, 2048
 PAIRS = {0: 0, 1: 2, 2: 4, 3: 6}
 Way = Callable[[int], tuple[int, float]]
-"""Steps → real tokens that were read, seconds."""
+"""Runs a number of steps and returns the number of real tokens and the seconds."""
 
 
 def random_rows() -> TokenizedRows:
-    """Rows of random ids whose lengths fall off as those of SST-2 do: 13 tokens on average, few
-    above 40."""
+    """Return rows of random ids with lengths similar to SST-2's.
+
+    The mean is 13 tokens, and few rows have more than 40.
+    """
     rng = np.random.default_rng(0)
     lengths = np.clip(3 + rng.exponential(10, ROWS).astype(np.int64), 3, 64)
     ids_T = rng.integers(1000, 30000, lengths.sum(), dtype=np.int32)
@@ -89,23 +89,23 @@ def teacher_and_rows(options: argparse.Namespace) -> tuple[PreTrainedModel, Toke
             "num_attention_heads": 12,
         }
         return AutoModelForSequenceClassification.from_config(BertConfig(**shape)), random_rows()
-    found = open_labelled("sst2", source=options.data, train_rows=ROWS, judged_rows=1, log=print)
-    headed = load_for_task(options.model, found.task, new_head=True)
+    data = open_labelled("sst2", source=options.data, train_rows=ROWS, judged_rows=1, log=print)
+    headed = load_for_task(options.model, data.task, new_head=True)
     rows = encode_examples(
-        found.task, found.train, headed.tokenizer, max_length=64, token_types=False
+        data.task, data.train, headed.tokenizer, max_length=64, token_types=False
     )
     return headed.model, rows
 
 
 def student_of(teacher: PreTrainedModel) -> PreTrainedModel:
     built = build_student(teacher.base_model, parse_shape("3x384", shape_of(teacher.config))).model
-    made = AutoModelForSequenceClassification.from_config(built.config)
-    made.base_model.load_state_dict(built.state_dict(), strict=False)
-    return made.train()
+    student = AutoModelForSequenceClassification.from_config(built.config)
+    student.base_model.load_state_dict(built.state_dict(), strict=False)
+    return student.train()
 
 
 def with_logits(teacher: PreTrainedModel, student: PreTrainedModel) -> Objective:
-    """The objective of both stages at once, as `kdcli` takes them one after the other."""
+    """Return the objective of both stages together. `kdcli` runs them one after the other."""
     layers = build_objective("tinybert", {}, shape_of(teacher.config), shape_of(student.config))
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
@@ -160,7 +160,7 @@ def scores_and_output(
     dropout: float = 0.0,
     **_: object,
 ) -> tuple[Tensor, Tensor]:
-    """Eager attention that hands out its scores in place of their softmax."""
+    """Compute eager attention, and return its scores instead of their softmax."""
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     weights = (scores if attention_mask is None else scores + attention_mask).softmax(-1)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
@@ -168,7 +168,7 @@ def scores_and_output(
 
 
 class TextBrewer:
-    """Its distiller with models of its own, and its step as its training loop takes it."""
+    """TextBrewer's distiller, and its step in the form that its training loop uses."""
 
     def __init__(self, teacher: PreTrainedModel, student: PreTrainedModel) -> None:
         from textbrewer import DistillationConfig, GeneralDistiller, TrainingConfig
@@ -264,11 +264,12 @@ class TextBrewer:
 def check_same_losses(
     peer: TextBrewer, ours: Student, listened: Capture, rows: TokenizedRows
 ) -> None:
-    """On rows of one length, without dropout and with matrices that do nothing, both sides must
-    agree.
+    """Check that both libraries compute the same loss.
+
+    The rows have one length, there is no dropout, and the learned matrices are identities.
 
     Raises:
-        RuntimeError: they do not.
+        RuntimeError: the losses differ.
     """
     lengths = rows.lengths
     batch = rows.batch(np.flatnonzero(lengths == np.bincount(lengths).argmax())[:4])
@@ -281,16 +282,16 @@ def check_same_losses(
             nn.init.zeros_(matrix.bias)
         signals = Teacher("teacher", listened).signals(batch)
         assert signals.logits is not None
-        # Its soft targets are a cross-entropy: the divergence and the teacher's entropy.
+        # TextBrewer's soft targets use the cross-entropy, which adds the teacher's entropy.
         log_p = signals.logits.float().log_softmax(-1)
         entropy = -(log_p.exp() * log_p).sum(-1).mean()
-        found = float(sum(ours(batch, signals).values()) + entropy)
-        wanted = float(peer.loss(batch))
+        own_loss = float(sum(ours(batch, signals).values()) + entropy)
+        peer_loss = float(peer.loss(batch))
     for matrix, state in zip(peer.distiller.projs, before, strict=True):
         if matrix is not None:
             matrix.load_state_dict(state)
-    print(f"loss of one batch: kdcli {found:.6f}, TextBrewer {wanted:.6f}")
-    if abs(found - wanted) > 1e-3 * abs(wanted):
+    print(f"loss of one batch: kdcli {own_loss:.6f}, TextBrewer {peer_loss:.6f}")
+    if abs(own_loss - peer_loss) > 1e-3 * abs(peer_loss):
         raise RuntimeError("the two do not compute the same losses")
 
 
@@ -340,12 +341,12 @@ def kdcli_ways(
     groups: list[int],
     folder: Path,
 ) -> dict[str, Way]:
-    """One way a size of group, live and cached."""
+    """Return a way for each size of group, and one with cached signals."""
     (device, dtype), objective = where, with_logits(teacher, fresh)
     listened = capture(
         prepare_teacher(copy.deepcopy(teacher), dtype).to(device), objective.teacher_needs
     )
-    made = SignalStore.open(
+    store = SignalStore.open(
         folder,
         rows,
         listened,
@@ -355,15 +356,15 @@ def kdcli_ways(
         limit_bytes=1 << 33,
         log=partial(print, file=sys.stderr),
     )
-    assert made is not None, "no room for the store"
-    name, found = str(dtype)[6:], {}
+    assert store is not None, "no room for the store"
+    name, ways = str(dtype)[6:], {}
 
     def way(group: int, examples: Examples, signals: Callable[[Batch], Signals]) -> Way:
         encoder = copy.deepcopy(fresh)
         student = Student(encoder, with_logits(teacher, encoder))
 
         def go(steps: int) -> tuple[int, float]:
-            # One number format a process: the engine's is what its accelerator was started with.
+            # The accelerator has one number format per process, so it must be reset.
             AcceleratorState._reset_state()
             session = Session(start(device, dtype), device)
             return kdcli_way(session, student, examples, rows.lengths, group, signals)(steps)
@@ -371,11 +372,11 @@ def kdcli_ways(
         return go
 
     for group in groups:
-        found[f"kdcli {name}, groups of {group}"] = way(
+        ways[f"kdcli {name}, groups of {group}"] = way(
             group, rows, Teacher("teacher", listened).signals
         )
-    found[f"kdcli {name}, groups of {groups[-1]}, cached"] = way(groups[-1], made, made.signals)
-    return found
+    ways[f"kdcli {name}, groups of {groups[-1]}, cached"] = way(groups[-1], store, store.signals)
+    return ways
 
 
 def compare(ways: dict[str, Way], options: argparse.Namespace) -> None:
@@ -387,10 +388,10 @@ def compare(ways: dict[str, Way], options: argparse.Namespace) -> None:
     base = next(iter(ways))
     for name, values in rates.items():
         ratios = [v / b for v, b in zip(values[1:], rates[base][1:], strict=True)]
-        said = f"{statistics.median(ratios):.2f}x {base} ({min(ratios):.2f}-{max(ratios):.2f})"
+        ratio = f"{statistics.median(ratios):.2f}x {base} ({min(ratios):.2f}-{max(ratios):.2f})"
         print(
             f"{name:34} {statistics.median(values[1:]):7.0f} tokens/s   "
-            f"{'' if name == base else said}"
+            f"{'' if name == base else ratio}"
         )
 
 

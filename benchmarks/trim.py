@@ -1,12 +1,11 @@
-"""Cutting a vocabulary of the size of XLM-R's: seconds of reading the text, of cutting, and whether
-outputs stay equal.
+"""Time the trimming of a vocabulary of XLM-R's size, and check that the outputs stay equal.
 
     python benchmarks/trim.py [--tokens 250002] [--size 20000] [--texts 20000]
 
-A Unigram vocabulary of made-up pieces, a model of 2 layers x 384 over it, texts of its words.
-Reading is counting the tokens of the texts; cutting is choosing the tokens, with and without a
-size, and making the tokenizer and the tables.
-Aim: cutting takes under a minute; outputs on text of kept tokens are equal to the bit.
+The Unigram vocabulary has invented pieces, the model has 2 layers of width 384, and the texts have
+words from the vocabulary. Reading counts the tokens of the texts. Cutting chooses the tokens, with
+and without a size, and builds the tokenizer and the tables.
+Aim: cutting takes less than a minute, and outputs for texts of kept tokens are equal to the bit.
 """
 
 from __future__ import annotations
@@ -31,9 +30,11 @@ from kdcli.workloads.vocabulary import cut, kept_tokens
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def made(tokens: int, rng: np.random.Generator) -> Model:
-    """Pieces of 1 to 8 letters, the shorter ones likelier, half of them at the beginning of a
-    word."""
+def random_model(tokens: int, rng: np.random.Generator) -> Model:
+    """Return a model with random weights and a vocabulary of random pieces.
+
+    Pieces have 1 to 8 letters, and half of them begin a word.
+    """
     lengths = rng.integers(2, 9, 2 * tokens)
     words = ("".join(LETTERS[n] for n in rng.integers(0, 26, length)) for length in lengths)
     pieces = itertools.chain(
@@ -52,11 +53,11 @@ def made(tokens: int, rng: np.random.Generator) -> Model:
         num_attention_heads=12,
         intermediate_size=1536,
     )
-    return Model(XLMRobertaModel(config).eval(), tokenizer, "made")
+    return Model(XLMRobertaModel(config).eval(), tokenizer, "random")
 
 
 def texts_of(loaded: Model, count: int, rng: np.random.Generator) -> list[str]:
-    """Sentences of 20 words; frequent words are much more frequent than others."""
+    """Return sentences of 20 words. A few words are much more frequent than the others."""
     words = [
         t.removeprefix("▁")
         for t in sorted(loaded.tokenizer.get_vocab())
@@ -86,17 +87,17 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=250_002)
     parser.add_argument("--size", type=int, default=20_000)
     parser.add_argument("--texts", type=int, default=20_000)
-    given = parser.parse_args()
+    options = parser.parse_args()
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
-    loaded = made(given.tokens, rng)
-    texts = texts_of(loaded, given.texts, rng)
+    loaded = random_model(options.tokens, rng)
+    texts = texts_of(loaded, options.texts, rng)
     print(f"{len(loaded.tokenizer):,} tokens, {sum(map(len, texts)) / 1e6:.1f} MB of text")
     began = time.perf_counter()
     counts = {"the text": count_tokens(loaded.tokenizer, texts)}
     reading = time.perf_counter() - began
     print(f"reading: {reading:.1f} s")
-    for size in (None, given.size):
+    for size in (None, options.size):
         began = time.perf_counter()
         kept, notes = kept_tokens(loaded.tokenizer, counts, named_in(loaded.model.config), size)
         smaller = cut(loaded, kept)

@@ -1,13 +1,13 @@
-"""The chunked losses over a vocabulary against the plain formulas: extra memory, time, value and
-gradient, in one run.
+"""Compare the chunked losses over a vocabulary with the plain formulas.
 
     python benchmarks/vocabulary.py [--threads 2] [--rounds 7] [--device cpu]
 
-A batch of 32 x 128 tokens of which 15 % are masked, a vocabulary of 30,522, logits of teacher and
-student in float32 and in bfloat16; forward and backward of soft targets (T = 2) and of
-cross-entropy. Memory is what a call takes beyond the logits that are there before it, the gradient
-that it leaves included. Times are medians of interleaved rounds.
-Aims: the chunked soft loss takes a quarter of the plain one's memory at most, is not slower, and
+Prints ratios of extra memory and time, and the differences of value and gradient. A batch has
+32 x 128 tokens, 15 % of them masked, and the vocabulary has 30,522. Logits of teacher and student
+are in float32 and in bfloat16. A step is the forward and backward pass of soft targets (T = 2) or
+of cross-entropy. Memory is the memory of a call in addition to the logits, with the gradient that
+it returns. Times are medians of interleaved rounds.
+Aims: the chunked soft loss takes at most a quarter of the plain one's memory, is not slower, and
 equals it to 1e-5 in float32.
 """
 
@@ -31,7 +31,7 @@ P, V, T = round(0.15 * 32 * 128), 30_522, 2.0
 
 
 def plain_kl(teacher_PV: Tensor, student_PV: Tensor) -> Tensor:
-    """T² · KL(teacher ‖ student) as one writes it."""
+    """Compute T² · KL(teacher ‖ student) as the formula says."""
     log_p = F.log_softmax(teacher_PV.float() / T, -1)
     log_q = F.log_softmax(student_PV.float() / T, -1)
     return T * T * F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
@@ -51,7 +51,7 @@ HARD: Losses = {
 def step(
     loss: Callable[[Tensor, Tensor, Tensor], Tensor], inputs: tuple[Tensor, Tensor, Tensor]
 ) -> Tensor:
-    """Forward and backward; the gradient is left on the student's logits."""
+    """Run the forward and backward pass. The gradient stays on the student's logits."""
     inputs[1].grad = None
     value = loss(*inputs)
     torch.autograd.backward(value)
@@ -67,8 +67,7 @@ def compare(name: str, losses: Losses, inputs: tuple[Tensor, Tensor, Tensor], ro
         step(loss, inputs)
         student_PV.grad = None
         if device.type == "cpu":
-            # What an earlier call gave back may still lie with the process, and a later one would
-            # seem to need less.
+            # Return freed memory to the system. Otherwise a later call seems to need less.
             ctypes.CDLL(None).malloc_trim(0)
         memory[way] = peak_of(partial(step, loss, inputs), device)
     for _ in range(rounds):

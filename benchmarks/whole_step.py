@@ -1,20 +1,20 @@
-"""A whole distillation step, teacher 12x768 -> student 6x384, batch 16 x 128, three ways in one
-run.
+"""Compare three ways to run a distillation step, for 12x768 to 6x384 and a batch of 16 x 128.
 
     python benchmarks/whole_step.py [--rounds 5] [--textbrewer] [--dropout 0] [--device cpu]
 
-* kdcli: what the command runs. The teacher stops at its last q, k, v; matrix products in the dtype
-  `--dtype auto` picks (and in the other one); the blocked relation loss.
-* plain: the teacher's full forward in float32 with `output_attentions=True`, plain formulas for
-  both relations.
-* TextBrewer (`pip install textbrewer tensorboard`, a peer, needed only here): its
-  GeneralDistiller's step with both relations as matches, in float32 as it runs them.
+* kdcli: the step of the command. The teacher stops at its last q, k, v. Matrix products use the
+  dtype that `--dtype auto` chooses, and the other one. The relation loss is blocked.
+* plain: the teacher's full forward pass in float32 with `output_attentions=True`, and the plain
+  formulas for both relations.
+* TextBrewer (`pip install textbrewer tensorboard`): the step of its GeneralDistiller with both
+  relations as matches, in float32.
 
-The student has BERT's dropout of 0.1 in all three, or what `--dropout` says: drawing it on a CPU is
-a cost of its own, and the recipes for two cores do without.
+The student has BERT's dropout of 0.1, or the value of `--dropout`. Drawing dropout is expensive on
+a CPU, and the recipes for two cores do not use it.
 
-Prints ratios of tokens/s (medians of interleaved rounds), the model FLOP/s of the step over the
-machine's own matrix-product rate, and what two students of one teacher pass cost next to two runs.
+Prints the ratios of tokens per second (medians of interleaved rounds), the step's FLOP/s as a share
+of the machine's rate for matrix products, and the time for two students of one teacher pass
+compared with two runs.
 """
 
 from __future__ import annotations
@@ -116,7 +116,10 @@ def plain_kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def with_values(model: BertModel) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """The usual way: eager attention for its probabilities, a hook for the last layer's values."""
+    """Return a function that computes a model's last attention probabilities and values.
+
+    It uses eager attention for the probabilities and a hook for the values.
+    """
     model.set_attn_implementation("eager")
     kept: dict[str, Tensor] = {}
     heads = model.config.num_attention_heads
@@ -186,7 +189,7 @@ def textbrewer_step(*, dropout: float) -> Step:
     )
 
     def step(ids_BL: torch.Tensor) -> None:
-        # Its own forward and losses, without the bookkeeping of its outer loop.
+        # TextBrewer's forward pass and losses, without the rest of its training loop.
         loss, _ = distiller.train_on_batch({"input_ids": ids_BL}, {})
         loss.backward()
         torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
@@ -197,8 +200,11 @@ def textbrewer_step(*, dropout: float) -> Step:
 
 
 def step_flops(teacher: BertModel, student: BertModel, batch: int) -> float:
-    """Floating-point operations of a step on rows of 128 tokens: the last layer of both stops at
-    its q, k and v, and a backward pass costs two forward passes."""
+    """Return the floating-point operations of a step on rows of 128 tokens.
+
+    The last layer of both models stops at its q, k and v. A backward pass counts as two forward
+    passes.
+    """
     of_teacher, of_student = (
         multiply_adds(model) * (1 - 0.75 / model.config.num_hidden_layers)
         for model in (teacher, student)
@@ -208,14 +214,14 @@ def step_flops(teacher: BertModel, student: BertModel, batch: int) -> float:
 
 
 def product_rate(dtype: torch.dtype, device: torch.device = CPU) -> float:
-    """FLOP/s of a 2048x768x3072 product, the best of ten."""
+    """Return the FLOP/s of a 2048x768x3072 product, the best of ten."""
     a, b = torch.randn(2048, 768).to(device, dtype), torch.randn(768, 3072).to(device, dtype)
     best = min(timed(lambda: a @ b) for _ in range(10))
     return 2 * 2048 * 768 * 3072 / best
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Seconds until a call, and what it left a GPU to do, is done."""
+    """Return the seconds of a call, with the work that it starts on a GPU."""
     began = time.perf_counter()
     call()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -136,7 +136,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Head:
-    """What a model's head predicts.
+    """The predictions that a model's head can make.
 
     Attributes:
         kind: the kind of its predictions.

@@ -49,6 +49,7 @@ from kdcli.types import IGNORED, Job, Needs, Schedule, StepLoss, Term, labelled_
 from kdcli.verbs.cotrain.job import PairStep
 from kdcli.verbs.cotrain.settings import CommunitySettings, CotrainRecipe
 from kdcli.verbs.distill.student import Student, distill_job, teacher_needs
+from kdcli.workloads.training import mixed_terms
 
 TYPES = ("bert", "roberta", "deberta-v2", "mpnet", "distilbert")
 DEVICE = "kdgpu"
@@ -241,7 +242,7 @@ def on_task(task, kind, method="soft-targets"):
     def step(batch):
         taught = of_teacher.signals(batch)
         signals = of_student(batch)
-        terms = workload.mixed_terms(signals, [taught], batch, KdSettings())
+        terms = mixed_terms(workload, signals, [taught], batch, KdSettings())
         return StepLoss(
             terms
             | {n: Term(v, objective.over[n]) for n, v in objective.terms(taught, signals).items()}

@@ -19,7 +19,7 @@ from tools.faults import campaign as campaigns  # noqa: E402
 from tools.faults.campaign import Campaign, Case, Fault, Kind  # noqa: E402
 from tools.faults.kills import differences, state  # noqa: E402
 from tools.faults.models import _auto_map, _pickle  # noqa: E402
-from tools.faults.mutations import SHARES, mutations  # noqa: E402
+from tools.faults.mutations import SHARES, draw, problems  # noqa: E402
 from tools.faults.process import Done  # noqa: E402
 
 
@@ -42,7 +42,7 @@ def _campaign(tmp_path: Path, *kinds: Kind) -> Campaign:
 
 
 def test_every_planted_fault_is_found_and_the_cases_after_it_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(campaigns, "MOST_MEGABYTES", 200)
+    monkeypatch.setattr(campaigns, "MAX_MEGABYTES", 200)
     kind = Kind("planted", 8, _planted, chunk=3, wall=6)
     campaign = _campaign(tmp_path, kind)
     campaign.run(minutes=1, jobs=2)
@@ -53,7 +53,7 @@ def test_every_planted_fault_is_found_and_the_cases_after_it_run(tmp_path, monke
     assert found["planted:3"].startswith("ended with status 9")
     assert found["planted:4"].startswith("no answer in")
     assert found["planted:5"].endswith(" MB")
-    assert campaign.table().splitlines()[1].split()[:6] == ["planted", "8", "8", "3", "5", "0"]
+    assert campaign.table().splitlines()[1].split()[:5] == ["planted", "8", "8", "3", "5"]
 
 
 def test_a_second_start_goes_on_where_the_first_stopped(tmp_path):
@@ -70,15 +70,6 @@ def test_a_second_start_goes_on_where_the_first_stopped(tmp_path):
     (tmp_path / "results.jsonl").unlink()
     _campaign(tmp_path, Kind("noted", 5, noted)).run(minutes=1, jobs=1)
     assert sorted(ran.read_text().splitlines()[5:]) == sorted(before)
-
-
-def test_what_is_known_to_fail_is_open_and_not_passed(tmp_path):
-    campaign = _campaign(
-        tmp_path, Kind("planted", 3, _planted, open=lambda n: "known" if n == 1 else None)
-    )
-    campaign.run(minutes=1, jobs=1)
-    assert [name for alike in campaign.failures() for name, _ in alike] == ["planted:2"]
-    assert campaign.table().splitlines()[1].split()[:6] == ["planted", "3", "3", "1", "1", "1"]
 
 
 @pytest.mark.parametrize(
@@ -125,16 +116,11 @@ def test_what_a_run_left_is_compared_file_by_file(tmp_path):
     ]
 
 
-def test_changes_are_as_many_as_asked_for_and_change_code():
-    drawn = mutations(60, seed=0)
-    assert drawn == mutations(60, seed=0)
+def test_changes_are_as_many_as_asked_for():
+    drawn = draw(60, seed=0)
+    assert drawn == draw(60, seed=0)
     assert (len(drawn), {m.share for m in drawn}) == (60, set(SHARES))
-    for mutation in drawn:
-        data = (ROOT / mutation.path).read_bytes()
-        assert data[mutation.begin : mutation.end].decode() == mutation.was != mutation.now
-        if mutation.path.endswith(".py"):
-            compile(
-                data[: mutation.begin] + mutation.now.encode() + data[mutation.end :],
-                mutation.path,
-                "exec",
-            )
+
+
+def test_every_change_can_be_made():
+    assert problems() == []

@@ -14,7 +14,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
 
-from tools import gpu  # noqa: E402
+from tools import gpu, gpu_pieces  # noqa: E402
 
 
 @pytest.fixture
@@ -88,8 +88,8 @@ def recorded(tmp_path, monkeypatch):
 def test_a_piece_that_fails_is_recorded_and_the_others_go_on(recorded):
     left, record = recorded("fails", "dies", "works")
     assert left == []
-    assert record.pieces["fails"]["error"] == "IndexError: list index out of range"
-    assert record.pieces["dies"]["error"] == "its process ended with -9"
+    assert record.pieces["fails"].error == "IndexError: list index out of range"
+    assert record.pieces["dies"].error == "exit code -9"
     assert "| works | this | 1 / 2 |" in record.table()
     assert "| fails | failed | IndexError: list index out of range |" in record.table()
 
@@ -112,4 +112,4 @@ def test_a_piece_that_takes_too_long_is_left_for_the_next_call(recorded):
 )
 def test_the_rate_is_that_of_the_cards_row(monkeypatch, name, number, rate):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert gpu.card_rate(torch.device("cuda"), number) == rate
+    assert gpu_pieces.card_rate(torch.device("cuda"), number) == rate

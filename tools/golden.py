@@ -1,18 +1,22 @@
-"""The safety net of a restructuring: record what kdcli computes and shows, and compare it later.
+"""Record what kdcli computes and shows before a change, and compare it after the change.
 
-    python tools/golden.py record losses FILE      before a change, then after it:
-    python tools/golden.py compare losses FILE     prints each difference and exits with 1
+    python tools/golden.py record losses FILE                 before the change
+    python tools/golden.py compare losses FILE                after the change
     python tools/golden.py record surface FILE
     python tools/golden.py compare surface FILE
     python tools/golden.py compare losses FILE --only minilm,smp
     python tools/golden.py record losses FILE --only minilm   replaces one case in FILE
     python tools/golden.py selfcheck
 
-`losses` holds the numbers of every training step and evaluation and a hash of every saved tensor.
-A change that leaves the computation alone leaves all of them the same to the last bit, on the same
-machine. `surface` holds help texts, file lists, report keys and recipes, which may change.
+`compare` prints each difference and exits with 1 if there are any. `selfcheck` plants an error in
+each kind of loss and checks that it is noticed.
 
-The tool uses nothing of kdcli but its command line, so it also records an older version: set
+`losses` contains the numbers of every training step and evaluation, and a hash of every saved
+tensor. A change that does not alter the computation must leave all of them identical to the last
+bit on the same machine. `surface` contains help texts, file lists, report keys and recipes, which
+may change.
+
+The tool only uses kdcli's command line. It can therefore record an older version as well: set
 PYTHONPATH to that version's directory.
 """
 
@@ -26,24 +30,26 @@ import hashlib
 import importlib
 import io
 import json
-import math
 import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "TERM": "dumb", "NO_COLOR": "1"}
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 if TYPE_CHECKING:
-    from tools.golden_cases import CASES, Case, write_inputs
-else:  # As a script: the version of the package that PYTHONPATH names may have tools of its own.
-    from golden_cases import CASES, Case, write_inputs
+    from tools.golden_cases import CASES, Case
+    from tools.golden_compare import Recording, differences, print_differences
+    from tools.golden_inputs import write_inputs
+else:  # A script must not import `tools`: PYTHONPATH may name a version with tools of its own.
+    from golden_cases import CASES, Case
+    from golden_compare import Recording, differences, print_differences
+    from golden_inputs import write_inputs
 
-MAX_LINES = 12  # Differences that are printed for one case
 VERBS = (
     *("distill", "prune", "cotrain", "finetune", "evaluate", "benchmark", "export", "mask"),
     *("tokenize", "trim", "compress", "push", "recipes", "doctor"),
@@ -66,12 +72,23 @@ def kdcli(*arguments: str) -> tuple[int, str, str]:
     return 0, out.getvalue(), errors.getvalue()
 
 
-# The losses recording. Where a log, a report or a file moves, these readers are what has to change.
+# Recording losses. These readers must change if a log, a report or a file moves.
 
 LOGGED = ("loss", "terms", "held_out", "metrics", "lr", "grad_norm")
 
+Numbers = dict[str, float]
+"""Name of a loss or metric -> its value."""
 
-def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+
+class Losses(TypedDict):
+    """The numbers that a run computed. Each key maps a directory or file of the run to its part."""
+
+    steps: dict[str, dict[str, Numbers]]
+    quality: dict[str, dict[str, list[list[float]]]]
+    weights: dict[str, str]
+
+
+def numbers(value: object, name: str = "") -> Iterator[tuple[str, float]]:
     """Yield the numbers of a JSON value, each with its dotted key."""
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -80,9 +97,9 @@ def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
         yield name, value
 
 
-def steps_of(log: Path) -> dict[str, dict[str, float]]:
-    """Read a log.jsonl: step -> name of a loss or metric -> number."""
-    steps: dict[str, dict[str, float]] = {}
+def steps_of(log: Path) -> dict[str, Numbers]:
+    """Read a log.jsonl: step -> its numbers."""
+    steps: dict[str, Numbers] = {}
     for line in log.read_text("utf-8").splitlines():
         record = json.loads(line)
         kept = {key: record[key] for key in LOGGED if key in record}
@@ -96,20 +113,20 @@ def quality_of(report: Mapping[str, Any]) -> dict[str, list[list[float]]]:
 
     An interval of a difference is three numbers.
     """
-    found: dict[str, set[tuple[float, ...]]] = {}
+    values_of: dict[str, set[tuple[float, ...]]] = {}
     for table in report.get("quality", {}).values():
         for row in table.values():
             for metric, value in numbers(row):
-                found.setdefault(metric, set()).add((value,))
+                values_of.setdefault(metric, set()).add((value,))
     for row in report.get("evaluations", []):
         for metric, value in numbers(row["metrics"]):
-            found.setdefault(metric, set()).add((value,))
+            values_of.setdefault(metric, set()).add((value,))
     for row in report.get("comparisons", []):
         interval = tuple(row[key] for key in ("difference", "low", "high"))
-        found.setdefault(f"difference of {row['metric']}", set()).add(interval)
+        values_of.setdefault(f"difference of {row['metric']}", set()).add(interval)
     for row in report.get("pruning", []):
-        found.setdefault("density", set()).add((row["density"],))
-    return {metric: sorted(map(list, values)) for metric, values in sorted(found.items())}
+        values_of.setdefault("density", set()).add((row["density"],))
+    return {metric: sorted(map(list, values)) for metric, values in sorted(values_of.items())}
 
 
 def tensors_hash(named: Iterable[tuple[str, str, tuple[int, ...], bytes]]) -> str:
@@ -146,20 +163,20 @@ def onnx_hash(path: Path) -> str:
 
 def hashes_of(folder: Path) -> dict[str, str]:
     """Hash every file of weights under a folder: path -> hash."""
-    found = {}
+    hashes = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.suffix == ".safetensors":
-            found[name] = safetensors_hash(path)
+            hashes[name] = safetensors_hash(path)
         elif path.suffix == ".onnx":
-            found[name] = onnx_hash(path)
+            hashes[name] = onnx_hash(path)
         elif path.suffix == ".bin":
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:32]
-    return found
+            hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:32]
+    return hashes
 
 
-def losses_of(folder: Path) -> dict[str, Any]:
-    """Collect what a run computed."""
+def losses_of(folder: Path) -> Losses:
+    """Collect the numbers and weights that a run left in its directory."""
     logs = {str(p.parent.relative_to(folder)): steps_of(p) for p in folder.rglob("log.jsonl")}
     reports = sorted(folder.rglob("report.json"))
     quality = {
@@ -173,50 +190,50 @@ def losses_of(folder: Path) -> dict[str, Any]:
     }
 
 
-# The surface recording.
+# Recording the surface.
 
 
-def keys(tree: Any, prefix: str = "") -> list[str]:
-    """List the dotted keys of a JSON value; the items of a list count as one."""
+def keys(tree: object, prefix: str = "") -> list[str]:
+    """List the dotted keys of a JSON value. The items of a list share one key."""
     if isinstance(tree, dict):
-        found = {k for key, value in tree.items() for k in keys(value, f"{prefix}.{key}")}
-        return sorted(found) or [prefix]
+        inner = {k for key, value in tree.items() for k in keys(value, f"{prefix}.{key}")}
+        return sorted(inner) or [prefix]
     if isinstance(tree, list):
         return sorted({k for value in tree for k in keys(value, f"{prefix}[]")}) or [prefix]
     return [prefix]
 
 
-def surface_of(folder: Path) -> dict[str, Any]:
-    """Collect what a run left: its files, the keys of its reports and logs, its recipes."""
+def surface_of(folder: Path) -> dict[str, object]:
+    """Collect a run's file names, the keys of its reports and logs, and its recipes."""
     files = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
-    found: dict[str, Any] = {"files": files}
+    surface: dict[str, object] = {"files": files}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.name == "log.jsonl":
             records = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-            found[name] = sorted({key for record in records for key in keys(record)})
+            surface[name] = sorted({key for record in records for key in keys(record)})
         elif path.name == "report.json":
             report = json.loads(path.read_text("utf-8"))
-            found[name] = {"keys": keys(report), "notes": report["notes"]}
+            surface[name] = {"keys": keys(report), "notes": report["notes"]}
         elif path.name == "recipe.yaml":
-            found[name] = path.read_text("utf-8").splitlines()
-    return found
+            surface[name] = path.read_text("utf-8").splitlines()
+    return surface
 
 
-def shown() -> dict[str, Any]:
-    """Collect the help texts and the names of the shipped recipes."""
-    found: dict[str, Any] = {"help": kdcli("--help")[1].splitlines()}
+def help_and_recipes() -> dict[str, list[str]]:
+    """Collect the lines of the help texts and the names of the shipped recipes."""
+    lines = {"help": kdcli("--help")[1].splitlines()}
     for verb in VERBS:
-        found[f"help {verb}"] = kdcli(verb, "--help")[1].splitlines()
-    found["recipes"] = sorted(kdcli("recipes", "ls")[1].splitlines())
-    return found
+        lines[f"help {verb}"] = kdcli(verb, "--help")[1].splitlines()
+    lines["recipes"] = sorted(kdcli("recipes", "ls")[1].splitlines())
+    return lines
 
 
 # Running the cases.
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """List the cases with everything they need, each after what it needs."""
+    """List the cases and the cases they need, each after all that it needs."""
     ordered: list[str] = []
 
     def add(name: str) -> None:
@@ -231,7 +248,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def processor_seconds() -> float:
-    """Processor time of this process and of those that it has waited for."""
+    """Return the processor time of this process and of the child processes that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
@@ -246,8 +263,8 @@ def run_case(name: str, case: Case, folder: Path) -> int:
     return code
 
 
-def dry_run(case: Case) -> list[Any]:
-    """Return the exit code of a dry run, the keys of what it prints and its steps."""
+def dry_run(case: Case) -> list[object]:
+    """Return the exit code of a dry run, the keys of its JSON, and the steps of each stage."""
     code, out, _ = kdcli(*case.arguments, "--dry-run", "--json", "-o", "runs/dry")
     estimate = json.loads(out)
     return [code, keys(estimate), [leg["steps"] for leg in estimate["legs"]]]
@@ -255,13 +272,13 @@ def dry_run(case: Case) -> list[Any]:
 
 @contextlib.contextmanager
 def sandbox() -> Iterator[None]:
-    """Work in a temporary directory that holds the data, with a cache of its own."""
+    """Work in a temporary directory that contains the data, with a separate cache."""
     import torch
 
     import kdcli as package
 
     torch.set_num_threads(1)
-    # `compress` starts processes of its own, which must import the same kdcli.
+    # `compress` starts further processes, which must import the same kdcli.
     os.environ["PYTHONPATH"] = str(Path(package.__file__).parents[1])
     with tempfile.TemporaryDirectory() as aside:
         os.environ["KDCLI_CACHE"] = str(Path(aside) / "cache")
@@ -276,26 +293,32 @@ def sandbox() -> Iterator[None]:
             os.chdir(back)
 
 
-def recording(what: str, only: list[str]) -> dict[str, Any]:
-    """Run the cases and return their recording."""
+def record(what: str, only: list[str]) -> Recording:
+    """Run the cases and record their losses or their surface.
+
+    Args:
+        what: `losses` or `surface`.
+        only: the cases to record; empty for all cases.
+    """
     print(f"kdcli of {Path(sys.modules['kdcli'].__file__ or '').parent}", file=sys.stderr)
     wanted = only or list(CASES)
-    found: dict[str, Any] = {}
+    recording: Recording = {}
     with sandbox():
         if what == "surface" and not only:
-            found |= shown()
+            recording |= help_and_recipes()
         for name in in_order(wanted):
             case = CASES[name]
             if what == "surface" and case.dry and name in wanted:
-                found[f"dry {name}"] = dry_run(case)
+                recording[f"dry {name}"] = dry_run(case)
             code = run_case(name, case, Path("runs") / name)
             if name in wanted:
                 read = losses_of if what == "losses" else surface_of
-                found[name] = {"code": code} | read(Path("runs") / name)
-    return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+                recording[name] = {"code": code, **read(Path("runs") / name)}
+    # As it will be read from the file: tuples become lists.
+    return json.loads(json.dumps(recording))  # type: ignore[no-any-return]
 
 
-# An error in each kind of loss must be found.
+# Checking that an error in each kind of loss is noticed.
 
 RELATIVE_ERROR = 1e-7
 PLANTS = {
@@ -314,34 +337,35 @@ PLANTS = {
 """Kind of loss -> a case, and the module and name of the function to plant an error in."""
 
 
-def erring(value: Any) -> Any:
-    """Multiply what a loss function returns by 1 + 1e-7, or what an objective's terms return."""
+def with_error(value: object) -> object:
+    """Multiply the value of a loss function, or the terms of an objective, by 1 + 1e-7."""
     import torch
 
     if isinstance(value, torch.Tensor):
         return value * (1 + RELATIVE_ERROR)
     if isinstance(value, Mapping):
-        return {name: erring(item) for name, item in value.items()}
+        return {name: with_error(item) for name, item in value.items()}
     if isinstance(value, tuple):  # A weight and its term
-        return tuple(item if isinstance(item, float) else erring(item) for item in value)
-    names = {field.name for field in dataclasses.fields(value)}
-    for name in names & {"terms", "regularise"}:  # Of an objective and of a pruner
-        inner = getattr(value, name)
-        return dataclasses.replace(value, **{name: functools.partial(_erring, inner)})
+        return tuple(item if isinstance(item, float) else with_error(item) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = {field.name for field in dataclasses.fields(value)}
+        for name in names & {"terms", "regularise"}:  # An objective, and a pruner
+            inner = getattr(value, name)
+            return dataclasses.replace(value, **{name: functools.partial(_call_with_error, inner)})
     raise TypeError(f"no error can be planted in a {type(value).__name__}")
 
 
-def _erring(function: Callable[..., Any], *given: Any) -> Any:
-    return erring(function(*given))
+def _call_with_error(function: Callable[..., object], *arguments: object) -> object:
+    return with_error(function(*arguments))
 
 
 @contextlib.contextmanager
 def planted(module: str, name: str) -> Iterator[None]:
-    """Replace a function by one that errs, in every module that has imported it."""
+    """Replace a function by one with an error, in every module that has imported it."""
     right = getattr(importlib.import_module(module), name)
 
-    def wrong(*given: Any, **named: Any) -> Any:
-        return erring(right(*given, **named))
+    def wrong(*arguments: object, **named: object) -> object:
+        return with_error(right(*arguments, **named))
 
     modules = [m for at, m in list(sys.modules.items()) if at.startswith("kdcli") and m]
     holders = [m for m in modules if vars(m).get(name) is right]
@@ -355,14 +379,18 @@ def planted(module: str, name: str) -> Iterator[None]:
 
 
 def selfcheck(only: list[str]) -> int:
-    """Plant an error in each kind of loss, or in those of the cases `only`.
+    """Plant an error in each kind of loss and check that the recording changes.
 
-    Returns 1 if an error is not found.
+    Args:
+        only: the cases whose losses are checked; empty for all cases.
+
+    Returns:
+        0 if every error is noticed, 1 otherwise.
     """
     missed = 0
     plants = {kind: plant for kind, plant in PLANTS.items() if not only or plant[0] in only}
     with sandbox():
-        before: dict[str, Any] = {}
+        before: dict[str, Losses] = {}
         for name in in_order(case for case, _, _ in plants.values()):
             if run_case(name, CASES[name], Path("runs") / name):
                 return 1
@@ -372,80 +400,20 @@ def selfcheck(only: list[str]) -> int:
             with planted(module, function):
                 code = run_case(name, CASES[name], folder)
             after = losses_of(folder)
-            found = {
-                part: len(differences(before[name][part], after[part]))
-                for part in ("steps", "weights")
-            }
-            missed += bool(code) or not any(found.values())
-            counts = f"{found['steps']} numbers and {found['weights']} files differ"
+            steps = len(differences(before[name]["steps"], after["steps"]))
+            files = len(differences(before[name]["weights"], after["weights"]))
+            missed += bool(code) or not (steps or files)
+            counts = f"{steps} numbers and {files} files differ"
             print(f"{kind} ({name}, {module}.{function}): {counts}")
-    print(f"{missed} of {len(plants)} planted errors are missed" if missed else "all are found")
+    if missed:
+        print(f"{missed} of {len(plants)} planted errors were not noticed")
+    else:
+        print("all planted errors were noticed")
     return min(1, missed)
 
 
-# Comparing two recordings.
-
-ABSENT = "(absent)"
-
-
-def differences(before: Any, after: Any, at: str = "") -> list[str]:
-    """Describe where two recordings differ, one line or block each."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        return [
-            line
-            for key in sorted({*before, *after})
-            for line in differences(
-                before.get(key, ABSENT), after.get(key, ABSENT), f"{at} > {key}" if at else key
-            )
-        ]
-    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        pairs = enumerate(zip(before, after, strict=True))
-        return [line for number, (a, b) in pairs for line in differences(a, b, f"{at}[{number}]")]
-    if repr(before) == repr(after):
-        return []
-    return [f"{at}:\n  - {str(before)[:600]}\n  + {str(after)[:600]}{relative(before, after)}"]
-
-
-def relative(before: Any, after: Any) -> str:
-    """Describe the relative difference of two numbers; return nothing for other values."""
-    both = isinstance(before, float) and isinstance(after, float)
-    if not both or not before or not math.isfinite(before) or not math.isfinite(after):
-        return ""
-    return f"\n  relative difference {abs(after - before) / abs(before):.1e}"
-
-
-def moved(before: dict[str, Any], after: dict[str, Any], at: str) -> list[str]:
-    """Give places of `after` that only changed their names their old names; describe each."""
-    notes = []
-    for old in sorted(before.keys() - after.keys()):
-        news = sorted(after.keys() - before.keys())
-        same = [new for new in news if repr(after[new]) == repr(before[old])]
-        if same:
-            after[old] = after.pop(same[0])
-            notes.append(f"{at}: {old} is now {same[0]}, with the same values")
-    return notes
-
-
-def compare(before: dict[str, Any], after: dict[str, Any], what: str) -> int:
-    """Print the differences of two recordings; return the number of cases that differ."""
-    wrong = 0
-    for name in sorted({*before, *after}):
-        old, new = before.get(name, ABSENT), after.get(name, ABSENT)
-        if what == "losses" and isinstance(old, dict) and isinstance(new, dict):
-            for part in ("steps", "quality", "weights"):
-                for note in moved(old[part], new[part], f"{name} > {part}"):
-                    print(f"note: {note}")
-        lines = differences(old, new, name)
-        wrong += bool(lines)
-        print("\n".join(lines[:MAX_LINES]), end="\n" if lines else "")
-        if len(lines) > MAX_LINES:
-            print(f"{name}: {len(lines) - MAX_LINES} more differences")
-    print(f"{wrong} of {len(before)} cases differ" if wrong else "no difference")
-    return wrong
-
-
 def main() -> int:
-    """Parse the command line and run; return the exit code."""
+    """Run the command line and return the exit code."""
     import kdcli  # noqa: F401
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
@@ -456,25 +424,25 @@ def main() -> int:
             sub.add_argument("what", choices=("losses", "surface"))
             sub.add_argument("file", type=Path)
         sub.add_argument("--only", default="", help="names of cases, separated by commas")
-    given = parser.parse_args()
-    only = [name for name in given.only.split(",") if name]
+    options = parser.parse_args()
+    only = [name for name in options.only.split(",") if name]
     if unknown := sorted(set(only) - set(CASES)):
         parser.error(f"no case {', '.join(unknown)}; the cases are {', '.join(CASES)}")
-    if given.mode == "selfcheck":
+    if options.mode == "selfcheck":
         return selfcheck(only)
-    file: Path = given.file.resolve()
-    before = json.loads(file.read_text("utf-8")) if given.mode == "compare" else {}
-    after = recording(given.what, only)
-    if given.mode == "record":
+    file: Path = options.file.resolve()
+    before = json.loads(file.read_text("utf-8")) if options.mode == "compare" else {}
+    after = record(options.what, only)
+    if options.mode == "record":
         if only and file.exists():
             after = json.loads(file.read_text("utf-8")) | after
         file.write_text(json.dumps(after, indent=1) + "\n", "utf-8")
         failed = [n for n, case in after.items() if isinstance(case, dict) and case.get("code")]
-        print(f"failed: {', '.join(failed)}" if failed else f"{file} is written")
+        print(f"failed: {', '.join(failed)}" if failed else f"wrote {file}")
         return min(1, len(failed))
     file.with_suffix(".new.json").write_text(json.dumps(after, indent=1) + "\n", "utf-8")
     wanted = {name: before[name] for name in only if name in before} if only else before
-    return min(1, compare(wanted, after, given.what))
+    return min(1, print_differences(wanted, after, options.what))
 
 
 if __name__ == "__main__":

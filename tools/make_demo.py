@@ -1,16 +1,16 @@
-"""Make the embedded models: `demo`, a 4x128 BERT trained by masked language modelling, and
-`demo-classifier`, which is `demo` fine-tuned on the task `demo-topic`.
+"""Make the two models that the package contains.
 
     python tools/make_demo.py [--steps 2500] [--out kdcli/data]
     python tools/make_demo.py --classifier [--out kdcli/data]
 
-Both are made from the text that `kdcli.data.demo` generates and from nothing else. The weights are
-saved in half precision to keep the package small. The encoder takes about ten minutes on two cores
-and the classifier half a minute. Prints the loss and the hashes of the files.
+`demo` is a 4x128 BERT trained by masked language modelling. `demo-classifier` is `demo` fine-tuned
+on the task `demo-topic`. Both only use text that `kdcli.data.demo` generates. The weights are saved
+in half precision to keep the package small. The encoder takes about ten minutes on two cores and
+the classifier half a minute. Prints the loss and the hashes of the files.
 
-A tokenizer that is there is kept, for the trainer of `tokenizers` breaks ties by chance: the same
-text gives other numbers to the pieces each time. With it, the same seed, torch and number of
-threads give the same weights.
+An existing tokenizer is kept, because the trainer of `tokenizers` breaks ties at random and numbers
+the same word pieces differently each time. With the same tokenizer, seed, PyTorch version and
+number of threads, the weights are the same.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ def make_encoder(out: Path, steps: int) -> None:
     )
     train(model, tokenizer, steps)
     model.bert.half().save_pretrained(out)
-    save_rest(tokenizer, out, CARD)
+    save_tokenizer_and_card(tokenizer, out, CARD)
 
 
 def make_classifier(out: Path) -> None:
     """Fine-tune the embedded encoder on its task.
 
-    It is not marked as trained on this task, so it is treated as any published model is.
+    The mark of the task is removed, so that the classifier is treated like any published model.
     """
     with tempfile.TemporaryDirectory() as folder:
         trained = Path(folder) / "run"
@@ -111,21 +111,21 @@ def make_classifier(out: Path) -> None:
     delattr(model.config, TASK_KEY)
     out.mkdir(parents=True, exist_ok=True)
     model.half().save_pretrained(out)
-    save_rest(tokenizer, out, CLASSIFIER_CARD)
+    save_tokenizer_and_card(tokenizer, out, CLASSIFIER_CARD)
 
 
-def save_rest(tokenizer: BertTokenizerFast, out: Path, card: str) -> None:
-    """Save the tokenizer and the model card, and print the hashes of the files."""
+def save_tokenizer_and_card(tokenizer: BertTokenizerFast, out: Path, card: str) -> None:
+    """Save the tokenizer and the model card next to the model, and print the files' hashes."""
     tokenizer.save_pretrained(out)
     (out / "README.md").write_text(card, "utf-8")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    for made in (out / "tokenizer.json", out / "model.safetensors"):
-        digest = hashlib.sha256(made.read_bytes()).hexdigest()
-        print(f"{made}: {made.stat().st_size:,} bytes, sha256 {digest}")
+    for path in (out / "tokenizer.json", out / "model.safetensors"):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        print(f"{path}: {path.stat().st_size:,} bytes, sha256 {digest}")
 
 
 def make_tokenizer(folder: Path) -> BertTokenizerFast:
-    """The tokenizer of a folder, trained if there is none."""
+    """Load the tokenizer in a folder, or train one if the folder has no tokenizer."""
     path = folder / "tokenizer.json"
     if path.is_file():
         return BertTokenizerFast(tokenizer_file=str(path), model_max_length=128)
@@ -168,8 +168,18 @@ def train(model: BertForMaskedLM, tokenizer: BertTokenizerFast, steps: int) -> N
 
 
 def masked(ids_BL: torch.Tensor, tokenizer: BertTokenizerFast) -> dict[str, torch.Tensor]:
-    """BERT's masking: 15 % of the tokens to predict; of these 80 % masked, 10 % random, 10 %
-    left."""
+    """Mask tokens as BERT does.
+
+    15 % of the tokens are predicted. Of these, 80 % become the mask token, 10 % become a random
+    token and 10 % stay the same.
+
+    Args:
+        ids_BL: token ids, [B, L].
+        tokenizer: the tokenizer of the ids.
+
+    Returns:
+        `input_ids` and `labels`, [B, L]. The label of a token that is not predicted is -100.
+    """
     special = torch.tensor(sorted(tokenizer.all_special_ids))
     chosen_BL = (torch.rand(ids_BL.shape) < 0.15) & ~torch.isin(ids_BL, special)
     labels_BL = ids_BL.masked_fill(~chosen_BL, -100)

@@ -1,11 +1,10 @@
-"""Prints docs/reference.md: every option and recipe key, from their declarations.
+"""Print docs/reference.md: every option and recipe key, from their declarations.
 
 python -m tools.reference > docs/reference.md
 """
 
 import sys
 from collections.abc import Iterable
-from typing import Any
 
 import typer
 
@@ -41,8 +40,11 @@ def reference() -> str:
 
 
 def all_verbs() -> Iterable[tuple[str, Verb]]:
-    """Yield the verbs with their names, in the order of help: `mask apply` is one."""
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    """Yield the name and declaration of each verb, in the order of `kdcli --help`.
+
+    Commands of a group, such as `mask apply`, are verbs of their own.
+    """
+    commands: dict[str, object] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for name, command in commands.items():
         for inner, each in getattr(command, "commands", {"": command}).items():
             if isinstance(each, VerbCommand):
@@ -50,12 +52,12 @@ def all_verbs() -> Iterable[tuple[str, Verb]]:
 
 
 def is_shared(parameter: Parameter) -> bool:
-    """Tell whether an option is declared for all verbs at once."""
+    """Whether an option is declared once for several verbs."""
     return bool({"RunOptions", "CommandOptions"} & set(parameter.by_model))
 
 
 def shared_table(verbs: Iterable[tuple[str, Verb]]) -> str:
-    """Return the table of the options that verbs share, with the verbs."""
+    """Return the table of the shared options and the verbs that have them."""
     rows: dict[str, tuple[Parameter, list[str]]] = {}
     for name, verb in verbs:
         for parameter in filter(is_shared, verb.parameters):
@@ -100,14 +102,14 @@ def row_of(setting: Setting) -> tuple[str, ...]:
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Return a table in Markdown."""
-    head = list(head)
-    lines = [head, ["---"] * len(head)]
+    titles = list(head)
+    lines = [titles, ["---"] * len(titles)]
     lines += [[cell.replace("|", r"\|") for cell in row] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def flags_of(parameter: Parameter) -> str:
-    """Return the flags of an option with its placeholder; an argument's name."""
+    """Return the flags of an option with its placeholder, or the name of an argument."""
     metavar = parameter.option.metavar
     if parameter.option.is_argument:
         return f"`{metavar}`"
@@ -123,17 +125,17 @@ def keys(parameter: Parameter) -> list[str]:
 
 
 def keys_of(parameter: Parameter) -> str:
-    """Return the recipe keys that an option sets, for a cell."""
+    """Return a table's cell with the recipe keys that an option sets."""
     return listed(f"`{key}`" for key in keys(parameter)) if keys(parameter) else ""
 
 
 def default(parameter: Parameter) -> str:
-    """Return an option's default, for a cell."""
+    """Return a table's cell with an option's default."""
     return default_of(parameter.by_model.values())
 
 
 def description_of(parameter: Parameter) -> str:
-    """Return what an option does, for a cell."""
+    """Return a table's cell with the description of an option."""
     texts = {each.description: each.choices for each in parameter.by_model.values()}
     return " ".join(help_sentence(text, choices, "") for text, choices in texts.items())
 

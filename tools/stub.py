@@ -1,4 +1,4 @@
-"""Prints kdcli/__init__.pyi: the signatures of the verbs, for editors and type checkers.
+"""Print kdcli/__init__.pyi: the signatures of the verbs, for editors and type checkers.
 
 python -m tools.stub > kdcli/__init__.pyi
 """
@@ -30,7 +30,7 @@ MODULES = ("collections.abc.", "pathlib.", "_local.", "typing.")
 
 
 def stub() -> str:
-    """Return the file, formatted."""
+    """Return the content of the file, formatted by ruff."""
     text = "\n".join([HEAD, *map(definition, kdcli.VERBS)])
     command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "kdcli/__init__.pyi"]
     done = subprocess.run([*command, "-"], input=text, capture_output=True, text=True, check=True)
@@ -38,7 +38,7 @@ def stub() -> str:
 
 
 def definition(verb: str) -> str:
-    """Return a verb's definition."""
+    """Return the definition of a verb's function, with its docstring."""
     parameters: list[str] = []
     is_keyword_only = False
     for each in signature(verb).parameters.values():

@@ -24,7 +24,7 @@ they compare token states and ignore the pooling.
     loss: {similarity_weight: 1.0, dimensions: [384, 256, 128, 64]}
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -115,26 +115,18 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         assert t.pooled is not None
         assert s.pooled is not None
         s_BD, t_BD = s.pooled.float(), t.pooled.detach().float()
-        cuts = settings.dimensions or [t_BD.shape[1]]
+        cuts, temperature = settings.dimensions or [t_BD.shape[1]], settings.temperature
         values: dict[str, Tensor] = {}
         if weights["vectors"]:
             compare = mean_cosine_distance if settings.vectors == "cosine" else F.mse_loss
-            values["vectors"] = torch.stack(
-                [compare(s_BD[:, :d], t_BD[:, :d]) for d in cuts]
-            ).mean()
+            losses = [compare(s_BD[:, :d], t_BD[:, :d]) for d in cuts]
+            values["vectors"] = torch.stack(losses).mean()
         if weights["similarity"]:
             assert t.anchors is not None
-            log_t_BR = log_similarities(t_BD, t.anchors, settings.temperature)
-            divergences = []
-            for d in cuts:
-                log_s_BR = log_similarities(s_BD[:, :d], t.anchors[:, :d], settings.temperature)
-                divergences.append(
-                    F.kl_div(log_s_BR, log_t_BR, reduction="batchmean", log_target=True)
-                )
-            values["similarity"] = torch.stack(divergences).mean()
+            values["similarity"] = similarity_loss(s_BD, t_BD, t.anchors, cuts, temperature)
         if weights["contrastive"]:
             with torch.autocast(s_BD.device.type, enabled=False):
-                values["contrastive"] = info_nce(s_BD, t_BD, t, settings.temperature)
+                values["contrastive"] = info_nce(s_BD, t_BD, t, temperature)
         if relations is not None:
             values["relations"] = torch.stack(list(relations.terms(t, s).values())).sum()
         if weights["hidden"]:
@@ -156,6 +148,26 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
 def mean_cosine_distance(s_BD: Tensor, t_BD: Tensor) -> Tensor:
     """Return the mean of 1 - cos over the batch, a scalar, for vectors [B, D]."""
     return (1 - F.cosine_similarity(s_BD, t_BD, dim=-1)).mean()
+
+
+def similarity_loss(
+    s_BD: Tensor, t_BD: Tensor, anchors_RD: Tensor, cuts: Sequence[int], temperature: float
+) -> Tensor:
+    """Compute L_sim, a scalar and a mean over the batch and over several prefixes.
+
+    Args:
+        s_BD: the student's vectors.
+        t_BD: the teacher's vectors of the same texts, which are compared as a whole.
+        anchors_RD: the anchors.
+        cuts: lengths of the prefixes of the student's vectors and the anchors.
+        temperature: τ > 0.
+    """
+    log_t_BR = log_similarities(t_BD, anchors_RD, temperature)
+    divergences = []
+    for d in cuts:
+        log_s_BR = log_similarities(s_BD[:, :d], anchors_RD[:, :d], temperature)
+        divergences.append(F.kl_div(log_s_BR, log_t_BR, reduction="batchmean", log_target=True))
+    return torch.stack(divergences).mean()
 
 
 def log_similarities(x_BD: Tensor, anchors_RD: Tensor, temperature: float) -> Tensor:

@@ -93,12 +93,10 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         for m, n in layer_map.items():
             attention = relation_kl(t.q[n], t.k[n], s.q[m], s.k[m], s.mask)
             parts.setdefault("attention", []).append(settings.attention_weight * attention)
-            if settings.value == "relation":
-                value = relation_kl(t.v[n], t.v[n], s.v[m], s.v[m], s.mask)
-                parts.setdefault("value", []).append(settings.value_weight * value)
-            elif settings.value == "mse":
-                v_S_BLD = projections["value"](regroup(s.v[m], 1)[:, 0])
-                value = masked_mse(regroup(t.v[n], 1)[:, 0], v_S_BLD, s.mask)
+            if settings.value != "none":
+                has_projection = "value" in projections
+                projection = projections["value"] if has_projection else None
+                value = value_loss(t.v[n], s.v[m], s.mask, projection)
                 parts.setdefault("value", []).append(settings.value_weight * value)
             if settings.hidden == "relation":
                 h_T, h_S = (regroup(x[:, None], teacher.heads) for x in (t.hidden[n], s.hidden[m]))
@@ -122,3 +120,21 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         terms=terms,
         over=OVER,
     )
+
+
+def value_loss(
+    v_T_BALK: Tensor, v_S_BALJ: Tensor, mask: Tensor | None, projection: nn.Module | None
+) -> Tensor:
+    """Compare the values of two layers.
+
+    Args:
+        v_T_BALK: the teacher's values.
+        v_S_BALJ: the student's values.
+        mask: the real tokens, [B, L].
+        projection: maps the student's values to the teacher's width, for the squared error. None
+            compares the relations of the values (eq. 9).
+    """
+    if projection is None:
+        return relation_kl(v_T_BALK, v_T_BALK, v_S_BALJ, v_S_BALJ, mask)
+    v_S_BLD = projection(regroup(v_S_BALJ, 1)[:, 0])
+    return masked_mse(regroup(v_T_BALK, 1)[:, 0], v_S_BLD, mask)

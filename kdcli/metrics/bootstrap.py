@@ -65,11 +65,7 @@ def paired_bootstrap(
     ours, theirs = model(np.arange(n)), baseline(np.arange(n))
     if list(ours) != list(theirs):
         raise ValueError(f"the model's metrics are {list(ours)}, the baseline's {list(theirs)}")
-    generator = np.random.default_rng(seed)
-    differences = np.empty((resamples, len(ours)))
-    for row in differences:
-        indices = generator.integers(n, size=n)
-        row[:] = np.subtract(list(model(indices).values()), list(baseline(indices).values()))
+    differences = _resampled_differences(model, baseline, n, resamples, seed, metrics=len(ours))
     outside = 50 * (1 - confidence)
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     bounds = np.percentile(differences, [outside, 100 - outside], axis=0).T.tolist()
@@ -96,6 +92,18 @@ def paired_bootstrap(
             difference + math.hypot(high - difference, added),
         )
     return intervals
+
+
+def _resampled_differences(
+    model: Scorer, baseline: Scorer, n: int, resamples: int, seed: int, *, metrics: int
+) -> Array:
+    """Return the differences of all metrics for each draw of `n` examples, [resamples, metrics]."""
+    generator = np.random.default_rng(seed)
+    differences = np.empty((resamples, metrics))
+    for row in differences:
+        indices = generator.integers(n, size=n)
+        row[:] = np.subtract(list(model(indices).values()), list(baseline(indices).values()))
+    return differences
 
 
 def _largest_effect(values_N: Array, base_values_N: Array, n: int) -> float:

@@ -1,23 +1,36 @@
 """Workloads, one module per kind of data; see `kdcli.workloads.workload`.
 
 A module that defines `TASKS` and `open_workload` handles the tasks with these names. All other
-tasks are labelled tasks.
+tasks are labelled tasks. Modules without `TASKS` are parts of workloads.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
     from kdcli.data.labelled.partition import DividedRows
     from kdcli.engine.launch import Session
     from kdcli.models.model import Model
-    from kdcli.workloads.workload import EvaluationRequest, Workload, WorkloadRequest
+    from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
+    from kdcli.workloads.workload import Workload
+
+
+class WorkloadModule(Protocol):
+    """The functions of a module that handles tasks. Some modules only have some of them."""
+
+    def open_workload(self, request: WorkloadRequest, session: Session) -> tuple[Workload, Model]:
+        """Open a task for training, and load the model that reads its rows."""
+
+    def open_evaluation(self, request: EvaluationRequest, session: Session) -> Workload:
+        """Open a task to evaluate models."""
+
+    def open_rows(self, request: EvaluationRequest, session: Session) -> DividedRows:
+        """Read the rows of all splits, which a partition can divide."""
 
 
 @cache
@@ -41,10 +54,10 @@ def may_be_special(task: str) -> bool:
     return ":" in task or any(f'"{task}"' in source for source in sources)
 
 
-def module_of(task: str) -> Any:
+def module_of(task: str) -> WorkloadModule:
     """Import the module that handles a task."""
     name = modules_by_task().get(task, f"{__name__}.tasks")
-    return importlib.import_module(name)
+    return cast("WorkloadModule", importlib.import_module(name))
 
 
 def open_workload(request: WorkloadRequest, session: Session) -> tuple[Workload, Model]:
@@ -53,9 +66,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[Workload,
     Raises:
         UsageError: the data or the model cannot be used.
     """
-    open_it: Callable[[WorkloadRequest, Session], tuple[Workload, Model]]
-    open_it = module_of(request.task).open_workload
-    return open_it(request, session)
+    return module_of(request.task).open_workload(request, session)
 
 
 def open_evaluation(request: EvaluationRequest, session: Session) -> Workload:
@@ -64,8 +75,7 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> Workload:
     Raises:
         UsageError: the data cannot be used.
     """
-    workload: Workload = _evaluating_module(request).open_evaluation(request, session)
-    return workload
+    return _evaluating_module(request).open_evaluation(request, session)
 
 
 def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
@@ -74,19 +84,16 @@ def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
     Raises:
         UsageError: the data cannot be used.
     """
-    rows: DividedRows = _evaluating_module(request).open_rows(request, session)
-    return rows
+    return _evaluating_module(request).open_rows(request, session)
 
 
-def _evaluating_module(request: EvaluationRequest) -> Any:
+def _evaluating_module(request: EvaluationRequest) -> WorkloadModule:
     """Return the module that evaluates models on a task: its own, or the one for vectors."""
-    from kdcli.workloads import embedding, mteb_tasks
+    from kdcli.workloads import embedding, eval_sets, mteb_tasks
 
-    module = module_of(request.task)
     if request.task.startswith(mteb_tasks.PREFIX):
-        module = mteb_tasks
-    elif not request.by_head and embedding.by_vectors(
-        request.task, request.models[0], request.pooling
-    ):
-        module = embedding
-    return module
+        return cast("WorkloadModule", mteb_tasks)
+    task, first_model = request.task, request.models[0]
+    if not request.by_head and eval_sets.by_vectors(task, first_model, request.pooling):
+        return embedding
+    return module_of(request.task)

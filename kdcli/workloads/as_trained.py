@@ -1,12 +1,12 @@
 """Default data settings from the run that trained a model."""
 
 from pathlib import Path
-from typing import Any
 
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import LOG_FILE, RECIPE_FILE
 from kdcli.models.load import location
 from kdcli.recipe.resolve import RecipeT, Resolved, defaulted, flatten, read_recipe
+from kdcli.recipe.sections import RecipeValues
 
 
 def as_trained(
@@ -46,7 +46,7 @@ def as_trained(
     return defaulted(resolved, settings, f"the training run of {model}")
 
 
-def _recipe_of(folder: Path) -> dict[str, Any]:
+def _recipe_of(folder: Path) -> RecipeValues:
     """Read the recipe of the run that wrote a model, or return an empty one.
 
     The run directory is the model's folder. For one model of a pair, or another form of a model, it

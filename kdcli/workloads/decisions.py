@@ -8,7 +8,7 @@ trusted, and the thresholds at which the model reaches the baseline's precision 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +56,7 @@ from kdcli.report.schema_decisions import (
 from kdcli.report.sections.decision import metric_name
 from kdcli.types import Array, Example, Kind, Task
 from kdcli.workloads.predictions import Prediction, readable, reference, shown_label
-from kdcli.workloads.workload import RESAMPLES, ModelScores
+from kdcli.workloads.scores import RESAMPLES, ModelScores
 
 KINDS: tuple[Kind, ...] = ("class", "multi", "tokens")
 """The kinds of task that have classes."""
@@ -84,6 +84,17 @@ class _Pair(NamedTuple):
     def by_teacher(self) -> bool:
         """Whether the baseline's predictions take the place of the labels."""
         return self.evaluation.reference == "teacher"
+
+
+def _pairs_by_set(task: Task, model: ModelScores, baseline: ModelScores) -> Iterator[_Pair]:
+    """Yield the predictions of a model and its baseline, set by set."""
+    begin = 0
+    for evaluation in model.evaluations:
+        examples = model.examples[evaluation.set]
+        rows = slice(begin, begin + len(examples))
+        begin = rows.stop
+        predictions = model.predictions[rows], baseline.predictions[rows]
+        yield _Pair(task, examples, *predictions, evaluation)
 
 
 def decisions(
@@ -118,14 +129,8 @@ def decisions(
         if task is None or task.kind not in KINDS:
             continue
         Progress.log(f"{model} compared with {baseline} class by class")
-        begin = 0
-        for evaluation in ours.evaluations:
-            examples = ours.examples[evaluation.set]
-            rows = slice(begin, begin + len(examples))
-            begin = rows.stop
-            pair = _Pair(
-                task, examples, ours.predictions[rows], theirs.predictions[rows], evaluation
-            )
+        for pair in _pairs_by_set(task, ours, theirs):
+            evaluation = pair.evaluation
             predictions = {baseline: pair.baseline, model: pair.model}
             matrix = _confusion(pair)
             has_probs = task.kind in ("class", "multi")
@@ -135,7 +140,7 @@ def decisions(
                     baseline=baseline,
                     task=evaluation.task,
                     set=evaluation.set,
-                    n=len(examples),
+                    n=len(pair.examples),
                     reference=evaluation.reference,
                     metric=class_metrics(task)[0],
                     min_count=min_count(max_class_drop),

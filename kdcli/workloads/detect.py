@@ -16,7 +16,8 @@ from kdcli.models.heads import head_of
 from kdcli.models.load import load_config
 from kdcli.recipe.resolve import RecipeT, Resolved, defaulted
 from kdcli.workloads.as_trained import trained_task
-from kdcli.workloads.embedding import METHOD, scores_pairs
+from kdcli.workloads.embedding import METHOD
+from kdcli.workloads.eval_sets import scores_pairs
 from kdcli.workloads.retrieval import RETRIEVAL
 
 

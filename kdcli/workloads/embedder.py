@@ -26,7 +26,7 @@ from kdcli.models.load import load_tokenizer
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.types import Array, Batch, Example, Needs, Task
-from kdcli.workloads.labelled import FORWARD_ROWS, padded
+from kdcli.workloads.runner_outputs import FORWARD_ROWS, padded
 
 TEXTS = Task("texts", "score", ("text",), ())
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # in one forward pass, including padding

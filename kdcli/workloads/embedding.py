@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,58 +17,42 @@ from torch import Tensor
 
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.labelled.partition import DividedRows, Partition, text_hashes
-from kdcli.data.labelled.task_data import Labelled, open_labelled
-from kdcli.data.tasks import OWN, named_tasks, task_of
+from kdcli.data.labelled.task_data import Labelled
 from kdcli.data.text.sentences import Texts, held_out_count, read_texts
 from kdcli.deploy.runners import Runner
+from kdcli.deploy.sparse.mask_file import TaskFacts
 from kdcli.disk import cache_dir
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective
 from kdcli.losses.embedding import check_dimensions
-from kdcli.metrics.bootstrap import Scorer
-from kdcli.metrics.regression import spearman
-from kdcli.metrics.retrieval import RETRIEVAL_METRICS
 from kdcli.models.capture import Capture, capture
 from kdcli.models.embedder import Pool, read_format, save_embedder
 from kdcli.models.model import Model
 from kdcli.models.training_rows import NO_ROWS
-from kdcli.recipe.sections import TrainSettings
-from kdcli.report.schema import Evaluation, Quality
-from kdcli.targets.targets import (
-    StorePlace,
-    Vectors,
-    VectorTargets,
-    anchors_of,
-    stored_signals,
-)
+from kdcli.recipe.sections import RecipeValues, TrainSettings
+from kdcli.report.schema import Quality
+from kdcli.targets.targets import StorePlace, Vectors, VectorTargets, anchors_of, stored_signals
 from kdcli.targets.teacher import Teacher
-from kdcli.types import Array, Batch, Examples, Needs, Objective, RowHashes, Signals, Task
+from kdcli.types import Array, Batch, Examples, Needs, Objective, RowHashes, Signals
+from kdcli.workloads.agreement import TeacherAgreement, vectors_of_texts
 from kdcli.workloads.embedder import Embedder, cosines
-from kdcli.workloads.labelled import DATA_KEYS, LabelledWorkload, scores_of
-from kdcli.workloads.predictions import Prediction
-from kdcli.workloads.recipes import downstream_recipe
-from kdcli.workloads.retrieval import RETRIEVAL, Retrieval, read_retrieval
-from kdcli.workloads.settings import (
-    DownstreamSettings,
-    LabelledSettings,
-    TaskHeadSettings,
-    VectorSettings,
+from kdcli.workloads.embedding_texts import TextRows, divided_texts
+from kdcli.workloads.eval_sets import (
+    EvalSet,
+    PairEvaluation,
+    RetrievalEvaluation,
+    open_eval_sets,
+    open_pairs,
 )
+from kdcli.workloads.plan import Plan, bucketed
+from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
+from kdcli.workloads.retrieval import RETRIEVAL, read_retrieval
+from kdcli.workloads.scores import RESAMPLES, EvaluationResult, ModelScores, compare
+from kdcli.workloads.settings import DownstreamSettings, TaskHeadSettings, VectorSettings
 from kdcli.workloads.tasks import open_rows as open_labelled_rows
-from kdcli.workloads.workload import (
-    MODEL_INPUTS,
-    RESAMPLES,
-    EvaluationRequest,
-    EvaluationResult,
-    ModelScores,
-    Plan,
-    Workload,
-    WorkloadRequest,
-    bucketed,
-    compare,
-)
+from kdcli.workloads.workload import MODEL_INPUTS, Workload
 
 TASKS = ("embedding", RETRIEVAL)
 METHOD = "embedding"
@@ -80,206 +63,6 @@ MAX_EVALUATED = 5000
 HELD_OUT = 256
 """Number of held-out texts, but at most a tenth of all texts."""
 POOLED = Needs(pooled=True)
-
-
-@dataclass(frozen=True)
-class TextRows:
-    """A selection of the texts, tokenised.
-
-    Attributes:
-        rows: all texts.
-        numbers: the numbers of the selected texts.
-    """
-
-    rows: TokenizedRows
-    numbers: Array
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    @property
-    def lengths(self) -> Array:
-        """Number of tokens in each text."""
-        return self.rows.lengths[self.numbers]
-
-    def batch(self, indices: Array) -> Batch:
-        """Collate a batch of texts."""
-        return self.rows.batch(self.numbers[indices])
-
-
-@dataclass
-class PairEvaluation(LabelledWorkload):
-    """Evaluation of embedding models on pairs of texts with a score.
-
-    The metric is the correlation of the scores with the cosines of the vectors.
-    """
-
-    def score(self, model: Model, *, worst: int = 0) -> ModelScores:
-        assert isinstance(model, Embedder)
-        evaluator, max_length = self.evaluator_for(model)
-        examples = evaluator.features.examples
-        first, second = (
-            model.vectors([e.texts[side] for e in examples], "", self.session) for side in (0, 1)
-        )
-        cosine_of_example = cosines(first, second)
-        outputs = [cosine_of_example[[int(n)]] for n in evaluator.features.rows.example]
-        predictions: list[Prediction] = evaluator.features.predictions(outputs)
-        cut = evaluator.features.rows.truncated / max(1, sum(map(len, self.data.sets.values())))
-        note = (
-            f"cosine of its vectors; {model.note}; {cut:.1%} of the examples were cut at "
-            f"{max_length} tokens"
-        )
-        # Cosines and scores have different scales, so no pair can be called a mistake.
-        return scores_of(evaluator, self.split, predictions, 0, [note])
-
-
-@dataclass(frozen=True)
-class RetrievalEvaluation:
-    """Evaluation of embedding models on retrieval."""
-
-    data: Retrieval
-    session: Session
-    name: str = RETRIEVAL
-    gated_metrics: Sequence[str] = RETRIEVAL_METRICS
-
-    @property
-    def row_count(self) -> int:
-        """Number of queries."""
-        return len(self.data.queries)
-
-    def score(self, model: Model) -> ModelScores:
-        """Rank the corpus for each query and score the rankings."""
-        assert isinstance(model, Embedder)
-        return self.data.score(model, self.session)
-
-
-PAIRS, NEIGHBOURS = 10_000, 10
-"""Number of text pairs whose cosines are compared, and number of nearest neighbours per text."""
-
-
-@dataclass(frozen=True)
-class TeacherAgreement:
-    """Evaluation of embedding models by their agreement with a teacher on held-out texts.
-
-    `spearman` is the correlation between the model's and the teacher's cosines of random pairs.
-    `neighbours@10` is the share of a text's ten nearest neighbours according to the teacher that
-    are also among its ten nearest neighbours according to the model.
-
-    Attributes:
-        texts: the held-out texts.
-        vectors_NE: the teacher's vectors for the texts.
-        session: the device on which vectors are computed.
-        seed: seed for drawing the pairs.
-        split: name of the held-out texts in the report.
-    """
-
-    texts: Texts
-    vectors_NE: Array
-    session: Session
-    seed: int
-    split: str = "held-out texts"
-    name: str = "agreement with the teacher"
-    gated_metrics: Sequence[str] = ("spearman", "neighbours@10")
-
-    @property
-    def row_count(self) -> int:
-        """Number of texts."""
-        return len(self.texts)
-
-    def score(self, model: Model) -> ModelScores:
-        """Compare a model's vectors with the teacher's."""
-        assert isinstance(model, Embedder)
-        own_ND = vectors_of_texts(model, self.texts, self.session)
-        count = len(self.texts)
-        score = agreement_scorer(own_ND, self.vectors_NE, self.seed)
-        evaluation = Evaluation(
-            model="",
-            task=self.name,
-            set="",
-            split=self.split,
-            n=count,
-            metrics=score(np.arange(count)),
-            reference="teacher",
-        )
-        return ModelScores([evaluation], {"": score}, {"": count}, notes=[model.note])
-
-
-def vectors_of_texts(model: Embedder, texts: Texts, session: Session) -> Array:
-    """Compute the vectors of texts, each with the prompt of its role, [N, E] float32."""
-    roles = np.array(texts.roles)
-    vectors_NE: Array | None = None
-    for role in dict.fromkeys(texts.roles):
-        at = np.flatnonzero(roles == role)
-        of_role = model.vectors([texts.texts[n] for n in at], role, session)
-        if vectors_NE is None:
-            vectors_NE = np.empty((len(texts), of_role.shape[1]), np.float32)
-        vectors_NE[at] = of_role
-    assert vectors_NE is not None, "there are no texts"
-    return vectors_NE
-
-
-def agreement_scorer(own_ND: Array, teacher_NE: Array, seed: int) -> Scorer:
-    """Return the metrics of `TeacherAgreement` as a function of the selected texts.
-
-    The pairs are drawn among the selected texts. A bootstrap therefore draws texts with all their
-    pairs. The pairs of a text resemble each other, so an interval from single pairs would be far
-    too narrow.
-
-    Args:
-        own_ND, teacher_NE: the vectors of the model and the teacher for the same texts.
-        seed: seed for drawing the pairs.
-    """
-    share_2P = np.random.default_rng(seed).random((2, PAIRS))
-    own_NN, teacher_NN = _cosines(own_ND), _cosines(teacher_NE)
-    shared_N = _shared_neighbours(own_NN, teacher_NN, min(NEIGHBOURS, len(own_ND) - 1))
-    is_same = np.array_equal(own_ND, teacher_NE)
-
-    def score(rows: Array) -> dict[str, float]:
-        left_P, right_P = rows[(share_2P * len(rows)).astype(np.int64)]
-        # A text and itself agree in every model. Rounding may differ in (i, j) and (j, i).
-        differ_P = left_P != right_P
-        first_P, second_P = (f(left_P, right_P)[differ_P] for f in (np.minimum, np.maximum))
-        own_P, teacher_P = own_NN[first_P, second_P], teacher_NN[first_P, second_P]
-        # The teacher itself is a baseline, so do not sort its cosines for every resample.
-        correlation = float(own_P.size > 0) if is_same else spearman(own_P, teacher_P)
-        return {"spearman": correlation, "neighbours@10": float(shared_N[rows].mean())}
-
-    return score
-
-
-def _cosines(x_ND: Array) -> Array:
-    """Compute the cosines of all pairs of vectors, [N, N]."""
-    unit_ND = x_ND / np.maximum(np.linalg.norm(x_ND, axis=1, keepdims=True), 1e-12)
-    cosines_NN: Array = unit_ND @ unit_ND.T
-    return cosines_NN
-
-
-def _shared_neighbours(x_NN: Array, y_NN: Array, count: int) -> Array:
-    """Compute the share of each row's `count` nearest neighbours in y that x shares, [N].
-
-    Both are cosines of all pairs.
-    """
-    nearest = []
-    for cosines_NN in (x_NN, y_NN):
-        others_NN = np.where(np.eye(len(cosines_NN), dtype=bool), -np.inf, cosines_NN)
-        nearest.append(np.argsort(-others_NN, axis=1, kind="stable")[:, :count])
-    pairs = zip(*nearest, strict=True)
-    return np.array([len(np.intersect1d(a, b)) / count for a, b in pairs])
-
-
-class EvalSet(Protocol):
-    """A data set on which embedding models are scored without fine-tuning."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def row_count(self) -> int: ...
-
-    @property
-    def gated_metrics(self) -> Sequence[str]: ...
-
-    def score(self, model: Model) -> ModelScores: ...
 
 
 @dataclass
@@ -303,7 +86,7 @@ class EmbeddingWorkload(Workload):
     texts: Texts | None
     eval_sets: Sequence[EvalSet]
     settings: VectorSettings = field(default_factory=VectorSettings)
-    loss: Mapping[str, Any] = field(default_factory=dict)
+    loss: RecipeValues = field(default_factory=dict)
     max_length: int | None = None
     held_out_texts: int = HELD_OUT
     seed: int = 0
@@ -404,11 +187,11 @@ class EmbeddingWorkload(Workload):
         # No vector depends on a pooler.
         return False
 
-    def mask_facts(self, head: TaskHeadSettings) -> dict[str, Any]:
+    def mask_facts(self, head: TaskHeadSettings) -> TaskFacts:
         assert self.reader is not None
         own = read_format(self.reader.source) is not None
         pooling = None if own else self.reader.format.pooling
-        return {"pooling": pooling, "max_length": self.reader.max_length}
+        return TaskFacts(pooling=pooling, max_length=self.reader.max_length)
 
     def encode(self, model: Model, batch: Batch) -> list[Tensor]:
         assert isinstance(model, Embedder)
@@ -701,103 +484,3 @@ def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
     if request.task == RETRIEVAL:
         return read_retrieval(request.data.source or "")
     return open_labelled_rows(request, session)
-
-
-def divided_texts(texts: Texts, partition: str | None) -> tuple[Texts, int | None]:
-    """Drop the verification texts of a partition and put its selection texts first.
-
-    Returns:
-        The texts, and the number of selection texts; None without a partition.
-    """
-    if partition is None:
-        return texts, None
-    chosen, hashes = Partition.read(partition), text_hashes(texts.texts)
-    selected = np.flatnonzero(chosen.is_evaluated(hashes, "validation"))
-    training = np.flatnonzero(chosen.is_training(hashes))
-    if not len(selected) or not len(training):
-        # The texts are others than the rows on which the models are scored.
-        return texts.take(training), None
-    return texts.take(np.concatenate([selected, training])), len(selected)
-
-
-def open_eval_sets(
-    settings: DownstreamSettings, trained: Mapping[str, RowHashes], session: Session
-) -> list[EvalSet]:
-    """Open the tasks in the recipe's `eval` section.
-
-    Args:
-        settings: the recipe's `eval` section.
-        trained: model -> hashes of the rows it was trained on.
-        session: the session that evaluates.
-
-    Raises:
-        UsageError: a task cannot be scored with vectors, or its data cannot be used.
-    """
-    sets: list[EvalSet] = []
-    for name in settings.tasks:
-        if name == RETRIEVAL:
-            sets.append(RetrievalEvaluation(read_retrieval(settings.source or ""), session))
-            continue
-        recipe = downstream_recipe(settings, name, 0).recipe
-        sets.append(open_pairs(name, recipe.data, trained, session))
-    return sets
-
-
-def open_pairs(
-    name: str, settings: LabelledSettings, trained: Mapping[str, RowHashes], session: Session
-) -> PairEvaluation:
-    """Open a task of text pairs with a score.
-
-    Rows that any of the models was trained on are dropped.
-
-    Args:
-        name: the task.
-        settings: the recipe's `data` section.
-        trained: model -> hashes of the rows it was trained on.
-        session: the session that evaluates.
-
-    Raises:
-        UsageError: the task has no scored pairs, or its data cannot be used.
-    """
-    if name != OWN and not scores_pairs(task_of(name)):
-        raise UsageError(
-            f"task {name} cannot be scored with vectors, because it has no pairs with a number",
-            f"use stsb, own (two texts and a number) or {RETRIEVAL}; other tasks need a "
-            "fine-tuned model",
-        )
-    data: Labelled = open_labelled(
-        name,
-        training=False,
-        trained=trained,
-        log=Progress.log,
-        **settings.model_dump(include=DATA_KEYS),
-    )
-    if not scores_pairs(data.task):
-        raise UsageError(
-            f"the rows of task {name} are of kind {data.task.kind}, but vectors are scored on "
-            "pairs with a number",
-            "name two text columns; if the labels are integers, also set data.columns.kind=score",
-        )
-    # Cosines and scores have different scales, so the usual metric is a rank correlation.
-    data = replace(data, task=replace(data.task, metrics=("spearman", "pearson")))
-    return PairEvaluation(session, data, settings, None, None, None, notes=list(data.notes))
-
-
-def scores_pairs(task: Task) -> bool:
-    """Whether a task has two texts and a number, so that vectors can be scored on it."""
-    return task.kind == "score" and len(task.texts) == 2
-
-
-def by_vectors(task: str, model: str, pooling: str | None = None) -> bool:
-    """Whether models are scored on a task by the cosines of their vectors.
-
-    This is the case if the task has pairs with a number, and the first model is an embedding model
-    or `pooling` turns it into one.
-
-    Args:
-        task: the task.
-        model: the first model.
-        pooling: the pooling chosen by the user, if any.
-    """
-    pairs = task == OWN or (task in named_tasks() and scores_pairs(task_of(task)))
-    return pairs and (pooling is not None or read_format(model) is not None)

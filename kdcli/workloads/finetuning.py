@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from kdcli.data.tasks import OWN, task_of
 from kdcli.deploy.latency import Subject
@@ -25,28 +24,22 @@ from kdcli.models.card import describe
 from kdcli.models.model import Model
 from kdcli.models.training_rows import ROWS_FILE, all_rows
 from kdcli.recipe.resolve import Resolved
+from kdcli.recipe.sections import Section
 from kdcli.report.finish import ReportContents, ReportedModel, RunResult
 from kdcli.report.schema import FINETUNED, Evaluation, Selection
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Stage, StageJob, run_stage
 from kdcli.types import Array, Card, Outcome
-from kdcli.workloads.labelled import (
-    WORST,
-    LabelledWorkload,
-    row_format,
-)
+from kdcli.workloads.labelled import WORST, LabelledWorkload
+from kdcli.workloads.plan import log_padding
 from kdcli.workloads.predictions import Features, Prediction
 from kdcli.workloads.recipes import downstream_recipe
+from kdcli.workloads.requests import WorkloadRequest
+from kdcli.workloads.scores import EvaluationResult, ModelScores, compare
 from kdcli.workloads.settings import DownstreamSettings, FinetuneRecipe, GenerationSettings, OnTask
+from kdcli.workloads.task_models import row_format
 from kdcli.workloads.tasks import check_task_data, open_workload
-from kdcli.workloads.workload import (
-    EvaluationResult,
-    ModelScores,
-    Workload,
-    WorkloadRequest,
-    compare,
-    log_padding,
-)
+from kdcli.workloads.workload import Workload
 
 WEIGHTS = "model.safetensors"
 PREDICTIONS = "predictions.json"
@@ -93,7 +86,7 @@ def request_of(
 
 
 def finetune_stage(
-    context: RunContext[Any],
+    context: RunContext[Section],
     workload: Workload,
     resolved: Resolved[FinetuneRecipe],
     folder: Path,
@@ -160,7 +153,7 @@ def kept_weights_note(workload: Workload, outcome: Outcome) -> list[str]:
 
 
 def save_and_report(
-    context: RunContext[Any],
+    context: RunContext[Section],
     workload: Workload,
     recipe: FinetuneRecipe,
     folder: Path,
@@ -253,7 +246,7 @@ def check_downstream(settings: DownstreamSettings, seed: int) -> None:
 
 
 def open_downstream(
-    settings: DownstreamSettings, model: str, seed: int, context: RunContext[Any]
+    settings: DownstreamSettings, model: str, seed: int, context: RunContext[Section]
 ) -> Downstream:
     """Load and check the tasks in the recipe's `eval` section before any training.
 
@@ -280,8 +273,8 @@ def open_downstream(
             continue
         data, loaded, _ = check_task_data(request, context.session)
         # Without examples this only checks the tokenizer.
-        shape = row_format(recipe.data, data.task, loaded)
-        Features.of(data.task, [], loaded.tokenizer, **shape)
+        form = row_format(recipe.data, data.task, loaded)
+        Features.of(data.task, [], loaded.tokenizer, form)
         if data.task.kind != "span":
             # The number of windows of a span task is only known after tokenising.
             make_schedule(recipe.train, math.ceil(len(data.train) / recipe.train.batch_size))
@@ -293,7 +286,7 @@ def _with_model(resolved: Resolved[FinetuneRecipe], model: str) -> Resolved[Fine
 
 
 def compare_downstream(
-    context: RunContext[Any],
+    context: RunContext[Section],
     tasks: Downstream,
     sources: Mapping[str, str | Path],
     folder: Path,
@@ -334,7 +327,7 @@ def compare_downstream(
 
 
 def _finetune(
-    context: RunContext[Any], task: DownstreamTask, source: str | Path, folder: Path, seed: int
+    context: RunContext[Section], task: DownstreamTask, source: str | Path, folder: Path, seed: int
 ) -> list[Evaluation]:
     # A relative path to a model of this run stays valid if the run directory moves.
     name = str(source)

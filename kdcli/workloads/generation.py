@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from kdcli.data.batches import BatchOrder
+from kdcli.data.batches import BatchOrder, BucketOrder
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.text.masking import Masked, PassOrder, mask_vocabulary
 from kdcli.errors import UsageError
@@ -24,7 +24,7 @@ from kdcli.types import Batch, Count, Job, Needs, Schedule, Signals, StepLoss, T
 from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.predictions import Evaluator
 from kdcli.workloads.settings import GenerationSettings, TaskHeadSettings
-from kdcli.workloads.workload import Keep, first_rows, freeze_unused
+from kdcli.workloads.training import Keep, first_rows, freeze_unused, total_loss
 
 MASKED_LOGITS = Needs(masked_logits=True)
 
@@ -67,6 +67,7 @@ class GenerationWorkload(LabelledWorkload):
 
     def job(self, model: Model, settings: TrainSettings, keep: Keep) -> tuple[Job, Schedule]:
         plan = self.plan(settings)
+        assert isinstance(plan.order, BucketOrder)
         decodes = keep == "best"
         job = self._job(model, self.train_rows, plan.order, settings.seed, decodes=decodes)
         freeze_unused(job.modules["model"], job.step(first_rows(self.train_rows)).total)
@@ -82,7 +83,7 @@ class GenerationWorkload(LabelledWorkload):
         self,
         model: Model,
         rows: TokenizedRows,
-        order: Any,
+        order: BatchOrder | BucketOrder,
         seed: int,
         *,
         decodes: bool,
@@ -107,7 +108,7 @@ class GenerationWorkload(LabelledWorkload):
             if decodes and not torch.is_grad_enabled():
                 outputs = decoded(generator, batch)
             signals = self.forward(captured, batch)
-            loss = self.total(self.hard(signals, batch), signals)
+            loss = total_loss(self.hard(signals, batch), signals)
             return StepLoss({"loss": Term(loss, self.over)}, outputs)
 
         held_out = self.masked(self.evaluator.features.rows, static=True, seed=seed)

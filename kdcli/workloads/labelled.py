@@ -10,18 +10,18 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.batches import BatchOrder
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.labelled.task_data import Labelled
 from kdcli.deploy.environment import latency_threads
-from kdcli.deploy.exported import in_own_runtime, is_export, open_export
-from kdcli.deploy.runners import Runner
+from kdcli.deploy.exported import in_own_runtime, is_export
+from kdcli.deploy.sparse.mask_file import TaskFacts
 from kdcli.engine.evaluation import evaluate_job
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
@@ -30,20 +30,11 @@ from kdcli.losses.hard import hard_loss, mean_over
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.metrics.finite import check_finite
 from kdcli.models.card import weights_hash
-from kdcli.models.heads import (
-    AUTO_CLASS,
-    check_head,
-    load_for_task,
-    misfit_of,
-    tokenizer_for,
-    tuned_length,
-)
-from kdcli.models.label_words import load_with_label_words
+from kdcli.models.heads import AUTO_CLASS, load_for_task, misfit_of
 from kdcli.models.load import load_config
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.models.temperature import stored_temperature
-from kdcli.models.training_rows import training_rows
 from kdcli.recipe.sections import TrainSettings
 from kdcli.targets.targets import PrecomputedLogits, StorePlace, Targets, stored_signals
 from kdcli.targets.teacher import Teacher
@@ -59,12 +50,22 @@ from kdcli.types import (
     RowHashes,
     Signals,
     StepLoss,
-    Task,
     Term,
 )
-from kdcli.workloads.predictions import Evaluator, Features, Prediction, as_label
+from kdcli.workloads.plan import Plan, bucketed
+from kdcli.workloads.predictions import Evaluator, Features, Prediction, RowFormat, as_label
+from kdcli.workloads.runner_outputs import runner_outputs
+from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
-from kdcli.workloads.workload import LOGITS, ModelScores, Plan, Workload, bucketed
+from kdcli.workloads.task_models import (
+    check_vocabulary,
+    load_scored,
+    load_trained,
+    row_format,
+    same_tokens,
+)
+from kdcli.workloads.training import total_loss
+from kdcli.workloads.workload import LOGITS, Workload
 
 GROUP, SHORT_ROW = 8, 20
 """Number of rows of similar length in a batch, which is also the default size of a micro-batch, and
@@ -75,11 +76,6 @@ DATA_KEYS = {
 }
 WORST = 20
 """Number of mistakes that the report of a training run lists."""
-FORWARD_ROWS = 16
-"""Number of rows that a runner reads in one call."""
-LENGTH_STEP = 64
-"""Batches for a runner are padded to a multiple of this number of tokens, because torch.compile
-recompiles for every new shape."""
 ROW_KINDS: tuple[Kind, ...] = ("class", "multi", "score")
 """Kinds of task with one output per row. Their teacher may use a different tokenizer."""
 
@@ -107,7 +103,7 @@ class LabelledWorkload(Workload):
     train: Features | None
     evaluator: Evaluator | None
     max_length: int | None
-    tokenizer: Any = None
+    tokenizer: PreTrainedTokenizerBase | None = None
     notes: list[str] = field(default_factory=list)
     metric_names: Sequence[str] = ()
     choose_on: str | None = None
@@ -185,25 +181,28 @@ class LabelledWorkload(Workload):
 
     def read_by(self, model: Model) -> LabelledWorkload:
         """Tokenise the same examples for another model."""
-        shape = row_format(self.settings, self.data.task, model)
+        form = row_format(self.settings, self.data.task, model)
         train = self.train and Features.of(
-            self.data.task, self.train.examples, model.tokenizer, **shape
+            self.data.task, self.train.examples, model.tokenizer, form
         )
-        evaluator = self._evaluator(model, shape)
-        length, tokenizer = shape["max_length"], model.tokenizer
         return replace(
-            self, train=train, evaluator=evaluator, max_length=length, tokenizer=tokenizer
+            self,
+            train=train,
+            evaluator=self.make_evaluator(model, form),
+            max_length=form.max_length,
+            tokenizer=model.tokenizer,
         )
 
     def trains_head(self, head: TaskHeadSettings) -> bool:
         # Heads of label words stay frozen.
         return head.kind == "scratch"
 
-    def mask_facts(self, head: TaskHeadSettings) -> dict[str, Any]:
+    def mask_facts(self, head: TaskHeadSettings) -> TaskFacts:
         task = self.data.task
         words = tuple(head.words or task.words) if head.kind != "scratch" else ()
-        facts = {"task": task.name, "labels": task.labels, "max_length": self.max_length}
-        return facts | {"label_words": words}
+        return TaskFacts(
+            task=task.name, labels=task.labels, label_words=words, max_length=self.max_length
+        )
 
     def with_examples(self, features: Features) -> LabelledWorkload:
         """Return a copy of the workload with other training examples."""
@@ -229,9 +228,10 @@ class LabelledWorkload(Workload):
         note = f"scores are the agreement with {teacher.source}: no labels were read"
         return replace(workload, notes=[*workload.notes, note])
 
-    def _evaluator(self, model: Model, shape: Mapping[str, Any]) -> Evaluator:
+    def make_evaluator(self, model: Model, form: RowFormat) -> Evaluator:
+        """Tokenise the evaluation sets for a model."""
         task, sets = self.data.task, self.data.sets
-        evaluator = Evaluator.of(task, sets, model.tokenizer, choose_on=self.choose_on, **shape)
+        evaluator = Evaluator.of(task, sets, model.tokenizer, form, choose_on=self.choose_on)
         trusted = self.session.trust_remote_code
         return evaluator.with_metrics(self.metric_names, trust_remote_code=trusted)
 
@@ -241,8 +241,8 @@ class LabelledWorkload(Workload):
             assert self.max_length is not None
             return self.evaluator, self.max_length
         trains = self.train is not None
-        shape = row_format(self.settings, self.data.task, model, as_tuned=not trains)
-        return self._evaluator(model, shape), shape["max_length"]
+        form = row_format(self.settings, self.data.task, model, as_tuned=not trains)
+        return self.make_evaluator(model, form), form.max_length
 
     # -- models -----------------------------------------------------------------------------
 
@@ -423,141 +423,12 @@ class LabelledWorkload(Workload):
         def step(batch: Batch) -> StepLoss:
             signals = self.forward(captured, batch)
             losses = self.hard(signals, batch)
-            loss = Term(self.total(losses, signals), self.over)
+            loss = Term(total_loss(losses, signals), self.over)
             return StepLoss({"loss": loss}, self.outputs(signals, batch))
 
         order = BatchOrder(max(1, len(rows)), 1, 0)
         modules = {"model": captured}
         return Job(modules, step, rows, order, rows, compute_metrics=evaluator.metrics)
-
-
-def load_trained(
-    source: str,
-    task: Task,
-    head: TaskHeadSettings,
-    *,
-    seed: int,
-    trust_remote_code: bool,
-) -> Model:
-    """Load a model to train, with its own head, a new head, or a frozen head of label words.
-
-    Raises:
-        UsageError: the model cannot be loaded, it does not fit the task, or a label word cannot be
-            used.
-    """
-    if head.kind in ("embedding", "mlm"):
-        return load_with_label_words(
-            source,
-            task,
-            kind=head.kind,
-            words=head.words,
-            seed=seed,
-            trust_remote_code=trust_remote_code,
-        )
-    return load_for_task(
-        source,
-        task,
-        label_map=head.label_map,
-        new_head=True,
-        seed=seed,
-        trust_remote_code=trust_remote_code,
-    )
-
-
-def load_scored(
-    source: str,
-    task: Task,
-    *,
-    label_map: Sequence[int] | None = None,
-    trust_remote_code: bool = False,
-) -> Model:
-    """Load a fine-tuned model or an export to score it.
-
-    The `model` attribute of an export is an `Export`.
-
-    Raises:
-        UsageError: the model or export cannot be loaded, its head does not fit the task, or
-            `label_map` is set for an export.
-    """
-    if not is_export(source):
-        return load_for_task(
-            source,
-            task,
-            label_map=label_map,
-            new_head=False,
-            compacted=True,
-            trust_remote_code=trust_remote_code,
-        )
-    export = open_export(source)
-    if label_map is not None:
-        raise UsageError(
-            f"the labels of the export {source} cannot be reordered", "omit head.label_map"
-        )
-    check_head(source, export.config, task)
-    tokenizer = tokenizer_for(
-        source, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code
-    )
-    note = f"run by {export.format}, {export.precision}"
-    length = tuned_length(export.config, tokenizer, task)
-    network: Any = export
-    return Model(network, tokenizer, source, note, length, training_rows(source))
-
-
-def row_format(
-    settings: LabelledSettings, task: Task, model: Model, *, as_tuned: bool = False
-) -> dict[str, Any]:
-    """Return the keyword arguments of `Features.of` for a model.
-
-    `max_length` is at most the number of the model's position embeddings.
-
-    Args:
-        settings: the recipe's `data` section.
-        task: the task.
-        model: the model that reads the rows.
-        as_tuned: if the settings give no length, use the length the model was fine-tuned with.
-    """
-    length = settings.max_length or task.max_length
-    tuned = model.tuned_length if as_tuned else None
-    if tuned is not None and tuned != length:
-        if settings.max_length:
-            choice = f"using {length} tokens, as data.max_length says"
-        else:
-            choice = f"using {tuned} tokens instead of the task's {length}"
-            length = tuned
-        Progress.log(f"{model.source} was fine-tuned on rows of {tuned} tokens: {choice}")
-    positions = positions_of(model.model.config)
-    if positions is not None and positions < length:
-        Progress.log(
-            f"{model.source} reads at most {positions} tokens, so data.max_length is set to "
-            f"{positions}"
-        )
-        length = positions
-    shape: dict[str, Any] = {
-        "max_length": length,
-        "stride": settings.stride,
-        "token_types": model.token_types,
-    }
-    if task.kind == "text":
-        decoding: Any = model.model.generation_config
-        shape["target"] = {
-            "target_length": decoding.max_new_tokens,
-            "end_id": decoding.eos_token_id,
-        }
-    return shape
-
-
-def check_vocabulary(teacher: Model, tokenizer: Any, student: str) -> None:
-    """Check that teacher and student have the same vocabulary.
-
-    Raises:
-        UsageError: the vocabularies differ.
-    """
-    if not same_tokens(teacher.tokenizer, tokenizer):
-        raise UsageError(
-            f"teacher {teacher.source} and {student} have different vocabularies, but both must "
-            "read the same tokens",
-            "choose a teacher that was fine-tuned from a model with the same tokenizer",
-        )
 
 
 def scores_of(
@@ -580,40 +451,3 @@ def scores_of(
         task=evaluator.task,
         examples={name: all_examples[begin:end] for name, (begin, end) in evaluator.bounds.items()},
     )
-
-
-def runner_outputs(runner: Runner, rows: TokenizedRows, positions: int | None) -> list[Array]:
-    """Run all rows and return the logits of each row.
-
-    Args:
-        runner: runs the model.
-        rows: the tokenised rows.
-        positions: maximum row length of the model; None if there is no maximum.
-    """
-    logits: list[Array] = []
-    for begin in range(0, len(rows), FORWARD_ROWS):
-        batch = rows.batch(np.arange(begin, min(begin + FORWARD_ROWS, len(rows))))
-        inputs = runner.prepare(padded(batch, rows.pad_id, positions))
-        outputs = runner.output(runner.call(inputs))
-        # The start and end logits of a question-answering head are stacked to [L, 2].
-        logits += list(outputs[0] if len(outputs) == 1 else np.stack(outputs, -1))
-    return logits
-
-
-def padded(batch: Batch, pad_id: int, positions: int | None) -> Batch:
-    """Pad a batch to a multiple of `LENGTH_STEP` tokens, but not beyond the model's positions."""
-    length = batch["input_ids"].shape[1]
-    padded_length = length + -length % LENGTH_STEP
-    if positions is not None:
-        padded_length = min(padded_length, positions)
-    names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch]
-    fillers = {name: pad_id if name == "input_ids" else 0 for name in names}
-    return {
-        name: torch.nn.functional.pad(batch[name], (0, padded_length - length), value=filler)
-        for name, filler in fillers.items()
-    }
-
-
-def same_tokens(one: Any, other: Any) -> bool:
-    """Whether two tokenizers have the same vocabulary, so that both models can share rows."""
-    return bool(one is other or one.get_vocab() == other.get_vocab())

@@ -19,8 +19,9 @@ from kdcli.report.schema import Evaluation
 from kdcli.types import Array
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embedding import EmbeddingWorkload
+from kdcli.workloads.requests import EvaluationRequest
+from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import VectorSettings
-from kdcli.workloads.workload import EvaluationRequest, ModelScores
 
 PREFIX = "mteb:"
 ROLES = {"query": "query", "document": "document"}

@@ -50,6 +50,25 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class RowFormat:
+    """The form of the rows that a model reads.
+
+    Attributes:
+        max_length: maximum number of tokens in a row.
+        stride: number of tokens shared by consecutive windows, for `span`.
+        token_types: whether the model reads token types.
+        target_length: number of tokens reserved for the target, for `text`.
+        end_id: the token that ends a target, for `text`.
+    """
+
+    max_length: int
+    stride: int
+    token_types: bool
+    target_length: int | None = None
+    end_id: int | None = None
+
+
+@dataclass(frozen=True)
 class Features:
     """A task's tokenised examples.
 
@@ -73,11 +92,7 @@ class Features:
         task: Task,
         examples: list[Example],
         tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_length: int,
-        stride: int,
-        token_types: bool,
-        target: Mapping[str, int] | None = None,
+        form: RowFormat,
     ) -> Features:
         """Tokenise examples.
 
@@ -85,20 +100,28 @@ class Features:
             task: the task.
             examples: the examples.
             tokenizer: the tokenizer.
-            max_length: maximum number of tokens in a row.
-            stride: number of tokens shared by consecutive windows, for `span`.
-            token_types: whether the model reads token types.
-            target: the arguments `target_length` and `end_id` of `encode_targets`, for `text`.
+            form: the form of the rows.
         """
+        max_length, token_types = form.max_length, form.token_types
         if task.kind == "text":
-            assert target is not None
+            assert form.target_length is not None
+            assert form.end_id is not None
             rows = encode_targets(
-                examples, tokenizer, max_length=max_length, token_types=token_types, **target
+                examples,
+                tokenizer,
+                max_length=max_length,
+                target_length=form.target_length,
+                end_id=form.end_id,
+                token_types=token_types,
             )
             return cls(task, examples, rows, None, tokenizer)
         if task.kind == "span":
             split = windows(
-                examples, tokenizer, max_length=max_length, stride=stride, token_types=token_types
+                examples,
+                tokenizer,
+                max_length=max_length,
+                stride=form.stride,
+                token_types=token_types,
             )
             return cls(task, examples, split.rows, split)
         rows = encode_examples(
@@ -199,13 +222,21 @@ class Evaluator:
         task: Task,
         sets: Mapping[str, list[Example]],
         tokenizer: PreTrainedTokenizerBase,
+        form: RowFormat,
         *,
         choose_on: str | None = None,
-        **options: Any,
     ) -> Evaluator:
-        """Tokenise all sets. `options` are further arguments of `Features.of`."""
+        """Tokenise all sets.
+
+        Args:
+            task: the task.
+            sets: name -> examples.
+            tokenizer: the tokenizer.
+            form: the form of the rows.
+            choose_on: the set whose metrics count during training; None for the mean over all sets.
+        """
         bounds = itertools.pairwise(itertools.accumulate(map(len, sets.values()), initial=0))
-        features = Features.of(task, list(itertools.chain(*sets.values())), tokenizer, **options)
+        features = Features.of(task, list(itertools.chain(*sets.values())), tokenizer, form)
         return cls(features.by_length(), dict(zip(sets, bounds, strict=True)), choose_on)
 
     @property

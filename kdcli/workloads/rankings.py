@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from kdcli.data.labelled.lists import RERANK_TASK, Lists
 from kdcli.metrics.bootstrap import Scorer
+from kdcli.metrics.retrieval import ranking_metrics
 from kdcli.report.schema import Evaluation
 from kdcli.types import Array
-from kdcli.workloads.workload import ModelScores
+from kdcli.workloads.scores import ModelScores
 
 
 def ranking_scores(
@@ -32,3 +36,22 @@ def _means(values: Mapping[str, Array]) -> dict[str, float]:
 
 def _scorer(values: Mapping[str, Array]) -> Scorer:
     return lambda at: _means({name: of_query[at] for name, of_query in values.items()})
+
+
+def metrics_by_query(lists: Lists, scores_R: Array) -> dict[str, Array]:
+    """Compute the ranking metrics of every query, metric -> values [Q].
+
+    Passages with equal scores are sorted by increasing relevance, so that a model does not benefit
+    from ties.
+    """
+    values: dict[str, list[float]] = {name: [] for name in METRICS}
+    for begin, end in zip(lists.ends - lists.sizes, lists.ends, strict=True):
+        order = np.lexsort((lists.labels[begin:end], -scores_R[begin:end]))
+        relevance = {str(n): float(label) for n, label in enumerate(lists.labels[begin:end])}
+        of_query = ranking_metrics([str(n) for n in order], relevance)
+        for name in METRICS:
+            values[name].append(of_query[name])
+    return {name: np.array(of_query) for name, of_query in values.items()}
+
+
+METRICS = RERANK_TASK.metrics

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import Resolved, flatten, resolve, shipped
@@ -17,7 +16,7 @@ from kdcli.workloads.settings import (
 
 
 def finetune_recipe(
-    *, recipe: str | None = None, sets: Sequence[str] = (), options: Mapping[str, Any]
+    *, recipe: str | None = None, sets: Sequence[str] = (), options: Mapping[str, object]
 ) -> Resolved[FinetuneRecipe]:
     """Resolve a fine-tuning recipe.
 

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from kdcli.data.batches import BatchOrder
-from kdcli.data.labelled.features import TokenizedRows, encode_examples
+from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.labelled.lists import RERANK_TASK, Lists, read_list_splits, read_lists
 from kdcli.data.labelled.partition import DividedRows
 from kdcli.data.labelled.rows import hashes_of
@@ -30,11 +29,10 @@ from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.losses.ranking import label_loss, pad_lists, score_loss
 from kdcli.metrics.finite import check_finite
-from kdcli.metrics.retrieval import ranking_metrics
 from kdcli.models.card import weights_hash
 from kdcli.models.cross_encoder import ACTIVATION_CLASSES, activation_of, set_activation
-from kdcli.models.heads import load_for_task, with_new_head
-from kdcli.models.load import load_config, save_model
+from kdcli.models.heads import with_new_head
+from kdcli.models.load import save_model
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import NO_ROWS
@@ -56,98 +54,22 @@ from kdcli.types import (
     Term,
 )
 from kdcli.workloads.embedder import Embedder, cosines
-from kdcli.workloads.labelled import load_scored, runner_outputs
-from kdcli.workloads.rankings import ranking_scores
+from kdcli.workloads.plan import Plan, bucketed
+from kdcli.workloads.rankings import METRICS, metrics_by_query, ranking_scores
+from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
+from kdcli.workloads.rerank_models import is_reranker, load_cross_encoder, open_reranker
+from kdcli.workloads.rerank_rows import ListRows, ScoreTargets, tokenize_lists, tokens_in_row
+from kdcli.workloads.runner_outputs import runner_outputs
+from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import LabelledSettings, RankingSettings, TaskHeadSettings
-from kdcli.workloads.workload import (
-    LOGITS,
-    EvaluationRequest,
-    Keep,
-    ModelScores,
-    Plan,
-    Workload,
-    WorkloadRequest,
-    bucketed,
-)
+from kdcli.workloads.training import Keep, taught_job
+from kdcli.workloads.workload import LOGITS, Workload
 
 TASKS = (RERANK_TASK.name,)
-METRICS = RERANK_TASK.metrics
 ROWS_AT_ONCE = 32
 """Approximate number of candidates in a micro-batch."""
-SCORES_KEY = "scores"
 SAMPLED_LISTS = 100
 """Number of lists on which a student is fitted to its teacher."""
-
-
-@dataclass(frozen=True)
-class ListRows:
-    """Tokenised lists of candidates. Every example is a whole list.
-
-    Attributes:
-        lists: the queries and candidates.
-        rows: query and passage of each candidate, tokenised.
-        scores: the teacher's score for each candidate, [R]; None without a teacher.
-    """
-
-    lists: Lists
-    rows: TokenizedRows
-    scores: Array | None = None
-
-    def __len__(self) -> int:
-        return len(self.lists)
-
-    @property
-    def lengths(self) -> Array:
-        """Number of tokens in the longest row of each list, [Q]."""
-        return np.maximum.reduceat(self.rows.lengths, self.lists.ends - self.lists.sizes)
-
-    def batch(self, indices: Array) -> Batch:
-        """Collate the rows of the given lists.
-
-        Returns:
-            The rows' tokens; `places` [Q, M], the row number of each candidate, or -1 past the end
-            of a list; `labels` [Q], zeros that make every list count once in means over labels;
-            `relevance` [R]; and `scores` [R] if the teacher's scores are known.
-        """
-        at = self.lists.rows_of(indices)
-        batch = self.rows.batch(at)
-        sizes = self.lists.sizes[indices]
-        within = np.arange(sizes.max())
-        begins = np.cumsum(sizes) - sizes
-        places = np.where(within < sizes[:, None], begins[:, None] + within, -1)
-        batch["places"] = torch.from_numpy(places)
-        batch["labels"] = torch.zeros(len(indices), dtype=torch.int64)
-        batch["relevance"] = torch.from_numpy(self.lists.labels[at].astype(np.float32))
-        if self.scores is not None:
-            batch[SCORES_KEY] = torch.from_numpy(self.scores[at].astype(np.float32))
-        return batch
-
-
-@dataclass(frozen=True)
-class ScoreTargets:
-    """A teacher's score for every candidate.
-
-    Attributes:
-        train_R: scores for the training lists, [R].
-        held_out_R: scores for the held-out lists, [R].
-    """
-
-    train_R: Array
-    held_out_R: Array
-
-    def attach(self, examples: Examples, held_out: Examples) -> tuple[Examples, Examples]:
-        """Add the scores to the batches of both."""
-        assert isinstance(examples, ListRows)
-        assert isinstance(held_out, ListRows)
-        train = replace(examples, scores=_known(self.train_R))
-        return train, replace(held_out, scores=_known(self.held_out_R))
-
-    def signals(self, batch: Batch) -> Signals | None:
-        """Take the scores out of a batch."""
-        scores_R = batch.pop(SCORES_KEY, None)
-        if scores_R is None:
-            return None
-        return Signals(mask=batch["attention_mask"], logits=scores_R[:, None])
 
 
 @dataclass
@@ -369,7 +291,7 @@ class RerankWorkload(Workload):
             self.require_labels()
         targets = [ScoreTargets(self._train.scores, self.evaluated.scores)] if self.scored else []
         kd = KdSettings(weight=self.settings.weight, temperature=self.settings.temperature)
-        return self.taught_job(model, settings, keep, targets, kd)
+        return taught_job(self, model, settings, keep, targets, kd)
 
     def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
         # A model that learned only from labels outputs the logits of relevance probabilities.
@@ -569,81 +491,3 @@ def list_source(source: str | None) -> str:
             "task rerank needs --data", "give a file or directory of queries with their passages"
         )
     return source
-
-
-def load_cross_encoder(source: str, *, seed: int, trust_remote_code: bool) -> Model:
-    """Load a cross-encoder to train, and store its activation in its configuration.
-
-    A model without a head of one output gets a new one.
-
-    Raises:
-        UsageError: the model cannot be loaded, or cannot have such a head.
-    """
-    model = load_for_task(
-        source, RERANK_TASK, new_head=True, seed=seed, trust_remote_code=trust_remote_code
-    )
-    activation = activation_of(model.source, model.model.config)
-    if activation is not None:
-        set_activation(model.model, activation)
-    return model
-
-
-def open_reranker(source: str, *, trust_remote_code: bool, pooling: str | None = None) -> Model:
-    """Load a cross-encoder, an embedding model or an export of either, to score candidates.
-
-    Raises:
-        UsageError: the model cannot be loaded, or is neither.
-    """
-    if pooling is None and is_reranker(source, trust_remote_code=trust_remote_code):
-        return load_scored(source, RERANK_TASK, trust_remote_code=trust_remote_code)
-    embedder = Embedder.open_scored(source, pooling=pooling, trust_remote_code=trust_remote_code)
-    return replace(embedder, note=f"cosines of its vectors; {embedder.note}")
-
-
-def is_reranker(source: str, *, trust_remote_code: bool = False) -> bool:
-    """Whether a model is a cross-encoder with one output.
-
-    Raises:
-        UsageError: the model's configuration cannot be loaded.
-    """
-    config = load_config(source, trust_remote_code=trust_remote_code, weights=False, compacted=True)
-    names = config.architectures or ()
-    return config.num_labels == 1 and any("ForSequenceClassification" in n for n in names)
-
-
-def tokenize_lists(lists: Lists, model: Model, max_length: int | None) -> TokenizedRows:
-    """Tokenise the query and passage of each candidate for a model."""
-    length = tokens_in_row(model, max_length)
-    # Same as `CrossEncoder`: token types are used only if the tokenizer returns them by default.
-    types = model.token_types and "token_type_ids" in model.tokenizer.model_input_names
-    return encode_examples(
-        RERANK_TASK, lists.examples, model.tokenizer, max_length=length, token_types=types
-    )
-
-
-def tokens_in_row(model: Model, max_length: int | None) -> int:
-    """Return the maximum row length for a model."""
-    return int(
-        min(max_length or RERANK_TASK.max_length, positions_of(model.model.config) or 1 << 30)
-    )
-
-
-def metrics_by_query(lists: Lists, scores_R: Array) -> dict[str, Array]:
-    """Compute the ranking metrics of every query, metric -> values [Q].
-
-    Passages with equal scores are sorted by increasing relevance, so that a model does not benefit
-    from ties.
-    """
-    values: dict[str, list[float]] = {name: [] for name in METRICS}
-    for begin, end in zip(lists.ends - lists.sizes, lists.ends, strict=True):
-        order = np.lexsort((lists.labels[begin:end], -scores_R[begin:end]))
-        relevance = {str(n): float(label) for n, label in enumerate(lists.labels[begin:end])}
-        of_query = ranking_metrics([str(n) for n in order], relevance)
-        for name in METRICS:
-            values[name].append(of_query[name])
-    return {name: np.array(of_query) for name, of_query in values.items()}
-
-
-def _known(scores_R: Array) -> Array | None:
-    """Return the scores if every candidate has one, otherwise None."""
-    return None if np.isnan(scores_R).any() else scores_R

@@ -20,7 +20,7 @@ from kdcli.metrics.retrieval import rank_documents, ranking_metrics, similaritie
 from kdcli.types import Array, RowHashes
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.rankings import ranking_scores
-from kdcli.workloads.workload import ModelScores
+from kdcli.workloads.scores import ModelScores
 
 RETRIEVAL = "retrieval"
 TOP = 100

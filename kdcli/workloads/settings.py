@@ -1,7 +1,7 @@
 """Recipe sections for labelled data, and the recipe of `finetune`."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from kdcli.recipe.sections import (
     Length,
     MeasureSettings,
     PartitionFile,
+    RecipeValues,
     Section,
     TrainSettings,
 )
@@ -194,7 +195,7 @@ class OnTask(Section):
         description="Evaluation set that decides which weights and runs are best "
         "(default: the mean over all sets).",
     )
-    workload: dict[str, Any] = Field(
+    workload: RecipeValues = Field(
         default_factory=dict, description="Settings specific to the task's kind of data, if any."
     )
     head: TaskHeadSettings = TaskHeadSettings()
@@ -224,7 +225,7 @@ class FinetuneRecipe(TaskRecipe):
     )
     metrics: Metrics = Field(default_factory=list)
     grid: Annotated[
-        dict[str, Any], Option("--grid", kind=list[str], metavar="KEY=V1,V2,...", rare=True)
+        RecipeValues, Option("--grid", kind=list[str], metavar="KEY=V1,V2,...", rare=True)
     ] = Field(
         default_factory=dict,
         description="Values to try, such as lr=2e-5,3e-5; may be repeated.",
@@ -327,7 +328,7 @@ class DownstreamSettings(Section):
         description="Directory with one folder per task, or the data of the only task "
         "(default: each task's own data).",
     )
-    overrides: dict[str, Any] = Field(
+    overrides: RecipeValues = Field(
         default_factory=dict, description="Keys of finetune that override each task's recipe."
     )
     seeds: int = Field(

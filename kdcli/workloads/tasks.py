@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.labelled.checks import describe_rows
 from kdcli.data.labelled.partition import DividedRows
@@ -23,10 +24,11 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
 from kdcli.types import Head, Kind, Task
 from kdcli.workloads.generation import GenerationWorkload, load_generation
-from kdcli.workloads.labelled import DATA_KEYS, LabelledWorkload, load_trained, row_format
+from kdcli.workloads.labelled import DATA_KEYS, LabelledWorkload
 from kdcli.workloads.predictions import Features
+from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.settings import GenerationSettings, LabelledSettings
-from kdcli.workloads.workload import EvaluationRequest, WorkloadRequest
+from kdcli.workloads.task_models import load_trained, row_format
 
 AGREEMENT: Mapping[Kind, tuple[str, ...]] = {
     "class": ("agreement", "macro_f1"),
@@ -57,24 +59,24 @@ def opened(
     request: WorkloadRequest, session: Session, data: Labelled, model: Model, notes: list[str]
 ) -> LabelledWorkload:
     """Tokenise data that was checked by `check_task_data`."""
-    shape = row_format(request.data, data.task, model)
-    train = Features.of(data.task, data.train, model.tokenizer, **shape)
+    form = row_format(request.data, data.task, model)
+    train = Features.of(data.task, data.train, model.tokenizer, form)
     workload = new_workload(
         data.task.kind,
         session,
         data,
         request.data,
         train,
-        max_length=shape["max_length"],
+        max_length=form.max_length,
         tokenizer=model.tokenizer,
         metric_names=request.metrics,
         choose_on=request.choose_on,
         generation=request.generation,
     )
-    workload.evaluator = workload._evaluator(model, shape)
+    workload.evaluator = workload.make_evaluator(model, form)
     truncated = train.rows.truncated / len(data.train)
     verb = "need more than one window of" if data.task.kind == "span" else "were cut at"
-    facts = [f"{truncated:.1%} of the training examples {verb} {shape['max_length']} tokens"]
+    facts = [f"{truncated:.1%} of the training examples {verb} {form.max_length} tokens"]
     if data.split != "validation":
         facts.append(f"evaluated on {data.split}")
     Progress.log(*facts)
@@ -90,7 +92,7 @@ def new_workload(
     train: Features | None = None,
     *,
     max_length: int | None = None,
-    tokenizer: Any = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     metric_names: Sequence[str] = (),
     choose_on: str | None = None,
     generation: GenerationSettings | None = None,

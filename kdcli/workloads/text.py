@@ -21,8 +21,10 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.sections import DataSettings, TrainSettings
 from kdcli.types import Batch, Count, Examples, Needs, RowHashes, Signals
+from kdcli.workloads.plan import Plan
+from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import TaskHeadSettings
-from kdcli.workloads.workload import ModelScores, Plan, Workload
+from kdcli.workloads.workload import Workload
 
 MASKED_LOGITS = Needs(masked_logits=True)
 Divergence = Callable[[Tensor, Tensor, float], Tensor]

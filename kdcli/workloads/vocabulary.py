@@ -226,7 +226,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 @torch.no_grad()
-def _cosines(loaded: Any, smaller: Any, texts: Sequence[str]) -> Array:
+def _cosines(loaded: Model, smaller: Model, texts: Sequence[str]) -> Array:
     """Compute the cosine between two models' mean last hidden states of each text.
 
     Each model uses its own tokenizer.

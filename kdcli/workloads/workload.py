@@ -21,233 +21,50 @@ from __future__ import annotations
 
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from kdcli.data.batches import BatchOrder, BucketOrder
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.labelled.task_data import Labelled
 from kdcli.deploy.exported import RunnerNetwork
 from kdcli.deploy.runners import Runner
-from kdcli.engine.launch import Session, make_schedule
+from kdcli.deploy.sparse.mask_file import TaskFacts
+from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
-from kdcli.metrics.bootstrap import CONFIDENCE, Scorer, paired_bootstrap
-from kdcli.models.capture import Capture, capture, params_without_grad
+from kdcli.metrics.bootstrap import CONFIDENCE
+from kdcli.models.capture import Capture, capture
 from kdcli.models.load import save_model
 from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent, build_student
-from kdcli.recipe.sections import KdSettings, TrainSettings
-from kdcli.report.schema import Comparison, Evaluation, Quality
+from kdcli.recipe.sections import TrainSettings
+from kdcli.report.schema import Quality
 from kdcli.targets.targets import StorePlace, Targets, targets_of
 from kdcli.types import (
     Array,
     Batch,
     Count,
-    Example,
     Examples,
     Job,
     ModelShape,
     Needs,
-    Order,
     RowHashes,
     Schedule,
     Signals,
-    StepLoss,
-    Task,
-    Term,
 )
-from kdcli.workloads.settings import (
-    FinetuneTrainSettings,
-    GenerationSettings,
-    LabelledSettings,
-    TaskHeadSettings,
-)
+from kdcli.workloads.plan import Plan
+from kdcli.workloads.scores import RESAMPLES, EvaluationResult, ModelScores, compare
+from kdcli.workloads.settings import TaskHeadSettings
+from kdcli.workloads.training import Keep, model_job
 
-RESAMPLES = 1000
 LOGITS = Needs(logits=True)
 OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-DEFAULT_POOL = 64
-"""Number of batches that are drawn together and grouped by row length."""
-Keep = Literal["last", "best"]
-
-
-@dataclass(frozen=True)
-class WorkloadRequest:
-    """A request to open a workload for training.
-
-    Attributes:
-        task: the value of `--task`.
-        model: the model whose tokenizer reads the rows.
-        data: the recipe's `data` section.
-        head: settings of the task head.
-        settings: keys of the recipe section that belongs to the workload.
-        metrics: additional metrics from the `evaluate` library.
-        choose_on: the evaluation set that decides which evaluation is best; None for the mean over
-            all sets.
-        seed: seed for the weights of a new head.
-        new_head: add a new head to a model that has no fitting head. If False, such a model is
-            refused.
-        other_models: other models that the run scores or learns from. Rows that any of them was
-            trained on are dropped from the evaluation.
-        generates: whether the verb supports tasks that generate text.
-        generation: masking and decoding settings of tasks that generate text.
-    """
-
-    task: str
-    model: str
-    data: LabelledSettings
-    head: TaskHeadSettings = field(default_factory=TaskHeadSettings)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Sequence[str] = ()
-    choose_on: str | None = None
-    seed: int = 0
-    new_head: bool = True
-    other_models: Sequence[str] = ()
-    generates: bool = False
-    generation: GenerationSettings = field(default_factory=GenerationSettings)
-
-
-@dataclass(frozen=True)
-class EvaluationRequest:
-    """A request to open a workload for evaluating models.
-
-    Attributes:
-        task: the value of `--task`.
-        models: the models to evaluate. The first model decides whether heads or vectors are scored.
-            If it has class names, they are also the class names of task `own`.
-        data: the recipe's `data` section.
-        trained: model -> hashes of the rows it was trained on. These rows are dropped.
-        metrics: additional metrics from the `evaluate` library.
-        pooling: pooling that turns plain encoders into embedding models.
-        by_head: score heads even if the first model is an embedding model.
-    """
-
-    task: str
-    models: Sequence[str]
-    data: LabelledSettings
-    trained: Mapping[str, RowHashes] = field(default_factory=dict)
-    metrics: Sequence[str] = ()
-    pooling: str | None = None
-    by_head: bool = False
-
-
-@dataclass(frozen=True)
-class ModelScores:
-    """The scores of one model.
-
-    Attributes:
-        evaluations: one evaluation per set, in the format of the report. `model` is empty.
-        scorers: set -> function that maps row numbers to metrics, for paired bootstrap intervals.
-        counts: set -> number of rows.
-        predictions: one prediction per row, if the workload makes predictions.
-        task: the task of the predictions.
-        examples: set -> the examples of the predictions, with the labels they are compared with.
-        temperature: the calibration temperature in the model's configuration, if it has one.
-        notes: notes on how the model read the rows, for the report.
-    """
-
-    evaluations: list[Evaluation]
-    scorers: Mapping[str, Scorer]
-    counts: Mapping[str, int]
-    predictions: Sequence[Any] = ()
-    notes: Sequence[str] = ()
-    task: Task | None = None
-    examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)
-    temperature: float | None = None
-
-    def rows(self, name: str) -> list[Evaluation]:
-        """Return the evaluations with a model's name filled in."""
-        return [row.model_copy(update={"model": name}) for row in self.evaluations]
-
-    def against_teacher(self) -> ModelScores:
-        """Return the same scores, marked as agreement with the teacher."""
-        marked = [row.model_copy(update={"reference": "teacher"}) for row in self.evaluations]
-        return replace(self, evaluations=marked)
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """Scores of several models on the same rows, and their paired differences.
-
-    Attributes:
-        evaluations: the scores, as the report shows them.
-        comparisons: the paired differences.
-        scores: model -> its scores, with its predictions; empty if there are several sets of rows.
-    """
-
-    evaluations: list[Evaluation] = field(default_factory=list)
-    comparisons: list[Comparison] = field(default_factory=list)
-    scores: Mapping[str, ModelScores] = field(default_factory=dict)
-
-
-def compare(
-    task: str,
-    scores: Mapping[str, ModelScores],
-    baselines: Mapping[str, str] | None = None,
-    *,
-    chosen: Collection[str] = (),
-    resamples: int = RESAMPLES,
-    confidence: float = CONFIDENCE,
-) -> EvaluationResult:
-    """Gather the scores of several models and compare them on the same rows.
-
-    Args:
-        task: the task's name in the report.
-        scores: model -> its scores.
-        baselines: model -> the model it is compared with; None compares all models with the first.
-        chosen: models whose step or settings were selected on the same rows.
-        resamples: number of bootstrap resamples.
-        confidence: level of the intervals.
-    """
-    first, *others = scores
-    pairs = dict.fromkeys(others, first) if baselines is None else baselines
-    evaluations = [row for name, of_model in scores.items() for row in of_model.rows(name)]
-    comparisons: list[Comparison] = []
-    for model, baseline in pairs.items():
-        Progress.log(f"{resamples:,} resamples of {task}: {model} compared with {baseline}")
-        for set_name, count in scores[model].counts.items():
-            scorer, base = (scores[name].scorers[set_name] for name in (model, baseline))
-            differences = paired_bootstrap(
-                scorer, base, count, resamples=resamples, confidence=confidence
-            )
-            comparisons += [
-                Comparison(
-                    model=model,
-                    baseline=baseline,
-                    task=task,
-                    set=set_name,
-                    metric=metric,
-                    difference=difference,
-                    low=low,
-                    high=high,
-                    confidence=confidence,
-                    chosen_on_these_rows=model in chosen,
-                )
-                for metric, (difference, low, high) in differences.items()
-            ]
-    return EvaluationResult(evaluations, comparisons, scores)
-
-
-class Plan(NamedTuple):
-    """The order of the training examples and the schedule.
-
-    Attributes:
-        order: the examples of each step.
-        schedule: number of steps and learning rates.
-        steps_per_pass: optimiser steps in one pass over the examples.
-    """
-
-    order: Order
-    schedule: Schedule
-    steps_per_pass: float
 
 
 class Workload(ABC):
@@ -477,9 +294,9 @@ class Workload(ABC):
         """Whether pruning also trains the head."""
         return True
 
-    def mask_facts(self, head: TaskHeadSettings) -> dict[str, Any]:
+    def mask_facts(self, head: TaskHeadSettings) -> TaskFacts:
         """Return the fields of `MaskInfo` that describe the task."""
-        return {}
+        return TaskFacts()
 
     def encode(self, model: Model, batch: Batch) -> list[Tensor]:
         """Compute a model's outputs for a batch on the CPU, to compare two forms of the model."""
@@ -534,7 +351,7 @@ class Workload(ABC):
             UsageError: the rows have no labels.
         """
         self.require_labels()
-        return self.model_job(model, settings, keep)
+        return model_job(self, model, settings, keep)
 
     def require_labels(self) -> None:
         """Check that the training rows have labels.
@@ -547,133 +364,6 @@ class Workload(ABC):
                 f"task {self.name}: the training rows have no labels",
                 "add labels, or use distill or prune, which can learn from a teacher's outputs",
             )
-
-    def model_job(self, model: Model, settings: TrainSettings, keep: Keep) -> tuple[Job, Schedule]:
-        """Build the job that trains a model with the loss `hard`, and its schedule.
-
-        Without labels, the loss is zero. Parameters that do not affect the loss are frozen.
-        """
-        captured = self.capture(model)
-        plan = self.plan(settings)
-
-        def step(batch: Batch) -> StepLoss:
-            signals = self.forward(captured, batch)
-            loss = self.total(self.hard(signals, batch), signals)
-            return StepLoss({"loss": Term(loss, self.over)}, self.outputs(signals, batch))
-
-        job = self.training_job({"model": captured}, step, plan.order, keep)
-        batch = first_rows(self.examples)
-        signals = self.forward(captured, batch)
-        outputs = next(x for x in (signals.logits, signals.pooled) if x is not None)
-        losses = self.hard(signals, batch)
-        freeze_unused(captured, self.total(losses, signals) if losses else outputs.sum())
-        return job, plan.schedule
-
-    def taught_job(
-        self,
-        model: Model,
-        settings: TrainSettings,
-        keep: Keep,
-        targets: Sequence[Targets],
-        kd: KdSettings,
-        extra_terms: Callable[[Signals, Signals], Mapping[str, Term]] | None = None,
-    ) -> tuple[Job, Schedule]:
-        """Build the job that trains a model on the labels and its teachers' targets.
-
-        The loss is the sum of `mixed_terms`. For held-out rows without targets, only the labels
-        count.
-
-        Args:
-            model: the student.
-            settings: the recipe's `train` section.
-            keep: the weights to keep.
-            targets: the targets from each teacher.
-            kd: weight and temperature of the distillation loss.
-            extra_terms: computes additional terms from the signals of the first teacher and the
-                student.
-        """
-        job, schedule = self.model_job(model, settings, keep)
-        captured = job.modules["model"]
-        assert isinstance(captured, Capture)
-        examples, held_out = self.examples, self.held_out
-        for of_teacher in targets:
-            examples, held_out = of_teacher.attach(examples, held_out)
-
-        def step(batch: Batch) -> StepLoss:
-            # Must come first: it takes out of the batch the tensors that a model does not accept.
-            teachers = [s for t in targets if (s := t.signals(batch)) is not None]
-            student = self.forward(captured, batch)
-            terms = self.mixed_terms(student, teachers, batch, kd)
-            if extra_terms is not None and teachers:
-                terms |= extra_terms(teachers[0], student)
-            return StepLoss(terms, self.outputs(student, batch))
-
-        return replace(job, step=step, examples=examples, held_out=held_out), schedule
-
-    def mixed_terms(
-        self,
-        student: Signals,
-        teachers: Sequence[Signals],
-        batch: Batch,
-        kd: KdSettings,
-    ) -> dict[str, Term]:
-        """Compute the terms of (1 - weight) * hard + weight * soft.
-
-        `soft` is the mean over the teachers. Its gradient equals the gradient of the loss against
-        the teachers' mean distribution. Without teachers, the labels get the full weight. Without
-        labels, the teachers get it.
-        """
-        hard = self.hard(student, batch)
-        if not teachers:
-            terms = {name: Term(value, self.over) for name, value in hard.items()}
-            return terms or {"loss": Term(self.total({}, student), self.over)}
-        weight = kd.weight if hard else 1.0
-        terms = {}
-        if weight < 1:
-            terms = {name: Term((1 - weight) * v, self.over) for name, v in hard.items()}
-        if weight > 0:
-            losses = [self.soft(t, student, batch, kd.temperature) for t in teachers]
-            for name, first in losses[0].items():
-                total = sum((loss[name] for loss in losses), first.new_zeros(()))
-                terms[name] = Term(weight * (total / len(losses)), self.over)
-        return terms
-
-    def training_job(
-        self,
-        modules: Mapping[str, torch.nn.Module],
-        step: Callable[[Batch], StepLoss],
-        order: Order,
-        keep: Keep,
-    ) -> Job:
-        """Build a job over this workload's examples, with its metrics.
-
-        Raises:
-            UsageError: `keep` is "best", but the task has no metrics during training.
-        """
-        if keep == "best" and not self.has_metrics:
-            raise UsageError(
-                f"keep: best needs a metric during training, and task {self.name} has none",
-                "use keep: last, the default",
-            )
-        return Job(
-            modules,
-            step,
-            self.examples,
-            order,
-            self.held_out,
-            compute_metrics=self.metrics if self.has_metrics else None,
-            best=self.metric if keep == "best" else None,
-            held_out_size=self.held_out_size,
-        )
-
-    @staticmethod
-    def total(losses: Mapping[str, Tensor], signals: Signals) -> Tensor:
-        """Add the losses. Without losses, return a zero on the device of the signals."""
-        values = list(losses.values())
-        if values:
-            return values[0] if len(values) == 1 else torch.stack(values).sum()
-        first = next(t for t in (signals.logits, signals.pooled, signals.mask) if t is not None)
-        return first.new_zeros((), dtype=torch.float32)
 
     # -- scores -----------------------------------------------------------------------------
 
@@ -750,55 +440,3 @@ class Workload(ABC):
         """
         network: Any = RunnerNetwork(runner, model.model.config)
         return replace(model, model=network)
-
-
-def first_rows(examples: Examples) -> Batch:
-    """Return a batch on the CPU with the first two examples, or with the only one."""
-    return examples.batch(np.arange(min(2, len(examples))))
-
-
-def freeze_unused(model: torch.nn.Module, loss: Tensor) -> list[str]:
-    """Freeze the parameters that a loss does not depend on, and return their names.
-
-    Otherwise weight decay would shrink them, and several processes would sum their zero gradients.
-    """
-    names = params_without_grad(dict(model.named_parameters()), loss)
-    for name in names:
-        model.get_parameter(name).requires_grad_(False)
-    return names
-
-
-def bucketed(lengths: Array, settings: TrainSettings, group: int) -> Plan:
-    """Plan batches of groups of rows with similar lengths.
-
-    A micro-batch is a group, unless `train.micro_batch_size` sets another size. The size decides
-    nothing but the memory and the padding, so the same rows share a batch with any size.
-
-    Args:
-        lengths: number of tokens in each row.
-        settings: the recipe's `train` section.
-        group: number of rows in a group.
-
-    Raises:
-        UsageError: the warm-up is as long as the run.
-    """
-    pool = settings.pool if isinstance(settings, FinetuneTrainSettings) else DEFAULT_POOL
-    order = BucketOrder(lengths, settings.batch_size, group, settings.seed, pool)
-    schedule = make_schedule(settings, order.steps_of_pass)
-    micro = settings.micro_batch_size or group
-    return Plan(order, replace(schedule, micro_batch_size=micro), order.steps_of_pass)
-
-
-def log_padding(order: Order) -> None:
-    """Log the share of padding, and what it would be with random batches."""
-    if not isinstance(order, BucketOrder):
-        return
-    lengths = order.lengths
-    plain = BatchOrder(len(lengths), order.batch_size, order.seed)
-    steps = range(1, min(200, order.steps_of_pass) + 1)
-    drawn = [lengths[plain.indices(step)] for step in steps]
-    random = 1 - sum(int(b.sum()) for b in drawn) / sum(len(b) * int(b.max()) for b in drawn)
-    Progress.log(
-        f"{len(lengths):,} rows of {lengths.mean():.0f} tokens on average; grouping by length "
-        f"leaves {order.padding():.1%} padding (random batches: {random:.1%})"
-    )

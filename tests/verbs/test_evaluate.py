@@ -224,7 +224,7 @@ def test_predictions_by_vectors_are_cosines(tmp_path):
 
 
 def test_two_models_are_compared_pair_by_pair(models, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("kdcli.workloads.workload.paired_bootstrap", paired_bootstrap)
+    monkeypatch.setattr("kdcli.workloads.scores.paired_bootstrap", paired_bootstrap)
     file = tmp_path / "predictions.jsonl"
     result = succeeds(
         *models, "--task", "own", "--data", data, "--predictions", file, "-o", tmp_path / "out"
@@ -563,7 +563,7 @@ def test_a_submission_without_a_test_split_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_say_the_same_once(models, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("kdcli.workloads.workload.paired_bootstrap", paired_bootstrap)
+    monkeypatch.setattr("kdcli.workloads.scores.paired_bootstrap", paired_bootstrap)
     options = [*models, "--task", "own", "--data", data, "--device", "cpu"]
     succeeds(*options, "--predictions", tmp_path / "one.jsonl", "-o", tmp_path / "one")
     output, _ = processes.two_ranks(

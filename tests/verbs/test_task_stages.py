@@ -24,6 +24,7 @@ from kdcli.verbs.distill.student import fit_projections
 from kdcli.workloads.finetuning import request_of
 from kdcli.workloads.settings import FinetuneRecipe, FinetuneTrainSettings, LabelledSettings
 from kdcli.workloads.tasks import open_workload
+from kdcli.workloads.training import mixed_terms
 
 LABELS = ("brisk", "calm")
 ROWS = np.arange(6)
@@ -271,7 +272,7 @@ def test_several_teachers_have_the_gradient_of_their_mean_distribution():
         of_student = Signals(logits=logits, labels=labels)
         batch = {"attention_mask": torch.ones(5, 4, dtype=torch.int64), "labels": labels}
         of_teachers = [Signals(logits=t) for t in teachers]
-        terms = labelled("class").mixed_terms(of_student, of_teachers, batch, kd)
+        terms = mixed_terms(labelled("class"), of_student, of_teachers, batch, kd)
         StepLoss(terms).total.backward()
         return logits.grad
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from kdcli.workloads.embedding import agreement_scorer
+from kdcli.workloads.agreement import agreement_scorer
 
 
 def drawn(generator, count):

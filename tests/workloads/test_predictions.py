@@ -13,6 +13,7 @@ from kdcli.types import Answer, Example, Task
 from kdcli.workloads.predictions import (
     Evaluator,
     Prediction,
+    RowFormat,
     as_label,
     readable,
     reference,
@@ -43,8 +44,8 @@ def texts(labels):
 
 def evaluator_of(task, sets, choose_on=None, max_length=64, tokenizer=None, stride=8):
     sets = sets if isinstance(sets, dict) else {"": sets}
-    how = {"max_length": max_length, "stride": stride, "token_types": False}
-    return Evaluator.of(task, sets, tokenizer or tiny_tokenizer(), choose_on=choose_on, **how)
+    form = RowFormat(max_length, stride, token_types=False)
+    return Evaluator.of(task, sets, tokenizer or tiny_tokenizer(), form, choose_on=choose_on)
 
 
 def in_rows(evaluator, outputs):

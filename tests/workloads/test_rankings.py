@@ -8,8 +8,7 @@ import pytrec_eval
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdcli.workloads.rankings import ranking_scores
-from kdcli.workloads.rerank import metrics_by_query
+from kdcli.workloads.rankings import metrics_by_query, ranking_scores
 
 
 def lists_of(grades):

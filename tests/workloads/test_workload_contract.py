@@ -22,8 +22,10 @@ from kdcli.errors import UsageError
 from kdcli.recipe.sections import KdSettings
 from kdcli.types import Needs
 from kdcli.workloads import open_workload
+from kdcli.workloads.requests import WorkloadRequest
 from kdcli.workloads.settings import FinetuneTrainSettings, LabelledSettings, TaskHeadSettings
-from kdcli.workloads.workload import Workload, WorkloadRequest, first_rows
+from kdcli.workloads.training import first_rows, mixed_terms, total_loss
+from kdcli.workloads.workload import Workload
 
 TRAIN = FinetuneTrainSettings(batch_size=8, max_steps=4)
 HEAD = TaskHeadSettings(kind="scratch")
@@ -179,7 +181,7 @@ def test_without_labels_the_teacher_has_the_whole_weight(workload):
     taught = targets.signals(batch)
     own = workload.forward(workload.capture(workload.model), batch)
     kd = KdSettings(weight=0.25)
-    terms = workload.mixed_terms(own, [taught], batch, kd)
+    terms = mixed_terms(workload, own, [taught], batch, kd)
     soft = workload.soft(taught, own, batch, kd.temperature)
     share = 0.25 if workload.has_labels else 1.0
     for name, value in soft.items():
@@ -192,9 +194,9 @@ def test_padding_changes_no_loss(workload):
         pytest.skip("there is no loss against labels")
     examples, captured = workload.examples, workload.capture(workload.model)
     pair = examples.batch(np.arange(2))
-    together = workload.total(workload.hard(workload.forward(captured, pair), pair), None)
+    together = total_loss(workload.hard(workload.forward(captured, pair), pair), None)
     ones = [examples.batch(np.array([i])) for i in range(2)]
-    alone = [workload.total(workload.hard(workload.forward(captured, b), b), None) for b in ones]
+    alone = [total_loss(workload.hard(workload.forward(captured, b), b), None) for b in ones]
     counts = [float((b["labels"] != -100).sum()) if workload.over == "labels" else 1 for b in ones]
     mean = sum(c * float(loss) for c, loss in zip(counts, alone, strict=True)) / sum(counts)
     assert float(together) == pytest.approx(mean, rel=1e-4)

@@ -1,5 +1,4 @@
-"""Cases of every kind in forked processes under limits of time and memory, and a table of what came
-out."""
+"""Run cases in forked processes under limits of time and memory, and tabulate the results."""
 
 from __future__ import annotations
 
@@ -20,18 +19,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_SECONDS, MOST_MEGABYTES = 8.0, 2048.0
-"""Seconds of computing; resident memory of one command, or that one file read adds to its process.
-"""
+MAX_SECONDS, MAX_MEGABYTES = 8.0, 2048.0
+"""Processor time and resident memory of a command. For a case that reads a file without a command,
+the memory is the amount that the case adds to its process."""
 
 
 class Fault(Exception):
-    """What the program did and must not do."""
+    """A behaviour of the program that is not allowed. The message describes it."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One case; `folder` is its own, `material` holds models and data that no case changes."""
+    """One case of a kind.
+
+    Attributes:
+        number: number of the case within its kind.
+        rng: random generator that depends on the seed, the kind and the number.
+        folder: the case's own directory.
+        material: models and data that no case changes.
+    """
 
     number: int
     rng: random.Random
@@ -41,21 +47,34 @@ class Case:
 
 @dataclass(frozen=True)
 class Kind:
-    """Cases of one kind. `run` raises `Fault`. A process runs `chunk` of them; none may last `wall`
-    seconds. `open`: what is known to fail, by the number of a case."""
+    """A kind of case.
+
+    Attributes:
+        name: name of the kind on the command line.
+        count: number of cases.
+        run: runs a case. Raises `Fault` if it fails.
+        chunk: number of cases that one process runs.
+        wall: maximum seconds for one case.
+    """
 
     name: str
     count: int
     run: Callable[[Case], None]
     chunk: int = 1
     wall: float = 60.0
-    open: Callable[[int], str | None] = lambda number: None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of the cases `first` to `last` of a kind: a failure is a number with what was
-    seen."""
+    """The result of a chunk of cases.
+
+    Attributes:
+        kind: name of the kind.
+        first, last: numbers of the first and the last case.
+        seconds: processor time of the slowest case.
+        megabytes: the largest resident memory of the process.
+        failures: number and message of each failed case.
+    """
 
     kind: str
     first: int
@@ -66,16 +85,23 @@ class Verdict:
 
 
 class Campaign:
-    """The cases of one seed, and the file that keeps their verdicts."""
+    """The cases of one seed.
+
+    Args:
+        kinds: the kinds of cases.
+        seed: the seed.
+        material: the directory that all cases share.
+        results: the file that keeps the verdicts. Cases that it contains do not run again.
+    """
 
     def __init__(self, kinds: Sequence[Kind], seed: int, material: Path, results: Path) -> None:
         self.kinds = {kind.name: kind for kind in kinds}
         self.seed, self.material, self.results = seed, material, results
         self.verdicts = [Verdict(**json.loads(line)) for line in _whole_lines(results)]
-        self._held: float | None = None
+        self._megabytes_at_start: float | None = None
 
     def run(self, minutes: float, jobs: int) -> None:
-        """Run what is left, each kind in its share, until the time is up."""
+        """Run the remaining cases until the time is up, with `jobs` processes at a time."""
         until = time.monotonic() + 60 * minutes
         left = self._left()
         running: list[_Process] = []
@@ -94,13 +120,13 @@ class Campaign:
                         self.verdicts.append(verdict)
                         file.write(json.dumps(asdict(verdict)) + "\n")
                         file.flush()
-                        for number, seen in verdict.failures:
-                            # One of each sort now; the table counts them.
-                            if (sort := _alike(process.kind.name, seen)) not in shown:
-                                shown.add(sort)
-                                line = (
-                                    f"{process.kind.name}:{number}  {' '.join(seen.split())[:400]}"
-                                )
+                        for number, message in verdict.failures:
+                            # Show only the first of several similar failures.
+                            group = _group_of(process.kind.name, message)
+                            if group not in shown:
+                                shown.add(group)
+                                text = " ".join(message.split())[:400]
+                                line = f"{process.kind.name}:{number}  {text}"
                                 print(line, file=sys.stderr, flush=True)
                     time.sleep(0.005)
         finally:
@@ -108,7 +134,10 @@ class Campaign:
                 process.kill()
 
     def _left(self) -> list[tuple[Kind, int, int]]:
-        """Kind, first and last number of every chunk to run; the kinds advance together."""
+        """Return the kind, first and last number of every chunk to run.
+
+        The order gives all kinds the same share of their cases at any time.
+        """
         chunks = []
         for kind in self.kinds.values():
             done = {
@@ -124,40 +153,32 @@ class Campaign:
         return [chunk[1:] for chunk in sorted(chunks, key=lambda chunk: chunk[0])]
 
     def failures(self) -> list[list[tuple[str, str]]]:
-        """`kind:number` of the cases that failed and are not known to, and what was seen; alike
-        ones together."""
-        found: dict[str, list[tuple[str, str]]] = {}
+        """Return the failures in groups of similar ones, with the largest group first.
+
+        Each failure is `KIND:NUMBER` and its message.
+        """
+        groups: dict[str, list[tuple[str, str]]] = {}
         for verdict in self.verdicts:
             kind = self.kinds.get(verdict.kind)
-            for number, seen in verdict.failures if kind else ():
-                if kind and not kind.open(number):
-                    found.setdefault(_alike(kind.name, seen), []).append(
-                        (f"{kind.name}:{number}", seen)
-                    )
-        return sorted(found.values(), key=len, reverse=True)
+            for number, message in verdict.failures if kind else ():
+                if kind:
+                    group = groups.setdefault(_group_of(kind.name, message), [])
+                    group.append((f"{kind.name}:{number}", message))
+        return sorted(groups.values(), key=len, reverse=True)
 
     def table(self) -> str:
-        """Kind, cases, passed, failed, open, the slowest and the largest."""
+        """Return a table with the counts, the longest time and the most memory of each kind."""
         rows: list[tuple[str, ...]] = [
-            ("kind", "cases", "of", "passed", "failed", "open", "worst s", "worst MB")
+            ("kind", "cases", "of", "passed", "failed", "worst s", "worst MB")
         ]
         for kind in self.kinds.values():
             own = [v for v in self.verdicts if v.kind == kind.name]
             cases = sum(v.last - v.first + 1 for v in own)
-            failed = [n for v in own for n, _ in v.failures]
-            known = sum(kind.open(n) is not None for n in failed)
-            seconds, megabytes = (
-                max((getattr(v, key) for v in own), default=0) for key in ("seconds", "megabytes")
-            )
-            counts = cases, kind.count, cases - len(failed), len(failed) - known, known
-            rows.append(
-                (
-                    kind.name,
-                    *(f"{count:,}" for count in counts),
-                    f"{seconds:.2f}",
-                    f"{megabytes:.0f}",
-                )
-            )
+            failed = sum(len(v.failures) for v in own)
+            seconds = max((v.seconds for v in own), default=0)
+            megabytes = max((v.megabytes for v in own), default=0)
+            counts = [f"{n:,}" for n in (cases, kind.count, cases - failed, failed)]
+            rows.append((kind.name, *counts, f"{seconds:.2f}", f"{megabytes:.0f}"))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         return "\n".join(
             "  ".join(
@@ -167,21 +188,22 @@ class Campaign:
             for row in rows
         )
 
-    def alone(self, kind: Kind, number: int, folder: Path) -> float:
-        """Run one case in this process; the seconds of computing it took, commands included. Raises
-        Fault."""
-        case = Case(
-            number, random.Random(f"{self.seed} {kind.name} {number}"), folder, self.material
-        )
-        began, before, used = (
-            time.process_time(),
-            _megabytes(),
-            resource.getrusage(resource.RUSAGE_CHILDREN),
-        )
-        # A fork holds its parent's pages but for those of mapped files: only what it adds says
-        # something of a case.
-        self._held = before if self._held is None else self._held
-        commands = used.ru_utime + used.ru_stime
+    def run_case(self, kind: Kind, number: int, folder: Path) -> float:
+        """Run one case in this process.
+
+        Returns:
+            The processor time of the case and its commands, in seconds.
+
+        Raises:
+            Fault: the case failed, or it took too much time or memory.
+        """
+        rng = random.Random(f"{self.seed} {kind.name} {number}")
+        case = Case(number, rng, folder, self.material)
+        began, megabytes_before = time.process_time(), _max_megabytes()
+        commands_before = _seconds_of_commands()
+        # A forked process starts with its parent's pages, so only the growth belongs to a case.
+        if self._megabytes_at_start is None:
+            self._megabytes_at_start = megabytes_before
         try:
             kind.run(case)
         except (Fault, KeyboardInterrupt):
@@ -190,25 +212,26 @@ class Campaign:
             raise Fault(
                 brief(f"{type(error).__name__}: {error}", traceback.format_exc())
             ) from error
-        taken = time.process_time() - began
-        if taken > MOST_SECONDS:
-            raise Fault(f"{taken:.1f} s of computing")
-        if before - self._held <= MOST_MEGABYTES < (added := _megabytes() - self._held):
-            raise Fault(f"{added:.0f} MB")
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return taken + used.ru_utime + used.ru_stime - commands
+        seconds = time.process_time() - began
+        if seconds > MAX_SECONDS:
+            raise Fault(f"{seconds:.1f} s of processor time")
+        growth = _max_megabytes() - self._megabytes_at_start
+        # The maximum never decreases, so an earlier case may already have exceeded the limit.
+        if megabytes_before - self._megabytes_at_start <= MAX_MEGABYTES < growth:
+            raise Fault(f"{growth:.0f} MB")
+        return seconds + _seconds_of_commands() - commands_before
 
 
 class _Process:
-    """A forked process, the head of its process group, that runs a chunk of cases."""
+    """A forked process that runs a chunk of cases, in a process group of its own."""
 
     def __init__(self, campaign: Campaign, kind: Kind, first: int, last: int) -> None:
         self.kind, self.first, self.last = kind, first, last
         self.folder = Path(tempfile.mkdtemp(prefix="kdcli-faults-"))
-        self._said, self._seen = self.folder / "verdicts", 0
-        self._said.touch()
-        self._at = time.monotonic()
-        self._late = False
+        self._results, self._size = self.folder / "verdicts", 0
+        self._results.touch()
+        self._last_change = time.monotonic()
+        self._is_late = False
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
@@ -222,23 +245,23 @@ class _Process:
             with (self.folder / "output").open("w") as file:
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
-            # Not a limit of what is resident, but a file that asks for 100 GB asks here.
-            most = (_address_space() + (3 << 30), resource.RLIM_INFINITY)
-            resource.setrlimit(resource.RLIMIT_AS, most)
-            with self._said.open("a", encoding="utf-8") as said:
+            # This limits the address space, so that a request for 100 GB fails immediately.
+            limits = (_address_space() + (3 << 30), resource.RLIM_INFINITY)
+            resource.setrlimit(resource.RLIMIT_AS, limits)
+            with self._results.open("a", encoding="utf-8") as results:
                 for number in range(self.first, self.last + 1):
-                    folder, seen, taken = self.folder / "case", None, 0.0
+                    folder, message, seconds = self.folder / "case", None, 0.0
                     folder.mkdir()
                     try:
-                        taken = campaign.alone(self.kind, number, folder)
+                        seconds = campaign.run_case(self.kind, number, folder)
                     except Fault as fault:
-                        # Of a very long word only its beginning is of use.
-                        seen = re.sub(r"(.)\1{9,}", r"\1\1\1...", str(fault))[:2000]
+                        # Shorten long repetitions of one character.
+                        message = re.sub(r"(.)\1{9,}", r"\1\1\1...", str(fault))[:2000]
                     os.chdir(self.folder)
-                    unmounted(folder)
+                    unmount_all(folder)
                     shutil.rmtree(folder)
-                    said.write(json.dumps([number, taken, seen]) + "\n")
-                    said.flush()
+                    results.write(json.dumps([number, seconds, message]) + "\n")
+                    results.flush()
             code = 0
         except BaseException:  # noqa: BLE001 - the parent reports it as a failure of this case
             traceback.print_exc()
@@ -246,62 +269,58 @@ class _Process:
             os._exit(code)
 
     def ended(self) -> bool:
-        """True once it has; one that is late is killed."""
-        size = self._said.stat().st_size
-        if size != self._seen:
-            self._seen, self._at = size, time.monotonic()
-        if time.monotonic() - self._at > self.kind.wall:
-            self._late = True
+        """Whether the process has ended. Kill it if a case takes longer than its kind allows."""
+        size = self._results.stat().st_size
+        if size != self._size:
+            self._size, self._last_change = size, time.monotonic()
+        if time.monotonic() - self._last_change > self.kind.wall:
+            self._is_late = True
             self.kill(keep=True)
         pid, self.status, self.used = os.wait4(self.pid, os.WNOHANG)
         return pid != 0
 
     def kill(self, *, keep: bool = False) -> None:
+        """Kill the process group and, unless `keep` is set, delete its directory."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         if not keep:
-            self._tidy()
-
-    def _tidy(self) -> None:
-        unmounted(self.folder / "case")
-        shutil.rmtree(self.folder, ignore_errors=True)
+            unmount_all(self.folder / "case")
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def verdict(self) -> Verdict:
-        said = [json.loads(line) for line in _whole_lines(self._said)]
-        output = self.folder / "output"
-        heard = output.read_text("utf-8", "replace")[-300:] if output.exists() else ""
-        # What a case started may outlive it.
+        """Return the results after the process has ended, and delete its directory.
+
+        If the process ended early, the last case of the verdict is the one that it was running.
+        """
+        results = [json.loads(line) for line in _whole_lines(self._results)]
+        file = self.folder / "output"
+        output = file.read_text("utf-8", "replace")[-300:] if file.exists() else ""
+        # Processes that a case started may still be running.
         self.kill()
-        failures = [(number, seen) for number, _, seen in said if seen]
-        last = said[-1][0] if said else self.first - 1
-        megabytes = self.used.ru_maxrss / 1024
+        failures = [(number, message) for number, _, message in results if message]
+        last = results[-1][0] if results else self.first - 1
         if last < self.last:
             last += 1
-            how = (
-                f"no answer in {self.kind.wall:g} s"
-                if self._late
-                else f"ended with status {self.status}"
-            )
-            failures.append((last, f"{how} {heard}".strip()))
-        return Verdict(
-            self.kind.name,
-            self.first,
-            last,
-            max((s for _, s, _ in said), default=0.0),
-            megabytes,
-            failures,
-        )
+            if self._is_late:
+                reason = f"no answer in {self.kind.wall:g} s"
+            else:
+                reason = f"ended with status {self.status}"
+            failures.append((last, f"{reason} {output}".strip()))
+        seconds = max((seconds for _, seconds, _ in results), default=0.0)
+        megabytes = self.used.ru_maxrss / 1024
+        return Verdict(self.kind.name, self.first, last, seconds, megabytes, failures)
 
 
-def _alike(kind: str, seen: str) -> str:
-    """The same for failures of one kind at one place."""
-    at = re.search(r"[\w/]+\.py:\d+\)$", seen)
-    return f"{kind} {seen.split(':')[0]} {at[0] if at else re.sub(r'[^a-z ]', '', seen[-100:])}"
+def _group_of(kind: str, message: str) -> str:
+    """Return a text that similar failures share: the kind, and the place or end of the message."""
+    place = re.search(r"[\w/]+\.py:\d+\)$", message)
+    end = place[0] if place else re.sub(r"[^a-z ]", "", message[-100:])
+    return f"{kind} {message.split(':')[0]} {end}"
 
 
 def brief(error: str, trace: str) -> str:
-    """An error in a few words, and the last line of the package that was on the way."""
-    # Relative to the repository, because its own folder may be called `kdcli` too.
+    """Shorten an error and add the last line of kdcli in its traceback."""
+    # Relative to the repository, because the repository's folder may also be called `kdcli`.
     files = [
         (path.relative_to(ROOT), line)
         for name, line in re.findall(r'"([^"]+\.py)", line (\d+)', trace)
@@ -316,27 +335,30 @@ def brief(error: str, trace: str) -> str:
     return f"{' '.join(error.split())[:300]} ({places[-1] if places else 'elsewhere'})"
 
 
-def unmounted(folder: Path) -> None:
-    """Detach the small disk of a case, if it has one."""
+def unmount_all(folder: Path) -> None:
+    """Unmount the small disk of a case, if it has one."""
     if os.path.ismount(folder / "disk"):
         os.spawnlp(os.P_WAIT, "umount", "umount", "-l", str(folder / "disk"))
 
 
-def _megabytes() -> float:
-    """The most that this process and those it waited for ever had in memory."""
-    return (
-        max(
-            resource.getrusage(who).ru_maxrss
-            for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        )
-        / 1024
-    )
+def _max_megabytes() -> float:
+    """Return the largest resident memory so far of this process and its ended children."""
+    both = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    return max(resource.getrusage(who).ru_maxrss for who in both) / 1024
+
+
+def _seconds_of_commands() -> float:
+    """Return the processor time of this process's ended children."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _address_space() -> int:
+    """Return the size of this process's address space in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _whole_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a file, without a last line that is only partly written."""
     if path.exists():
         yield from path.read_text("utf-8").split("\n")[:-1]

@@ -1,9 +1,10 @@
-"""Files that a program or a person may have damaged: each is read, or refused in one message, in
-bounded time."""
+"""Files that a program or a person may have damaged.
+
+Each must be read, or refused with one message, within the limits of time and memory.
+"""
 
 from __future__ import annotations
 
-import copy
 import functools
 import gzip
 import hashlib
@@ -12,176 +13,100 @@ import os
 import random
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from tools.faults.campaign import Case, Fault, Kind
-from tools.faults.process import PROMISED
+from tools.faults.damage import ODD, change_values, damage, damage_json, json_bytes
+from tools.faults.process import EXIT_CODES
 
-ODD: list[Any] = [
-    *(None, True, False, 0, -1, 1, 2.5, 10**9, -(10**9), 2**31, 2**63, 2**64, 10**40),
-    *(
-        1e308,
-        -0.0,
-        float("nan"),
-        float("inf"),
-        "",
-        " ",
-        "x",
-        "0",
-        "true",
-        "nan",
-        "\x00",
-        "\ud800",
-        "\x1b[2J",
-    ),
-    *(
-        "../../x",
-        "/proc/1/mem",
-        "x" * 5000,
-        "\u00e9" * 300,
-        "a\nb",
-        [],
-        {},
-        [None],
-        [[]],
-        {"": None},
-        {"x": {"x": {}}},
-    ),
-    *([0] * 2000, dict.fromkeys(map(str, range(500)), 0), "DEEP", "DEEPER"),
-]
-DEEP = {b'"DEEP"': b"[" * 600 + b"]" * 600, b'"DEEPER"': b'{"a":' * 100_000 + b"1" + b"}" * 100_000}
-TOKENS = b"{}[],:\"'\\\n\t -+.eE0123456789&*!|>#%@`\x00\xff\xef\xbb\xbf\xed\xa0\x80<<~"
-LONGEST = 20_000
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from kdcli.recipe.resolve import Resolved
+    from kdcli.recipe.sections import Section
+
+T = TypeVar("T")
+MAX_MESSAGE = 20_000
+"""Maximum number of characters in a message."""
 
 
-def damaged(rng: random.Random, data: bytes) -> bytes:
-    """Bytes with a few random changes: flipped, cut, doubled, moved, put in or out."""
-    for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
-        at = rng.randrange(len(data) + 1)
-        size = rng.choice((1, 1, 2, 8, 64))
-        piece = (
-            bytes(rng.choice(TOKENS) for _ in range(size))
-            if rng.random() < 0.7
-            else rng.randbytes(size)
-        )
-        begin, end = data[:at], data[at:]
-        changes = [begin + piece + end[size:], begin + piece + end, begin + end[size:], begin]
-        data = rng.choice([*changes, begin + end[:size] * 3 + end[size:], end + begin])
-    return data
-
-
-def places(tree: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every path inside a JSON value."""
-    yield at
-    inside = (
-        tree.items()
-        if isinstance(tree, dict)
-        else enumerate(tree)
-        if isinstance(tree, list)
-        else ()
-    )
-    for key, value in inside:
-        yield from places(value, (*at, key))
-
-
-def changed(rng: random.Random, tree: Any) -> Any:
-    """A JSON value with one to three changes: an odd value somewhere, a key missing, new or of
-    another name."""
-    tree = copy.deepcopy(tree)
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        *above, last = rng.choice(list(places(tree))[1:] or [("x",)])
-        parent = tree
-        for key in above:
-            parent = parent[key]
-        if not isinstance(parent, dict | list) or not parent:
-            return rng.choice(ODD)
-        what = rng.random()
-        if what < 0.75:
-            parent[last] = copy.deepcopy(rng.choice(ODD))
-        elif what < 0.85:
-            del parent[last]
-        elif isinstance(parent, dict):
-            parent[str(rng.choice(ODD))] = parent.pop(last)
-        else:
-            parent.append(copy.deepcopy(rng.choice([*ODD, parent[last]])))
-        if not places(tree):
-            break
-    return rng.choice(ODD) if rng.random() < 0.01 else tree
-
-
-def json_bytes(tree: Any) -> bytes:
-    """As UTF-8, with what stands for deep nesting written out."""
-    data = json.dumps(tree, separators=(",", ":")).encode()
-    for word, deep in DEEP.items():
-        data = data.replace(word, deep)
-    return data
-
-
-def either(rng: random.Random, data: bytes) -> bytes:
-    """JSON with other values, or its bytes damaged."""
-    return json_bytes(changed(rng, json.loads(data))) if rng.random() < 0.75 else damaged(rng, data)
-
-
-def intact(case: Case) -> bool:
-    """Now and then a file is left as it was: what refuses everything would find no fault."""
+def is_intact(case: Case) -> bool:
+    """Whether a case leaves its file unchanged, so that a reader that refuses all files fails."""
     return case.number % 50 == 0
 
 
-def read(what: str, reader: Callable[[], object], *, whole: bool = False) -> object:
-    """Read something. Raises Fault: an error that is no message, or one without end, or any if the
-    file is `whole`. A message returns None."""
+def read(what: str, reader: Callable[[], T], *, is_valid: bool = False) -> T | None:
+    """Read a file.
+
+    Args:
+        what: description of the file, for the message of a fault.
+        reader: reads the file.
+        is_valid: whether the file must be accepted.
+
+    Returns:
+        The result of the reader, or None if it refused the file with a message.
+
+    Raises:
+        Fault: the reader refused a valid file, or refused it without a proper message.
+    """
     from kdcli.errors import KdcliError
 
     try:
         return reader()
     except KdcliError as error:
-        if whole or error.exit_code not in PROMISED or not error.message.strip():
+        if is_valid or error.exit_code not in EXIT_CODES or not error.message.strip():
             raise Fault(f"{what}: exit {error.exit_code}, message {error.message!r}") from None
-        if len(error.message) > LONGEST:
+        if len(error.message) > MAX_MESSAGE:
             raise Fault(f"{what}: a message of {len(error.message):,} characters") from None
         error.message.encode("utf-8", "backslashreplace")
     return None
 
 
+YAML_ENDINGS = (
+    b"a: " + b"[" * 5000,
+    b"a: &a [*a]\n",
+    b"x: " + b"y" * 999_000,
+    b"? {a: b}\n: c\n",
+    b"--- a\n--- b\n",
+)
+"""Endings of a recipe that are difficult to parse."""
+
+
 def recipe(case: Case) -> None:
-    """A shipped recipe, damaged; one that resolves reads back the same from what `recipe.yaml`
-    would hold."""
+    """Read a damaged copy of a shipped recipe.
+
+    A recipe that is accepted must be the same after it is written to `recipe.yaml` and read again.
+    """
     from kdcli.recipe.resolve import recipe_models, resolve, shipped
     from kdcli.recipe.yaml import flow_style, read_yaml
 
     models = recipe_models()
     verb = case.rng.choice([name for name in models if shipped(name)])
     data = case.rng.choice(list(shipped(verb).values())).read_bytes()
-    if intact(case):
+    if is_intact(case):
         pass
     elif case.rng.random() < 0.4:
-        data = flow_style(changed(case.rng, read_yaml(data.decode()))).encode()
+        data = flow_style(change_values(case.rng, read_yaml(data.decode()))).encode()
     elif case.rng.random() < 0.1:
-        data += case.rng.choice(
-            (
-                b"a: " + b"[" * 5000,
-                b"a: &a [*a]\n",
-                b"x: " + b"y" * 999_000,
-                b"? {a: b}\n: c\n",
-                b"--- a\n--- b\n",
-            )
-        )
+        data += case.rng.choice(YAML_ENDINGS)
     else:
-        data = damaged(case.rng, data)
+        data = damage(case.rng, data)
     path = case.folder / "x.yaml"
     path.write_bytes(data)
-    found: Any = read(
-        f"{verb} {data!r:.300}", lambda: resolve(models[verb], recipe=str(path)), whole=intact(case)
+    resolved = read(
+        f"{verb} {data!r:.300}",
+        lambda: resolve(models[verb], recipe=str(path)),
+        is_valid=is_intact(case),
     )
-    if found is not None:
-        _reads_back(found, models[verb], path)
+    if resolved is not None:
+        _check_written(resolved, models[verb], path)
 
 
 def setting(case: Case) -> None:
-    """`--set`, `--grid`, `--min-metric`, shapes and weights, of any characters."""
-    from kdcli.models.shape import is_shape, parse_shape
+    """Read `--set`, `--grid`, `--min-metric`, shapes and weights with random characters."""
+    from kdcli.models.grammar import is_shape, parse_shape
     from kdcli.recipe.resolve import grid_options, leaf_keys, metric_limits, recipe_models, resolve
     from kdcli.types import ModelShape
     from kdcli.verbs.cotrain.settings import parse_weights
@@ -198,46 +123,47 @@ def setting(case: Case) -> None:
             "6x384:8@4",
         ]
     )
-    value = (
-        damaged(rng, value.encode("utf-8", "replace")).decode("utf-8", "replace")
-        if rng.random() < 0.6
-        else value
-    )
+    if rng.random() < 0.6:
+        value = damage(rng, value.encode("utf-8", "replace")).decode("utf-8", "replace")
     key = rng.choice(leaf_keys(models[verb]))
-    key = damaged(rng, key.encode()).decode("utf-8", "replace") if rng.random() < 0.15 else key
+    if rng.random() < 0.15:
+        key = damage(rng, key.encode()).decode("utf-8", "replace")
     key += rng.choice(("", "", "", ".x", ".x.y", ".", "..", ". "))
-    found: Any = read(
+    resolved = read(
         f"--set {key}={value!r:.200}",
         lambda: resolve(models[verb], recipe=None, sets=[f"{key}={value}"]),
     )
-    if found is not None:
-        _reads_back(found, models[verb], case.folder / "x.yaml")
-    for reader in (
+    if resolved is not None:
+        _check_written(resolved, models[verb], case.folder / "x.yaml")
+    readers: tuple[Callable[[], object], ...] = (
         lambda: grid_options(models["finetune"], [f"{key}={value}"]),
         lambda: metric_limits([f"{key}={value}"]),
         lambda: parse_weights(value),
         lambda: is_shape(value) and parse_shape(value, ModelShape(12, 768, 3072, 12)),
-    ):
+    )
+    for reader in readers:
         read(f"{value!r:.200}", reader)
 
 
-def _reads_back(found: Any, model: Any, path: Path) -> None:
+def _check_written(resolved: Resolved[Section], model: type[Section], path: Path) -> None:
+    """Check that a recipe is the same after it is written to a file and read again."""
     from kdcli.recipe.resolve import resolve
 
-    path.write_text(text := found.to_yaml(), "utf-8")
-    if resolve(model, recipe=str(path)).recipe != found.recipe:
-        raise Fault(f"another recipe is read back: {text[:800]}")
+    text = resolved.to_yaml()
+    path.write_text(text, "utf-8")
+    if resolve(model, recipe=str(path)).recipe != resolved.recipe:
+        raise Fault(f"the recipe is different after it is read again: {text[:800]}")
 
 
 def mask(case: Case) -> None:
-    """A mask file with other values in its header and a right hash, or damaged as it is."""
+    """Read a mask file with changed values and a matching hash, or with damaged bytes."""
     from kdcli.deploy.sparse.mask_file import NO_DIGEST, read_mask
 
     rng, path = case.rng, case.folder / "x.safetensors"
-    original = sorted((case.material / "pruned").rglob("*.safetensors"))
-    data = rng.choice([p for p in original if p.parent.name == "mask"]).read_bytes()
-    if rng.random() < 0.15 or intact(case):
-        path.write_bytes(data if intact(case) else damaged(rng, data))
+    weights = sorted((case.material / "pruned").rglob("*.safetensors"))
+    data = rng.choice([p for p in weights if p.parent.name == "mask"]).read_bytes()
+    if rng.random() < 0.15 or is_intact(case):
+        path.write_bytes(data if is_intact(case) else damage(rng, data))
     else:
         part = rng.choice(("info", "head", "info", "meta", "tensors", "body", "bomb"))
         if part == "bomb" and rng.random() < 0.05:
@@ -246,29 +172,26 @@ def mask(case: Case) -> None:
         header, body = json.loads(data[8 : 8 + size]), data[8 + size :]
         meta = header["__metadata__"] | {"sha256": NO_DIGEST}
         if part in ("info", "head"):
-            meta[part] = json_bytes(changed(rng, json.loads(meta[part]))).decode(
-                "utf-8", "surrogatepass"
-            )
+            changed = json_bytes(change_values(rng, json.loads(meta[part])))
+            meta[part] = changed.decode("utf-8", "surrogatepass")
         elif part == "meta":
-            meta = rng.choice(
-                [changed(rng, meta), {**meta, rng.choice(list(meta)): rng.choice(ODD)}]
-            )
+            one_odd = {**meta, rng.choice(list(meta)): rng.choice(ODD)}
+            meta = rng.choice([change_values(rng, meta), one_odd])
         elif part == "body":
-            body = damaged(rng, body)
+            body = damage(rng, body)
         header["__metadata__"] = meta
         if part == "tensors":
-            header = changed(rng, header)
+            header = change_values(rng, header)
         keys = json_bytes(header)
         keys += b" " * (-len(keys) % 8)
         data = struct.pack("<Q", len(keys)) + keys + body
-        path.write_bytes(
-            data.replace(NO_DIGEST.encode(), hashlib.sha256(data).hexdigest().encode(), 1)
-        )
-    read("mask", lambda: read_mask(path), whole=intact(case))
+        digest = hashlib.sha256(data).hexdigest().encode()
+        path.write_bytes(data.replace(NO_DIGEST.encode(), digest, 1))
+    read("mask", lambda: read_mask(path), is_valid=is_intact(case))
 
 
 def _with_bomb(rng: random.Random, data: bytes, bomb: bytes) -> bytes:
-    """A mask file in which one part unpacks to a gigabyte."""
+    """Replace a tensor of a mask file by one that decompresses to a gigabyte."""
     import torch
     from safetensors.torch import load, save
 
@@ -281,7 +204,7 @@ def _with_bomb(rng: random.Random, data: bytes, bomb: bytes) -> bytes:
 
 
 def smp_mask(case: Case) -> None:
-    """An `.npy` of the authors of SMP, damaged."""
+    """Read a damaged `.npy` file in the format of SMP's authors."""
     import numpy as np
 
     from kdcli.deploy.sparse.mask_file import read_smp
@@ -293,50 +216,48 @@ def smp_mask(case: Case) -> None:
     if rng.random() < 0.3:
         shapes = (b"(9**99,)", b"(-1,)  ", b"(10**12,)", b"(1e9,)", b"((((),", b"([],)")
         data = data.replace(b"(3072,)", rng.choice(shapes))
-    path.write_bytes(damaged(rng, data))
-    read("npy", lambda: read_smp(path, _bare(case.material / "encoder")))
+    path.write_bytes(damage(rng, data))
+    read("npy", lambda: read_smp(path, _random_model(case.material / "encoder")))
 
 
 @functools.cache
-def _bare(folder: Path) -> Any:
+def _random_model(folder: Path) -> PreTrainedModel:
+    """Return a model with the configuration in a folder and random weights."""
     from transformers import AutoConfig, AutoModel
 
     return AutoModel.from_config(AutoConfig.from_pretrained(folder))
 
 
 def data_rows(case: Case) -> None:
-    """Files of text and of a labelled task: odd values in rows, damaged bytes, as jsonl, csv, txt,
-    and gzipped."""
+    """Read text and labelled data from files in several formats, with odd values in their rows or
+    with damaged bytes."""
     from kdcli.data.labelled.task_data import open_labelled
     from kdcli.data.sources import open_source
 
     rng = case.rng
     kind = rng.choice(("data", "pair", "multi", "score", "tokens", "span"))
     lines = (case.material / kind / "train.jsonl").read_bytes().splitlines(keepends=True)
-    ending = (
-        "jsonl"
-        if intact(case)
-        else rng.choice(["jsonl"] * 3 + ["csv", "txt", "parquet", "jsonl.gz", "csv.gz"])
-    )
-    if intact(case):
+    ending = "jsonl"
+    if not is_intact(case):
+        ending = rng.choice(["jsonl"] * 3 + ["csv", "txt", "parquet", "jsonl.gz", "csv.gz"])
+    if is_intact(case):
         data = b"".join(lines)
     elif ending.startswith("jsonl"):
         row = rng.randrange(len(lines))
-        lines[row] = json_bytes(changed(rng, json.loads(lines[row]))) + b"\n"
+        lines[row] = json_bytes(change_values(rng, json.loads(lines[row]))) + b"\n"
         data = b"".join(lines)
     elif ending.startswith("csv"):
         rows = [json.loads(line) for line in lines]
         table = [list(rows[0]), *(row.values() for row in rows)]
-        data = "".join(
-            ",".join(json.dumps(str(cell)) for cell in row) + "\n" for row in table
-        ).encode()
+        csv_lines = [",".join(json.dumps(str(cell)) for cell in row) for row in table]
+        data = "".join(f"{line}\n" for line in csv_lines).encode()
     else:
         data = b"".join(lines)
-    if not intact(case) and (not ending.startswith("jsonl") or rng.random() < 0.3):
-        data = damaged(rng, data)
+    if not is_intact(case) and (not ending.startswith("jsonl") or rng.random() < 0.3):
+        data = damage(rng, data)
     if ending.endswith("gz"):
         data = gzip.compress(data, 1)
-        data = damaged(rng, data) if rng.random() < 0.3 else data
+        data = damage(rng, data) if rng.random() < 0.3 else data
     folder = case.folder / "own"
     folder.mkdir(exist_ok=True)
     (folder / f"train.{ending}").write_bytes(data)
@@ -344,70 +265,66 @@ def data_rows(case: Case) -> None:
         f"{ending} {data!r:.300}",
         lambda: sum(1 for _ in open_source(str(folder)).documents("train", None)),
     )
-    what = f"{kind} {ending} {data!r:.300}"
     read(
-        what,
+        f"{kind} {ending} {data!r:.300}",
         lambda: open_labelled("own", source=str(folder), log=lambda _: None),
-        whole=intact(case),
+        is_valid=is_intact(case),
     )
     shutil.rmtree(folder)
 
 
 SIZES = (2, 32, 128, 4, 100, 60, 40, 100, 1000, 400)
-"""The sizes of a card, which no test reads."""
+"""The sizes of a model card. Their values do not matter."""
 
 
 def latency_report(case: Case) -> None:
-    """Reports of kdcli and of the portable runner, to be combined."""
+    """Combine damaged latency reports of kdcli and of `measure_encoders.py`."""
     from kdcli.deploy.old_machines.measure_encoders import SCHEMA
     from kdcli.types import Card
     from kdcli.verbs.benchmark.compare import gather
 
     rng, path = case.rng, case.folder / "x.json"
-    cell: dict[str, Any] = {
+    row: dict[str, object] = {
         "device": "cpu",
         "dtype": "fp32",
         "batch_size": 1,
         "seq_len": 8,
         "padding": "full",
         "n": 9,
-    }
-    cell |= dict.fromkeys(("p50_ms", "p75_ms", "p90_ms", "p95_ms", "mean_ms"), 1.0) | {
         "iqr_over_p50": 0.1,
         "status": "ok",
     }
+    row |= dict.fromkeys(("p50_ms", "p75_ms", "p90_ms", "p95_ms", "mean_ms"), 1.0)
     ratio = {"median": 2.0, "low": 1.0, "high": 3.0, "unstable": False}
     if rng.random() < 0.5:
         report = json.loads((case.material / "teacher" / "report.json").read_bytes())
         name = report["models"][0]["name"]
-        cell |= {"model": name, "backend": "torch", "speedup": ratio | {"baseline": name}}
-        report |= {"latency": [cell]}
+        row |= {"model": name, "backend": "torch", "speedup": ratio | {"baseline": name}}
+        report |= {"latency": [row]}
     else:
+        row |= {"model": "2x32", "backend": "portable", "p99_ms": None}
         report = {
             "kind": "kdcli portable latency",
             "schema": SCHEMA,
             "complete": True,
             "sha256": {},
             "settings": {},
-        }
-        report |= {
             "created": "",
             "environment": {},
             "models": {"2x32": {"layers": 2}},
+            "rows": [row | {"speedup": ratio | {"baseline": "2x32"}}],
         }
-        cell |= {"model": "2x32", "backend": "portable", "p99_ms": None}
-        report["rows"] = [cell | {"speedup": ratio | {"baseline": "2x32"}}]
     data = json.dumps(report).encode()
-    path.write_bytes(data if intact(case) else either(rng, data))
+    path.write_bytes(data if is_intact(case) else damage_json(rng, data))
     read(
         f"report {path.read_bytes()[-300:]!r}",
         lambda: gather([path], lambda shape: Card(shape, "bert", *SIZES, sha256=None)),
-        whole=intact(case),
+        is_valid=is_intact(case),
     )
 
 
 def run_files(case: Case) -> None:
-    """A run's recipe, log, report, checkpoints and best weights, damaged, when it is to go on."""
+    """Resume a run with a damaged recipe, log, report, checkpoint or file of best weights."""
     import torch
 
     from kdcli.engine.run_dir import BEST_WEIGHTS, CHECKPOINTS, RunDir
@@ -430,7 +347,7 @@ def run_files(case: Case) -> None:
     ]
     path = folder / rng.choice(names)
     data = path.read_bytes()
-    path.write_bytes(either(rng, data) if path.suffix == ".json" else damaged(rng, data))
+    path.write_bytes(damage_json(rng, data) if path.suffix == ".json" else damage(rng, data))
     what = f"{path.name} {path.read_bytes()!r:.300}"
     read(what, lambda: run.check(text, resume=True, overwrite=False))
     read(what, lambda: run.check(text, resume=False, overwrite=True))
@@ -443,8 +360,7 @@ def run_files(case: Case) -> None:
 
 
 def model_files(case: Case) -> None:
-    """A model's config, index, tokenizer and the header of its weights, loaded as every verb
-    does."""
+    """Load a model with a damaged configuration, index, tokenizer or header of its weights."""
     from kdcli.models.load import load_encoder
 
     rng, folder = case.rng, case.folder / "model"
@@ -452,36 +368,41 @@ def model_files(case: Case) -> None:
     name = rng.choice(
         ("config.json", "config.json", "tokenizer.json", "tokenizer_config.json", "index", "header")
     )
-    if not intact(case):
-        spoiled(rng, folder, name)
-    read(name, lambda: load_encoder(str(folder)), whole=intact(case))
+    if not is_intact(case):
+        damage_model(rng, folder, name)
+    read(name, lambda: load_encoder(str(folder)), is_valid=is_intact(case))
     os.chdir(case.folder)
     shutil.rmtree(folder)
 
 
-def spoiled(rng: random.Random, folder: Path, name: str) -> None:
-    """Change one file of a model's directory: odd values in JSON, an index, or the weights'
-    header."""
+def damage_model(rng: random.Random, folder: Path, name: str) -> None:
+    """Damage one file of a model's directory.
+
+    Args:
+        rng: the random generator.
+        folder: the model's directory.
+        name: a JSON file, `header` for the header of the weights, or `index` for the index of
+            sharded weights, which is created first.
+    """
     weights = folder / "model.safetensors"
     if name == "index":
         data = weights.read_bytes()
         header = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
         names = dict.fromkeys((k for k in header if k != "__metadata__"), "model-1.safetensors")
         weights.rename(folder / "model-1.safetensors")
-        tree: Any = {"metadata": {"total_size": len(data)}, "weight_map": names}
-        (folder / "model.safetensors.index.json").write_bytes(
-            either(rng, json.dumps(tree).encode())
-        )
+        index = {"metadata": {"total_size": len(data)}, "weight_map": names}
+        path = folder / "model.safetensors.index.json"
+        path.write_bytes(damage_json(rng, json.dumps(index).encode()))
     elif name == "header":
         data = weights.read_bytes()
         (size,) = struct.unpack("<Q", data[:8])
-        keys = either(rng, data[8 : 8 + size])
-        length = (
-            len(keys) if rng.random() < 0.8 else rng.choice((0, 1, 2**32, 2**63, 2**64 - 1, size))
-        )
+        keys = damage_json(rng, data[8 : 8 + size])
+        length = len(keys)
+        if rng.random() >= 0.8:
+            length = rng.choice((0, 1, 2**32, 2**63, 2**64 - 1, size))
         weights.write_bytes(struct.pack("<Q", length) + keys + data[8 + size :])
     else:
-        (folder / name).write_bytes(either(rng, (folder / name).read_bytes()))
+        (folder / name).write_bytes(damage_json(rng, (folder / name).read_bytes()))
 
 
 KINDS = [

@@ -1,5 +1,7 @@
-"""Commands killed, or out of disk, at their n-th call of the system: what goes on must end as if
-nothing had been."""
+"""Kill commands, or fill their disk, at their n-th system call.
+
+A command that continues afterwards must leave the same files as one that was never interrupted.
+"""
 
 from __future__ import annotations
 
@@ -10,257 +12,218 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 from tools.faults.campaign import Case, Fault, Kind
 from tools.faults.material import QUICK, WORDS
 from tools.faults.process import At, Command, Done, kdcli
 
 TIMED = {"report.html", "report.md", "latency.csv", "README.md", "export.json", "README.txt"}
-"""Files that hold times, or names of the report; only that they are there is compared."""
+"""Files with times, or with names from the report. Only their existence is compared."""
 COMPARED = ("quality", "evaluations", "comparisons", "selection", "pruning")
+"""Keys of a report that do not depend on time."""
 
 Words = list[str | Path]
 
 
 def commands(material: Path) -> dict[str, Words]:
-    """Every verb that writes a directory, as short as it can be; without `-o`."""
+    """Return a short command, without `-o`, for every verb that writes a directory."""
+    encoder, teacher = material / "encoder", material / "teacher"
     own: Words = ["--task", "own", "--data", material / "data", *QUICK]
     text: Words = ["--data", material / "text.txt", *QUICK, "--set", "data.held_out_blocks=4"]
+    stages = words_of(
+        "--set general.overrides.train.max_steps=2 --set intermediate.max_steps=2",
+        "--set general.overrides.train.batch_size=8 --set general.overrides.data.held_out_blocks=4",
+    )
+    to_small = words_of("--to 1x16 --assistant none")
+    to_two = words_of("--to 1x16 --to 1x16:32 --assistant 1x32")
+    two_runs = words_of("--seeds 2 --grid lr=1e-3,1e-4")
+    two_sparsities = words_of("--sparsity 0.5 --sparsity 0.9")
+    corpus: Words = ["--corpus", material / "text.txt"]
     mask = next((material / "pruned").rglob("mask.safetensors"))
-    few: Words = [
-        "--set",
-        "general.overrides.train.max_steps=2",
-        "--set",
-        "intermediate.max_steps=2",
-    ]
-    few += [
-        "--set",
-        "general.overrides.train.batch_size=8",
-        "--set",
-        "general.overrides.data.held_out_blocks=4",
-    ]
     return {
-        "finetune": ["finetune", material / "encoder", *own, "--set", "keep=best"],
-        "grid": ["finetune", material / "encoder", *own, "--seeds", "2", "--grid", "lr=1e-3,1e-4"],
-        "distill": ["distill", material / "encoder", "--to", "1x16", "--assistant", "none", *text],
-        "assistant": [
-            "distill",
-            material / "encoder",
-            "--to",
-            "1x16",
-            "--to",
-            "1x16:32",
-            "--assistant",
-            "1x32",
-            *text,
-        ],
-        "chain": [
-            "distill",
-            material / "teacher",
-            "--to",
-            "1x16",
-            "--corpus",
-            material / "text.txt",
-            *own,
-            *few,
-        ],
-        "prune": [
-            "prune",
-            material / "encoder",
-            *own,
-            *WORDS,
-            "--sparsity",
-            "0.5",
-            "--sparsity",
-            "0.9",
-        ],
-        "taught": [
-            "prune",
-            material / "encoder",
-            "--method",
-            "cap",
-            "--teacher",
-            material / "teacher",
-            *own,
-            *WORDS,
-        ],
+        "finetune": ["finetune", encoder, *own, "--set", "keep=best"],
+        "grid": ["finetune", encoder, *own, *two_runs],
+        "distill": ["distill", encoder, *to_small, *text],
+        "assistant": ["distill", encoder, *to_two, *text],
+        "chain": ["distill", teacher, "--to", "1x16", *corpus, *own, *stages],
+        "prune": ["prune", encoder, *own, *WORDS, *two_sparsities],
+        "taught": ["prune", encoder, "--method", "cap", "--teacher", teacher, *own, *WORDS],
         "cotrain": ["cotrain", "2x16", "1x16", "--base", material / "masked-lm", *text],
-        "cotrain-task": ["cotrain", "2x16", "1x16", "--base", material / "encoder", *own],
-        "evaluate": [
-            "evaluate",
-            material / "teacher",
-            "--task",
-            "own",
-            "--data",
-            material / "data",
-            "-q",
-        ],
-        "apply": ["mask", "apply", mask, "--base", material / "encoder", "-q"],
-        "compact": ["mask", "compact", mask, "--base", material / "encoder", "-q"],
-        "export": ["export", material / "teacher", "--format", "onnx", "-q"],
+        "cotrain-task": ["cotrain", "2x16", "1x16", "--base", encoder, *own],
+        "evaluate": ["evaluate", teacher, "--task", "own", "--data", material / "data", "-q"],
+        "apply": ["mask", "apply", mask, "--base", encoder, "-q"],
+        "compact": ["mask", "compact", mask, "--base", encoder, "-q"],
+        "export": ["export", teacher, "--format", "onnx", "-q"],
     }
 
 
+def words_of(*lines: str) -> list[str]:
+    """Split parts of a command line into words."""
+    return " ".join(lines).split()
+
+
 UNRESUMED = ("evaluate", "apply", "compact", "export")
-"""They take no `--resume`: the same command must do."""
+"""Commands without `--resume`. Running the command again must be enough."""
 VERBS = [
-    *(
-        "finetune",
-        "distill",
-        "prune",
-        "chain",
-        "cotrain",
-        "grid",
-        "assistant",
-        "taught",
-        "cotrain-task",
-    ),
-    *("evaluate", "apply", "compact", "export"),
+    *words_of("finetune distill prune chain cotrain grid assistant taught cotrain-task"),
+    *UNRESUMED,
 ]
+State = dict[str, object]
+"""File or directory below a folder -> a hash, or the parts of its content that do not depend on
+time."""
 
 
-def state(folder: Path) -> dict[str, Any]:
-    """Every file below a directory: its hash, or what of it does not depend on time."""
-    found: dict[str, Any] = {}
+def state(folder: Path) -> State:
+    """Return the state of all files below a directory."""
+    contents: State = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.is_dir():
-            found[name] = "directory"
+            contents[name] = "directory"
         elif not path.is_file():
-            found[name] = "a link, or a device"
+            contents[name] = "a link, or a device"
         elif path.name == "log.jsonl":
             rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-            found[name] = [{k: v for k, v in row.items() if "second" not in k} for row in rows]
+            contents[name] = [{k: v for k, v in row.items() if "second" not in k} for row in rows]
         elif path.name == "report.json":
             report = json.loads(path.read_text("utf-8"))
-            found[name] = {key: report.get(key) for key in COMPARED}
+            contents[name] = {key: report.get(key) for key in COMPARED}
+        elif path.name in TIMED:
+            contents[name] = ""
         else:
-            found[name] = (
-                "" if path.name in TIMED else hashlib.sha256(path.read_bytes()).hexdigest()
-            )
-    return found
+            contents[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return contents
 
 
 @functools.cache
-def reference(material: Path, verb: str) -> tuple[dict[str, Any], list[str]]:
-    """What an undisturbed run leaves, and the calls it makes; made by the first case that asks,
-    kept in `material`."""
-    kept = material / f"reference-{verb}.json"
-    if not kept.exists():
-        folder = material / f"made-{verb}-{os.getpid()}"
+def reference(material: Path, verb: str) -> tuple[State, list[str]]:
+    """Return the state that an uninterrupted command leaves, and its system calls.
+
+    The first case that needs them runs the command and keeps the result in `material`.
+    """
+    path = material / f"reference-{verb}.json"
+    if not path.exists():
+        folder = material / f"reference-{verb}-{os.getpid()}"
         folder.mkdir()
-        command = Command(
-            folder,
-            *commands(material)[verb],
-            "-o",
-            "out",
-            at=At(-1, "before"),
-            environment=_cache(folder),
-        )
+        words = [*commands(material)[verb], "-o", "out"]
+        command = Command(folder, *words, at=At(-1, "before"), environment=_cache(folder))
         command.wait().check(0)
-        aside = folder / "kept.json"
-        aside.write_text(json.dumps([state(folder / "out"), command.calls()]), "utf-8")
-        aside.replace(kept)
+        unfinished = folder / "reference.json"
+        unfinished.write_text(json.dumps([state(folder / "out"), command.calls()]), "utf-8")
+        unfinished.replace(path)
         shutil.rmtree(folder)
-    left, calls = json.loads(kept.read_text("utf-8"))
-    return left, calls
+    files, calls = json.loads(path.read_text("utf-8"))
+    return files, calls
 
 
 def _cache(folder: Path) -> dict[str, str]:
-    # Cold in every case, so that a command makes the same calls each time.
+    # A new cache for every case, so that a command always makes the same system calls.
     return {"KDCLI_CACHE": str(folder / "cache")}
 
 
-def differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """What is missing, too many or other, by name of the file."""
-    names = [f"{name} is missing" for name in wanted if name not in found]
-    names += [f"{name} is left over" for name in found if name not in wanted]
-    return names + [
-        f"{name} differs" for name in wanted if name in found and found[name] != wanted[name]
-    ]
+def differences(actual: State, expected: State) -> list[str]:
+    """Describe the files that are missing, left over or different."""
+    missing = [f"{name} is missing" for name in expected.keys() - actual.keys()]
+    left_over = [f"{name} is left over" for name in actual.keys() - expected.keys()]
+    common = expected.keys() & actual.keys()
+    different = [f"{name} differs" for name in common if actual[name] != expected[name]]
+    return [*sorted(missing), *sorted(left_over), *sorted(different)]
 
 
-def same(case: Case, verb: str, cwd: Path) -> None:
-    """Raise a Fault where a run left something else than an undisturbed one."""
+def check_result(case: Case, verb: str, cwd: Path) -> None:
+    """Check that a command left the same files as an uninterrupted one.
+
+    Raises:
+        Fault: files are missing, left over or different.
+    """
     wrong = differences(state(cwd / "out"), reference(case.material, verb)[0])
     wrong += [f"{path.relative_to(cwd)} is left over" for path in cwd.rglob("*.part")]
     if wrong:
         raise Fault(f"{verb}: {'; '.join(wrong[:6])}")
 
 
-def again(case: Case, verb: str, cwd: Path, *more: str, at: At | None = None) -> Done:
-    """Run a verb's command in its directory."""
+def run_verb(case: Case, verb: str, cwd: Path, *more: str, at: At | None = None) -> Done:
+    """Run a verb's command in a directory, with additional options."""
     words = commands(case.material)[verb]
     return kdcli(case.folder, *words, "-o", "out", *more, at=at, cwd=cwd, environment=_cache(cwd))
 
 
-def on_with(verb: str, case: Case) -> list[str]:
-    """The option that goes on with what a killed run left; with every third case starts it anew."""
+def option_to_continue(verb: str, case: Case) -> list[str]:
+    """Return the option that continues an interrupted command, or in a third of the cases restarts
+    it."""
     if verb in UNRESUMED:
         return ["--overwrite"] if verb in ("export", "evaluate") else []
     return ["--overwrite"] if case.number // len(VERBS) % 3 == 2 else ["--resume"]
 
 
 def killed(case: Case) -> None:
-    """Kill a verb at a call, in a quarter of the cases what goes on with it too, then let it
-    end."""
+    """Kill a command at a system call and continue it.
+
+    In a quarter of the cases, the command that continues it is killed as well.
+    """
     verb = VERBS[case.number % len(VERBS)]
     _, calls = reference(case.material, verb)
     times = 1 + (case.rng.random() < 0.25)
     more: list[str] = []
     for _ in range(times):
         at = At(case.rng.randrange(len(calls)), case.rng.choice(("before", "after")))
-        what = f"{verb} killed {at.how} call {at.number} ({calls[at.number]})"
-        done = again(case, verb, case.folder, *more, at=at)
+        what = f"{verb} killed {at.event} call {at.number} ({calls[at.number]})"
+        done = run_verb(case, verb, case.folder, *more, at=at)
         if done.code != -9:
-            # A run that goes on makes fewer calls.
-            _checked(done, what)
+            # A continued command makes fewer calls, so it may have ended before this one.
+            _check_success(done, what)
             break
-        more = on_with(verb, case)
+        more = option_to_continue(verb, case)
     else:
-        _checked(again(case, verb, case.folder, *more), f"{what}, then {' '.join(more)}")
+        _check_success(run_verb(case, verb, case.folder, *more), f"{what}, then {' '.join(more)}")
     try:
-        same(case, verb, case.folder)
+        check_result(case, verb, case.folder)
     except Fault as fault:
         raise Fault(f"{what}, then {' '.join(more)}: {fault}") from None
 
 
 def full(case: Case) -> None:
-    """A disk that is full at a call, or really is; then with space."""
+    """Run a command on a full disk, then continue it with enough space.
+
+    Half of the cases use a small file system if this process may mount one. All others let the
+    system calls fail as on a full disk.
+    """
     verb = VERBS[case.number % len(VERBS)]
     _, calls = reference(case.material, verb)
     disk = case.folder / "disk"
     disk.mkdir()
-    small, at = 0, None
+    is_mounted = False
     if case.number // len(VERBS) % 2 == 0 and os.geteuid() == 0:
-        small = case.rng.randrange(8, 1200)
-        small *= bool(
-            not subprocess.run(_mount(disk, small), check=False, capture_output=True).returncode
-        )
-    if not small:
+        kibibytes = case.rng.randrange(8, 1200)
+        mount = _mount_command(disk, kibibytes)
+        is_mounted = subprocess.run(mount, check=False, capture_output=True).returncode == 0
+    if is_mounted:
+        what, at = f"{verb} on {kibibytes} KiB", None
+    else:
         at = At(case.rng.randrange(len(calls)), "full")
-    what = f"{verb} on {small} KiB" if small else f"{verb}, full from call {at and at.number}"
-    done = again(case, verb, disk, at=at)
+        what = f"{verb}, full from call {at.number}"
+    done = run_verb(case, verb, disk, at=at)
     try:
         done.check(0, 3)
         if done.code and "disk is full" not in done.stderr:
-            raise Fault(f"no word of the disk: {done.stderr[-400:]}")
-        if small:
-            subprocess.run(_mount(disk, 1 << 17, again=True), check=True)
+            raise Fault(f"the message does not mention the disk: {done.stderr[-400:]}")
+        if is_mounted:
+            subprocess.run(_mount_command(disk, 1 << 17, resize=True), check=True)
         if done.code:
-            _checked(again(case, verb, disk, *on_with(verb, case)), "then with space")
-        same(case, verb, disk)
+            continued = run_verb(case, verb, disk, *option_to_continue(verb, case))
+            _check_success(continued, "then with space")
+        check_result(case, verb, disk)
     except Fault as fault:
         raise Fault(f"{what}: {fault}") from None
 
 
-def _mount(disk: Path, kibibytes: int, *, again: bool = False) -> list[str]:
-    options = f"{'remount,' if again else ''}size={kibibytes}k"
+def _mount_command(disk: Path, kibibytes: int, *, resize: bool = False) -> list[str]:
+    options = f"{'remount,' if resize else ''}size={kibibytes}k"
     return ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
 
 
-def _checked(done: Done, what: str) -> None:
+def _check_success(done: Done, what: str) -> None:
+    """Check that a command succeeded. Raises a Fault that begins with `what`."""
     try:
         done.check(0)
     except Fault as fault:

@@ -1,5 +1,7 @@
-"""Small models, data and finished runs that cases start from; made once for a state of the code,
-never changed."""
+"""Small models, data and finished runs that cases start from.
+
+They are made once for each version of the code and never changed.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ ENVIRONMENT |= {
 VERBS = ("benchmark", "cotrain", "distill", "evaluate", "export", "finetune", "mask", "prune")
 
 
-def state_of_code() -> str:
-    """A hash of the package, the recipes and this search."""
+def code_hash() -> str:
+    """Return a hash of the package, the recipes and this tool."""
     folders = (ROOT / "kdcli", ROOT / "recipes", ROOT / "tools" / "faults")
     files = sorted(
         p
@@ -36,14 +38,15 @@ def state_of_code() -> str:
         for p in folder.rglob("*")
         if p.suffix in (".py", ".yaml", ".toml", ".jinja")
     )
-    return hashlib.sha256(b"".join(str(p).encode() + p.read_bytes() for p in files)).hexdigest()[
-        :12
-    ]
+    content = b"".join(str(path).encode() + path.read_bytes() for path in files)
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
-def imported() -> None:
-    """Import what commands need, so that forked processes need not; one thread, since a fork copies
-    no other."""
+def import_commands() -> None:
+    """Import the modules of all commands, so that forked processes already have them.
+
+    PyTorch is limited to one thread, because a fork does not copy other threads.
+    """
     os.environ.update(ENVIRONMENT)
     import importlib
 
@@ -56,18 +59,15 @@ def imported() -> None:
     importlib.import_module("transformers.models.bert.modeling_bert")
 
 
-def made(folder: Path) -> Path:
-    """The material in `folder`, made now if it is not there."""
+def prepare_material(folder: Path) -> Path:
+    """Make the material in `folder` unless it is already there, and return `folder`."""
     if (folder / "done").exists():
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    # In a process of its own: this one must not start threads.
-    subprocess.run(
-        [sys.executable, "-c", f"from tools.faults.material import _make; _make({str(folder)!r})"],
-        cwd=ROOT,
-        check=True,
-    )
+    # In a separate process, because this one must not start threads.
+    code = f"from tools.faults.material import _make; _make({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     (folder / "done").touch()
     return folder
 
@@ -75,7 +75,7 @@ def made(folder: Path) -> Path:
 def _make(name: str) -> None:
     folder = Path(name)
     os.environ["KDCLI_CACHE"] = str(folder / "cache")
-    imported()
+    import_commands()
     import own_files
     import torch
     from encoders import tiny_config, tiny_tokenizer
@@ -99,15 +99,11 @@ def _make(name: str) -> None:
 
 
 WORDS = ["--set", "head.words=[w40, w41]"]
+"""Options for a head of label words."""
 QUICK = [
     *("--max-steps", "4", "--batch-size", "8", "--dtype", "fp32", "--device", "cpu", "-q"),
-    *(
-        "--set",
-        "data.max_length=24",
-        "--set",
-        "measure.latency=false",
-        "--set",
-        "train.log_every=1",
-    ),
-    *("--set", "train.eval_every=2", "--set", "train.checkpoint_every=1"),
+    *("--set", "data.max_length=24", "--set", "measure.latency=false"),
+    *("--set", "train.log_every=1", "--set", "train.eval_every=2"),
+    *("--set", "train.checkpoint_every=1"),
 ]
+"""Options for a short run."""

@@ -1,4 +1,4 @@
-"""Models from elsewhere: files that do not fit together, and code that must never run."""
+"""Models from strangers: damaged files, and planted code that must never run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools.faults.campaign import Case, Fault, Kind
-from tools.faults.files import spoiled
-from tools.faults.kills import Words, commands
+from tools.faults.files import damage_model
+from tools.faults.kills import Words, commands, words_of
 from tools.faults.material import QUICK
 from tools.faults.process import kdcli
 
 RUN = "import os, pathlib\npathlib.Path(os.environ['FAULTS_MARKER']).write_text(__name__)\n"
-"""What planted code does."""
+"""The planted code, which leaves a file when it runs."""
 CLASSES = """
     from transformers import BertConfig, BertModel, BertTokenizerFast
     class XConfig(BertConfig):
@@ -29,7 +29,7 @@ CLASSES = """
 
 
 class _Pickled:
-    """Unpickled, it runs."""
+    """An object that runs the planted code when it is unpickled."""
 
     def __reduce__(self) -> tuple[Callable[..., None], tuple[str, dict[str, str]]]:
         return exec, (RUN, {"__name__": "pickle"})
@@ -121,7 +121,7 @@ def _settings(rng: random.Random, folder: Path) -> None:
 
 
 def _own_class(rng: random.Random, folder: Path) -> None:
-    """The file that a compacted model of kdcli brings, with other content."""
+    """Other content for the file of code that belongs to a compacted model of kdcli."""
     (folder / "modeling_kdcli.py").write_text(RUN)
     shape: dict[str, object] = rng.choice([{}, {"kdcli_compact": {}}, {"compact": {"x": 1}}])
     names = {
@@ -144,137 +144,88 @@ def _adapter(rng: random.Random, folder: Path) -> None:
     (folder / "requirements.txt").write_text("planted")
 
 
-def _in_the_way(rng: random.Random, folder: Path) -> None:
-    """Modules of well-known names next to the model, where a user may stand."""
-    for name in (
-        "yaml",
-        "numpy",
-        "torch",
-        "transformers",
-        "sitecustomize",
-        "kdcli",
-        "safetensors",
-        "json",
-    ):
+def _modules_with_known_names(rng: random.Random, folder: Path) -> None:
+    """Modules with the names of well-known packages in the model's folder."""
+    for name in words_of("yaml numpy torch transformers sitecustomize kdcli safetensors json"):
         (folder / f"{name}.py").write_text(RUN)
 
 
-PLANTED = (_auto_map, _tokenizer, _pickle, _index, _settings, _own_class, _adapter, _in_the_way)
-SPOILED = (
-    "config.json",
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "index",
-    "header",
+PLANTED = (
+    *(_auto_map, _tokenizer, _pickle, _index, _settings, _own_class, _adapter),
+    _modules_with_known_names,
 )
+"""Functions that plant code in a model's folder."""
+DAMAGED = (
+    *("config.json", "config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("index", "header"),
+)
+"""Names of the parts that `damage_model` can damage, as often as they are drawn."""
 
 
-def orders(material: Path, model: Path) -> list[Words]:
-    """What a user may do with a model."""
+def commands_for(material: Path, model: Path) -> list[Words]:
+    """Return the commands that a user may run on a model."""
     data: Words = ["--task", "own", "--data", material / "data"]
     text: Words = ["--data", material / "text.txt"]
-    few = [*QUICK, "--max-steps", "1"]
+    few: Words = [*QUICK, "--max-steps", "1"]
+    few_blocks = words_of("--set data.held_out_blocks=4")
+    to_small = words_of("--to 1x16 --assistant none")
+    once = words_of("--batch-size 1 --seq-len 8 --set measure.min_runs=1")
+    out = words_of("-o out")
     mask = commands(material)["apply"][2]
     return [
-        ["finetune", model, *data, *few, "-o", "out"],
-        ["evaluate", model, *data, "-q", "-o", "out"],
-        [
-            "distill",
-            model,
-            "--to",
-            "1x16",
-            "--assistant",
-            "none",
-            *text,
-            *few,
-            "--set",
-            "data.held_out_blocks=4",
-            "-o",
-            "out",
-        ],
-        ["distill", model, "--to", "1x16", *data, *few, "-o", "out", "--dry-run"],
-        ["prune", model, *data, *few, "-o", "out"],
-        [
-            "cotrain",
-            "1x16",
-            "1x16",
-            "--base",
-            model,
-            *text,
-            *few,
-            "--set",
-            "data.held_out_blocks=4",
-            "-o",
-            "out",
-        ],
-        ["mask", "apply", mask, "--base", model, "-o", "out", "-q"],
-        [
-            "benchmark",
-            model,
-            "--batch-size",
-            "1",
-            "--seq-len",
-            "8",
-            "--set",
-            "measure.min_runs=1",
-            "-o",
-            "out",
-        ],
-        ["export", model, "--format", "onnx", "-o", "out", "-q"],
+        ["finetune", model, *data, *few, *out],
+        ["evaluate", model, *data, "-q", *out],
+        ["distill", model, *to_small, *text, *few, *few_blocks, *out],
+        ["distill", model, "--to", "1x16", *data, *few, *out, "--dry-run"],
+        ["prune", model, *data, *few, *out],
+        ["cotrain", "1x16", "1x16", "--base", model, *text, *few, *few_blocks, *out],
+        ["mask", "apply", mask, "--base", model, *out, "-q"],
+        ["benchmark", model, *once, *out],
+        ["export", model, "--format", "onnx", *out, "-q"],
     ]
 
 
 def foreign(case: Case) -> None:
-    """Use a model with one thing wrong or planted; no trace of it running."""
+    """Use a model with one damaged file or planted code. The code must never run."""
     rng, model, marker = case.rng, case.folder / "model", case.folder / "MARKER"
     shutil.copytree(case.material / rng.choice(("encoder", "teacher")), model)
     shutil.copytree(case.material / "encoder", case.folder / "outside")
     plant = rng.choice(PLANTED) if case.number % 2 else None
-    what = plant.__name__ if plant else rng.choice(SPOILED)
+    what = plant.__name__ if plant else rng.choice(DAMAGED)
     if plant:
         plant(rng, model)
     else:
-        spoiled(rng, model, what)
-    words = rng.choice(orders(case.material, model))
-    how = {
+        damage_model(rng, model, what)
+    words = rng.choice(commands_for(case.material, model))
+    environment = {
         "FAULTS_MARKER": str(marker),
         "KDCLI_CACHE": str(case.folder / "cache"),
         "HF_MODULES_CACHE": str(case.folder / "hf"),
     }
     try:
-        if plant is _in_the_way:
-            _stands_in(case, how)
+        if plant is _modules_with_known_names:
+            _run_in_model_folder(case, environment)
         else:
-            kdcli(case.folder, *words, environment=how).check()
+            kdcli(case.folder, *words, environment=environment).check()
         if marker.exists():
             raise Fault(f"planted code ran as {marker.read_text()}")
         if (case.folder / "hf").exists() and any((case.folder / "hf").rglob("planted.py")):
             raise Fault("planted code was copied")
     except Fault as fault:
-        verb = "a new Python" if plant is _in_the_way else words[0]
+        verb = "a new Python" if plant is _modules_with_known_names else words[0]
         raise Fault(f"{verb} of a model with {what}: {fault}") from None
 
 
-def _stands_in(case: Case, how: dict[str, str]) -> None:
-    """Commands that start Python anew, where the working directory is the model's."""
+def _run_in_model_folder(case: Case, environment: dict[str, str]) -> None:
+    """Run a command that starts new Python processes, with the model's folder as the working
+    directory."""
     own = ["--task", "own", "--data", case.material / "data", *QUICK, "--max-steps", "1"]
-    measured = [
-        "--batch-size",
-        "1",
-        "--seq-len",
-        "8",
-        "--set",
-        "measure.min_runs=1",
-        "--set",
-        "measure.min_seconds=0",
-    ]
-    words = case.rng.choice(
-        (["benchmark", ".", *measured], ["finetune", ".", *own, "--processes", "2"])
+    measured = words_of(
+        "--batch-size 1 --seq-len 8 --set measure.min_runs=1 --set measure.min_seconds=0"
     )
-    kdcli(
-        case.folder, *words, "-o", case.folder / "out", cwd=case.folder / "model", environment=how
-    ).check()
+    commands = ["benchmark", ".", *measured], ["finetune", ".", *own, "--processes", "2"]
+    words = [*case.rng.choice(commands), "-o", case.folder / "out"]
+    kdcli(case.folder, *words, cwd=case.folder / "model", environment=environment).check()
 
 
 KINDS = [Kind("models", 320, foreign, wall=90)]

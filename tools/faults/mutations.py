@@ -1,8 +1,14 @@
-"""python -m tools.faults.mutations [--count 60] [--seed 0] [--jobs 1]
+"""Change the code in one place at a time and check that a test fails.
 
-Changes formulas, schedules, recipe values and exit codes one at a time in a copy of the tree and
-runs the tests there: first those of the changed file, then all. Prints the changes that no test
-noticed; exit 1 if more than one in twenty.
+    python -m tools.faults.mutations [--count 60] [--seed 0] [--jobs 1] [--near]
+    python -m tools.faults.mutations --check
+
+The changes affect formulas, schedules, recipe values and exit codes. The tests run in a copy of the
+repository: first the tests of the changed file, then all tests. Prints the changes that no test
+noticed, and exits with 1 if they are more than one in twenty.
+
+`--check` runs no tests. It checks that the files and tests named here exist, and that every
+possible change gives a file that can still be parsed.
 """
 
 from __future__ import annotations
@@ -22,27 +28,51 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tools.faults.material import ROOT, state_of_code
+import yaml
 
-SHARES = {  # what is changed: files, how many of sixty, tests that are run first
-    "losses": ("kdcli/losses/*.py", 18, "tests/losses tests/verbs/test_distill.py"),
-    "pruners": ("kdcli/pruners/*.py", 10, "tests/pruners tests/verbs/test_prune.py"),
-    "metrics": ("kdcli/metrics/*.py", 8, "tests/metrics"),
-    "models": (
-        "kdcli/models/reduce.py kdcli/deploy/sparse/coding.py",
+from tools.faults.material import ROOT, code_hash
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of the code that is changed.
+
+    Attributes:
+        files: glob patterns of its files.
+        per_sixty: how many of sixty changes are in this part.
+        tests: the tests that run first.
+    """
+
+    files: tuple[str, ...]
+    per_sixty: int
+    tests: tuple[str, ...]
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that the patterns match, without `__init__.py`."""
+        paths = {path for pattern in self.files for path in ROOT.glob(pattern)}
+        return sorted(path for path in paths if path.name != "__init__.py")
+
+
+SHARES = {
+    "losses": Share(("kdcli/losses/*.py",), 18, ("tests/losses", "tests/verbs/test_distill.py")),
+    "pruners": Share(("kdcli/pruners/*.py",), 10, ("tests/pruners", "tests/verbs/test_prune.py")),
+    "metrics": Share(("kdcli/metrics/*.py",), 8, ("tests/metrics",)),
+    "models": Share(
+        ("kdcli/models/reduce.py", "kdcli/deploy/sparse/coding.py"),
         4,
-        "tests/models tests/deploy",
+        ("tests/models", "tests/deploy"),
     ),
-    "schedules": (
-        "kdcli/engine/train.py kdcli/engine/step.py kdcli/engine/launch.py kdcli/types.py",
+    "schedules": Share(
+        (*(f"kdcli/engine/{name}.py" for name in ("train", "step", "launch")), "kdcli/types.py"),
         8,
-        "tests/engine",
+        ("tests/engine",),
     ),
-    "recipes": ("recipes/*/*.yaml", 8, "tests/recipe tests/pruners tests/losses"),
-    "codes": (
-        "kdcli/errors.py",
+    "recipes": Share(("recipes/*/*.yaml",), 8, ("tests/recipe", "tests/pruners", "tests/losses")),
+    "codes": Share(
+        ("kdcli/errors.py",),
         4,
-        "tests/test_project.py tests/test_cli.py tests/verbs/test_evaluate.py",
+        ("tests/test_project.py", "tests/test_cli.py", "tests/verbs/test_evaluate.py"),
     ),
 }
 OTHER = {
@@ -61,11 +91,13 @@ PAIRS = (
 )
 CALLS = dict(pair.split() for pair in PAIRS.split(", "))
 CALLS |= {now: was for was, now in CALLS.items()}
+UNCHANGED = "unchanged"
+"""Key for the result of the tests without any change."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """Bytes `begin` to `end` of a file, replaced."""
+    """A change that replaces the bytes `begin` to `end` of a file, from `was` to `now`."""
 
     share: str
     path: str
@@ -75,25 +107,59 @@ class Mutation:
     was: str
     now: str
 
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} {self.was!r} -> {self.now!r}"
 
-def mutations(count: int, seed: int) -> list[Mutation]:
-    """As many as asked for, the same for the same seed and code; each share's in turn over its
-    files."""
-    rng, found = random.Random(f"mutations {seed}"), []
-    for share, (patterns, of_sixty, _) in SHARES.items():
-        paths = sorted(
-            p for pattern in patterns.split() for p in ROOT.glob(pattern) if p.name != "__init__.py"
-        )
-        by_file = {path: list(_possible(share, path)) for path in paths}
-        drawn: list[Mutation] = []
-        while any(by_file.values()) and len(drawn) < round(of_sixty * count / 60):
-            path = rng.choice([p for p, left in by_file.items() if left])
+    def apply(self, data: bytes) -> bytes:
+        """Return the file's content with the change."""
+        return data[: self.begin] + self.now.encode() + data[self.end :]
+
+
+def draw(count: int, seed: int) -> list[Mutation]:
+    """Draw changes at random, the same ones for the same seed and code.
+
+    The files of a share are equally likely, whatever their size.
+    """
+    rng = random.Random(f"mutations {seed}")
+    drawn: list[Mutation] = []
+    for name, share in SHARES.items():
+        by_file = {path: list(_possible(name, path)) for path in share.paths}
+        wanted = len(drawn) + round(share.per_sixty * count / 60)
+        while any(by_file.values()) and len(drawn) < wanted:
+            path = rng.choice([path for path, left in by_file.items() if left])
             drawn.append(by_file[path].pop(rng.randrange(len(by_file[path]))))
-        found += drawn
-    return found
+    return drawn
+
+
+def problems() -> list[str]:
+    """Describe what does not fit: patterns and tests that do not exist, and impossible changes."""
+    messages = []
+    for name, share in SHARES.items():
+        messages += [f"{name}: no file matches {p}" for p in share.files if not any(ROOT.glob(p))]
+        missing = [test for test in share.tests if not (ROOT / test).exists()]
+        messages += [f"{name}: there is no {test}" for test in missing]
+        changes = [change for path in share.paths for change in _possible(name, path)]
+        if len(changes) < share.per_sixty:
+            messages.append(f"{name}: only {len(changes)} changes are possible")
+        messages += [f"{change}: {why}" for change in changes if (why := _misfit(change))]
+    return messages
+
+
+def _misfit(mutation: Mutation) -> str | None:
+    """Return why a change cannot apply, or None."""
+    data = (ROOT / mutation.path).read_bytes()
+    if data[mutation.begin : mutation.end].decode() != mutation.was:
+        return "the file has another text at this place"
+    text = mutation.apply(data).decode()
+    try:
+        yaml.safe_load(text) if mutation.path.endswith(".yaml") else ast.parse(text)
+    except (SyntaxError, yaml.YAMLError) as error:
+        return f"the changed file cannot be parsed: {error}"
+    return None
 
 
 def _possible(share: str, path: Path) -> Iterator[Mutation]:
+    """Yield the changes that can be made to a file."""
     data, name = path.read_bytes(), str(path.relative_to(ROOT))
     if path.suffix == ".yaml":
         for match in re.finditer(
@@ -118,8 +184,15 @@ def _possible(share: str, path: Path) -> Iterator[Mutation]:
 
 
 def _changes(tree: ast.Module, text: list[str]) -> Iterator[tuple[int, int, int, int, str]]:
-    """Place and new text of every change: a number, a sign, a comparison, `and`, `not`, True, or
-    the name of a sum."""
+    """Yield the changes of numbers, signs, operators, comparisons, `not`, booleans and functions.
+
+    Args:
+        tree: the parsed module.
+        text: its lines.
+
+    Yields:
+        First line, column in bytes, last line, column in bytes, and the new text.
+    """
     skipped = {n for outer in ast.walk(tree) for n in _not_code(outer)}
     for node in ast.walk(tree):
         if node in skipped or not hasattr(node, "lineno"):
@@ -146,6 +219,7 @@ def _changes(tree: ast.Module, text: list[str]) -> Iterator[tuple[int, int, int,
 def _between(
     left: ast.expr, right: ast.expr, now: str | None, text: list[str]
 ) -> Iterator[tuple[int, int, int, int, str]]:
+    """Yield the change of the operator between two expressions on one line."""
     if now and left.end_lineno == right.lineno and left.end_col_offset is not None:
         line = text[right.lineno - 1].encode()[left.end_col_offset : right.col_offset].decode()
         if match := re.fullmatch(r"(\)*\s*)([-+*/%@<>=!]+)(\s*\(*)", line):
@@ -154,8 +228,8 @@ def _between(
 
 
 def _not_code(node: ast.AST) -> Iterator[ast.AST]:
-    """What computes nothing: annotations, decorators, messages, limits of settings, the steps of a
-    loop."""
+    """Yield the nodes that are not part of a computation: annotations, decorators, messages, limits
+    of settings, and ranges of loops."""
     for name in ("annotation", "returns"):
         if inner := getattr(node, name, None):
             yield from ast.walk(inner)
@@ -172,7 +246,7 @@ def _not_code(node: ast.AST) -> Iterator[ast.AST]:
 
 
 class Copy:
-    """A copy of the tree, in which one change at a time is tested."""
+    """A copy of the repository, in which one change at a time is tested."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -188,51 +262,44 @@ class Copy:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, folder / name)  # with its mode
 
-    def passes(self, tests: Sequence[str]) -> str | None:
-        """None where the tests pass here, else the first that fails."""
-        there = [test for test in tests if (self.folder / test).exists()]
-        words = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "--timeout",
-            "600",
-            "-p",
-            "no:cacheprovider",
-            *there,
-        ]
-        how = os.environ | {
+    def first_failure(self, tests: Sequence[str]) -> str | None:
+        """Run tests in the copy and return the name of the first that fails, or None."""
+        options = ["-q", "-x", "--timeout", "600", "-p", "no:cacheprovider"]
+        environment = os.environ | {
             "PYTHONPATH": str(self.folder),
             "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         try:
             done = subprocess.run(
-                words,
+                [sys.executable, "-m", "pytest", *options, *tests],
                 cwd=self.folder,
-                env=how,
+                env=environment,
                 capture_output=True,
                 text=True,
                 timeout=3600,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return "too late"
+            return "time limit"
         if done.returncode == 0:
             return None
         failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
         return failed[0] if failed else f"exit {done.returncode}: {done.stdout[-300:]}"
 
-    def killer(self, mutation: Mutation, *, whole: bool) -> str | None:
-        """The test that fails under a change, or None."""
+    def failure_with(self, mutation: Mutation, *, all_tests: bool) -> str | None:
+        """Return the name of a test that fails with a change, or None.
+
+        Args:
+            mutation: the change.
+            all_tests: run all tests if the tests of the share pass.
+        """
         path = self.folder / mutation.path
         data = path.read_bytes()
-        path.write_bytes(data[: mutation.begin] + mutation.now.encode() + data[mutation.end :])
+        path.write_bytes(mutation.apply(data))
         try:
-            killer = self.passes(SHARES[mutation.share][2].split())
-            return self.passes(["tests"]) if killer is None and whole else killer
+            failure = self.first_failure(SHARES[mutation.share].tests)
+            return self.first_failure(["tests"]) if failure is None and all_tests else failure
         finally:
             path.write_bytes(data)
 
@@ -245,60 +312,68 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument(
-        "--near", action="store_true", help="only the tests of the changed file, not all after them"
+        "--near", action="store_true", help="run only the tests of the changed file, not all tests"
     )
-    given = parser.parse_args()
+    parser.add_argument(
+        "--check", action="store_true", help="only check that all changes can be made"
+    )
+    options = parser.parse_args()
+    if messages := problems():
+        print("\n".join(messages))
+        return 1
+    if options.check:
+        print("all changes can be made")
+        return 0
     os.nice(10)
-    chosen = mutations(given.count, given.seed)
-    results = (
-        ROOT
-        / "runs"
-        / "faults"
-        / f"mutations-{state_of_code()}-{given.seed}{'-near' * given.near}.jsonl"
-    )
-    results.parent.mkdir(parents=True, exist_ok=True)
-    killers = (
-        dict(json.loads(line) for line in results.read_text("utf-8").splitlines())
-        if results.exists()
-        else {}
-    )
+    drawn = draw(options.count, options.seed)
+    name = f"mutations-{code_hash()}-{options.seed}{'-near' * options.near}.jsonl"
+    failures = Failures(ROOT / "runs" / "faults" / name)
     with tempfile.TemporaryDirectory(prefix="kdcli-mutations-") as aside:
-        copies = [Copy(Path(aside) / str(n)) for n in range(given.jobs)]
-        if "unchanged" not in killers:
-            near = tuple(
-                dict.fromkeys(test for _, _, tests in SHARES.values() for test in tests.split())
-            )
-            if failed := copies[0].passes(near):
-                print(f"without any change {failed} fails", file=sys.stderr)
+        copies = [Copy(Path(aside) / str(n)) for n in range(options.jobs)]
+        if UNCHANGED not in failures.by_key:
+            near = dict.fromkeys(test for share in SHARES.values() for test in share.tests)
+            if failure := copies[0].first_failure(list(near)):
+                print(f"{failure} fails without any change", file=sys.stderr)
                 return 1
-            _keep(results, "unchanged", "")
+            failures.add(UNCHANGED, None)
 
-        def judge(mutation: Mutation) -> None:
+        def test(mutation: Mutation) -> None:
             key = json.dumps(asdict(mutation))
-            if key in killers:
+            if key in failures.by_key:
                 return
             copy = copies.pop()
-            killers[key] = copy.killer(mutation, whole=not given.near)
+            failure = copy.failure_with(mutation, all_tests=not options.near)
             copies.append(copy)
-            _keep(results, key, killers[key])
-            print(_shown(mutation), "->", killers[key] or "SURVIVED", flush=True)
+            failures.add(key, failure)
+            print(mutation, "->", failure or "SURVIVED", flush=True)
 
-        with ThreadPoolExecutor(given.jobs) as pool:
-            list(pool.map(judge, chosen))
-    survivors = [m for m in chosen if killers[json.dumps(asdict(m))] is None]
-    print(f"\n{len(chosen) - len(survivors)} of {len(chosen)} changes are noticed")
+        with ThreadPoolExecutor(options.jobs) as pool:
+            list(pool.map(test, drawn))
+    survivors = [m for m in drawn if failures.by_key[json.dumps(asdict(m))] is None]
+    print(f"\n{len(drawn) - len(survivors)} of {len(drawn)} changes are noticed")
     for mutation in survivors:
-        print("survived:", _shown(mutation))
-    return len(survivors) > len(chosen) // 20
+        print("survived:", mutation)
+    return len(survivors) > len(drawn) // 20
 
 
-def _shown(mutation: Mutation) -> str:
-    return f"{mutation.path}:{mutation.line} {mutation.was!r} -> {mutation.now!r}"
+class Failures:
+    """The test that each change makes fail, kept in a file that a later call continues.
 
+    Attributes:
+        by_key: a change as JSON -> the name of the test, or None if no test fails.
+    """
 
-def _keep(results: Path, key: str, killer: str | None) -> None:
-    with results.open("a", encoding="utf-8") as file:
-        file.write(json.dumps([key, killer]) + "\n")
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        lines = path.read_text("utf-8").splitlines() if path.exists() else []
+        self.by_key: dict[str, str | None] = dict(json.loads(line) for line in lines)
+
+    def add(self, key: str, failure: str | None) -> None:
+        """Add a result and write it to the file."""
+        self.by_key[key] = failure
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([key, failure]) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""A command of kdcli in a forked process, which may be killed, or find the disk full, at its n-th
-system call."""
+"""Run a kdcli command in a forked process; kill it, or fill its disk, at its n-th system call."""
 
 from __future__ import annotations
 
@@ -13,22 +12,35 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kdcli.errors import KdcliError
-from tools.faults.campaign import MOST_MEGABYTES, MOST_SECONDS, Fault, brief
+from tools.faults.campaign import MAX_MEGABYTES, MAX_SECONDS, Fault, brief
 
-PROMISED = {0} | {error.exit_code for error in KdcliError.__subclasses__()} - {1}
+EXIT_CODES = {0} | {error.exit_code for error in KdcliError.__subclasses__()} - {1}
+"""The documented exit codes, without 1, which means an unexpected error."""
 CALLS = ("fsync", "replace", "rename", "mkdir", "unlink", "remove", "rmdir", "open")
-GROW = ("fsync", "mkdir", "open")  # what a full disk refuses
+"""The system calls that are watched."""
+NEED_SPACE = ("fsync", "mkdir", "open")
+"""The watched calls that fail on a full disk."""
+OUTPUT = "output-of-command"
+"""How the names of the files with a command's output begin."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended; `seconds` are of computing."""
+    """The result of a command.
+
+    Attributes:
+        code: the exit code, or the negative number of the signal that killed the command.
+        stdout, stderr: the output.
+        seconds: processor time.
+        megabytes: the largest resident memory.
+    """
 
     code: int
     stdout: str
@@ -37,31 +49,38 @@ class Done:
     megabytes: float
 
     def check(self, *codes: int) -> Done:
-        """Raise a Fault: another exit code, a traceback, no or more than one message, too long or
-        too large."""
+        """Check that the command ended properly.
+
+        Args:
+            codes: the allowed exit codes; by default all documented codes.
+
+        Raises:
+            Fault: another exit code, a traceback, an error without exactly one message, or too much
+                time or memory.
+        """
         shown = self.stderr.strip()[-1200:]
         if "Traceback" in self.stderr or "Traceback" in self.stdout:
             raise Fault(
                 f"traceback, exit {self.code}: {brief(shown.splitlines()[-1], self.stderr)}"
             )
-        if self.code not in (codes or PROMISED):
-            raise Fault(
-                f"exit {self.code}, not {' or '.join(map(str, codes)) or 'a promised one'}: {shown}"
-            )
+        if self.code not in (codes or EXIT_CODES):
+            allowed = " or ".join(map(str, codes)) or "a documented code"
+            raise Fault(f"exit {self.code}, not {allowed}: {shown}")
         if self.code and not self.messages:
             raise Fault(f"exit {self.code} without a message: {shown}")
         if self.messages > 1:
             raise Fault(f"{self.messages} messages: {shown}")
         if len(self.stderr) > 20_000:
             raise Fault(f"a message of {len(self.stderr):,} characters: {self.stderr[:300]}")
-        # What runs may take its time; what is refused may not.
-        if (self.code == 2 and self.seconds > MOST_SECONDS) or self.megabytes > MOST_MEGABYTES:
-            raise Fault(f"{self.seconds:.1f} s of computing, {self.megabytes:.0f} MB")
+        # A run may take long, but a usage error must be reported soon.
+        if (self.code == 2 and self.seconds > MAX_SECONDS) or self.megabytes > MAX_MEGABYTES:
+            raise Fault(f"{self.seconds:.1f} s of processor time, {self.megabytes:.0f} MB")
         return self
 
     @property
     def messages(self) -> int:
-        # Typer frames its own in a box.
+        """Number of error messages."""
+        # Typer prints its own messages in a box.
         lines = self.stderr.splitlines()
         return sum(line.startswith("error:") for line in lines) + sum(
             "─ Error ─" in line for line in lines
@@ -70,16 +89,28 @@ class Done:
 
 @dataclass(frozen=True)
 class At:
-    """What happens at the `number`-th watched call: SIGKILL before or after it, or a disk that is
-    full from then on."""
+    """An event at one of the watched calls.
+
+    Attributes:
+        number: number of the call, from 0. A negative number only counts the calls.
+        event: `before` or `after` to kill the process there, `full` for a disk that is full from
+            this call on.
+    """
 
     number: int
-    how: str  # before, after or full
+    event: str
 
 
 class Command:
-    """A running command; its outputs go to files in `folder`, its working directory is `cwd` or
-    `folder`."""
+    """A running command.
+
+    Args:
+        folder: where the output is written. It is also the default working directory.
+        arguments: the command line.
+        at: an event at a system call; None does not watch the calls.
+        cwd: the working directory.
+        environment: variables to set.
+    """
 
     def __init__(
         self,
@@ -89,7 +120,7 @@ class Command:
         cwd: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.name = folder / f"said-{time.monotonic_ns()}"
+        self.name = folder / f"{OUTPUT}-{time.monotonic_ns()}"
         self._began = time.monotonic()
         self._done: Done | None = None
         self.pid = os.fork()
@@ -97,7 +128,7 @@ class Command:
             _run(self.name, [str(a) for a in arguments], at, cwd or folder, environment or {})
 
     def poll(self) -> Done | None:
-        """How it ended, or None."""
+        """Return the result if the command has ended, otherwise None."""
         if self._done is None:
             pid, status, used = os.wait4(self.pid, os.WNOHANG)
             if pid:
@@ -112,7 +143,11 @@ class Command:
         return self._done
 
     def wait(self, seconds: float = 55.0) -> Done:
-        """How it ended. Raises Fault: it has not by then, counted from its start."""
+        """Wait for the result, at most `seconds` after the command's start.
+
+        Raises:
+            Fault: the command is still running. It is killed.
+        """
         while (done := self.poll()) is None:
             if time.monotonic() - self._began > seconds:
                 os.kill(self.pid, signal.SIGKILL)
@@ -124,7 +159,7 @@ class Command:
         return done
 
     def calls(self) -> list[str]:
-        """The watched calls that it made."""
+        """Return the names of the watched calls that the command made."""
         return list(json.loads(self.name.with_suffix(".calls").read_text("utf-8")))
 
 
@@ -135,7 +170,7 @@ def kdcli(
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Done:
-    """Run a command to its end."""
+    """Run a command and return its result. Takes the same arguments as `Command`."""
     return Command(folder, *arguments, at=at, cwd=cwd, environment=environment).wait()
 
 
@@ -159,7 +194,7 @@ def _run(
             code = 0
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        except BaseException:  # noqa: BLE001 - shown as the interpreter would show it
+        except BaseException:  # noqa: BLE001 - print the traceback, as the interpreter does
             traceback.print_exc()
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -171,44 +206,62 @@ def _run(
 
 
 def _watch(folder: Path, at: At) -> list[str]:
-    """Count the calls that change what is below a folder, and act at one of them."""
+    """Count the calls that change files below a folder, and cause an event at one of them.
+
+    Returns:
+        The names of the calls, a list that grows while the command runs.
+    """
     calls: list[str] = []
-    whole_open, descriptor = io.open, os.open
+    open_file, open_descriptor = io.open, os.open
 
-    def below(path: Any, within: int | None = None) -> bool:
+    def is_below(path: Any, directory: int | None = None) -> bool:
+        """Whether a path, relative to an open directory, is a file of the command."""
         if isinstance(path, int):
-            within, path = path, ""
-        base = Path.cwd() if within is None else Path(os.readlink(f"/proc/self/fd/{within}"))  # noqa: PTH115
-        return (base / os.fsdecode(path)).is_relative_to(folder) and not Path(
-            os.fsdecode(path)
-        ).name.startswith("said")
+            directory, path = path, ""
+        base = Path.cwd()
+        if directory is not None:
+            base = Path(os.readlink(f"/proc/self/fd/{directory}"))  # noqa: PTH115
+        full = base / os.fsdecode(path)
+        is_output = Path(os.fsdecode(path)).name.startswith(OUTPUT)
+        return full.is_relative_to(folder) and not is_output
 
-    def watched(name: str, call: Any, counts: Any) -> Any:
-        def called(*arguments: Any, **named: Any) -> Any:
-            if not arguments or not counts(*arguments, **named):
+    def watched(
+        name: str, call: Callable[..., T], writes: Callable[..., object]
+    ) -> Callable[..., T]:
+        """Wrap a call. `writes` decides from its arguments whether it can change files."""
+
+        def watching(*arguments: Any, **named: Any) -> T:
+            if not arguments or not writes(*arguments, **named):
                 return call(*arguments, **named)
-            if not below(arguments[0], named.get("dir_fd", named.get("src_dir_fd"))):
+            if not is_below(arguments[0], named.get("dir_fd", named.get("src_dir_fd"))):
                 return call(*arguments, **named)
             calls.append(name)
-            now = len(calls) - 1 == at.number
-            if at.how == "full" and len(calls) > at.number and name in GROW:
+            is_now = len(calls) - 1 == at.number
+            if at.event == "full" and len(calls) > at.number and name in NEED_SPACE:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(arguments[0]))
-            if now and at.how == "before":
+            if is_now and at.event == "before":
                 os.kill(os.getpid(), signal.SIGKILL)
             result = call(*arguments, **named)
-            if now and at.how == "after":
+            if is_now and at.event == "after":
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 
-        return called
+        return watching
+
+    def always(*arguments: object, **named: object) -> bool:
+        return True
+
+    def creates(path: object, flags: int, *arguments: object, **named: object) -> bool:
+        return bool(flags & os.O_CREAT)
+
+    def opens_for_writing(
+        path: object, mode: str = "r", *arguments: object, **named: object
+    ) -> bool:
+        return not isinstance(path, int) and bool(set(mode) & set("wax+"))
 
     for name in CALLS[:-1]:
-        setattr(os, name, watched(name, getattr(os, name), lambda *a, **k: True))
-    os.open = watched("open", descriptor, lambda path, flags, *a, **k: flags & os.O_CREAT)
-    opened = watched(
-        "open",
-        whole_open,
-        lambda path, mode="r", *a, **k: not isinstance(path, int) and set(mode) & set("wax+"),
-    )
-    io.open = builtins.open = opened
+        setattr(os, name, watched(name, getattr(os, name), always))
+    os.open = watched("open", open_descriptor, creates)
+    open_and_watch: Any = watched("open", open_file, opens_for_writing)
+    io.open = builtins.open = open_and_watch
     return calls

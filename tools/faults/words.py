@@ -1,22 +1,24 @@
-"""Bad command lines, made from the options themselves: each must be refused in one message, with
-nothing written."""
+"""Bad command lines, made from the declared options.
+
+Each must be refused with one message, before anything is written.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from tools.faults.campaign import Case, Fault, Kind
 from tools.faults.kills import Words, commands, state
-from tools.faults.process import kdcli
+from tools.faults.process import OUTPUT, kdcli
 
 NUMBERS = ["-1", "0", "nan", "inf", "-inf", "1e400", "9" * 30, "-" + "9" * 30]
 NUMBERS += ["9" * 5000, "1e-400", "0x10", "1,5", "1_0"]
 WORDS = ["", " ", "x", "x" * 100_000, "true", "[]"]
 WORDS += ["\n", "\x1b[31mred", "[red]", ":a:", "\u202e", "\u00e9" * 300, "--json"]
-# None that a command may write to outside the case's directory.
+# A command must not be able to write to a path outside the case's directory.
 PATHS = [
     "/proc/1/mem",
     "/proc",
@@ -37,79 +39,84 @@ BAD = {
     Path: PATHS + WORDS,
     str: WORDS + NUMBERS[:6] + PATHS,
 }
+NOT_NUMBERS = {"nan", "0x10", "1,5", "", " ", "x", "true", "[]", "x" * 100_000}
 WRONG = {
-    int: {
-        "nan",
-        "inf",
-        "-inf",
-        "1e400",
-        "1e-400",
-        "0x10",
-        "1,5",
-        "",
-        " ",
-        "x",
-        "true",
-        "[]",
-        "x" * 100_000,
-    },
-    float: {"nan", "0x10", "1,5", "", " ", "x", "true", "[]", "x" * 100_000},
+    int: NOT_NUMBERS | {"inf", "-inf", "1e400", "1e-400"},
+    float: NOT_NUMBERS,
 }
-"""Words that no option of this type can mean: exit 0 would be a fault."""
+"""Words that are not valid for any option of a type. A command that accepts them has a fault."""
 LENGTHS = ("epochs", "steps", "min_runs", "min_seconds", "copies", "resamples")
+"""Endings of recipe keys that make a run longer."""
 
-Line = tuple[Words, str]  # words, and how they may end: `refused`, or `any` of the promised codes
+Line = tuple[Words, str]
+"""A command line and how it may end: `refused`, or `any` of the documented exit codes."""
+
+
+class Parameter(Protocol):
+    """The attributes of typer's options and arguments that the cases depend on."""
+
+    bare_type: type
+    param_type_name: str
+    opts: list[str]
+    is_flag: bool
+    multiple: bool
 
 
 def verbs(material: Path) -> dict[str, Words]:
-    """Verb -> the words of a whole and short command, without `-o`."""
-    found = commands(material)
-    wanted = "finetune distill prune cotrain cotrain-task chain evaluate export apply compact"
-    own: dict[str, Words] = {name: found[name] for name in wanted.split()}
+    """Return a complete and short command, without `-o`, for each verb."""
+    writing = commands(material)
+    names = "finetune distill prune cotrain cotrain-task chain evaluate export apply compact"
+    words: dict[str, Words] = {name: writing[name] for name in names.split()}
     once = "--set measure.min_runs=1 --set measure.min_seconds=0"
-    own["benchmark"] = ["benchmark", material / "teacher", *once.split()]
-    own["info"] = ["mask", "info", found["apply"][2]]
-    own["diff"] = ["mask", "diff", found["apply"][2], found["apply"][2]]
-    own |= {
+    mask = writing["apply"][2]
+    return words | {
+        "benchmark": ["benchmark", material / "teacher", *once.split()],
+        "info": ["mask", "info", mask],
+        "diff": ["mask", "diff", mask, mask],
         "show": ["recipes", "show", "small"],
         "ls": ["recipes", "ls"],
         "validate": ["recipes", "validate"],
     }
-    return own
 
 
-def options(words: Words) -> list[Any]:
-    """The options and arguments that a verb declares."""
+def parameters_of(words: Words) -> list[Parameter]:
+    """Return the options and arguments that a command declares."""
     import typer
 
     from kdcli.cli import app
 
-    command: Any = typer.main.get_command(app)
+    command: object = typer.main.get_command(app)
     for word in words:
-        if (inner := getattr(command, "commands", None)) is None:
+        inner = getattr(command, "commands", None)
+        if inner is None:
             break
         command = inner[str(word)]
-    return list(command.params)
+    return list(getattr(command, "params", ()))
 
 
 @functools.cache
 def lines(material: Path) -> tuple[list[Line], list[Line]]:
-    """Every option of every verb times what is bad for its type, contradictions; and every recipe
-    key below `--set`."""
+    """Return the bad command lines.
+
+    Returns:
+        Lines with bad values for each option and with contradictions, and lines with bad values for
+        each recipe key.
+    """
     of_options: list[Line] = []
     of_keys: list[Line] = []
     for verb, words in verbs(material).items():
-        for option in options(words):
-            of_options += _of_option(words, option)
+        for parameter in parameters_of(words):
+            of_options += _lines_of_option(words, parameter)
         of_options += [(line, "refused") for line in _unknown(words)]
-        of_keys += _of_keys(verb, words)
+        of_keys += _lines_of_keys(verb, words)
     return of_options, of_keys
 
 
-def _of_option(words: Words, option: Any) -> Iterator[Line]:
+def _lines_of_option(words: Words, option: Parameter) -> Iterator[Line]:
+    """Yield lines with bad values for an option or argument."""
     kind = option.bare_type if option.bare_type in BAD else str
     if option.param_type_name == "argument":
-        # In the place of the first one, and one too many.
+        # The bad value replaces the first argument.
         first = 2 if words[0] in ("mask", "recipes") else 1
         for bad in BAD[kind]:
             yield [*words[:first], bad, *words[first + 1 :]], "any"
@@ -126,26 +133,24 @@ def _of_option(words: Words, option: Any) -> Iterator[Line]:
         yield [*words, f"{name}=1", f"{name}=x"], "refused"
 
 
-def _of_keys(verb: str, words: Words) -> Iterator[Line]:
-    """Values below `--set` for every key of the verb's recipe."""
+def _lines_of_keys(verb: str, words: Words) -> Iterator[Line]:
+    """Yield lines that set each key of the verb's recipe to bad values with `--set`."""
     from kdcli.recipe.resolve import leaf_keys, recipe_models
 
     if (kind := {"chain": "distill-task"}.get(verb, verb)) not in recipe_models():
         return
     for key in leaf_keys(recipe_models()[kind]):
         for bad in [*NUMBERS[:8], *TREES, *WORDS[:6], "1.5", "-0.5"]:
-            # A longer run than the command's own is no fault.
-            longer = (key.endswith(LENGTHS) and bad[:1] == "9") or (key, bad) == (
-                "measure.latency",
-                "true",
-            )
-            if not longer:
+            # These values are valid, but the run would take too long.
+            is_long = key.endswith(LENGTHS) and bad[:1] == "9"
+            if not is_long and (key, bad) != ("measure.latency", "true"):
                 yield [*words, "--set", f"{key}={bad}"], "any"
         yield [*words, "--set", f"{key}x=1"], "refused"
         yield [*words, "--set", key], "refused"
 
 
 def _unknown(words: Words) -> Iterator[Words]:
+    """Yield lines with unknown or contradictory options, and with unknown commands."""
     for bad in (
         "--no-such",
         "--",
@@ -166,34 +171,36 @@ def _unknown(words: Words) -> Iterator[Words]:
 
 
 def refused(case: Case) -> None:
-    """One bad line: a promised code, one message, and the directory as it was unless a run
-    began."""
+    """Run a bad command line.
+
+    It must end with a documented exit code and one message, and a usage error must not write files.
+    """
     words, ends = case.rng.choice(lines(case.material)[case.number % 2])
     (case.folder / "file").write_text("not a directory")
     (case.folder / "loop").symlink_to("loop")
-    nowhere = (
-        words[0] == "recipes"
-        or words[1] in ("info", "diff")
-        or any(str(w)[:8] == "--output" for w in words)
-    )
-    where = [] if nowhere else ["-o", "out"]
-    shown = " ".join(
-        repr(w) if len(w) < 60 else f"{w[:10]}...{w[-25:]} ({len(w)})" for w in map(str, words[-2:])
-    )
+    has_directory = any(str(word).startswith("--output") for word in words)
+    takes_none = words[0] == "recipes" or words[1] in ("info", "diff")
+    output = [] if has_directory or takes_none else ["-o", "out"]
     before = state(case.folder)
     cache = {"KDCLI_CACHE": str(case.material / "cache")}
-    done = kdcli(case.folder, *words, *where, environment=cache)
+    done = kdcli(case.folder, *words, *output, environment=cache)
     try:
         done.check(*([2] if ends == "refused" else []))
-        after = {k: v for k, v in state(case.folder).items() if not k.startswith("said-")}
+        files = state(case.folder).items()
+        after = {name: content for name, content in files if not name.startswith(OUTPUT)}
         if done.code == 2 and after != before:
-            raise Fault(
-                f"refused, but wrote {', '.join(sorted(after.keys() - before.keys()))[:200]}"
-            )
+            names = ", ".join(sorted(after.keys() - before.keys()))
+            raise Fault(f"refused, but wrote {names[:200]}")
         if any(path.name.endswith(".part") for path in case.folder.rglob("*")):
             raise Fault("left a half-written file")
     except Fault as fault:
-        raise Fault(f"{words[0]} ... {shown}: {fault}") from None
+        last_words = " ".join(_short(str(word)) for word in words[-2:])
+        raise Fault(f"{words[0]} ... {last_words}: {fault}") from None
+
+
+def _short(word: str) -> str:
+    """Return a word for a message. A long word keeps its beginning, its end and its length."""
+    return repr(word) if len(word) < 60 else f"{word[:10]}...{word[-25:]} ({len(word)})"
 
 
 KINDS = [Kind("words", 1600, refused, chunk=8, wall=75)]

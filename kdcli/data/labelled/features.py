@@ -135,32 +135,15 @@ def encode_examples(
             tell which word a token belongs to, or no labelled word has a token.
     """
     of_words = task.kind == "tokens"
-    if of_words and not tokenizer.is_fast:
-        raise UsageError(
-            f"{type(tokenizer).__name__} does not tell which word a token belongs to, but task "
-            f"{task.name} needs it",
-            "use a model with a tokenizer.json (a fast tokenizer)",
-        )
+    if of_words:
+        _check_tells_words(tokenizer, task)
     ids: list[Array] = []
     types: list[Array] = []
     words: list[Array] = []
     truncated = 0
     for begin in range(0, len(examples), EXAMPLES_PER_CALL):
         portion = examples[begin : begin + EXAMPLES_PER_CALL]
-        columns = (
-            [[e.texts for e in portion]]
-            if of_words
-            else zip(*(e.texts for e in portion), strict=True)
-        )
-        encoded = tokenizer(
-            *map(list, columns),
-            is_split_into_words=of_words,
-            truncation=True,
-            max_length=max_length,
-            return_token_type_ids=token_types,
-            return_attention_mask=False,
-            verbose=False,
-        )
+        encoded = _tokenize(portion, tokenizer, of_words, max_length, token_types)
         ids += [np.asarray(row, dtype=np.int32) for row in encoded["input_ids"]]
         if token_types:
             types += [np.asarray(row, dtype=np.int8) for row in encoded["token_type_ids"]]
@@ -181,6 +164,39 @@ def encode_examples(
         kind=task.kind,
         words_T=np.concatenate(words) if words else None,
     )
+
+
+def _tokenize(
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerBase,
+    of_words: bool,
+    max_length: int,
+    token_types: bool,
+) -> BatchEncoding:
+    """Tokenise examples in one call of the tokenizer; `of_words` if their texts are words."""
+    if of_words:
+        columns = [[list(e.texts) for e in examples]]
+    else:
+        columns = [list(texts) for texts in zip(*(e.texts for e in examples), strict=True)]
+    return tokenizer(
+        *columns,
+        is_split_into_words=of_words,
+        truncation=True,
+        max_length=max_length,
+        return_token_type_ids=token_types,
+        return_attention_mask=False,
+        verbose=False,
+    )
+
+
+def _check_tells_words(tokenizer: PreTrainedTokenizerBase, task: Task) -> None:
+    """Raise a UsageError if a tokenizer cannot tell which word a token belongs to."""
+    if not tokenizer.is_fast:
+        raise UsageError(
+            f"{type(tokenizer).__name__} does not tell which word a token belongs to, but task "
+            f"{task.name} needs it",
+            "use a model with a tokenizer.json (a fast tokenizer)",
+        )
 
 
 def _check_words_have_tokens(examples: Sequence[Example], labels: Array) -> None:

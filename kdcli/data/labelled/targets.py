@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from kdcli.data.labelled.features import EXAMPLES_PER_CALL, TokenizedRows, pad_id, were_cut
 from kdcli.errors import UsageError
@@ -49,22 +49,10 @@ def encode_targets(
     truncated = 0
     for begin in range(0, len(examples), EXAMPLES_PER_CALL):
         portion = examples[begin : begin + EXAMPLES_PER_CALL]
-        options: dict[str, bool] = {
-            "return_attention_mask": False,
-            "truncation": True,
-            "verbose": False,
-        }
-        source = tokenizer(
-            *map(list, zip(*(e.texts for e in portion), strict=True)), max_length=room, **options
-        )
-        targets = [str(e.label or "") for e in portion]
-        target = tokenizer(
-            targets, add_special_tokens=False, max_length=target_length - 1, **options
-        )
+        source, target = _tokenize(portion, tokenizer, room, target_length - 1)
         truncated += sum(map(max, were_cut(source, room), were_cut(target, target_length - 1)))
-        for example, source_ids, target_ids in zip(
-            portion, source["input_ids"], target["input_ids"], strict=True
-        ):
+        pairs = zip(source["input_ids"], target["input_ids"], strict=True)
+        for example, (source_ids, target_ids) in zip(portion, pairs, strict=True):
             ids = source_ids if example.label is None else [*source_ids, *target_ids, end_id]
             rows.append(np.asarray(ids, dtype=np.int32))
             sources.append(len(source_ids))
@@ -83,3 +71,22 @@ def encode_targets(
         kind="text",
         sources=np.array(sources, dtype=np.int64),
     )
+
+
+def _tokenize(
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerBase,
+    source_length: int,
+    target_length: int,
+) -> tuple[BatchEncoding, BatchEncoding]:
+    """Tokenise sources with special tokens and targets without, and truncate both."""
+    options: dict[str, bool] = {
+        "return_attention_mask": False,
+        "truncation": True,
+        "verbose": False,
+    }
+    columns = map(list, zip(*(e.texts for e in examples), strict=True))
+    source = tokenizer(*columns, max_length=source_length, **options)
+    texts = [str(e.label or "") for e in examples]
+    target = tokenizer(texts, add_special_tokens=False, max_length=target_length, **options)
+    return source, target

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tokenize import TokenError
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -96,6 +96,25 @@ class MaskInfo(BaseModel):
     versions: dict[str, str] = {}  # versions of the packages that made the mask
 
 
+class BaseFacts(TypedDict):
+    """The fields of `MaskInfo` that describe the base."""
+
+    base: str
+    base_sha256: str
+    model_type: str
+    vocab_size: int
+
+
+class TaskFacts(TypedDict, total=False):
+    """The fields of `MaskInfo` that describe the task. A workload sets the ones that it has."""
+
+    task: str
+    labels: tuple[str, ...]
+    label_words: tuple[str, ...]
+    max_length: int | None
+    pooling: str | None
+
+
 @dataclass(frozen=True)
 class MaskFile:
     """A mask file in memory, with masks and scores by `Matrix.name`, [out, in]."""
@@ -110,17 +129,17 @@ class MaskFile:
     rows: RowHashes = field(default_factory=NO_ROWS.copy)
 
 
-def base_facts(base: PreTrainedModel, source: str) -> dict[str, Any]:
+def base_facts(base: PreTrainedModel, source: str) -> BaseFacts:
     """Return the facts about the encoder at `source` that a mask records and `check_base` compares.
 
     Call it before masking.
     """
-    facts = {
-        "base": source,
-        "base_sha256": base_hash(base),
-        "model_type": str(base.config.model_type),
-    }
-    return facts | {"vocab_size": base.config.vocab_size}
+    return BaseFacts(
+        base=source,
+        base_sha256=base_hash(base),
+        model_type=str(base.config.model_type),
+        vocab_size=base.config.vocab_size,
+    )
 
 
 def base_hash(model: PreTrainedModel) -> str:

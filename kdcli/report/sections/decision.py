@@ -68,7 +68,7 @@ def _by_model(report: Report) -> list[list[Decision]]:
 
 
 def _largest_loss(decision: Decision) -> float:
-    """Return the smallest difference of a class with enough examples; infinity if there is none."""
+    """Return the smallest difference of a class with enough examples, or infinity without one."""
     differences = [c.metrics[decision.metric].difference for c in decision.classes if c.enough]
     return min(differences, default=math.inf)
 

@@ -27,9 +27,11 @@ from kdcli.report.schema import Comparison, Evaluation
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.embedder import Embedder
+from kdcli.workloads.requests import EvaluationRequest
 from kdcli.workloads.retrieval import RETRIEVAL
+from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import TaskHeadSettings
-from kdcli.workloads.workload import EvaluationRequest, ModelScores, Workload
+from kdcli.workloads.workload import Workload
 
 TORCH_FP32 = ("torch", "fp32")
 PER_POINT = 0.01

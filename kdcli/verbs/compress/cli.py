@@ -1,7 +1,6 @@
 """`kdcli compress`."""
 
-from typing import Any
-
+from kdcli.cli.show import Printable
 from kdcli.cli.verb import COMPRESS, SCORING, Given, verb
 
 
@@ -14,7 +13,7 @@ from kdcli.cli.verb import COMPRESS, SCORING, Given, verb
     ),
     panel=COMPRESS,
 )
-def compress(given: Given) -> Any:
+def compress(given: Given) -> Printable | None:
     """Distill, prune and export a model until it is small and fast enough for a goal."""
     from kdcli.verbs.compress.recipes import compress_recipe
     from kdcli.verbs.compress.settings import CompressOptions

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -23,7 +23,7 @@ class Record:
     """A line of log.jsonl: the JSON form of a value, and the seconds that it took to compute."""
 
     key: str
-    value: Any
+    value: object
     seconds: float
     step: int
 
@@ -73,7 +73,7 @@ class Journal:
             if record.key not in known:
                 self._add(record.key, record.value, record.seconds)
 
-    def _add(self, key: str, value: Any, seconds: float) -> None:
+    def _add(self, key: str, value: object, seconds: float) -> None:
         record = Record(key, value, seconds, len(self.records) + 1)
         self.records.append(record)
         if self.run is not None:

@@ -6,11 +6,11 @@ and compacted.
 """
 
 from pathlib import Path
-from typing import Any
 
 from kdcli.errors import GateError, UsageError
 from kdcli.models.layout import COMPACT_PATHS
 from kdcli.models.load import load_config, location
+from kdcli.recipe.sections import RecipeValues
 from kdcli.verbs.compress import steps
 from kdcli.verbs.compress.budget import estimate
 from kdcli.verbs.compress.halving import try_shapes
@@ -20,7 +20,7 @@ from kdcli.verbs.compress.search import Candidate, Search
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.shapes import Untrained, missed_untrained, too_slow
 
-PRUNE: dict[str, Any] = {"sparsity": [0.9]}
+PRUNE: RecipeValues = {"sparsity": [0.9]}
 
 
 def check_reachable(search: Search, untrained: Untrained) -> None:

@@ -5,8 +5,11 @@ from typing import Any
 
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.recipe.resolve import Resolved, flatten, recipe_models, resolve, shipped
+from kdcli.recipe.sections import RecipeValues, Section
 from kdcli.verbs.compress.settings import CompressRecipe
 
+RecipeKeys = Mapping[str, Any]
+"""Keys of a verb's recipe, nested or dotted. `recipe` names another recipe to start from."""
 STEPS = ("distill", "prune", "trim", "quantize", "export")
 EXPORT_KEYS = ("format",)
 DETECTED = {
@@ -19,7 +22,7 @@ DETECTED = {
 
 
 def compress_recipe(
-    *, recipe: str | None, sets: Sequence[str], options: Mapping[str, Any]
+    *, recipe: str | None, sets: Sequence[str], options: Mapping[str, object]
 ) -> Resolved[CompressRecipe]:
     """Resolve the named recipe, else `compress-MODEL` or `compress-TASK`, else the defaults.
 
@@ -122,7 +125,7 @@ def kind_of_task(task: str) -> str | None:
     return next(kinds, None)
 
 
-def _error(model: Any, keys: Mapping[str, Any]) -> UsageError | None:
+def _error(model: type[Section], keys: RecipeKeys) -> UsageError | None:
     try:
         resolve(model, recipe=keys.get("recipe"), options=dotted(keys))
     except UsageError as error:
@@ -130,7 +133,7 @@ def _error(model: Any, keys: Mapping[str, Any]) -> UsageError | None:
     return None
 
 
-def dotted(keys: Mapping[str, Any]) -> dict[str, Any]:
+def dotted(keys: RecipeKeys) -> RecipeValues:
     """Return the nested keys of a step as dotted recipe keys, without keys that set nothing."""
     own = {key: value for key, value in keys.items() if key != "recipe"}
     return {key: value for key, value in flatten(own) if value not in (None, {}, [])}

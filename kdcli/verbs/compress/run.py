@@ -27,6 +27,7 @@ from kdcli.run.context import cpu_session
 from kdcli.verbs.compress.budget import check_budget, check_timing, finetuning
 from kdcli.verbs.compress.journal import Journal
 from kdcli.verbs.compress.judge import (
+    CandidateScores,
     ScoredModel,
     Verification,
     choose,
@@ -200,35 +201,11 @@ def finish(search: Search) -> RunResult:
     chosen, missed = (
         (last, misses(goal, scores.teacher, last)) if runner.recipe.steps else choose(goal, scores)
     )
-    selected = scores.report.decisions
-    teacher_name, chosen_name = (scores.report_names[one] for one in (TEACHER, chosen.name))
-    notes = [f"{BEST}/ is what to ship, and its README.md says how to run it", *search.notes]
-    calibrate(chosen.folder, selected, chosen_name)
-    verified = verify(runner, scores, chosen)
-    decided = [
-        with_thresholds(decision, selected, teacher_name, chosen_name)
-        for decision in verified.report.decisions
-    ]
-    report = verified.report.model_copy(update={"decisions": decided})
-    verified = replace(verified, report=report)
-    notes += check_temperature(chosen.folder, decided, list(verified.report.cards)[1])
-    for warning in never_predicted(decided):
-        Progress.log(warning)
-        notes.append(warning)
-    notes += verified.report.notes
+    verified, verification_notes = verify_decisions(runner, scores, chosen)
     missed = verified_misses(goal, missed, verified)
-    said = sentence(scores, verified, missed, goal, has_labels=runner.has_labels)
+    answer = sentence(scores, verified, missed, goal, has_labels=runner.has_labels)
     with atomic_dir(runner.folder / BEST) as aside:
-        fill_best(aside, search.candidates[chosen.name], runner.options, said)
-    rows = [
-        row_of(one, scores.teacher, goal, chosen) for one in (scores.teacher, *scores.candidates)
-    ]
-    rows += [
-        schema.Candidate(name=c.name, outcome=c.skipped)
-        for c in search.candidates.values()
-        if c.skipped
-    ]
-    dropped = seconds_dropped(search, chosen)
+        fill_best(aside, search.candidates[chosen.name], runner.options, answer)
     compression = Compression(
         task=str(runner.recipe.task),
         metric=scores.metric,
@@ -237,8 +214,8 @@ def finish(search: Search) -> RunResult:
         strict=goal.strict,
         met=not missed,
         chosen=chosen.name,
-        sentence=said,
-        candidates=rows,
+        sentence=answer,
+        candidates=candidate_rows(search, chosen),
         verification=schema.Verified(
             rows=verified.rows,
             teacher=verified.teacher.score,
@@ -250,9 +227,62 @@ def finish(search: Search) -> RunResult:
             reference="labels" if runner.has_labels else "teacher",
         ),
     )
-    notes += [
-        f"it took {duration(runner.journal.seconds)}, "
-        f"{duration(dropped)} of it for what is not in {BEST}/"
+    notes = [
+        f"{BEST}/ is what to ship, and its README.md says how to run it",
+        *search.notes,
+        *verification_notes,
+        *notes_on_search(search, chosen, verified),
+    ]
+    return _write(search, verified, compression, notes)
+
+
+def verify_decisions(
+    runner: StepRunner, scores: CandidateScores, chosen: ScoredModel
+) -> tuple[Verification, list[str]]:
+    """Verify the best candidate, with the temperature and thresholds of the selection rows.
+
+    Returns:
+        The verification, and notes for the report.
+    """
+    selected = scores.report.decisions
+    teacher_name, chosen_name = (scores.report_names[one] for one in (TEACHER, chosen.name))
+    calibrate(chosen.folder, selected, chosen_name)
+    verified = verify(runner, scores, chosen)
+    decisions = [
+        with_thresholds(decision, selected, teacher_name, chosen_name)
+        for decision in verified.report.decisions
+    ]
+    report = verified.report.model_copy(update={"decisions": decisions})
+    notes = check_temperature(chosen.folder, decisions, list(report.cards)[1])
+    for warning in never_predicted(decisions):
+        Progress.log(warning)
+        notes.append(warning)
+    return replace(verified, report=report), [*notes, *report.notes]
+
+
+def candidate_rows(search: Search, chosen: ScoredModel) -> list[schema.Candidate]:
+    """Return the rows of the report's table: the teacher, the scored and the skipped candidates."""
+    scores = search.scores
+    assert scores is not None
+    scored = [
+        row_of(one, scores.teacher, search.goal, chosen)
+        for one in (scores.teacher, *scores.candidates)
+    ]
+    skipped = [
+        schema.Candidate(name=candidate.name, outcome=candidate.skipped)
+        for candidate in search.candidates.values()
+        if candidate.skipped
+    ]
+    return [*scored, *skipped]
+
+
+def notes_on_search(search: Search, chosen: ScoredModel, verified: Verification) -> list[str]:
+    """Return notes on the time, on products in float32, on the latencies and on the interval."""
+    scores = search.scores
+    assert scores is not None
+    notes = [
+        f"it took {duration(search.runner.journal.seconds)}, "
+        f"{duration(seconds_dropped(search, chosen))} of it for what is not in {BEST}/"
     ]
     notes += [note for one in scores.candidates if (note := in_float(one))]
     if any(row.status != "ok" for row in scores.report.latency):
@@ -265,7 +295,7 @@ def finish(search: Search) -> RunResult:
             f"this is answer number {verified.look} from these verification rows, so its interval "
             f"has {100 * verified.confidence:.3g} % confidence"
         )
-    return _write(search, verified, compression, notes)
+    return notes
 
 
 def verified_misses(

@@ -27,7 +27,7 @@ from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.steps import Step, is_done
 from kdcli.verbs.compress.trainers import Trainer
 from kdcli.workloads import open_rows
-from kdcli.workloads.workload import EvaluationRequest
+from kdcli.workloads.requests import EvaluationRequest
 
 STEPS, COMPACT = "steps", "compact"
 PARTITION, TRAINING_TEXT = "partition.safetensors", "training-text.jsonl"

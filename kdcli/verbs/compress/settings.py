@@ -2,14 +2,14 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from kdcli.errors import UsageError
 from kdcli.recipe.options import GOAL, RUN, Option
-from kdcli.recipe.sections import MaxClassDrop, MeasureSettings, Section, Seed
+from kdcli.recipe.sections import MaxClassDrop, MeasureSettings, RecipeValues, Section, Seed
 from kdcli.workloads.settings import LabelledSettings, Pooling, TaskName
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -61,13 +61,13 @@ class PlanSettings(Section):
         default_factory=list,
         description="Student shapes that are tried; none means shapes derived from the model.",
     )
-    finetune: dict[str, Any] = Field(default_factory=dict, description="Keys of finetune.")
-    distill: dict[str, Any] = Field(
+    finetune: RecipeValues = Field(default_factory=dict, description="Keys of finetune.")
+    distill: RecipeValues = Field(
         default_factory=dict,
         description="Keys of distill (default on a task: method tinybert, stage joint, learning "
         "rate 3e-4 at width 384, and 1 to 10 epochs, about 90,000 rows in all).",
     )
-    prune: dict[str, Any] | None = Field(
+    prune: RecipeValues | None = Field(
         default_factory=dict,
         description="Keys of prune, with sparsity 0.9 unless given; null skips pruning.",
     )
@@ -125,7 +125,7 @@ class CompressRecipe(Section):
         description="Maximum time to take, such as 90s, 30m or 2h (default: no limit).",
     )
     goal: GoalSettings = GoalSettings()
-    steps: list[dict[str, dict[str, Any]]] = Field(
+    steps: list[dict[str, RecipeValues]] = Field(
         default_factory=list,
         description="Pipeline: each step maps distill, prune, trim, quantize or export to its "
         "keys; none means that candidates are planned.",

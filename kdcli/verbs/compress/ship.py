@@ -79,7 +79,7 @@ def check_temperature(folder: Path, decisions: Sequence[Decision], model: str) -
         model: the model's name in them.
 
     Returns:
-        A note on the temperature; empty if there is none.
+        A note on the temperature. Empty if the model has no temperature.
     """
     found = _calibration(decisions, model)
     if found is None or found.stored_temperature is None or found.stored_error is None:

@@ -4,10 +4,9 @@ Each function returns a `Step`: a verb with its model, data and recipe keys. The
 when the step runs, so that an error in it fails the step and not the compression.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from accelerate.state import AcceleratorState, GradientState
 
@@ -17,20 +16,17 @@ from kdcli.disk import COMMITS
 from kdcli.engine.memory import release_memory
 from kdcli.engine.run_dir import RunDir
 from kdcli.recipe.resolve import resolve
-from kdcli.recipe.sections import RunOptions
+from kdcli.recipe.sections import RecipeValues, RunOptions
 from kdcli.run.dry_run import Estimate
-from kdcli.verbs.compress.recipes import dotted
+from kdcli.verbs.compress.recipes import RecipeKeys, dotted
 from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.evaluate import run as evaluate_verb
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.verbs.export import run as export_verb
 from kdcli.verbs.trim import run as trim_verb
 from kdcli.verbs.trim.settings import TrimRecipe
+from kdcli.workloads.scores import RESAMPLES
 from kdcli.workloads.settings import LabelledSettings
-from kdcli.workloads.workload import RESAMPLES
-
-RecipeKeys = Mapping[str, Any]
-"""Keys of a verb's recipe, nested or dotted. `recipe` names another recipe to start from."""
 
 TRAININGS = ("finetune", "distill", "prune")
 """The verbs that train. They resume from a checkpoint and count against the budget."""
@@ -123,7 +119,7 @@ def verification(recipe: CompressRecipe, models: Sequence[str], confidence: floa
     """Score the teacher and the chosen model on the verification rows."""
     # The ends of wider intervals need more resamples.
     resamples = round(RESAMPLES * 0.05 / (1 - confidence))
-    keys: dict[str, Any] = {"data.split": VERIFICATION}
+    keys: RecipeValues = {"data.split": VERIFICATION}
     keys |= {"confidence": confidence, "resamples": resamples}
     keys["max_class_drop"] = recipe.goal.max_class_drop
     return _evaluate(recipe, models, keys)
@@ -139,7 +135,7 @@ def _evaluate(recipe: CompressRecipe, models: Sequence[str], keys: RecipeKeys) -
     return Step("evaluate", call)
 
 
-def task_data(recipe: CompressRecipe) -> dict[str, Any]:
+def task_data(recipe: CompressRecipe) -> RecipeValues:
     """Return the keys of `data:` for a verb that reads the task's rows."""
     own = recipe.data.model_dump(
         exclude_defaults=True, exclude={"selection_rows", "verification_rows"}

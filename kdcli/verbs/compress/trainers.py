@@ -5,14 +5,13 @@ Labelled tasks train on rows, rerankers on lists of candidates, and embedding mo
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import resolve
-from kdcli.recipe.sections import RunOptions
-from kdcli.verbs.compress.recipes import dotted, kind_of_task
+from kdcli.recipe.sections import RecipeValues, RunOptions
+from kdcli.verbs.compress.recipes import RecipeKeys, dotted, kind_of_task
 from kdcli.verbs.compress.settings import CompressRecipe
-from kdcli.verbs.compress.steps import RecipeKeys, Step, task_data
+from kdcli.verbs.compress.steps import Step, task_data
 from kdcli.verbs.distill import run as distill_verb
 from kdcli.verbs.distill.outputs import distill_reranker
 from kdcli.verbs.distill.recipes import embedding_recipe, task_recipe
@@ -20,7 +19,8 @@ from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.verbs.finetune import run as finetune_verb
 from kdcli.verbs.prune import run as prune_verb
 from kdcli.verbs.prune.recipes import prune_recipes
-from kdcli.workloads.embedding import METHOD, by_vectors
+from kdcli.workloads.embedding import METHOD
+from kdcli.workloads.eval_sets import by_vectors
 from kdcli.workloads.recipes import finetune_recipe
 from kdcli.workloads.retrieval import RETRIEVAL
 from kdcli.workloads.settings import RerankData, RerankRecipe
@@ -94,9 +94,9 @@ class Trainer(ABC):
     ) -> object: ...
 
     @abstractmethod
-    def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> dict[str, Any]: ...
+    def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> RecipeValues: ...
 
-    def _merged(self, data: RecipeKeys, keys: RecipeKeys) -> dict[str, Any]:
+    def _merged(self, data: RecipeKeys, keys: RecipeKeys) -> RecipeValues:
         """Return the dotted keys of a training. The step's keys replace all but the data."""
         own = {"measure.latency": False, "train.seed": self.recipe.seed}
         fixed = {k: v for k, v in data.items() if k in ("data.source", "data.partition")}
@@ -123,16 +123,17 @@ class RowTrainer(Trainer):
     def _distill(
         self, teacher: str, shape: str | None, keys: RecipeKeys, options: RunOptions
     ) -> object:
-        values = {"undistilled.use": False} | self._task_values(keys) | {"teacher": teacher}
+        values: RecipeValues = {"undistilled.use": False, **self._task_values(keys)}
+        values |= {"teacher": teacher}
         values |= {} if shape is None else {"student.to": [shape]}
         resolved = task_recipe(recipe=keys.get("recipe"), sets=(), options=values)
         return distill_verb.distill_on_task(resolved, options)
 
-    def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> dict[str, Any]:
+    def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> RecipeValues:
         values = self._task_values(keys)
         return values if teacher is None else values | {"teacher": teacher}
 
-    def _task_values(self, keys: RecipeKeys) -> dict[str, Any]:
+    def _task_values(self, keys: RecipeKeys) -> RecipeValues:
         return self._merged(task_data(self.recipe), keys) | {"task": self.recipe.task}
 
 
@@ -153,11 +154,11 @@ class TextTrainer(Trainer):
         resolved = resolve(DistillRecipe, recipe=named, beneath=beneath, options=values)
         return distill_verb.distill(resolved, options)
 
-    def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> dict[str, Any]:
+    def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> RecipeValues:
         values = self._merged(self._text(), keys)
         return values | {"task": METHOD, "embedding.pooling": self.recipe.pooling}
 
-    def _text(self) -> dict[str, Any]:
+    def _text(self) -> RecipeValues:
         data = self.recipe.data
         keys = {"data.source": self.recipe.text or data.source, "data.partition": data.partition}
         return {key: value for key, value in keys.items() if value is not None}
@@ -179,10 +180,10 @@ class ListTrainer(Trainer):
         resolved = resolve(RerankRecipe, recipe=keys.get("recipe"), options=values)
         return distill_reranker(resolved, options)
 
-    def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> dict[str, Any]:
+    def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> RecipeValues:
         return self._merged(task_data(self.recipe), keys) | {"task": self.recipe.task}
 
-    def _lists(self) -> dict[str, Any]:
+    def _lists(self) -> RecipeValues:
         """Return the keys of `data:` that the recipe of the task has."""
         known = {f"data.{name}" for name in RerankData.model_fields}
         return {key: value for key, value in task_data(self.recipe).items() if key in known}

@@ -17,7 +17,8 @@ from kdcli.targets.teacher import Teacher
 from kdcli.types import Batch, Job, ParamGroup, Schedule, Signals, StepLoss, Term
 from kdcli.verbs.cotrain.models import PAIR_ROLES, ModelPair
 from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
-from kdcli.workloads.workload import Keep, Workload, first_rows, freeze_unused
+from kdcli.workloads.training import Keep, first_rows, freeze_unused, total_loss, training_job
+from kdcli.workloads.workload import Workload
 
 PARTNERS = ("student-1", "student-2")
 """Names of the two models if a community teacher teaches both."""
@@ -68,11 +69,11 @@ class PairStep:
         student = signals[STUDENT_MODEL]
 
         def hard(of: Signals) -> Tensor:
-            return workload.total(workload.hard(of, batch), of)
+            return total_loss(workload.hard(of, batch), of)
 
         def soft(source: Signals, learner: Signals) -> Tensor:
             losses = workload.soft(source, learner, batch, self.recipe.temperature)
-            return workload.total(losses, learner)
+            return total_loss(losses, learner)
 
         terms = ctcd(hard, soft, signals, self.weights, frozen, self._community_divergence())
         if not torch.is_grad_enabled():
@@ -134,7 +135,7 @@ def pair_job(recipe: Recipe, workload: Workload, pair: ModelPair) -> tuple[Job, 
     step.freeze_idle(first_rows(workload.examples))
     plan = workload.plan(recipe.train)
     keep: Keep = recipe.keep if isinstance(recipe, CotrainTaskRecipe) else "last"
-    job = workload.training_job(step.modules, step, plan.order, keep)
+    job = training_job(workload, step.modules, step, plan.order, keep)
     return replace(job, param_group=step.param_group), plan.schedule, plan.steps_per_pass
 
 

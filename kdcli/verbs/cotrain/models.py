@@ -25,18 +25,13 @@ from kdcli.models.capture import Capture
 from kdcli.models.files import check_builds
 from kdcli.models.grammar import GRAMMAR, is_shape
 from kdcli.models.layout import check_packing
-from kdcli.models.load import (
-    load_config,
-    load_encoder,
-    load_tokenizer,
-    save_model,
-)
+from kdcli.models.load import load_config, load_encoder, load_tokenizer, save_model
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
 from kdcli.models.model import Model
 from kdcli.models.training_rows import all_rows
 from kdcli.types import ModelShape, RowHashes
 from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
-from kdcli.workloads.labelled import check_vocabulary
+from kdcli.workloads.task_models import check_vocabulary
 from kdcli.workloads.workload import Workload
 
 PAIR_ROLES = (TEACHER_MODEL, STUDENT_MODEL)

@@ -29,12 +29,7 @@ from kdcli.models.load import location
 from kdcli.models.shape import InitializedStudent
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
-from kdcli.report.finish import (
-    ReportContents,
-    ReportedModel,
-    quality_of,
-    without_distillation,
-)
+from kdcli.report.finish import ReportContents, ReportedModel, quality_of, without_distillation
 from kdcli.report.front import EMBEDDER
 from kdcli.report.schema import TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
@@ -56,14 +51,11 @@ from kdcli.verbs.distill.student import (
     teacher_needs,
 )
 from kdcli.workloads.embedder import Embedder
-from kdcli.workloads.embedding import (
-    METHOD,
-    EmbeddingWorkload,
-    divided_texts,
-    open_eval_sets,
-)
-from kdcli.workloads.labelled import same_tokens
-from kdcli.workloads.workload import first_rows
+from kdcli.workloads.embedding import METHOD, EmbeddingWorkload
+from kdcli.workloads.embedding_texts import divided_texts
+from kdcli.workloads.eval_sets import open_eval_sets
+from kdcli.workloads.task_models import same_tokens
+from kdcli.workloads.training import first_rows
 
 TRAIN_DEFAULTS: dict[str, object] = {"train.lr": 5e-4, "train.batch_size": 64, "train.epochs": 1.0}
 """Defaults of the method for keys that the user did not set."""

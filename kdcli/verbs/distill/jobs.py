@@ -14,12 +14,7 @@ from kdcli.models.model import Model
 from kdcli.recipe.sections import KdSettings
 from kdcli.report.schema import STUDENT
 from kdcli.targets.cache import LOGITS_KEY
-from kdcli.targets.targets import (
-    PrecomputedLogits,
-    StorePlace,
-    Targets,
-    targets_of,
-)
+from kdcli.targets.targets import PrecomputedLogits, StorePlace, Targets, targets_of
 from kdcli.types import Job, Needs, Objective, Schedule
 from kdcli.verbs.distill.student import (
     Student,
@@ -28,8 +23,10 @@ from kdcli.verbs.distill.student import (
     freeze_unreached,
     objective_terms,
 )
-from kdcli.workloads.labelled import LabelledWorkload, same_tokens
+from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.settings import FinetuneRecipe, FinetuneTrainSettings
+from kdcli.workloads.task_models import same_tokens
+from kdcli.workloads.training import taught_job
 
 
 def objective_job(
@@ -113,8 +110,8 @@ def prediction_job(
         passes = plan.schedule.steps / plan.steps_per_pass
         targets = targets_of_all(workload, teachers, needs, passes, place, dry_run=dry_run)
     extra_terms = None if objective is None else partial(objective_terms, objective)
-    job, schedule = workload.taught_job(
-        student, recipe.train, recipe.keep, targets, kd, extra_terms
+    job, schedule = taught_job(
+        workload, student, recipe.train, recipe.keep, targets, kd, extra_terms
     )
     if objective is not None:
         captured = job.modules["model"]

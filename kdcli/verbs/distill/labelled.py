@@ -37,14 +37,10 @@ from kdcli.verbs.distill.text import TextDistillation, open_text
 from kdcli.verbs.distill.text_checks import read_text
 from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.finetuning import request_of
-from kdcli.workloads.labelled import (
-    ROW_KINDS,
-    LabelledWorkload,
-    check_vocabulary,
-    same_tokens,
-)
+from kdcli.workloads.labelled import ROW_KINDS, LabelledWorkload
 from kdcli.workloads.recipes import as_finetune
 from kdcli.workloads.settings import TaskHeadSettings
+from kdcli.workloads.task_models import check_vocabulary, same_tokens
 from kdcli.workloads.tasks import open_workload
 
 GENERAL = "general"

@@ -22,12 +22,7 @@ from kdcli.models.shape import parse_shape
 from kdcli.models.training_rows import all_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import KdSettings, MeasureSettings, RunOptions, Section
-from kdcli.report.finish import (
-    ReportContents,
-    ReportedModel,
-    RunResult,
-    without_distillation,
-)
+from kdcli.report.finish import ReportContents, ReportedModel, RunResult, without_distillation
 from kdcli.report.schema import STUDENT, TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
@@ -38,10 +33,13 @@ from kdcli.verbs.distill.settings import TaskDistillRecipe
 from kdcli.workloads import open_workload
 from kdcli.workloads.decisions import decisions
 from kdcli.workloads.finetuning import request_of, scores_after_training
+from kdcli.workloads.plan import log_padding
 from kdcli.workloads.recipes import as_finetune, rerank_finetuning
 from kdcli.workloads.rerank import RerankWorkload
+from kdcli.workloads.scores import ModelScores, compare
 from kdcli.workloads.settings import FinetuneTrainSettings, RerankRecipe, TaskHeadSettings
-from kdcli.workloads.workload import Keep, ModelScores, Workload, compare, log_padding
+from kdcli.workloads.training import Keep, taught_job
+from kdcli.workloads.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ class OutputDistillation:
             place=self.place,
             dry_run=self.context.dry_run,
         )
-        return workload.taught_job(student, self.train, self.keep, [targets], self.kd)
+        return taught_job(workload, student, self.train, self.keep, [targets], self.kd)
 
 
 def distill_reranker(

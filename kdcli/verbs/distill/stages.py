@@ -24,42 +24,27 @@ from kdcli.models.load import load_encoder, location, save_model
 from kdcli.models.model import Model
 from kdcli.models.shape import set_dropout
 from kdcli.models.training_rows import all_rows, training_rows
-from kdcli.report.finish import (
-    ReportContents,
-    ReportedModel,
-    RunResult,
-    without_distillation,
-)
+from kdcli.report.finish import ReportContents, ReportedModel, RunResult, without_distillation
 from kdcli.report.schema import STUDENT, TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
-from kdcli.targets.targets import (
-    PrecomputedLogits,
-    StorePlace,
-    delete_signals,
-    store_in,
-)
+from kdcli.targets.targets import PrecomputedLogits, StorePlace, delete_signals, store_in
 from kdcli.types import Array, Card, ModelShape, Objective, Outcome, RowHashes, Schedule
 from kdcli.verbs.distill.augment import WordSource, augmented
 from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
 from kdcli.verbs.distill.jobs import objective_job, prediction_job
 from kdcli.verbs.distill.recipes import stage_settings, undistilled_recipe
 from kdcli.verbs.distill.settings import TaskDistillRecipe
-from kdcli.verbs.distill.student import (
-    relation_kernel,
-)
+from kdcli.verbs.distill.student import relation_kernel
 from kdcli.verbs.distill.text import TextDistillation
 from kdcli.workloads.decisions import decisions
-from kdcli.workloads.finetuning import (
-    WEIGHTS,
-    drop_weights,
-    save_and_report,
-    scores_after_training,
-)
-from kdcli.workloads.labelled import WORST, LabelledWorkload, row_format
+from kdcli.workloads.finetuning import WEIGHTS, drop_weights, save_and_report, scores_after_training
+from kdcli.workloads.labelled import WORST, LabelledWorkload
+from kdcli.workloads.plan import log_padding
 from kdcli.workloads.predictions import Features
 from kdcli.workloads.recipes import as_finetune
-from kdcli.workloads.workload import ModelScores, log_padding
+from kdcli.workloads.scores import ModelScores
+from kdcli.workloads.task_models import row_format
 
 WITHOUT = STUDENT + UNDISTILLED
 START_FOLDER, INTERMEDIATE, ALONE = "start", "intermediate", WITHOUT.replace(" ", "-")
@@ -191,8 +176,8 @@ class TaskDistillation:
             )
         Progress.log(*copies.notes)
         task = workload.data.task
-        shape = row_format(self.recipe.data, task, self.reader)
-        features = Features.of(task, copies.examples, self.reader.tokenizer, **shape)
+        form = row_format(self.recipe.data, task, self.reader)
+        features = Features.of(task, copies.examples, self.reader.tokenizer, form)
         return workload.with_examples(features), copies.notes
 
     def objective(self) -> Objective:

@@ -59,14 +59,9 @@ from kdcli.verbs.distill.student import (
     teacher_needs,
 )
 from kdcli.verbs.distill.text_checks import is_masked
-from kdcli.workloads.finetuning import (
-    DOWNSTREAM,
-    Downstream,
-    compare_downstream,
-    open_downstream,
-)
+from kdcli.workloads.finetuning import DOWNSTREAM, Downstream, compare_downstream, open_downstream
+from kdcli.workloads.scores import EvaluationResult
 from kdcli.workloads.text import TextWorkload, load_text_model, read_corpus
-from kdcli.workloads.workload import EvaluationResult
 
 
 def _load(recipe: DistillRecipe, source: str, *, trust_remote_code: bool) -> Model:

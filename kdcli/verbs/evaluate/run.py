@@ -42,8 +42,10 @@ from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.mteb_tasks import PREFIX
 from kdcli.workloads.predictions import shown_label, summed_up
+from kdcli.workloads.requests import EvaluationRequest
+from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import TaskHeadSettings
-from kdcli.workloads.workload import EvaluationRequest, ModelScores, Workload
+from kdcli.workloads.workload import Workload
 
 
 def predicts_rows(task: str | None) -> bool:
@@ -100,7 +102,7 @@ def evaluate(
     if workload.needs_reference:
         workload = workload.with_reference(next(iter(models.values())))
     scores = {n: workload.score(model, worst=recipe.worst) for n, model in models.items()}
-    to_submit: dict[str, list[Any]] = {}
+    to_submit: dict[str, list[float]] = {}
     if extras.submission is not None:
         assert labelled is not None
         to_submit = _predict_test(labelled, next(iter(models.values())))
@@ -341,7 +343,7 @@ def _write_predictions(file: Path, data: Labelled, scores: Mapping[str, ModelSco
     Progress.log(f"{len(lines):,} predictions in {file}")
 
 
-def _predict_test(workload: LabelledWorkload, model: Model) -> dict[str, list[Any]]:
+def _predict_test(workload: LabelledWorkload, model: Model) -> dict[str, list[float]]:
     """Predict the test split. Returns the predicted values of each set."""
     data: Labelled = open_labelled(
         workload.name,
@@ -351,7 +353,7 @@ def _predict_test(workload: LabelledWorkload, model: Model) -> dict[str, list[An
         withheld=True,
         log=Progress.log,
     )
-    values = {}
+    values: dict[str, list[float]] = {}
     for name, examples in data.sets.items():
         # Ignore the labels, which some test files have.
         unlabelled = replace(data, sets={name: [replace(e, label=None) for e in examples]})

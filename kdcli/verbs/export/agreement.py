@@ -21,7 +21,8 @@ from kdcli.run.context import cpu_session
 from kdcli.types import Array, Batch, Kind
 from kdcli.verbs.export.facts import FileComparison, FileScores
 from kdcli.workloads.embedder import Embedder, cosines
-from kdcli.workloads.workload import ModelScores, Workload
+from kdcli.workloads.scores import ModelScores
+from kdcli.workloads.workload import Workload
 
 ROWS, MAX_TEXT_TOKENS = 8, 128
 """Number of texts in a batch, and maximum number of tokens in a text."""

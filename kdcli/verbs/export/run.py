@@ -32,13 +32,7 @@ from kdcli.models.cross_encoder import activation_of, set_activation
 from kdcli.models.custom_class import custom_class
 from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_format
 from kdcli.models.files import CONFIG_FILE
-from kdcli.models.heads import (
-    AUTO_CLASS,
-    check_head,
-    head_of,
-    tokenizer_for,
-    tuned_length,
-)
+from kdcli.models.heads import AUTO_CLASS, check_head, head_of, tokenizer_for, tuned_length
 from kdcli.models.load import (
     load_config,
     load_tokenizer,
@@ -62,8 +56,9 @@ from kdcli.workloads import open_evaluation
 from kdcli.workloads.detect import task_of_model
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.labelled import LabelledWorkload
+from kdcli.workloads.requests import EvaluationRequest
 from kdcli.workloads.settings import LabelledSettings
-from kdcli.workloads.workload import EvaluationRequest, Workload
+from kdcli.workloads.workload import Workload
 
 TEXTS_COMPARED, VECTORS_COMPARED = 64, 256
 DEMO_TEXT = LabelledSettings()  # the text of the demo

@@ -30,7 +30,15 @@ from kdcli.targets.targets import Targets, store_in
 from kdcli.targets.teacher import Teacher
 from kdcli.types import Batch, Card, Job, Needs, Schedule, Signals, StepLoss, Term
 from kdcli.verbs.prune.settings import PruneRecipe
-from kdcli.workloads.workload import Workload, first_rows, freeze_unused, log_padding
+from kdcli.workloads.plan import log_padding
+from kdcli.workloads.training import (
+    first_rows,
+    freeze_unused,
+    mixed_terms,
+    total_loss,
+    training_job,
+)
+from kdcli.workloads.workload import Workload
 
 TRACE = f"{CHECKPOINTS}/pruning.json"
 """File of the density and the scores over training; it is deleted with the checkpoints."""
@@ -174,8 +182,8 @@ def _job(
     if workload.has_labels:
         batch = first_rows(workload.examples)
         losses = workload.hard(signals := workload.forward(student, batch), batch)
-        freeze_unused(student, workload.total(losses, signals))
-    job = workload.training_job({"model": student}, step, plan.order, recipe.keep)
+        freeze_unused(student, total_loss(losses, signals))
+    job = training_job(workload, {"model": student}, step, plan.order, recipe.keep)
     job = replace(
         job,
         examples=examples,
@@ -209,7 +217,7 @@ def _step(
         teacher_signals = targets.signals(batch) if targets is not None else None
         signals = workload.forward(student, batch)
         teachers = [teacher_signals] if teacher_signals else []
-        terms = workload.mixed_terms(signals, teachers, batch, recipe.kd)
+        terms = mixed_terms(workload, signals, teachers, batch, recipe.kd)
         if contrast is not None and "own_rows" in batch:
             contrasts = contrast(_first_token(signals), batch["own_rows"], batch)
             terms |= {name: Term(value, "rows") for name, value in contrasts.items()}

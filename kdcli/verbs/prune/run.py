@@ -35,7 +35,8 @@ from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads import open_workload
 from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.finetuning import request_of, scores_after_training
-from kdcli.workloads.workload import Workload, WorkloadRequest
+from kdcli.workloads.requests import WorkloadRequest
+from kdcli.workloads.workload import Workload
 
 Recipes = Sequence[Resolved[PruneRecipe]]
 EMBEDDING_TASK = "embedding"

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +36,8 @@ from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads.decisions import decisions
 from kdcli.workloads.labelled import WORST
 from kdcli.workloads.predictions import summed_up
-from kdcli.workloads.workload import ModelScores, Workload
+from kdcli.workloads.scores import ModelScores
+from kdcli.workloads.workload import Workload
 
 DENSE, MASKED, COMPACT, SPARSE = "dense", "masked", "compact", "sparse"
 """The models of a report: as loaded, with zeros, without empty rows, and with sparse linears."""
@@ -240,13 +240,17 @@ def _mask_info(
         base: The encoder as it was loaded.
         metrics: The metrics of the masked model.
     """
-    facts: dict[str, Any] = base_facts(base, str(recipe.model)) | workload.mask_facts(recipe.head)
     head: dict[str, Tensor] = {}
+    architecture: str | None = None
+    config: dict[str, object] = {}
     if model.base_model is not model:
         head, config = task_part(model, base)
-        facts |= {"architecture": type(model).__name__, "config": config}
+        architecture = type(model).__name__
     info = MaskInfo(
-        **facts,
+        **base_facts(base, str(recipe.model)),
+        **workload.mask_facts(recipe.head),
+        architecture=architecture,
+        config=config,
         versions=versions(),
         method=recipe.method,
         density=1 - recipe.sparsity[0],

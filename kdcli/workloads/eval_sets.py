@@ -1,0 +1,168 @@
+"""Data sets on which embedding models are scored without fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from kdcli.data.labelled.task_data import Labelled, open_labelled
+from kdcli.data.tasks import OWN, named_tasks, task_of
+from kdcli.engine.launch import Session
+from kdcli.engine.progress import Progress
+from kdcli.errors import UsageError
+from kdcli.metrics.retrieval import RETRIEVAL_METRICS
+from kdcli.models.embedder import read_format
+from kdcli.models.model import Model
+from kdcli.types import RowHashes, Task
+from kdcli.workloads.embedder import Embedder, cosines
+from kdcli.workloads.labelled import DATA_KEYS, LabelledWorkload, scores_of
+from kdcli.workloads.predictions import Prediction
+from kdcli.workloads.recipes import downstream_recipe
+from kdcli.workloads.retrieval import RETRIEVAL, Retrieval, read_retrieval
+from kdcli.workloads.scores import ModelScores
+from kdcli.workloads.settings import DownstreamSettings, LabelledSettings
+
+
+class EvalSet(Protocol):
+    """A data set on which embedding models are scored without fine-tuning."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def row_count(self) -> int: ...
+
+    @property
+    def gated_metrics(self) -> Sequence[str]: ...
+
+    def score(self, model: Model) -> ModelScores: ...
+
+
+@dataclass
+class PairEvaluation(LabelledWorkload):
+    """Evaluation of embedding models on pairs of texts with a score.
+
+    The metric is the correlation of the scores with the cosines of the vectors.
+    """
+
+    def score(self, model: Model, *, worst: int = 0) -> ModelScores:
+        assert isinstance(model, Embedder)
+        evaluator, max_length = self.evaluator_for(model)
+        examples = evaluator.features.examples
+        first, second = (
+            model.vectors([e.texts[side] for e in examples], "", self.session) for side in (0, 1)
+        )
+        cosine_of_example = cosines(first, second)
+        outputs = [cosine_of_example[[int(n)]] for n in evaluator.features.rows.example]
+        predictions: list[Prediction] = evaluator.features.predictions(outputs)
+        cut = evaluator.features.rows.truncated / max(1, sum(map(len, self.data.sets.values())))
+        note = (
+            f"cosine of its vectors; {model.note}; {cut:.1%} of the examples were cut at "
+            f"{max_length} tokens"
+        )
+        # Cosines and scores have different scales, so no pair can be called a mistake.
+        return scores_of(evaluator, self.split, predictions, 0, [note])
+
+
+@dataclass(frozen=True)
+class RetrievalEvaluation:
+    """Evaluation of embedding models on retrieval."""
+
+    data: Retrieval
+    session: Session
+    name: str = RETRIEVAL
+    gated_metrics: Sequence[str] = RETRIEVAL_METRICS
+
+    @property
+    def row_count(self) -> int:
+        """Number of queries."""
+        return len(self.data.queries)
+
+    def score(self, model: Model) -> ModelScores:
+        """Rank the corpus for each query and score the rankings."""
+        assert isinstance(model, Embedder)
+        return self.data.score(model, self.session)
+
+
+def open_eval_sets(
+    settings: DownstreamSettings, trained: Mapping[str, RowHashes], session: Session
+) -> list[EvalSet]:
+    """Open the tasks in the recipe's `eval` section.
+
+    Args:
+        settings: the recipe's `eval` section.
+        trained: model -> hashes of the rows it was trained on.
+        session: the session that evaluates.
+
+    Raises:
+        UsageError: a task cannot be scored with vectors, or its data cannot be used.
+    """
+    sets: list[EvalSet] = []
+    for name in settings.tasks:
+        if name == RETRIEVAL:
+            sets.append(RetrievalEvaluation(read_retrieval(settings.source or ""), session))
+            continue
+        recipe = downstream_recipe(settings, name, 0).recipe
+        sets.append(open_pairs(name, recipe.data, trained, session))
+    return sets
+
+
+def open_pairs(
+    name: str, settings: LabelledSettings, trained: Mapping[str, RowHashes], session: Session
+) -> PairEvaluation:
+    """Open a task of text pairs with a score.
+
+    Rows that any of the models was trained on are dropped.
+
+    Args:
+        name: the task.
+        settings: the recipe's `data` section.
+        trained: model -> hashes of the rows it was trained on.
+        session: the session that evaluates.
+
+    Raises:
+        UsageError: the task has no scored pairs, or its data cannot be used.
+    """
+    if name != OWN and not scores_pairs(task_of(name)):
+        raise UsageError(
+            f"task {name} cannot be scored with vectors, because it has no pairs with a number",
+            f"use stsb, own (two texts and a number) or {RETRIEVAL}; other tasks need a "
+            "fine-tuned model",
+        )
+    data: Labelled = open_labelled(
+        name,
+        training=False,
+        trained=trained,
+        log=Progress.log,
+        **settings.model_dump(include=DATA_KEYS),
+    )
+    if not scores_pairs(data.task):
+        raise UsageError(
+            f"the rows of task {name} are of kind {data.task.kind}, but vectors are scored on "
+            "pairs with a number",
+            "name two text columns; if the labels are integers, also set data.columns.kind=score",
+        )
+    # Cosines and scores have different scales, so the usual metric is a rank correlation.
+    data = replace(data, task=replace(data.task, metrics=("spearman", "pearson")))
+    return PairEvaluation(session, data, settings, None, None, None, notes=list(data.notes))
+
+
+def scores_pairs(task: Task) -> bool:
+    """Whether a task has two texts and a number, so that vectors can be scored on it."""
+    return task.kind == "score" and len(task.texts) == 2
+
+
+def by_vectors(task: str, model: str, pooling: str | None = None) -> bool:
+    """Whether models are scored on a task by the cosines of their vectors.
+
+    This is the case if the task has pairs with a number, and the first model is an embedding model
+    or `pooling` turns it into one.
+
+    Args:
+        task: the task.
+        model: the first model.
+        pooling: the pooling chosen by the user, if any.
+    """
+    pairs = task == OWN or (task in named_tasks() and scores_pairs(task_of(task)))
+    return pairs and (pooling is not None or read_format(model) is not None)

@@ -1,0 +1,70 @@
+"""Requests to open a workload, for training or for evaluating models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kdcli.types import RowHashes
+from kdcli.workloads.settings import GenerationSettings, LabelledSettings, TaskHeadSettings
+
+
+@dataclass(frozen=True)
+class WorkloadRequest:
+    """A request to open a workload for training.
+
+    Attributes:
+        task: the value of `--task`.
+        model: the model whose tokenizer reads the rows.
+        data: the recipe's `data` section.
+        head: settings of the task head.
+        settings: keys of the recipe section that belongs to the workload.
+        metrics: additional metrics from the `evaluate` library.
+        choose_on: the evaluation set that decides which evaluation is best; None for the mean over
+            all sets.
+        seed: seed for the weights of a new head.
+        new_head: add a new head to a model that has no fitting head. If False, such a model is
+            refused.
+        other_models: other models that the run scores or learns from. Rows that any of them was
+            trained on are dropped from the evaluation.
+        generates: whether the verb supports tasks that generate text.
+        generation: masking and decoding settings of tasks that generate text.
+    """
+
+    task: str
+    model: str
+    data: LabelledSettings
+    head: TaskHeadSettings = field(default_factory=TaskHeadSettings)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Sequence[str] = ()
+    choose_on: str | None = None
+    seed: int = 0
+    new_head: bool = True
+    other_models: Sequence[str] = ()
+    generates: bool = False
+    generation: GenerationSettings = field(default_factory=GenerationSettings)
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """A request to open a workload for evaluating models.
+
+    Attributes:
+        task: the value of `--task`.
+        models: the models to evaluate. The first model decides whether heads or vectors are scored.
+            If it has class names, they are also the class names of task `own`.
+        data: the recipe's `data` section.
+        trained: model -> hashes of the rows it was trained on. These rows are dropped.
+        metrics: additional metrics from the `evaluate` library.
+        pooling: pooling that turns plain encoders into embedding models.
+        by_head: score heads even if the first model is an embedding model.
+    """
+
+    task: str
+    models: Sequence[str]
+    data: LabelledSettings
+    trained: Mapping[str, RowHashes] = field(default_factory=dict)
+    metrics: Sequence[str] = ()
+    pooling: str | None = None
+    by_head: bool = False

@@ -1,0 +1,53 @@
+"""Load the models that score the candidate passages of a query."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kdcli.data.labelled.lists import RERANK_TASK
+from kdcli.models.cross_encoder import activation_of, set_activation
+from kdcli.models.heads import load_for_task
+from kdcli.models.load import load_config
+from kdcli.models.model import Model
+from kdcli.workloads.embedder import Embedder
+from kdcli.workloads.task_models import load_scored
+
+
+def load_cross_encoder(source: str, *, seed: int, trust_remote_code: bool) -> Model:
+    """Load a cross-encoder to train, and store its activation in its configuration.
+
+    A model without a head of one output gets a new one.
+
+    Raises:
+        UsageError: the model cannot be loaded, or cannot have such a head.
+    """
+    model = load_for_task(
+        source, RERANK_TASK, new_head=True, seed=seed, trust_remote_code=trust_remote_code
+    )
+    activation = activation_of(model.source, model.model.config)
+    if activation is not None:
+        set_activation(model.model, activation)
+    return model
+
+
+def open_reranker(source: str, *, trust_remote_code: bool, pooling: str | None = None) -> Model:
+    """Load a cross-encoder, an embedding model or an export of either, to score candidates.
+
+    Raises:
+        UsageError: the model cannot be loaded, or is neither.
+    """
+    if pooling is None and is_reranker(source, trust_remote_code=trust_remote_code):
+        return load_scored(source, RERANK_TASK, trust_remote_code=trust_remote_code)
+    embedder = Embedder.open_scored(source, pooling=pooling, trust_remote_code=trust_remote_code)
+    return replace(embedder, note=f"cosines of its vectors; {embedder.note}")
+
+
+def is_reranker(source: str, *, trust_remote_code: bool = False) -> bool:
+    """Whether a model is a cross-encoder with one output.
+
+    Raises:
+        UsageError: the model's configuration cannot be loaded.
+    """
+    config = load_config(source, trust_remote_code=trust_remote_code, weights=False, compacted=True)
+    names = config.architectures or ()
+    return config.num_labels == 1 and any("ForSequenceClassification" in n for n in names)

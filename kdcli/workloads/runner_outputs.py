@@ -1,0 +1,48 @@
+"""Run tokenised rows through a runner, such as an export's own runtime."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from kdcli.data.labelled.features import TokenizedRows
+from kdcli.deploy.runners import Runner
+from kdcli.types import Array, Batch
+
+FORWARD_ROWS = 16
+"""Number of rows that a runner reads in one call."""
+LENGTH_STEP = 64
+"""Batches for a runner are padded to a multiple of this number of tokens, because torch.compile
+recompiles for every new shape."""
+
+
+def runner_outputs(runner: Runner, rows: TokenizedRows, positions: int | None) -> list[Array]:
+    """Run all rows and return the logits of each row.
+
+    Args:
+        runner: runs the model.
+        rows: the tokenised rows.
+        positions: maximum row length of the model; None if there is no maximum.
+    """
+    logits: list[Array] = []
+    for begin in range(0, len(rows), FORWARD_ROWS):
+        batch = rows.batch(np.arange(begin, min(begin + FORWARD_ROWS, len(rows))))
+        inputs = runner.prepare(padded(batch, rows.pad_id, positions))
+        outputs = runner.output(runner.call(inputs))
+        # The start and end logits of a question-answering head are stacked to [L, 2].
+        logits += list(outputs[0] if len(outputs) == 1 else np.stack(outputs, -1))
+    return logits
+
+
+def padded(batch: Batch, pad_id: int, positions: int | None) -> Batch:
+    """Pad a batch to a multiple of `LENGTH_STEP` tokens, but not beyond the model's positions."""
+    length = batch["input_ids"].shape[1]
+    padded_length = length + -length % LENGTH_STEP
+    if positions is not None:
+        padded_length = min(padded_length, positions)
+    names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch]
+    fillers = {name: pad_id if name == "input_ids" else 0 for name in names}
+    return {
+        name: torch.nn.functional.pad(batch[name], (0, padded_length - length), value=filler)
+        for name, filler in fillers.items()
+    }

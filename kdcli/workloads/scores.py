@@ -1,0 +1,111 @@
+"""Scores of models on the same rows, and their paired differences."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kdcli.engine.progress import Progress
+from kdcli.metrics.bootstrap import CONFIDENCE, Scorer, paired_bootstrap
+from kdcli.report.schema import Comparison, Evaluation
+from kdcli.types import Example, Task
+from kdcli.workloads.predictions import Prediction
+
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class ModelScores:
+    """The scores of one model.
+
+    Attributes:
+        evaluations: one evaluation per set, in the format of the report. `model` is empty.
+        scorers: set -> function that maps row numbers to metrics, for paired bootstrap intervals.
+        counts: set -> number of rows.
+        predictions: one prediction per row, if the workload makes predictions.
+        task: the task of the predictions.
+        examples: set -> the examples of the predictions, with the labels they are compared with.
+        temperature: the calibration temperature in the model's configuration, if it has one.
+        notes: notes on how the model read the rows, for the report.
+    """
+
+    evaluations: list[Evaluation]
+    scorers: Mapping[str, Scorer]
+    counts: Mapping[str, int]
+    predictions: Sequence[Prediction] = ()
+    notes: Sequence[str] = ()
+    task: Task | None = None
+    examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)
+    temperature: float | None = None
+
+    def rows(self, name: str) -> list[Evaluation]:
+        """Return the evaluations with a model's name filled in."""
+        return [row.model_copy(update={"model": name}) for row in self.evaluations]
+
+    def against_teacher(self) -> ModelScores:
+        """Return the same scores, marked as agreement with the teacher."""
+        marked = [row.model_copy(update={"reference": "teacher"}) for row in self.evaluations]
+        return replace(self, evaluations=marked)
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Scores of several models on the same rows, and their paired differences.
+
+    Attributes:
+        evaluations: the scores, as the report shows them.
+        comparisons: the paired differences.
+        scores: model -> its scores, with its predictions; empty if there are several sets of rows.
+    """
+
+    evaluations: list[Evaluation] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    scores: Mapping[str, ModelScores] = field(default_factory=dict)
+
+
+def compare(
+    task: str,
+    scores: Mapping[str, ModelScores],
+    baselines: Mapping[str, str] | None = None,
+    *,
+    chosen: Collection[str] = (),
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+) -> EvaluationResult:
+    """Gather the scores of several models and compare them on the same rows.
+
+    Args:
+        task: the task's name in the report.
+        scores: model -> its scores.
+        baselines: model -> the model it is compared with; None compares all models with the first.
+        chosen: models whose step or settings were selected on the same rows.
+        resamples: number of bootstrap resamples.
+        confidence: level of the intervals.
+    """
+    first, *others = scores
+    pairs = dict.fromkeys(others, first) if baselines is None else baselines
+    evaluations = [row for name, of_model in scores.items() for row in of_model.rows(name)]
+    comparisons: list[Comparison] = []
+    for model, baseline in pairs.items():
+        Progress.log(f"{resamples:,} resamples of {task}: {model} compared with {baseline}")
+        for set_name, count in scores[model].counts.items():
+            scorer, base = (scores[name].scorers[set_name] for name in (model, baseline))
+            differences = paired_bootstrap(
+                scorer, base, count, resamples=resamples, confidence=confidence
+            )
+            comparisons += [
+                Comparison(
+                    model=model,
+                    baseline=baseline,
+                    task=task,
+                    set=set_name,
+                    metric=metric,
+                    difference=difference,
+                    low=low,
+                    high=high,
+                    confidence=confidence,
+                    chosen_on_these_rows=model in chosen,
+                )
+                for metric, (difference, low, high) in differences.items()
+            ]
+    return EvaluationResult(evaluations, comparisons, scores)

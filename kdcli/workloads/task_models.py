@@ -1,0 +1,151 @@
+"""Load the models of labelled tasks, and choose the form of the rows that they read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from kdcli.deploy.exported import is_export, open_export
+from kdcli.engine.progress import Progress
+from kdcli.errors import UsageError
+from kdcli.models.heads import check_head, load_for_task, tokenizer_for, tuned_length
+from kdcli.models.label_words import load_with_label_words
+from kdcli.models.model import Model
+from kdcli.models.shape import positions_of
+from kdcli.models.training_rows import training_rows
+from kdcli.types import Task
+from kdcli.workloads.predictions import RowFormat
+from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
+
+
+def load_trained(
+    source: str,
+    task: Task,
+    head: TaskHeadSettings,
+    *,
+    seed: int,
+    trust_remote_code: bool,
+) -> Model:
+    """Load a model to train, with its own head, a new head, or a frozen head of label words.
+
+    Raises:
+        UsageError: the model cannot be loaded, it does not fit the task, or a label word cannot be
+            used.
+    """
+    if head.kind in ("embedding", "mlm"):
+        return load_with_label_words(
+            source,
+            task,
+            kind=head.kind,
+            words=head.words,
+            seed=seed,
+            trust_remote_code=trust_remote_code,
+        )
+    return load_for_task(
+        source,
+        task,
+        label_map=head.label_map,
+        new_head=True,
+        seed=seed,
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def load_scored(
+    source: str,
+    task: Task,
+    *,
+    label_map: Sequence[int] | None = None,
+    trust_remote_code: bool = False,
+) -> Model:
+    """Load a fine-tuned model or an export to score it.
+
+    The `model` attribute of an export is an `Export`.
+
+    Raises:
+        UsageError: the model or export cannot be loaded, its head does not fit the task, or
+            `label_map` is set for an export.
+    """
+    if not is_export(source):
+        return load_for_task(
+            source,
+            task,
+            label_map=label_map,
+            new_head=False,
+            compacted=True,
+            trust_remote_code=trust_remote_code,
+        )
+    export = open_export(source)
+    if label_map is not None:
+        raise UsageError(
+            f"the labels of the export {source} cannot be reordered", "omit head.label_map"
+        )
+    check_head(source, export.config, task)
+    tokenizer = tokenizer_for(
+        source, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code
+    )
+    note = f"run by {export.format}, {export.precision}"
+    length = tuned_length(export.config, tokenizer, task)
+    network: Any = export
+    return Model(network, tokenizer, source, note, length, training_rows(source))
+
+
+def row_format(
+    settings: LabelledSettings, task: Task, model: Model, *, as_tuned: bool = False
+) -> RowFormat:
+    """Choose the form of the rows that a model reads.
+
+    The maximum length is at most the number of the model's position embeddings.
+
+    Args:
+        settings: the recipe's `data` section.
+        task: the task.
+        model: the model that reads the rows.
+        as_tuned: if the settings give no length, use the length the model was fine-tuned with.
+    """
+    length = settings.max_length or task.max_length
+    tuned = model.tuned_length if as_tuned else None
+    if tuned is not None and tuned != length:
+        if settings.max_length:
+            choice = f"using {length} tokens, as data.max_length says"
+        else:
+            choice = f"using {tuned} tokens instead of the task's {length}"
+            length = tuned
+        Progress.log(f"{model.source} was fine-tuned on rows of {tuned} tokens: {choice}")
+    positions = positions_of(model.model.config)
+    if positions is not None and positions < length:
+        Progress.log(
+            f"{model.source} reads at most {positions} tokens, so data.max_length is set to "
+            f"{positions}"
+        )
+        length = positions
+    form = RowFormat(length, settings.stride, model.token_types)
+    if task.kind == "text":
+        decoding: Any = model.model.generation_config
+        target_length, end_id = decoding.max_new_tokens, decoding.eos_token_id
+        form = replace(form, target_length=target_length, end_id=end_id)
+    return form
+
+
+def check_vocabulary(teacher: Model, tokenizer: PreTrainedTokenizerBase, student: str) -> None:
+    """Check that teacher and student have the same vocabulary.
+
+    Raises:
+        UsageError: the vocabularies differ.
+    """
+    if not same_tokens(teacher.tokenizer, tokenizer):
+        raise UsageError(
+            f"teacher {teacher.source} and {student} have different vocabularies, but both must "
+            "read the same tokens",
+            "choose a teacher that was fine-tuned from a model with the same tokenizer",
+        )
+
+
+def same_tokens(one: PreTrainedTokenizerBase | None, other: PreTrainedTokenizerBase | None) -> bool:
+    """Whether two tokenizers have the same vocabulary, so that both models can share rows."""
+    if one is other:
+        return True
+    return one is not None and other is not None and one.get_vocab() == other.get_vocab()
