@@ -5,13 +5,11 @@ interpreter, or each rank is forked from the tests' process and takes the action
 the test gives it.
 """
 
-import atexit
 import os
 import signal
 import sys
 import threading
 import time
-import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +17,7 @@ import psutil
 import pytest
 import ranks
 import torch
-from accelerate.state import AcceleratorState
+from forked import Child
 from ranks import FOLDER
 
 from kdcli.engine import fan_out
@@ -102,56 +100,16 @@ def test_modules_in_the_working_directory_are_not_run(tmp_path, monkeypatch):
     assert fan_out.fan_out(["--version"], 1, on_cpu=True) == 0
 
 
-class Rank:
-    """A fork of this process that takes an action, as far as `fan_out` needs of it like
-    `subprocess.Popen`."""
-
-    def __init__(self, command, env):
-        self.returncode = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            act_as_rank(command[4:], env)
-
-    def poll(self, options=os.WNOHANG):
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, options)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def wait(self):
-        return self.poll(0)
-
-    def send_signal(self, number):
-        os.kill(self.pid, number)
-
-    def kill(self):
-        self.send_signal(signal.SIGKILL)
-
-
-def act_as_rank(names, env):
-    """Take the action of this rank, then exit as an interpreter would."""
-    code = 1
-    try:
-        atexit._clear()
-        os.environ.clear()
-        os.environ.update(env)
-        AcceleratorState._reset_state(reset_partial_state=True)
-        ranks.perform(getattr(ranks, names[int(env["RANK"])]))
-    except SystemExit as ended:
-        code = ended.code or 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def fork_rank(command, env):
+    """Fork a rank of `fan_out` that takes its action of the command line."""
+    action = getattr(ranks, command[4:][int(env["RANK"])])
+    return Child(lambda: ranks.perform(action), env)
 
 
 @pytest.fixture
 def forked(monkeypatch):
     """`fan_out` forks ranks from this process."""
-    monkeypatch.setattr(fan_out, "subprocess", SimpleNamespace(Popen=Rank))
+    monkeypatch.setattr(fan_out, "subprocess", SimpleNamespace(Popen=fork_rank))
     monkeypatch.setattr(fan_out, "END_SECONDS", 3.0)
 
 
@@ -240,16 +198,12 @@ def test_sigterm_to_the_launcher_leaves_a_checkpoint_to_resume_from(
 @pytest.mark.usefixtures("forked")
 def test_ranks_whose_launcher_is_killed_end_too(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER, str(tmp_path / "run"))
-    pid = os.fork()
-    if pid == 0:
-        fan_out.fan_out(["trains", "trains"], 2, on_cpu=True)
-        os._exit(0)
-    launcher = psutil.Process(pid)
+    launcher = Child(lambda: fan_out.fan_out(["trains", "trains"], 2, on_cpu=True))
     log = tmp_path / "run" / "log.jsonl"
     while not (log.exists() and log.read_text("utf-8").count("\n") >= 3):
-        assert launcher.status() != psutil.STATUS_ZOMBIE
+        assert launcher.poll() is None
         time.sleep(0.02)
-    children = launcher.children()
+    children = psutil.Process(launcher.pid).children()
     assert len(children) == 2
     launcher.kill()
     launcher.wait()
