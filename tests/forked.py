@@ -233,6 +233,7 @@ def _work_and_exit(work: Callable[[], object], env: dict[str, str]) -> None:
     code = 1
     try:
         atexit._clear()
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
         os.environ.clear()
         os.environ.update(env)
         AcceleratorState._reset_state(reset_partial_state=True)
