@@ -26,6 +26,7 @@ from huggingface_hub.utils import close_session
 from transformers.utils import hub as transformers_hub
 
 from kdcli.data.hub import hub_splits
+from kdcli.disk import COMMITS
 
 COMMIT = "a" * 40
 
@@ -110,18 +111,19 @@ class Hub:
             try:
                 for module in modules:
                     importlib.reload(module)
-                _forget_connections()
+                _forget()
                 yield
             finally:
                 for module, names in zip(modules, before, strict=True):
                     vars(module).update(names)
-                _forget_connections()
+                _forget()
 
 
-def _forget_connections() -> None:
+def _forget() -> None:
     close_session()
     HfFileSystem.clear_instance_cache()
     hub_splits.cache_clear()
+    COMMITS.clear()
 
 
 def _etag(content: bytes) -> str:

@@ -191,6 +191,7 @@ def die_while_writing(path):
     corpus(path)
 
 
+@pytest.mark.slow
 def test_a_killed_tokenisation_is_made_again(text, cache):
     killed = Forked(die_while_writing, text)
     output = killed.communicate()

@@ -92,6 +92,7 @@ class TestPrograms:
         assert saved.exists()
 
 
+@pytest.mark.slow
 def test_modules_in_the_working_directory_are_not_run(tmp_path, monkeypatch):
     for name in ("kdcli", "torch", "typer"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(9)", "utf-8")

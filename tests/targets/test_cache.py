@@ -287,6 +287,7 @@ def die_while_writing(folder):
     opened(folder, rows_of())
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_neither_read_nor_kept(tmp_path):
     killed = Forked(die_while_writing, tmp_path)
     killed.communicate()
