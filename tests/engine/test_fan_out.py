@@ -159,6 +159,7 @@ def test_ranks_that_stopped_with_a_checkpoint_say_so_once(launched):
     assert result.text.count("stopped after step 1 of 2") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("sums", "dies_in_step"), ("dies", "forever")])
 def test_a_killed_rank_ends_the_others_within_seconds(launched, names):
     result = launched(*names)
@@ -170,6 +171,7 @@ def test_a_killed_rank_ends_the_others_within_seconds(launched, names):
     assert "Traceback" not in result.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("sums", "freezes"), ("freezes", "sums")])
 def test_a_rank_that_stops_responding_ends_the_run(launched, names):
     result = launched(*names)
@@ -177,6 +179,7 @@ def test_a_rank_that_stops_responding_ends_the_run(launched, names):
     assert result.messages == result.text.count("does not respond") == 1, result.text
 
 
+@pytest.mark.slow
 def test_sigterm_to_the_launcher_leaves_a_checkpoint_to_resume_from(
     launched, tmp_path, monkeypatch
 ):
@@ -196,6 +199,7 @@ def test_sigterm_to_the_launcher_leaves_a_checkpoint_to_resume_from(
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_ranks_whose_launcher_is_killed_end_too(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER, str(tmp_path / "run"))
