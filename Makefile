@@ -25,20 +25,26 @@ demo: $(STAMP) ## compress the embedded classifier on text without labels: no ne
 
 # One single-threaded process a core: the models of the tests are too small for more.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 600 -n auto --dist worksteal
-# The fast tier is chosen by file. It leaves whole commands, every model type, latency workers, exports,
-# browsers and kills to `make test`.
-SLOW = tests/verbs tests/report tests/targets tests/test_project.py tests/test_gpu.py \
+# `make check` runs the unit tests of every folder, without the tests marked `slow`: the list was chosen
+# by measured processor seconds. Commands, pictures, exports, latency and the contract of every model
+# type are left to `make test`.
+UNITS_OF_VERBS = $(addprefix tests/verbs/,test_compress_choice.py test_cotrain_job.py test_task_stages.py)
+SLOW = $(filter-out $(UNITS_OF_VERBS),$(wildcard tests/verbs/test_*.py)) \
+	tests/test_faults.py tests/test_gpu.py tests/test_project.py \
 	tests/test_documented_examples.py \
-	$(addprefix tests/models/,test_contract.py test_embedder.py test_heads.py test_label_words.py \
-	test_load.py test_masked_lm.py test_reduce.py) \
-	$(addprefix tests/engine/,test_processes.py test_peers.py test_fake_device.py) \
-	$(addprefix tests/deploy/,test_export.py test_quantise.py test_runners.py test_latency.py \
-	test_measure_encoders.py test_measure_encoders_device.py test_portable.py \
-	test_shapes.py test_compact.py) tests/metrics/test_bootstrap.py \
-	$(addprefix tests/data/,test_corpus.py test_demo.py test_shards.py test_remote.py)
+	$(addprefix tests/data/,test_demo.py test_shards.py) \
+	$(addprefix tests/deploy/,test_bank.py test_compact.py test_export.py test_latency.py \
+	test_measure_encoders.py test_measure_encoders_device.py test_portable.py test_quantise.py \
+	test_runners.py test_shapes.py) \
+	$(addprefix tests/engine/,test_fake_device.py test_peers.py test_processes.py) \
+	$(addprefix tests/metrics/,test_bootstrap.py) \
+	$(addprefix tests/models/,test_contract.py test_embedder.py test_generation.py test_heads.py \
+	test_label_words.py test_masked_lm.py test_reduce.py) \
+	$(addprefix tests/report/,test_benchmark.py test_browser.py test_evaluations.py test_pruning.py \
+	test_views.py)
 
-check: lint ## lint, types and the fast tier of the tests: under a minute
-	$(PYTEST) -x $(addprefix --ignore=,$(SLOW))
+check: lint ## lint, types and the unit tests: about a minute
+	$(PYTEST) -x -m "not slow and not long" $(addprefix --ignore=,$(SLOW))
 
 test: lint ## lint, types and every behaviour once: what continuous integration runs
 	$(PYTEST) -x

@@ -1,5 +1,5 @@
-"""Training steps on a device that computes nothing: run as a program, for it changes torch for its
-whole process.
+"""Training steps on a device that computes nothing, in a process of their own, because they change
+torch for the whole process.
 
 An accelerator defined in Python (PrivateUse1) under FakeTensorMode executes every operation on
 shapes alone, in the engine's own loop. A tensor left on the CPU raises, and so does waiting for the
@@ -11,7 +11,7 @@ Prints the cases that ran, and `error: CASE: ...` for each that did not.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -429,7 +429,8 @@ def few() -> list[str]:
     ]
 
 
-if __name__ == "__main__":
+def run_cases(names: Iterable[str]) -> None:
+    """Change torch for good, run cases, and print each one or its error."""
     _setup_privateuseone_for_python_backend(DEVICE, backend_module=_Module())
     # Both would allocate one real tensor on the device.
     fake.init_gpu_context = lambda device: None
@@ -446,15 +447,17 @@ if __name__ == "__main__":
             return counts(batch)
 
     engine.counts_of = counts_of
-    chosen = {"all": list(cases()), "few": few()}.get(sys.argv[1], sys.argv[1:])
+    every = cases()
     with torch.autograd.set_multithreading_enabled(False):
-        for case, run in cases().items():
-            if case not in chosen:
-                continue
+        for name in names:
             with fake.FakeTensorMode(allow_non_fake_inputs=True):
                 try:
-                    run()
+                    every[name]()
                 except Exception as error:
-                    print(f"error: {case}: {type(error).__name__}: {str(error)[:300]}")
+                    print(f"error: {name}: {type(error).__name__}: {str(error)[:300]}")
                 else:
-                    print(case)
+                    print(name)
+
+
+if __name__ == "__main__":
+    run_cases({"all": list(cases()), "few": few()}.get(sys.argv[1], sys.argv[1:]))

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -198,6 +198,57 @@ def _rank(
         raise
     finally:
         os._exit(1)
+
+
+class Child:
+    """A fork of this process, as far as tests need of it like `subprocess.Popen`.
+
+    It starts at once, but inherits this process's threads and random numbers, which `Forked` does
+    not.
+    """
+
+    def __init__(self, work: Callable[[], object], env: Mapping[str, str] = os.environ) -> None:
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            _work_and_exit(work, dict(env))
+
+    def poll(self, options: int = os.WNOHANG) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self) -> int | None:
+        return self.poll(0)
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _work_and_exit(work: Callable[[], object], env: dict[str, str]) -> None:
+    code = 1
+    try:
+        atexit._clear()
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        os.environ.clear()
+        os.environ.update(env)
+        AcceleratorState._reset_state(reset_partial_state=True)
+        work()
+        code = 0
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # As at the end of an interpreter.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def free_port() -> str:

@@ -2,24 +2,31 @@
 and `datasets` need.
 
 `from hub_server import hub  # noqa: F401` gives a test module the fixture:
-`hub.add("someone/tiny-bert", folder)` publishes a directory, `hub.environment(home)` is the
-environment of a process that knows no other hub.
+`hub.add("someone/tiny-bert", folder)` publishes a directory. Within `hub.known(home)` this process
+knows no other hub, and `hub.environment(home)` is the environment of such a process.
 """
 
 import base64
 import hashlib
+import importlib
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
+import datasets
 import pytest
+from huggingface_hub import HfFileSystem, constants, file_download, hf_api
+from huggingface_hub.utils import close_session
+from transformers.utils import hub as transformers_hub
+
+from kdcli.data.hub import hub_splits
+from kdcli.disk import COMMITS
 
 COMMIT = "a" * 40
 
@@ -82,15 +89,41 @@ class Hub:
         direct = {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
         return kept | direct | own | more
 
-    def told(self, home: Path, program: str, *arguments: object, **more: str) -> list[str]:
-        """The lines of a program in such a process: libraries read the address of the hub when they
-        are imported."""
-        command = [sys.executable, "-c", program, *map(str, arguments)]
-        done = subprocess.run(
-            command, env=self.environment(home, **more), capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+    @contextmanager
+    def known(self, home: Path, **more: str) -> Iterator[None]:
+        """Let this process know no other hub; its cache lies under `home`.
+
+        Libraries read the address of the hub when they are imported, so the modules that hold it
+        are read again.
+        """
+        modules = constants, datasets.config
+        before = [dict(vars(module)) for module in modules]
+        with pytest.MonkeyPatch.context() as patch:
+            environment = self.environment(home, **more)
+            for name in os.environ.keys() - environment.keys():
+                patch.delenv(name)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            patch.setattr(hf_api.api, "endpoint", self.url)
+            patch.setattr(transformers_hub, "_hf_api", None, raising=False)
+            # A download that broke off is tried five times, a second apart.
+            patch.setattr(file_download, "time", SimpleNamespace(sleep=lambda seconds: None))
+            try:
+                for module in modules:
+                    importlib.reload(module)
+                _forget()
+                yield
+            finally:
+                for module, names in zip(modules, before, strict=True):
+                    vars(module).update(names)
+                _forget()
+
+
+def _forget() -> None:
+    close_session()
+    HfFileSystem.clear_instance_cache()
+    hub_splits.cache_clear()
+    COMMITS.clear()
 
 
 def _etag(content: bytes) -> str:

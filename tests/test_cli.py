@@ -5,7 +5,6 @@ import errno
 import importlib.util
 import json
 import logging
-import os
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import accelerate.tracking
 import pytest
 import typer
 from forked import free_port
+from hub_server import Hub
 from typer.testing import CliRunner
 
 import kdcli
@@ -464,17 +464,10 @@ def test_a_name_that_is_never_resolved_counts_as_no_answer(monkeypatch, online):
 
 def test_a_model_of_a_hub_that_never_answers_is_one_message(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        environment = os.environ | {
-            "HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}",
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_ETAG_TIMEOUT": "1",
-            "HF_HOME": str(tmp_path),
-        }
-        command = [sys.executable, "-m", "kdcli", "evaluate", "someone/tiny", "--task", "sst2"]
-        done = subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-    assert done.returncode == 2, done.stderr
+        hub = Hub(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with hub.known(tmp_path, HF_HUB_ETAG_TIMEOUT="1"):
+            done = CliRunner().invoke(app, ["evaluate", "someone/tiny", "--task", "sst2"])
+    assert done.exit_code == 2, done.stderr
     assert done.stderr.count("does not answer") == 1
     assert "model 'someone/tiny' was found neither as a directory" in done.stderr
     assert "HF_HUB_OFFLINE=1 uses the cache" in done.stderr

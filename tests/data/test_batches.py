@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 from kdcli.data.batches import BatchOrder, BucketOrder, permuted
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.integers(1, 60), st.integers(1, 25), st.integers(0, 5))
 def test_every_example_comes_once_a_pass(n, batch_size, seed):
     schedule = BatchOrder(n, batch_size, seed)
@@ -44,7 +44,7 @@ def test_a_permutation_has_every_number_once_wherever_it_is_asked(n, seed, numbe
     assert permuted(places, n, seed, number).tolist() == whole[places].tolist()
 
 
-@pytest.mark.parametrize("n", [5, 16, 37, 100])
+@pytest.mark.parametrize("n", [5, 16, 37])
 def test_every_number_is_as_often_at_every_place(n):
     counts = np.zeros((n, n))
     for seed in range(2000):

@@ -5,17 +5,14 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from encoders import tiny_tokenizer
 from filelock import FileLock
-from forked import Forked
+from forked import Child
 from hub_server import hub  # noqa: F401
 from huggingface_hub import HfApi
 from huggingface_hub.errors import OfflineModeIsEnabled
@@ -25,21 +22,10 @@ from hypothesis import strategies as st
 from texts import DOCUMENTS, corpus, tokens, write
 
 from kdcli.data import sources
+from kdcli.data.sources import open_source
 from kdcli.data.text.corpus import open_corpus
 from kdcli.data.text.tokenise import calls_of
 from kdcli.errors import MachineError, UsageError
-
-HERE = Path(__file__).parent
-
-
-def python(code, *arguments, cache):
-    """Run code in another process with this cache and the tests' helpers."""
-    environment = os.environ | {
-        "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}",
-        "KDCLI_CACHE": str(cache),
-    }
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -206,9 +192,7 @@ def die_while_writing(path):
 
 
 def test_a_killed_tokenisation_is_made_again(text, cache):
-    killed = Forked(die_while_writing, text)
-    output = killed.communicate()
-    assert killed.returncode == -9, output
+    assert Child(lambda: die_while_writing(text)).wait() == -signal.SIGKILL
     assert len(list(cache.rglob(".*.part"))) == 1
     assert len(corpus(text).train) > 50
     assert len(left_in(cache)) == 1
@@ -286,37 +270,18 @@ FILES = {
     "plain/train.jsonl": "".join(json.dumps({"text": d}) + "\n" for d in DOCUMENTS).encode(),
     "plain/validation.jsonl": b'{"text": "w50 w51 w52"}\n' * 40,
 }
-READ = """
-import json, sys
-import numpy as np
-from kdcli.data.sources import open_source
-from kdcli.errors import UsageError
-from texts import corpus
-source = open_source(sys.argv[1] + ":plain")
-messages = []
-for config in ("no-training", "unknown"):
-    try:
-        corpus(sys.argv[1] + ":" + config)
-    except UsageError as error:
-        messages.append(error.message)
-documents = list(source.documents("train", None))
-print(json.dumps([documents, len(corpus(sys.argv[1] + ":plain").train), messages]))
-"""
 
 
-@pytest.mark.slow
-def test_a_hub_id_is_streamed_and_once_tokenised_needs_no_network(hub, tmp_path, monkeypatch):  # noqa: F811
+def test_a_hub_id_is_streamed_and_once_tokenised_needs_no_network(hub, tmp_path, cache):  # noqa: F811
     hub.repositories[NAME] = FILES
-    paths = {
-        "KDCLI_CACHE": str(tmp_path / "cache"),
-        "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}",
-    }
-    documents, blocks, messages = json.loads(hub.told(tmp_path / "hf", READ, NAME, **paths)[-1])
-    assert documents == DOCUMENTS
-    assert "no-training has no train split; it has validation" in messages[0]
-    assert "BuilderConfig 'unknown' not found" in messages[1]
-    # This process is offline.
-    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
+    with hub.known(tmp_path / "hf"):
+        assert list(open_source(f"{NAME}:plain").documents("train", None)) == DOCUMENTS
+        with pytest.raises(UsageError, match="no-training has no train split; it has validation"):
+            corpus(f"{NAME}:no-training")
+        with pytest.raises(UsageError, match="BuilderConfig 'unknown' not found"):
+            corpus(f"{NAME}:unknown")
+        blocks = len(corpus(f"{NAME}:plain").train)
+    # This process is offline again.
     again = corpus(f"{NAME}:plain")
     assert len(again.train) == blocks
     assert (

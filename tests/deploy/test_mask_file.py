@@ -121,7 +121,7 @@ def test_head_of_an_identity_takes_no_room(base, tmp_path):
     assert sizes[1] - sizes[0] < 10_000
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data())
 def test_any_changed_byte_is_detected(base, tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "one.safetensors"

@@ -1,11 +1,8 @@
-"""What a process does in tests of several processes: `python ranks.py ACTION ACTION ...`.
-
-Each process takes the action of its rank. Imports are lazy, because most actions need little.
-"""
+"""What a process does in tests of several processes. Imports are lazy, because most actions need
+little."""
 
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -15,7 +12,7 @@ from kdcli.cli.app import Verbs
 from kdcli.engine import peers
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
 
-QUICK = {"BEAT_SECONDS": 0.05, "MAX_SILENT_BEATS": 20, "GRACE_SECONDS": 0.5, "REPORT_SECONDS": 5.0}
+QUICK = {"BEAT_SECONDS": 0.05, "MAX_SILENT_BEATS": 20, "GRACE_SECONDS": 0.5, "REPORT_SECONDS": 2.0}
 FOLDER = "KDCLI_TEST_FOLDER"
 
 
@@ -86,7 +83,7 @@ def trains(rank):
     net, folder = Net(dropout=0.3), Path(os.environ[FOLDER])
 
     def step(batch):
-        time.sleep(0.2 * net.training)
+        time.sleep(0.1 * net.training)
         return StepLoss({"net": Term(net(batch), "tokens")})
 
     session, run_dir = _session(), RunDir(folder)
@@ -121,7 +118,3 @@ def perform(action):
         action(int(os.environ["RANK"]))
 
     verbs(["verb"])
-
-
-if __name__ == "__main__":
-    perform(globals()[sys.argv[1 + int(os.environ["RANK"])]])

@@ -1,12 +1,12 @@
 """The training loop: the same numbers whatever the micro-batch, the interruption or the number of
 students."""
 
+import atexit
 import dataclasses
 import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import threading
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from forked import free_port, in_ranks
+from forked import Child, free_port, in_ranks
 from torch import nn
 
 from kdcli.data.batches import BatchOrder
@@ -598,34 +598,23 @@ class TestJudge:
             self.train(tmp_path, metrics)
 
 
-ENDING = """
-import atexit, sys
-import torch
-import torch.distributed
-
-atexit.register(lambda: print("group at the very end:", torch.distributed.is_initialized()))
-from kdcli.engine.launch import start
-
-start(torch.device("cpu"), torch.float32)
-print("group at work:", torch.distributed.is_initialized())
-torch.distributed.barrier()
-sys.exit(3)
-"""
+def leave_in_a_group():
+    """End with a group of processes at work; print whether it is there until the end."""
+    atexit.register(lambda: print("group at the very end:", torch.distributed.is_initialized()))
+    start(CPU, torch.float32)
+    print("group at work:", torch.distributed.is_initialized())
+    torch.distributed.barrier()
+    sys.exit(3)
 
 
-@pytest.mark.slow
-def test_a_process_leaves_its_group_before_it_ends_whatever_it_ends_with():
+def test_a_process_leaves_its_group_before_it_ends_whatever_it_ends_with(capfd):
     # One that takes the group along into the interpreter's end aborts now and then: exit code 134
     # in place of its own.
-    common = os.environ | {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": free_port(),
-    }
-    common |= {"ACCELERATE_USE_CPU": "true"}
-    command, how = [sys.executable, "-c", ENDING], {"stdout": subprocess.PIPE, "text": True}
-    environments = [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
-    processes = [subprocess.Popen(command, env=environment, **how) for environment in environments]
-    said = [process.communicate(timeout=120)[0] for process in processes]
-    assert said == ["group at work: True\ngroup at the very end: False\n"] * 2
-    assert [process.returncode for process in processes] == [3, 3]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    common = os.environ | place | {"ACCELERATE_USE_CPU": "true"}
+    processes = [
+        Child(leave_in_a_group, common | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"
+    ]
+    assert [process.wait() for process in processes] == [3, 3]
+    lines = sorted(capfd.readouterr().out.splitlines())
+    assert lines == ["group at the very end: False"] * 2 + ["group at work: True"] * 2

@@ -1,13 +1,9 @@
 """Steps on an accelerator: no tensor stays on the CPU, and the device is waited for where a comment
 says so."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import fake_device
 import pytest
+from forked import Child
 
 FOUND = {  # What is said of a fault
     "reads a value": "aten._local_scalar_dense",
@@ -21,18 +17,10 @@ FOUND = {  # What is said of a fault
 
 
 @pytest.mark.parametrize("how", ["few", pytest.param("all", marks=pytest.mark.long)])
-def test_a_step_of_every_loss_task_pruner_and_model_stays_on_its_device(how):
-    program = Path(fake_device.__file__)
-    path = os.pathsep.join(["", *map(str, sys.path), str(program.parent)])
-    ran = subprocess.run(
-        [sys.executable, program, how],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stderr
-    lines = ran.stdout.splitlines()
+def test_a_step_of_every_loss_task_pruner_and_model_stays_on_its_device(how, capfd):
     names = fake_device.few() if how == "few" else list(fake_device.cases())
+    assert Child(lambda: fake_device.run_cases(names)).wait() == 0
+    lines = capfd.readouterr().out.splitlines()
     assert [line for line in lines if "faulty" not in line] == [
         name for name in names if "faulty" not in name
     ]

@@ -1,7 +1,8 @@
 """What kdcli promises of the processes that it starts itself.
 
-The tests start real interpreters with `fan_out`. Instead of a verb they run a short program, or
-`ranks.py`, in which each rank takes the action that the test gives it.
+The tests start processes with `fan_out`. Instead of a verb they run a short program in a real
+interpreter, or each rank is forked from the tests' process and takes the action in `ranks.py` that
+the test gives it.
 """
 
 import os
@@ -14,13 +15,14 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import ranks
 import torch
+from forked import Child
 from ranks import FOLDER
 
 from kdcli.engine import fan_out
 from kdcli.errors import Interrupted, KdcliError, MachineError
 
-RANKS = str(Path(__file__).with_name("ranks.py").resolve())
 BY_RANK = "import os, sys; exec(sys.argv[1 + int(os.environ['RANK'])])"
 SLEEP = "import time; time.sleep(60)"
 
@@ -35,10 +37,7 @@ def interpreter(tmp_path, monkeypatch):
     script = tmp_path / "python"
     script.write_text(f'#!/bin/sh\nshift 3\nexec "{sys.executable}" "$@"\n')
     script.chmod(0o755)
-    paths = [str(folder) for folder in Path(RANKS).parents[:3]]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setattr(sys, "executable", str(script))
-    monkeypatch.setenv("LAUNCHED_BY", str(script))
 
 
 def run(*programs):
@@ -93,6 +92,7 @@ class TestPrograms:
         assert saved.exists()
 
 
+@pytest.mark.slow
 def test_modules_in_the_working_directory_are_not_run(tmp_path, monkeypatch):
     for name in ("kdcli", "torch", "typer"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(9)", "utf-8")
@@ -101,42 +101,36 @@ def test_modules_in_the_working_directory_are_not_run(tmp_path, monkeypatch):
     assert fan_out.fan_out(["--version"], 1, on_cpu=True) == 0
 
 
-LAUNCHER = """
-import os, sys
-sys.executable = os.environ["LAUNCHED_BY"]
-from kdcli.engine.fan_out import fan_out
-
-fan_out(sys.argv[1:], len(sys.argv) - 2, on_cpu=True)
-"""
+def fork_rank(command, env):
+    """Fork a rank of `fan_out` that takes its action of the command line."""
+    action = getattr(ranks, command[4:][int(env["RANK"])])
+    return Child(lambda: ranks.perform(action), env)
 
 
 @pytest.fixture
-def launched(interpreter, monkeypatch, capfd):
+def forked(monkeypatch):
+    """`fan_out` forks ranks from this process."""
+    monkeypatch.setattr(fan_out, "subprocess", SimpleNamespace(Popen=fork_rank))
+    monkeypatch.setattr(fan_out, "END_SECONDS", 3.0)
+
+
+@pytest.fixture
+def launched(forked, capfd):
     """A function that starts ranks with kdcli's launcher and waits for them."""
-    monkeypatch.setattr(fan_out, "END_SECONDS", 5.0)
 
     def launch(*names):
-        began = time.monotonic()
         try:
-            code, error = fan_out.fan_out([RANKS, *names], len(names), on_cpu=True), None
+            code, error = fan_out.fan_out(names, len(names), on_cpu=True), None
         except KdcliError as caught:
             code, error = caught.exit_code, caught
         output = capfd.readouterr()
         messages = output.err.count("error:") + (error is not None)
         text = output.err + (error.message if error else "")
-        seconds = time.monotonic() - began
-        assert not ranks_of(psutil.Process())
-        return SimpleNamespace(code=code, messages=messages, text=text, seconds=seconds)
+        return SimpleNamespace(code=code, messages=messages, text=text)
 
     return launch
 
 
-def ranks_of(launcher):
-    """The processes of `ranks.py` that a launcher started."""
-    return [child for child in launcher.children(recursive=True) if RANKS in child.cmdline()]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "code", "message"),
     [
@@ -158,7 +152,6 @@ def test_the_exit_code_and_the_only_message_are_those_of_the_rank_that_failed(
     assert ("Traceback" in result.text) == (code == 1)
 
 
-@pytest.mark.slow
 def test_ranks_that_stopped_with_a_checkpoint_say_so_once(launched):
     result = launched("stopped", "stopped")
     assert result.code == 75
@@ -207,20 +200,19 @@ def test_sigterm_to_the_launcher_leaves_a_checkpoint_to_resume_from(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("interpreter")
+@pytest.mark.usefixtures("forked")
 def test_ranks_whose_launcher_is_killed_end_too(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER, str(tmp_path / "run"))
-    command = [sys.executable, "-P", "-m", "kdcli", "-c", LAUNCHER, RANKS, "trains", "trains"]
-    launcher = psutil.Popen(command)
+    launcher = Child(lambda: fan_out.fan_out(["trains", "trains"], 2, on_cpu=True))
     log = tmp_path / "run" / "log.jsonl"
     while not (log.exists() and log.read_text("utf-8").count("\n") >= 3):
         assert launcher.poll() is None
         time.sleep(0.02)
-    ranks = ranks_of(launcher)
-    assert len(ranks) == 2
+    children = psutil.Process(launcher.pid).children()
+    assert len(children) == 2
     launcher.kill()
     launcher.wait()
-    _, alive = psutil.wait_procs(ranks, timeout=30)
+    _, alive = psutil.wait_procs(children, timeout=30)
     assert not alive
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
     assert log.read_text("utf-8").count("\n") < 13

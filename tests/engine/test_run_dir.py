@@ -2,10 +2,9 @@
 never deleted."""
 
 import errno
+import fcntl
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -122,17 +121,17 @@ class TestClaim:
         assert (tmp_path / "link").is_symlink()
 
     def test_a_directory_in_use_is_refused(self, run):
-        code = (
-            "import sys; from pathlib import Path; from kdcli.errors import UsageError\n"
-            "from kdcli.engine.run_dir import RunDir\n"
-            "try:\n    RunDir.claim(Path(sys.argv[1]), Path(sys.argv[1], "
-            "'recipe.yaml').read_text(), resume=True)\n"
-            "except UsageError as error:\n    print(error.message)"
-        )
-        command = [sys.executable, "-c", code, run.path]
-        assert subprocess.check_output(command, text=True) == f"another process uses {run.path}\n"
+        """A lock of another file object is as one of another process."""
+        lock = run.path / ".lock"
+        with lock.open("w") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         run.drop_checkpoints()
-        assert subprocess.check_output(command, text=True) == ""
+        assert not lock.exists()
+        with lock.open("w") as other:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with pytest.raises(UsageError, match=f"^another process uses {run.path}$"):
+                RunDir.claim(run.path, recipe(), resume=True)
+        RunDir.claim(run.path, recipe(), resume=True)
 
 
 class TestResume:

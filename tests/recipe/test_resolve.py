@@ -278,7 +278,7 @@ options = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(options)
 def test_resolved_yaml_reads_back_as_the_same_recipe(tmp_path_factory, given_options):
     first = resolve(DistillRecipe, recipe=None, options=given_options)

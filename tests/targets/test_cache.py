@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from encoders import tiny_config
-from forked import Forked
+from forked import Child, Forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -288,9 +288,7 @@ def die_while_writing(folder):
 
 
 def test_what_a_killed_process_left_is_neither_read_nor_kept(tmp_path):
-    killed = Forked(die_while_writing, tmp_path)
-    killed.communicate()
-    assert killed.returncode == -signal.SIGKILL
+    assert Child(lambda: die_while_writing(tmp_path)).wait() == -signal.SIGKILL
     (left,) = tmp_path.glob(".*.part")
     assert (left / "tokens.bin").is_file()
     log = []
@@ -310,6 +308,7 @@ def open_aloud(folder):
     opened(folder, rows_of(), log=Aloud)
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_computes_and_the_other_waits(tmp_path):
     others, first_lines = [], []
 

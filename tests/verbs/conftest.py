@@ -9,6 +9,7 @@ import pytest
 from filelock import FileLock
 from forked import workers_are_forked
 
+from kdcli.data import demo
 from kdcli.metrics.bootstrap import paired_bootstrap
 from kdcli.models import card
 from kdcli.models.card import multiply_adds
@@ -23,6 +24,14 @@ def pictures(request, monkeypatch):
     """Draw pictures, in tests marked `drawn` alone."""
     if "drawn" in request.keywords:
         monkeypatch.setattr(views, "drawn", DRAWN)
+
+
+@pytest.fixture
+def short_demo(cache, monkeypatch):
+    """The demo has so little text and so few examples that reading them takes no time."""
+    for split, documents in (("train", 600), ("validation", 300)):
+        monkeypatch.setitem(demo.DOCUMENTS, split, documents)
+    monkeypatch.setattr(demo, "EXAMPLES", 100)
 
 
 @pytest.fixture(scope="session")

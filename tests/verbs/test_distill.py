@@ -4,17 +4,19 @@ import functools
 import json
 import os
 import shlex
-import subprocess
 import sys
+from types import SimpleNamespace
 
 import own_files
 import processes
 import pytest
 import torch
+from forked import Child
 from own_files import log_of, refused, report_of, said_by, same_weights, weights
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
-from kdcli.engine.fan_out import fan_out
+from kdcli.cli import main
+from kdcli.engine import fan_out
 from kdcli.engine.processes import take_slurm
 from kdcli.workloads.predictions import Features
 
@@ -280,54 +282,37 @@ def test_a_dry_run_checks_tasks_without_tokenising_them(given, labelled, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-def test_two_processes_are_one_with_the_same_global_batch(given, tmp_path):
+def fork_command(command, env):
+    """Fork a process of `fan_out` that runs its command line, `python -P -m kdcli ARGUMENTS`."""
+
+    def run():
+        sys.argv = command[3:]
+        torch.set_num_threads(int(env["OMP_NUM_THREADS"]))
+        main()
+
+    return Child(run, env)
+
+
+def test_two_processes_are_one_with_the_same_global_batch(given, tmp_path, monkeypatch, capfd):
     plain = [*given, "--to", "2x32", "--set", "student.dropout=0.0", "--device", "cpu"]
     succeeds(*plain, "-o", tmp_path / "one")
-    # As a user types it; that other verbs join what was started is asked of two forked processes.
-    asked = [
-        sys.executable,
-        "-m",
-        "kdcli",
-        "distill",
-        *map(str, plain),
-        "-o",
-        tmp_path / "two",
-        "--processes",
-        "2",
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    two = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=240)
-    assert two.returncode == 0, two.stderr
-    assert two.stdout.count("model and report in") == 1
+    capfd.readouterr()
+    monkeypatch.setattr(fan_out, "subprocess", SimpleNamespace(Popen=fork_command))
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    asked = ["distill", *map(str, plain), "-o", str(tmp_path / "two"), "--processes", "2"]
+    monkeypatch.setattr(sys, "argv", ["kdcli", *asked])
+    own_files.succeeds(*asked)
+    assert capfd.readouterr().out.count("model and report in") == 1
     own_files.same_logs(tmp_path / "one", tmp_path / "two", rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.slow
-def test_an_error_in_several_processes_keeps_its_exit_code(given, tmp_path, capfd):
-    # What typer refuses is refused before anything heavy is imported.
-    refused = ["recipes", "none"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "kdcli.engine.launch.fan_out",
-            lambda arguments, count, **how: fan_out(refused, count, **how),
-        )
-        result = kdcli(
-            *given, "--to", "2x32", "-o", tmp_path / "out", "--processes", "2", "--device", "cpu"
-        )
-    assert result.exit_code == 2
-    assert capfd.readouterr().err.count("No such command 'none'") == 2
+def test_an_error_in_several_processes_keeps_its_exit_code(given, tmp_path, monkeypatch):
+    ends = SimpleNamespace(Popen=lambda command, env: Child(lambda: sys.exit(4), env))
+    monkeypatch.setattr(fan_out, "subprocess", ends)
+    more = ["--to", "2x32", "-o", tmp_path / "out", "--processes", "2", "--device", "cpu"]
+    result = kdcli(*given, *more)
+    assert (result.exit_code, result.stdout, "error: " in result.stderr) == (4, "", False)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(("to", "message"), [("banana", "not a shape"), ("2x32", "is not empty")])
-def test_one_of_several_processes_reports_what_is_wrong(given, tmp_path, to, message):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine.txt").write_text("x")
-    _, stderr = processes.two_ranks("distill", *given, "--to", to, "-o", tmp_path / "out", code=2)
-    assert "Traceback" not in stderr
-    assert stderr.count("error: ") == stderr.count(message) == 1
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["mine.txt"]
 
 
 @pytest.mark.long
@@ -419,10 +404,9 @@ def test_triton_asked_for_where_it_cannot_run(tmp_path, more):
     assert not (tmp_path / "o").exists()
 
 
-@pytest.mark.slow
-def test_the_embedded_default(tmp_path, monkeypatch):
-    monkeypatch.setattr("kdcli.data.demo.EXAMPLES", 100)
-    quick = ["--max-steps", "12", "--set", "measure.min_seconds=0.2"]
+@pytest.mark.usefixtures("short_demo")
+def test_the_embedded_default(tmp_path):
+    quick = ["--max-steps", "4", "--set", "measure.min_seconds=0.2"]
     succeeds("demo", "--to", "2x64", "-o", tmp_path / "demo", *quick)
     report = report_of(tmp_path / "demo")
     assert set(report.quality) == {

@@ -266,9 +266,8 @@ def test_the_shipped_ablations_run(asked, tmp_path):
     assert list(report_of(tmp_path / "out").quality["own"]) == ["teacher", *ablations("tinybert")]
 
 
-@pytest.mark.slow
-def test_the_embedded_default(tmp_path, monkeypatch):
-    monkeypatch.setattr("kdcli.data.demo.EXAMPLES", 200)
+@pytest.mark.usefixtures("short_demo")
+def test_the_embedded_default(tmp_path):
     quiet = ["--dtype", "fp32", "--set", "measure.latency=false"]
     succeeds("finetune", "demo", "--task", "demo-topic", *quiet, "-o", tmp_path / "teacher")
     asked = ["distill", tmp_path / "teacher", "--task", "demo-topic", "--to", "2x64", *quiet]

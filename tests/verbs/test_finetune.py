@@ -2,11 +2,9 @@
 
 import json
 import shlex
-import shutil
 
 import numpy as np
 import own_files
-import processes
 import pytest
 import torch
 import transformers
@@ -258,40 +256,6 @@ def test_the_best_weights_are_kept_and_not_the_last(given, tmp_path, monkeypatch
     assert same_weights(best_of, cut)
     assert same_weights(best_of, tmp_path / "short")
     assert not (best_of / "checkpoints").exists()
-
-
-@pytest.mark.slow
-def test_two_processes_are_one_with_the_same_global_batch(encoder, tmp_path):
-    # The loss of a tokens task is a mean over a varying number of words; 47 rows do not divide by
-    # two.
-    data, steady = own_files.own(tmp_path / "data", "tokens", judged=47), tmp_path / "steady"
-    shutil.copytree(encoder, steady)
-    # Each process draws its own dropout masks.
-    still = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-    (steady / "config.json").write_text(
-        json.dumps(json.loads((steady / "config.json").read_text()) | still)
-    )
-    plain = [
-        "finetune",
-        steady,
-        "--task",
-        "own",
-        "--data",
-        data,
-        *QUICK,
-        *shlex.split("--device cpu --max-steps 12"),
-    ]
-    plain += [*OFTEN, "--set", "keep=best"]
-    succeeds(*plain, "-o", tmp_path / "one")
-    assert processes.two_ranks(*plain, "-o", tmp_path / "two")[0].count("model and report in") == 1
-    own_files.same_logs(tmp_path / "one", tmp_path / "two", rel=1e-5, abs=1e-5)
-    a, b = (own_files.weights(tmp_path / name) for name in ("one", "two"))
-    for key in a:
-        # A key bias has a gradient of rounding errors alone, which Adam scales up.
-        if not key.endswith("key.bias"):
-            torch.testing.assert_close(a[key], b[key], rtol=1e-4, atol=1e-5)
-    one, two = (report_of(tmp_path / name).evaluations[0] for name in ("one", "two"))
-    assert one.metrics == pytest.approx(two.metrics, abs=1e-5)
 
 
 def test_tensorboard_gets_what_the_log_holds(given, tmp_path):

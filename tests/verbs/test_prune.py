@@ -559,37 +559,6 @@ def test_without_a_density_to_ask_for_the_last_weights_are_kept_and_that_is_said
     )
 
 
-@pytest.mark.slow
-def test_two_processes_contrast_the_rows_of_both(given, task, tmp_path):
-    """The terms of the first step are those of one process, whatever each process and micro-batch
-    holds of a batch."""
-    base = own_files.encoder(
-        tmp_path / "base", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-    )
-    teacher = own_files.headed(tmp_path / "teacher", tuple(sorted(NAMES)), seed=3)
-    quick = given[given.index("--dtype") :]
-    how = [
-        "prune",
-        base,
-        *task,
-        "--method",
-        "cap",
-        "--teacher",
-        teacher,
-        *quick,
-        "--max-steps",
-        "1",
-    ]
-    succeeds(*how, "-o", tmp_path / "one")
-    processes.two_ranks(*how, "-o", tmp_path / "two")
-    one, two = (
-        next(r for r in log_of(tmp_path / name) if r["step"] == 1) for name in ("one", "two")
-    )
-    assert set(one["terms"]) == {"task", "kd", "unsupervised", "supervised"}
-    assert two["terms"] == pytest.approx(one["terms"], rel=1e-5)
-    assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
-
-
 def test_a_share_in_per_cent_is_refused_with_the_share(tmp_path):
     message = refused(tmp_path, "prune", "demo", "--task", "demo-topic", "--sparsity", "90")
     assert "'sparsity.0' must be less than 1, got 90.0 (option); did you mean 0.9?" in message

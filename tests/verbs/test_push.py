@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import yaml
 from hub_server import COMMIT, hub  # noqa: F401
 from huggingface_hub import ModelCard
+from own_files import refused, succeeds
 
 import kdcli as kdcli_package
 from kdcli.report.publish import Upload
@@ -29,35 +29,28 @@ REPORT = ("recipe.yaml", "report.json", "report.md", "report.html")
 
 
 @pytest.fixture
-def kdcli(hub, tmp_path):  # noqa: F811
-    """A command in a process of its own that knows no other hub."""
-
-    def run(*arguments, token="hf_secret", **changes):
-        more = {"HF_TOKEN": token} if token else {}
-        environment = hub.environment(tmp_path / "home", **more | changes)
-        command = [sys.executable, "-m", "kdcli", *map(str, arguments)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    return run
+def connected(hub, tmp_path):  # noqa: F811
+    """This process knows no hub but this one, and has a token for it."""
+    with hub.known(tmp_path / "home", HF_TOKEN="hf_secret"):
+        yield hub
 
 
-def test_a_model_is_pushed_to_a_private_repository(hub, kdcli, tmp_path):  # noqa: F811
+def test_a_model_is_pushed_to_a_private_repository(connected, tmp_path):
     folder = own_files.headed(tmp_path / "model", labels=own_files.NAMES)
     needed = {file.name for file in folder.iterdir()}
     for name in (*PRIVATE, *REPORT):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("no")
-    done = kdcli("push", folder, "someone/tiny", "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeeds("push", folder, "someone/tiny", "--json")
     said = json.loads(done.stdout)
-    assert said.pop("url").startswith(hub.url)
+    assert said.pop("url").startswith(connected.url)
     assert said == {"repository": "someone/tiny", "revision": COMMIT, "private": True}
-    assert hub.private == {"someone/tiny"}
-    assert set(hub.repositories["someone/tiny"]) == needed
-    done = kdcli("push", folder, "someone/report", "--public", "--with-report")
+    assert connected.private == {"someone/tiny"}
+    assert set(connected.repositories["someone/tiny"]) == needed
+    done = succeeds("push", folder, "someone/report", "--public", "--with-report")
     assert " ".join(done.stdout.split()) == f"pushed to someone/report (public), revision {COMMIT}"
-    assert hub.private == {"someone/tiny"}
-    assert set(hub.repositories["someone/report"]) == needed | set(REPORT)
+    assert connected.private == {"someone/tiny"}
+    assert set(connected.repositories["someone/report"]) == needed | set(REPORT)
     assert all(name in done.stderr for name in (*needed, *REPORT)), "the files are listed first"
 
 
@@ -67,7 +60,7 @@ def test_a_dry_run_lists_the_files_without_a_token(tmp_path, monkeypatch):
     for name in PRIVATE:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("no")
-    done = own_files.succeeds("push", folder, "someone/tiny", "--dry-run", "--json")
+    done = succeeds("push", folder, "someone/tiny", "--dry-run", "--json")
     upload = json.loads(done.stdout)
     assert set(upload["kept"]) == set(PRIVATE)
     assert set(upload["files"]) == {f.name for f in folder.iterdir() if f.is_file()} - set(PRIVATE)
@@ -119,9 +112,7 @@ def test_a_run_of_several_models_is_refused_before_it_trains(tmp_path, monkeypat
         ],
     ]
     for given in runs:
-        assert "pushes one model, and this run makes 2" in own_files.refused(
-            tmp_path, *given, *push
-        ), given
+        assert "pushes one model, and this run makes 2" in refused(tmp_path, *given, *push), given
     for one in ("--dry-run", "--augment-only"):
         given = [
             "distill",
@@ -130,22 +121,21 @@ def test_a_run_of_several_models_is_refused_before_it_trains(tmp_path, monkeypat
             *([tmp_path / "copies"] * (one == "--augment-only")),
             *push,
         ]
-        assert "--push-to-hub contradict each other" in own_files.refused(tmp_path, *given)
+        assert "--push-to-hub contradict each other" in refused(tmp_path, *given)
 
 
-def test_a_run_is_pushed_and_its_recipe_repeats_it_after_the_hub_moved_on(hub, kdcli, tmp_path):  # noqa: F811
+def test_a_run_is_pushed_and_its_recipe_repeats_it_after_the_hub_moved_on(connected, tmp_path):
     base = own_files.encoder(tmp_path / "base", num_hidden_layers=1)
-    hub.add("someone/base", base)
+    connected.add("someone/base", base)
     (base / "README.md").write_text("---\nlicense: mit\nlanguage: en\n---\n")
-    hub.add("someone/base", base)
-    loaded = next(reversed(hub.commits["someone/base"]))
-    hub.add("someone/rows", own_files.own(tmp_path / "data", "class", n=16, judged=8))
-    read, out = next(reversed(hub.commits["someone/rows"])), tmp_path / "out"
+    connected.add("someone/base", base)
+    loaded = next(reversed(connected.commits["someone/base"]))
+    connected.add("someone/rows", own_files.own(tmp_path / "data", "class", n=16, judged=8))
+    read, out = next(reversed(connected.commits["someone/rows"])), tmp_path / "out"
     given = [*TRAINED, "--data", "someone/rows"]
-    done = kdcli("finetune", "someone/base", *given, "--push-to-hub", "someone/tuned", "-o", out)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("finetune", "someone/base", *given, "--push-to-hub", "someone/tuned", "-o", out)
     assert f"pushed to someone/tuned (private), revision {COMMIT}" in done.stderr
-    card = ModelCard(hub.repositories["someone/tuned"]["README.md"].decode()).data
+    card = ModelCard(connected.repositories["someone/tuned"]["README.md"].decode()).data
     assert (card.base_model, card.base_model_relation, card.license) == (
         "someone/base",
         "finetune",
@@ -157,20 +147,14 @@ def test_a_run_is_pushed_and_its_recipe_repeats_it_after_the_hub_moved_on(hub, k
         f"someone/rows@{read}",
     )
     assert f"data someone/rows: commit {read}" in own_files.report_of(out).notes
-    hub.add("someone/base", own_files.encoder(tmp_path / "other", num_hidden_layers=2))
-    hub.add("someone/rows", own_files.own(tmp_path / "newer", "class", n=24, judged=12))
-    again = kdcli(
-        "finetune", "-r", out / "recipe.yaml", "--device", "cpu", "-o", tmp_path / "again"
-    )
-    assert again.returncode == 0, again.stderr
+    connected.add("someone/base", own_files.encoder(tmp_path / "other", num_hidden_layers=2))
+    connected.add("someone/rows", own_files.own(tmp_path / "newer", "class", n=24, judged=12))
+    succeeds("finetune", "-r", out / "recipe.yaml", "--device", "cpu", "-o", tmp_path / "again")
     before, after = map(own_files.report_of, (out, tmp_path / "again"))
     assert before.cards["finetuned"].sha256 == after.cards["finetuned"].sha256
     assert before.evaluations[0].rows_sha256 == after.evaluations[0].rows_sha256
-    said = kdcli(
-        "finetune", "someone/base", "--revision", "nowhere", *given, "-o", tmp_path / "none"
-    )
-    assert (said.returncode, "was not found at revision 'nowhere'" in said.stderr) == (2, True), (
-        said.stderr
+    assert "was not found at revision 'nowhere'" in refused(
+        tmp_path, "finetune", "someone/base", "--revision", "nowhere", *given
     )
 
 
@@ -181,17 +165,15 @@ def pushed(tmp_path_factory):
     base = own_files.encoder(folder / "base", num_hidden_layers=2)
     data = own_files.own(folder / "data", "class", n=16, judged=8)
     (folder / "texts.txt").write_text("\n".join(f"w{n} w{n + 1} w{n + 2}" for n in range(50)))
-    own_files.succeeds("finetune", base, *TRAINED, "--data", data, "-o", folder / "tuned")
+    succeeds("finetune", base, *TRAINED, "--data", data, "-o", folder / "tuned")
     task = ["--task", "own", "--data", data, "--set", "data.max_length=24"]
-    own_files.succeeds(
-        "export", folder / "tuned", "--format", "onnx", "--int8", *task, "-o", folder / "onnx"
-    )
+    succeeds("export", folder / "tuned", "--format", "onnx", "--int8", *task, "-o", folder / "onnx")
     texts = ["--data", folder / "texts.txt"]
     distilled = ["--method", "embedding", "--pooling", "mean", "--to", "1x32", *texts]
     few = ["--max-steps", "2", "--device", "cpu", "--set", "measure.latency=false"]
-    own_files.succeeds("distill", base, *distilled, *few, "-o", folder / "distilled")
+    succeeds("distill", base, *distilled, *few, "-o", folder / "distilled")
     openvino = ["--format", "openvino", *texts, "-o", folder / "openvino"]
-    own_files.succeeds("export", folder / "distilled", *openvino)
+    succeeds("export", folder / "distilled", *openvino)
     return folder
 
 

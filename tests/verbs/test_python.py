@@ -39,23 +39,19 @@ import importlib.abc, os, sys
 class Watch(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name == "torch":
-            print(os.environ.get("GOMP_SPINCOUNT"))
+            print(os.environ.get("GOMP_SPINCOUNT"), flush=True)
+            os._exit(0)
 
 sys.meta_path.insert(0, Watch())
 import kdcli
-try:
-    kdcli.finetune("demo", task="unknown", data=["a text"])
-except kdcli.errors.UsageError as error:
-    print(error.message)
+kdcli.finetune("demo", task="demo-topic")
 """
 
 
-def test_threads_are_set_up_before_torch_is_imported(tmp_path):
+def test_threads_are_set_up_before_torch_is_imported():
     env = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
     printed = subprocess.check_output([sys.executable, "-c", SPIN], text=True, env=env)
-    first, *_, last = printed.splitlines()
-    assert first == "10000"
-    assert "unknown" in last
+    assert printed == "10000\n"
 
 
 def test_a_function_has_the_options_of_its_verb():
