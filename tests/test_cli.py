@@ -5,6 +5,7 @@ import errno
 import importlib.util
 import json
 import logging
+import os
 import socket
 import subprocess
 import sys

@@ -17,7 +17,7 @@ from kdcli.types import Array
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.scores import ModelScores
 
-PAIRS, NEIGHBOURS = 10_000, 10
+PAIRS, NEIGHBOURS = 40_000, 10
 """Number of text pairs whose cosines are compared, and number of nearest neighbours per text."""
 
 

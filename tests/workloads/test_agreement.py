@@ -24,7 +24,7 @@ def test_all_texts_are_scored_by_definition():
     found = agreement_scorer(own, teacher, 3)(np.arange(count))
     pairs = [(i, j) for i in range(count) for j in range(i)]
     by_model = [[cosine(x[i], x[j]) for i, j in pairs] for x in (own, teacher)]
-    # The 10,000 drawn pairs are nearly all pairs, each many times.
+    # The drawn pairs are nearly all pairs, each many times.
     assert found["spearman"] == pytest.approx(spearmanr(*by_model).statistic, abs=0.02)
     shared = []
     for i in range(count):
