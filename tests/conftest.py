@@ -69,12 +69,17 @@ def certificates_read_once():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def graphs_recorded_once():
+def graphs_recorded_once(tmp_path_factory):
     """Record a graph once for all models of one structure, and read torch's table of operators
     once: both take seconds."""
+    folder = None
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # The workers of a run share the parent of their folders.
+        folder = tmp_path_factory.getbasetemp().parent / "graphs"
+        folder.mkdir(exist_ok=True)
     record, operators = torch.onnx.export, ONNXRegistry.from_torchlib
     ONNXRegistry.from_torchlib = staticmethod(functools.cache(operators))
-    torch.onnx.export = SharedGraphs(record).export
+    torch.onnx.export = SharedGraphs(record, folder).export
     yield
     torch.onnx.export = record
     ONNXRegistry.from_torchlib = staticmethod(operators)
