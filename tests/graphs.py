@@ -106,14 +106,8 @@ def _key(module: nn.Module, options: Mapping[str, Any]) -> str:
     shapes = tuple((name, tuple(weight.shape)) for name, weight in _weights(module).items())
     names = *options["input_names"], *options["output_names"]
     kind = type(network.model)
-    facts = (
-        kind.__module__,
-        kind.__qualname__,
-        json.dumps(kept, sort_keys=True),
-        pooled,
-        shapes,
-        names,
-    )
+    settings = json.dumps(kept, sort_keys=True)
+    facts = kind.__module__, kind.__qualname__, settings, pooled, shapes, names
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
