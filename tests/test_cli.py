@@ -492,42 +492,47 @@ def test_a_shell_completes_tasks_recipes_and_shapes(line, offered):
     assert set(done.stdout.split()) == offered
 
 
-@pytest.mark.parametrize(
-    ("line", "code", "said"),
-    [
-        ("finetune demo --task sst22", 2, "unknown task 'sst22'; did you mean 'sst2'?"),
-        ("distill demo --to 2x64 --method minlm", 2, "unknown method 'minlm'"),
-        ("distill demo --to 2by64", 2, "'2by64' is not a shape"),
-        ("benchmark demo --backend onx", 2, "unknown backend 'onx'; did you mean 'onnx'?"),
-        ("benchmark demo --backend onnx-int9", 2, "backend onnx has no precision 'int9'"),
-        ("evaluate ./none --task sst2", 2, "no model directory ./none"),
-        ("compress me/none --data demo", 2, "nor in the Hugging Face cache"),
-        ("prune demo --task demo-topic --method smpp", 2, "unknown method 'smpp'"),
-        ("distill demo --to 2x64 -o file", 2, "file is not a directory"),
-        ("distill demo --to 2x64 -o file/x", 3, "file/x could not be written"),
-    ],
-)
-def test_a_wrong_name_is_refused_before_torch_is_loaded(line, code, said, tmp_path):
+WRONG_NAMES = {
+    "finetune demo --task sst22": (2, "unknown task 'sst22'; did you mean 'sst2'?"),
+    "distill demo --to 2x64 --method minlm": (2, "unknown method 'minlm'"),
+    "distill demo --to 2by64": (2, "'2by64' is not a shape"),
+    "benchmark demo --backend onx": (2, "unknown backend 'onx'; did you mean 'onnx'?"),
+    "benchmark demo --backend onnx-int9": (2, "backend onnx has no precision 'int9'"),
+    "evaluate ./none --task sst2": (2, "no model directory ./none"),
+    "compress me/none --data demo": (2, "nor in the Hugging Face cache"),
+    "prune demo --task demo-topic --method smpp": (2, "unknown method 'smpp'"),
+    "distill demo --to 2x64 -o file": (2, "file is not a directory"),
+    "distill demo --to 2x64 -o file/x": (3, "file/x could not be written"),
+}
+
+
+def test_wrong_names_are_refused_before_torch_is_loaded(tmp_path):
     (tmp_path / "file").touch()
     program = (
         "import sys\n"
         "from kdcli.cli import app\n"
-        f"sys.argv[1:] = {line.split()}\n"
-        "try:\n    app()\n"
-        "except SystemExit as ended:\n    print(ended.code, 'torch' in sys.modules)\n"
+        f"for line in {list(WRONG_NAMES)}:\n"
+        "    sys.argv[1:] = line.split()\n"
+        "    try:\n        app()\n"
+        "    except SystemExit as ended:\n"
+        "        print(ended.code, 'torch' in sys.modules, flush=True)\n"
+        "    print('---', file=sys.stderr, flush=True)\n"
     )
     root = str(Path(kdcli.__file__).parents[1])
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": root}
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
-        env=environment,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": root},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout.split() == [str(code), "False"]
-    assert said in done.stderr
+    ends, messages = done.stdout.splitlines(), done.stderr.split("---\n")
+    for (line, (code, said)), end, message in zip(
+        WRONG_NAMES.items(), ends, messages[:-1], strict=True
+    ):
+        assert end == f"{code} False", line
+        assert said in message
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
