@@ -18,7 +18,6 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from kdcli import workloads
 from kdcli.errors import UsageError
 from kdcli.metrics.bootstrap import paired_bootstrap
 from kdcli.recipe.sections import KdSettings
@@ -209,7 +208,7 @@ def test_padding_changes_no_loss(workload):
 
 
 def test_a_model_agrees_with_itself(workload, monkeypatch):
-    monkeypatch.setattr(workloads.workload, "paired_bootstrap", resampled_little)
+    monkeypatch.setattr("kdcli.workloads.scores.paired_bootstrap", resampled_little)
     if workload.has_labels:
         scores = workload.score(workload.model)
         assert scores.evaluations[0].reference == "labels"
