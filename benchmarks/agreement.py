@@ -3,8 +3,8 @@
     python benchmarks/agreement.py AGREEMENT SCORED [SCORED ...] -o agreement.svg
 
 AGREEMENT is the directory of a `kdcli evaluate TEACHER STUDENTS` on unlabelled text, and SCORED are
-those of the same models on labelled tasks. Prints the rank correlations over the students, and
-draws the loss of each student over its agreement.
+directories of the same command on labelled tasks. Prints the rank correlations over the students,
+and plots the points that each student loses against its agreement.
 """
 
 import argparse

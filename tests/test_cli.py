@@ -25,6 +25,7 @@ from kdcli.cli import app, main
 from kdcli.cli.libraries import prepare_libraries
 from kdcli.cli.revision import pinned
 from kdcli.cli.values import VALUES
+from kdcli.models.source import check_source
 from kdcli.recipe.sections import TRACKER_NAMES
 
 # Verb -> its options, next to those that all verbs have.
@@ -493,6 +494,7 @@ def test_a_shell_completes_tasks_recipes_and_shapes(line, offered):
 
 
 WRONG_NAMES = {
+    "finetune demo --task best": (2, "unknown task 'best'"),
     "finetune demo --task sst22": (2, "unknown task 'sst22'; did you mean 'sst2'?"),
     "distill demo --to 2x64 --method minlm": (2, "unknown method 'minlm'"),
     "distill demo --to 2by64": (2, "'2by64' is not a shape"),
@@ -501,8 +503,8 @@ WRONG_NAMES = {
     "evaluate ./none --task sst2": (2, "no model directory ./none"),
     "compress me/none --data demo": (2, "nor in the Hugging Face cache"),
     "prune demo --task demo-topic --method smpp": (2, "unknown method 'smpp'"),
-    "distill demo --to 2x64 -o file": (2, "file is not a directory"),
-    "distill demo --to 2x64 -o file/x": (3, "file/x could not be written"),
+    "distill demo --to 2x64 -o file": (2, "file is a file; it must be a directory"),
+    "distill demo --to 2x64 -o file/x": (2, "file/x cannot be created: file is a file"),
 }
 
 
@@ -536,12 +538,52 @@ def test_wrong_names_are_refused_before_torch_is_loaded(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
-def test_trying_an_output_directory_leaves_nothing(tmp_path):
-    check = VALUES["output"].check
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        *(
+            ("model", value)
+            for value in ("demo", "me/model", "me/model@refs/pr/1", "6x384", "run/x")
+        ),
+        *(("task", value) for value in ("own", "sst2", "embedding", "retrieval", "rerank")),
+        *(("task", value) for value in ("mteb:STS12", "demo-topic")),
+        *(("shape", value) for value in (" 6x384 ", "4x312:1200@12")),
+        *(("backend", value) for value in ("torch", "onnx-int8", "sparse")),
+        *(("output", value) for value in ("new", "new/deep", "run/x")),
+    ],
+)
+def test_what_may_be_right_is_left_to_the_verb(kind, value, tmp_path, monkeypatch):
+    (tmp_path / "run" / "x").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    check = VALUES[kind].check
     assert check is not None
-    check(tmp_path / "new" / "run")
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "old").mkdir()
-    check(tmp_path / "old")
-    check(tmp_path / "old" / "run")
-    assert [each.name for each in tmp_path.rglob("*")] == ["old"]
+    check(value)
+    assert [each.name for each in tmp_path.rglob("*")] == ["run", "x"]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: kdcli.finetune("demo", task=5), "'task' must be a valid string, got 5"),
+        (lambda: kdcli.evaluate([5], task="sst2"), "must be a valid string, got 5"),
+        (lambda: kdcli.distill("demo", method=5), "'method' must be"),
+    ],
+)
+def test_values_of_a_wrong_type_are_refused_by_name(call, said):
+    with pytest.raises(errors.UsageError, match=said):
+        call()
+
+
+def test_a_revision_in_the_cache_needs_no_network(tmp_path, monkeypatch):
+    repository = tmp_path / "models--me--model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "v2").write_text("0" * 40)
+    folder = repository / "snapshots" / ("0" * 40)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    check_source("me/model@v2")
+    with pytest.raises(errors.UsageError, match="nor in the Hugging Face cache"):
+        check_source("me/model")

@@ -1,5 +1,5 @@
-"""What surrounds the code: the map in the README, the pinned versions, links, and words that do not
-belong here."""
+"""What surrounds the code: the map of the folders, the pinned versions, links, and words that do
+not belong here."""
 
 import json
 import os
@@ -44,18 +44,20 @@ def tracked() -> list[Path]:
 
 
 def test_the_map_names_every_room():
-    readme = (ROOT / "README.md").read_text("utf-8")
-    block = re.search(r"```\n(kdcli/\n.*?)```", readme, re.DOTALL)
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    block = re.search(r"```\n(kdcli/\n.*?)```", page, re.DOTALL)
     assert block
     lines = [line.strip().split(maxsplit=1) for line in block[1].splitlines()[1:]]
     folders = {p.parent.name for p in PACKAGE.glob("*/__init__.py")}
     assert {name.rstrip("/") for name, _ in lines if name.endswith("/")} >= folders
 
 
-def test_the_readme_begins_with_the_two_commands():
-    head = (ROOT / "README.md").read_text("utf-8").split("## ")[0]
-    assert re.search(r"make demo\b.*\n.*make test\b", head)
-    assert f"{len(LAYOUTS)} model types" in (ROOT / "README.md").read_text("utf-8")
+def test_the_readme_begins_with_what_a_newcomer_types():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    head, first = readme.split("## ")[:2]
+    assert "kdcli compress" in head
+    assert re.search(r"make demo\b.*\n.*make test\b", first)
+    assert f"{len(LAYOUTS)} model types" in readme
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "recipes/README.md"])

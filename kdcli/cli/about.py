@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.help import Command, Group, help_of
+from kdcli.cli.help import Group, command_with, help_of
 from kdcli.cli.libraries import prepare_libraries
 from kdcli.cli.show import show
 from kdcli.cli.verb import INSPECT
@@ -25,7 +25,7 @@ recipes = typer.Typer(cls=Group, no_args_is_help=True, help="List, show and chec
 app.add_typer(recipes, name="recipes", rich_help_panel=INSPECT)
 
 
-@recipes.command("ls", cls=Command)
+@recipes.command("ls", cls=command_with("kdcli recipes ls"))
 def recipes_ls(as_json: AsJson = False) -> None:
     """List the shipped recipes."""
     from kdcli.recipe.resolve import shipped_recipes
@@ -38,7 +38,7 @@ def recipes_ls(as_json: AsJson = False) -> None:
         typer.echo(f"{row['verb']:12} {row['name']:28} {row['about']}")
 
 
-@recipes.command("show", cls=Command)
+@recipes.command("show", cls=command_with("kdcli recipes show minilm-6x384"))
 def recipes_show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Shipped recipe, or a YAML file.")],
     verb: VerbName = None,
@@ -53,7 +53,7 @@ def recipes_show(
     typer.echo("".join(comment) + resolved.to_yaml(), nl=False)
 
 
-@recipes.command("validate", cls=Command)
+@recipes.command("validate", cls=command_with("kdcli recipes validate mine.yaml"))
 def recipes_validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="YAML files.")],
     verb: VerbName = None,
@@ -64,7 +64,7 @@ def recipes_validate(
         typer.echo(f"{file}: ok")
 
 
-@app.command(cls=Command, rich_help_panel=INSPECT)
+@app.command(cls=command_with("kdcli doctor", page="errors"), rich_help_panel=INSPECT)
 def doctor(as_json: AsJson = False) -> None:
     """Show what this machine can run: devices, number formats, library versions."""
     prepare_libraries(quiet=False, verbose=False)
@@ -73,7 +73,7 @@ def doctor(as_json: AsJson = False) -> None:
     show(examine(), as_json=as_json)
 
 
-@app.command("help", cls=Command, rich_help_panel=INSPECT)
+@app.command("help", cls=command_with("kdcli help mask info"), rich_help_panel=INSPECT)
 def show_help(
     ctx: typer.Context,
     words: Annotated[

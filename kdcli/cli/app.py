@@ -148,7 +148,4 @@ def main() -> None:
             f"at most {MAX_ARGUMENT:,} are allowed; give long values in a recipe file (--recipe)\n"
         )
         sys.exit(UsageError.exit_code)
-    from kdcli.engine.threads import let_threads_sleep
-
-    let_threads_sleep()
     app()

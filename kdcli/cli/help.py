@@ -6,11 +6,17 @@ A command's `--help` fits on a screen: it leaves out the options that few people
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from kdcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 LABEL_WIDTH, MAX_WIDTH = 30, 100
 ALL = "--help-all"
@@ -79,6 +85,11 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     """A group of commands with kdcli's help. The panels of its commands are headings."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read `--help-all` before a command as `--help`."""
+        first = ["--help"] if args[:1] == [ALL] else args[:1]
+        return super().parse_args(ctx, [*first, *args[1:]])
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the groups of commands."""
         panels: dict[str, list[Row]] = {}
@@ -97,16 +108,27 @@ class Group(TyperGroup):
         _print(parts)
 
 
+def command_with(*examples: str, page: str | None = None) -> type[Command]:
+    """Return a class of commands with examples and a page of the documentation."""
+    return type("CommandWithExamples", (Command,), {"examples": examples, "page": page})
+
+
 def help_of(ctx: typer.Context, words: Sequence[str]) -> None:
-    """Print the help of the command that the words name, such as `mask info`."""
+    """Print the help of the command that the words name, such as `mask info`.
+
+    Raises UsageError if a command has no subcommands. An unknown name is an error of the parser.
+    """
     context: Any = ctx.find_root()
     for word in words:
         command = context.command
         if not isinstance(command, TyperGroup):
-            break
+            raise UsageError(
+                f"{context.command_path} has no subcommand '{word}'",
+                f"{context.command_path} --help shows its help",
+            )
         name, found, _ = command.resolve_command(context, [word])
-        assert found is not None  # `resolve_command` refuses unknown names.
-        context = found.make_context(name, [], parent=context, resilient_parsing=True)
+        if found is not None:
+            context = found.make_context(name, [], parent=context, resilient_parsing=True)
     context.command.format_help(context, None)
     typer.echo()
 
@@ -129,21 +151,34 @@ def _row_of(parameter: Any) -> Row:
 
 def _url(page: str) -> str:
     """Return the address of a page of the documentation."""
-    from importlib.metadata import metadata
+    from importlib.metadata import PackageNotFoundError, metadata
 
-    lines = metadata("kdcli").get_all("Project-URL") or []
+    try:
+        lines = metadata("kdcli").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        lines = []
     sites = dict(line.split(", ", 1) for line in lines)
-    return f"{sites.get('Documentation', 'docs')}/{page}".removesuffix("/")
+    if (site := sites.get("Documentation")) is not None:
+        return f"{site}/{page}".removesuffix("/")
+    return f"docs/{page or 'index'}.md"
 
 
 def _print(parts: Iterable[str | tuple[str, list[Row]]]) -> None:
     """Print sentences, and tables of rows under a heading, with an empty line after each."""
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     console = Console(highlight=False)
     console.width = min(console.width, MAX_WIDTH)
+    with console.capture() as printed:
+        _print_to(console, parts)
+    # Rich pads the rows of a table.
+    typer.echo(re.sub(r" +$", "", printed.get(), flags=re.MULTILINE), nl=False)
+
+
+def _print_to(console: Console, parts: Iterable[str | tuple[str, list[Row]]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
     for number, part in enumerate(parts):
         if number:
             console.print()

@@ -10,16 +10,15 @@ RETRIES = re.compile(
 
 
 def prepare_libraries(quiet: bool, verbose: bool) -> None:
-    """Silence the libraries and let OpenMP threads yield. Call this before importing them.
+    """Silence the libraries and let waiting threads sleep. Call this before importing them.
 
     Args:
         quiet: Whether to print only results and errors.
         verbose: Whether to print the libraries' messages as well.
     """
-    # Spinning threads starve the thread that they wait for. On a busy machine, losses took 70
-    # times as long without this limit and 5 times as long with it. On an idle machine it costs
-    # nothing (see docs/results.md).
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    from kdcli.engine.threads import let_threads_sleep
+
+    let_threads_sleep()
     for name in ("utils._http", "file_download"):
         # It is always the same object, so a second command in this process adds no second filter.
         log = logging.getLogger(f"huggingface_hub.{name}")

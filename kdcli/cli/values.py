@@ -1,18 +1,13 @@
-"""What the values of options name: tasks, shapes, models and so on.
+"""Completion and checks for the values of options: tasks, shapes, models and so on.
 
-For each kind of value there is a completion for the shell, and a check. Checks run before torch is
-loaded, so that a slip of the hand is refused at once. They let everything pass that only a library
-or the network can judge; the verbs check again.
+The checks run before torch is loaded, so that typos are reported at once. They accept anything that
+only a library or the hub can verify; the verbs check it later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-
-from kdcli.errors import UsageError
 
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
 
@@ -23,7 +18,7 @@ class Values:
 
     Attributes:
         complete: Returns the names that start with a text.
-        check: Raises a UsageError for a value that is certainly wrong.
+        check: Raises a KdcliError for a value that is certainly wrong.
     """
 
     complete: Callable[[str], list[str]] | None = None
@@ -37,10 +32,11 @@ def _complete_task(incomplete: str) -> list[str]:
 
 
 def _check_task(name: str) -> None:
-    from kdcli import workloads
     from kdcli.data.tasks import OWN, task_of
+    from kdcli.workloads import modules_by_task
 
-    if name != OWN and not workloads.may_be_special(name):
+    # A colon separates a benchmark from its task, as in mteb:STS12.
+    if name != OWN and ":" not in name and name not in modules_by_task():
         task_of(name)
 
 
@@ -57,9 +53,9 @@ def _complete_shape(incomplete: str) -> list[str]:
 
 
 def _check_shape(text: str) -> None:
-    from kdcli.models.grammar import matched
+    from kdcli.models.grammar import match_shape
 
-    matched(text)
+    match_shape(text)
 
 
 def _complete_backend(incomplete: str) -> list[str]:
@@ -82,30 +78,16 @@ def _complete_device(incomplete: str) -> list[str]:
 
 def _check_model(source: str) -> None:
     from kdcli.models.grammar import is_shape
-    from kdcli.models.source import check_place
+    from kdcli.models.source import check_source
 
     if not is_shape(source):
-        check_place(source)
+        check_source(source)
 
 
-def _check_output_dir(path: str | Path) -> None:
-    """Refuse a directory that cannot be made, by making it and removing it again."""
-    from kdcli.disk import disk_errors, user_path
+def _check_output_dir(path: str) -> None:
+    from kdcli.disk import check_writable, user_path
 
-    folder = user_path(path)
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    if not missing:
-        if not folder.is_dir():
-            raise UsageError(f"{folder} is not a directory", "give another output directory")
-        return
-    with disk_errors(folder):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        finally:
-            for made in missing:
-                # Another process may have put something there.
-                with suppress(OSError):
-                    made.rmdir()
+    check_writable(user_path(path), directory=True)
 
 
 VALUES: Mapping[str, Values] = {

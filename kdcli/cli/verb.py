@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
@@ -113,8 +114,8 @@ class Verb:
         if "processes" in given.values:
             _join()
         given.check_conflicts()
-        given.check_values()
         given.pin_revision()
+        given.check_values()
         repository = given.values.get("push_to_hub")
         if repository is None:
             return self.function(given)
@@ -182,7 +183,8 @@ class Given:
 
         for parameter in self.verb.parameters:
             value, kind = self.values.get(parameter.name), parameter.option.values
-            values = value if isinstance(value, list) else [] if value is None else [value]
+            # pydantic refuses values of other types.
+            values = [v for v in _listed(value) if isinstance(v, str | Path)]
             if parameter.name == "method":
                 _check_methods(values, parameter)
             # Only one process of a run may try its output directory.
@@ -190,7 +192,7 @@ class Given:
                 continue
             if (check := VALUES[kind].check) is not None:
                 for each in values:
-                    check(each)
+                    check(str(each))
 
     def pin_revision(self) -> None:
         """Apply `--revision` to the verb's model. Raises UsageError if it has no revisions."""
@@ -372,14 +374,20 @@ def _value(declaration: Declaration, value: object) -> object:
     return value
 
 
-def _check_methods(methods: Iterable[str], parameter: Parameter) -> None:
+def _listed(value: object) -> list[object]:
+    if isinstance(value, list | tuple):
+        return list(value)
+    return [] if value is None else [value]
+
+
+def _check_methods(methods: Iterable[object], parameter: Parameter) -> None:
     """Raise a UsageError for an unknown method."""
     choices = [name for each in parameter.by_model.values() for name in each.choices]
     known = sorted(set(choices))
     for method in methods:
         if method not in known:
             raise UsageError(
-                f"unknown method '{method}'{did_you_mean(method, known)}",
+                f"unknown method '{method}'{did_you_mean(str(method), known)}",
                 f"known: {', '.join(known)}",
             )
 

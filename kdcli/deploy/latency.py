@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.measurements import Agreement, Failure, LatencyRow
-from kdcli.engine.threads import environment_without_policy
+from kdcli.engine.threads import measuring_environment
 from kdcli.errors import MachineError
 
 CELLS = ((1, 128), (8, 128))  # (batch size, tokens) that every report measures
@@ -91,7 +91,7 @@ def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
         # With -P, a file such as types.py in the current directory cannot shadow a module.
         command = [sys.executable, "-P", "-m", "kdcli.deploy.worker"]
         pipe = subprocess.PIPE
-        environment = environment_without_policy()
+        environment = measuring_environment()
         worker = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from transformers import BertConfig
 
-from kdcli.models.grammar import matched
+from kdcli.models.grammar import match_shape
 from kdcli.models.shape import parse_shape
 from kdcli.types import ModelShape
 
@@ -47,7 +47,7 @@ def shape(text: str) -> ModelShape:
     FFN defaults to 4H, and HEADS to the largest divisor of H up to 12. Raises UsageError if the
     text is malformed, if a size is zero, or if the heads do not divide the width.
     """
-    match = matched(text)
+    match = match_shape(text)
     layers, hidden = int(match[1]), int(match[2])
     heads = max(h for h in range(1, MAX_HEADS + 1) if hidden % h == 0)
     # A teacher of the same size supplies the defaults without any limit. `parse_shape` refuses a

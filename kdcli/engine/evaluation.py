@@ -9,7 +9,6 @@ from accelerate.utils import gather_object
 
 from kdcli.engine.launch import Session
 from kdcli.engine.memory import is_out_of_memory
-from kdcli.engine.threads import few_threads
 from kdcli.errors import MachineError
 from kdcli.types import COUNTS, Array, Batch, Count, Examples, Job, counts_of
 
@@ -44,13 +43,10 @@ def evaluate_job(session: Session, job: Job) -> EvaluationOutput:
     for module in job.modules.values():
         module.to(session.device).eval()
     micro = CPU_MICRO_BATCH if session.device.type == "cpu" else DEVICE_MICRO_BATCH
-    with few_threads(session.device, job.modules.values()):
-        while (output := evaluate_batches(session, job, job.held_out, micro)) is None:
-            if micro == 1:
-                raise MachineError(
-                    "out of memory with one sequence at a time", "lower data.max_length"
-                )
-            micro //= 2
+    while (output := evaluate_batches(session, job, job.held_out, micro)) is None:
+        if micro == 1:
+            raise MachineError("out of memory with one sequence at a time", "lower data.max_length")
+        micro //= 2
     return output
 
 

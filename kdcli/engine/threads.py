@@ -1,59 +1,25 @@
-"""The threads of PyTorch on a CPU. This module loads no large library.
+"""How long the threads of PyTorch spin while they wait. This module loads no large library.
 
-OpenMP threads that wait for work spin by default. If other programs use the cores as well, a
-training step then takes several times as long, and most of the processor time is spent waiting.
-docs/results.md has the measurements.
+A thread that spins on a busy core keeps the thread that it waits for from running. docs/results.md
+has the measurements.
 """
 
-from __future__ import annotations
-
-import contextlib
 import os
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-WAIT_POLICY = "OMP_WAIT_POLICY"
-SMALL = 128 * 512
-"""Maximum number of elements of a linear layer that one thread multiplies."""
-
-_is_ours = False
+SPIN_COUNT = "GOMP_SPINCOUNT"
+TRAINING, MEASURING = "0", "10000"
+"""The spin counts of a command, and of the processes in which it measures latency."""
 
 
 def let_threads_sleep() -> None:
-    """Let the threads of this process sleep while they wait, unless the user chose a policy.
+    """Make waiting threads sleep, unless the user chose a spin count. Call this before torch."""
+    os.environ.setdefault(SPIN_COUNT, TRAINING)
 
-    It has no effect after torch has been imported.
+
+def measuring_environment() -> dict[str, str]:
+    """Return the environment of a process that measures latency.
+
+    Its threads spin briefly, because waking them takes a part of the time of a small model.
     """
-    global _is_ours
-    if WAIT_POLICY not in os.environ:
-        os.environ[WAIT_POLICY] = "PASSIVE"
-        _is_ours = True
-
-
-def environment_without_policy() -> dict[str, str]:
-    """Return the environment for a process that measures latency: threads wait as users have it."""
-    environment = dict(os.environ)
-    if _is_ours:
-        environment.pop(WAIT_POLICY, None)
-    return environment
-
-
-@contextlib.contextmanager
-def few_threads(device: torch.device, models: Iterable[nn.Module]) -> Iterator[None]:
-    """Use one thread if no linear layer of the models is large enough to share."""
-    import torch
-    from torch import nn
-
-    layers = (m for model in models for m in model.modules() if isinstance(m, nn.Linear))
-    largest = max((layer.weight.numel() for layer in layers), default=0)
-    before = torch.get_num_threads()
-    if device.type == "cpu" and largest <= SMALL:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    is_ours = os.environ.get(SPIN_COUNT) == TRAINING
+    return {**os.environ, SPIN_COUNT: MEASURING} if is_ours else dict(os.environ)

@@ -37,7 +37,6 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session
 from kdcli.engine.step import JobStep, longest_rows, param_groups, sparse_embeddings
 from kdcli.engine.tensors import load_modules, load_optimizer, module_tensors, optimizer_tensors
-from kdcli.engine.threads import few_threads
 from kdcli.errors import ChildFailed, DivergedError, MachineError, Stopped, UsageError
 from kdcli.types import COUNTS, Array, Batch, Count, Job, Outcome, Schedule, counts_of
 
@@ -141,7 +140,6 @@ class _Run:
             stop_requests() as stop,
             progress,
             sparse_embeddings(self.job.modules, use=sparse),
-            few_threads(self.device, self.job.modules.values()),
             self.batches,
         ):
             if done == 0:

@@ -57,7 +57,8 @@ def count_classes(task: Task, predictions: Sequence[Any], references: Sequence[A
 
     Args:
         task: a task of kind `class`, `multi` or `tokens`.
-        predictions, references: one per example, in the format of `kdcli.metrics.scorer`.
+        predictions, references: one per example, in the format of `kdcli.metrics.scorer`. For
+            `multi`, each label is 0 or 1.
     """
     n = len(references)
     if task.kind == "tokens":
@@ -67,7 +68,7 @@ def count_classes(task: Task, predictions: Sequence[Any], references: Sequence[A
         found = (_entity_occurrences(each, index) for each in (shared, ours, theirs))
         return ClassCounts(n, *found)
     if task.kind == "class":
-        predicted_N, true_N = np.asarray(predictions), np.asarray(references)
+        predicted_N, true_N = (np.asarray(x, np.int64) for x in (predictions, references))
         all_N = np.arange(n)
         hits_N = np.flatnonzero(predicted_N == true_N)
         return ClassCounts(

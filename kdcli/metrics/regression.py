@@ -36,7 +36,9 @@ def pearson(x_N: Array, y_N: Array) -> float:
     """Return the correlation of two sequences of numbers; 0 if one of them is constant or empty."""
     if _is_constant(x_N) or _is_constant(y_N):
         return 0.0
-    centred = [values_N - values_N.mean() for values_N in (x_N, y_N)]
+    # The squares of large numbers would overflow.
+    scaled = [values_N / np.abs(values_N).max() for values_N in (x_N, y_N)]
+    centred = [values_N - values_N.mean() for values_N in scaled]
     unit = [values_N / np.linalg.norm(values_N) for values_N in centred]
     return float(np.clip(unit[0] @ unit[1], -1.0, 1.0))
 
@@ -54,8 +56,9 @@ def spearman(x_N: Array, y_N: Array) -> float:
 def _is_constant(values_N: Array) -> bool:
     if values_N.size == 0 or np.ptp(values_N) == 0:
         return True
-    mean = values_N.mean()
-    return bool(np.linalg.norm(values_N - mean) <= CONSTANT * abs(mean))
+    scaled_N = values_N / np.abs(values_N).max()
+    mean = scaled_N.mean()
+    return bool(np.linalg.norm(scaled_N - mean) <= CONSTANT * abs(mean))
 
 
 def _ranks(values_N: Array) -> Array:

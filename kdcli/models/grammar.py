@@ -9,7 +9,7 @@ SLIP = re.compile(r"\d+\s*[A-Za-z*×]\s*\d+([:@].*)?")
 """A mistyped shape that cannot be a model's name: `6y384`, `6 x 384`, `6X384`, `6x384@`."""
 
 
-def matched(text: str) -> re.Match[str]:
+def match_shape(text: str) -> re.Match[str]:
     """Match a shape; the groups are layers, width, FFN and heads. Raises UsageError if it is none.
 
     The last two groups may be None.
@@ -30,5 +30,5 @@ def is_shape(source: str) -> bool:
     if GRAMMAR.fullmatch(source.strip()):
         return True
     if SLIP.fullmatch(source.strip()):
-        matched(source)
+        match_shape(source)
     return False

@@ -54,7 +54,7 @@ from kdcli.models.files import (
 )
 from kdcli.models.layout import LAYOUTS, layout_for, layout_of_type
 from kdcli.models.model import Model
-from kdcli.models.source import check_place
+from kdcli.models.source import check_source
 from kdcli.models.temperature import TEMPERATURE
 from kdcli.models.training_rows import NO_ROWS, training_rows, write_training_rows
 from kdcli.types import RowHashes
@@ -147,7 +147,7 @@ def load_config(
     if is_folder and not (folder / CONFIG_FILE).is_file():
         raise UsageError(f"{folder} has no {CONFIG_FILE}, so it is not a model directory")
     if not is_folder:
-        check_place(source)
+        check_source(source)
     config = _read_config(source, where, trust_remote_code)
     if hasattr(config, COMPACT_KEY) and not compacted:
         raise UsageError(

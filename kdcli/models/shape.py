@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.models.grammar import matched
+from kdcli.models.grammar import match_shape
 from kdcli.models.layout import layout_for
 from kdcli.models.reduce import copy_reduced, sample_of
 from kdcli.types import Examples, ModelShape
@@ -55,7 +55,7 @@ def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
     UsageError if the text is malformed, if a number is zero, if the heads do not divide the width,
     or if the student is deeper or wider than the teacher.
     """
-    match = matched(text)
+    match = match_shape(text)
     layers, hidden = int(match[1]), int(match[2])
     ffn = int(match[3] or round(hidden * teacher.ffn / teacher.hidden))
     heads = int(match[4] or teacher.heads)

@@ -1,4 +1,4 @@
-"""Whether there can be a model where a user says. No large library is loaded."""
+"""Check where a model is said to be, without loading a large library."""
 
 import re
 
@@ -11,10 +11,10 @@ HUB_NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 """A model on the hub, without a revision."""
 
 
-def check_place(source: str) -> None:
+def check_source(source: str) -> None:
     """Check that a source can be a model: a directory, a hub id or a model inside the package.
 
-    A hub id is looked up in the cache if the hub may not be asked.
+    Offline, a hub id is looked up in the cache.
 
     Raises UsageError if there is certainly no model.
     """
@@ -23,11 +23,11 @@ def check_place(source: str) -> None:
     folder = user_path(source)
     if folder.is_dir():
         return
-    if folder.exists() or source.startswith((".", "/", "~")) or source.count("/") > 1:
+    name, _, revision = source.partition("@")
+    if folder.exists() or source.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UsageError(
             f"no model directory {source}", "give a hub id, a directory with config.json, or 'demo'"
         )
-    name, _, revision = source.partition("@")
     if not constants.HF_HUB_OFFLINE or not HUB_NAME.fullmatch(name):
         return
     if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision or None), str):

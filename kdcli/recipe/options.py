@@ -38,8 +38,8 @@ class Option:
         description: The description of the option (default: the field's description).
         choices: Allowed values, for help and completion (default: the values of a `Literal`
             field).
-        values: What the values name, a key of `VALUES` in kdcli/cli/values.py: the shell completes
-            them, and wrong ones are refused at once.
+        values: The kind of the values, a key of `VALUES` in kdcli/cli/values.py; it gives the
+            completion of the shell and early checks.
         enables: A key in the same section, which the option sets to true.
         show_default: Whether help shows the field's default.
         excludes: Flags or arguments that contradict this option.

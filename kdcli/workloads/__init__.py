@@ -1,11 +1,12 @@
 """Workloads, one module per kind of data; see `kdcli.workloads.workload`.
 
-A module that defines `TASKS` and `open_workload` handles the tasks with these names. All other
+A module with `TASKS = ("NAME",)` and `open_workload` handles the tasks with these names. All other
 tasks are labelled tasks. Modules without `TASKS` are parts of workloads.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 from functools import cache
@@ -35,23 +36,17 @@ class WorkloadModule(Protocol):
 
 @cache
 def modules_by_task() -> dict[str, str]:
-    """Map the name of each task to the module that handles it.
+    """Map the name of each task to the module that handles it. No module is imported.
 
-    Only modules that define `TASKS` are imported.
+    `TASKS` is therefore a tuple of plain strings on one line.
     """
     modules: dict[str, str] = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
         source = path.read_text("utf-8")
-        if re.search(r"^TASKS = ", source, re.MULTILINE):
-            module = importlib.import_module(f"{__name__}.{path.stem}")
-            modules |= dict.fromkeys(module.TASKS, module.__name__)
+        if found := re.search(r"^TASKS = (\(.*\))$", source, re.MULTILINE):
+            tasks: tuple[str, ...] = ast.literal_eval(found[1])
+            modules |= dict.fromkeys(tasks, f"{__name__}.{path.stem}")
     return modules
-
-
-def may_be_special(task: str) -> bool:
-    """Return whether a workload of its own may handle a task, without importing workloads."""
-    sources = (path.read_text("utf-8") for path in Path(__file__).parent.glob("*.py"))
-    return ":" in task or any(f'"{task}"' in source for source in sources)
 
 
 def module_of(task: str) -> WorkloadModule:

@@ -54,7 +54,7 @@ from kdcli.workloads.settings import DownstreamSettings, TaskHeadSettings, Vecto
 from kdcli.workloads.tasks import open_rows as open_labelled_rows
 from kdcli.workloads.workload import MODEL_INPUTS, Workload
 
-TASKS = ("embedding", RETRIEVAL)
+TASKS = ("embedding", "retrieval")
 METHOD = "embedding"
 GROUP = 16
 """Number of rows of similar length in a batch, and by default in a micro-batch."""

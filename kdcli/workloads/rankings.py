@@ -11,6 +11,9 @@ from kdcli.report.schema import Evaluation
 from kdcli.types import Array
 from kdcli.workloads.scores import ModelScores
 
+METRICS = RERANK_TASK.metrics
+"""The ranking metrics of a query."""
+
 
 def ranking_scores(
     task: str, split: str, values: Mapping[str, Array], notes: Sequence[str] = ()
@@ -52,6 +55,3 @@ def metrics_by_query(lists: Lists, scores_R: Array) -> dict[str, Array]:
         for name in METRICS:
             values[name].append(of_query[name])
     return {name: np.array(of_query) for name, of_query in values.items()}
-
-
-METRICS = RERANK_TASK.metrics

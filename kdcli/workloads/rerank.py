@@ -65,7 +65,7 @@ from kdcli.workloads.settings import LabelledSettings, RankingSettings, TaskHead
 from kdcli.workloads.training import Keep, taught_job
 from kdcli.workloads.workload import LOGITS, Workload
 
-TASKS = (RERANK_TASK.name,)
+TASKS = ("rerank",)
 ROWS_AT_ONCE = 32
 """Approximate number of candidates in a micro-batch."""
 SAMPLED_LISTS = 100

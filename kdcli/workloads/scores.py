@@ -55,7 +55,8 @@ class EvaluationResult:
     Attributes:
         evaluations: the scores, as the report shows them.
         comparisons: the paired differences.
-        scores: model -> its scores, with its predictions; empty if there are several sets of rows.
+        scores: model -> its scores, with its predictions; empty if the results of several tasks
+            were merged.
     """
 
     evaluations: list[Evaluation] = field(default_factory=list)

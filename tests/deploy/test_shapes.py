@@ -7,7 +7,8 @@ from transformers import BertModel
 from kdcli.deploy.shapes import PRESETS, config_of, paper_params, shape
 from kdcli.errors import UsageError
 from kdcli.models.card import describe
-from kdcli.models.shape import is_shape, shape_of
+from kdcli.models.grammar import is_shape
+from kdcli.models.shape import shape_of
 from kdcli.types import ModelShape
 
 

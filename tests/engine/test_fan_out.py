@@ -123,6 +123,7 @@ def launched(forked, capfd):
             code, error = fan_out.fan_out(names, len(names), on_cpu=True), None
         except KdcliError as caught:
             code, error = caught.exit_code, caught
+        assert not psutil.Process().children(), "no rank is left running"
         output = capfd.readouterr()
         messages = output.err.count("error:") + (error is not None)
         text = output.err + (error.message if error else "")

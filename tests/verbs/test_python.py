@@ -44,14 +44,14 @@ class Watch(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Watch())
 import kdcli
-kdcli.finetune("demo", task="demo-topic")
+kdcli.finetune("demo", task="own", data=[{"text": "a", "label": "b"}])
 """
 
 
 def test_threads_are_set_up_before_torch_is_imported():
     env = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
     printed = subprocess.check_output([sys.executable, "-c", SPIN], text=True, env=env)
-    assert printed == "10000\n"
+    assert printed == "0\n"
 
 
 def test_a_function_has_the_options_of_its_verb():

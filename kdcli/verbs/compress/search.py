@@ -123,7 +123,7 @@ class Search:
         for evaluation in report.evaluations:
             scores.setdefault(evaluation.model, []).append(next(iter(evaluation.metrics.values())))
         if not teachers or not students or teachers[0].name not in scores:
-            return bound  # The loss of the training is not known.
+            return bound  # Without both scores, the drop that training caused is unknown.
         before, after = (fmean(scores[one[0].name]) for one in (teachers, students))
         return bound - max(0.0, before - after) / POINT
 
