@@ -322,7 +322,15 @@ def leaf_keys(model: type[BaseModel], *, mappings: bool = False) -> tuple[str, .
         mappings: Whether to return only the keys that hold a free mapping.
     """
     settings = settings_of(model)
-    return tuple(s.key for s in settings if not mappings or typing.get_origin(s.kind) is dict)
+    if mappings:
+        settings = tuple(s for s in settings if _is_mapping(s.kind))
+    return tuple(setting.key for setting in settings)
+
+
+def _is_mapping(annotation: object) -> bool:
+    """Return whether a field holds a free mapping, or None."""
+    parts = (annotation, *typing.get_args(annotation))
+    return any(typing.get_origin(part) is dict for part in parts)
 
 
 def _check_key(model: type[BaseModel], key: str, origin: str) -> None:

@@ -27,7 +27,15 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Also quotes strings that `_Loader` would read as numbers."""
+    """Also quotes strings that `_Loader` would read as numbers, and keeps strings on one line."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Escape line breaks: the other styles break the line."""
+        style = '"' if len(text.splitlines()) > 1 else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 _EXPONENT = r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"

@@ -21,6 +21,7 @@ from kdcli.recipe.resolve import (
     verb_of,
 )
 from kdcli.recipe.sections import TrainSettings
+from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.verbs.prune.settings import PruneRecipe
@@ -567,3 +568,17 @@ class TestOpenKeys:
         first = resolve(FinetuneRecipe, recipe=str(file))
         (tmp_path / "again.yaml").write_text(first.to_yaml(), "utf-8")
         assert resolve(FinetuneRecipe, recipe=str(tmp_path / "again.yaml")).recipe == first.recipe
+
+
+@pytest.mark.parametrize(
+    "prune",
+    [
+        {"sparsity": [0.5], "train": {"epochs": 1.0}},
+        {"a\nb": "c\n\nd", "e": ["f\ng", "h\u2028i"]},
+    ],
+)
+def test_a_free_mapping_that_may_be_null_reads_back(prune, tmp_path):
+    given = resolve(CompressRecipe, recipe=None, sets=[f"plan.prune={json.dumps(prune)}"])
+    file = tmp_path / "recipe.yaml"
+    file.write_text(given.to_yaml(), "utf-8")
+    assert resolve(CompressRecipe, recipe=str(file)).recipe.plan.prune == prune
