@@ -303,7 +303,7 @@ def test_the_runner_for_old_machines(tmp_path):
         ([SMALL[0], SMALL[0]], "two models are called"),
         (["./nowhere"], "no model directory"),
         (["--compare", "nowhere.json"], "cannot be read"),
-        (["./nowhere", "--portable", "old"], "is a model"),
+        (["demo", "--portable", "old"], "is a model"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_and_nothing_written(

@@ -212,10 +212,10 @@ def test_soft_labels_that_cannot_be_used(data, tmp_path, rows, message):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("teacher", "--student", "s"), "--soft-labels and teacher teacher contradict each other"),
+        (("demo", "--student", "demo"), "--soft-labels and teacher demo contradict each other"),
         ((), "--soft-labels needs --student"),
-        (("--student", "s", "--method", "tinybert"), "method tinybert reads a teacher's states"),
-        (("--student", "s", "--augment"), "--soft-labels has no labels of the copies"),
+        (("--student", "demo", "--method", "tinybert"), "method tinybert reads a teacher's states"),
+        (("--student", "demo", "--augment"), "--soft-labels has no labels of the copies"),
     ],
 )
 def test_soft_labels_take_the_teachers_place(tmp_path, more, message):
