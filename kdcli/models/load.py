@@ -49,6 +49,7 @@ from kdcli.models.files import (
     check_declared,
     check_tokenizer,
     config_errors,
+    file_beside,
     file_of,
     weight_files,
 )
@@ -324,7 +325,26 @@ def load_tokenizer(
     # Without any files, transformers makes a tokenizer that has special tokens only.
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         raise UsageError(f"{source} has no tokenizer", hint)
+    _check_special_tokens(tokenizer, source, where)
     return tokenizer
+
+
+def _check_special_tokens(tokenizer: PreTrainedTokenizerBase, source: str, where: str) -> None:
+    """Check that the model has an embedding for every token that the tokenizer adds to a text.
+
+    transformers gives a new id to a special token that is not in the vocabulary.
+    """
+    file = file_beside(where, CONFIG_FILE)
+    size = read_json(file).get("vocab_size") if file is not None else None
+    if not isinstance(size, int):
+        return
+    for role in ("pad_token", "cls_token", "sep_token"):
+        if (number := getattr(tokenizer, f"{role}_id")) is not None and number >= size:
+            raise UsageError(
+                f"the {role} '{getattr(tokenizer, role)}' of {source} has the id {number}, but the "
+                f"model has only {size:,} tokens",
+                "check tokenizer_config.json",
+            )
 
 
 def load_weights(

@@ -115,6 +115,14 @@ def test_a_tokenizer_that_does_not_work_is_refused(case, model_dir):
         load_encoder(str(model_dir))
 
 
+@pytest.mark.parametrize("role", ["pad_token", "cls_token", "sep_token"])
+def test_a_special_token_without_an_embedding_is_refused(role, model_dir):
+    file = model_dir / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | {role: "other"}), "utf-8")
+    with pytest.raises(UsageError, match=f"the {role} 'other' of .* but the model has only"):
+        load_encoder(str(model_dir))
+
+
 def test_a_file_larger_than_a_configuration_is_not_read(model_dir):
     with (model_dir / "config.json").open("r+b") as file:
         file.truncate(1 << 40)
