@@ -105,6 +105,10 @@ def check_writable(path: Path, *, directory: bool) -> None:
             )
         above = path if directory else path.parent
         while not above.exists() and above != above.parent:
+            if above.is_symlink():
+                raise UsageError(
+                    f"{path} cannot be created: the link {above} leads nowhere", "give another path"
+                )
             above = above.parent
         if not above.is_dir():
             raise UsageError(f"{path} cannot be created: {above} is a file", "give another path")

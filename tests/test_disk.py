@@ -90,6 +90,14 @@ def test_what_is_no_plain_file_is_refused(tmp_path):
     assert (tmp_path / "pipe").is_fifo()
 
 
+@pytest.mark.parametrize("target", ["loop", "missing"])
+def test_nothing_can_be_created_through_a_link_that_leads_nowhere(target, tmp_path):
+    (tmp_path / "loop").symlink_to(target)
+    for path in (tmp_path / "loop", tmp_path / "loop" / "x"):
+        with pytest.raises(UsageError, match=r"the link .*loop leads nowhere"):
+            check_writable(path, directory=True)
+
+
 def test_a_link_stays_a_link_when_its_file_is_written(tmp_path):
     (tmp_path / "place").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "place" / "file")

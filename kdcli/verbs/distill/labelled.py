@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -241,7 +242,8 @@ def _open_general(
     check_vocabulary(teacher, load_tokenizer(source, trust_remote_code=trusted), source)
     # `--overwrite` only deletes a run inside the output directory, because a run elsewhere may
     # serve other tasks.
-    inside = folder.resolve().is_relative_to(context.folder.resolve())
+    # Path.resolve raises RuntimeError for a loop of links; opening the folder gives a clear error.
+    inside = Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(context.folder))
     overwrite = context.options.overwrite and inside
     if not RunDir(folder).done or overwrite:
         text: RunContext[DistillRecipe] = context.inside(folder, resolved, overwrite=overwrite)

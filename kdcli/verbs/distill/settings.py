@@ -132,7 +132,10 @@ class GeneralSettings(Section):
         str | None, Option("--corpus", panel=ON_TASK, metavar="SOURCE", enables="use", rare=True)
     ] = Field(None, description="Text to distil on first (default: the recipe's).")
     run: Annotated[
-        str | None, Option("--general", panel=ON_TASK, metavar="DIR", enables="use", rare=True)
+        str | None,
+        Option(
+            "--general", panel=ON_TASK, metavar="DIR", values="output", enables="use", rare=True
+        ),
     ] = Field(
         None,
         description="Directory of the run on text, which is reused once it is done "
