@@ -10,15 +10,15 @@ RETRIES = re.compile(
 
 
 def prepare_libraries(quiet: bool, verbose: bool) -> None:
-    """Silence the libraries and let waiting threads sleep. Call this before importing them.
+    """Silence the libraries and choose how threads wait. Call this before importing them.
 
     Args:
         quiet: Whether to print only results and errors.
         verbose: Whether to print the libraries' messages as well.
     """
-    from kdcli.engine.threads import let_threads_sleep
+    from kdcli.engine.threads import choose_spin_count
 
-    let_threads_sleep()
+    choose_spin_count()
     for name in ("utils._http", "file_download"):
         # It is always the same object, so a second command in this process adds no second filter.
         log = logging.getLogger(f"huggingface_hub.{name}")

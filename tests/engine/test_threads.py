@@ -6,23 +6,30 @@ import subprocess
 import pytest
 
 from kdcli.deploy import latency
-from kdcli.engine.threads import SPIN_COUNT, let_threads_sleep, measuring_environment
+from kdcli.engine.threads import SPIN_COUNT, choose_spin_count, measuring_environment
 
 
 @pytest.mark.parametrize(
-    ("given", "training", "measuring"), [(None, "0", "10000"), ("500", "500", "500")]
+    ("given", "load", "training", "measuring"),
+    [
+        (None, 3.1, "0", "10000"),
+        (None, 2.9, "10000", "10000"),
+        ("500", 9.0, "500", "500"),
+    ],
 )
-def test_commands_sleep_and_measurements_spin_unless_the_user_chose(
-    given, training, measuring, monkeypatch
+def test_threads_sleep_on_a_busy_machine_and_spin_for_measurements_unless_the_user_chose(
+    given, load, training, measuring, monkeypatch
 ):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     if given is None:
         monkeypatch.delenv(SPIN_COUNT, raising=False)
     else:
         monkeypatch.setenv(SPIN_COUNT, given)
-    let_threads_sleep()
+    choose_spin_count()
     assert os.environ[SPIN_COUNT] == training
     # A process of a run inherits the value, and measures as the first one does.
-    let_threads_sleep()
+    choose_spin_count()
     assert measuring_environment() == {**os.environ, SPIN_COUNT: measuring}
 
 
