@@ -1,4 +1,4 @@
-"""Check where a model is said to be, without loading a large library."""
+"""Check the source of a model without loading a large library."""
 
 import re
 
