@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kdcli.data.batches import BatchOrder
 from kdcli.data.labelled.features import TokenizedRows
-from kdcli.data.labelled.lists import RERANK_TASK, Lists, read_list_splits, read_lists
+from kdcli.data.labelled.lists import RERANK_TASK, ListData, Lists, read_list_splits, read_lists
 from kdcli.data.labelled.partition import DividedRows
 from kdcli.data.labelled.rows import hashes_of
 from kdcli.deploy.environment import latency_threads
@@ -409,15 +409,16 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[RerankWor
         UsageError: there is no data, the rows have the wrong format, or the model cannot have a
             head with one output.
     """
-    train, evaluated, split, labelled = read_data(request.data)
+    data = read_data(request.data)
+    Progress.log(*data.notes)
     trusted = session.trust_remote_code
     model = load_cross_encoder(request.model, seed=request.seed, trust_remote_code=trusted)
     Progress.log(f"{request.model}: {model.note}")
     settings = RankingSettings.model_validate(dict(request.settings))
     workload = RerankWorkload(
-        session, train, evaluated, split, settings, request.data.max_length, model
+        session, data.train, data.evaluated, data.split, settings, request.data.max_length, model
     )
-    workload.labels = "data" if labelled else "teacher"
+    workload.labels = "data" if data.has_labels else "teacher"
     return workload, model
 
 
@@ -429,7 +430,8 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> RerankWorkl
     Raises:
         UsageError: the data cannot be used, or every query was used to train one of the models.
     """
-    _, lists, split, labelled = read_data(request.data)
+    data = read_data(request.data)
+    lists, split = data.evaluated, data.split
     known_Q = lists.known(np.concatenate([NO_ROWS, *request.trained.values()]))
     count, keep = int(known_Q.sum()), request.data.judge_trained_rows
     if known_Q.all() and not keep:
@@ -444,7 +446,7 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> RerankWorkl
             f"dropped {count:,} of {len(lists):,} queries that were used to train one of the models"
         )
         lists = lists.take(np.flatnonzero(~known_Q))
-    notes = [f"{len(lists):,} queries, {len(lists.passages):,} candidates"]
+    size = f"{len(lists):,} queries, {len(lists.passages):,} candidates"
     length, pooling = request.data.max_length, request.pooling
     return RerankWorkload(
         session,
@@ -455,8 +457,8 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> RerankWorkl
         length,
         None,
         pooling,
-        notes,
-        "data" if labelled else "teacher",
+        [*data.notes, size],
+        "data" if data.has_labels else "teacher",
     )
 
 
@@ -468,7 +470,7 @@ def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
     return read_list_splits(list_source(request.data.source), Progress.log)
 
 
-def read_data(data: LabelledSettings) -> tuple[Lists, Lists, str, bool]:
+def read_data(data: LabelledSettings) -> ListData:
     """Read the lists of a recipe's `data` section; see `read_lists`."""
     return read_lists(
         list_source(data.source),

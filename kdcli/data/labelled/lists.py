@@ -148,12 +148,14 @@ class ListData(NamedTuple):
         evaluated: the lists to evaluate on.
         split: the name of the evaluated split.
         has_labels: whether the evaluation uses the labels.
+        notes: how the split was made, if the data has none.
     """
 
     train: Lists
     evaluated: Lists
     split: str
     has_labels: bool
+    notes: list[str]
 
 
 def read_list_splits(source: str, log: Log) -> ListSplits:
@@ -201,13 +203,15 @@ def read_lists(
             be scored.
     """
     splits = read_list_splits(source, log)
-    train, evaluated, split = _divided(splits, seed, partition, split, log)
+    notes: list[str] = []
+    train, evaluated, split = _divided(splits, seed, partition, split, notes, log)
     if not len(train):
         raise UsageError(f"{source} holds no query to train on")
     if labelled is None:
         labelled = splits.labelled
     if not labelled:
-        return ListData(train.unlabelled(), evaluated.unlabelled(), split, has_labels=False)
+        train, evaluated = train.unlabelled(), evaluated.unlabelled()
+        return ListData(train, evaluated, split, has_labels=False, notes=notes)
     can_score = evaluated.can_score
     if not can_score.any():
         raise UsageError(
@@ -225,11 +229,16 @@ def read_lists(
         f"{len(train):,} training queries with {train.sizes.mean():.1f} passages on average; "
         f"{len(evaluated):,} evaluation queries"
     )
-    return ListData(train, evaluated, split, has_labels=True)
+    return ListData(train, evaluated, split, has_labels=True, notes=notes)
 
 
 def _divided(
-    splits: ListSplits, seed: int, partition: str | None, split: str, log: Log
+    splits: ListSplits,
+    seed: int,
+    partition: str | None,
+    split: str,
+    notes: list[str],
+    log: Log,
 ) -> tuple[Lists, Lists, str]:
     """Return the lists to train on, the lists to evaluate on, and the name of their split."""
     train = splits.train
@@ -258,7 +267,7 @@ def _divided(
     held = held_back(
         RERANK_TASK, [Example("", "", (query,), None) for query in train.queries], seed
     )
-    log(
+    notes.append(
         f"there is no validation split: {held.sum():,} of {len(train):,} queries are held out "
         "for evaluation"
     )

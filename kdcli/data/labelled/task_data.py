@@ -139,6 +139,8 @@ def open_labelled(
             division = _by_partition(rows, chosen, split, settle, training=training)
         else:
             division = _by_split(rows, split, split_seed, trained or {}, settle, training=training)
+        for note in division.notes:
+            (log if training else notes.append)(note)
     except NotFound as error:
         needed = describe_needed_files(name, split, training=training, withheld=withheld)
         hint = f"give --data PATH (for distill: eval.source): {needed}"
@@ -158,11 +160,15 @@ def open_labelled(
 
 @dataclass(frozen=True)
 class _Division:
-    """The training examples, the evaluation sets, and the name of the evaluated split."""
+    """The training examples, the evaluation sets, and the name of the evaluated split.
+
+    Notes tell how the split was made, if the data has none.
+    """
 
     train: list[Example]
     sets: dict[str, list[Example]]
     split: str
+    notes: list[str] = field(default_factory=list)
 
 
 def _open_partition(partition: str | None, split: str) -> Partition | None:
@@ -237,8 +243,12 @@ def _by_split(
         if not knows_file:
             return _Division(train, {"": train}, ALL_ROWS)
     if train and split == "validation":
-        kept, held_out = _hold_out(rows.task, train, seed, rows.log)
-        return _Division(kept, {train_set: held_out}, HELD_OUT_SPLIT)
+        kept, held_out = _hold_out(rows.task, train, seed)
+        note = (
+            f"there is no validation split: {len(held_out):,} of the {len(train):,} training "
+            "examples are held out for evaluation"
+        )
+        return _Division(kept, {train_set: held_out}, HELD_OUT_SPLIT, [note])
     raise NotFound(f"no {split} split in {rows.source}{rows.content}")
 
 
@@ -298,7 +308,7 @@ def _own_task(
 
 
 def _hold_out(
-    task: Task, examples: list[Example], seed: int, log: Log
+    task: Task, examples: list[Example], seed: int
 ) -> tuple[list[Example], list[Example]]:
     """Divide examples into a training set and a validation set."""
     held = held_back(task, examples, seed)
@@ -306,10 +316,6 @@ def _hold_out(
         raise UsageError(
             f"{len(examples)} examples are too few to hold some back", "give a validation split"
         )
-    log(
-        f"there is no validation split: {held.sum():,} of the {len(examples):,} training examples "
-        "are held out for evaluation"
-    )
     pairs = list(zip(examples, held, strict=True))
     return [e for e, is_held in pairs if not is_held], [e for e, is_held in pairs if is_held]
 

@@ -1,6 +1,7 @@
 """Provide transformers.js with the dtype that selects a file, and write example code."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kdcli.deploy.exported import EMBEDDING_KIND
 from kdcli.models.embedder import EmbeddingFormat
@@ -43,8 +44,29 @@ UNKNOWN_TYPES = {
 
 `AutoModel` runs every type.
 """
+TYPED_TOKENIZERS = frozenset(
+    f"{name}Tokenizer"
+    for name in (
+        "Albert",
+        "Bert",
+        "ConvBert",
+        "Deberta",
+        "DebertaV2",
+        "Electra",
+        "Herbert",
+        "MobileBert",
+        "RoFormer",
+        "SqueezeBert",
+        "XLM",
+    )
+)
+"""The tokenizers of transformers.js 4.3 that return token types without being asked.
+
+With any other class, the types of a pair's second text are 0 instead of 1.
+"""
 JS_TEXTS = '["A first text.", "A second and somewhat longer one."]'
 PAIR = '"Where is it?"', '"It is in the house."'
+JS_PAIRS = '["Where is it?", "Where is it?"]', '["It is in the house.", "A first text."]'
 JS_PIPELINE = """import {{ pipeline }} from "@huggingface/transformers";
 
 const model = "./"; // this directory, or OWNER/NAME on the hub
@@ -72,50 +94,81 @@ def default_dtype(precisions: Sequence[str]) -> str | None:
     return None if set(precisions) >= DEFAULT_PRECISIONS else JS_DTYPES[precisions[0]]
 
 
-def has_pipeline(kind: str | None, model_type: str) -> bool:
-    """Return whether `pipeline` of transformers.js loads the model."""
-    return model_type not in UNKNOWN_TYPES[JS_TASKS[kind]]
+@dataclass(frozen=True)
+class JsModel:
+    """What decides how transformers.js runs an export.
 
-
-def javascript(
-    kind: str | None, model_type: str, precision: str, fmt: EmbeddingFormat | None
-) -> str:
-    """Return code that loads a file with transformers.js and runs it on example texts.
-
-    The code uses `pipeline` if its results equal the file's outputs, and `AutoModel` otherwise.
-
-    Args:
+    Attributes:
         kind: The kind of the head; `embedding` for vectors, None for an encoder without a head.
         model_type: The type of the model.
-        precision: The precision of the file.
-        fmt: How vectors are made; None for a model that gives no vectors.
+        format: How vectors are made; None for a model that gives no vectors.
+        ranks: The model scores pairs of texts, as rerankers do.
+        loses_types: The file reads token types, which transformers.js does not return unless asked.
     """
-    dtype = JS_DTYPES[precision]
-    pooled = fmt is not None and fmt.dense is None and fmt.pooling in JS_POOLINGS
-    # The pipeline takes the softmax of a single score, which is 1 for every text.
-    piped = (
-        kind != "score" and has_pipeline(kind, model_type) and (kind != EMBEDDING_KIND or pooled)
-    )
-    if piped:
-        arguments, shown = JS_TEXTS, "output"
-        if kind == EMBEDDING_KIND:
-            assert fmt is not None
-            normalize = "true" if fmt.normalize else "false"
-            arguments += f', {{ pooling: "{fmt.pooling}", normalize: {normalize} }}'
-        if kind in (EMBEDDING_KIND, None):
-            shown = "output.tolist()" if kind == EMBEDDING_KIND else "output.dims"
-        elif kind == "multi":
-            arguments += ", { top_k: null }"
-        elif kind == "span":
-            arguments = ", ".join(PAIR)
-        return JS_PIPELINE.format(
-            task=JS_TASKS[kind], dtype=dtype, arguments=arguments, shown=shown
+
+    kind: str | None
+    model_type: str
+    format: EmbeddingFormat | None = None
+    ranks: bool = False
+    loses_types: bool = False
+
+    @property
+    def task(self) -> str:
+        """The task of transformers.js."""
+        return JS_TASKS[self.kind]
+
+    @property
+    def has_pipeline(self) -> bool:
+        """Whether `pipeline` loads the model, and feeds the file what it was trained on."""
+        reads_pairs = self.kind == "span"
+        known = self.model_type not in UNKNOWN_TYPES[self.task]
+        return known and not (reads_pairs and self.loses_types)
+
+    @property
+    def _equals_pipeline(self) -> bool:
+        """Whether the results of `pipeline` equal the outputs of the file."""
+        # The pipeline takes the softmax of a single score, which is 1 for every text.
+        if self.kind == "score" or not self.has_pipeline:
+            return False
+        pooled = (
+            self.format is not None
+            and self.format.dense is None
+            and self.format.pooling in JS_POOLINGS
         )
-    arguments, outputs, shown = f"{JS_TEXTS}, {{ ", "logits", "logits.tolist()"
-    if kind == EMBEDDING_KIND:
-        outputs, shown = "sentence_embedding", "sentence_embedding.tolist()"
-    elif kind == "span":
-        question, context = PAIR
-        arguments = f"{question}, {{ text_pair: {context}, "
-        outputs, shown = "start_logits, end_logits", "start_logits.tolist(), end_logits.tolist()"
-    return AUTO_MODEL.format(dtype=dtype, arguments=arguments, outputs=outputs, shown=shown)
+        return pooled or self.kind != EMBEDDING_KIND
+
+    def code(self, precision: str) -> str:
+        """Return code that loads the file of a precision and runs it on example texts.
+
+        The code uses `pipeline` if its results equal the outputs of the file, and `AutoModel`
+        otherwise.
+        """
+        dtype = JS_DTYPES[precision]
+        if not self._equals_pipeline:
+            return self._auto_model(dtype)
+        arguments, shown = JS_TEXTS, "output"
+        if self.kind == EMBEDDING_KIND:
+            assert self.format is not None
+            normalize = "true" if self.format.normalize else "false"
+            arguments += f', {{ pooling: "{self.format.pooling}", normalize: {normalize} }}'
+        if self.kind in (EMBEDDING_KIND, None):
+            shown = "output.tolist()" if self.kind == EMBEDDING_KIND else "output.dims"
+        elif self.kind == "multi":
+            arguments += ", { top_k: null }"
+        elif self.kind == "span":
+            arguments = ", ".join(PAIR)
+        return JS_PIPELINE.format(task=self.task, dtype=dtype, arguments=arguments, shown=shown)
+
+    def _auto_model(self, dtype: str) -> str:
+        """Return code that runs the file with `AutoModel`."""
+        texts, outputs, shown = f"{JS_TEXTS}, {{ ", "logits", "logits.tolist()"
+        if self.kind == EMBEDDING_KIND:
+            outputs, shown = "sentence_embedding", "sentence_embedding.tolist()"
+        if self.kind == "span" or self.ranks:
+            first, second = JS_PAIRS if self.ranks else PAIR
+            types = "return_token_type_ids: true, " if self.loses_types else ""
+            texts = f"{first}, {{\n  text_pair: {second}, {types}"
+        if self.kind == "span":
+            outputs = "start_logits, end_logits"
+            shown = "start_logits.tolist(), end_logits.tolist()"
+        return AUTO_MODEL.format(dtype=dtype, arguments=texts, outputs=outputs, shown=shown)

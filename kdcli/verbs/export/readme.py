@@ -5,13 +5,12 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from kdcli.deploy.exported import EMBEDDING_KIND
-from kdcli.models.embedder import EmbeddingFormat
 from kdcli.models.heads import AUTO_CLASS
 from kdcli.models.shape import positions_of
 from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter
 from kdcli.verbs.export.agreement import agreement_text
 from kdcli.verbs.export.facts import ExportFacts, FileFacts
-from kdcli.verbs.export.javascript import JS_TASKS, has_pipeline, javascript
+from kdcli.verbs.export.javascript import JsModel
 
 OPEN = {
     "onnx": """import onnxruntime
@@ -39,6 +38,7 @@ def run(inputs):
 """Format -> code that loads a file and defines `run`, from arrays by name to a list of outputs."""
 
 EXAMPLE_TEXTS = '["A first text.", "A second and somewhat longer one."]'
+EXAMPLE_PAIRS = '["Where is it?"] * 2, ["It is in the house.", "A first text."]'
 USE: dict[str | None, tuple[str, str]] = {
     EMBEDDING_KIND: (
         EXAMPLE_TEXTS,
@@ -93,7 +93,7 @@ def difference_text(file: FileFacts, kind: str | None) -> str:
 def readme(
     facts: ExportFacts,
     model: PreTrainedModel,
-    fmt: EmbeddingFormat | None,
+    js: JsModel,
     max_length: int | None,
     source: str,
 ) -> str:
@@ -102,7 +102,7 @@ def readme(
     Args:
         facts: The content of export.json.
         model: The exported model.
-        fmt: How vectors are made; None for a model that gives no vectors.
+        js: How transformers.js runs it.
         max_length: The maximum number of tokens of a text; None for the model's positions.
         source: The hub id or directory of the model.
     """
@@ -114,10 +114,8 @@ def readme(
     notes = "".join(f"\n* {line}" for line in lines)
     install = {"onnx": "onnxruntime", "openvino": "openvino"}[facts.format]
     model_type = model.config.model_type
-    library, pipeline, tags = _hub_library(facts, model_type)
-    script = ""
-    if facts.format == "onnx":
-        script = _script(javascript(facts.kind, model_type, facts.main.precision, fmt))
+    library, pipeline, tags = _hub_library(facts, js)
+    script = _script(js.code(facts.main.precision)) if facts.format == "onnx" else ""
     front = front_matter(
         f"{Path(facts.source).name}-{facts.format}-{'-'.join(precisions)}",
         base=source,
@@ -143,21 +141,20 @@ def readme(
 `pip install {install} transformers`, then in this directory:
 
 ```python
-{_code(facts, max_length or positions_of(model.config))}
+{_code(facts, js.ranks, max_length or positions_of(model.config))}
 ```
 {script}"""
 
 
-def _hub_library(facts: ExportFacts, model_type: str) -> tuple[str, str, list[str]]:
+def _hub_library(facts: ExportFacts, js: JsModel) -> tuple[str, str, list[str]]:
     """Return the library and the task in the front matter of the card, and additional tags."""
     task = PIPELINE_BY_KIND[facts.kind]
     if facts.format != "onnx":
         return "openvino", task, []
-    if not has_pipeline(facts.kind, model_type):
+    if not js.has_pipeline:
         return "onnx", task, []
     # The hub shows a snippet with this library's `pipeline` and the card's task.
-    js_task = JS_TASKS[facts.kind]
-    return "transformers.js", js_task, [task] if js_task != task else []
+    return "transformers.js", js.task, [task] if js.task != task else []
 
 
 def _script(code: str) -> str:
@@ -171,9 +168,11 @@ With transformers.js (`npm install @huggingface/transformers`):
 """
 
 
-def _code(facts: ExportFacts, max_length: int | None) -> str:
+def _code(facts: ExportFacts, ranks: bool, max_length: int | None) -> str:
     """Return code that loads the main file and runs it on example texts."""
     texts, use = USE[facts.kind]
+    if ranks:
+        texts = EXAMPLE_PAIRS
     has_labels = "labels[" in use
     imports = "from transformers import " + "AutoConfig, " * has_labels + "AutoTokenizer\n"
     labels = ['labels = AutoConfig.from_pretrained(".").id2label'] if has_labels else []

@@ -49,7 +49,12 @@ from kdcli.types import Kind
 from kdcli.verbs.export.agreement import ExportCheck
 from kdcli.verbs.export.facts import ExportFacts, FileFacts, GatedFile
 from kdcli.verbs.export.gate import FileCheck, write_gated
-from kdcli.verbs.export.javascript import CONFIG_KEY, default_dtype
+from kdcli.verbs.export.javascript import (
+    CONFIG_KEY,
+    TYPED_TOKENIZERS,
+    JsModel,
+    default_dtype,
+)
 from kdcli.verbs.export.readme import readme
 from kdcli.verbs.export.result import Exported
 from kdcli.workloads import open_evaluation
@@ -201,9 +206,22 @@ def _write_rest(
         save_format(loaded.format, model.config.hidden_size, staged)
     save_tokenizer(loaded.tokenizer, staged)
     write_training_rows(staged, training_rows(location(source)))
-    text = readme(facts, model, loaded.format, loaded.max_length, location(source))
+    text = readme(facts, model, _js_model(loaded, facts), loaded.max_length, location(source))
     write_atomic(staged / "README.md", text)
     write_atomic(staged / FACTS, json.dumps(facts.to_dict(), indent=2))
+
+
+def _js_model(loaded: _Loaded, facts: ExportFacts) -> JsModel:
+    """Return what decides how transformers.js runs the files."""
+    tokenizer = type(loaded.tokenizer).__name__.removesuffix("Fast")
+    return JsModel(
+        kind=facts.kind,
+        model_type=loaded.model.config.model_type,
+        format=loaded.format,
+        ranks=facts.kind == "score"
+        and activation_of(facts.source, loaded.model.config) is not None,
+        loses_types="token_type_ids" in facts.inputs and tokenizer not in TYPED_TOKENIZERS,
+    )
 
 
 def _add_name(file: Path, name: Path) -> None:
