@@ -178,15 +178,22 @@ class Example:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The size of an encoder."""
+    """The size of an encoder. A static model has no layers."""
 
     layers: int
     hidden: int
     ffn: int
     heads: int
 
+    @property
+    def is_static(self) -> bool:
+        """Whether the shape is that of a table of token vectors."""
+        return not self.layers
+
     def __str__(self) -> str:
         """Format the shape as for `--to`, with FFN and heads: `6x768:3072@12`."""
+        if self.is_static:
+            return f"static:{self.hidden}"
         return f"{self.layers}x{self.hidden}:{self.ffn}@{self.heads}"
 
 

@@ -49,13 +49,15 @@ def _complete_recipe(incomplete: str) -> list[str]:
 def _complete_shape(incomplete: str) -> list[str]:
     from kdcli.report.tables import published_shapes
 
-    return [shape for shape in published_shapes() if shape.startswith(incomplete)]
+    shapes = [*published_shapes(), "static"]
+    return [shape for shape in shapes if shape.startswith(incomplete)]
 
 
 def _check_shape(text: str) -> None:
-    from kdcli.models.grammar import match_shape
+    from kdcli.models.grammar import STATIC, match_shape
 
-    match_shape(text)
+    if not STATIC.fullmatch(text.strip()):
+        match_shape(text)
 
 
 def _complete_backend(incomplete: str) -> list[str]:

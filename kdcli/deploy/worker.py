@@ -23,7 +23,7 @@ from kdcli.deploy.exported import is_export, open_export
 from kdcli.deploy.old_machines.measure_encoders import UNSTABLE, measure, speedup, summary, timed
 from kdcli.deploy.runners import ERROR_LIMITS, Runner, compare_states, runner
 from kdcli.deploy.shapes import config_of
-from kdcli.deploy.sparse.load import is_compact, load
+from kdcli.deploy.sparse.load import has_own_class, load
 from kdcli.engine.memory import is_out_of_memory, peak_of
 from kdcli.models.grammar import is_shape
 from kdcli.types import Array, Batch
@@ -138,11 +138,11 @@ def _load(request: Request, device: torch.device, folder: Path, send: Send) -> l
 
 def _model(source: str, trust_remote_code: bool) -> PreTrainedModel:
     model: PreTrainedModel
-    if is_compact(source):
-        model = load(source).base_model
-    elif is_shape(source):
+    if is_shape(source):
         torch.manual_seed(0)
         model = AutoModel.from_config(config_of(source), dtype=torch.float32)
+    elif has_own_class(source):
+        model = load(source).base_model
     else:
         model = AutoModel.from_pretrained(
             source,

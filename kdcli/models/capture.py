@@ -223,9 +223,16 @@ class Capture(nn.Module):
                     "hidden", done, lambda: output if isinstance(output, Tensor) else output[0]
                 )
 
+        def whole(module: nn.Module, args: object, output: BaseModelOutput) -> None:
+            recorder.record("hidden", 0, lambda: output.last_hidden_state)
+
         def normed(module: nn.Module, args: object, output: Tensor) -> None:
             recorder.record("hidden", last, lambda: output)
 
+        if not self.layers:
+            # The states of a static model are its output.
+            hooks.callback(self.model.register_forward_hook(whole).remove)
+            return
         hooks.callback(self.layers[0].register_forward_pre_hook(before, with_kwargs=True).remove)
         for layer in dict.fromkeys(self.layers):
             hooks.callback(layer.register_forward_hook(after).remove)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.disk import disk_errors, read_json, write_atomic
 from kdcli.errors import UsageError, did_you_mean
@@ -33,6 +33,7 @@ from kdcli.models.load import (
     save_model,
 )
 from kdcli.models.model import Model
+from kdcli.models.static import bare_tokenizer, is_static
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.types import RowHashes
 
@@ -42,6 +43,8 @@ LENGTH_FILE = "sentence_bert_config.json"
 POOLING_FOLDER = "1_Pooling"
 LIBRARY = "sentence_transformers."
 """Prefix of the module types that are part of sentence-transformers."""
+POOLS = {"Transformer": True, "StaticEmbedding": False}
+"""First module of a model -> whether a module that pools follows."""
 POOLING_KEYS = {
     "mean": "mean_tokens",
     "cls": "cls_token",
@@ -163,9 +166,13 @@ def read_format(source: str) -> EmbeddingFormat | None:
     if not all(isinstance(m, dict) for m in modules):
         raise UsageError(f"{source}/{MODULES_FILE} must hold a list of modules")
     fmt = EmbeddingFormat(normalize=False)
+    # A static model computes the mean itself.
+    encoder = _kind(modules[0]) if modules else ""
+    encoder = encoder if encoder in POOLS else "Transformer"
+    pools = POOLS[encoder]
     for place, module in enumerate(modules):
         kind, path = _kind(module), str(module.get("path", ""))
-        if (kind == "Transformer") != (place == 0) or (kind == "Pooling") != (place == 1):
+        if (kind == encoder) != (place == 0) or (kind == "Pooling") != (place == 1 and pools):
             raise _not_computed(source, f"its modules are {', '.join(map(_kind, modules))}")
         if place == 0 and path not in ("", "."):
             raise _not_computed(
@@ -184,7 +191,7 @@ def read_format(source: str) -> EmbeddingFormat | None:
             fmt = replace(fmt, dense=_dense(source, path))
         elif kind == "Normalize":
             fmt = replace(fmt, normalize=True)
-        elif place > 1:
+        elif place > pools:
             raise _not_computed(source, f"module {place} is {kind or 'unnamed'}")
     length = (json_file(source, LENGTH_FILE) or {}).get("max_seq_length")
     if not isinstance(length, int | None) or (length is not None and length < 3):
@@ -262,6 +269,9 @@ def load_embedder(
             "use an embedding model, or distil a reranker with --task rerank and a classifier with "
             "its own --task",
         )
+    if is_static(config):
+        tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+        return Model(load_weights(source, AutoModel).eval(), bare_tokenizer(tokenizer), source)
     if (model_class := custom_class(config)) is None:
         return load_encoder(source, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
@@ -280,40 +290,45 @@ def save_embedder(
 
     `rows` are hashes of the labelled rows that trained the model or a model it was made from.
     """
-    if fmt.max_length is not None:
+    static = is_static(model.config)
+    if static:
+        tokenizer, model.config.normalize = bare_tokenizer(tokenizer), fmt.normalize
+    elif fmt.max_length is not None:
         tokenizer.model_max_length = fmt.max_length
     # Write the encoder last, because its config.json makes the directory a model.
     folder.mkdir(parents=True, exist_ok=True)
-    save_format(fmt, model.config.hidden_size, folder)
+    save_format(fmt, model.config.hidden_size, folder, static=static)
     save_model(model, tokenizer, folder, rows)
 
 
-def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path) -> None:
-    """Write sentence-transformers' files for an encoder of width `hidden`.
+def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path, *, static: bool = False) -> None:
+    """Write sentence-transformers' files for an encoder of width `hidden`, or a `static` model.
 
     They have the form that all versions of the library can read.
     """
-    names = ["Transformer", "Pooling"]
+    names = ["StaticEmbedding"] if static else ["Transformer", "Pooling"]
     names += ["Dense"] if fmt.dense else []
     names += ["Normalize"] if fmt.normalize else []
-    paths = ["", POOLING_FOLDER, *(f"{n}_{name}" for n, name in enumerate(names[2:], 2))]
+    folders = ["", *([] if static else [POOLING_FOLDER])]
+    paths = [*folders, *(f"{n}_{name}" for n, name in enumerate(names) if n >= len(folders))]
     flags = {f"pooling_mode_{suffix}": name == fmt.pooling for name, suffix in POOLING_KEYS.items()}
-    files: dict[str, object] = {
-        f"{POOLING_FOLDER}/config.json": {
+    files: dict[str, object] = {}
+    if not static:
+        files[f"{POOLING_FOLDER}/config.json"] = {
             "word_embedding_dimension": hidden,
             **flags,
             "include_prompt": fmt.prompt_counts,
         }
-    }
     for path in paths:
         with disk_errors(folder / path):
             (folder / path).mkdir(exist_ok=True)
     if fmt.dense is not None:
-        path = paths[2]
+        path = paths[len(folders)]
         write_atomic(folder / path / "model.safetensors", _dense_weights(fmt.dense))
         files[f"{path}/config.json"] = _dense_config(fmt.dense)
-    length = {} if fmt.max_length is None else {"max_seq_length": fmt.max_length}
-    files[LENGTH_FILE] = {"do_lower_case": False} | length
+    if not static:
+        length = {} if fmt.max_length is None else {"max_seq_length": fmt.max_length}
+        files[LENGTH_FILE] = {"do_lower_case": False} | length
     files[PROMPTS_FILE] = {
         "__version__": {},
         "prompts": fmt.prompts,

@@ -5,6 +5,8 @@ import re
 from kdcli.errors import UsageError
 
 GRAMMAR = re.compile(r"(\d{1,6})x(\d{1,6})(?::(\d{1,6}))?(?:@(\d{1,6}))?", re.ASCII)
+STATIC = re.compile(r"static(?::(\d{1,6}))?", re.ASCII)
+"""A table of token vectors, optionally with their width: `static:256`."""
 SLIP = re.compile(r"\d+\s*[A-Za-z*×]\s*\d+([:@].*)?")
 """A mistyped shape that cannot be a model's name: `6y384`, `6 x 384`, `6X384`, `6x384@`."""
 

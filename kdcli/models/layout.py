@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.modeling_kdcli import layer_paths
+from kdcli.models.static import MODEL_TYPE as STATIC_TYPE
 
 MATRICES = ("Q", "K", "V", "O", "U", "D")
 
@@ -226,6 +227,8 @@ LAYOUTS: dict[str, Layout] = {
         _HOOKED, embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in."), head=_POOLER
     ),
 }
+# A static model has no layers, so it can be neither pruned nor distilled further.
+STATIC = Layout(layers="layers", interface=False, embeddings=("embeddings",))
 # Model types that can be compacted, with the paths of a layer's attention, attention output,
 # feed-forward up and feed-forward down.
 COMPACT_PATHS = {kind: layer_paths(kind) for kind, row in LAYOUTS.items() if row.compact}
@@ -268,6 +271,8 @@ def layout_of_type(kind: str, *, decodes: bool) -> Layout:
 
     Raises UsageError if the model is a decoder, or if its type has no row.
     """
+    if kind == STATIC_TYPE:
+        return STATIC
     if kind in LAYOUTS and not decodes:
         return LAYOUTS[kind]
     from transformers.models.auto import modeling_auto as auto

@@ -56,6 +56,7 @@ from kdcli.models.files import (
 from kdcli.models.layout import LAYOUTS, layout_for, layout_of_type
 from kdcli.models.model import Model
 from kdcli.models.source import check_source
+from kdcli.models.static import is_static, read_sizes
 from kdcli.models.temperature import TEMPERATURE
 from kdcli.models.training_rows import NO_ROWS, training_rows, write_training_rows
 from kdcli.types import RowHashes
@@ -158,10 +159,18 @@ def load_config(
             "kdcli.load accept a compacted model",
         )
     layout_for(config)
+    if is_static(config) and not compacted:
+        raise UsageError(
+            f"{source} is a static model: a table of token vectors without layers, so that it can "
+            "be neither a student's start nor a teacher",
+            "only evaluate, benchmark, export and kdcli.load accept a static model",
+        )
     if weights and not is_folder:
         _check_repository(source)
     elif weights and not any((folder / name).is_file() for name in WEIGHT_FILES):
         raise _no_safetensors(str(folder), [file.name for file in sorted(folder.glob("*.bin"))])
+    if is_static(config) and (file := file_beside(where, WEIGHT_FILES[0])) is not None:
+        read_sizes(config, file)
     return config
 
 
@@ -380,6 +389,8 @@ def load_weights(
         if not trust_remote_code:
             check_declared(source, config, auto_class, files)
         torch.manual_seed(seed)
+        if is_static(config):
+            settings["config"] = config
         model, info = auto_class.from_pretrained(
             where, revision=revision, output_loading_info=True, **settings
         )

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.models.grammar import match_shape
+from kdcli.models.grammar import STATIC, match_shape
 from kdcli.models.layout import layout_for
 from kdcli.models.reduce import copy_reduced, sample_of
+from kdcli.models.static import as_static
 from kdcli.types import Examples, ModelShape
 
 
@@ -48,13 +49,22 @@ def positions_of(config: PreTrainedConfig) -> int | None:
     return int(positions) - (config.pad_token_id + 1 if layout_for(config).position_offset else 0)
 
 
-def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
-    """Parse `LxH[:FFN][@HEADS]`.
+def parse_shape(text: str, teacher: ModelShape, *, allow_static: bool = False) -> ModelShape:
+    """Parse `LxH[:FFN][@HEADS]`, or `static[:H]` for a student without layers if it is allowed.
 
-    FFN defaults to the teacher's ratio of FFN to width, and HEADS to the teacher's heads. Raises
-    UsageError if the text is malformed, if a number is zero, if the heads do not divide the width,
-    or if the student is deeper or wider than the teacher.
+    FFN defaults to the teacher's ratio of FFN to width, and HEADS to the teacher's heads. The width
+    of a static student defaults to the teacher's. Raises UsageError if the text is malformed, if a
+    number is zero, if the heads do not divide the width, or if the student is deeper or wider than
+    the teacher.
     """
+    if static := STATIC.fullmatch(text.strip()):
+        if not allow_static:
+            raise UsageError(
+                "a static student has no layers, so it can only learn the vectors of an embedding "
+                "model",
+                "use `kdcli distill` with --method embedding, or a shape such as 3x384",
+            )
+        return _static_shape(int(static[1] or teacher.hidden), teacher)
     match = match_shape(text)
     layers, hidden = int(match[1]), int(match[2])
     ffn = int(match[3] or round(hidden * teacher.ffn / teacher.hidden))
@@ -86,6 +96,16 @@ def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
         )
         raise UsageError(message, f"at most {teacher.layers} layers and width {teacher.hidden}")
     return ModelShape(layers, hidden, ffn, heads)
+
+
+def _static_shape(width: int, teacher: ModelShape) -> ModelShape:
+    """Return the shape of a static student. Raises UsageError if it cannot have the width."""
+    if not 1 <= width <= teacher.hidden:
+        raise UsageError(
+            f"a static student of {teacher} cannot have vectors of {width} numbers",
+            f"choose a width from 1 to {teacher.hidden}",
+        )
+    return ModelShape(0, width, 0, 1)
 
 
 def student_config(
@@ -152,9 +172,15 @@ def build_student(
       rates.
     * `text`: the text to fit on. Without it, nothing is fitted.
 
+    A static student has random vectors, whatever `init` is: its table is fitted to vectors of
+    texts, which this function does not have.
+
     Raises UsageError if the architecture cannot have the shape, or if `layers` has the wrong length
     or names a layer that the teacher lacks.
     """
+    if shape.is_static:
+        table_VD = torch.randn(teacher.config.vocab_size, shape.hidden)
+        return InitializedStudent(as_static(table_VD), ["random token vectors"])
     source = shape_of(teacher.config)
     chosen = layers or evenly_spaced_layers(source.layers, shape.layers)
     if len(chosen) != shape.layers or not all(1 <= n <= source.layers for n in chosen):

@@ -174,7 +174,9 @@ def count(value: int) -> str:
 
 
 def card_shape(card: Card) -> str:
-    """Return layers and width of a model: `6x384`."""
+    """Return layers and width of a model: `6x384`, or `static:256` for one without layers."""
+    if not card.layers:
+        return f"static:{card.hidden}"
     return f"{card.layers}x{card.hidden}"
 
 

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 
 from kdcli.engine.launch import Session
 from kdcli.engine.train import train
-from kdcli.report.text import bytes_of, count, duration
+from kdcli.report.text import bytes_of, card_shape, count, duration
 from kdcli.types import Card, Job, Schedule
 
 PROBE_STEPS = 4  # one step to warm up, three to time
@@ -65,7 +65,7 @@ class Estimate:
         """Yield the tables and lines for the terminal."""
         models = Table("model", "shape", "parameters", "weights", "multiply-adds")
         for name, card in self.cards.items():
-            shape, parameters = f"{card.layers}x{card.hidden}", count(card.params_total)
+            shape, parameters = card_shape(card), count(card.params_total)
             size, operations = bytes_of(card.bytes), count(card.multiply_adds)
             models.add_row(name, shape, parameters, size, operations)
         yield models

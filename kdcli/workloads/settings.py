@@ -22,7 +22,9 @@ from kdcli.recipe.sections import (
 )
 
 ENCODER = "Encoder: a hub id, a directory, or 'demo'."
-SHAPE = "Student shape, such as 6x768; may be repeated."
+SHAPE = (
+    "Student shape, such as 6x768, or static:256 for token vectors without layers; may be repeated."
+)
 TEACHER = "Teacher: a hub id, a directory, or 'demo'."
 START = (
     "Encoder that the student starts from; on text, only with method embedding "

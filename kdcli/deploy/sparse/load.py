@@ -28,10 +28,11 @@ from kdcli.models.custom_class import (
     empty_model,
     load_tensors,
 )
-from kdcli.models.files import CONFIG_FILE, SIZE, check_config, config_errors
+from kdcli.models.files import CONFIG_FILE, SIZE, check_config, config_errors, file_beside
 from kdcli.models.label_words import load_with_label_words
-from kdcli.models.load import load_config, load_weights
+from kdcli.models.load import load_config, load_weights, location
 from kdcli.models.matrices import matrices
+from kdcli.models.static import MODEL_TYPE as STATIC_TYPE
 from kdcli.types import Task
 
 # Configuration keys that are independent of the task.
@@ -133,10 +134,11 @@ def describe_head(info: MaskInfo) -> str:
     return f"task {info.task}, {info.architecture}, frozen label words {words}"
 
 
-def is_compact(source: str) -> bool:
-    """Return whether a directory holds a compacted model."""
-    file = Path(source) / CONFIG_FILE
-    return file.is_file() and COMPACT_KEY in read_json(file)
+def has_own_class(source: str) -> bool:
+    """Return whether a model is compacted or static, so that only `load` knows its class."""
+    file = file_beside(location(source), CONFIG_FILE)
+    config = {} if file is None else read_json(file)
+    return COMPACT_KEY in config or config.get("model_type") == STATIC_TYPE
 
 
 def task_part(

@@ -23,7 +23,7 @@ from kdcli.deploy.old_machines.measure_encoders import WARM_RUNS, WARM_SECONDS, 
 from kdcli.deploy.old_machines.portable import write_portable
 from kdcli.deploy.runners import check_backend
 from kdcli.deploy.shapes import PRESETS, config_of, paper_params
-from kdcli.deploy.sparse.load import is_compact, load
+from kdcli.deploy.sparse.load import has_own_class, load
 from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir, numbered
@@ -301,10 +301,10 @@ def parse_backends(
         if precision == "bf16" and device is not None:
             choose_dtype(precision, device)
         for model in models if backend == "sparse" else ():
-            if is_compact(model):
+            if not is_shape(model) and has_own_class(model):
                 raise UsageError(
-                    f"backend sparse cannot run {model}: a compacted model has no weights left to "
-                    "skip",
+                    f"backend sparse cannot run {model}: a compacted or static model has no "
+                    "weights left to skip",
                     "measure the masked model on sparse, and the compacted one in a run without "
                     "sparse",
                 )
@@ -337,7 +337,7 @@ def _card(model: str, options: RunOptions) -> Card:
     trusted = options.trust_remote_code
     encoder = (
         load(model).base_model
-        if is_compact(model)
+        if has_own_class(model)
         else load_encoder(model, trust_remote_code=trusted).model
     )
     return describe_source(encoder, model)

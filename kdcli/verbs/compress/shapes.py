@@ -75,7 +75,11 @@ def measure_untrained(search: Search, model: str) -> Untrained:
     runner = search.runner
     trusted = runner.options.trust_remote_code
     loaded = load_encoder(model, trust_remote_code=trusted)
-    shapes = shapes_of(runner.recipe.plan.shapes, shape_of(loaded.model.config))
+    shapes = shapes_of(
+        runner.recipe.plan.shapes,
+        shape_of(loaded.model.config),
+        allow_static=runner.trainer.learns_vectors,
+    )
     if len(search.backends) == 1 and len(shapes) == 1 and not is_bounded(search.goal):
         backend = search.backends[0]
         build_student(loaded.model, shapes[0], init="random", seed=runner.recipe.seed)
@@ -149,7 +153,9 @@ def _times(subjects: Sequence[Subject], protocol: Protocol) -> dict[str, Untrain
     return times
 
 
-def shapes_of(given: Sequence[str], teacher: ModelShape) -> list[ModelShape]:
+def shapes_of(
+    given: Sequence[str], teacher: ModelShape, *, allow_static: bool = False
+) -> list[ModelShape]:
     """Return the shapes to try, from large to small.
 
     Unless they are given, these have two thirds, half and a third of the teacher's layers, and half
@@ -157,7 +163,7 @@ def shapes_of(given: Sequence[str], teacher: ModelShape) -> list[ModelShape]:
     """
     layers, width = teacher.layers, teacher.hidden
     if given:
-        shapes = [parse_shape(text, teacher) for text in given]
+        shapes = [parse_shape(text, teacher, allow_static=allow_static) for text in given]
     else:
         texts = [f"{max(1, round(layers * share))}x{width}" for share in (2 / 3, 1 / 2, 1 / 3)]
         if width % (2 * teacher.heads) == 0:
@@ -171,6 +177,8 @@ def shapes_of(given: Sequence[str], teacher: ModelShape) -> list[ModelShape]:
 
 def str_of(shape: ModelShape) -> str:
     """Return `3x384`, or `3x384:600` if the feed-forward width is not four times the width."""
+    if shape.is_static:
+        return str(shape)
     ffn = "" if shape.ffn == 4 * shape.hidden else f":{shape.ffn}"
     return f"{shape.layers}x{shape.hidden}{ffn}"
 

@@ -44,6 +44,8 @@ class Trainer(ABC):
 
     supervised = False
     """Whether a student can be trained on the labels alone."""
+    learns_vectors = False
+    """Whether a student learns vectors of texts, which a static one can."""
 
     def __init__(self, recipe: CompressRecipe) -> None:
         self.recipe = recipe
@@ -139,6 +141,8 @@ class RowTrainer(Trainer):
 
 class TextTrainer(Trainer):
     """Trains embedding models on text."""
+
+    learns_vectors = True
 
     def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
         return RowTrainer(self.recipe)._finetune(model, keys, options)

@@ -7,6 +7,7 @@ that the first components carry most of the energy.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from kdcli.models.card import describe, describe_source
 from kdcli.models.embedder import DenseLayer, EmbeddingFormat, Pool, read_format, save_embedder
 from kdcli.models.load import location
 from kdcli.models.shape import InitializedStudent
+from kdcli.models.static import as_static
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.report.finish import ReportContents, ReportedModel, quality_of, without_distillation
@@ -42,6 +44,7 @@ from kdcli.verbs.distill.basis import principal_basis, projected
 from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
 from kdcli.verbs.distill.plan import as_directory, student_shapes
 from kdcli.verbs.distill.settings import DistillRecipe, EmbeddingSettings
+from kdcli.verbs.distill.static import static_student
 from kdcli.verbs.distill.student import (
     Student,
     distill_job,
@@ -133,10 +136,16 @@ class EmbeddingDistillation:
         kernel = relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
         students: dict[str, Student] = {}
         formats: dict[str, EmbeddingFormat] = {}
+        starts: dict[str, PreTrainedModel] = {}
         for name, to in self.shapes.items():
-            built = self._initialized(to)
-            torch.manual_seed(recipe.train.seed)
-            fmt, basis_ED = self._format(to, built.model, vectors)
+            if to.is_static:
+                fmt, basis_ED = self._static_format(to, vectors)
+                built = self._static(to, vectors, basis_ED)
+                starts[name] = copy.deepcopy(built.model)
+            else:
+                built = self._initialized(to)
+                torch.manual_seed(recipe.train.seed)
+                fmt, basis_ED = self._format(to, built.model, vectors)
             objective = build_objective(METHOD, recipe.loss, self.teacher.shape, to, kernel=kernel)
             students[name] = Student(built.model, projected(objective, basis_ED), Pool(fmt))
             formats[name] = fmt
@@ -169,7 +178,7 @@ class EmbeddingDistillation:
                 cards[name] = describe(student.encoder, str(self.model_folder(name)), None)
 
         def finish(outcome: Outcome) -> None:
-            self._finish(students, formats, outcome)
+            self._finish(students, formats, starts, outcome)
 
         return StageJob(job, plan.schedule, plan.steps_per_pass, finish, cards)
 
@@ -177,6 +186,7 @@ class EmbeddingDistillation:
         self,
         students: Mapping[str, Student],
         formats: dict[str, EmbeddingFormat],
+        starts: Mapping[str, PreTrainedModel],
         outcome: Outcome,
     ) -> None:
         context = self.context
@@ -189,7 +199,7 @@ class EmbeddingDistillation:
                 save_embedder(student.encoder, self.origin.tokenizer, formats[name], folder)
         context.session.wait()
         if context.is_main:
-            self._report(students, formats, outcome)
+            self._report(students, formats, starts, outcome)
 
     @property
     def teacher_width(self) -> int:
@@ -235,6 +245,37 @@ class EmbeddingDistillation:
         # If the components will be cut, or the space is another model's, the targets must not be
         # rotated. A dense layer rotates the student's vectors instead.
         return replace(fmt, dense=DenseLayer(torch.from_numpy(rotation_ED), None, False)), basis_ED
+
+    def _static_format(
+        self, to: ModelShape, vectors: Vectors
+    ) -> tuple[EmbeddingFormat, Array | None]:
+        """Return how a static student makes vectors, and the basis of its targets."""
+        # A mean over tokens has no natural length, so the vectors always have length 1.
+        fmt = replace(
+            self.origin.format, pooling="mean", normalize=True, dense=None, max_length=None
+        )
+        dimensions = self.context.recipe.loss.get("dimensions")
+        if to.hidden == self.teacher_width and not dimensions:
+            return fmt, None
+        return fmt, self._basis(vectors, to.hidden)
+
+    def _static(
+        self, to: ModelShape, vectors: Vectors, basis_ED: Array | None
+    ) -> InitializedStudent:
+        """Make a static student: token vectors that are fitted to the vectors of all texts."""
+        numbers = self.workload.train_numbers
+        if self.context.dry_run:
+            vocab_size = int(self.origin.model.config.vocab_size)
+            return InitializedStudent(as_static(torch.zeros(vocab_size, to.hidden)), [])
+        return static_student(
+            self.workload.tokens,
+            numbers,
+            vectors(numbers),
+            basis_ED,
+            self.origin,
+            self.context.session,
+            own_vectors=self.precomputed_NE is None,
+        )
 
     def _basis(self, vectors: Vectors, width: int) -> Array:
         """Return the principal components of the teacher's vectors, and log their energy."""
@@ -285,6 +326,7 @@ class EmbeddingDistillation:
         self,
         students: Mapping[str, Student],
         formats: Mapping[str, EmbeddingFormat],
+        starts: Mapping[str, PreTrainedModel],
         outcome: Outcome,
     ) -> None:
         context, teacher, origin = self.context, self.teacher, self.origin
@@ -297,7 +339,11 @@ class EmbeddingDistillation:
                 str(recipe.teacher), pooling=pooling, trust_remote_code=trusted
             )
             for name, to in self.shapes.items():
-                scored[name] = Embedder.open(str(self.model_folder(name)))
+                scored[name] = Embedder.open(str(self.model_folder(name)), compacted=True)
+                if to.is_static:
+                    untrained = replace(scored[name], model=starts[name], source="")
+                    scored[name + UNDISTILLED] = untrained
+                    continue
                 copied = self._initialized(to).model.eval()
                 untrained = Embedder(copied, origin.tokenizer, "", format=origin.format)
                 if to.hidden != origin.shape.hidden:
@@ -412,20 +458,49 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
 def _check_signals(
     recipe: DistillRecipe, teacher: Embedder, origin: Embedder, shapes: Mapping[str, ModelShape]
 ) -> None:
-    """Check that a loss that compares tokens has a student with the teacher's tokens.
+    """Check that a loss that compares tokens has a student with the teacher's tokens and layers.
 
-    Raises UsageError: the student's tokenizer is another one.
+    Raises UsageError: the student's tokenizer is another one, or the student is static. Also if a
+        static student starts from another encoder, or its teacher's vectors have a length that
+        counts.
     """
-    if not recipe.student.source or same_tokens(teacher.tokenizer, origin.tokenizer):
-        return
-    for to in shapes.values():
+    if any(to.is_static for to in shapes.values()):
+        _check_static(recipe, teacher)
+    other_tokens = bool(recipe.student.source) and not same_tokens(
+        teacher.tokenizer, origin.tokenizer
+    )
+    for name, to in shapes.items():
+        if not (to.is_static or other_tokens):
+            continue
         objective = build_objective(METHOD, recipe.loss, teacher.shape, to)
+        if objective.teacher_needs != Needs() and to.is_static:
+            raise UsageError(
+                "loss.relations_weight and loss.hidden_weight compare token states, and a static "
+                f"student ({name}) has none",
+                "leave them at 0",
+            )
         if objective.teacher_needs != Needs():
             raise UsageError(
                 "loss.relations_weight and loss.hidden_weight compare tokens, and "
                 f"{origin.source} has other tokens than {teacher.source}",
                 "leave them at 0: vectors, similarity and contrastive compare whole texts",
             )
+
+
+def _check_static(recipe: DistillRecipe, teacher: Embedder) -> None:
+    """Check that a static student can learn from a teacher. Raises UsageError: it cannot."""
+    if recipe.student.source:
+        raise UsageError(
+            "--student: a static student has the teacher's tokens and starts from its vectors",
+            "omit --student, or give a shape with layers",
+        )
+    fmt = teacher.format
+    if fmt.similarity != "cosine" and not fmt.normalize:
+        raise UsageError(
+            f"the vectors of {teacher.source} are compared by {fmt.similarity}, so that their "
+            "length counts; a static student's vectors have length 1",
+            "give a shape with layers, such as 3x384",
+        )
 
 
 def _origin(recipe: DistillRecipe, teacher: Embedder, session: Session) -> Embedder:

@@ -12,6 +12,7 @@ from kdcli.models.shape import parse_shape, shape_of
 from kdcli.recipe.resolve import Resolved, flatten
 from kdcli.types import ModelShape
 from kdcli.verbs.distill.settings import DistillRecipe, OnTextDownstream
+from kdcli.workloads.embedding import METHOD as EMBEDDING
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ def student_shapes(recipe: DistillRecipe, teacher: ModelShape) -> dict[str, Mode
     texts = recipe.student.to
     if len(set(texts)) < len(texts):
         raise UsageError(f"--to names a shape twice: {', '.join(texts)}")
-    parsed = {text: parse_shape(text, teacher) for text in texts}
+    learns_vectors = recipe.method == EMBEDDING
+    parsed = {text: parse_shape(text, teacher, allow_static=learns_vectors) for text in texts}
     return parsed if len(parsed) > 1 else {"student": next(iter(parsed.values()))}
 
 
@@ -195,6 +197,8 @@ def short_name(shape: ModelShape, teacher: ModelShape) -> str:
 
     For example, `6x384:1536@12` becomes `6x384`.
     """
+    if shape.is_static:
+        return str(shape)
     ffn = "" if shape.ffn == round(shape.hidden * teacher.ffn / teacher.hidden) else f":{shape.ffn}"
     heads = "" if shape.heads == teacher.heads else f"@{shape.heads}"
     return f"{shape.layers}x{shape.hidden}{ffn}{heads}"

@@ -42,6 +42,7 @@ from kdcli.models.load import (
     tidy_config,
 )
 from kdcli.models.model import Model
+from kdcli.models.static import is_static
 from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.report.views import short
 from kdcli.run.context import cpu_session
@@ -203,7 +204,8 @@ def _write_rest(
     defaults = {CONFIG_KEY: {"dtype": dtype}} if facts.format == "onnx" and dtype else {}
     tidy_config(model, staged / CONFIG_FILE, defaults)
     if loaded.format is not None:
-        save_format(loaded.format, model.config.hidden_size, staged)
+        static = is_static(model.config)
+        save_format(loaded.format, model.config.hidden_size, staged, static=static)
     save_tokenizer(loaded.tokenizer, staged)
     write_training_rows(staged, training_rows(location(source)))
     text = readme(facts, model, _js_model(loaded, facts), loaded.max_length, location(source))

@@ -1,0 +1,132 @@
+"""Static models: the vector of a text is the mean of one stored vector per token.
+
+A static model is a table. It has no layers and no positions, so it needs a hundredth of an
+encoder's time, and it is small if its vectors are short. It is saved as a `StaticEmbedding` of
+sentence-transformers under the names that model2vec uses, so that `SentenceTransformer` and
+model2vec's `StaticModel` load the directory.
+"""
+
+import copy
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.modeling_outputs import BaseModelOutput
+
+from kdcli.errors import UsageError
+
+MODEL_TYPE = "model2vec"
+TABLE = "embeddings"
+"""The name of the table in model.safetensors."""
+
+
+class StaticConfig(PreTrainedConfig):  # type: ignore[misc]
+    """The configuration of a static model, with the keys of model2vec."""
+
+    model_type = MODEL_TYPE
+    attribute_map = {"hidden_size": "hidden_dim"}  # noqa: RUF012 - as in transformers
+
+    vocab_size: int = 0
+    hidden_dim: int = 0
+    normalize: bool = True
+    # Not annotated, so that config.json does not have them.
+    num_hidden_layers = 0
+    num_attention_heads = 1
+    intermediate_size = 0
+    pad_token_id = 0
+
+
+class StaticModel(PreTrainedModel):  # type: ignore[misc]
+    """Token ids [B, L] -> the stored vectors of the tokens [B, L, D]."""
+
+    config_class = StaticConfig
+    base_model_prefix = "static"
+    _supports_sdpa = True
+
+    def __init__(self, config: StaticConfig) -> None:
+        super().__init__(config)
+        self.embeddings = nn.Parameter(torch.empty(config.vocab_size, config.hidden_dim))
+        # Modules that work on an encoder's layers find none.
+        self.layers = nn.ModuleList()
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if module is self:
+            nn.init.normal_(self.embeddings, std=self.config.hidden_dim**-0.5)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **unused: object
+    ) -> BaseModelOutput:
+        return BaseModelOutput(last_hidden_state=F.embedding(input_ids, self.embeddings))
+
+
+AutoConfig.register(MODEL_TYPE, StaticConfig)
+AutoModel.register(StaticConfig, StaticModel)
+
+
+def is_static(config: PreTrainedConfig) -> bool:
+    """Return whether a configuration is a static model's."""
+    return str(config.model_type) == MODEL_TYPE
+
+
+def read_sizes(config: StaticConfig, weights: Path) -> None:
+    """Set the sizes of a configuration to those of the stored table.
+
+    model2vec's own configurations lack the number of tokens.
+
+    Raises UsageError: the file has no table, or one whose rows several tokens share.
+    """
+    try:
+        with safe_open(weights, "pt") as tensors:
+            names = set(tensors.keys())
+            shape = tensors.get_slice(TABLE).get_shape() if names == {TABLE} else None
+    except SafetensorError as error:
+        raise UsageError(f"{weights} is damaged: {error}", "copy the model again") from None
+    if shape is None or len(shape) != 2:
+        raise UsageError(
+            f"{weights} must hold one tensor, {TABLE}, with a row for each token; it holds "
+            f"{', '.join(sorted(names))}",
+            "a static model with a smaller vocabulary than its tokenizer is not supported",
+        )
+    config.vocab_size, config.hidden_dim = shape
+
+
+def as_static(table_VD: Tensor) -> StaticModel:
+    """Return a static model with a table [V, D], in eval mode."""
+    vocab_size, width = table_VD.shape
+    config = StaticConfig(vocab_size=vocab_size, hidden_dim=width)
+    model: StaticModel = StaticModel(config)
+    with torch.no_grad():
+        model.embeddings.copy_(table_VD)
+    model.eval()
+    return model
+
+
+def bare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
+    """Return a copy of a tokenizer that adds no special tokens to a text and truncates nothing.
+
+    Raises UsageError: the tokenizer is not a fast one, which a static model needs.
+    """
+    if not tokenizer.is_fast:
+        raise UsageError(
+            f"{type(tokenizer).__name__} has no tokenizer.json, which a static model needs",
+            "choose a teacher with a fast tokenizer",
+        )
+    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    backend.post_processor = None
+    backend.no_truncation()
+    backend.no_padding()
+    special = dict(tokenizer.special_tokens_map)
+    # Padding is masked, so any token can be it.
+    special.setdefault("pad_token", backend.id_to_token(0))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
