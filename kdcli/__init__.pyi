@@ -157,6 +157,7 @@ def evaluate(
     models: Path | str | Sequence[Path | str] | None = None,
     *,
     mask_file: Path | str | Sequence[Path | str] | None = None,
+    documents: Path | str | None = None,
     predictions: Path | str | None = None,
     submission: Path | str | None = None,
     max_class_drop: float | None = None,

@@ -53,13 +53,42 @@ def _mapped(file: Path) -> Array:
         raise UsageError(f"{file} cannot be read as a .npy array: {one_line(error)}") from None
 
 
-def _from_npy(file: Path, texts: Texts) -> Array:
+def read_rows(file: Path, count: int, of: str) -> Array:
+    """Read a `.npy` array with one vector for each of `count` texts, [count, E].
+
+    Args:
+        file: the file.
+        count: the number of texts.
+        of: what a text is called in messages.
+
+    Raises:
+        UsageError: the file has the wrong format, number of rows or kind of values, or a vector is
+            not finite.
+    """
+    if not file.is_file():
+        raise UsageError(f"no vectors at {file}", f"give a .npy file with a row for each {of}")
+    rows_NE = _floats(file)
+    if len(rows_NE) != count:
+        raise UsageError(f"{file} has {len(rows_NE):,} vectors for {count:,} {of}s")
+    vectors_NE = np.asarray(rows_NE, dtype=np.float32)
+    if len(wrong := np.flatnonzero(~np.isfinite(vectors_NE).all(1))):
+        raise UsageError(f"{file}: {len(wrong):,} vectors are not finite, the first: {wrong[0]}")
+    return vectors_NE
+
+
+def _floats(file: Path) -> Array:
+    """Open an array [rows, width] of floats."""
     rows_RE = _mapped(file)
     if rows_RE.ndim != 2 or rows_RE.dtype.kind != "f":
         raise UsageError(
             f"{file} holds {rows_RE.dtype} {list(rows_RE.shape)}; it must hold floats, with one "
             "row for each text"
         )
+    return rows_RE
+
+
+def _from_npy(file: Path, texts: Texts) -> Array:
+    rows_RE = _floats(file)
     if len(rows_RE) != texts.read or (texts.rows < 0).any():
         pairs = (
             "; pairs need a .parquet file with the columns text and vector" if texts.paired else ""

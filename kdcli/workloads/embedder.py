@@ -27,6 +27,7 @@ from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.types import Array, Batch, Example, Needs, Task
 from kdcli.workloads.runner_outputs import FORWARD_ROWS, padded
+from kdcli.workloads.settings import VectorFormat
 
 TEXTS = Task("texts", "score", ("text",), ())
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # in one forward pass, including padding
@@ -43,12 +44,14 @@ class Embedder(Model):
         runner: computes the hidden states or vectors; None for PyTorch.
         outputs: names of the runner's outputs.
         dimensions: number of leading components that vectors are truncated to; None keeps all.
+        stored: how the vectors of documents are stored for a search.
     """
 
     format: EmbeddingFormat = field(default_factory=EmbeddingFormat)
     runner: Runner | None = None
     outputs: Sequence[str] = ("last_hidden_state",)
     dimensions: int | None = None
+    stored: VectorFormat = "float32"
 
     @classmethod
     def open(
@@ -204,7 +207,7 @@ class Embedder(Model):
                 indices = order[begin : begin + FORWARD_ROWS]
                 batch = rows.batch(indices)
                 vectors_NE[indices] = self._run(self.runner, batch, rows.pad_id, pool)
-            return self._cut(vectors_NE)
+            return self.cut(vectors_NE)
         module = self.captured()
         module.to(session.device).eval()
         budget = TOKENS_AT_ONCE.get(session.device.type, TOKENS_AT_ONCE["cuda"])
@@ -225,7 +228,7 @@ class Embedder(Model):
                 budget //= 2
                 continue
             begin += len(indices)
-        return self._cut(vectors_NE)
+        return self.cut(vectors_NE)
 
     def cuts(self, name: str, dimensions: Sequence[int]) -> "dict[str, Embedder]":
         """Return copies of the model with vectors truncated to each of `dimensions`, by name.
@@ -246,7 +249,17 @@ class Embedder(Model):
             name: self
         }
 
-    def _cut(self, v_ND: Array) -> Array:
+    def stored_as(self, name: str, formats: Sequence[VectorFormat]) -> "dict[str, Embedder]":
+        """Return copies of the model with documents stored in each of `formats`, by name.
+
+        Without formats, the model itself is returned under `name`.
+        """
+        return {f"{name}, {stored}": replace(self, stored=stored) for stored in formats} or {
+            name: self
+        }
+
+    def cut(self, v_ND: Array) -> Array:
+        """Truncate vectors to the model's `dimensions`."""
         check_finite(v_ND, f"components of the vectors of {self.source}")
         cut_ND = v_ND[:, : self.dimensions]
         if self.dimensions is None or not self.format.normalize:

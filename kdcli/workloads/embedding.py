@@ -52,6 +52,7 @@ from kdcli.workloads.retrieval import RETRIEVAL, read_retrieval
 from kdcli.workloads.scores import RESAMPLES, EvaluationResult, ModelScores, compare
 from kdcli.workloads.settings import DownstreamSettings, TaskHeadSettings, VectorSettings
 from kdcli.workloads.tasks import open_rows as open_labelled_rows
+from kdcli.workloads.vector_index import open_index
 from kdcli.workloads.workload import MODEL_INPUTS, Workload
 
 TASKS = ("embedding", "retrieval")
@@ -424,7 +425,10 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWo
         data = read_retrieval(request.data.source or "")
         if request.data.partition is not None:
             data = data.part(Partition.read(request.data.partition), request.data.split)
-        eval_set = RetrievalEvaluation(data, session)
+        index = None
+        if (source := request.documents) is not None:
+            index = open_index(source, list(data.documents.values()), request.pooling, session)
+        eval_set = RetrievalEvaluation(data, session, index=index)
         notes = [f"{len(data.queries):,} queries, {len(data.documents):,} documents"]
     else:
         eval_set = open_pairs(request.task, request.data, request.trained, session)

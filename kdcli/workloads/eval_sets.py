@@ -22,6 +22,7 @@ from kdcli.workloads.recipes import downstream_recipe
 from kdcli.workloads.retrieval import RETRIEVAL, Retrieval, read_retrieval
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import DownstreamSettings, LabelledSettings
+from kdcli.workloads.vector_index import Index
 
 
 class EvalSet(Protocol):
@@ -67,11 +68,12 @@ class PairEvaluation(LabelledWorkload):
 
 @dataclass(frozen=True)
 class RetrievalEvaluation:
-    """Evaluation of embedding models on retrieval."""
+    """Evaluation of embedding models on retrieval, by their own documents or by an index."""
 
     data: Retrieval
     session: Session
     name: str = RETRIEVAL
+    index: Index | None = None
     gated_metrics: Sequence[str] = RETRIEVAL_METRICS
 
     @property
@@ -82,7 +84,7 @@ class RetrievalEvaluation:
     def score(self, model: Model) -> ModelScores:
         """Rank the corpus for each query and score the rankings."""
         assert isinstance(model, Embedder)
-        return self.data.score(model, self.session)
+        return self.data.score(model, self.session, self.index)
 
 
 def open_eval_sets(

@@ -59,6 +59,8 @@ class EvaluationRequest:
         metrics: additional metrics from the `evaluate` library.
         pooling: pooling that turns plain encoders into embedding models.
         by_head: score heads even if the first model is an embedding model.
+        documents: the model or file whose vectors of documents are searched; None for each model's
+            own.
     """
 
     task: str
@@ -68,3 +70,4 @@ class EvaluationRequest:
     metrics: Sequence[str] = ()
     pooling: str | None = None
     by_head: bool = False
+    documents: str | None = None

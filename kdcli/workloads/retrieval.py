@@ -16,11 +16,12 @@ from kdcli.data.labelled.partition import Partition, Pools, text_hashes
 from kdcli.data.sources import open_source
 from kdcli.engine.launch import Session
 from kdcli.errors import UsageError
-from kdcli.metrics.retrieval import rank_documents, ranking_metrics, similarities
+from kdcli.metrics.retrieval import rank_documents, ranking_metrics
 from kdcli.types import Array, RowHashes
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.rankings import ranking_scores
 from kdcli.workloads.scores import ModelScores
+from kdcli.workloads.vector_index import Index, searched
 
 RETRIEVAL = "retrieval"
 TOP = 100
@@ -64,10 +65,20 @@ class Retrieval:
             )
         return replace(self, queries=queries)
 
-    def score(self, model: Embedder, session: Session) -> ModelScores:
-        """Rank the corpus for each query by a model's vectors and score the rankings."""
-        values = retrieval_scores(self, model, session)
-        return ranking_scores(RETRIEVAL, "test", values, [model.note])
+    def score(self, model: Embedder, session: Session, index: Index | None = None) -> ModelScores:
+        """Rank the corpus for each query by a model's vectors and score the rankings.
+
+        Args:
+            model: the model of the queries, and of the documents unless there is an index.
+            session: the device.
+            index: the vectors of the documents, if another model made them.
+
+        Raises:
+            UsageError: the model's vectors have another width than the index.
+        """
+        values = retrieval_scores(self, model, session, index)
+        notes = [model.note] if index is None else [model.note, f"searches {index.source}"]
+        return ranking_scores(RETRIEVAL, "test", values, notes)
 
 
 def read_retrieval(source: str) -> Retrieval:
@@ -121,15 +132,20 @@ def read_retrieval(source: str) -> Retrieval:
     return Retrieval(folder.name, documents, used, relevance)
 
 
-def retrieval_scores(data: Retrieval, model: Embedder, session: Session) -> dict[str, Array]:
+def retrieval_scores(
+    data: Retrieval, model: Embedder, session: Session, index: Index | None
+) -> dict[str, Array]:
     """Rank the corpus for every query and score the rankings, metric -> values [Q]."""
     documents, queries = list(data.documents), list(data.queries)
-    d_ND = model.vectors(list(data.documents.values()), "document", session)
+    if index is None:
+        d_ND = model.vectors(list(data.documents.values()), "document", session)
+    else:
+        d_ND = index.for_queries_of(model)
     q_QD = model.vectors(list(data.queries.values()), "query", session)
     rankings: list[list[str]] = []
     for begin in range(0, len(queries), QUERIES_AT_ONCE):
         end = begin + QUERIES_AT_ONCE
-        scores_QN = similarities(q_QD[begin:end], d_ND, model.format.similarity)
+        scores_QN = searched(q_QD[begin:end], d_ND, model.format.similarity, model.stored)
         rankings += rank_documents(scores_QN, queries[begin:end], documents, data.relevance, TOP)
     rows = [ranking_metrics(r, data.relevance[q]) for q, r in zip(queries, rankings, strict=True)]
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}

@@ -38,6 +38,8 @@ Pooling = Annotated[
     Option("--pooling", panel=DATA, choices=("mean", "cls", "last"), metavar="NAME"),
     Field(description="Pooling of an encoder without modules.json (default: the model's own)."),
 ]
+VectorFormat = Literal["float32", "int8", "binary"]
+"""How the vectors of documents are stored for a search."""
 Metrics = Annotated[
     list[str],
     Option("--metric", panel=DATA, metavar="NAME|DIR", rare=True),

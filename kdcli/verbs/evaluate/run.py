@@ -43,6 +43,7 @@ from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.mteb_tasks import PREFIX
 from kdcli.workloads.predictions import shown_label, summed_up
 from kdcli.workloads.requests import EvaluationRequest
+from kdcli.workloads.retrieval import RETRIEVAL
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import TaskHeadSettings
 from kdcli.workloads.workload import Workload
@@ -157,6 +158,7 @@ def _request(recipe: EvaluateRecipe) -> EvaluationRequest:
         recipe.metrics,
         recipe.pooling,
         by_head=bool(recipe.masks),
+        documents=recipe.documents,
     )
 
 
@@ -186,6 +188,11 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
         raise UsageError(
             "head.label_map is for models, not for masks",
             "choose the words of an .npy by head.words",
+        )
+    if recipe.task != RETRIEVAL and (recipe.documents is not None or recipe.vector_formats):
+        raise UsageError(
+            f"--documents and vector_formats are for task {RETRIEVAL}, not for {recipe.task}",
+            "omit them",
         )
     if not predicts_rows(recipe.task) and (
         recipe.masks or recipe.metrics or extras.predictions or extras.submission
@@ -221,7 +228,8 @@ def _load(
 ) -> dict[str, Model]:
     """Load a model, or the base under a mask. Returns it by its name.
 
-    An embedding model is returned once for each number of dimensions to which its vectors are cut.
+    An embedding model is returned once for each number of dimensions to which its vectors are cut,
+    and for each format in which they are stored.
 
     Raises UsageError: `dimensions` is given for a model that is scored by its head.
     """
@@ -234,13 +242,16 @@ def _load(
         head = TaskHeadSettings(label_map=recipe.head.label_map)
         model = workload.load(source, head=head, new_head=False)
     Progress.log(f"{source}: {model.note}")
-    if not recipe.dimensions:
+    if not (recipe.dimensions or recipe.vector_formats):
         return {name: model}
     if not isinstance(model, Embedder):
         raise UsageError(
             "dimensions cuts vectors, and these models are scored by their heads", "omit it"
         )
-    return dict(model.cuts(name, recipe.dimensions))
+    loaded: dict[str, Model] = {}
+    for cut_name, cut in model.cuts(name, recipe.dimensions).items():
+        loaded |= cut.stored_as(cut_name, recipe.vector_formats)
+    return loaded
 
 
 def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_code: bool) -> Model:

@@ -8,7 +8,14 @@ from pydantic.dataclasses import dataclass
 
 from kdcli.recipe.options import GOAL, RUN, Option
 from kdcli.recipe.sections import MaxClassDrop, MeasureSettings, Section
-from kdcli.workloads.settings import HeadSettings, LabelledSettings, Metrics, Pooling, TaskName
+from kdcli.workloads.settings import (
+    HeadSettings,
+    LabelledSettings,
+    Metrics,
+    Pooling,
+    TaskName,
+    VectorFormat,
+)
 
 
 class EvaluatedHeadSettings(HeadSettings):
@@ -42,6 +49,18 @@ class EvaluateRecipe(Section):
     dimensions: list[Annotated[int, Field(ge=1)]] = Field(
         default_factory=list,
         description="Lengths to which vectors are truncated, each evaluated as a separate model.",
+    )
+    documents: Annotated[str | None, Option("--documents", metavar="MODEL|FILE", rare=True)] = (
+        Field(
+            None,
+            description="In retrieval, search the documents' vectors of this model, or of a .npy "
+            "file with a row for each document (default: each model's own).",
+        )
+    )
+    vector_formats: list[VectorFormat] = Field(
+        default_factory=list,
+        description="In retrieval, how the documents' vectors are stored, each evaluated as a "
+        "separate model.",
     )
     dtype: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"], Option("--dtype", panel=RUN, rare=True)

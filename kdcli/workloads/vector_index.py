@@ -1,0 +1,104 @@
+"""An index of document vectors: whose vectors they are, and how they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kdcli.engine.launch import Session
+from kdcli.errors import UsageError
+from kdcli.metrics.retrieval import similarities
+from kdcli.targets.precomputed import read_rows
+from kdcli.types import Array
+from kdcli.workloads.embedder import Embedder
+from kdcli.workloads.settings import VectorFormat
+
+LEVELS = 255
+"""Number of steps between the smallest and the largest value of a component in int8."""
+RESCORED = 400
+"""Number of documents whose binary vectors are compared with the query's own vector."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """The vectors of documents that another model made, or that a file holds.
+
+    Attributes:
+        source: The model or file.
+        vectors_NE: The vectors, in the order of the documents.
+    """
+
+    source: str
+    vectors_NE: Array
+
+    def for_queries_of(self, model: Embedder) -> Array:
+        """Return the vectors that a model's queries search, cut as the model cuts its own.
+
+        Raises UsageError: the model's vectors have another width.
+        """
+        width, own = self.vectors_NE.shape[1], model.format.width(model.model.config.hidden_size)
+        if width != own:
+            raise UsageError(
+                f"the documents' vectors of {self.source} have {width} numbers, and those of "
+                f"{model.source} have {own}",
+                "give the documents of a model with the same width, or distil a student with it",
+            )
+        return model.cut(self.vectors_NE)
+
+
+def open_index(
+    source: str, documents: Sequence[str], pooling: str | None, session: Session
+) -> Index:
+    """Encode documents with a model, or read their vectors from a `.npy` file.
+
+    Raises:
+        UsageError: the model cannot be loaded, or the file does not fit the documents.
+    """
+    if Path(source).suffix == ".npy":
+        return Index(source, read_rows(Path(source), len(documents), "document"))
+    model = Embedder.open_scored(
+        source, pooling=pooling, trust_remote_code=session.trust_remote_code
+    )
+    return Index(source, model.vectors(documents, "document", session))
+
+
+def searched(q_QE: Array, d_NE: Array, similarity: str, stored: VectorFormat) -> Array:
+    """Return the score of each document for each query, [Q, N]; larger is better.
+
+    * `int8`: each component of the documents has 256 levels between its smallest and its largest
+      value. Queries stay in float32.
+    * `binary`: the documents keep the signs of their components. The documents with the most signs
+      in common with a query come first, and the best `RESCORED` of them are ranked by the product
+      of the query's float32 vector and the document's signs.
+
+    Raises:
+        UsageError: binary vectors do not have this similarity.
+    """
+    if stored == "float32":
+        return similarities(q_QE, d_NE, similarity)
+    if stored == "int8":
+        return similarities(q_QE, _in_int8(d_NE), similarity)
+    if similarity not in ("cosine", "dot"):
+        raise UsageError(
+            f"binary vectors have no {similarity} similarity", "use float32 or int8 vectors"
+        )
+    signs_NE = np.where(d_NE > 0, 1, -1).astype(np.float32)
+    common_QN = np.where(q_QE > 0, 1, -1).astype(np.float32) @ signs_NE.T
+    scores_QN = similarities(q_QE, signs_NE, similarity)
+    order_QN = np.argsort(-common_QN, axis=1, kind="stable")
+    place_QN = np.argsort(order_QN, axis=1, kind="stable")
+    # Documents that are not rescored stay behind the others, in the order of their signs.
+    behind_QN = scores_QN.min() - 1 - place_QN
+    return np.asarray(np.where(place_QN < RESCORED, scores_QN, behind_QN))
+
+
+def _in_int8(d_NE: Array) -> Array:
+    """Round vectors to the levels of their components, and return them in float32."""
+    low_E, high_E = d_NE.min(0), d_NE.max(0)
+    step_E = np.maximum((high_E - low_E) / LEVELS, 1e-12)
+    codes_NE = np.round((d_NE - low_E) / step_E) - 128
+    stored_NE = codes_NE.clip(-128, 127).astype(np.int8)
+    return np.asarray((stored_NE.astype(np.float32) + 128) * step_E + low_E, dtype=np.float32)
