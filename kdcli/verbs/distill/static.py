@@ -31,7 +31,7 @@ RARE = 1e-3
 """The frequency at which a token's weight is one half."""
 TOKENS_AT_ONCE = 1024
 """Number of single tokens in one forward pass of the teacher."""
-PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01)
+PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 """The values of λ that are tried, the strongest first."""
 CHOOSING = 0.05
 """The share of the training texts that chooses λ."""

@@ -8,7 +8,10 @@ from kdcli.cli.verb import COMPRESS, SAVING, Given, verb
     "sets",
     "device",
     *SAVING,
-    examples=("kdcli trim demo --data demo --vocab-size 500",),
+    examples=(
+        "kdcli trim demo --data demo --vocab-size 500",
+        "kdcli trim my-org/ticket-classifier --data tickets.csv --max-drop 0.5",
+    ),
     panel=COMPRESS,
 )
 def trim(given: Given) -> Printable | None:

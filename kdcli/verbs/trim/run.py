@@ -6,7 +6,7 @@ from kdcli.deploy.latency import Subject
 from kdcli.deploy.sparse.load import load
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
-from kdcli.errors import UsageError
+from kdcli.errors import GateError, UsageError
 from kdcli.models.card import describe, describe_source
 from kdcli.models.custom_class import HEADS
 from kdcli.models.embedder import read_format, save_embedder
@@ -22,10 +22,9 @@ from kdcli.report.finish import (
 )
 from kdcli.report.front import EMBEDDER
 from kdcli.run.context import open_run
+from kdcli.verbs.trim.bound import AFTER, BEFORE, smallest_vocabulary
 from kdcli.verbs.trim.settings import TrimRecipe
 from kdcli.workloads.vocabulary import trimmed
-
-BEFORE, AFTER = "untrimmed", "trimmed"
 
 
 def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> RunResult | None:
@@ -39,6 +38,7 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> RunResult | Non
         raise UsageError(
             "no text given", "kdcli trim MODEL --data TEXT keeps the tokens of the text"
         )
+    check_bound(recipe)
     source = str(recipe.model)
     context = open_run(resolved, options, f"trim-{Path(source).name}", dtype="fp32", evaluates=True)
     if context is None:
@@ -46,13 +46,21 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> RunResult | Non
     folder, trusted = context.folder, context.trust_remote_code
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
     model, fmt = load(source, trust_remote_code=trusted), read_format(source)
-    smaller, notes = trimmed(
-        Model(model, tokenizer, source, ""),
-        recipe.data.source,
-        size=recipe.vocab_size,
-        column=recipe.data.column,
-        prompts=fmt.prompts.values() if fmt else (),
-    )
+    whole = Model(model, tokenizer, source, "")
+    prompts = fmt.prompts.values() if fmt else ()
+    bounded = None
+    if recipe.max_drop is None:
+        smaller, notes = trimmed(
+            whole,
+            recipe.data.source,
+            size=recipe.vocab_size,
+            column=recipe.data.column,
+            prompts=prompts,
+        )
+    else:
+        with smallest_vocabulary(recipe, fmt, context.session) as bounded:
+            smaller, notes = trimmed(whole, str(bounded.text), size=bounded.size, prompts=prompts)
+            notes = [bounded.sentence, *notes]
     RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
     rows = training_rows(location(source))
     if fmt is not None:
@@ -76,4 +84,33 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> RunResult | Non
         notes=notes,
         auto_class=EMBEDDER if fmt else f"AutoModelFor{head}" if head else "AutoModel",
     )
-    return context.report(contents, recipe.measure)
+    if bounded is not None:
+        contents.evaluations = bounded.result.evaluations
+        contents.comparisons = bounded.result.comparisons
+    result = context.report(contents, recipe.measure)
+    if bounded is not None and not bounded.met:
+        raise GateError(
+            f"{bounded.sentence}: more than {recipe.max_drop:g}",
+            f"the model is in {folder}; give more text, or a lower --max-drop",
+        )
+    return result
+
+
+def check_bound(recipe: TrimRecipe) -> None:
+    """Check the options of a bound. Raises UsageError: they do not fit together."""
+    if recipe.max_drop is None:
+        if recipe.task is not None or recipe.pooling is not None:
+            raise UsageError(
+                "--task and --pooling are for --max-drop, which scores the model",
+                "add --max-drop POINTS, or omit them",
+            )
+        return
+    if recipe.vocab_size is not None:
+        raise UsageError(
+            "--vocab-size and --max-drop both choose the number of tokens", "give one of them"
+        )
+    if str(recipe.data.source).endswith((".yaml", ".yml")) or recipe.data.column is not None:
+        raise UsageError(
+            "--max-drop scores the rows of one source, with the texts that its task reads",
+            "omit data.column, and trim for several languages by --vocab-size",
+        )

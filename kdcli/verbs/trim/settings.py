@@ -4,8 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kdcli.recipe.options import Option
+from kdcli.recipe.options import GOAL, Option
 from kdcli.recipe.sections import DATA_OPTION, MeasureSettings, Section
+from kdcli.workloads.settings import Pooling, TaskName
 
 
 class TrimData(Section):
@@ -33,6 +34,14 @@ class TrimRecipe(Section):
         gt=0,
         description="Number of tokens to keep (default: every token that occurs in the data).",
     )
+    max_drop: Annotated[float | None, Option("--max-drop", panel=GOAL, metavar="POINTS")] = Field(
+        None,
+        ge=0,
+        description="Keep the fewest tokens with which the score drops by at most this many points "
+        "(1 point = 0.01): the task's metric, or agreement with the model if there are no labels.",
+    )
+    task: TaskName = None
+    pooling: Pooling = None
     data: TrimData = TrimData()
     measure: MeasureSettings = MeasureSettings(latency=False)
 
