@@ -69,7 +69,8 @@ class Command(TyperCommand):
         parts: list[str | tuple[str, list[Row]]] = [ctx.get_usage(), self.help or ""]
         parts += panels.items()
         if left_out:
-            parts.append(f"{left_out} more options: {ctx.command_path} {ALL}")
+            noun = "option" if left_out == 1 else "options"
+            parts.append(f"{left_out} more {noun}: {ctx.command_path} {ALL}")
         if self.examples:
             parts.append(
                 (
