@@ -59,6 +59,8 @@ class Command(TyperCommand):
         """Print the help to stdout, with all options or with the usual ones."""
         panels: dict[str, list[Row]] = {}
         left_out = 0
+        # A line that names one more option is as long as the option.
+        everything = everything or sum(p.name in self.rare for p in self.get_params(ctx)) == 1
         for parameter in self.get_params(ctx):
             if not everything and parameter.name in self.rare:
                 left_out += 1
@@ -69,8 +71,7 @@ class Command(TyperCommand):
         parts: list[str | tuple[str, list[Row]]] = [ctx.get_usage(), self.help or ""]
         parts += panels.items()
         if left_out:
-            noun = "option" if left_out == 1 else "options"
-            parts.append(f"{left_out} more {noun}: {ctx.command_path} {ALL}")
+            parts.append(f"{left_out} more options: {ctx.command_path} {ALL}")
         if self.examples:
             parts.append(
                 (

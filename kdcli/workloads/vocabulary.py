@@ -207,7 +207,7 @@ def _counts(source: str, column: str | None, tokenizer: PreTrainedTokenizerBase)
     opened = open_source(source)
     key = cache_key("vocabulary", opened.identity, column, tokenizer_hash(tokenizer))
     file = cache_dir() / "vocabularies" / f"{key}.safetensors"
-    use_entry(file, f"{opened.name}, {tokenizer.name_or_path}")
+    use_entry(file, f"{opened.name}, {Path(tokenizer.name_or_path).name}")
     if file.is_file() and not isinstance(opened, HubSource):
         return load_file(file)["counts"]
     batches = _batches(_texts(opened, "train", column))

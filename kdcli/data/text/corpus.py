@@ -158,7 +158,7 @@ def _open_cached(
     folder = cache_dir() / "corpora" / key
     if isinstance(opened, HubSource):
         folder = _at_revision(folder, opened.hub)
-    use_entry(folder, f"{opened.name}, {tokenizer.name_or_path}")
+    use_entry(folder, f"{opened.name}, {Path(tokenizer.name_or_path).name}")
     shards = tokenise(opened, tokenizer, column, folder, log=log, cached=True)
     return streams_of(folder, shards)
 
