@@ -224,7 +224,7 @@ def _stats(path: Path) -> Iterator[os.stat_result]:
 
 
 def _about(note: Path) -> str:
-    """Read a note; empty if there is none."""
+    """Read a note. Returns an empty text if the file does not exist."""
     try:
         with note.open("rb") as file:
             return file.read(MAX_NOTE_BYTES).decode("utf-8", "replace")
