@@ -108,8 +108,10 @@ def _locked_note(note: Path) -> IO[bytes]:
 
 def open_note(note: Path) -> IO[bytes]:
     """Open a note for reading and writing, and create it if it does not exist."""
-    # No mode of `open` creates a file and keeps the content of an existing one.
-    return os.fdopen(os.open(note, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
+    # No mode of `open` creates a file and keeps the content of an existing one. A link could lead
+    # to a file outside the cache.
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    return os.fdopen(os.open(note, flags, 0o666), "r+b", buffering=0)
 
 
 def _is_file_at(path: Path, file: IO[bytes]) -> bool:
@@ -128,7 +130,7 @@ def lock_note(file: IO[bytes], *, shared: bool) -> bool:
             to take the lock that excludes all users.
 
     Returns:
-        False if another process holds a lock that prevents it.
+        False if another process holds a lock that prevents it, or may hold one.
     """
     if sys.platform == "win32":
         # Windows refuses to delete a file that a process has open.
@@ -140,9 +142,10 @@ def lock_note(file: IO[bytes], *, shared: bool) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        # Some network file systems have no locks.
+        # Some network file systems have no locks, so nobody knows whether an entry is in use.
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
             raise
+        return shared
     return True
 
 
@@ -178,6 +181,18 @@ def user_path(path: str | Path) -> Path:
         raise UsageError(
             f"cannot expand '{text}': there is no such user", "write the path in full"
         ) from None
+
+
+def without_home(text: str) -> str:
+    """Write ~ for the home directory wherever it occurs in a text."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        # A container's bare user id has no home directory.
+        return text
+    if home == Path(home.anchor):
+        return text
+    return re.sub(rf"{re.escape(str(home))}(?![\w.-])", "~", text)
 
 
 def check_writable(path: Path, *, directory: bool) -> None:

@@ -19,7 +19,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from kdcli.deploy.environment import MachineFacts, describe_environment, installed, versions
 from kdcli.deploy.sessions import Caller, library, onnx_caller, openvino_caller
-from kdcli.disk import cache_dir
+from kdcli.disk import cache_dir, without_home
 from kdcli.engine.device import (
     accelerators,
     choose_device,
@@ -144,7 +144,7 @@ class Diagnosis:
     facts: DoctorFacts
 
     def to_json(self) -> str:
-        return _without_home(json.dumps(self.facts, indent=2))
+        return without_home(json.dumps(self.facts, indent=2))
 
     def to_markdown(self) -> str:
         """Return a fenced block with a line for each fact."""
@@ -152,7 +152,7 @@ class Diagnosis:
         width = max(len(name) for name, _ in rows) + 2
         lines = (f"{name:{width}}{value.strip()}" for name, value in rows)
         lines = (line.replace("\n", "\n" + " " * width) for line in lines)
-        return _without_home("\n".join(["```text", *lines, "```"]))
+        return without_home("\n".join(["```text", *lines, "```"]))
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         """Yield the names and values of the block."""
@@ -335,13 +335,3 @@ def _failure(error: MachineError) -> str:
 
 def _gb(count: int) -> str:
     return f"{count / 1e9:.1f} GB"
-
-
-def _without_home(text: str) -> str:
-    """Replace the home directory by ~."""
-    try:
-        home = str(Path.home())
-    except RuntimeError:
-        # A container's bare user id has no home directory.
-        return text
-    return text.replace(home, "~") if home != "/" else text

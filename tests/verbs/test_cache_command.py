@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import kdcli
 from kdcli.cli import app
 from kdcli.disk import cache_key, note_of, use_entry
+from kdcli.errors import MachineError
 from kdcli.verbs.cache.settings import KINDS
 
 DAY = 86_400
@@ -155,11 +156,23 @@ def test_links_are_not_followed(cache, tmp_path):
     (cache / "vectors").symlink_to(outside / "vectors")
     inside = add(cache, "corpora")
     (inside / "more").symlink_to(target)
+    sizes = {entry["kind"]: entry["bytes"] for entry in printed("ls")["entries"]}
+    assert sizes["scores"] < 1000
     assert {entry["kind"] for entry in printed("ls")["entries"]} == {"corpora", "scores"}
     assert "is a link" in run("clean", "--yes").stderr
     assert not inside.exists()
     assert list((cache / "scores").iterdir()) == []
     assert (target / "data.bin").is_file()
+
+
+def test_a_note_that_is_a_link_is_not_written(cache, tmp_path):
+    (tmp_path / "letter").write_text("private")
+    entry = cache / "vectors" / cache_key(1)
+    entry.parent.mkdir(parents=True)
+    note_of(entry).symlink_to(tmp_path / "letter")
+    with pytest.raises(MachineError):
+        use_entry(entry, "about")
+    assert (tmp_path / "letter").read_text() == "private"
 
 
 def test_other_files_stay(cache):

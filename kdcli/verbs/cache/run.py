@@ -30,6 +30,7 @@ from kdcli.disk import (
     note_of,
     open_note,
     remove,
+    without_home,
 )
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
@@ -91,7 +92,7 @@ class Listing:
     def renderables(self) -> Iterable[object]:
         if self.entries:
             yield table_of(self.entries)
-        yield f"{_amount(self.entries)} in {home_as_tilde(self.folder)}"
+        yield f"{_amount(self.entries)} in {without_home(str(self.folder))}"
 
 
 @dataclass(frozen=True)
@@ -182,14 +183,6 @@ def table_of(entries: Iterable[Entry]) -> Table:
     return table
 
 
-def home_as_tilde(path: Path) -> str:
-    """Write a path with ~ for the home directory."""
-    try:
-        return str(Path("~") / path.relative_to(Path.home()))
-    except (ValueError, RuntimeError):
-        return str(path)
-
-
 def _entries_in(folder: Path, kind: str) -> Iterator[Entry]:
     by_name: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -217,6 +210,7 @@ def _stats(path: Path) -> Iterator[os.stat_result]:
     with suppress(FileNotFoundError):
         if not path.is_dir() or path.is_symlink():
             yield path.lstat()
+            return
     for folder, _, files in os.walk(path):
         for file in files:
             with suppress(FileNotFoundError):
