@@ -6,9 +6,10 @@ import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,7 +33,8 @@ def cache_dir() -> Path:
     """Return the cache directory.
 
     It holds files that kdcli can create again, and `objects/`, the data that was given to a
-    function of Python as an object; see `kdcli.data.objects`.
+    function of Python as an object; see `kdcli.data.objects`. Each directory in it is a kind of
+    entries, which `kdcli.verbs.cache` lists and deletes.
 
     It is `$KDCLI_CACHE`, otherwise `~/.cache/kdcli`, otherwise a temporary directory.
     """
@@ -48,6 +50,103 @@ def cache_dir() -> Path:
 def cache_key(*parts: object) -> str:
     """Return 24 hex digits of a hash over JSON values; equal parts have the same key."""
     return hashlib.sha256(json.dumps(parts).encode("ascii")).hexdigest()[:24]
+
+
+USED = ".used"
+"""The ending of the note next to a cache entry: what the entry is for. Its time is the last use."""
+MAX_NOTE_BYTES = 10_000
+_NOTES: dict[Path, IO[bytes]] = {}
+"""The notes of the entries that this process uses. They stay open: closing one unlocks it."""
+
+
+def note_of(entry: Path) -> Path:
+    """Return the path of the note next to a cache entry."""
+    return entry.with_name(f".{entry.name.partition('.')[0]}{USED}")
+
+
+def use_entry(entry: Path, about: str = "") -> None:
+    """Tell `kdcli cache` that this process uses a cache entry, from now on until it ends.
+
+    Call this before looking for the entry, so that `kdcli cache clean` cannot delete it in between.
+    If the entry is being deleted, the call waits until it is gone.
+
+    Args:
+        entry: the file or directory, which need not exist yet.
+        about: the model or data that the entry belongs to, for `kdcli cache ls`.
+
+    Raises:
+        MachineError: the cache cannot be written and does not hold the entry.
+    """
+    note = note_of(entry)
+    try:
+        with disk_errors(note):
+            note.parent.mkdir(parents=True, exist_ok=True)
+            if entry not in _NOTES or not _is_file_at(note, _NOTES[entry]):
+                _NOTES[entry] = _locked_note(note)
+            if about:
+                # The new text comes first: another process may write the same text at this time.
+                _NOTES[entry].seek(0)
+                _NOTES[entry].write(about.encode("utf-8", "replace")[:MAX_NOTE_BYTES])
+                _NOTES[entry].truncate()
+            os.utime(note)
+    except MachineError:
+        # An entry in a cache that is shared read-only can be read, and cannot be deleted.
+        if not entry.exists():
+            raise
+
+
+def _locked_note(note: Path) -> IO[bytes]:
+    """Open a note, and lock it together with the other users of the entry."""
+    while True:
+        file = open_note(note)
+        lock_note(file, shared=True)
+        if _is_file_at(note, file):
+            return file
+        # It was deleted while this process waited for the lock.
+        file.close()
+
+
+def open_note(note: Path) -> IO[bytes]:
+    """Open a note for reading and writing, and create it if it does not exist."""
+    # No mode of `open` creates a file and keeps the content of an existing one. A link could lead
+    # to a file outside the cache.
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    return os.fdopen(os.open(note, flags, 0o666), "r+b", buffering=0)
+
+
+def _is_file_at(path: Path, file: IO[bytes]) -> bool:
+    """Whether an open file is still the one at a path."""
+    with suppress(OSError):
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    return False
+
+
+def lock_note(file: IO[bytes], *, shared: bool) -> bool:
+    """Lock the note of a cache entry.
+
+    Args:
+        file: the open note.
+        shared: whether to wait for a lock that several users of the entry can hold. Otherwise try
+            to take the lock that excludes all users.
+
+    Returns:
+        False if another process holds a lock that prevents it, or may hold one.
+    """
+    if sys.platform == "win32":
+        # Windows refuses to delete a file that a process has open.
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        # Some network file systems have no locks, so nobody knows whether an entry is in use.
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+            raise
+        return shared
+    return True
 
 
 def unprintable(text: str) -> bool:
@@ -82,6 +181,18 @@ def user_path(path: str | Path) -> Path:
         raise UsageError(
             f"cannot expand '{text}': there is no such user", "write the path in full"
         ) from None
+
+
+def without_home(text: str) -> str:
+    """Write ~ for the home directory wherever it occurs in a text."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        # A container's bare user id has no home directory.
+        return text
+    if home == Path(home.anchor):
+        return text
+    return re.sub(rf"{re.escape(str(home))}(?![\w.-])", "~", text)
 
 
 def check_writable(path: Path, *, directory: bool) -> None:

@@ -91,8 +91,9 @@ def command(*path):
 
 
 def test_the_verbs_and_their_options_are_frozen():
-    assert set(command().commands) == {*OPTIONS, "recipes", "doctor", "mask", "help"}
+    assert set(command().commands) == {*OPTIONS, "recipes", "doctor", "mask", "cache", "help"}
     assert set(command("recipes").commands) == {"ls", "show", "validate"}
+    assert set(command("cache").commands) == {"ls", "clean"}
     assert set(command("mask").commands) == {"info", "diff", "apply", "compact"}
     for verb, options in OPTIONS.items():
         assert options_of(verb) == OF_ALL.union(options.split()), verb

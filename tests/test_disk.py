@@ -15,6 +15,7 @@ from kdcli.disk import (
     parse_json,
     read_json,
     user_path,
+    without_home,
     write_atomic,
 )
 from kdcli.errors import MachineError, UsageError
@@ -152,3 +153,10 @@ def test_an_error_while_filling_leaves_what_was_there(tmp_path):
             fail(folder)
     assert [p.name for p in tmp_path.iterdir()] == ["old"]
     assert sorted(p.name for p in (tmp_path / "old").iterdir()) == ["a", "done.json", "z"]
+
+
+def test_the_home_directory_is_written_as_tilde(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/al")
+    assert without_home("/home/al/x, /home/alice and /home/al") == "~/x, /home/alice and ~"
+    monkeypatch.setenv("HOME", "/")
+    assert without_home("/x") == "/x"

@@ -10,7 +10,6 @@ import typer
 from kdcli.cli.app import app
 from kdcli.cli.help import Group, command_with, help_of
 from kdcli.cli.libraries import prepare_libraries
-from kdcli.cli.show import show
 from kdcli.cli.verb import INSPECT
 from kdcli.errors import UsageError, did_you_mean
 
@@ -66,11 +65,12 @@ def recipes_validate(
 
 @app.command(cls=command_with("kdcli doctor", page="errors"), rich_help_panel=INSPECT)
 def doctor(as_json: AsJson = False) -> None:
-    """Show what this machine can run: devices, number formats, library versions."""
+    """Show what this machine can run: devices, backends, versions. Paste it into a bug report."""
     prepare_libraries(quiet=False, verbose=False)
     from kdcli.deploy.doctor import examine
 
-    show(examine(), as_json=as_json)
+    diagnosis = examine()
+    typer.echo(diagnosis.to_json() if as_json else diagnosis.to_markdown())
 
 
 @app.command("help", cls=command_with("kdcli help mask info"), rich_help_panel=INSPECT)

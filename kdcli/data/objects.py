@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 from filelock import FileLock
 
 from kdcli.data.sources import SPLIT, Log
-from kdcli.disk import atomic_dir, atomic_file, cache_dir, cache_key, disk_errors
+from kdcli.disk import atomic_dir, atomic_file, cache_dir, cache_key, disk_errors, use_entry
 from kdcli.errors import UsageError, first_line
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ SPLITS_HINT = "for several splits, give datasets.DatasetDict(train=..., validati
 def write_object(value: object, log: Log) -> Path:
     """Write an object to the cache, unless it is there, and return the path of the file.
 
-    A `DatasetDict` becomes a directory with a file for each split. Nothing deletes these files.
+    A `DatasetDict` becomes a directory with a file for each split. Nothing deletes these files,
+    except `kdcli cache clean objects`.
 
     Args:
         value: one of the types of `Data` that is no path.
@@ -66,6 +67,7 @@ def write_object(value: object, log: Log) -> Path:
         return _write_splits(_splits(value, log), folder)
     content = _content_of(value)
     path = folder / f"{content.key()}.{content.ending}"
+    use_entry(path, type(value).__name__)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / f".{path.stem}.lock"):
@@ -78,6 +80,7 @@ def write_object(value: object, log: Log) -> Path:
 def _write_splits(splits: "Mapping[str, _Table]", folder: Path) -> Path:
     """Write a directory with a file for each split, unless it is there."""
     path = folder / cache_key(*((split, table.key()) for split, table in sorted(splits.items())))
+    use_entry(path, "DatasetDict")
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / f".{path.name}.lock"):

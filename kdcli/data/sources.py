@@ -43,7 +43,7 @@ from kdcli.data.storage import (
     list_siblings,
     remote_errors,
 )
-from kdcli.disk import user_path
+from kdcli.disk import cache_dir, use_entry, user_path
 from kdcli.errors import UsageError
 
 CONLL = ("conll", "conllu", "bio", "iob", "iob2")
@@ -224,6 +224,9 @@ def open_source(source: str) -> Source:
     if "://" in source:
         return FileSource(source, _remote_files(source))
     path = user_path(source)
+    if path.parent.parent == cache_dir():
+        # A recipe of a Python function may name an object that is in the cache.
+        use_entry(path)
     if path.is_file():
         _check_format(path, path.name)
         return FileSource(source, {"train": (path,)})

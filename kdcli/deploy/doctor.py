@@ -1,17 +1,34 @@
-"""Implement `kdcli doctor`: run a test kernel on the processor and on every GPU."""
+"""Implement `kdcli doctor`: describe a machine, and try its devices and backends.
+
+The result contains nothing that identifies a person or a host, because it is meant for bug reports.
+"""
 
 import json
-from collections.abc import Iterable
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypedDict
 
+import numpy as np
+import psutil
 import torch
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-from rich.table import Table
 
 from kdcli.deploy.environment import MachineFacts, describe_environment, installed, versions
-from kdcli.engine.device import accelerators, choose_device, choose_dtype, device_table, no_cuda
-from kdcli.errors import MachineError
+from kdcli.deploy.sessions import Caller, library, onnx_caller, openvino_caller
+from kdcli.disk import cache_dir, without_home
+from kdcli.engine.device import (
+    accelerators,
+    choose_device,
+    choose_dtype,
+    cpu_flags,
+    device_table,
+    no_cuda,
+)
+from kdcli.errors import MachineError, first_line
 
 TRACKER_PACKAGES = sorted(name.replace("_", "-") for name in LOGGER_TYPE_TO_CLASS)
 OPTIONAL_LIBRARIES = {
@@ -23,45 +40,168 @@ OPTIONAL_LIBRARIES = {
 }
 """Optional libraries, each with the command that installs it or the option that needs it."""
 
+MISSING = "not installed"
+
+FEATURES = {
+    "avx2": "AVX2",
+    "avx_vnni": "AVX-VNNI",
+    "avx512f": "AVX-512",
+    "avx512_vnni": "AVX-512 VNNI",
+    "avx512_bf16": "AVX-512 BF16",
+    "amx_int8": "AMX int8",
+    "amx_bf16": "AMX BF16",
+    "asimddp": "dot product",
+    "i8mm": "i8mm",
+    "bf16": "BF16",
+    "sve": "SVE",
+}
+"""Instruction sets that matter for speed: the name that Linux gives them, and their usual name."""
+
+AVX512_CORE = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
+INT8_KERNELS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("AMX", frozenset({"avx2", "fma", "amx_tile", "amx_int8"})),
+    ("AVX-512 VNNI", AVX512_CORE | {"avx512_vnni"}),
+    ("AVX-512 without VNNI", AVX512_CORE),
+    ("AVX-VNNI", frozenset({"avx2", "fma", "avx_vnni"})),
+    ("AVX2 without VNNI", frozenset({"avx2", "fma"})),
+    ("i8mm", frozenset({"i8mm"})),
+    ("dot product", frozenset({"asimddp"})),
+)
+"""Kernels of ONNX Runtime for products of uint8 and int8, and the instruction sets that each needs.
+ONNX Runtime takes the first one that it can: see MLAS_PLATFORM in its mlas/lib/platform.cpp."""
+
+VALUES_SHOWN = (
+    "CUDA_VISIBLE_DEVICES",
+    "HF_DATASETS_OFFLINE",
+    "HF_HUB_ETAG_TIMEOUT",
+    "HF_HUB_OFFLINE",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "TRANSFORMERS_OFFLINE",
+)
+VALUES_HIDDEN = (
+    "ALL_PROXY",
+    "HF_ENDPOINT",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_TOKEN",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "KDCLI_CACHE",
+    "LD_PRELOAD",
+    "REQUESTS_CA_BUNDLE",
+)
+"""Variables that may name a person or a host or hold a password. Only their names are shown."""
+
+
+class ProcessorFacts(TypedDict):
+    """The processor's instruction sets, and the int8 kernel that ONNX Runtime takes on it."""
+
+    features: list[str]
+    onnx_int8_kernel: str
+
+
+class ThreadFacts(TypedDict):
+    """The number of threads of latency measurements and of torch."""
+
+    latency: int
+    torch: int
+
+
+class SpaceFacts(TypedDict):
+    """The memory, and the free space on the disk of the cache; None if that is unknown."""
+
+    memory_bytes: int
+    memory_available_bytes: int
+    cache: str
+    cache_free_bytes: int | None
+
 
 class DoctorFacts(TypedDict):
     """What `examine` finds out.
 
-    `devices` maps each device to a verdict, and `optional` each optional library to its version or
-    to a way to install it. `devices_known_as_of` is the month of the table of GPU generations.
+    `devices` and `backends` map each name to a verdict, and `optional` maps each optional library
+    to its version or to a way to install it. `variables` has the environment variables that are
+    set. `devices_known_as_of` is the month of the table of GPU generations.
     """
 
     environment: MachineFacts
+    processor: ProcessorFacts
+    threads: ThreadFacts
+    space: SpaceFacts
     versions: dict[str, str]
     devices: dict[str, str]
+    backends: dict[str, str]
     optional: dict[str, str]
+    variables: dict[str, str]
     devices_known_as_of: str
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The result of `examine`, as JSON and as a table."""
+    """The result of `examine`, as JSON and as a block of Markdown."""
 
     facts: DoctorFacts
 
     def to_json(self) -> str:
-        return json.dumps(self.facts, indent=2)
+        return without_home(json.dumps(self.facts, indent=2))
 
-    def renderables(self) -> Iterable[Table]:
-        table = Table("", "found", show_header=False, box=None)
-        for key, value in {**self.facts["environment"], **self.facts["versions"]}.items():
-            table.add_row(
-                key, ", ".join(value) or "none" if isinstance(value, list) else f"{value}"
-            )
-        for name, version in self.facts["optional"].items():
-            table.add_row(name, version)
+    def to_markdown(self) -> str:
+        """Return a fenced block with a line for each fact."""
+        rows = list(self._rows())
+        width = max(len(name) for name, _ in rows) + 2
+        lines = (f"{name:{width}}{value.strip()}" for name, value in rows)
+        lines = (line.replace("\n", "\n" + " " * width) for line in lines)
+        return without_home("\n".join(["```text", *lines, "```"]))
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        """Yield the names and values of the block."""
+        machine, space, threads = (
+            self.facts["environment"],
+            self.facts["space"],
+            self.facts["threads"],
+        )
+        yield from self.facts["versions"].items()
+        yield "python", f"{machine['python']} on {machine['os']}"
+        yield (
+            "processor",
+            f"{machine['cpu']}, {machine['physical_cores']} physical and "
+            f"{machine['logical_cores']} logical cores",
+        )
+        yield "features", ", ".join(self.facts["processor"]["features"]) or "unknown"
+        yield "int8 kernel", self.facts["processor"]["onnx_int8_kernel"]
+        yield "threads", f"{threads['latency']} for latency, {threads['torch']} for torch"
+        yield (
+            "memory",
+            f"{_gb(space['memory_bytes'])}, {_gb(space['memory_available_bytes'])} available",
+        )
+        free = space["cache_free_bytes"]
+        yield (
+            "cache",
+            f"{space['cache']}, {_gb(free) if free is not None else 'unknown space'} free",
+        )
+        yield "gpus", ", ".join(machine["gpus"]) or "none"
         for device, verdict in self.facts["devices"].items():
-            table.add_row(device, verdict)
-        yield table
+            yield f"device {device}", verdict
+        for backend, verdict in self.facts["backends"].items():
+            yield f"backend {backend}", verdict
+        missing = []
+        for name, version in self.facts["optional"].items():
+            if name in TRACKER_PACKAGES and version.startswith(MISSING):
+                missing.append(name)
+            else:
+                yield name, version
+        if missing:
+            yield "--report-to", f"{MISSING}: {', '.join(missing)}"
+        yield (
+            "variables",
+            ", ".join(f"{name}={value}" for name, value in self.facts["variables"].items())
+            or "none",
+        )
 
 
 def examine() -> Diagnosis:
-    """Run a kernel on the processor and on every accelerator.
+    """Describe the machine, and run a kernel on every device and in every backend.
 
     Without an accelerator, the diagnosis says why CUDA is unavailable.
     """
@@ -69,18 +209,113 @@ def examine() -> Diagnosis:
     if len(devices) == 1:
         devices["cuda"] = _failure(no_cuda())
     optional = {
-        name: installed([name]).get(name, f"not installed: {remedy}")
+        name: installed([name]).get(name, f"{MISSING}: {remedy}")
         for name, remedy in OPTIONAL_LIBRARIES.items()
     }
+    environment, flags = describe_environment(), cpu_flags()
     return Diagnosis(
         {
-            "environment": describe_environment(),
+            "environment": environment,
+            "processor": {
+                "features": [name for flag, name in FEATURES.items() if flag in flags],
+                "onnx_int8_kernel": int8_kernel(flags),
+            },
+            "threads": {
+                "latency": environment["latency_threads"],
+                "torch": torch.get_num_threads(),
+            },
+            "space": _space(environment["memory_bytes"]),
             "versions": versions(),
             "devices": devices,
+            "backends": _backends(optional),
             "optional": optional,
+            "variables": variables(os.environ),
             "devices_known_as_of": device_table()["as_of"],
         }
     )
+
+
+def int8_kernel(flags: frozenset[str]) -> str:
+    """Return the kernel that ONNX Runtime takes for int8 products.
+
+    Args:
+        flags: the names of the processor's instruction sets, as Linux lists them.
+    """
+    for name, needed in INT8_KERNELS:
+        if needed <= flags:
+            return name
+    return "the portable one" if flags else "unknown"
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that change what kdcli does, without values that may be private."""
+    shown = {name: environment[name] for name in VALUES_SHOWN if name in environment}
+    hidden = [name for name in VALUES_HIDDEN if name in environment or name.lower() in environment]
+    return shown | dict.fromkeys(hidden, "(set)")
+
+
+def _space(memory: int) -> SpaceFacts:
+    folder = cache_dir().absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        free = None
+    # A path that the user chose may contain the name of a customer or a project.
+    is_usual = "KDCLI_CACHE" not in os.environ
+    return {
+        "memory_bytes": memory,
+        "memory_available_bytes": psutil.virtual_memory().available,
+        "cache": str(cache_dir()) if is_usual else "$KDCLI_CACHE",
+        "cache_free_bytes": free,
+    }
+
+
+def _backends(optional: Mapping[str, str]) -> dict[str, str]:
+    """Try each backend with a small product, as `--backend` names them."""
+    compilers = [os.environ.get("CXX"), "c++", "g++", "clang++", "cl"]
+    compiler = next((Path(each).name for each in compilers if each and shutil.which(each)), None)
+    found = f"needs a C++ compiler: {compiler} found" if compiler else "no C++ compiler found"
+    return {
+        "compile": found,
+        "onnx": _tried("onnxruntime", optional, onnx_caller),
+        "openvino": _tried("openvino", optional, openvino_caller),
+    }
+
+
+def _tried(runtime: str, optional: Mapping[str, str], load: Callable[..., Caller]) -> str:
+    """Run an int8 product in a runtime. Returns a verdict."""
+    missing = next(
+        (optional[name] for name in (runtime, "onnx") if optional[name].startswith(MISSING)), None
+    )
+    if missing is not None:
+        return missing
+    size = 64
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "product.onnx"
+        try:
+            _write_product(file, size)
+            (result,) = load(file, threads=1)({"x": np.ones((1, size), np.uint8)})
+        except Exception as error:  # noqa: BLE001  # The runtimes raise their own classes.
+            return f"fails: {first_line(error)}"
+    works = np.array_equal(np.asarray(result), np.full((1, size), size))
+    return "works" if works else "fails: an int8 product has wrong values"
+
+
+def _write_product(file: Path, size: int) -> None:
+    """Write an ONNX file with the product of uint8 rows and an int8 matrix of ones."""
+    onnx = library("onnx", "onnx")
+    helper, kinds = onnx.helper, onnx.TensorProto
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["x", "w"], ["y"])],
+        "product",
+        [helper.make_tensor_value_info("x", kinds.UINT8, [1, size])],
+        [helper.make_tensor_value_info("y", kinds.INT32, [1, size])],
+        [onnx.numpy_helper.from_array(np.ones((size, size), np.int8), "w")],
+    )
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), file)
 
 
 def _verdict(name: str) -> str:
@@ -96,3 +331,7 @@ def _verdict(name: str) -> str:
 
 def _failure(error: MachineError) -> str:
     return f"{error.message}\n{error.hint or ''}"
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"

@@ -167,7 +167,7 @@ def has_bf16(device: torch.device) -> bool:
         module = torch.get_device_module(device)
         with module.device(device):
             return bool(module.is_bf16_supported(including_emulation=False))
-    return bool(_cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
+    return bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def _cpu_bf16_pays() -> bool:
@@ -176,7 +176,7 @@ def _cpu_bf16_pays() -> bool:
     The result is cached by processor and PyTorch build, so that all ranks get the same answer.
     """
     models = [line for line in _cpuinfo() if line.startswith("model name")]
-    key = cache_key(models[:1], sorted(_cpu_flags()), torch.__version__)
+    key = cache_key(models[:1], sorted(cpu_flags()), torch.__version__)
     cached = cache_dir() / f"cpu-bf16-{key}.json"
     with disk_errors(cached):
         if cached.is_file() and "pays" in (result := read_json(cached)):
@@ -219,7 +219,8 @@ def _cpuinfo() -> list[str]:
 
 
 @functools.cache
-def _cpu_flags() -> frozenset[str]:
+def cpu_flags() -> frozenset[str]:
+    """Return the instruction sets of the processor, as Linux names them; empty elsewhere."""
     for line in _cpuinfo():
         if line.startswith(("flags", "Features")):
             return frozenset(line.split(":", 1)[1].split())

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.sources import LOG_SECONDS
-from kdcli.disk import atomic_dir, cache_key, disk_errors
+from kdcli.disk import atomic_dir, cache_key, disk_errors, use_entry
 from kdcli.engine.memory import is_out_of_memory
 from kdcli.errors import MachineError
 from kdcli.types import Array, Batch, Needs, Signals
@@ -177,6 +177,7 @@ class SignalStore:
         device: torch.device,
         limit_bytes: int,
         log: Callable[[str], None],
+        about: str | None = None,
     ) -> Self | None:
         """Open the store with a teacher's signals, or compute the signals and create it.
 
@@ -192,6 +193,7 @@ class SignalStore:
             device: the device of the teacher.
             limit_bytes: maximum size of the store.
             log: writes a log line.
+            about: the teacher, for `kdcli cache`. None if the store is not in the cache.
 
         Returns:
             None if the signals would take more than `limit_bytes`, or leave less than
@@ -211,6 +213,8 @@ class SignalStore:
             return None
         key = _key(rows, layout, fingerprint)
         store = cls(folder / key, rows, layout)
+        if about is not None:
+            use_entry(store.folder, f"{about}, {len(rows):,} rows")
         if not store._is_whole(key) and not store._create(key, teacher, device, log):
             return None
         log(f"the teacher's signals are read from {store.folder} ({_mb(size)})")

@@ -28,10 +28,17 @@ SIGNALS = "signals"
 
 @dataclass(frozen=True)
 class StorePlace:
-    """A directory where a teacher's signals may be stored, and their maximum size."""
+    """A directory where a teacher's signals may be stored, and their maximum size.
+
+    Attributes:
+        folder: the directory.
+        limit_bytes: the maximum size of a store.
+        about: the teacher, for `kdcli cache`. None if the directory is not in the cache.
+    """
 
     folder: Path
     limit_bytes: int
+    about: str | None = None
 
 
 class Targets(Protocol):
@@ -251,6 +258,7 @@ def stored_signals(
         device=session.device,
         limit_bytes=place.limit_bytes,
         log=Progress.log,
+        about=place.about,
     )
 
 

@@ -284,7 +284,8 @@ class EmbeddingWorkload(Workload):
         session, pool = self.session, Pool(teacher.format)
         frozen = Teacher.frozen(teacher.source, teacher.model, POOLED, session, pool)
         fingerprint = f"{teacher.fingerprint}-{session.compute_dtype}"
-        place = StorePlace(cache_dir() / "vectors", int(self.settings.cache_gb * 1e9))
+        limit = int(self.settings.cache_gb * 1e9)
+        place = StorePlace(cache_dir() / "vectors", limit, teacher.source)
         store = stored_signals(frozen.captured, tokens, POOLED, fingerprint, place, session)
         if store is None:
             raise UsageError(

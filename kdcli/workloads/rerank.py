@@ -273,7 +273,8 @@ class RerankWorkload(Workload):
         rows = tokenize_lists(train, teacher, self.row_length)
         fingerprint = f"{weights_hash(teacher.model)}-{self.session.compute_dtype}"
         live = Teacher.frozen(teacher.source, teacher.model, LOGITS, self.session).captured
-        cache = StorePlace(cache_dir() / "scores", place.limit_bytes if place else 1 << 62)
+        limit = place.limit_bytes if place else 1 << 62
+        cache = StorePlace(cache_dir() / "scores", limit, teacher.source)
         store = stored_signals(live, rows, LOGITS, fingerprint, cache, self.session)
         if store is None:
             raise UsageError(

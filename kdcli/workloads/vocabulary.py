@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.sources import HubSource, Source, open_source
 from kdcli.data.text.shards import tokenizer_hash
-from kdcli.disk import cache_dir, cache_key, disk_errors, write_atomic
+from kdcli.disk import cache_dir, cache_key, disk_errors, use_entry, write_atomic
 from kdcli.errors import UsageError
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
@@ -207,6 +207,7 @@ def _counts(source: str, column: str | None, tokenizer: PreTrainedTokenizerBase)
     opened = open_source(source)
     key = cache_key("vocabulary", opened.identity, column, tokenizer_hash(tokenizer))
     file = cache_dir() / "vocabularies" / f"{key}.safetensors"
+    use_entry(file, f"{opened.name}, {Path(tokenizer.name_or_path).name}")
     if file.is_file() and not isinstance(opened, HubSource):
         return load_file(file)["counts"]
     batches = _batches(_texts(opened, "train", column))

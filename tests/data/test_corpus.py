@@ -25,6 +25,7 @@ from kdcli.data import sources
 from kdcli.data.sources import open_source
 from kdcli.data.text.corpus import open_corpus
 from kdcli.data.text.tokenise import calls_of
+from kdcli.disk import USED
 from kdcli.errors import MachineError, UsageError
 
 
@@ -168,8 +169,8 @@ def test_the_truncation_of_an_earlier_call_changes_nothing(text):
 
 
 def left_in(cache):
-    """What the cache holds but for locks."""
-    return [p for p in (cache / "corpora").iterdir() if p.suffix != ".lock"]
+    """What the cache holds but for locks and notes."""
+    return [p for p in (cache / "corpora").iterdir() if p.suffix not in (".lock", USED)]
 
 
 def test_malformed_text_leaves_nothing_behind(tmp_path, cache):

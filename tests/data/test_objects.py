@@ -14,6 +14,7 @@ from datasets import ClassLabel, Dataset, DatasetDict
 from kdcli.data.labelled.task_data import open_labelled
 from kdcli.data.objects import write_object
 from kdcli.data.sources import open_source
+from kdcli.disk import USED
 from kdcli.errors import MachineError, UsageError
 
 ROWS = [{"text": f"w{n} w{n % 7}", "label": ("calm", "brisk")[n % 2]} for n in range(60)]
@@ -192,6 +193,6 @@ def test_nothing_is_left_of_a_file_whose_writing_failed(monkeypatch, tmp_path):
         for value in (frame, DatasetDict(train=Dataset.from_list(ROWS))):
             with pytest.raises(ZeroDivisionError):
                 written(value)
-    left = [path for path in (tmp_path / "objects").iterdir() if path.suffix != ".lock"]
+    left = [path for path in (tmp_path / "objects").iterdir() if path.suffix not in (".lock", USED)]
     assert left == []
     assert rows_in(written(frame)) == ROWS

@@ -400,7 +400,7 @@ def test_auto_dtype_of_a_cpu_asks_the_flags_then_the_clock(
 ):
     asked = []
     monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(device_file, "_cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(device_file, "cpu_flags", lambda: frozenset(flags))
     monkeypatch.setattr(device_file, "cpu_bf16_speed", lambda: asked.append(1) or speed)
     assert choose_dtype("auto", CPU) is dtype
     # The second answer is the remembered one: ranks and resumed runs agree.
@@ -411,7 +411,7 @@ def test_auto_dtype_of_a_cpu_asks_the_flags_then_the_clock(
 def test_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "file" / "cache"))
-    monkeypatch.setattr(device_file, "_cpu_flags", lambda: frozenset({"bf16"}))
+    monkeypatch.setattr(device_file, "cpu_flags", lambda: frozenset({"bf16"}))
     monkeypatch.setattr(device_file, "cpu_bf16_speed", lambda: 2.0)
     with pytest.raises(MachineError, match=r"cpu-bf16-.* could not be written"):
         choose_dtype("auto", CPU)
@@ -423,7 +423,7 @@ def test_two_processes_that_measure_at_once_both_go_on(monkeypatch, tmp_path):
         raise MachineError("the other's file was put first")
 
     monkeypatch.setenv("KDCLI_CACHE", str(tmp_path))
-    monkeypatch.setattr(device_file, "_cpu_flags", lambda: frozenset({"bf16"}))
+    monkeypatch.setattr(device_file, "cpu_flags", lambda: frozenset({"bf16"}))
     monkeypatch.setattr(device_file, "cpu_bf16_speed", lambda: 2.0)
     monkeypatch.setattr(device_file, "write_atomic", lost)
     assert choose_dtype("auto", CPU) is torch.bfloat16

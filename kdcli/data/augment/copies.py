@@ -25,7 +25,7 @@ from kdcli.data.augment.masked_words import MaskedWords
 from kdcli.data.augment.neighbours import Neighbours
 from kdcli.data.augment.words import Word, tokenize_words, words_in
 from kdcli.data.sources import LOG_SECONDS, Log
-from kdcli.disk import cache_key, disk_errors, write_atomic
+from kdcli.disk import cache_key, disk_errors, use_entry, write_atomic
 from kdcli.types import Example, Task
 
 # Texts whose candidates are computed and cached together. A killed run loses at most this many.
@@ -92,6 +92,7 @@ def augment(
     def choose(portion: Sequence[str]) -> list[Choices]:
         return _candidates(portion, tokenizer, masked_words, neighbours, candidates)
 
+    use_entry(folder / key, f"{len(texts):,} texts")
     choices_of = _cached_choices(texts, choose, folder / key, log)
     all_copies: list[Example] = []
     words = replaced = without = 0

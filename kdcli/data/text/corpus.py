@@ -26,7 +26,7 @@ from kdcli.data.text.shards import (
 )
 from kdcli.data.text.stream import TokenStream, streams_of
 from kdcli.data.text.tokenise import tokenise
-from kdcli.disk import cache_dir, cache_key, user_path
+from kdcli.disk import cache_dir, cache_key, use_entry, user_path
 from kdcli.errors import UsageError
 from kdcli.types import Array, Batch
 
@@ -158,6 +158,7 @@ def _open_cached(
     folder = cache_dir() / "corpora" / key
     if isinstance(opened, HubSource):
         folder = _at_revision(folder, opened.hub)
+    use_entry(folder, f"{opened.name}, {Path(tokenizer.name_or_path).name}")
     shards = tokenise(opened, tokenizer, column, folder, log=log, cached=True)
     return streams_of(folder, shards)
 

@@ -21,7 +21,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from kdcli.data.sources import Log, open_source
-from kdcli.disk import cache_dir, cache_key, disk_errors, write_atomic
+from kdcli.disk import cache_dir, cache_key, disk_errors, use_entry, write_atomic
 from kdcli.errors import UsageError
 
 PAD, UNKNOWN_TOKEN, CLS, SEP, MASK_TOKEN = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -61,6 +61,7 @@ def own_tokenizer(
     file = cache_dir() / "tokenizers" / f"{key}.json"
     with disk_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
+    use_entry(file, f"{opened.name}, {vocab_size:,} words")
     # If several processes need the tokenizer, one of them trains it.
     with FileLock(file.with_name(f".{file.name}.lock")):
         if not file.is_file():

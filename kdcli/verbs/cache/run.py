@@ -1,0 +1,265 @@
+"""`kdcli cache`: show and delete the entries of the cache.
+
+An entry is a file or directory that is named by a hash. Files with the same hash and a dot in front
+belong to it: its note (see `kdcli.disk.use_entry`), the lock of its writer, and what a killed
+writer left behind. Everything else in the cache's directory is not kdcli's, and is left alone.
+"""
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from kdcli.disk import (
+    MAX_NOTE_BYTES,
+    USED,
+    cache_dir,
+    disk_errors,
+    lock_note,
+    note_of,
+    open_note,
+    remove,
+    without_home,
+)
+from kdcli.engine.progress import Progress
+from kdcli.errors import UsageError
+from kdcli.report.text import bytes_of
+from kdcli.verbs.cache.settings import KINDS, OBJECTS, CleanOptions, check_kind
+
+MEASUREMENTS = "measurements"
+NAME = re.compile(r"\.?((?:cpu-bf16-)?[0-9a-f]{24}(?:-[0-9a-f]{12})?)(?:\..+)?")
+"""The name of a file of an entry. It begins with the name of the entry."""
+MINUTE, HOUR, DAY = 60, 3600, 86_400
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of the cache.
+
+    Attributes:
+        kind: a key of `KINDS`.
+        name: the hash that names the entry.
+        about: the model or data that it belongs to; empty if unknown.
+        size: the number of bytes of all its files.
+        last_use: the time of its last use, in seconds since 1970.
+        paths: its files and directories, with its note and what a killed writer left.
+    """
+
+    kind: str
+    name: str
+    about: str
+    size: int
+    last_use: float
+    paths: tuple[Path, ...]
+
+    def facts(self) -> dict[str, str | int]:
+        """Return the values for `--json`."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "about": self.about,
+            "bytes": self.size,
+            "last_use": datetime.fromtimestamp(self.last_use, UTC).isoformat(timespec="seconds"),
+        }
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The result of `kdcli cache ls`."""
+
+    folder: Path
+    entries: Sequence[Entry]
+
+    def to_json(self) -> str:
+        facts = {
+            "folder": str(self.folder),
+            "bytes": _size(self.entries),
+            "entries": [entry.facts() for entry in self.entries],
+        }
+        return json.dumps(facts, indent=2)
+
+    def renderables(self) -> Iterable[object]:
+        if self.entries:
+            yield table_of(self.entries)
+        yield f"{_amount(self.entries)} in {without_home(str(self.folder))}"
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """The result of `kdcli cache clean`: the deleted entries, and the ones that are in use."""
+
+    deleted: Sequence[Entry]
+    in_use: Sequence[Entry]
+
+    def to_json(self) -> str:
+        facts = {
+            "bytes": _size(self.deleted),
+            "deleted": [entry.facts() for entry in self.deleted],
+            "in_use": [entry.facts() for entry in self.in_use],
+        }
+        return json.dumps(facts, indent=2)
+
+    def renderables(self) -> Iterable[object]:
+        yield f"deleted {_amount(self.deleted)}"
+        if self.in_use:
+            yield f"kept {_amount(self.in_use)}, which a running kdcli uses:"
+            yield table_of(self.in_use)
+
+
+def ls() -> Listing:
+    """List the cache."""
+    return Listing(cache_dir(), entries_of(KINDS))
+
+
+def selected(options: CleanOptions) -> list[Entry]:
+    """Return the entries that `kdcli cache clean` deletes. Raises UsageError: an unknown kind."""
+    for kind in options.kinds:
+        check_kind(kind)
+    kinds = options.kinds or [kind for kind in KINDS if kind != OBJECTS]
+    before = time.time() - (options.older_than or 0)
+    return [entry for entry in entries_of(kinds) if entry.last_use <= before]
+
+
+def confirmed(entries: Sequence[Entry]) -> bool:
+    """Show entries and ask whether to delete them. Raises UsageError: nobody can answer."""
+    if not _can_ask():
+        raise UsageError(
+            f"kdcli cache clean would delete {_amount(entries)}, and cannot ask",
+            "add --yes, or name a kind or an age; kdcli cache ls shows the entries",
+        )
+    Console(stderr=True).print(table_of(entries))
+    return typer.confirm(f"Delete {_amount(entries)}?", err=True)
+
+
+def clean(entries: Iterable[Entry]) -> Cleaned:
+    """Delete entries, except the ones that a running kdcli uses."""
+    deleted: list[Entry] = []
+    in_use: list[Entry] = []
+    for entry in entries:
+        (deleted if _delete(entry) else in_use).append(entry)
+    return Cleaned(deleted, in_use)
+
+
+def entries_of(kinds: Iterable[str]) -> list[Entry]:
+    """Return the entries of some kinds, in the order of `KINDS`, the largest first.
+
+    A kind's directory is not read if it is a link, because its files are outside the cache.
+    """
+    root, wanted = cache_dir(), set(kinds)
+    entries: list[Entry] = []
+    for kind in (kind for kind in KINDS if kind in wanted):
+        folder = root if kind == MEASUREMENTS else root / kind
+        if kind != MEASUREMENTS and folder.is_symlink():
+            Progress.log(f"{folder} is a link, so its files are neither shown nor deleted")
+            continue
+        entries += sorted(_entries_in(folder, kind), key=lambda entry: (-entry.size, entry.name))
+    return entries
+
+
+def table_of(entries: Iterable[Entry]) -> Table:
+    """Return a table for the terminal."""
+    table = Table(
+        "kind",
+        Column("of", overflow="fold"),
+        Column("size", justify="right", no_wrap=True),
+        Column("last use", justify="right", no_wrap=True),
+        header_style="bold",
+    )
+    for entry in entries:
+        table.add_row(
+            entry.kind, Text(entry.about or entry.name), bytes_of(entry.size), _ago(entry.last_use)
+        )
+    return table
+
+
+def _entries_in(folder: Path, kind: str) -> Iterator[Entry]:
+    by_name: dict[str, list[Path]] = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        match = NAME.fullmatch(path.name)
+        if match is not None and match[1].startswith("cpu-") == (kind == MEASUREMENTS):
+            by_name.setdefault(match[1], []).append(path)
+    for name, paths in by_name.items():
+        content = [path for path in paths if path.suffix not in (USED, ".lock")]
+        if not content:
+            continue
+        stats = [status for path in paths for status in _stats(path)]
+        yield Entry(
+            kind=kind,
+            name=name,
+            about=_about(note_of(folder / name)),
+            size=sum(status.st_size for status in stats),
+            last_use=max((status.st_mtime for status in stats), default=0.0),
+            paths=tuple(paths),
+        )
+
+
+def _stats(path: Path) -> Iterator[os.stat_result]:
+    """Yield the status of a file, or of all files in a directory. Links are not followed."""
+    # Another process may delete or move a file at any time.
+    with suppress(FileNotFoundError):
+        if not path.is_dir() or path.is_symlink():
+            yield path.lstat()
+            return
+    for folder, _, files in os.walk(path):
+        for file in files:
+            with suppress(FileNotFoundError):
+                yield Path(folder, file).lstat()
+
+
+def _about(note: Path) -> str:
+    """Read a note. Returns an empty text if the file does not exist."""
+    try:
+        with note.open("rb") as file:
+            return file.read(MAX_NOTE_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _delete(entry: Entry) -> bool:
+    """Delete an entry. Returns False if a running kdcli uses it."""
+    note = note_of(entry.paths[0].with_name(entry.name))
+    with disk_errors(note), open_note(note) as file:
+        if not lock_note(file, shared=False):
+            return False
+        for path in entry.paths:
+            if path != note:
+                remove(path)
+        # A process that waits for the lock then sees that the note is gone, and makes a new one.
+        remove(note)
+    return True
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty()
+
+
+def _size(entries: Iterable[Entry]) -> int:
+    return sum(entry.size for entry in entries)
+
+
+def _amount(entries: Sequence[Entry]) -> str:
+    if not entries:
+        return "nothing"
+    noun = "entry" if len(entries) == 1 else "entries"
+    return f"{len(entries):,} {noun}, {bytes_of(_size(entries))}"
+
+
+def _ago(then: float) -> str:
+    """Write how long ago a time was."""
+    seconds = time.time() - then
+    if seconds < 2 * MINUTE:
+        return "now"
+    if seconds < 2 * HOUR:
+        return f"{seconds / MINUTE:.0f} min ago"
+    return f"{seconds / HOUR:.0f} h ago" if seconds < 2 * DAY else f"{seconds / DAY:.0f} d ago"

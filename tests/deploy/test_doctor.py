@@ -1,0 +1,83 @@
+"""`kdcli doctor`: the int8 kernel, the backends, and what it does not show."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kdcli.deploy import doctor
+from kdcli.deploy.doctor import examine, int8_kernel, variables
+
+CORE = "avx2 fma avx512f avx512bw avx512dq avx512vl"
+
+
+@pytest.mark.parametrize(
+    ("flags", "kernel"),
+    [
+        (f"{CORE} avx512_vnni amx_tile amx_int8", "AMX"),
+        (f"{CORE} avx512_vnni avx_vnni", "AVX-512 VNNI"),
+        (CORE, "AVX-512 without VNNI"),
+        ("avx2 fma avx_vnni", "AVX-VNNI"),
+        ("avx2 fma avx512f", "AVX2 without VNNI"),
+        ("asimd asimddp i8mm", "i8mm"),
+        ("asimd asimddp", "dot product"),
+        ("sse4_1", "the portable one"),
+        ("", "unknown"),
+    ],
+)
+def test_int8_kernel(flags, kernel):
+    assert int8_kernel(frozenset(flags.split())) == kernel
+
+
+def test_values_that_may_be_private_are_hidden():
+    environment = {
+        "HF_HUB_OFFLINE": "1",
+        "https_proxy": "http://me:password@proxy",
+        "HF_TOKEN": "hf_secret",
+        "USER": "me",
+    }
+    assert variables(environment) == {
+        "HF_HUB_OFFLINE": "1",
+        "HF_TOKEN": "(set)",
+        "HTTPS_PROXY": "(set)",
+    }
+
+
+def test_the_block_can_be_pasted_and_names_no_home(tmp_path, monkeypatch):
+    monkeypatch.delenv("KDCLI_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    diagnosis = examine()
+    block = diagnosis.to_markdown()
+    assert block.startswith("```text\n")
+    assert block.endswith("\n```")
+    assert block.count("```") == 2
+    assert str(Path("~/.cache/kdcli")) in block
+    assert str(tmp_path) not in block + diagnosis.to_json()
+    facts = json.loads(diagnosis.to_json())
+    assert facts["space"]["cache_free_bytes"] > 0
+    assert facts["threads"]["latency"] >= 1
+
+
+def test_a_cache_elsewhere_is_not_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "customer"))
+    assert "customer" not in examine().to_markdown()
+
+
+def test_backends_that_work_fail_and_are_missing(monkeypatch):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    optional = {"onnxruntime": "1", "onnx": "1", "openvino": "not installed: pip install ..."}
+    found = doctor._backends(optional)
+    assert (found["onnx"], found["openvino"]) == ("works", optional["openvino"])
+
+    def broken(file, *, threads):
+        raise RuntimeError("illegal instruction\nmore")
+
+    monkeypatch.setattr(doctor, "onnx_caller", broken)
+    assert doctor._backends(optional)["onnx"] == "fails: illegal instruction"
+
+    def wrong(file, *, threads):
+        return lambda inputs: [inputs["x"]]
+
+    monkeypatch.setattr(doctor, "onnx_caller", wrong)
+    assert doctor._backends(optional)["onnx"].startswith("fails: ")
