@@ -57,6 +57,7 @@ for (const width of {widths}) {{
             ("compared", 0),
         ],
         *[("languages", 0), ("benchmark", 3), ("runs", 3), ("hostile_latency", 8)],
+        ("compressed", 2),
         *[("pruned", 6), ("sparsities", 14), ("odd", 5), ("hostile_pruning", 13)],
     ],
 )

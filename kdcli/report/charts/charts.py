@@ -45,6 +45,7 @@ MAX_TERMS = 9  # with more held-out terms, a picture has a line for each student
 LOWER_IS_BETTER = {"loss", "mse"}  # metrics without a picture
 MARKERS = "os^Dv"
 UNSTABLE_MARK = " (unstable)"  # after a name in a picture
+BEYOND = "At the edge, since the rest would be too close together: {}."
 AT_QUARTILE = "Unstable measurements are drawn at their upper quartile, not at their median."
 
 Cost = Literal["latency", "size", "density"]

@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from statistics import fmean
 
+from kdcli.data.tasks import OWN, named_tasks
 from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow
 from kdcli.report.schema import Quality, Report
+from kdcli.report.sections.compression import compression_facts
 from kdcli.report.sections.evaluations import evaluations_by_task, set_name
 from kdcli.report.sections.latency import (
     UNSTABLE_NOTE,
@@ -40,6 +42,9 @@ def title(report: Report) -> str:
     `bert-base-uncased on sst2, smp 90 %`, `6x384, 3x384 compared with 12x768`, and
     `6x128 and 3x128, co-distillation`.
     """
+    if report.compression is not None:
+        what = f"{short(origin(report))} compressed to {report.compression.chosen}"
+        return f"{what} on {_task(report)}" if is_benchmark(_task(report)) else what
     if report.focus == "latency":
         return _measured(list(report.cards))
     if report.with_role("peer"):
@@ -58,6 +63,24 @@ def title(report: Report) -> str:
         if model.card is not None
     ]
     return _on_tasks(report, ", ".join(names))
+
+
+def is_benchmark(task: str) -> bool:
+    """Return whether a task has data of its own, unlike the task of a user's files."""
+    return task != OWN and task in named_tasks()
+
+
+def shown_name(report: Report, name: str) -> str:
+    """Name a model in a sentence: the model's own name where the report's names its role."""
+    model = report.model(name)
+    if model.role == "finetuned":
+        return f"{short(origin(report))}, fine-tuned,"
+    if model.role == "trimmed":
+        return f"{short(origin(report))} with a smaller vocabulary"
+    is_original = model.role == "teacher" or bool(report.with_role("trimmed"))
+    if model.card is not None and is_original:
+        return short(model.card.id)
+    return name
 
 
 def _measured(names: list[str]) -> str:
@@ -267,29 +290,25 @@ def _models_note(report: Report, names: list[str]) -> str:
     return " ".join(notes)
 
 
-def about(report: Report) -> str:
-    """Return the model that the facts are about; empty if it is clear which one."""
-    models = [m for m in report.models if m.card and m.role not in ("teacher", "assistant")]
-    return foremost(report) if len(models) > 1 else ""
-
-
 def foremost(report: Report) -> str:
     """Return the model of the first numbers.
 
     That is the fastest model of a report about latency, the best pruned model, the recipe itself
     among its variants, or else the last model.
     """
-    if report.focus == "latency" and (fastest := _fastest(report)):
+    if report.focus == "latency" and (fastest := fastest_row(report)):
         return fastest.model
     return best_pruned(report) or (variants(report) or list(report.cards)[-1:])[0]
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
     """Return the most important numbers of one model, compared with the first model's."""
+    if report.compression is not None:
+        return compression_facts(report, report.compression)
     cards = report.cards
     first, name = next(iter(cards)), foremost(report)
     card, baseline = cards[name], cards[first]
-    fastest = _fastest(report)
+    fastest = fastest_row(report)
     pruned = [p for p in report.pruning if p.model == name] or report.pruning[:1]
     listed = [
         (f"{percent(p.density, 1)} %", f"of the layers' weights kept, {p.method}", "")
@@ -335,7 +354,7 @@ def _quality_facts(
     return listed
 
 
-def _fastest(report: Report) -> LatencyRow | None:
+def fastest_row(report: Report) -> LatencyRow | None:
     """Return the row with the highest stated speed-up of the first cell.
 
     With a teacher, only the foremost student counts.
