@@ -11,6 +11,8 @@ from markupsafe import escape
 
 from kdcli.types import Card
 
+LOWER_IS_BETTER = {"loss", "mse"}  # metrics that are better when lower
+
 
 class View(enum.IntEnum):
     """The views of a report. Each shows everything that the views before it show."""

@@ -59,13 +59,13 @@ def test_a_distilled_model_is_compared_with_its_teacher():
     assert summary(report) == (
         f"3x384 is at least 9.0 times as fast as {NAME} (unstable measurement; at most 7.80 ms for "
         "1 × 128 tokens) and takes 69.6 MB instead of 438.0 MB. It loses 3.00 points of "
-        f"accuracy against {NAME} (95 % interval 1.00 to 4.00) on 872 validation rows of sst2."
+        f"accuracy against {NAME} (95 % interval 1.00 to 4.00) on 872 rows of sst2 (validation)."
     )
 
 
 def test_a_fine_tuned_model_has_its_score_and_rows():
     text = summary(made(finetune_values()))
-    assert re.search(r"On [\d,]+ \w+ rows of \w+, its \w+ is 0\.\d+\.", text)
+    assert re.search(r"On [\d,]+ rows of \w+ \(\w+\), its \w+ is 0\.\d+\.", text)
 
 
 def test_a_gain_is_not_a_negative_loss():
@@ -74,6 +74,24 @@ def test_a_gain_is_not_a_negative_loss():
         each |= {"difference": 0.02, "low": 0.01, "high": 0.03}
     assert "It gains 2.00 points" in summary(made(values))
     assert "interval 1.00 to 3.00" in summary(made(values))
+
+
+def test_of_several_candidates_the_best_comes_first():
+    values = evaluate_values()
+    first, second = values["models"]
+    scores = {first: 0.93, second: 0.91, "worse": 0.5}
+    values["models"] |= {"worse": values["models"][second]}
+    values["quality"] = {"sst2": {name: {"accuracy": score} for name, score in scores.items()}}
+    assert summary(made(values)).startswith(f"{second} scores best of 2: it takes 90.9 MB")
+    values["quality"] = {"sst2": {name: {"mse": score} for name, score in scores.items()}}
+    assert summary(made(values)).startswith("worse takes")
+
+
+def test_agreement_is_with_the_model_that_was_compressed():
+    values = evaluate_values()
+    for each in values["evaluations"]:
+        each |= {"reference": "teacher"}
+    assert " points of agreement with bert-base-uncased (accuracy) (95 %" in summary(made(values))
 
 
 def test_facts_of_a_compression_are_those_of_the_sentence(compressed):

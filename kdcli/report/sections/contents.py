@@ -73,11 +73,16 @@ def _of_compression(report: Report, compression: Compression) -> list[ReportSect
         compression_section(compression, report.price_per_hour),
         *not_measured(report),
         *comparisons(report),
-        *decision_sections(report),
+        *map(_folded, decision_sections(report)),
         *_notes(report),
         *_steps(compression),
         ReportSection("All measurements", parts=parts, least=least),
     ]
+
+
+def _folded(section: ReportSection) -> ReportSection:
+    """Close the parts of a section in HTML, so that only its sentences are seen at first."""
+    return replace(section, parts=[replace(part, open=False) for part in section.parts])
 
 
 def _notes(report: Report) -> list[ReportSection]:

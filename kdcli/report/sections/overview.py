@@ -18,6 +18,7 @@ from kdcli.report.sections.latency import (
 )
 from kdcli.report.sections.pruning import best_pruned
 from kdcli.report.text import (
+    LOWER_IS_BETTER,
     ReportSection,
     ReportTable,
     card_shape,
@@ -73,6 +74,8 @@ def is_benchmark(task: str) -> bool:
 def shown_name(report: Report, name: str) -> str:
     """Name a model in a sentence: the model's own name where the report's names its role."""
     model = report.model(name)
+    if model.card is not None and report.with_role("student") == [model]:
+        return card_shape(model.card)
     if model.role == "finetuned":
         return f"{short(origin(report))}, fine-tuned,"
     if model.role == "trimmed":
@@ -293,12 +296,39 @@ def _models_note(report: Report, names: list[str]) -> str:
 def foremost(report: Report) -> str:
     """Return the model of the first numbers.
 
-    That is the fastest model of a report about latency, the best pruned model, the recipe itself
-    among its variants, or else the last model.
+    That is the fastest model of a report about latency, the best candidate of several, the best
+    pruned model, the recipe itself among its variants, or else the last model.
     """
     if report.focus == "latency" and (fastest := fastest_row(report)):
         return fastest.model
+    if (best := best_candidate(report)) is not None:
+        return best
     return best_pruned(report) or (variants(report) or list(report.cards)[-1:])[0]
+
+
+def best_candidate(report: Report) -> str | None:
+    """Return the candidate with the best scores, of several candidates with the same scores.
+
+    The first metric of each task decides. The result is None if the candidates cannot be compared.
+    """
+    names = [model.name for model in report.with_role("candidate")]
+    values = {
+        name: {
+            task: next(iter(models[name].items()))
+            for task, models in report.quality.items()
+            if models.get(name)
+        }
+        for name in names
+    }
+    metrics = {
+        tuple((task, metric) for task, (metric, _) in each.items()) for each in values.values()
+    }
+    if report.focus == "latency" or len(names) < 2 or len(metrics) != 1:
+        return None
+    (scored,) = metrics
+    if not scored or any(metric in LOWER_IS_BETTER for _, metric in scored):
+        return None
+    return max(names, key=lambda name: sum(value for _, value in values[name].values()))
 
 
 def facts(report: Report) -> list[tuple[str, str]]:

@@ -30,7 +30,7 @@ def _facts(report: Report) -> Iterator[str]:
     for name, version in report.data_versions.items():
         yield f"data {name}: {version}"
     rows = {
-        f"{e.n:,} {e.split} rows of {set_name(e.task, e.set)}": e.rows_sha256
+        f"{e.n:,} rows of {set_name(e.task, e.set)} ({e.split})": e.rows_sha256
         for e in report.evaluations
         if e.rows_sha256 is not None
     }

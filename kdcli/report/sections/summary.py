@@ -4,7 +4,13 @@ from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow
 from kdcli.report.schema import Comparison, Evaluation, Report, Throughput
 from kdcli.report.sections.evaluations import set_name
 from kdcli.report.sections.latency import cell_name, form_of, milliseconds, ran_as
-from kdcli.report.sections.overview import fastest_row, foremost, is_benchmark, shown_name
+from kdcli.report.sections.overview import (
+    best_candidate,
+    fastest_row,
+    foremost,
+    is_benchmark,
+    shown_name,
+)
 from kdcli.report.sections.price import price_sentence
 from kdcli.report.text import bytes_of, number, percent, short
 
@@ -28,6 +34,8 @@ def summary(report: Report) -> str:
     what = (
         ran_as(row) if row is not None and report.focus == "latency" else shown_name(report, name)
     )
+    if name == best_candidate(report):
+        what += f" scores best of {len(report.with_role('candidate'))}: it"
     sentences = [f"{what} {_listed(facts)}."]
     scored = form_of(report, row).name if row and report.focus == "latency" else name
     sentences += _quality(report, scored)
@@ -85,7 +93,7 @@ def _quality(report: Report, name: str) -> list[str]:
         return []
     one = evaluations[0]
     metric = next(iter(one.metrics))
-    where = f"{one.n:,} {one.split} rows of {_data(report, one)}"
+    where = f"{one.n:,} rows of {_data(report, one)} ({one.split})"
     pairs = (
         c
         for c in report.comparisons
@@ -112,11 +120,15 @@ def _difference(report: Report, pair: Comparison, one: Evaluation, where: str) -
     change = "gains" if points > 0 else "loses"
     if points <= 0:
         points, low, high = -points, -high, -low
-    reference = " with the teacher's outputs as labels" if one.reference == "teacher" else ""
+    baseline = shown_name(report, pair.baseline)
+    what = f"{pair.metric} against {baseline}"
+    if one.reference == "teacher":
+        named = "" if pair.metric == "agreement" else f" ({pair.metric})"
+        what = f"agreement with {baseline}{named}"
+    level = f"{100 * pair.confidence:.3g} %"
     return (
-        f"It {change} {points:.2f} points of {pair.metric} against "
-        f"{shown_name(report, pair.baseline)} ({100 * pair.confidence:.3g} % interval {low:.2f} to "
-        f"{high:.2f}) on {where}{reference}."
+        f"It {change} {points:.2f} points of {what} ({level} interval {low:.2f} to {high:.2f}) on "
+        f"{where}."
     )
 
 
