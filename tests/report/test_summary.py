@@ -21,11 +21,14 @@ from reports import (
 
 from kdcli.deploy.measurements import LatencyRow
 from kdcli.recipe.sections import RunOptions
+from kdcli.report.finish import RunResult
 from kdcli.report.frame import frame
 from kdcli.report.sections.overview import facts, title
 from kdcli.report.sections.repeat import repeat_block
 from kdcli.report.sections.summary import summary
 from kdcli.report.views import html, markdown
+from kdcli.verbs.compress.run import answers
+from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
 
 NAME = "google-bert/bert-base-uncased"
 
@@ -85,6 +88,15 @@ def test_of_several_candidates_the_best_comes_first():
     assert summary(made(values)).startswith(f"{second} scores best of 2: it takes 90.9 MB")
     values["quality"] = {"sst2": {name: {"mse": score} for name, score in scores.items()}}
     assert summary(made(values)).startswith("worse takes")
+
+
+def test_a_title_names_five_models_and_counts_the_others():
+    values = evaluate_values()
+    second = values["models"].pop("all-MiniLM-L6-v2")
+    values["models"] |= {f"m{number}": second for number in range(6)}
+    lists = {"evaluations": [], "comparisons": [], "quality": {}}
+    report = made(values, **lists)
+    assert title(report) == "bert-base-uncased, m0, m1, m2, m3 and 2 more on sst2"
 
 
 def test_agreement_is_with_the_model_that_was_compressed():
@@ -196,6 +208,15 @@ def test_a_step_of_another_verb_has_no_command_line():
     assert options.command_line("compress") == "kdcli compress 'a model' -o x"
     assert options.command_line("evaluate") is None
     assert RunOptions().command_line("compress") is None
+
+
+@pytest.mark.parametrize(
+    ("goal", "price", "same"),
+    [(2.0, 0.36, True), (2.0, 0.5, False), (2.0, None, False), (1.0, 0.36, False)],
+)
+def test_another_price_asks_again(compressed, tmp_path, goal, price, same):
+    recipe = CompressRecipe(goal=GoalSettings(max_drop=goal), price_per_hour=price)
+    assert answers(RunResult(compressed, tmp_path), recipe) == same
 
 
 def test_links_lead_to_the_reports_of_the_steps(compressed):

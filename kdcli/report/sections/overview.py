@@ -63,7 +63,7 @@ def title(report: Report) -> str:
         for model in report.models
         if model.card is not None
     ]
-    return _on_tasks(report, ", ".join(names))
+    return _on_tasks(report, _some(names))
 
 
 def is_benchmark(task: str) -> bool:
@@ -91,8 +91,13 @@ def _measured(names: list[str]) -> str:
     baseline, *others = names
     if not others:
         return baseline
-    more = f" and {len(others) - MAX_TITLE_NAMES} more" if len(others) > MAX_TITLE_NAMES else ""
-    return f"{', '.join(others[:MAX_TITLE_NAMES])}{more} compared with {baseline}"
+    return f"{_some(others)} compared with {baseline}"
+
+
+def _some(names: list[str]) -> str:
+    """List the first names, and count the others."""
+    more = f" and {len(names) - MAX_TITLE_NAMES} more" if len(names) > MAX_TITLE_NAMES else ""
+    return f"{', '.join(names[:MAX_TITLE_NAMES])}{more}"
 
 
 def _chain(report: Report) -> str:
