@@ -9,8 +9,8 @@ from kdcli.report.sections.price import cost, price_note, texts_per_second
 from kdcli.report.text import Picture, ReportSection, ReportTable, number, short
 
 GOALS = {
-    "max_drop": "points lost, at most {:g}",
-    "max_class_drop": "points lost by a class, at most {:g}",
+    "max_drop": "at most {:g} points lost",
+    "max_class_drop": "at most {:g} points lost by a class",
     "speedup": "at least {:g} times as fast",
     "max_latency_ms": "at most {:g} ms",
     "max_mb": "at most {:g} MB",
@@ -37,14 +37,14 @@ def compression_section(
     note = (
         f"Goal: {goal}{strict}. Lost: points of {compression.metric} on {compression.rows:,} "
         "selection rows, paired with the teacher's. These rows chose among the candidates, so the "
-        "values of the chosen one are optimistic. The summary sentence gives its values on the "
+        "values of the chosen one are optimistic. The first sentence gives its values on the "
         "verification rows. ms and speed-up: one sequence of 128 tokens, over the teacher on torch "
         "in float32."
     )
     batches = [one.throughput for one in tried if one.throughput is not None]
     if priced and batches:
         note += (
-            f" In batches of {batches[0].batch_size} × {batches[0].seq_len} tokens, "
+            f" texts/s: in batches of {batches[0].batch_size} × {batches[0].seq_len} tokens. "
             f"{price_note(price_per_hour)}"
         )
     if any(one.unstable or (one.speedup and one.speedup.unstable) for one in tried) or (

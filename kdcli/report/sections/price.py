@@ -6,7 +6,7 @@ from kdcli.report.schema import Throughput
 
 def texts_per_second(rate: float, *, unstable: bool) -> str:
     """Write a throughput: `1,234` or, if it is unstable, `≥1,234, unstable`."""
-    text = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+    text = f"{rate:,.0f}" if rate >= 100 else f"{rate:#.3g}".rstrip(".")
     return f"≥{text}, unstable" if unstable else text
 
 
@@ -37,10 +37,10 @@ def price_sentence(
 
 
 def price_note(price_per_hour: float | None) -> str:
-    """Explain the columns of throughput and cost; empty without a price."""
+    """Explain the column of costs; empty without a price."""
     if price_per_hour is None:
         return ""
     return (
-        f"texts/s: the batch size over the time of a call. cost/M texts: of a million texts, at "
-        f"{price_per_hour:g} per hour of this machine, which only computes these texts."
+        f"cost/M texts: the cost of a million texts, if an hour of this machine costs "
+        f"{price_per_hour:g} and it does nothing else."
     )
