@@ -110,7 +110,8 @@ class RunResult(Usable):
 
     def _repr_html_(self) -> str:
         """Return report.html with its pictures, for a notebook."""
-        page = escape(html(self.report))
+        # Relative links would lead nowhere from a notebook.
+        page = escape(html(self.report, links=False))
         return f'<iframe srcdoc="{page}" width="100%" height="640" frameborder="0"></iframe>'
 
     def renderables(self) -> Iterable[object]:

@@ -237,8 +237,12 @@ def markdown_table(table: ReportTable) -> list[str]:
     ]
 
 
-def html(report: Report) -> str:
-    """Return report.html, one file that loads nothing. All text from outside is escaped."""
+def html(report: Report, *, links: bool = True) -> str:
+    """Return report.html, one file that loads nothing. All text from outside is escaped.
+
+    Without `links` it has no links to other reports.
+    """
+    parts = shown(sections(report), View.HTML)
     return _template("report.html.jinja").render(
         report=report,
         title=title(report),
@@ -247,7 +251,7 @@ def html(report: Report) -> str:
         summary=summary(report),
         block=repeat_block(report),
         facts=facts(report),
-        sections=shown(sections(report), View.HTML),
+        sections=[part for part in parts if links or not part.links],
         drawn=drawn,
         cut=shortened_line,
         recipe=yaml.safe_dump(report.recipe, sort_keys=False, allow_unicode=True),

@@ -1,6 +1,7 @@
 """The head of a report: its title, its first sentence, its price, and how to repeat the run."""
 
 import re
+from pathlib import Path
 
 import pytest
 from reports import (
@@ -14,6 +15,7 @@ from reports import (
     made,
     missing,
     printed,
+    prune_values,
     ratio,
     report_values,
     words,
@@ -38,8 +40,10 @@ def test_the_title_of_a_compression_names_the_model_and_what_it_became(compresse
     assert title(compressed) == text
     assert f"<title>{text} · kdcli compress</title>" in html(compressed)
     assert markdown(compressed).startswith(f"# {text}\n")
-    own = compressed.model_copy(update={"recipe": compressed.recipe | {"task": "own"}})
-    assert title(own) == f"{NAME} compressed to 3x384-onnx-int8"
+    # The teacher may be a step that was fine-tuned from the model.
+    recipe = {"model": "org/plain", "task": "own"}
+    own = compressed.model_copy(update={"recipe": recipe})
+    assert title(own) == "org/plain compressed to 3x384-onnx-int8"
 
 
 @pytest.mark.parametrize("kind", ["report", "finetuned", "compared", "benchmark", "compressed"])
@@ -104,6 +108,25 @@ def test_agreement_is_with_the_model_that_was_compressed():
     for each in values["evaluations"]:
         each |= {"reference": "teacher"}
     assert " points of agreement with bert-base-uncased (accuracy) (95 %" in summary(made(values))
+
+
+def test_a_gain_of_a_compression_is_no_loss():
+    values = compress_values()
+    values["compression"]["verification"] |= {"score": 0.94, "low": 0.93, "high": 0.95}
+    assert facts(made(values))[0] == (
+        "no loss",
+        "of accuracy: 0.9400 instead of 0.9300 on 872 rows (95 % interval -2.00 to 0.00)",
+    )
+
+
+def test_a_pruned_model_says_how_much_it_keeps():
+    text = "compact bert-base-uncased keeps 9.2 % of its layers' weights, is 1.4 times as fast as"
+    assert summary(made(prune_values())).startswith(f"{text} dense bert-base-uncased")
+
+
+def test_a_backend_that_quantises_has_no_size_on_disk(benchmark):
+    assert "MB" not in summary(benchmark)
+    assert "takes 69.6 MB" in summary(priced())
 
 
 def test_facts_of_a_compression_are_those_of_the_sentence(compressed):
@@ -223,6 +246,7 @@ def test_links_lead_to_the_reports_of_the_steps(compressed):
     links = [value for name, value in Page(html(compressed)).attributes if name == "href"]
     assert links == ["steps/teacher/report.html", "steps/a%20name/report.html"]
     assert "* [a name (finetune)](steps/a%20name/report.md)" in markdown(compressed)
+    assert "href" not in RunResult(compressed, Path())._repr_html_(), "a notebook is elsewhere"
 
 
 def test_hostile_names_of_a_compression_stay_text():

@@ -85,13 +85,18 @@ def _prices(batch: Throughput | None) -> list[str]:
     ]
 
 
+def compressed_name(report: Report) -> str:
+    """Name the model that was compressed, from which the teacher may be fine-tuned."""
+    return short(str(report.recipe.get("model")))
+
+
 def compression_facts(report: Report, compression: Compression) -> list[tuple[str, str]]:
     """Return the most important numbers of the chosen candidate, next to the teacher's."""
     teacher = compression.candidates[0]
     chosen = next(one for one in compression.candidates if one.name == compression.chosen)
     listed = [_lost(compression)] if compression.verification else []
     if (ratio := chosen.speedup) is not None:
-        times = f"the speed of {short(str(report.recipe.get('model')))} ({ratio.trust()})"
+        times = f"the speed of {compressed_name(report)} ({ratio.trust()})"
         listed.append((ratio.phrase("×"), times))
     listed.append((f"{chosen.mb or 0:.1f} MB", f"to deploy, instead of {teacher.mb or 0:.1f} MB"))
     batch, before = chosen.throughput, teacher.throughput
@@ -119,9 +124,11 @@ def _lost(compression: Compression) -> tuple[str, str]:
     if verified.reference == "teacher":
         what = "agreement" if what == "agreement" else f"agreement ({what})"
     level = 100 * verified.confidence
+    value, change = (f"{points:.2f} points", "lost") if points > 0 else ("no loss", "")
     return (
-        f"{points:.2f} points",
-        f"of {what} lost: {number(verified.score)} instead of {number(verified.teacher)} on "
+        value,
+        f"of {what} {change}".rstrip()
+        + f": {number(verified.score)} instead of {number(verified.teacher)} on "
         f"{verified.rows:,} rows ({level:.3g} % interval {low:.2f} to {high:.2f})",
     )
 

@@ -6,7 +6,7 @@ from statistics import fmean
 from kdcli.data.tasks import OWN, named_tasks
 from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow
 from kdcli.report.schema import Quality, Report
-from kdcli.report.sections.compression import compression_facts
+from kdcli.report.sections.compression import compressed_name, compression_facts
 from kdcli.report.sections.evaluations import evaluations_by_task, set_name
 from kdcli.report.sections.latency import (
     UNSTABLE_NOTE,
@@ -44,7 +44,7 @@ def title(report: Report) -> str:
     `6x128 and 3x128, co-distillation`.
     """
     if report.compression is not None:
-        what = f"{short(origin(report))} compressed to {report.compression.chosen}"
+        what = f"{compressed_name(report)} compressed to {report.compression.chosen}"
         return f"{what} on {_task(report)}" if is_benchmark(_task(report)) else what
     if report.focus == "latency":
         return _measured(list(report.cards))
@@ -74,6 +74,8 @@ def is_benchmark(task: str) -> bool:
 def shown_name(report: Report, name: str) -> str:
     """Name a model in a sentence: the model's own name where the report's names its role."""
     model = report.model(name)
+    if report.pruning:
+        return _pruned_name(report, name)
     if model.card is not None and report.with_role("student") == [model]:
         return card_shape(model.card)
     if model.role == "finetuned":
@@ -84,6 +86,15 @@ def shown_name(report: Report, name: str) -> str:
     if model.card is not None and is_original:
         return short(model.card.id)
     return name
+
+
+def _pruned_name(report: Report, name: str) -> str:
+    """Name a model of a pruning: `compact bert-base-uncased`, `bert-base-uncased with smp 90 %`."""
+    source = short(origin(report))
+    own = [p for p in report.pruning if p.model == name]
+    if own and len(report.pruning) > 1:
+        return f"{source} with {own[0].method} {100 * own[0].sparsity:g} %"
+    return f"{name} {source}"
 
 
 def _measured(names: list[str]) -> str:

@@ -14,6 +14,7 @@ from kdcli.report.sections.overview import (
 from kdcli.report.sections.price import price_sentence
 from kdcli.report.text import bytes_of, number, percent, short
 
+QUANTISED = ("int8", "q4")
 SAME_SIZE = 1.05
 """Sizes within this factor are not compared."""
 
@@ -29,7 +30,7 @@ def summary(report: Report) -> str:
     facts = [
         *_pruned(report, name),
         *([_speed(report, row)] if row is not None else []),
-        *_size(report, name, first),
+        *_size(report, name, first, row),
     ]
     what = (
         ran_as(row) if row is not None and report.focus == "latency" else shown_name(report, name)
@@ -57,10 +58,12 @@ def _row(report: Report, name: str) -> LatencyRow | None:
 
 
 def _pruned(report: Report, name: str) -> list[str]:
+    # Of a single pruning, all models but the baseline are forms.
+    is_form = len(report.pruning) == 1 and report.model(name).role != "baseline"
     return [
         f"keeps {percent(p.density, 1)} % of its layers' weights"
         for p in report.pruning
-        if p.model == name
+        if p.model == name or is_form
     ]
 
 
@@ -76,10 +79,15 @@ def _speed(report: Report, row: LatencyRow) -> str:
     return f"is {ratio.phrase()} as {baseline} ({ratio.trust()}; {time} for {where})"
 
 
-def _size(report: Report, name: str, first: str) -> list[str]:
-    """Write the size of the weights, next to the first model's if that is larger."""
-    own, other = report.cards[name].bytes, report.cards[first].bytes
-    if not own:
+def _size(report: Report, name: str, first: str, row: LatencyRow | None) -> list[str]:
+    """Write the size of the weights, next to the first model's if that is larger.
+
+    Weights that a backend quantised when it was measured have another size than on disk.
+    """
+    card = report.cards[name]
+    own, other = card.bytes, report.cards[first].bytes
+    quantised = row is not None and row.dtype in QUANTISED and row.dtype != card.held_in
+    if not own or (quantised and report.focus == "latency"):
         return []
     if other > SAME_SIZE * own:
         return [f"takes {bytes_of(own)} instead of {bytes_of(other)}"]
@@ -102,7 +110,16 @@ def _quality(report: Report, name: str) -> list[str]:
     )
     if (pair := next(pairs, None)) is not None:
         return [_difference(report, pair, one, where)]
-    return [f"On {where}, its {metric} is {number(one.metrics[metric])}."]
+    text = f"On {where}, its {metric} is {number(one.metrics[metric])}"
+    baseline = report.model(name).baseline or next(iter(report.cards))
+    same = (
+        f"; {shown_name(report, e.model)} has {number(e.metrics[metric])}"
+        for e in report.evaluations
+        if (e.model, e.task, e.set, e.n) == (baseline, one.task, one.set, one.n)
+        and baseline != name
+        and metric in e.metrics
+    )
+    return [f"{text}{next(same, '')}."]
 
 
 def _data(report: Report, one: Evaluation) -> str:
