@@ -204,6 +204,7 @@ def benchmark(
     device: str = "auto",
     overwrite: bool = False,
     trust_remote_code: bool = False,
+    price_per_hour: float | None = None,
 ) -> RunResult:
     """Measure the latency of models or shapes next to a baseline, on several backends.
 
@@ -280,6 +281,7 @@ def compress(
     resume: bool = False,
     overwrite: bool = False,
     trust_remote_code: bool = False,
+    price_per_hour: float | None = None,
 ) -> RunResult:
     """Distill, prune and export a model until it is small and fast enough for a goal.
 

@@ -10,6 +10,9 @@ FiniteOrNone = Annotated[
 ]
 """A number, or None for the NaN or infinity of a broken backend, which JSON cannot hold."""
 
+SECONDS_PER_HOUR = 3600
+TEXTS = 1_000_000
+"""Number of texts that a cost refers to."""
 UNSTABLE_PHRASE = "unstable measurement"
 """The words next to every figure of an unstable measurement."""
 
@@ -52,7 +55,9 @@ class LatencyRow(_Part):
     how far to trust the times: of an unstable row, `p75_ms` is the time to state. `p99_ms` needs
     100 runs. `tokens_per_second` counts the real tokens in the time to state, and
     `peak_memory_bytes` is the size of the weights and of one call. `speedup` is null for the row
-    that the others are compared with.
+    that the others are compared with. `texts_per_second` is the batch size over the time to state,
+    and `cost_per_million` is the price of computing a million texts at that rate, in the currency
+    of the report's `price_per_hour`. Reports fill in both.
     """
 
     model: str
@@ -76,6 +81,8 @@ class LatencyRow(_Part):
     load_seconds: float | None = None
     first_call_ms: float | None = None
     peak_memory_bytes: int | None = None
+    texts_per_second: float | None = None
+    cost_per_million: float | None = None
 
     @model_validator(mode="after")
     def _check_speedup(self) -> Self:
@@ -92,6 +99,14 @@ class LatencyRow(_Part):
     def stated_ms(self) -> float:
         """The time to state: the median, or the upper quartile if the row is unstable."""
         return self.p75_ms if self.unstable else self.p50_ms
+
+    def priced(self, price_per_hour: float | None) -> Self:
+        """Fill in the throughput and, at a price per hour of the machine, the cost."""
+        rate = 1000 * self.batch_size / self.stated_ms if self.stated_ms > 0 else None
+        cost = None
+        if rate is not None and price_per_hour is not None:
+            cost = price_per_hour / SECONDS_PER_HOUR / rate * TEXTS
+        return self.model_copy(update={"texts_per_second": rate, "cost_per_million": cost})
 
 
 class Failure(_Part):

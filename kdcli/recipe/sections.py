@@ -1,5 +1,6 @@
 """Define the recipe sections that several verbs share, and the options of a run."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -82,6 +83,15 @@ MaxClassDrop = Annotated[
         description="Maximum drop of any class, label or entity type compared with the first model "
         "(compress: with the teacher, on the verification rows), in points (1 point = 0.01). If a "
         "class loses more, the exit code is 5.",
+    ),
+]
+PricePerHour = Annotated[
+    float | None,
+    Option("--price-per-hour", panel=OUTPUT, metavar="PRICE"),
+    Field(
+        gt=0,
+        description="Price of this machine per hour, in any currency; the report then gives the "
+        "cost of a million texts.",
     ),
 ]
 
@@ -267,6 +277,15 @@ class RunOptions:
         Field(description="Run code that comes with the model."),
     ] = False
     stop_after: int | None = None
+
+    def command_line(self, verb: str) -> str | None:
+        """Return the command as it was typed.
+
+        The result is None if another verb runs `verb` as a step, or if Python called it.
+        """
+        if not self.arguments or self.arguments[0] != verb:
+            return None
+        return shlex.join(["kdcli", *self.arguments])
 
     def check_pushed(self, models: int) -> None:
         """Raise a UsageError if a run would push several models. A repository holds one model."""

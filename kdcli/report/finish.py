@@ -1,6 +1,7 @@
 """Finish a run: measure latency, write the report and the model cards."""
 
 import datetime
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,14 @@ from pydantic import ValidationError
 from kdcli.deploy.environment import describe_environment, versions
 from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.deploy.usable import Usable
-from kdcli.disk import COMMITS, MAX_REPORT_BYTES, read_json, write_atomic
+from kdcli.disk import (
+    COMMITS,
+    EMBEDDED,
+    MAX_REPORT_BYTES,
+    read_json,
+    user_path,
+    write_atomic,
+)
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import REPORT_FILE, RunDir
@@ -102,7 +110,8 @@ class RunResult(Usable):
 
     def _repr_html_(self) -> str:
         """Return report.html with its pictures, for a notebook."""
-        page = escape(html(self.report))
+        # Relative links would lead nowhere from a notebook.
+        page = escape(html(self.report, links=False))
         return f'<iframe srcdoc="{page}" width="100%" height="640" frameborder="0"></iframe>'
 
     def renderables(self) -> Iterable[object]:
@@ -244,6 +253,8 @@ class ReportContents:
         pipeline: The hub's name of the task; None takes the task of `auto_class`.
         focus: The main subject of the report, which its views show first.
         compared_runs: The runs whose curves are drawn next to this run's, by name.
+        command_line: The command as it was typed; None if the run was started from Python.
+        price_per_hour: The price of the machine; None without a price.
     """
 
     command: str
@@ -263,6 +274,8 @@ class ReportContents:
     pruning: list[Pruning] = field(default_factory=list)
     compared_runs: Mapping[str, RunResult] = field(default_factory=dict)
     compression: Compression | None = None
+    command_line: str | None = None
+    price_per_hour: float | None = None
 
 
 def curve_of(log: Iterable[Mapping[str, Any]], trained: Sequence[str]) -> list[CurvePoint]:
@@ -335,12 +348,15 @@ def _report(run: RunDir, contents: ReportContents) -> Report:
             "versions": versions(),
             "environment": describe_environment(),
             "recipe": recipe,
+            "command_line": contents.command_line,
+            "price_per_hour": contents.price_per_hour,
+            "data_versions": _data_versions(recipe),
             "models": models,
             "training": training,
             "curve": curve_of(run.read_log(), trained),
             "compared_runs": compared,
             "quality": quality_of(evaluations) if contents.quality is None else contents.quality,
-            "latency": latency.rows,
+            "latency": [row.priced(contents.price_per_hour) for row in latency.rows],
             "failures": latency.failures,
             "agreements": latency.agreements,
             "published": published_for(models, recipe),
@@ -353,3 +369,16 @@ def _report(run: RunDir, contents: ReportContents) -> Report:
             "compression": contents.compression,
         }
     )
+
+
+def _data_versions(recipe: Mapping[str, Any]) -> dict[str, str]:
+    """Return the commits of the hub's data sets, and hashes of the files that a recipe names."""
+    data = recipe.get("data")
+    sources = [data.get("source") if isinstance(data, dict) else None, recipe.get("text")]
+    found = {source: f"commit {commit}" for source, commit in COMMITS.items()}
+    for source in sources:
+        if isinstance(source, str) and source not in EMBEDDED and user_path(source).is_file():
+            with user_path(source).open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            found[short(source)] = f"sha256 {digest}"
+    return found

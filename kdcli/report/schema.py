@@ -250,13 +250,49 @@ class Pruning(SchemaPart):
     histograms: list[Histogram]
 
 
+class Throughput(SchemaPart):
+    """Texts per second of a model in one cell, and the price of a million texts at that rate.
+
+    An `unstable` measurement is stated by the upper quartile of its time. `cost_per_million` is
+    null if the report has no `price_per_hour`.
+    """
+
+    batch_size: int
+    seq_len: int
+    texts_per_second: float
+    unstable: bool
+    cost_per_million: float | None = None
+
+    @classmethod
+    def of(cls, row: LatencyRow, price_per_hour: float | None) -> Self | None:
+        """Return the throughput of a measurement; None if its time is 0."""
+        priced = row.priced(price_per_hour)
+        if priced.texts_per_second is None:
+            return None
+        return cls(
+            batch_size=row.batch_size,
+            seq_len=row.seq_len,
+            texts_per_second=priced.texts_per_second,
+            unstable=row.unstable,
+            cost_per_million=priced.cost_per_million,
+        )
+
+
+class StepReport(SchemaPart):
+    """The report of a step: the verb that made it, and its directory relative to the run's."""
+
+    name: str
+    command: str
+    folder: str
+
+
 class Candidate(SchemaPart):
     """A candidate of a compression. A candidate that was skipped has no numbers.
 
     `low` and `high` are the ends of the paired interval of `score`. `ms` and `speedup` are for one
     sequence of 128 tokens: `ms` is the median, or the upper quartile of an `unstable` measurement.
-    `speedup` is null for the teacher. `mb` is the size of the files, and `outcome` is the result in
-    words.
+    `speedup` is null for the teacher. `throughput` is from the largest batch that was measured of
+    all candidates. `mb` is the size of the files, and `outcome` is the result in words.
     """
 
     name: str
@@ -266,6 +302,7 @@ class Candidate(SchemaPart):
     ms: float | None = None
     unstable: bool = False
     speedup: Speedup | None = None
+    throughput: Throughput | None = None
     mb: float | None = None
     outcome: str
 
@@ -292,7 +329,8 @@ class Compression(SchemaPart):
     """The candidates of a compression, the teacher first.
 
     The numbers of the candidates are from `rows` selection rows, which chose among them.
-    `goal` has the limits that the user set, with `max_drop` in points.
+    `steps` has the steps whose reports exist. `goal` has the limits that the user set, with
+    `max_drop` in points.
     """
 
     task: str
@@ -305,13 +343,17 @@ class Compression(SchemaPart):
     sentence: str
     candidates: list[Candidate]
     verification: Verified | None = None
+    steps: list[StepReport] = Field(default_factory=list)
 
 
 class Report(SchemaPart):
     """The content of report.json.
 
     `focus` is the main subject of the report, which views show first. `compared_runs` has the
-    curves of other runs by name.
+    curves of other runs by name. `command_line` is the command as it was typed, or null if the run
+    was started from Python. `price_per_hour` is the price of the machine that the user gave, in a
+    currency of the user's choice. `data_versions` has the commit of each data set of the
+    hub, and the sha256 of each local file that the recipe names as data.
     """
 
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")
@@ -322,6 +364,9 @@ class Report(SchemaPart):
     versions: dict[str, str]
     environment: dict[str, Any]
     recipe: dict[str, Any]
+    command_line: str | None = None
+    price_per_hour: float | None = None
+    data_versions: dict[str, str] = Field(default_factory=dict)
     models: list[ModelEntry]
     training: Training | None
     curve: list[CurvePoint]

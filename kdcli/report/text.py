@@ -5,10 +5,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from markupsafe import escape
 
 from kdcli.types import Card
+
+LOWER_IS_BETTER = {"loss", "mse"}  # metrics that are better when lower
 
 
 class View(enum.IntEnum):
@@ -21,10 +24,14 @@ class View(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG element, and a caption that describes it to readers who cannot see it."""
+    """An SVG element, and a caption that describes it to readers who cannot see it.
+
+    `shown` replaces the caption below the picture where a table has the same numbers.
+    """
 
     svg: str
     caption: str
+    shown: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,18 @@ class ReportTable:
 
 
 @dataclass(frozen=True)
+class Link:
+    """A link to the report in a directory, which is relative to the directory of this report."""
+
+    text: str
+    folder: str
+
+    def to(self, file: str) -> str:
+        """Return the relative URL of a file in the directory."""
+        return quote(f"{self.folder}/{file}")
+
+
+@dataclass(frozen=True)
 class ReportSection:
     """A section of a report.
 
@@ -77,6 +96,7 @@ class ReportSection:
         table: The table; None without one.
         sentences: The paragraphs below the table.
         items: Sentences, each followed by the texts that are quoted below it.
+        links: Links to other reports, which the terminal does not show.
         draw: Makes the pictures, which only HTML shows.
         parts: The sections inside this one.
         least: The first view that shows the section.
@@ -87,6 +107,7 @@ class ReportSection:
     table: ReportTable | None = None
     sentences: Sequence[str] = ()
     items: Sequence[tuple[str, ...]] = ()
+    links: Sequence[Link] = ()
     draw: Callable[[], list[Picture]] = list
     parts: Sequence["ReportSection"] = ()
     least: View = View.TERMINAL

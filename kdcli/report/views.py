@@ -4,6 +4,7 @@ All views show the same sections.
 """
 
 import functools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,8 +23,10 @@ from kdcli.report.schema import Report
 from kdcli.report.sections.contents import sections
 from kdcli.report.sections.evaluations import MAX_LABELS, scores
 from kdcli.report.sections.latency import latency_csv
-from kdcli.report.sections.overview import about, facts, how_made, models_section, origin, title
+from kdcli.report.sections.overview import facts, how_made, models_section, origin, title
+from kdcli.report.sections.repeat import repeat_block
 from kdcli.report.sections.selection import how_chosen
+from kdcli.report.sections.summary import summary
 from kdcli.report.text import (
     Picture,
     ReportSection,
@@ -63,8 +66,8 @@ def shown(everything: Iterable[ReportSection], view: View) -> list[ReportSection
         parts = shown(section.parts, view)
         hidden = len(section.parts) - len(parts) if view is View.MARKDOWN else 0
         sentences = [*section.sentences, *([f"{hidden} more in report.html."] if hidden else [])]
-        content = section.table or sentences or section.items or parts or view is View.HTML
-        if section.least <= view and content:
+        content = (section.table, sentences, section.items, section.links, parts)
+        if section.least <= view and (any(content) or view is View.HTML):
             kept.append(replace(section, parts=parts, sentences=sentences))
     return kept
 
@@ -73,6 +76,7 @@ def terminal(report: Report) -> Iterable["FittedTable | str"]:
     """Yield the report for a terminal."""
     # A title of the table itself would be folded to the table's width.
     yield f"[bold]kdcli {escape(report.command)}: {escape(title(report))}[/bold]"
+    yield from filter(None, [escape(summary(report))])
     models, *others = shown(sections(report), View.TERMINAL)
     for section in (replace(models, title=""), *others):
         yield from _printed(section)
@@ -191,13 +195,15 @@ def _is_numeric(cells: Iterable[str]) -> bool:
 
 def markdown(report: Report) -> str:
     """Return report.md, a document that needs no browser."""
-    lines = [f"# {plain(title(report))}", "", f"kdcli {report.command}, {report.created}.", ""]
+    lines = [f"# {plain(title(report))}", ""]
+    lines += [line for text in filter(None, [plain(summary(report))]) for line in (text, "")]
+    lines += [f"kdcli {report.command}, {report.created}.", ""]
     for section in shown(sections(report), View.MARKDOWN):
         lines += _written(section, "##")
-    versions = ", ".join(f"{k} {v}" for k, v in report.versions.items())
-    return "\n".join(
-        [*lines, plain(f"Measured on {report.environment.get('cpu')}; {versions}."), ""]
-    )
+    block = repeat_block(report)
+    # A name in the block must not end it.
+    fence = max(["```", *(f"{run}`" for run in re.findall("`+", block))], key=len)
+    return "\n".join([*lines, "## How to repeat it", "", fence, block, fence, ""])
 
 
 def _written(section: ReportSection, level: str) -> list[str]:
@@ -210,7 +216,8 @@ def _written(section: ReportSection, level: str) -> list[str]:
     for head, *texts in section.items[: MAX_EXAMPLES if quoting else None]:
         quoted = "; ".join(f"“{text}”" for text in texts)
         lines.append(f"* {plain(f'{head}: {quoted}' if texts else head)}")
-    lines += [""] * bool(section.items)
+    lines += [f"* [{plain(link.text)}]({link.to('report.md')})" for link in section.links]
+    lines += [""] * bool(section.items or section.links)
     for part in section.parts:
         lines += _written(part, f"{level}#")
     return lines
@@ -230,16 +237,21 @@ def markdown_table(table: ReportTable) -> list[str]:
     ]
 
 
-def html(report: Report) -> str:
-    """Return report.html, one file that loads nothing. All text from outside is escaped."""
+def html(report: Report, *, links: bool = True) -> str:
+    """Return report.html, one file that loads nothing. All text from outside is escaped.
+
+    Without `links` it has no links to other reports.
+    """
+    parts = shown(sections(report), View.HTML)
     return _template("report.html.jinja").render(
         report=report,
         title=title(report),
         # The title of a pruning holds the method.
         method="" if report.pruning else report.recipe.get("method") or "",
-        about=about(report),
+        summary=summary(report),
+        block=repeat_block(report),
         facts=facts(report),
-        sections=shown(sections(report), View.HTML),
+        sections=[part for part in parts if links or not part.links],
         drawn=drawn,
         cut=shortened_line,
         recipe=yaml.safe_dump(report.recipe, sort_keys=False, allow_unicode=True),
@@ -261,10 +273,10 @@ def _template(name: str) -> Template:
     ).get_template(name)
 
 
-def drawn(section: ReportSection) -> list[tuple[str, Markup]]:
-    """Return the captions and pictures of a section."""
+def drawn(section: ReportSection) -> list[tuple[str, str, Markup]]:
+    """Return the descriptions, captions and pictures of a section."""
     # The SVG is made by matplotlib, which escapes the names in it.
-    return [(p.caption, Markup(p.svg)) for p in section.draw()]  # noqa: S704
+    return [(p.caption, p.shown or p.caption, Markup(p.svg)) for p in section.draw()]  # noqa: S704
 
 
 def first_pictures(report: Report) -> list[Picture]:

@@ -65,7 +65,7 @@ class RunContext(Generic[RecipeT_co]):
             UsageError: the directory contains a run with a different recipe.
         """
         options = replace(
-            self.options, output_dir=folder, resume=not overwrite, overwrite=overwrite
+            self.options, output_dir=folder, resume=not overwrite, overwrite=overwrite, arguments=()
         )
         run_dir = choose_output_dir("", resolved, options, self.session)
         return RunContext(resolved, options, self.session, run_dir)
@@ -87,6 +87,8 @@ class RunContext(Generic[RecipeT_co]):
         timed = [model.timed for model in contents.models if model.timed is not None]
         if settings is not None and timed:
             contents.latency = measure_models(timed, settings, self.session)
+        if folder in (None, self.folder):
+            contents.command_line = self.options.command_line(contents.command)
         return write_report(RunDir(folder or self.folder), contents)
 
 

@@ -16,6 +16,7 @@ KINDS = {  # name of a fixture -> values of its report
         "benchmark": r.benchmark_values,
         "runs": r.compared_benchmark_values,
     },
+    "compressed": r.compress_values,
     **{"pruned": r.prune_values, "sparsities": r.sparsities_values, "odd": r.odd_values},
     **{"hostile_latency": r.hostile_benchmark_values, "hostile_pruning": r.hostile_prune_values},
 }

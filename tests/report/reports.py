@@ -223,6 +223,52 @@ def report_values() -> dict[str, object]:
     }
 
 
+def candidate(name: str, score: float, ms: float, mb: float, **fields: object) -> dict[str, object]:
+    """A candidate of a compression, timed in batches of 8 at 0.36 an hour."""
+    rate = 8000 / (8 * ms)
+    batch = {"batch_size": 8, "seq_len": 128, "texts_per_second": rate, "unstable": False}
+    batch["cost_per_million"] = 0.36 / 3600 / rate * 1e6
+    speedup = None if name == "teacher" else ratio("teacher", 60 / ms, 59 / ms, 61 / ms)
+    ends = {"low": score - 0.002, "high": score + 0.002}
+    numbers = {"score": score, "ms": ms, "mb": mb, "speedup": speedup, "throughput": batch}
+    return {"name": name, "outcome": ""} | numbers | ends | fields
+
+
+def compress_values() -> dict[str, object]:
+    """A compression to a shape in int8, with a price."""
+    chosen = "3x384-onnx-int8"
+    values = report_values()
+    models = {"teacher": values["models"]["teacher"], chosen: values["models"]["3x384"]}  # type: ignore[index]
+    models[chosen] |= {"role": "candidate"}
+    verified = {"rows": 872, "teacher": 0.93, "score": 0.92, "low": 0.915, "high": 0.926}
+    compression = {
+        **{"task": "sst2", "metric": "accuracy", "rows": 500, "goal": {"max_drop": 2.0}},
+        **{"strict": False, "met": True, "chosen": chosen},
+        "sentence": f"{chosen} is 10.0 times as fast as bert-base-uncased.",
+        "candidates": [
+            candidate("teacher", 0.93, 60.0, 438.0),
+            candidate("onnx-int8", 0.929, 20.0, 110.0),
+            candidate(chosen, 0.921, 6.0, 69.6),
+            {"name": "1x384-onnx-int8", "outcome": "too slow"},
+        ],
+        "verification": verified | {"confidence": 0.95, "look": 1, "reference": "labels"},
+        "steps": [
+            {"name": name, "command": "finetune", "folder": f"steps/{name}"}
+            for name in ("teacher", "a name")
+        ],
+    }
+    rows = [latency_row("teacher", 8, 480.0), latency_row(chosen, 8, 48.0)]
+    rows[1]["speedup"] = ratio("teacher", 10.0, 9.8, 10.2)
+    return values | {
+        **{"command": "compress", "models": models, "compression": compression},
+        **{"latency": rows, "quality": {}, "curve": [], "published": [], "training": None},
+        "recipe": {"model": "google-bert/bert-base-uncased", "task": "sst2", "seed": 7},
+        "command_line": "kdcli compress google-bert/bert-base-uncased --task sst2",
+        "data_versions": {"nyu-mll/glue": "commit abc"},
+        "price_per_hour": 0.36,
+    }
+
+
 def hostile_values() -> dict[str, object]:
     """Names, notes, recipe and environment that try to become markup."""
     score = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "support": 1}

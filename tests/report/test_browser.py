@@ -13,6 +13,7 @@ from kdcli.report.views import html
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)
 WIDTHS = (390, 1280)
+PAPER = 690  # A4 between the margins
 
 # The page is laid out in frames of exactly the widths: a headless window has a least width of its
 # own.
@@ -34,6 +35,8 @@ for (const width of {widths}) {{
       resources: frame.contentWindow.performance.getEntriesByType("resource").map(e => e.name),
       cut: [...page.querySelectorAll(".scores.stacked, .scores.differences")]
         .map(e => e.closest(".scroll")).filter(e => e.scrollWidth > e.clientWidth + 1).length,
+      tables: [...page.querySelectorAll(".scroll")]
+        .filter(e => e.scrollWidth > e.clientWidth + 1).length,
       pictures: [...page.querySelectorAll("svg")].map(e => e.getBoundingClientRect().width),
     }};
     document.querySelector("pre").textContent = JSON.stringify(found);
@@ -57,13 +60,41 @@ for (const width of {widths}) {{
             ("compared", 0),
         ],
         *[("languages", 0), ("benchmark", 3), ("runs", 3), ("hostile_latency", 8)],
+        ("compressed", 2),
         *[("pruned", 6), ("sparsities", 14), ("odd", 5), ("hostile_pruning", 13)],
     ],
 )
 def test_page_never_scrolls_sideways(request, tmp_path, kind, pictures):
     opened = html(request.getfixturevalue(kind)).replace("<details", "<details open")
-    text = json.dumps(opened).replace("</", "<\\/")
-    (tmp_path / "probe.html").write_text(PROBE.format(widths=list(WIDTHS), page=text), "utf-8")
+    laid_out = measured(opened, WIDTHS, tmp_path)
+    for width in WIDTHS:
+        found = laid_out[str(width)]
+        assert (found["inner"], found["beyond"], found["scripts"], found["resources"]) == (
+            width,
+            [],
+            0,
+            [],
+        )
+        assert found["scroll"] <= width
+        # On a telephone no score, difference or latency lies beyond the edge.
+        assert width > 640 or found["cut"] == 0
+        assert len(found["pictures"]) == pictures
+        assert all(0.3 * width < w < width for w in found["pictures"])
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+@pytest.mark.parametrize("kind", ["report", "compressed", "benchmark"])
+def test_on_paper_no_table_is_cut(request, tmp_path, kind):
+    page = html(request.getfixturevalue(kind)).replace("@media print", "@media all")
+    found = measured(page, [PAPER], tmp_path)[str(PAPER)]
+    assert (found["beyond"], found["tables"]) == ([], 0)
+
+
+def measured(page, widths, tmp_path):
+    """Lay a page out in frames of these widths, and return what the probe finds, by width."""
+    text = json.dumps(page).replace("</", "<\\/")
+    (tmp_path / "probe.html").write_text(PROBE.format(widths=list(widths), page=text), "utf-8")
     command = [
         str(BROWSER),
         "--headless=new",
@@ -79,17 +110,4 @@ def test_page_never_scrolls_sideways(request, tmp_path, kind, pictures):
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in done.stderr
-    laid_out = json.loads(escaping.unescape(re.findall(r"<pre>(.*?)</pre>", done.stdout, re.S)[0]))
-    for width in WIDTHS:
-        found = laid_out[str(width)]
-        assert (found["inner"], found["beyond"], found["scripts"], found["resources"]) == (
-            width,
-            [],
-            0,
-            [],
-        )
-        assert found["scroll"] <= width
-        # On a telephone no score, difference or latency lies beyond the edge.
-        assert width > 640 or found["cut"] == 0
-        assert len(found["pictures"]) == pictures
-        assert all(0.3 * width < w < width for w in found["pictures"])
+    return json.loads(escaping.unescape(re.findall(r"<pre>(.*?)</pre>", done.stdout, re.S)[0]))

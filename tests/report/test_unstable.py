@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import reports
 from reports import latency_row, made, model, ratio
+from rich.console import Console
 
 from kdcli.deploy.measurements import LatencyRow, Speedup
 from kdcli.report.charts.charts import AT_QUARTILE, latency_over, quality_against, report_pictures
@@ -18,6 +19,7 @@ from kdcli.report.schema import Report
 from kdcli.report.sections.latency import latency_csv
 from kdcli.report.sections.overview import facts
 from kdcli.report.views import markdown, model_card
+from kdcli.verbs.compress.front import Front
 from kdcli.verbs.compress.judge import read
 
 MEDIAN, LOW, HIGH = 43.5, 31.5, 57.0
@@ -194,6 +196,25 @@ def test_a_compression_judges_the_stated_figures(unstable):
     assert (judged.teacher.ms, judged.teacher.speedup, judged.teacher.unstable) == (60, None, False)
     assert (one.ms, one.unstable) == (pytest.approx(7.8 if unstable else 6.0), unstable)
     assert one.speedup.stated == (9.0 if unstable else 10.0)
+
+
+def test_the_candidates_of_a_finished_run_say_unstable(tmp_path):
+    compression = compressed().compression
+    stable = compression.candidates[1].model_copy(update={"unstable": False})
+    for candidate in (compression.candidates[1], stable):
+        front = Front(
+            tmp_path,
+            compression.model_copy(update={"candidates": [compression.candidates[0], candidate]}),
+            fast=[],
+            small=[],
+        )
+        console = Console(width=200, file=io.StringIO(), record=True)
+        for part in front.renderables():
+            console.print(part)
+        text = console.export_text()
+        assert "≥31.50x, unstable" in text
+        assert "43.5" not in text
+        assert front.to_frame()["unstable"].tolist() == [False, True]
 
 
 def test_phrases():

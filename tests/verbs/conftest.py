@@ -104,5 +104,5 @@ def shorter():
     with pytest.MonkeyPatch.context() as patch:
         for module in (scores, decisions):
             patch.setattr(module, "paired_bootstrap", few)
-        patch.setattr(views, "drawn", lambda section: [("a picture", "<svg></svg>")])
+        patch.setattr(views, "drawn", lambda section: [("a picture", "a caption", "<svg></svg>")])
         yield

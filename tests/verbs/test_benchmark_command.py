@@ -75,6 +75,21 @@ def row(subject, protocol, batch_size, seq_len, ms, status="ok"):
     )
 
 
+@pytest.mark.parametrize("price", ["-1", "0", "nan", "inf"])
+def test_a_price_is_positive(price, requests, tmp_path):
+    done = run(SMALL[0], *FEW, "--price-per-hour", price, "-o", tmp_path / "out")
+    assert (done.exit_code, requests, list(tmp_path.iterdir())) == (2, [], [])
+    assert done.stderr.count("price") == 1, done.stderr
+
+
+def test_a_price_gives_the_cost_of_a_million_texts(requests, tmp_path):
+    done = succeeds(*SMALL, *FEW, "--price-per-hour", "0.36", "-o", tmp_path / "out")
+    first, second = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))["latency"]
+    assert (first["texts_per_second"], first["cost_per_million"]) == pytest.approx((125, 0.8))
+    assert (second["texts_per_second"], second["cost_per_million"]) == pytest.approx((250, 0.4))
+    assert "a million texts cost 0.40 instead of 0.80" in " ".join(done.stdout.split())
+
+
 def test_every_backend_has_a_worker_with_the_baseline_in_it(requests, tmp_path):
     backends = ["--backend", "torch", "--backend", "compile", "--backend", "torch-bf16"]
     succeeds(SMALL[1], "--baseline", SMALL[0], *backends, "-o", tmp_path / "out")

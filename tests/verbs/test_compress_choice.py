@@ -13,6 +13,7 @@ from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, MachineError, Stopped
 from kdcli.recipe.sections import RunOptions
+from kdcli.report.schema import Throughput
 from kdcli.types import ModelShape
 from kdcli.verbs.compress import halving, run, steps
 from kdcli.verbs.compress.budget import TrainingCost
@@ -53,10 +54,12 @@ def scores_of(*candidates):
     )
 
 
-def said_of(scores, chosen, missed, goal, **verified):
+def said_of(scores, chosen, missed, goal, price=None, **verified):
     verification = Verification(None, 500, scores.teacher, chosen, 1, 0.95)
     verification = replace(verification, **verified)
-    return sentence(scores, verification, missed, goal, has_labels=True)
+    return sentence(
+        scores, verification, missed, goal, model="big", has_labels=True, price_per_hour=price
+    )
 
 
 def runner_of(folder, *, budget=None, **goal):
@@ -80,8 +83,8 @@ def test_the_fastest_that_keeps_the_quality_is_chosen_and_the_smallest_of_those_
     assert (chosen, missed) == (one, {"speedup": "5.00 times as fast, not 8"})
     said = said_of(scores_of(one), one, missed, GoalSettings(max_drop=1.0, speedup=8.0))
     assert said.startswith(
-        "The goal cannot be met with what was tried. Nearest: a is 5.0 times as fast as the "
-        "teacher (4.0–6.0; 2.00 ms, not 10.00) "
+        "The goal cannot be met with what was tried. Nearest: a is 5.0 times as fast as big "
+        "(4.0–6.0; 2.00 ms a text instead of 10.00) "
     )
 
 
@@ -90,7 +93,7 @@ def test_of_an_unstable_measurement_the_lower_quartile_is_stated_and_must_meet_t
     judged = scores_of(one)
     met = GoalSettings(speedup=4.0)
     assert said_of(judged, *choose(met, judged), met).startswith(
-        "a is at least 4.0 times as fast as the teacher (unstable measurement; at most 2.00 ms) "
+        "a is at least 4.0 times as fast as big (unstable measurement; at most 2.00 ms a text) "
     )
     assert choose(GoalSettings(speedup=4.5), judged)[1] == {
         "speedup": "at least 4.00 times as fast (unstable measurement), not 4.5"
@@ -104,7 +107,54 @@ def test_of_an_unstable_measurement_the_lower_quartile_is_stated_and_must_meet_t
 def test_an_unstable_teacher_has_no_milliseconds_in_the_sentence():
     one = measured("a", 0.9, 2.0, 4.0, unstable=True)
     judged, goal = scores_of(replace(one, unstable=False)), GoalSettings(speedup=4.0)
-    assert "(unstable measurement; 2.00 ms) and" in said_of(judged, *choose(goal, judged), goal)
+    assert "(unstable measurement; 2.00 ms a text) and" in said_of(
+        judged, *choose(goal, judged), goal
+    )
+
+
+def test_the_sentence_says_what_is_gained_and_lost_and_on_how_many_rows():
+    one, goal = measured("a", 0.895, 2.0, 4.0, low=0.89, high=0.902), GoalSettings(max_drop=1.0)
+    judged = scores_of(one)
+    assert said_of(judged, *choose(goal, judged), goal) == (
+        "a is 5.0 times as fast as big (4.0–6.0; 2.00 ms a text instead of 10.00) and 2.0 times "
+        "smaller (4.0 MB instead of 8.0). It loses 0.50 points of accuracy (95 % interval of the "
+        "loss -0.20 to 1.00) on 500 verification rows."
+    )
+    better = scores_of(measured("a", 0.905, 2.0, 4.0, low=0.9, high=0.91))
+    assert "It loses no accuracy (95 % interval of the loss -1.00 to 0.00) on 500" in said_of(
+        better, *choose(goal, better), goal
+    )
+
+
+def batch(texts_per_second, price, unstable=False):
+    """The throughput of a model, and its cost at a price per hour."""
+    cost = price / 3600 / texts_per_second * 1e6
+    return Throughput(
+        batch_size=8,
+        seq_len=128,
+        texts_per_second=texts_per_second,
+        unstable=unstable,
+        cost_per_million=cost,
+    )
+
+
+@pytest.mark.parametrize(
+    ("unstable", "cost"),
+    [
+        ((False, False), "cost 0.14 instead of 0.69"),
+        ((True, False), "cost at most 0.14 (unstable measurement) instead of 0.69"),
+        ((False, True), "cost 0.14"),
+    ],
+)
+def test_with_a_price_the_sentence_ends_with_the_cost(unstable, cost):
+    one, goal = measured("a", 0.9, 2.0, 4.0), GoalSettings(max_drop=1.0)
+    one = replace(one, throughput=batch(1000, 0.5, unstable[0]))
+    teacher = replace(scores_of().teacher, throughput=batch(200, 0.5, unstable[1]))
+    judged = replace(scores_of(one), teacher=teacher)
+    assert said_of(judged, *choose(goal, judged), goal, price=0.5).endswith(
+        f". At 0.5 an hour, a million texts {cost}, in batches of 8 × 128 tokens."
+    )
+    assert "million" not in said_of(judged, *choose(goal, judged), goal)
 
 
 def test_strict_asks_the_lower_end_of_the_interval():

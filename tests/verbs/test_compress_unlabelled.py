@@ -237,6 +237,20 @@ def test_another_goal_is_answered_from_what_was_tried(tmp_path, monkeypatch):
     assert second.verification.look == 2
     assert second.verification.confidence == pytest.approx(0.975)
     assert "97.5% interval" in (tmp_path / "out" / "report.md").read_text("utf-8")
+    # Another price only writes the report again.
+    priced = kdcli(*given, "--max-drop", "1", "--price-per-hour", "0.36")
+    assert priced.exit_code == 0, priced.output
+    report = report_of(tmp_path / "out")
+    third = report.compression
+    assert (third.chosen, third.verification.look) == ("onnx", 2)
+    assert {path: path.stat().st_mtime_ns for path in weights} == weights
+    cost = third.candidates[0].throughput.cost_per_million
+    assert cost == pytest.approx(100 / third.candidates[0].throughput.texts_per_second)
+    assert "At 0.36 an hour, a million texts cost" in third.sentence
+    steps = {step.name: tmp_path / "out" / step.folder / "report.html" for step in third.steps}
+    assert {"1x32"} < steps.keys()
+    assert all(page.is_file() for page in steps.values())
+    assert report.data_versions.keys() == {data.name}
     front = kdcli("compress", "--front", tmp_path / "out")
     assert front.exit_code == 0
     for row in second.candidates:

@@ -28,6 +28,7 @@ from kdcli.report.sections.latency import (
 )
 from kdcli.report.sections.selection import by_setting, spread
 from kdcli.report.text import (
+    LOWER_IS_BETTER,
     Picture,
     card_shape,
     names_in,
@@ -42,9 +43,9 @@ HELD_PREFIX = "held-out "  # prefix of the labels of held-out losses
 TOGETHER = "together"  # the line of this run, next to the lines of the compared runs
 MAX_LINES = 12  # in one picture
 MAX_TERMS = 9  # with more held-out terms, a picture has a line for each student
-LOWER_IS_BETTER = {"loss", "mse"}  # metrics without a picture
 MARKERS = "os^Dv"
 UNSTABLE_MARK = " (unstable)"  # after a name in a picture
+BEYOND = "At the edge, since the rest would be too close together: {}."
 AT_QUARTILE = "Unstable measurements are drawn at their upper quartile, not at their median."
 
 Cost = Literal["latency", "size", "density"]

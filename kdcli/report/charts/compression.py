@@ -6,15 +6,20 @@ from typing import Literal
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kdcli.report.charts.charts import AT_QUARTILE, UNSTABLE_MARK, front_of
+from kdcli.report.charts.charts import AT_QUARTILE, BEYOND, UNSTABLE_MARK, front_of
 from kdcli.report.charts.drawing import (
     COLOURS,
     HEIGHT,
     INK,
     WIDTH,
+    AxisRange,
+    cost_range,
     figure,
     legend,
-    plain_logarithm,
+    mark_outlier,
+    outliers,
+    score_range,
+    set_range,
     styled,
     svg,
 )
@@ -23,6 +28,10 @@ from kdcli.report.text import Picture, number
 
 CandidateCost = Literal["ms", "mb"]
 AXES: dict[CandidateCost, str] = {"ms": "median ms, 1 × 128 tokens", "mb": "files, MB"}
+SHOWN: dict[CandidateCost, str] = {
+    "ms": "Better is up and to the left: quality and latency.",
+    "mb": "Better is up and to the left: quality and size.",
+}
 CANDIDATE_MARKERS = "os^Dv<>PX"
 
 
@@ -54,13 +63,22 @@ def _picture(compression: Compression, cost: CandidateCost) -> Picture:
         f"{compression.metric} on {compression.task} over {AXES[cost]}, bars are 95 % intervals: "
         f"{words}. On the line, the Pareto front: {', '.join(front)}. Dashed: the goal."
     )
+    across, along = _ranges(compression, cost)
+    remarks = ""
+    if outside := [name for name in _names(compression) if name in across.outside | along.outside]:
+        remarks += f" {BEYOND.format(', '.join(outside))}"
     if cost == "ms" and any(one.unstable for one in _measured(compression)):
-        caption += f" {AT_QUARTILE}"
-    return Picture(svg(drawing), caption)
+        remarks += f" {AT_QUARTILE}"
+    shown = f"{SHOWN[cost]} Bars: 95 % intervals. Line: the Pareto front. Dashed: the goal."
+    return Picture(svg(drawing), caption + remarks, shown + remarks)
 
 
 def _measured(compression: Compression) -> list[Candidate]:
     return [one for one in compression.candidates if one.score is not None]
+
+
+def _names(compression: Compression) -> list[str]:
+    return [one.name for one in _measured(compression)]
 
 
 def _label(one: Candidate, cost: CandidateCost) -> str:
@@ -79,19 +97,21 @@ def _cost(one: Candidate, cost: CandidateCost) -> float:
 
 def _draw(axes: Axes, compression: Compression, cost: CandidateCost) -> list[str]:
     """Draw the candidates, and return the names on the front."""
-    measured, goal = _measured(compression), compression.goal
+    measured = _measured(compression)
     points = {one.name: (_cost(one, cost), float(one.score or 0.0)) for one in measured}
     front = front_of(points)
+    across, along = _ranges(compression, cost)
+    drawn = {name: (across.place(x), along.place(y)) for name, (x, y) in points.items()}
     axes.step(
-        *zip(*(points[name] for name in front), strict=True),
+        *zip(*(drawn[name] for name in front), strict=True),
         where="post",
         color=INK,
         linewidth=1,
         alpha=0.7,
     )
     for number_, one in enumerate(measured):
-        (x, y), colour = points[one.name], COLOURS[number_ % len(COLOURS)]
-        low, high = (y if end is None else end for end in (one.low, one.high))
+        (x, y), colour = drawn[one.name], COLOURS[number_ % len(COLOURS)]
+        low, high = (y if end is None else along.place(end) for end in (one.low, one.high))
         axes.errorbar(
             [x],
             [y],
@@ -105,28 +125,54 @@ def _draw(axes: Axes, compression: Compression, cost: CandidateCost) -> list[str
             markeredgecolor=colour,
             markerfacecolor=colour if one.name in front else "none",
             label=_label(one, cost),
+            clip_on=False,
         )
-    teacher = measured[0]
-    if "max_drop" in goal:
-        axes.axhline(
-            points[teacher.name][1] - 0.01 * goal["max_drop"],
-            color=INK,
-            linewidth=1,
-            linestyle="--",
-        )
-    limits = [goal["max_mb"]] if cost == "mb" and "max_mb" in goal else []
-    if cost == "ms":
-        limits += [goal["max_latency_ms"]] if "max_latency_ms" in goal else []
-        # The worse quartile of the teacher's time would place the limit too far to the right.
-        if "speedup" in goal and not teacher.unstable:
-            limits.append(points[teacher.name][0] / goal["speedup"])
-    for limit in limits:
+        if one.name in across.outside | along.outside:
+            mark_outlier(axes, points[one.name], across, along, one.name)
+    if (lowest := _lowest_score(compression)) is not None:
+        axes.axhline(lowest, color=INK, linewidth=1, linestyle="--")
+    for limit in _cost_limits(compression, cost):
         axes.axvline(limit, color=INK, linewidth=1, linestyle="--")
-    axes.set(xlabel=AXES[cost], ylabel=compression.metric)
-    places = [x for x, _ in points.values()]
-    if max(places) > 8 * min(places):
-        axes.set(xscale="log", xlim=(min(places) / 1.5, 1.5 * max(places)))
-        plain_logarithm(axes.xaxis, (1, 2, 5))
-    else:
-        axes.set_xlim(left=0)
+    axes.set(xlabel=AXES[cost], ylabel=compression.metric, ylim=(along.low, along.high))
+    set_range(axes, axes.xaxis, across)
     return front
+
+
+def _ranges(compression: Compression, cost: CandidateCost) -> tuple[AxisRange, AxisRange]:
+    """Return the ranges of cost and score, which one bad candidate does not stretch.
+
+    The teacher and the chosen candidate are always inside.
+    """
+    measured = _measured(compression)
+    kept = [measured[0].name, compression.chosen]
+    across = cost_range({one.name: _cost(one, cost) for one in measured}, kept)
+    scores = {one.name: float(one.score or 0.0) for one in measured}
+    lowest = _lowest_score(compression)
+    fixed = [] if lowest is None else [lowest]
+    outside = outliers(scores, fixed=fixed, kept=kept)
+    ends = [
+        end
+        for one in measured
+        if one.name not in outside
+        for end in (one.low, one.high)
+        if end is not None
+    ]
+    return across, score_range(scores, fixed=[*fixed, *ends], kept=kept)
+
+
+def _lowest_score(compression: Compression) -> float | None:
+    """Return the score that the goal allows; None if the goal does not limit it."""
+    drop = compression.goal.get("max_drop")
+    return None if drop is None else float(_measured(compression)[0].score or 0.0) - 0.01 * drop
+
+
+def _cost_limits(compression: Compression, cost: CandidateCost) -> list[float]:
+    """Return the latencies or the sizes that the goal allows."""
+    goal, teacher = compression.goal, _measured(compression)[0]
+    if cost == "mb":
+        return [goal["max_mb"]] if "max_mb" in goal else []
+    limits = [goal["max_latency_ms"]] if "max_latency_ms" in goal else []
+    # The worse quartile of the teacher's time would place the limit too far to the right.
+    if "speedup" in goal and not teacher.unstable:
+        limits.append(_cost(teacher, cost) / goal["speedup"])
+    return limits

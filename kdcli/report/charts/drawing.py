@@ -1,8 +1,9 @@
 """Draw pictures in the style of the reports, as SVG without scripts or font files."""
 
 import io
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import matplotlib as mpl
@@ -30,6 +31,11 @@ NUMBERS = "#16202c"  # colour of the numbers on SCALE
 MAX_NUMBERS = 16  # columns of a map whose cells have room for a number
 ROW = 0.235  # height of a row of a map, in inches
 
+OUTLIER = 5.0
+"""A point is an outlier if the axis is more than this many times longer with it."""
+WIDE = 8.0
+"""A latency or size axis is logarithmic if its ends differ by more than this factor."""
+
 Cells = Sequence[Sequence[float | None]]
 """Shares, row by row. Rows may differ in length, and None leaves a gap."""
 
@@ -44,6 +50,127 @@ class Line:
     dash: str = "-"
     marker: str = "o"
     width: float = 1.6
+
+
+@dataclass(frozen=True)
+class AxisRange:
+    """The range of an axis, and the points that are drawn at its edge because they lie outside.
+
+    Attributes:
+        low, high: The ends of the axis.
+        log: Whether the axis is logarithmic.
+        outside: The names of the outliers.
+    """
+
+    low: float
+    high: float
+    log: bool
+    outside: frozenset[str]
+
+    def place(self, value: float) -> float:
+        """Return where a value is drawn: itself, or the end of the axis that it lies beyond."""
+        return min(max(value, self.low), self.high)
+
+    def fraction(self, value: float) -> float:
+        """Return how far along the axis a value is, from 0 to 1."""
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def value(self, fraction: float) -> float:
+        """Return the value at a fraction of the axis."""
+        if self.log:
+            return self.low * math.exp(fraction * math.log(self.high / self.low))
+        return self.low + fraction * (self.high - self.low)
+
+    def label(self, value: float, *, vertical: bool) -> str:
+        """Return the label of an outlier: its value, with an arrow to where it is."""
+        text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+        if value > self.high:
+            return f"{text} {'↑' if vertical else '→'}"
+        return f"{'↓' if vertical else '←'} {text}"
+
+
+def outliers(
+    values: Mapping[str, float], *, fixed: Sequence[float] = (), kept: Collection[str] = ()
+) -> frozenset[str]:
+    """Return the names of the few extreme values without which the rest would spread out.
+
+    At most a third of the values are outliers.
+
+    Args:
+        values: The values by name, on the scale of the axis.
+        fixed: Other values that the axis shows in any case.
+        kept: The names that are never outliers.
+    """
+    inside = dict(values)
+    found: set[str] = set()
+    while len(found) < len(values) // 3:
+        lengths = {}
+        ends = {min(inside, key=inside.__getitem__), max(inside, key=inside.__getitem__)}
+        for name in ends.difference(kept):
+            rest = [*(value for other, value in inside.items() if other != name), *fixed]
+            lengths[name] = max(rest) - min(rest)
+        everything = [*inside.values(), *fixed]
+        length = max(everything) - min(everything)
+        name = min(lengths, key=lambda each: (lengths[each], each), default="")
+        if not name or not 0 < OUTLIER * lengths[name] < length:
+            break
+        found.add(name)
+        del inside[name]
+    return frozenset(found)
+
+
+def cost_range(values: Mapping[str, float], kept: Collection[str] = ()) -> AxisRange:
+    """Return the range of an axis of latency or size, which are positive."""
+    outside = outliers({name: math.log(value) for name, value in values.items()}, kept=kept)
+    inside = [value for name, value in values.items() if name not in outside]
+    low, high = min(inside), max(inside)
+    if high > WIDE * low:
+        return AxisRange(low / 1.5, high * 1.5, True, outside)
+    return AxisRange(0.0, high * 1.12, False, outside)
+
+
+def score_range(
+    values: Mapping[str, float], *, fixed: Sequence[float] = (), kept: Collection[str] = ()
+) -> AxisRange:
+    """Return the range of an axis of scores. `fixed` values are on the axis in any case."""
+    outside = outliers(values, fixed=fixed, kept=kept)
+    inside = [*(value for name, value in values.items() if name not in outside), *fixed]
+    low, high = min(inside), max(inside)
+    margin = 0.1 * (high - low) or 0.05 * abs(high) or 1.0
+    return AxisRange(low - margin, high + margin, False, outside)
+
+
+def set_range(axes: Axes, axis: Axis, reach: AxisRange) -> None:
+    """Give one axis of a chart its range."""
+    across = axis is axes.xaxis
+    if reach.log:
+        (axes.set_xscale if across else axes.set_yscale)("log")
+        plain_logarithm(axis, (1, 2, 5))
+    (axes.set_xlim if across else axes.set_ylim)(reach.low, reach.high)
+
+
+def mark_outlier(
+    axes: Axes, point: tuple[float, float], across: AxisRange, along: AxisRange, name: str
+) -> None:
+    """Write at the edge of a chart how far away an outlier is."""
+    x, y = point
+    if name in across.outside:
+        beyond, vertical, text = x > across.high, False, across.label(x, vertical=False)
+    else:
+        beyond, vertical, text = y > along.high, True, along.label(y, vertical=True)
+    offset = (0, -12 if beyond else 12) if vertical else (-8 if beyond else 8, 10)
+    axes.annotate(
+        text,
+        (across.place(x), along.place(y)),
+        xytext=offset,
+        textcoords="offset points",
+        ha="center" if vertical else "right" if beyond else "left",
+        va="center",
+        fontsize=8,
+        color=INK,
+    )
 
 
 def figure(taller: float = 0.0) -> tuple[Figure, Axes]:
@@ -152,39 +279,45 @@ def legend(drawing: Figure, columns: int, chosen: str | None = None) -> None:
 def scatter_chart(
     points: Mapping[str, tuple[float, float]],
     labels: Mapping[str, str],
-    across: str,
-    along: str,
+    across_label: str,
+    along_label: str,
     *,
     front: Sequence[str] | None = None,
     zero: bool = False,
 ) -> str:
     """Draw a labelled point for each model, as SVG.
 
-    With `zero` the axes begin at 0. A line joins the points of `front` from left to right; the
-    other points are hollow.
+    With `zero` both axes are costs, which begin at 0 or are logarithmic. A line joins
+    the points of `front` from left to right; the other points are hollow.
     """
-    places, heights = ([point[i] for point in points.values()] for i in (0, 1))
     drawing, axes = figure()
-    low, high, least, most = min(heights), max(heights), min(places), max(places)
-    margin = 0.12 * (high - low) or 0.05 * abs(high) or 1.0
-    bottom, top = (0.0, 1.15 * high) if zero else (low - margin, high + 1.5 * margin)
+    costs, scores = ({name: point[i] for name, point in points.items()} for i in (0, 1))
+    across = cost_range(costs)
+    along = cost_range(scores) if zero else score_range(scores)
+    drawn = {name: (across.place(x), along.place(y)) for name, (x, y) in points.items()}
     if front is not None:
-        joined = zip(*(points[name] for name in front), strict=True)
+        joined = zip(*(drawn[name] for name in front), strict=True)
         axes.step(*joined, where="post", color=INK, linewidth=1, alpha=0.7)
-    wide = most / least > 8
-    middle = (least * most) ** 0.5 if wide else 0.6 * most
-    label_heights = _apart([(height - bottom) / (top - bottom) for height in heights])
+    least, most = across.low, across.high
+    middle = (least * most) ** 0.5 if across.log else 0.55 * most
+    label_heights = _apart([along.fraction(y) for _, y in drawn.values()])
     for number, ((name, (x, y)), height) in enumerate(
-        zip(points.items(), label_heights, strict=True)
+        zip(drawn.items(), label_heights, strict=True)
     ):
+        label = labels[name]
+        if name in across.outside:
+            label += f" ({across.label(costs[name], vertical=False)})"
+        if name in along.outside:
+            label += f" ({along.label(scores[name], vertical=True)})"
         colour = COLOURS[number % len(COLOURS)]
         face = colour if front is None or name in front else "none"
-        axes.scatter([x], [y], facecolors=face, edgecolors=colour, linewidths=1.6, s=55, zorder=3)
+        drawn_point = axes.scatter([x], [y], facecolors=face, edgecolors=colour, s=55, zorder=3)
+        drawn_point.set(linewidths=1.6, clip_on=False)
         aside, side = (-8, "right") if x > middle else (8, "left")
         # The label is above the line that continues to the right of the point.
-        place = aside, bottom + (height + 0.045 * (front is not None)) * (top - bottom)
+        place = aside, along.value(height + 0.045 * (front is not None))
         axes.annotate(
-            labels[name],
+            label,
             (x, y),
             xytext=place,
             textcoords=("offset points", "data"),
@@ -194,11 +327,9 @@ def scatter_chart(
             color=INK,
             in_layout=False,  # A long name may run over the edge; the axes keep their size.
         )
-    if wide:
-        axes.set_xscale("log")
-        plain_logarithm(axes.xaxis, (1, 2, 5))
-    reach = (least / 1.3, most * 1.3) if wide else (0, most * 1.12)
-    axes.set(xlim=reach, ylim=(bottom, top), xlabel=across, ylabel=along)
+    set_range(axes, axes.xaxis, across)
+    set_range(axes, axes.yaxis, along)
+    axes.set(xlabel=across_label, ylabel=along_label)
     return svg(drawing)
 
 

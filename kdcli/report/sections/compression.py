@@ -2,25 +2,32 @@
 
 from functools import partial
 
-from kdcli.report.schema import Candidate, Compression
+from kdcli.deploy.measurements import UNSTABLE_PHRASE
+from kdcli.report.schema import Candidate, Compression, Report, Throughput
 from kdcli.report.sections.latency import UNSTABLE_NOTE, interval, milliseconds
-from kdcli.report.text import Picture, ReportSection, ReportTable, number
+from kdcli.report.sections.price import cost, price_note, texts_per_second
+from kdcli.report.text import Picture, ReportSection, ReportTable, number, short
 
 GOALS = {
-    "max_drop": "points lost, at most {:g}",
-    "max_class_drop": "points lost by a class, at most {:g}",
+    "max_drop": "at most {:g} points lost",
+    "max_class_drop": "at most {:g} points lost by a class",
     "speedup": "at least {:g} times as fast",
     "max_latency_ms": "at most {:g} ms",
     "max_mb": "at most {:g} MB",
 }
 
 
-def compression_section(compression: Compression) -> ReportSection:
+def compression_section(
+    compression: Compression, price_per_hour: float | None = None
+) -> ReportSection:
     """Show the candidates, the teacher first, and list the skipped ones."""
     tried = [one for one in compression.candidates if one.score is not None]
+    priced = price_per_hour is not None
     header = ["candidate", compression.metric, "lost", "ms", "speed-up", "MB"]
+    header += ["texts/s", "cost/M texts"] if priced else []
+    narrow = len(header)
     header += ["lost, 95% interval", "outcome"]
-    rows = [_row(one, tried[0]) for one in tried]
+    rows = [_row(one, tried[0], priced=priced) for one in tried]
     marked = next(n for n, one in enumerate(tried) if one.name == compression.chosen)
     # The word marks the row where there is no bold type.
     rows[marked][0] += " (chosen)"
@@ -30,22 +37,31 @@ def compression_section(compression: Compression) -> ReportSection:
     note = (
         f"Goal: {goal}{strict}. Lost: points of {compression.metric} on {compression.rows:,} "
         "selection rows, paired with the teacher's. These rows chose among the candidates, so the "
-        "values of the chosen one are optimistic. The summary sentence gives its values on the "
+        "values of the chosen one are optimistic. The first sentence gives its values on the "
         "verification rows. ms and speed-up: one sequence of 128 tokens, over the teacher on torch "
         "in float32."
     )
-    if any(one.unstable or (one.speedup and one.speedup.unstable) for one in tried):
+    batches = [one.throughput for one in tried if one.throughput is not None]
+    if priced and batches:
+        note += (
+            f" texts/s: in batches of {batches[0].batch_size} × {batches[0].seq_len} tokens. "
+            f"{price_note(price_per_hour)}"
+        )
+    if any(one.unstable or (one.speedup and one.speedup.unstable) for one in tried) or (
+        priced and any(batch.unstable for batch in batches)
+    ):
         note += f" {UNSTABLE_NOTE}"
     return ReportSection(
         "What was tried",
-        ReportTable(header, rows, note, marked, narrow=6, style="tight"),
-        [compression.sentence],
-        [(f"{one.name}: {one.outcome}",) for one in compression.candidates if one.score is None],
+        ReportTable(header, rows, note, marked, narrow=narrow, style="tight"),
+        items=[
+            (f"{one.name}: {one.outcome}",) for one in compression.candidates if one.score is None
+        ],
         draw=partial(_pictures, compression),
     )
 
 
-def _row(one: Candidate, teacher: Candidate) -> list[str]:
+def _row(one: Candidate, teacher: Candidate, *, priced: bool) -> list[str]:
     lost = bounds = ""
     if one is not teacher:
         far, most, near = (
@@ -54,7 +70,67 @@ def _row(one: Candidate, teacher: Candidate) -> list[str]:
         lost, bounds = f"{most:+.2f}", f"{near:+.2f} to {far:+.2f}"
     speedup = "1 (baseline)" if one is teacher else interval(one.speedup)
     costs = [milliseconds(one.ms, unstable=one.unstable), speedup, f"{one.mb:.1f}"]
+    if priced:
+        costs += _prices(one.throughput)
     return [one.name, number(one.score), lost, *costs, bounds, one.outcome]
+
+
+def _prices(batch: Throughput | None) -> list[str]:
+    """Write the throughput and the cost of a million texts."""
+    if batch is None or batch.cost_per_million is None:
+        return ["", ""]
+    return [
+        texts_per_second(batch.texts_per_second, unstable=batch.unstable),
+        cost(batch.cost_per_million, unstable=batch.unstable),
+    ]
+
+
+def compressed_name(report: Report) -> str:
+    """Name the model that was compressed, from which the teacher may be fine-tuned."""
+    return short(str(report.recipe.get("model")))
+
+
+def compression_facts(report: Report, compression: Compression) -> list[tuple[str, str]]:
+    """Return the most important numbers of the chosen candidate, next to the teacher's."""
+    teacher = compression.candidates[0]
+    chosen = next(one for one in compression.candidates if one.name == compression.chosen)
+    listed = [_lost(compression)] if compression.verification else []
+    if (ratio := chosen.speedup) is not None:
+        times = f"the speed of {compressed_name(report)} ({ratio.trust()})"
+        listed.append((ratio.phrase("×"), times))
+    listed.append((f"{chosen.mb or 0:.1f} MB", f"to deploy, instead of {teacher.mb or 0:.1f} MB"))
+    batch, before = chosen.throughput, teacher.throughput
+    price = report.price_per_hour
+    if price is not None and batch is not None and batch.cost_per_million is not None:
+        text = f"for a million texts, at {price:g} an hour"
+        if batch.unstable:
+            text += f" ({UNSTABLE_PHRASE})"
+        elif before is not None and before.cost_per_million is not None and not before.unstable:
+            text += f", instead of {cost(before.cost_per_million)}"
+        listed.append(
+            (f"{'at most ' if batch.unstable else ''}{cost(batch.cost_per_million)}", text)
+        )
+    return listed
+
+
+def _lost(compression: Compression) -> tuple[str, str]:
+    """Write the points that the chosen candidate lost on the verification rows."""
+    verified = compression.verification
+    assert verified is not None
+    points, low, high = (
+        100 * (verified.teacher - value) for value in (verified.score, verified.high, verified.low)
+    )
+    what = compression.metric
+    if verified.reference == "teacher":
+        what = "agreement" if what == "agreement" else f"agreement ({what})"
+    level = 100 * verified.confidence
+    value, change = (f"{points:.2f} points", "lost") if points > 0 else ("no loss", "")
+    return (
+        value,
+        f"of {what} {change}".rstrip()
+        + f": {number(verified.score)} instead of {number(verified.teacher)} on "
+        f"{verified.rows:,} rows ({level:.3g} % interval {low:.2f} to {high:.2f})",
+    )
 
 
 def _pictures(compression: Compression) -> list[Picture]:

@@ -1,9 +1,10 @@
 """List the sections of a report in order. Each view shows this list."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
-from kdcli.report.schema import CurvePoint, Pruning, Report
+from kdcli.report.schema import Compression, CurvePoint, Pruning, Report
 from kdcli.report.sections.compression import compression_section
 from kdcli.report.sections.decision import decision_sections
 from kdcli.report.sections.evaluations import comparisons, details, scores
@@ -18,6 +19,7 @@ from kdcli.report.sections.overview import models_section
 from kdcli.report.sections.pruning import by_layer, by_type, density_points
 from kdcli.report.sections.selection import selection_section
 from kdcli.report.text import (
+    Link,
     Picture,
     ReportSection,
     ReportTable,
@@ -34,8 +36,9 @@ MAX_CURVE_ROWS = 12
 
 def sections(report: Report) -> list[ReportSection]:
     """Return all sections of a report."""
+    if report.compression is not None:
+        return _of_compression(report, report.compression)
     return [
-        *([compression_section(report.compression)] if report.compression else []),
         models_section(report),
         *not_measured(report),
         *scores(report),
@@ -50,12 +53,50 @@ def sections(report: Report) -> list[ReportSection]:
         *_training(report),
         *details(report),
         *published(report),
-        *(
-            [ReportSection("Notes", items=[(note,) for note in report.notes])]
-            if report.notes
-            else []
-        ),
+        *_notes(report),
     ]
+
+
+def _of_compression(report: Report, compression: Compression) -> list[ReportSection]:
+    """Show the candidates and what the chosen one lost. Everything else is folded, at the end."""
+    folded = [
+        models_section(report),
+        *scores(report),
+        *latency(report),
+        *agreements(report),
+        *details(report),
+        *published(report),
+    ]
+    least = View.MARKDOWN
+    parts = [replace(part, open=False, least=max(part.least, least)) for part in folded]
+    return [
+        compression_section(compression, report.price_per_hour),
+        *not_measured(report),
+        *comparisons(report),
+        *map(_folded, decision_sections(report)),
+        *_notes(report),
+        *_steps(compression),
+        ReportSection("All measurements", parts=parts, least=least),
+    ]
+
+
+def _folded(section: ReportSection) -> ReportSection:
+    """Close the parts of a section in HTML, so that only its sentences are seen at first."""
+    return replace(section, parts=[replace(part, open=False) for part in section.parts])
+
+
+def _notes(report: Report) -> list[ReportSection]:
+    if not report.notes:
+        return []
+    return [ReportSection("Notes", items=[(note,) for note in report.notes])]
+
+
+def _steps(compression: Compression) -> list[ReportSection]:
+    """Link to the reports of the steps."""
+    links = [Link(f"{one.name} ({one.command})", one.folder) for one in compression.steps]
+    if not links:
+        return []
+    return [ReportSection("Reports of the steps", links=links, least=View.MARKDOWN)]
 
 
 def _pictures(content: Report | Pruning) -> list[Picture]:

@@ -6,6 +6,7 @@ from collections import Counter
 
 from kdcli.deploy.measurements import Agreement, Failure, LatencyRow, Speedup
 from kdcli.report.schema import ModelEntry, Report
+from kdcli.report.sections.price import cost, price_note, texts_per_second
 from kdcli.report.text import (
     ReportSection,
     ReportTable,
@@ -31,8 +32,8 @@ NOISE = (
     "of a time (≤)."
 )
 UNSTABLE_NOTE = (
-    "“unstable” marks an unstable measurement: ≥ gives the lower quartile of its speed-up, ≤ the "
-    "upper quartile of its time."
+    "“unstable” marks an unstable measurement: ≥ gives the lower quartile of its speed-up or rate, "
+    "≤ the upper quartile of its time or cost."
 )
 MAX_OPEN_CELLS = 4  # with more cells, only the first table is open in HTML
 Cell = tuple[int, int]
@@ -109,7 +110,7 @@ def latency(report: Report) -> list[ReportSection]:
     by_cell = cells(report)
     tables = []
     for number_of_cell, (cell, rows) in enumerate(by_cell.items()):
-        table = filled([_facts(report, row) for row in rows], narrow=7, style="tight")
+        table = filled([_facts(report, row) for row in rows], narrow=9, style="tight")
         is_open = number_of_cell == 0 or len(by_cell) <= MAX_OPEN_CELLS
         tables.append(ReportSection(cell_name(cell), table, open=is_open))
     if not tables:
@@ -131,6 +132,8 @@ def _facts(report: Report, row: LatencyRow) -> dict[str, str]:
         "p90 ms": milliseconds(row.p90_ms),
         "p99 ms": milliseconds(row.p99_ms),
         "tokens/s": "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
+        "texts/s": "",
+        "cost/M texts": "",
         "speed-up": speedup,
         "status": row.status,
         "p75 ms": milliseconds(row.p75_ms) if any(r.unstable for r in report.latency) else "",
@@ -141,6 +144,9 @@ def _facts(report: Report, row: LatencyRow) -> dict[str, str]:
         "load s": "" if row.load_seconds is None else f"{row.load_seconds:.2f}",
         "runs": f"{row.n:,}",
     }
+    if row.texts_per_second is not None and row.cost_per_million is not None:
+        facts["texts/s"] = texts_per_second(row.texts_per_second, unstable=row.unstable)
+        facts["cost/M texts"] = cost(row.cost_per_million, unstable=row.unstable)
     if len({r.device for r in report.latency}) > 1:
         facts["device"] = row.device
     if len({r.padding for r in report.latency}) > 1:
@@ -183,6 +189,7 @@ def _remarks(report: Report) -> list[str]:
             f"{' or '.join(names)} is the median of paired ratios, with its quartiles in brackets"
         )
     text += ". tokens/s counts real tokens, without padding."
+    text = f"{text} {price_note(report.price_per_hour)}".rstrip()
     return [text, NOISE] if any(row.status != "ok" for row in report.latency) else [text]
 
 

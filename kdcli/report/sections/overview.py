@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from statistics import fmean
 
+from kdcli.data.tasks import OWN, named_tasks
 from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow
 from kdcli.report.schema import Quality, Report
+from kdcli.report.sections.compression import compressed_name, compression_facts
 from kdcli.report.sections.evaluations import evaluations_by_task, set_name
 from kdcli.report.sections.latency import (
     UNSTABLE_NOTE,
@@ -16,6 +18,7 @@ from kdcli.report.sections.latency import (
 )
 from kdcli.report.sections.pruning import best_pruned
 from kdcli.report.text import (
+    LOWER_IS_BETTER,
     ReportSection,
     ReportTable,
     card_shape,
@@ -40,6 +43,9 @@ def title(report: Report) -> str:
     `bert-base-uncased on sst2, smp 90 %`, `6x384, 3x384 compared with 12x768`, and
     `6x128 and 3x128, co-distillation`.
     """
+    if report.compression is not None:
+        what = f"{compressed_name(report)} compressed to {report.compression.chosen}"
+        return f"{what} on {_task(report)}" if is_benchmark(_task(report)) else what
     if report.focus == "latency":
         return _measured(list(report.cards))
     if report.with_role("peer"):
@@ -57,7 +63,38 @@ def title(report: Report) -> str:
         for model in report.models
         if model.card is not None
     ]
-    return _on_tasks(report, ", ".join(names))
+    return _on_tasks(report, _some(names))
+
+
+def is_benchmark(task: str) -> bool:
+    """Return whether a task has data of its own, unlike the task of a user's files."""
+    return task != OWN and task in named_tasks()
+
+
+def shown_name(report: Report, name: str) -> str:
+    """Name a model in a sentence: the model's own name where the report's names its role."""
+    model = report.model(name)
+    if report.pruning:
+        return _pruned_name(report, name)
+    if model.card is not None and report.with_role("student") == [model]:
+        return card_shape(model.card)
+    if model.role == "finetuned":
+        return f"{short(origin(report))}, fine-tuned,"
+    if model.role == "trimmed":
+        return f"{short(origin(report))} with a smaller vocabulary"
+    is_original = model.role == "teacher" or bool(report.with_role("trimmed"))
+    if model.card is not None and is_original:
+        return short(model.card.id)
+    return name
+
+
+def _pruned_name(report: Report, name: str) -> str:
+    """Name a model of a pruning: `compact bert-base-uncased`, `bert-base-uncased with smp 90 %`."""
+    source = short(origin(report))
+    own = [p for p in report.pruning if p.model == name]
+    if own and len(report.pruning) > 1:
+        return f"{source} with {own[0].method} {100 * own[0].sparsity:g} %"
+    return f"{name} {source}"
 
 
 def _measured(names: list[str]) -> str:
@@ -65,8 +102,13 @@ def _measured(names: list[str]) -> str:
     baseline, *others = names
     if not others:
         return baseline
-    more = f" and {len(others) - MAX_TITLE_NAMES} more" if len(others) > MAX_TITLE_NAMES else ""
-    return f"{', '.join(others[:MAX_TITLE_NAMES])}{more} compared with {baseline}"
+    return f"{_some(others)} compared with {baseline}"
+
+
+def _some(names: list[str]) -> str:
+    """List the first names, and count the others."""
+    more = f" and {len(names) - MAX_TITLE_NAMES} more" if len(names) > MAX_TITLE_NAMES else ""
+    return f"{', '.join(names[:MAX_TITLE_NAMES])}{more}"
 
 
 def _chain(report: Report) -> str:
@@ -267,29 +309,52 @@ def _models_note(report: Report, names: list[str]) -> str:
     return " ".join(notes)
 
 
-def about(report: Report) -> str:
-    """Return the model that the facts are about; empty if it is clear which one."""
-    models = [m for m in report.models if m.card and m.role not in ("teacher", "assistant")]
-    return foremost(report) if len(models) > 1 else ""
-
-
 def foremost(report: Report) -> str:
     """Return the model of the first numbers.
 
-    That is the fastest model of a report about latency, the best pruned model, the recipe itself
-    among its variants, or else the last model.
+    That is the fastest model of a report about latency, the best candidate of several, the best
+    pruned model, the recipe itself among its variants, or else the last model.
     """
-    if report.focus == "latency" and (fastest := _fastest(report)):
+    if report.focus == "latency" and (fastest := fastest_row(report)):
         return fastest.model
+    if (best := best_candidate(report)) is not None:
+        return best
     return best_pruned(report) or (variants(report) or list(report.cards)[-1:])[0]
+
+
+def best_candidate(report: Report) -> str | None:
+    """Return the candidate with the best scores, of several candidates with the same scores.
+
+    The first metric of each task decides. The result is None if the candidates cannot be compared.
+    """
+    names = [model.name for model in report.with_role("candidate")]
+    values = {
+        name: {
+            task: next(iter(models[name].items()))
+            for task, models in report.quality.items()
+            if models.get(name)
+        }
+        for name in names
+    }
+    metrics = {
+        tuple((task, metric) for task, (metric, _) in each.items()) for each in values.values()
+    }
+    if report.focus == "latency" or len(names) < 2 or len(metrics) != 1:
+        return None
+    (scored,) = metrics
+    if not scored or any(metric in LOWER_IS_BETTER for _, metric in scored):
+        return None
+    return max(names, key=lambda name: sum(value for _, value in values[name].values()))
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
     """Return the most important numbers of one model, compared with the first model's."""
+    if report.compression is not None:
+        return compression_facts(report, report.compression)
     cards = report.cards
     first, name = next(iter(cards)), foremost(report)
     card, baseline = cards[name], cards[first]
-    fastest = _fastest(report)
+    fastest = fastest_row(report)
     pruned = [p for p in report.pruning if p.model == name] or report.pruning[:1]
     listed = [
         (f"{percent(p.density, 1)} %", f"of the layers' weights kept, {p.method}", "")
@@ -335,7 +400,7 @@ def _quality_facts(
     return listed
 
 
-def _fastest(report: Report) -> LatencyRow | None:
+def fastest_row(report: Report) -> LatencyRow | None:
     """Return the row with the highest stated speed-up of the first cell.
 
     With a teacher, only the foremost student counts.

@@ -150,6 +150,8 @@ def benchmark(resolved: Resolved[BenchmarkRecipe], options: RunOptions) -> RunRe
         evaluations=scores.evaluations,
         comparisons=scores.comparisons,
         notes=notes,
+        command_line=options.command_line("benchmark"),
+        price_per_hour=recipe.price_per_hour,
     )
     result = write_report(RunDir(folder), contents)
     _check_outputs(recipe, latency, scores, folder)
@@ -210,6 +212,8 @@ def compare_runs(
             *differing,
             *gathered.notes,
         ],
+        command_line=options.command_line("benchmark"),
+        price_per_hour=resolved.recipe.price_per_hour,
     )
     return write_report(RunDir(folder), contents)
 

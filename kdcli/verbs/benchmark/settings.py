@@ -7,7 +7,13 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from kdcli.recipe.options import GOAL, Option
-from kdcli.recipe.sections import DATA_OPTION, BatchSize, MeasureSettings, Section
+from kdcli.recipe.sections import (
+    DATA_OPTION,
+    BatchSize,
+    MeasureSettings,
+    PricePerHour,
+    Section,
+)
 from kdcli.workloads.settings import TASK_OPTION, LabelledSettings
 
 NOT_MEASURED = (
@@ -93,6 +99,7 @@ class BenchmarkRecipe(Section):
         "(1 point = 0.01); a backend that loses more fails.",
     )
     data: BenchmarkDataSettings = BenchmarkDataSettings()
+    price_per_hour: PricePerHour = None
     measure: MeasureSettings = MeasureSettings()
 
 
@@ -102,7 +109,13 @@ class BenchmarkOptions:
 
     portable: Annotated[
         Path | None,
-        Option("--portable", metavar="DIR", terminal=True, excludes=NOT_MEASURED, rare=True),
+        Option(
+            "--portable",
+            metavar="DIR",
+            terminal=True,
+            excludes=(*NOT_MEASURED, "--price-per-hour"),
+            rare=True,
+        ),
         Field(description="Write a runner for old machines to this directory."),
     ] = None
     compare: Annotated[

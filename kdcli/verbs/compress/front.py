@@ -15,7 +15,7 @@ from kdcli.errors import UsageError
 from kdcli.report.charts.charts import front_of
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import Candidate, Compression
-from kdcli.report.sections.latency import milliseconds
+from kdcli.report.sections.latency import interval, milliseconds
 from kdcli.report.text import number
 
 
@@ -63,7 +63,7 @@ class Front:
                 self.compression.metric: one.score,
                 "ms": one.ms,
                 "speedup": one.speedup.stated if one.speedup else 1.0,
-                "unstable": one.unstable,
+                "unstable": one.unstable or bool(one.speedup and one.speedup.unstable),
                 "mb": one.mb,
                 "fast": one.name in self.fast,
                 "small": one.name in self.small,
@@ -85,7 +85,7 @@ class Front:
                 one.name,
                 number(one.score),
                 milliseconds(one.ms, unstable=one.unstable),
-                one.speedup.phrase("x") if one.speedup else "1 (baseline)",
+                interval(one.speedup) if one.speedup else "1 (baseline)",
                 f"{one.mb:.1f}",
                 " and ".join(fronts),
             )

@@ -7,13 +7,14 @@ from pathlib import Path
 from statistics import fmean
 
 from kdcli.deploy.latency import CELLS
-from kdcli.deploy.measurements import UNSTABLE_PHRASE, Speedup
+from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow, Speedup
 from kdcli.disk import cache_key
 from kdcli.models.files import file_beside
 from kdcli.models.load import location
 from kdcli.report.finish import RunResult
-from kdcli.report.schema import Report
+from kdcli.report.schema import Report, Throughput
 from kdcli.report.sections.latency import milliseconds
+from kdcli.report.sections.price import price_sentence
 from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.steps import select, verification
@@ -46,6 +47,7 @@ class ScoredModel:
         speedup: The speed-up over the teacher; None for the teacher.
         mb: The size of the model's files.
         unstable: Whether the measurement of `ms` is unstable.
+        throughput: Texts per second in the largest batch that was measured of all models.
     """
 
     name: str
@@ -57,6 +59,7 @@ class ScoredModel:
     speedup: Speedup | None
     mb: float
     unstable: bool = False
+    throughput: Throughput | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,8 @@ def judge(runner: StepRunner, teacher: str, candidates: Mapping[str, Path]) -> C
     models = [teacher, *map(str, candidates.values())]
     name = f"selection-{cache_key(sorted(candidates))[:8]}"
     folder = runner.require(name, select(runner.recipe, models))
-    return read(RunResult.read(folder).report, teacher, candidates)
+    price = runner.recipe.price_per_hour
+    return read(RunResult.read(folder).report, teacher, candidates, price)
 
 
 def verify(runner: StepRunner, scores: CandidateScores, chosen: ScoredModel) -> Verification:
@@ -137,10 +141,16 @@ def verify(runner: StepRunner, scores: CandidateScores, chosen: ScoredModel) -> 
     )
 
 
-def read(report: Report, teacher: str, candidates: Mapping[str, Path]) -> CandidateScores:
+def read(
+    report: Report,
+    teacher: str,
+    candidates: Mapping[str, Path],
+    price_per_hour: float | None = None,
+) -> CandidateScores:
     """Read the scores from a report of `evaluate`, which lists the models in the given order."""
     metric = next(iter(report.evaluations[0].metrics))
     rows = {row.model: row for row in report.latency if (row.batch_size, row.seq_len) == CELLS[0]}
+    largest = _largest_batch(report)
     measured = []
     scored = _scored(report, metric)
     base = scored[0][1]
@@ -151,10 +161,30 @@ def read(report: Report, teacher: str, candidates: Mapping[str, Path]) -> Candid
         row = rows[label]
         mb = deployed_bytes(str(folder), report.cards[label].bytes) / 1e6
         ends = base + low, base + high
-        ms = row.stated_ms
-        measured.append(ScoredModel(name, folder, score, *ends, ms, row.speedup, mb, row.unstable))
+        measured.append(
+            ScoredModel(
+                name,
+                folder,
+                score,
+                *ends,
+                row.stated_ms,
+                row.speedup,
+                mb,
+                row.unstable,
+                Throughput.of(largest[label], price_per_hour) if label in largest else None,
+            )
+        )
     held_out = sum(e.n for e in report.evaluations if e.model == scored[0][0])
     return CandidateScores(report, metric, held_out, measured[0], measured[1:])
+
+
+def _largest_batch(report: Report) -> dict[str, LatencyRow]:
+    """Return the measurements in the largest cell that was measured of every model, by model."""
+    by_cell: dict[tuple[int, int], dict[str, LatencyRow]] = {}
+    for row in report.latency:
+        by_cell.setdefault((row.batch_size, row.seq_len), {})[row.model] = row
+    complete = [cell for cell, rows in by_cell.items() if rows.keys() >= report.cards.keys()]
+    return by_cell[max(complete)] if complete else {}
 
 
 def _scored(report: Report, metric: str) -> list[tuple[str, float]]:
@@ -264,30 +294,61 @@ def sentence(
     missed: Mapping[str, str],
     goal: GoalSettings,
     *,
+    model: str,
     has_labels: bool,
+    price_per_hour: float | None = None,
 ) -> str:
-    """Summarise gain and loss of the chosen candidate, or how far it misses the goal."""
+    """Summarise gain and loss of the chosen candidate, or how far it misses the goal.
+
+    Args:
+        scores: The scores of all candidates.
+        verified: The scores of the chosen candidate on the verification rows.
+        missed: How it misses the goal, by limit.
+        goal: The limits.
+        model: The name of the model that was compressed.
+        has_labels: Whether labels are the reference; otherwise it is the teacher.
+        price_per_hour: The price of the machine; None without a price.
+    """
     teacher, chosen = verified.teacher, verified.chosen
-    lost = (teacher.score - chosen.score) / POINT
-    low, high = ((teacher.score - end) / POINT for end in (chosen.high, chosen.low))
-    what = scores.metric
-    if not has_labels:
-        named = "" if what == "agreement" else f" ({what})"
-        what = f"agreement with the teacher{named}"
-    cost = f"at no loss of {what}" if lost <= 0 else f"for {lost:.2f} points of {what}"
-    ratio, ms, all_ms = chosen.speedup, milliseconds(chosen.ms), milliseconds(teacher.ms)
+    ratio = chosen.speedup
     assert ratio is not None  # It is None for the teacher only.
-    times = f"{'at most ' if chosen.unstable else ''}{ms} ms"
-    times += "" if ratio.unstable else f", not {all_ms}"
+    times = f"{'at most ' if chosen.unstable else ''}{milliseconds(chosen.ms)} ms a text"
+    times += "" if ratio.unstable else f" instead of {milliseconds(teacher.ms)}"
     won = (
-        f"{chosen.name} is {ratio.phrase()} as the teacher "
-        f"({ratio.trust()}; {times}) and {teacher.mb / chosen.mb:.1f} times smaller "
-        f"({chosen.mb:.1f} MB) {cost}, between {low:.2f} and {high:.2f} with "
-        f"{100 * verified.confidence:.3g} % confidence on {verified.rows:,} verification rows"
+        f"{chosen.name} is {ratio.phrase()} as {model} ({ratio.trust()}; {times}) and "
+        f"{teacher.mb / chosen.mb:.1f} times smaller ({chosen.mb:.1f} MB instead of "
+        f"{teacher.mb:.1f}). {_lost(scores.metric, verified, has_labels=has_labels)}"
     )
     if missed:
         both = conflict([misses(goal, scores.teacher, one) for one in scores.candidates])
         why = "; ".join([*missed.values(), *([both] if both else [])])
-        return f"The goal cannot be met with what was tried. Nearest: {won}: {why}."
-    is_within = goal.max_drop is None or high <= goal.max_drop
-    return f"{won}{'' if is_within else '; the interval reaches beyond the goal'}."
+        text = f"The goal cannot be met with what was tried. Nearest: {won}. It misses: {why}."
+    else:
+        _, high = _loss(verified)
+        is_within = goal.max_drop is None or high <= goal.max_drop + 1e-9
+        text = f"{won}{'' if is_within else '; the interval reaches beyond the goal'}."
+    cost = price_sentence(price_per_hour, chosen.throughput, teacher.throughput)
+    return f"{text} {cost}".rstrip()
+
+
+def _loss(verified: Verification) -> tuple[float, float]:
+    """Return the ends of the interval of the points that the chosen candidate lost."""
+    return (
+        (verified.teacher.score - verified.chosen.high) / POINT,
+        (verified.teacher.score - verified.chosen.low) / POINT,
+    )
+
+
+def _lost(metric: str, verified: Verification, *, has_labels: bool) -> str:
+    """Write the points that the chosen candidate lost, with their interval and the rows."""
+    what = metric
+    if not has_labels:
+        named = "" if metric == "agreement" else f" ({metric})"
+        what = f"agreement with the teacher{named}"
+    points = (verified.teacher.score - verified.chosen.score) / POINT
+    low, high = _loss(verified)
+    lost = f"It loses {points:.2f} points of {what}" if points > 0 else f"It loses no {what}"
+    return (
+        f"{lost} ({100 * verified.confidence:.3g} % interval of the loss {low:.2f} to {high:.2f}) "
+        f"on {verified.rows:,} verification rows"
+    )

@@ -22,7 +22,7 @@ from kdcli.report import schema
 from kdcli.report.charts.compression import png
 from kdcli.report.finish import BEST, ReportContents, ReportedModel, RunResult, write_report
 from kdcli.report.schema import Compression
-from kdcli.report.text import duration
+from kdcli.report.text import duration, short
 from kdcli.run.context import cpu_session
 from kdcli.verbs.compress.budget import check_budget, check_timing, finetuning
 from kdcli.verbs.compress.journal import Journal
@@ -37,7 +37,7 @@ from kdcli.verbs.compress.judge import (
 )
 from kdcli.verbs.compress.plan import check_reachable, follow_plan, follow_steps
 from kdcli.verbs.compress.rows import divide_rows, goal_notes
-from kdcli.verbs.compress.runner import PARTITION, StepRunner, evaluation_request
+from kdcli.verbs.compress.runner import PAGE, PARTITION, STEPS, StepRunner, evaluation_request
 from kdcli.verbs.compress.search import TEACHER, Candidate, Search, check_backends
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
 from kdcli.verbs.compress.shapes import Untrained, measure_untrained
@@ -54,7 +54,7 @@ from kdcli.workloads.decisions import KINDS, class_drop_misses
 from kdcli.workloads.labelled import LabelledWorkload
 
 PICTURE = "pareto.png"
-GOAL = ("goal.", "budget")
+GOAL = ("goal.", "budget", "price_per_hour")
 """Beginnings of the keys that a question to a finished run may change."""
 
 
@@ -84,7 +84,7 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
                 journal.read(run_dir)
                 if run_dir.done:
                     earlier = RunResult.read(folder)
-                    if answers(earlier, recipe.goal):
+                    if answers(earlier, recipe):
                         Progress.log(f"{folder} is done already")
                         return checked(recipe, earlier)
                     runner.asks_again = True
@@ -92,11 +92,16 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
     return checked(recipe, result)
 
 
-def answers(result: RunResult, goal: GoalSettings) -> bool:
-    """Whether a finished compression had this goal."""
-    compression = result.report.compression
+def answers(result: RunResult, recipe: CompressRecipe) -> bool:
+    """Whether a finished compression had this goal and this price."""
+    compression, goal = result.report.compression, recipe.goal
     assert compression is not None
-    return (compression.goal, compression.strict) == (limits_of(goal), goal.strict)
+    price = result.report.price_per_hour
+    return (compression.goal, compression.strict, price) == (
+        limits_of(goal),
+        goal.strict,
+        recipe.price_per_hour,
+    )
 
 
 def limits_of(goal: GoalSettings) -> dict[str, float]:
@@ -113,7 +118,7 @@ def choose_folder(
     if not options.overwrite and (newest / RECIPE_FILE).is_file() and run_dir.done:
         yaml = resolved.to_yaml()
         if run_dir.differing_keys(yaml) and not run_dir.differing_keys(yaml, GOAL):
-            Progress.log(f"{newest} has another goal, so what it tried is used again")
+            Progress.log(f"{newest} has another goal or price, so what it tried is used again")
             return newest, True
     taken = options.resume or options.overwrite
     return options.output_dir or numbered(name, taken=taken), False
@@ -203,7 +208,15 @@ def finish(search: Search) -> RunResult:
     )
     verified, verification_notes = verify_decisions(runner, scores, chosen)
     missed = verified_misses(goal, missed, verified)
-    answer = sentence(scores, verified, missed, goal, has_labels=runner.has_labels)
+    answer = sentence(
+        scores,
+        verified,
+        missed,
+        goal,
+        model=short(str(runner.recipe.model)),
+        has_labels=runner.has_labels,
+        price_per_hour=runner.recipe.price_per_hour,
+    )
     with atomic_dir(runner.folder / BEST) as aside:
         fill_best(aside, search.candidates[chosen.name], runner.options, answer)
     compression = Compression(
@@ -216,6 +229,7 @@ def finish(search: Search) -> RunResult:
         chosen=chosen.name,
         sentence=answer,
         candidates=candidate_rows(search, chosen),
+        steps=step_reports(runner),
         verification=schema.Verified(
             rows=verified.rows,
             teacher=verified.teacher.score,
@@ -274,6 +288,20 @@ def candidate_rows(search: Search, chosen: ScoredModel) -> list[schema.Candidate
         if candidate.skipped
     ]
     return [*scored, *skipped]
+
+
+def step_reports(runner: StepRunner) -> list[schema.StepReport]:
+    """List the steps that wrote a report, in the order in which they first ran."""
+    names = [key.removeprefix("run ") for key in runner.journal.known("run ")]
+    return [
+        schema.StepReport(
+            name=name,
+            command=runner.result(name).report.command,
+            folder=f"{STEPS}/{name}",
+        )
+        for name in dict.fromkeys(names)
+        if (runner.path(name) / PAGE).is_file() and RunDir(runner.path(name)).done
+    ]
 
 
 def notes_on_search(search: Search, chosen: ScoredModel, verified: Verification) -> list[str]:
@@ -338,6 +366,7 @@ def row_of(
         ms=one.ms,
         unstable=one.unstable,
         speedup=one.speedup,
+        throughput=one.throughput,
         mb=one.mb,
         outcome=outcome,
     )
@@ -420,6 +449,8 @@ def _write(
         },
         notes=notes,
         compression=compression,
+        command_line=runner.options.command_line("compress"),
+        price_per_hour=runner.recipe.price_per_hour,
         decisions=[
             d.model_copy(
                 update={

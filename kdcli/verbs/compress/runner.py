@@ -30,6 +30,7 @@ from kdcli.workloads import open_rows
 from kdcli.workloads.requests import EvaluationRequest
 
 STEPS, COMPACT = "steps", "compact"
+PAGE = "report.html"
 PARTITION, TRAINING_TEXT = "partition.safetensors", "training-text.jsonl"
 OVER = "--budget ended before its training did"
 

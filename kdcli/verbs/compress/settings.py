@@ -9,7 +9,14 @@ from pydantic.dataclasses import dataclass
 
 from kdcli.errors import UsageError
 from kdcli.recipe.options import GOAL, RUN, Option
-from kdcli.recipe.sections import MaxClassDrop, MeasureSettings, RecipeValues, Section, Seed
+from kdcli.recipe.sections import (
+    MaxClassDrop,
+    MeasureSettings,
+    PricePerHour,
+    RecipeValues,
+    Section,
+    Seed,
+)
 from kdcli.workloads.settings import LabelledSettings, Pooling, TaskName
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -133,6 +140,7 @@ class CompressRecipe(Section):
     plan: PlanSettings = PlanSettings()
     data: CompressData = CompressData()
     seed: Seed = 0
+    price_per_hour: PricePerHour = None
     measure: MeasureSettings = MeasureSettings(min_runs=30, min_seconds=3.0)
 
 

@@ -5,7 +5,6 @@ calibration error on the verification rows.
 Precision and recall at the thresholds come from the selection rows.
 """
 
-import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ def fill_best(folder: Path, candidate: Candidate, options: RunOptions, sentence:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source / name, folder / name)
     readme = folder / "README.md"
-    command = shlex.join(["kdcli", *options.arguments]) if options.arguments else "kdcli.compress"
+    command = options.command_line("compress") or "kdcli.compress"
     text = readme.read_text("utf-8") if readme.is_file() else ""
     readme.write_text(with_summary(text, sentence, command), "utf-8")
 

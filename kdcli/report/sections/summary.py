@@ -1,0 +1,170 @@
+"""State the result of a report in one paragraph, for a reader who stops after it."""
+
+from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow
+from kdcli.report.schema import Comparison, Evaluation, Report, Throughput
+from kdcli.report.sections.evaluations import set_name
+from kdcli.report.sections.latency import cell_name, form_of, milliseconds, ran_as
+from kdcli.report.sections.overview import (
+    best_candidate,
+    fastest_row,
+    foremost,
+    is_benchmark,
+    shown_name,
+)
+from kdcli.report.sections.price import price_sentence
+from kdcli.report.text import bytes_of, number, percent, short
+
+QUANTISED = ("int8", "q4")
+SAME_SIZE = 1.05
+"""Sizes within this factor are not compared."""
+
+
+def summary(report: Report) -> str:
+    """Return what was made, how fast and how small it is, and what it lost on how many rows."""
+    if report.compression is not None:
+        return report.compression.sentence
+    if not report.cards:
+        return ""
+    name, first = foremost(report), next(iter(report.cards))
+    row = _row(report, name)
+    facts = [
+        *_pruned(report, name),
+        *([_speed(report, row)] if row is not None else []),
+        *_size(report, name, first, row),
+    ]
+    what = (
+        ran_as(row) if row is not None and report.focus == "latency" else shown_name(report, name)
+    )
+    if name == best_candidate(report):
+        what += f" scores best of {len(report.with_role('candidate'))}: it"
+    sentences = [f"{what} {_listed(facts)}."]
+    scored = form_of(report, row).name if row and report.focus == "latency" else name
+    sentences += _quality(report, scored)
+    if row is not None:
+        sentences.append(_price(report, row))
+    return " ".join(filter(None, sentences))
+
+
+def _listed(facts: list[str]) -> str:
+    return ", ".join(facts[:-1]) + " and " + facts[-1] if len(facts) > 1 else facts[0]
+
+
+def _row(report: Report, name: str) -> LatencyRow | None:
+    """Return the fastest measurement of the model in the first cell, or its first one."""
+    fastest = fastest_row(report)
+    if fastest is not None and fastest.model == name:
+        return fastest
+    return next((row for row in report.latency if row.model == name), None)
+
+
+def _pruned(report: Report, name: str) -> list[str]:
+    # Of a single pruning, all models but the baseline are forms.
+    is_form = len(report.pruning) == 1 and report.model(name).role != "baseline"
+    return [
+        f"keeps {percent(p.density, 1)} % of its layers' weights"
+        for p in report.pruning
+        if p.model == name or is_form
+    ]
+
+
+def _speed(report: Report, row: LatencyRow) -> str:
+    """Write the speed-up and the time of a row."""
+    where = cell_name((row.batch_size, row.seq_len))
+    time = f"{'at most ' if row.unstable else ''}{milliseconds(row.stated_ms)} ms"
+    ratio = row.speedup
+    if ratio is None:
+        trust = f" ({UNSTABLE_PHRASE})" if row.unstable else ""
+        return f"takes {time} for {where}{trust}"
+    baseline = shown_name(report, ratio.baseline)
+    return f"is {ratio.phrase()} as {baseline} ({ratio.trust()}; {time} for {where})"
+
+
+def _size(report: Report, name: str, first: str, row: LatencyRow | None) -> list[str]:
+    """Write the size of the weights, next to the first model's if that is larger.
+
+    Weights that a backend quantised when it was measured have another size than on disk.
+    """
+    card = report.cards[name]
+    own, other = card.bytes, report.cards[first].bytes
+    quantised = row is not None and row.dtype in QUANTISED and row.dtype != card.held_in
+    if not own or (quantised and report.focus == "latency"):
+        return []
+    if other > SAME_SIZE * own:
+        return [f"takes {bytes_of(own)} instead of {bytes_of(other)}"]
+    return [f"has {bytes_of(own)} of weights"]
+
+
+def _quality(report: Report, name: str) -> list[str]:
+    """Write the first metric of the model, and its difference from the baseline."""
+    evaluations = [e for e in report.evaluations if e.model == name and e.metrics]
+    if not evaluations:
+        return []
+    one = evaluations[0]
+    metric = next(iter(one.metrics))
+    where = f"{one.n:,} rows of {_data(report, one)} ({one.split})"
+    pairs = (
+        c
+        for c in report.comparisons
+        if (c.model, c.set, c.metric) == (name, one.set, metric)
+        and (c.task == one.task or one.reference == "teacher")
+    )
+    if (pair := next(pairs, None)) is not None:
+        return [_difference(report, pair, one, where)]
+    text = f"On {where}, its {metric} is {number(one.metrics[metric])}"
+    baseline = report.model(name).baseline or next(iter(report.cards))
+    same = (
+        f"; {shown_name(report, e.model)} has {number(e.metrics[metric])}"
+        for e in report.evaluations
+        if (e.model, e.task, e.set, e.n) == (baseline, one.task, one.set, one.n)
+        and baseline != name
+        and metric in e.metrics
+    )
+    return [f"{text}{next(same, '')}."]
+
+
+def _data(report: Report, one: Evaluation) -> str:
+    """Name the data of an evaluation: the benchmark, or the user's file."""
+    data = report.recipe.get("data")
+    source = data.get("source") if isinstance(data, dict) else None
+    if is_benchmark(one.task) or not isinstance(source, str):
+        return set_name(one.task, one.set)
+    return set_name(short(source), one.set)
+
+
+def _difference(report: Report, pair: Comparison, one: Evaluation, where: str) -> str:
+    """Write a gain or a loss in points, with its interval."""
+    points, low, high = (100 * x for x in (pair.difference, pair.low, pair.high))
+    change = "gains" if points > 0 else "loses"
+    if points <= 0:
+        points, low, high = -points, -high, -low
+    baseline = shown_name(report, pair.baseline)
+    what = f"{pair.metric} against {baseline}"
+    if one.reference == "teacher":
+        named = "" if pair.metric == "agreement" else f" ({pair.metric})"
+        what = f"agreement with {baseline}{named}"
+    level = f"{100 * pair.confidence:.3g} %"
+    return (
+        f"It {change} {points:.2f} points of {what} ({level} interval {low:.2f} to {high:.2f}) on "
+        f"{where}."
+    )
+
+
+def _price(report: Report, row: LatencyRow) -> str:
+    """Write the cost in the largest cell of the row's model and of its baseline."""
+    own = {
+        (r.batch_size, r.seq_len): r
+        for r in report.latency
+        if (r.model, r.backend, r.dtype) == (row.model, row.backend, row.dtype)
+    }
+    largest = own[max(own)]
+    cell = (largest.batch_size, largest.seq_len)
+    name = largest.speedup.baseline if largest.speedup else None
+    baseline = next(
+        (r for r in report.latency if r.model == name and (r.batch_size, r.seq_len) == cell), None
+    )
+    price = report.price_per_hour
+    return price_sentence(
+        price,
+        Throughput.of(largest, price),
+        Throughput.of(baseline, price) if baseline is not None else None,
+    )

@@ -1,0 +1,271 @@
+"""The head of a report: its title, its first sentence, its price, and how to repeat the run."""
+
+import re
+from pathlib import Path
+
+import pytest
+from reports import (
+    HOSTILE,
+    Page,
+    benchmark_values,
+    compress_values,
+    evaluate_values,
+    finetune_values,
+    latency_row,
+    made,
+    missing,
+    printed,
+    prune_values,
+    ratio,
+    report_values,
+    words,
+)
+
+from kdcli.deploy.measurements import LatencyRow
+from kdcli.recipe.sections import RunOptions
+from kdcli.report.finish import RunResult
+from kdcli.report.frame import frame
+from kdcli.report.sections.overview import facts, title
+from kdcli.report.sections.repeat import repeat_block
+from kdcli.report.sections.summary import summary
+from kdcli.report.views import html, markdown
+from kdcli.verbs.compress.run import answers
+from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
+
+NAME = "google-bert/bert-base-uncased"
+
+
+def test_the_title_of_a_compression_names_the_model_and_what_it_became(compressed):
+    text = f"{NAME} compressed to 3x384-onnx-int8 on sst2"
+    assert title(compressed) == text
+    assert f"<title>{text} · kdcli compress</title>" in html(compressed)
+    assert markdown(compressed).startswith(f"# {text}\n")
+    # The teacher may be a step that was fine-tuned from the model.
+    recipe = {"model": "org/plain", "task": "own"}
+    own = compressed.model_copy(update={"recipe": recipe})
+    assert title(own) == "org/plain compressed to 3x384-onnx-int8"
+
+
+@pytest.mark.parametrize("kind", ["report", "finetuned", "compared", "benchmark", "compressed"])
+def test_every_view_begins_with_the_result(request, kind):
+    report = request.getfixturevalue(kind)
+    sentence = summary(report)
+    assert sentence
+    page = words(report).replace(f"{title(report)} · kdcli {report.command}", "", 1).lstrip()
+    assert page.startswith(f"{title(report)} {sentence}")
+    assert markdown(report).split("\n\n")[1].replace("\\", "") == sentence
+    assert " ".join(printed(report, 2000).split("\n")[1].split()) == sentence
+
+
+def test_a_distilled_model_is_compared_with_its_teacher():
+    comparison = {"model": "3x384", "baseline": "teacher", "task": "sst2", "set": ""}
+    comparison |= {"metric": "accuracy", "difference": -0.03, "low": -0.04, "high": -0.01}
+    scored = {"model": "3x384", "task": "sst2", "set": "", "split": "validation", "n": 872}
+    scored |= {"metrics": {"accuracy": 0.9}}
+    report = made(report_values(), comparisons=[comparison], evaluations=[scored])
+    assert summary(report) == (
+        f"3x384 is at least 9.0 times as fast as {NAME} (unstable measurement; at most 7.80 ms for "
+        "1 × 128 tokens) and takes 69.6 MB instead of 438.0 MB. It loses 3.00 points of "
+        f"accuracy against {NAME} (95 % interval 1.00 to 4.00) on 872 rows of sst2 (validation)."
+    )
+
+
+def test_a_fine_tuned_model_has_its_score_and_rows():
+    text = summary(made(finetune_values()))
+    assert re.search(r"On [\d,]+ rows of \w+ \(\w+\), its \w+ is 0\.\d+\.", text)
+
+
+def test_a_gain_is_not_a_negative_loss():
+    values = evaluate_values()
+    for each in values["comparisons"]:
+        each |= {"difference": 0.02, "low": 0.01, "high": 0.03}
+    assert "It gains 2.00 points" in summary(made(values))
+    assert "interval 1.00 to 3.00" in summary(made(values))
+
+
+def test_of_several_candidates_the_best_comes_first():
+    values = evaluate_values()
+    first, second = values["models"]
+    scores = {first: 0.93, second: 0.91, "worse": 0.5}
+    values["models"] |= {"worse": values["models"][second]}
+    values["quality"] = {"sst2": {name: {"accuracy": score} for name, score in scores.items()}}
+    assert summary(made(values)).startswith(f"{second} scores best of 2: it takes 90.9 MB")
+    values["quality"] = {"sst2": {name: {"mse": score} for name, score in scores.items()}}
+    assert summary(made(values)).startswith("worse takes")
+
+
+def test_a_title_names_five_models_and_counts_the_others():
+    values = evaluate_values()
+    second = values["models"].pop("all-MiniLM-L6-v2")
+    values["models"] |= {f"m{number}": second for number in range(6)}
+    lists = {"evaluations": [], "comparisons": [], "quality": {}}
+    report = made(values, **lists)
+    assert title(report) == "bert-base-uncased, m0, m1, m2, m3 and 2 more on sst2"
+
+
+def test_agreement_is_with_the_model_that_was_compressed():
+    values = evaluate_values()
+    for each in values["evaluations"]:
+        each |= {"reference": "teacher"}
+    assert " points of agreement with bert-base-uncased (accuracy) (95 %" in summary(made(values))
+
+
+def test_a_gain_of_a_compression_is_no_loss():
+    values = compress_values()
+    values["compression"]["verification"] |= {"score": 0.94, "low": 0.93, "high": 0.95}
+    assert facts(made(values))[0] == (
+        "no loss",
+        "of accuracy: 0.9400 instead of 0.9300 on 872 rows (95 % interval -2.00 to 0.00)",
+    )
+
+
+def test_a_pruned_model_says_how_much_it_keeps():
+    text = "compact bert-base-uncased keeps 9.2 % of its layers' weights, is 1.4 times as fast as"
+    assert summary(made(prune_values())).startswith(f"{text} dense bert-base-uncased")
+
+
+def test_a_backend_that_quantises_has_no_size_on_disk(benchmark):
+    assert "MB" not in summary(benchmark)
+    assert " MB" in summary(priced())
+
+
+def test_facts_of_a_compression_are_those_of_the_sentence(compressed):
+    assert facts(compressed) == [
+        (
+            "1.00 points",
+            "of accuracy lost: 0.9200 instead of 0.9300 on 872 rows (95 % interval 0.40 to 1.50)",
+        ),
+        ("10.0×", f"the speed of {NAME} (9.8–10.2)"),
+        ("69.6 MB", "to deploy, instead of 438.0 MB"),
+        ("0.60", "for a million texts, at 0.36 an hour, instead of 6.00"),
+    ]
+
+
+def test_throughput_and_cost_are_in_the_tables(compressed):
+    for text in (words(compressed), markdown(compressed), printed(compressed)):
+        assert not missing(text, "texts/s", "cost/M texts", "0.60", "6.00", "167")
+        assert "8 × 128 tokens" in text
+    free = compressed.model_copy(update={"price_per_hour": None})
+    assert "cost/M" not in words(free)
+
+
+def test_an_unstable_cost_is_a_bound_and_says_so():
+    values = compress_values()
+    chosen = values["compression"]["candidates"][2]
+    chosen["throughput"] = chosen["throughput"] | {"unstable": True}
+    report = made(values)
+    assert "≤0.60, unstable" in markdown(report)
+    assert "≥167, unstable" in markdown(report)
+    assert "“unstable” marks" in markdown(report)
+    assert ("at most 0.60", "for a million texts, at 0.36 an hour (unstable measurement)") in facts(
+        report
+    )
+
+
+def priced(status="ok", price=0.36):
+    """A benchmark with a price, as `write_report` fills it in."""
+    rows = [
+        latency_row("12x768", 8, 480.0),
+        latency_row(
+            "6x384", 8, 48.0, status, ratio("12x768", 10.0, 9.0, 11.0, unstable=status != "ok")
+        ),
+    ]
+    values = benchmark_values()
+    models = {name: values["models"][name] for name in ("12x768", "6x384")}
+    rows = [LatencyRow.model_validate(row).priced(price) for row in rows]
+    lists = {"failures": [], "agreements": [], "published": [], "quality": {}}
+    return made(values, models=models, latency=rows, price_per_hour=price, **lists)
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence", "cell"),
+    [
+        ("ok", "a million texts cost 0.60 instead of 6.00, in batches of 8 × 128 tokens.", "0.60"),
+        (
+            "unstable",
+            "a million texts cost at most 0.78 (unstable measurement) instead of 6.00, in batches "
+            "of 8 × 128 tokens.",
+            "≤0.78, unstable",
+        ),
+    ],
+)
+def test_a_benchmark_has_the_cost_of_every_row(status, sentence, cell):
+    report = priced(status)
+    assert summary(report).endswith(f"At 0.36 an hour, {sentence}")
+    assert f"| {cell} |" in markdown(report)
+    row = report.latency[1]
+    assert row.cost_per_million == pytest.approx(0.6 if status == "ok" else 0.78)
+    assert row.texts_per_second == pytest.approx(8000 / row.stated_ms)
+
+
+def test_without_a_price_there_is_throughput_but_no_cost():
+    row = LatencyRow.model_validate(latency_row("a", 8, 48.0)).priced(None)
+    assert (row.texts_per_second, row.cost_per_million) == (pytest.approx(166.7, abs=0.1), None)
+    assert "cost" not in words(priced(price=None))
+
+
+def test_the_block_has_command_versions_hashes_and_seed(compressed):
+    block = repeat_block(compressed)
+    command, *comments = block.splitlines()
+    assert command == f"kdcli compress {NAME} --task sst2"
+    assert all(line.startswith("# ") for line in comments), "a shell can run the block"
+    assert not missing(
+        block, "kdcli 0.1.0, torch 2.13.0", "seed 7", "data nyu-mll/glue: commit abc"
+    )
+    assert f"weights of teacher: sha256 {'0' * 64}" in block
+    assert block in markdown(compressed)
+    page = Page(html(compressed))
+    assert block in page.text, "one element, so that one selection copies it"
+    from_python = compressed.model_copy(update={"command_line": None})
+    assert repeat_block(from_python).startswith("kdcli compress --recipe recipe.yaml -o")
+
+
+def test_names_neither_leave_the_comment_nor_end_the_block():
+    report = made(compress_values(), data_versions={"a\nrm -rf /": "x", "```": "y"})
+    assert not [line for line in repeat_block(report).splitlines()[1:] if line[0] != "#"]
+    assert "\n````\nkdcli" in markdown(report)
+
+
+def test_a_step_of_another_verb_has_no_command_line():
+    options = RunOptions(arguments=("compress", "a model", "-o", "x"))
+    assert options.command_line("compress") == "kdcli compress 'a model' -o x"
+    assert options.command_line("evaluate") is None
+    assert RunOptions().command_line("compress") is None
+
+
+@pytest.mark.parametrize(
+    ("goal", "price", "same"),
+    [(2.0, 0.36, True), (2.0, 0.5, False), (2.0, None, False), (1.0, 0.36, False)],
+)
+def test_another_price_asks_again(compressed, tmp_path, goal, price, same):
+    recipe = CompressRecipe(goal=GoalSettings(max_drop=goal), price_per_hour=price)
+    assert answers(RunResult(compressed, tmp_path), recipe) == same
+
+
+def test_links_lead_to_the_reports_of_the_steps(compressed):
+    links = [value for name, value in Page(html(compressed)).attributes if name == "href"]
+    assert links == ["steps/teacher/report.html", "steps/a%20name/report.html"]
+    assert "* [a name (finetune)](steps/a%20name/report.md)" in markdown(compressed)
+    notebook = RunResult(compressed, Path())._repr_html_()
+    assert "steps/" not in notebook, "a notebook is elsewhere"
+
+
+def test_hostile_names_of_a_compression_stay_text():
+    values = compress_values()
+    values["compression"]["steps"] = [{"name": HOSTILE, "command": "x", "folder": HOSTILE}]
+    values["compression"]["sentence"] = values["command_line"] = HOSTILE
+    report = made(values, data_versions={HOSTILE: HOSTILE})
+    page = Page(html(report))
+    assert not {"script", "img"} & set(page.tags)
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert "<script" not in re.sub(r"^```.*?^```$", "", markdown(report), flags=re.S | re.M)
+    assert frame(report) is not None
+
+
+def test_what_a_decision_does_not_need_is_folded(compressed):
+    page = html(compressed)
+    folded = page[page.index("All measurements") :]
+    assert not missing(folded, ">Models<", ">Latency<")
+    closed = re.findall(r'<details class="part"><summary[^>]*>([^<]*)<', folded)
+    assert closed == ["Models", "Latency"]
+    assert "Latency" not in printed(compressed)
