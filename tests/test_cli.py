@@ -503,6 +503,8 @@ WRONG_NAMES = {
     "evaluate ./none --task sst2": (2, "no model directory ./none"),
     "compress me/none --data demo": (2, "nor in the Hugging Face cache"),
     "prune demo --task demo-topic --method smpp": (2, "unknown method 'smpp'"),
+    "finetune demo --task demo-topic --data none.csv": (2, "no data at none.csv"),
+    "distill demo --to 2x64 --data ./none": (2, "no data at ./none"),
     "distill demo --to 2x64 -o file": (2, "file is a file; it must be a directory"),
     "distill demo --to 2x64 -o file/x": (2, "file/x cannot be created: file is a file"),
 }
@@ -549,6 +551,7 @@ def test_wrong_names_are_refused_before_torch_is_loaded(tmp_path):
         *(("task", value) for value in ("mteb:STS12", "demo-topic")),
         *(("shape", value) for value in (" 6x384 ", "4x312:1200@12")),
         *(("backend", value) for value in ("torch", "onnx-int8", "sparse")),
+        *(("data", value) for value in ("demo", "run/x", "me/set:config:train", "hf://me/x.csv")),
         *(("output", value) for value in ("new", "new/deep", "run/x")),
     ],
 )
