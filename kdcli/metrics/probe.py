@@ -82,7 +82,7 @@ def _minimise(loss: Callable[[list[Tensor]], Tensor], parameters: list[Tensor]) 
             parameter.grad = gradient
         return value.detach()
 
-    optimizer.step(closure)
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()

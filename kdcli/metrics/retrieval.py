@@ -21,8 +21,8 @@ def similarities(q_QD: Array, d_ND: Array, function: str) -> Array:
     `euclidean` and `manhattan` are negative distances.
     """
     if function == "manhattan":
-        vectors = (torch.from_numpy(np.asarray(x, np.float64)) for x in (q_QD, d_ND))
-        manhattan_QN: Array = torch.cdist(*vectors, p=1).numpy()
+        q, d = (torch.from_numpy(np.asarray(x, np.float64)) for x in (q_QD, d_ND))
+        manhattan_QN: Array = torch.cdist(q, d, p=1).numpy()
         return -manhattan_QN
     if function == "cosine":
         q_QD, d_ND = (

@@ -3,6 +3,7 @@
 import re
 
 from kdcli.errors import UsageError
+from kdcli.types import ModelShape
 
 GRAMMAR = re.compile(r"(\d{1,6})x(\d{1,6})(?::(\d{1,6}))?(?:@(\d{1,6}))?", re.ASCII)
 SLIP = re.compile(r"\d+\s*[A-Za-z*×]\s*\d+([:@].*)?")
@@ -32,3 +33,43 @@ def is_shape(source: str) -> bool:
     if SLIP.fullmatch(source.strip()):
         match_shape(source)
     return False
+
+
+def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
+    """Parse `LxH[:FFN][@HEADS]`.
+
+    FFN defaults to the teacher's ratio of FFN to width, and HEADS to the teacher's heads. Raises
+    UsageError if the text is malformed, if a number is zero, if the heads do not divide the width,
+    or if the student is deeper or wider than the teacher.
+    """
+    match = match_shape(text)
+    layers, hidden = int(match[1]), int(match[2])
+    ffn = int(match[3] or round(hidden * teacher.ffn / teacher.hidden))
+    heads = int(match[4] or teacher.heads)
+    if not (layers and hidden and ffn and heads):
+        raise UsageError(f"shape '{text}' has a zero in it", "every number must be at least 1")
+    if hidden % heads:
+        widths = [
+            w
+            for w in (hidden - hidden % heads, hidden + heads - hidden % heads)
+            if 0 < w <= teacher.hidden
+        ]
+        dividing = [h for h in range(1, min(hidden, 128) + 1) if hidden % h == 0]
+        near = sorted(dividing, key=lambda h: (abs(h - heads), h))[:4]
+        raise UsageError(
+            f"{heads} heads do not divide a width of {hidden}",
+            f"head counts near {heads} that divide {hidden}: {', '.join(map(str, sorted(near)))} "
+            f"(write {layers}x{hidden}@{near[0]})"
+            + (
+                f"; widths that {heads} heads divide: {', '.join(map(str, widths))}"
+                if widths
+                else ""
+            ),
+        )
+    if layers > teacher.layers or hidden > teacher.hidden:
+        message = (
+            f"student {layers}x{hidden} is larger than its teacher "
+            f"{teacher.layers}x{teacher.hidden}"
+        )
+        raise UsageError(message, f"at most {teacher.layers} layers and width {teacher.hidden}")
+    return ModelShape(layers, hidden, ffn, heads)
