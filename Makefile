@@ -5,20 +5,28 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test test-all lint faults mutations gpu docs clean
+.PHONY: help install lowest demo check test test-all lint faults mutations gpu docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
+# The versions to install. constraints-lowest.txt has the lowest ones that pyproject.toml allows.
+CONSTRAINTS ?= constraints.txt
+
 install: $(STAMP) ## set up .venv from constraints.txt
 
 # torch first and by its exact version: a looser request may bring gigabytes of CUDA libraries.
-$(STAMP): constraints.txt pyproject.toml
+$(STAMP): $(CONSTRAINTS) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kdcli needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet -c constraints.txt -e .[dev]
+	$(BIN)/pip install --quiet -c $(CONSTRAINTS) $$(grep '^torch==' $(CONSTRAINTS))
+	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e .[dev]
 	touch $(STAMP)
+
+lowest: ## write constraints-lowest.txt with uv, after a change of pyproject.toml
+	uv pip compile --quiet --resolution lowest-direct --python-version 3.11 --python-platform linux \
+		--default-index https://pypi.org/simple --extra dev --no-annotate --no-header \
+		--output-file constraints-lowest.txt pyproject.toml
 
 demo: $(STAMP) ## compress the embedded classifier on text without labels: no network, no file, about a minute
 	$(BIN)/kdcli compress demo-classifier --data demo --max-drop 1.0 -o runs/demo --overwrite

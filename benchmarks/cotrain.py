@@ -28,7 +28,8 @@ from transformers import AutoModelForMaskedLM, BertConfig
 from kdcli.losses.ctcd import STUDENT_MODEL, TEACHER_MODEL, Weights, ctcd
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
 from kdcli.models.capture import Capture, capture
-from kdcli.models.shape import parse_shape, student_config
+from kdcli.models.grammar import parse_shape
+from kdcli.models.shape import student_config
 from kdcli.types import IGNORED, Batch, ModelShape, Needs
 
 V, T, WIDEST = 30_522, 1.0, 1 << 16

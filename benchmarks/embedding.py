@@ -36,7 +36,8 @@ from kdcli.engine.launch import Session, start
 from kdcli.engine.train import train
 from kdcli.losses import build_objective
 from kdcli.models.embedder import Pool, save_embedder
-from kdcli.models.shape import build_student, parse_shape, shape_of
+from kdcli.models.grammar import parse_shape
+from kdcli.models.shape import build_student, shape_of
 from kdcli.types import Batch, Job, Schedule, Signals, StepLoss
 from kdcli.verbs.distill.student import Student
 from kdcli.workloads.embedder import Embedder

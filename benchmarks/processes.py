@@ -26,7 +26,8 @@ from kdcli.engine.device import choose_dtype
 from kdcli.engine.launch import Session, start
 from kdcli.engine.train import train
 from kdcli.losses import build_objective
-from kdcli.models.shape import build_student, parse_shape, shape_of
+from kdcli.models.grammar import parse_shape
+from kdcli.models.shape import build_student, shape_of
 from kdcli.targets.teacher import Teacher
 from kdcli.types import Batch, Job, Schedule, StepLoss
 from kdcli.verbs.distill.student import Student, freeze_unreached

@@ -54,8 +54,9 @@ from kdcli.engine.train import train
 from kdcli.losses import build_objective
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.models.capture import Capture, capture, prepare_teacher
+from kdcli.models.grammar import parse_shape
 from kdcli.models.heads import load_for_task
-from kdcli.models.shape import build_student, parse_shape, shape_of
+from kdcli.models.shape import build_student, shape_of
 from kdcli.targets.cache import SignalStore
 from kdcli.targets.teacher import Teacher
 from kdcli.types import Batch, Examples, Job, Objective, Schedule, Signals, StepLoss, real_tokens

@@ -34,7 +34,8 @@ from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.losses import build_objective
 from kdcli.models.capture import capture, prepare_teacher
 from kdcli.models.card import multiply_adds
-from kdcli.models.shape import build_student, parse_shape, shape_of
+from kdcli.models.grammar import parse_shape
+from kdcli.models.shape import build_student, shape_of
 from kdcli.types import Needs
 
 BATCH, LENGTH = 16, 128

@@ -4,7 +4,7 @@ the source."""
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import pytest
@@ -176,22 +176,16 @@ def test_the_ban_finds_what_it_should(source, found):
     assert wrong_calls(source) == found
 
 
-def loaded_by(statement: str) -> set[str]:
+HEAVY = frozenset(
+    {"torch", "transformers", "pydantic", "numpy", "yaml", "datasets", "accelerate", "matplotlib"}
+)
+
+
+def loaded_by(statement: str, heavy: Set[str] = HEAVY) -> set[str]:
     """The heavy ones among the modules that a fresh interpreter has loaded after a statement."""
     code = f"import sys\n{statement}\nprint('\\n' + ' '.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.splitlines()[-1].split()) & {
-        *(
-            "torch",
-            "transformers",
-            "pydantic",
-            "numpy",
-            "yaml",
-            "datasets",
-            "accelerate",
-            "matplotlib",
-        )
-    }
+    return set(done.stdout.splitlines()[-1].split()) & heavy
 
 
 HELP = (
@@ -220,3 +214,11 @@ MODULES = ("recipe.resolve", "verbs.distill.recipes", "errors", "disk", "engine.
 )
 def test_recipes_and_modules_below_them_load_no_torch(code):
     assert not loaded_by(code) & {"torch", "transformers", "numpy"}
+
+
+def test_verbs_load_no_pandas_and_no_matplotlib_before_they_report():
+    verbs = sorted(path.parent.name for path in (ROOT / "verbs").glob("*/run.py"))
+    statement = "\n".join(f"import kdcli.verbs.{verb}.run" for verb in verbs)
+    assert len(verbs) > 8
+    found = loaded_by(statement, {"pandas", "matplotlib", "sklearn", "sentence_transformers"})
+    assert found == set()

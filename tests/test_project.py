@@ -1,6 +1,7 @@
 """What surrounds the code: the map of the folders, the pinned versions, links, and words that do
 not belong here."""
 
+import itertools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.version import Version
 
 import kdcli
 from kdcli.errors import KdcliError
@@ -86,6 +88,41 @@ def test_every_direct_dependency_is_pinned():
         for s in (ROOT / "constraints.txt").read_text().splitlines()
     }
     assert names <= pinned
+
+
+def test_the_lowest_versions_are_those_of_pyproject():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    floors = {
+        match[1].lower().replace("_", "-"): Version(match[2])
+        for wanted in itertools.chain(*groups)
+        if (match := re.match(r"([\w-]+)[^>]*>=([\w.]+)", wanted))
+    }
+    lines = (ROOT / "constraints-lowest.txt").read_text("utf-8").splitlines()
+    pinned = {name: Version(version) for name, version in (line.split("==") for line in lines)}
+    del floors["triton"]  # torch needs an exact version of its own
+    assert {name: pinned[name] for name in floors} == floors
+
+
+@pytest.mark.parametrize("place", ["ci", "release"])
+def test_workflows_try_the_wheel_and_pin_their_actions(place):
+    text = (ROOT / ".github" / "workflows" / f"{place}.yml").read_text("utf-8")
+    steps = [step for job in yaml.safe_load(text)["jobs"].values() for step in job["steps"]]
+    assert ".ci/wheel" in [step.get("run") for step in steps]
+    used = [step["uses"] for step in steps if "uses" in step]
+    assert [name for name in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", name)] == []
+    script = (ROOT / ".ci" / "wheel").read_text("utf-8")
+    assert re.search(r"-m build\n.*twine check", script)
+
+
+def test_ci_runs_on_linux_and_macos_with_each_supported_python():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))["jobs"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    supported = {c.split(" :: ")[-1] for c in project["classifiers"] if ":: Python :: 3." in c}
+    matrix = jobs["test"]["strategy"]["matrix"]
+    assert set(matrix["python"]) == supported
+    assert set(matrix["os"]) == {"ubuntu-latest", "macos-latest"}
+    assert "make check CONSTRAINTS=constraints-lowest.txt" in str(jobs["lowest"])
 
 
 @pytest.fixture(scope="module")

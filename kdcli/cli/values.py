@@ -86,6 +86,12 @@ def _check_model(source: str) -> None:
         check_source(source)
 
 
+def _check_data(source: str) -> None:
+    from kdcli.data.sources import check_source
+
+    check_source(source)
+
+
 def _check_output_dir(path: str) -> None:
     from kdcli.disk import check_writable, user_path
 
@@ -99,6 +105,7 @@ VALUES: Mapping[str, Values] = {
     "backend": Values(_complete_backend, _check_backend),
     "device": Values(_complete_device),
     "model": Values(check=_check_model),
+    "data": Values(check=_check_data),
     "output": Values(check=_check_output_dir),
 }
 """The kinds of value, by the names that `Option(values=...)` uses."""

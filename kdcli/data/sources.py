@@ -234,10 +234,24 @@ def open_source(source: str) -> Source:
         files = sorted(p for p in path.iterdir() if p.is_file())
         by_split = _by_split(path, {p.name: p for p in files}, list_folder(path))
         return FileSource(source, by_split)
+    return HubSource(source, _hub_id(source))
+
+
+def check_source(source: str) -> None:
+    """Raise `NotFound` for a path with nothing at it, and check no other source.
+
+    This opens no file and asks no server, so it can run before torch is loaded.
+    """
+    if source != "demo" and "://" not in source and not user_path(source).exists():
+        _hub_id(source)
+
+
+def _hub_id(source: str) -> HubId:
+    """Parse the id of a data set on the hub. Raises `NotFound` if the source is a path."""
     hub = DATA_SET_ID.fullmatch(source)
     if hub is None or source.startswith((".", "/", "~")) or format_of(source):
         raise NotFound(f"no data at {source}{list_siblings(source)}", SOURCE_HINT)
-    return HubSource(source, HubId(hub[1], hub[2] or None, hub[3], hub[4]))
+    return HubId(hub[1], hub[2] or None, hub[3], hub[4])
 
 
 def is_conll(path: Path, line: str = "") -> bool:

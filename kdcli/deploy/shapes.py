@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from transformers import BertConfig
 
-from kdcli.models.grammar import match_shape
-from kdcli.models.shape import parse_shape
+from kdcli.models.grammar import match_shape, parse_shape
 from kdcli.types import ModelShape
 
 VOCABULARY = 30_522  # uncased BERT's vocabulary, which every shape in the papers has

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 
 from kdcli.metrics.finite import check_finite
 from kdcli.types import Array
@@ -20,10 +21,9 @@ def similarities(q_QD: Array, d_ND: Array, function: str) -> Array:
     `euclidean` and `manhattan` are negative distances.
     """
     if function == "manhattan":
-        # Import here, because SciPy takes time that other functions need not wait for.
-        from scipy.spatial.distance import cdist
-
-        return -np.asarray(cdist(q_QD, d_ND, "cityblock"))
+        q, d = (torch.from_numpy(np.asarray(x, np.float64)) for x in (q_QD, d_ND))
+        manhattan_QN: Array = torch.cdist(q, d, p=1).numpy()
+        return -manhattan_QN
     if function == "cosine":
         q_QD, d_ND = (
             x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (q_QD, d_ND)

@@ -1,6 +1,6 @@
 """Make a student from a teacher and a shape such as `6x384`.
 
-This module parses shapes, and derives the student's configuration and initial weights
+This module derives the student's configuration and initial weights
 (`kdcli.models.reduce`).
 """
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.models.grammar import STATIC, match_shape
 from kdcli.models.layout import layout_for
 from kdcli.models.reduce import copy_reduced, sample_of
 from kdcli.models.static import as_static
@@ -47,65 +46,6 @@ def positions_of(config: PreTrainedConfig) -> int | None:
     if positions is None or positions < 1 or layout_for(config).rotary:
         return None
     return int(positions) - (config.pad_token_id + 1 if layout_for(config).position_offset else 0)
-
-
-def parse_shape(text: str, teacher: ModelShape, *, allow_static: bool = False) -> ModelShape:
-    """Parse `LxH[:FFN][@HEADS]`, or `static[:H]` for a student without layers if it is allowed.
-
-    FFN defaults to the teacher's ratio of FFN to width, and HEADS to the teacher's heads. The width
-    of a static student defaults to the teacher's. Raises UsageError if the text is malformed, if a
-    number is zero, if the heads do not divide the width, or if the student is deeper or wider than
-    the teacher.
-    """
-    if static := STATIC.fullmatch(text.strip()):
-        if not allow_static:
-            raise UsageError(
-                "a static student has no layers, so it can only learn the vectors of an embedding "
-                "model",
-                "use `kdcli distill` with --method embedding, or a shape such as 3x384",
-            )
-        return _static_shape(int(static[1] or teacher.hidden), teacher)
-    match = match_shape(text)
-    layers, hidden = int(match[1]), int(match[2])
-    ffn = int(match[3] or round(hidden * teacher.ffn / teacher.hidden))
-    heads = int(match[4] or teacher.heads)
-    if not (layers and hidden and ffn and heads):
-        raise UsageError(f"shape '{text}' has a zero in it", "every number must be at least 1")
-    if hidden % heads:
-        widths = [
-            w
-            for w in (hidden - hidden % heads, hidden + heads - hidden % heads)
-            if 0 < w <= teacher.hidden
-        ]
-        dividing = [h for h in range(1, min(hidden, 128) + 1) if hidden % h == 0]
-        near = sorted(dividing, key=lambda h: (abs(h - heads), h))[:4]
-        raise UsageError(
-            f"{heads} heads do not divide a width of {hidden}",
-            f"head counts near {heads} that divide {hidden}: {', '.join(map(str, sorted(near)))} "
-            f"(write {layers}x{hidden}@{near[0]})"
-            + (
-                f"; widths that {heads} heads divide: {', '.join(map(str, widths))}"
-                if widths
-                else ""
-            ),
-        )
-    if layers > teacher.layers or hidden > teacher.hidden:
-        message = (
-            f"student {layers}x{hidden} is larger than its teacher "
-            f"{teacher.layers}x{teacher.hidden}"
-        )
-        raise UsageError(message, f"at most {teacher.layers} layers and width {teacher.hidden}")
-    return ModelShape(layers, hidden, ffn, heads)
-
-
-def _static_shape(width: int, teacher: ModelShape) -> ModelShape:
-    """Return the shape of a static student. Raises UsageError if it cannot have the width."""
-    if not 1 <= width <= teacher.hidden:
-        raise UsageError(
-            f"a static student of {teacher} cannot have vectors of {width} numbers",
-            f"choose a width from 1 to {teacher.hidden}",
-        )
-    return ModelShape(0, width, 0, 1)
 
 
 def student_config(

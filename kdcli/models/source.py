@@ -1,11 +1,13 @@
 """Check the source of a model without loading a large library."""
 
 import re
+from pathlib import Path
 
 from huggingface_hub import constants, try_to_load_from_cache
 
-from kdcli.disk import EMBEDDED, user_path
+from kdcli.disk import EMBEDDED, read_json, user_path
 from kdcli.errors import UsageError
+from kdcli.types import ModelShape
 
 HUB_NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 """A model on the hub, without a revision."""
@@ -36,3 +38,21 @@ def check_source(source: str) -> None:
             "check the name, or use a local directory or 'demo'; HF_HUB_OFFLINE=1 forbids asking "
             "the hub",
         )
+
+
+def sizes_on_disk(source: str) -> ModelShape | None:
+    """Read the sizes of a model in a directory or inside the package from its config.json.
+
+    Returns None for other models, and for models that name their sizes differently from BERT.
+    Raises UsageError if config.json cannot be read.
+    """
+    embedded = Path(__file__).parents[1] / "data"
+    folder = embedded / EMBEDDED[source] if source in EMBEDDED else user_path(source)
+    if not (folder / "config.json").is_file():
+        return None
+    config = read_json(folder / "config.json")
+    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+    sizes = [config.get(name) for name in names]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return None
+    return ModelShape(*sizes)

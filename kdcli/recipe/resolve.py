@@ -333,6 +333,26 @@ def _is_mapping(annotation: object) -> bool:
     return any(typing.get_origin(part) is dict for part in parts)
 
 
+def check_sets(models: Sequence[type[Section]], sets: Sequence[str]) -> None:
+    """Raise UsageError for a `--set` pair whose key is in none of the settings models.
+
+    A verb that has yet to find out which kind of recipe applies refuses typos with this. The error
+    names the nearest key of the first model.
+    """
+    for pair in sets:
+        key = pair.partition("=")[0].strip()
+        if not any(_has_key(model, key) for model in models):
+            _check_key(models[0], key, "--set")
+
+
+def _has_key(model: type[BaseModel], key: str) -> bool:
+    try:
+        _check_key(model, key, "--set")
+    except UsageError:
+        return False
+    return True
+
+
 def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
     allowed = leaf_keys(model)
     if key in allowed or any(key.startswith(f"{a}.") for a in leaf_keys(model, mappings=True)):

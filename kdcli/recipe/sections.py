@@ -35,7 +35,7 @@ A field of this type is checked elsewhere, such as by the file of a method.
 BatchSize = Annotated[int, Field(gt=0, le=10**6)]
 Length = Annotated[int, Field(ge=8, le=2**20)]
 """Tokens per row."""
-DATA_OPTION = Option("--data", panel=DATA, metavar="SOURCE")
+DATA_OPTION = Option("--data", panel=DATA, metavar="SOURCE", values="data")
 PartitionFile = Annotated[
     str | None,
     Field(

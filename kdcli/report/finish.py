@@ -1,13 +1,14 @@
 """Finish a run: measure latency, write the report and the model cards."""
 
+from __future__ import annotations
+
 import datetime
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import pandas as pd
 from markupsafe import escape
 from pydantic import ValidationError
 
@@ -50,6 +51,9 @@ from kdcli.report.text import Plot
 from kdcli.report.views import first_pictures, html, model_card, short, terminal, write_views
 from kdcli.types import Card, Outcome
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 BEST = "best"
 """The directory of a compression's chosen model, ready to ship."""
 
@@ -69,7 +73,7 @@ class RunResult(Usable):
     trust_remote_code: bool = False
 
     @classmethod
-    def read(cls, folder: Path) -> "RunResult":
+    def read(cls, folder: Path) -> RunResult:
         """Read a finished run.
 
         Raises UsageError: its report is damaged or has another schema.

@@ -1,11 +1,15 @@
 """Turn a report into a table of numbers, for notebooks."""
 
-from collections import defaultdict
+from __future__ import annotations
 
-import pandas as pd
+from collections import defaultdict
+from typing import TYPE_CHECKING
 
 from kdcli.report.schema import Report
 from kdcli.report.sections.latency import PLAIN, form_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def frame(report: Report) -> pd.DataFrame:
@@ -16,6 +20,9 @@ def frame(report: Report) -> pd.DataFrame:
     median speed-up, and whether one of the two is `unstable`. Unstable medians are replaced by the
     worse quartile.
     """
+    # Import here: training and the other forms of a report do not need pandas.
+    import pandas as pd
+
     rows: dict[str, dict[str, object]] = defaultdict(dict)
     for name, card in report.cards.items():
         rows[name] |= {"layers": card.layers, "hidden": card.hidden}

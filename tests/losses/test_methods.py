@@ -19,8 +19,9 @@ from kdcli.losses import build_objective, check_settings, inputs_of, masks_text,
 from kdcli.losses.relation import relation_kl
 from kdcli.losses.states import cosine_distance
 from kdcli.models.capture import capture
+from kdcli.models.grammar import parse_shape
 from kdcli.models.masked_lm import student_with_head
-from kdcli.models.shape import build_student, parse_shape, shape_of
+from kdcli.models.shape import build_student, shape_of
 from kdcli.types import COUNTS, IGNORED, ModelShape, Needs, Signals
 
 TEACHER = ModelShape(layers=4, hidden=32, ffn=64, heads=4)

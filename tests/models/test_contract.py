@@ -8,9 +8,10 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 
 from kdcli.losses import build_objective
 from kdcli.models.capture import capture, params_without_grad, prepare_teacher
+from kdcli.models.grammar import parse_shape
 from kdcli.models.layout import LAYOUTS, layout_for, linears
 from kdcli.models.load import load_encoder, save_model
-from kdcli.models.shape import build_student, parse_shape, shape_of
+from kdcli.models.shape import build_student, shape_of
 from kdcli.types import Needs
 
 TYPES = sorted(LAYOUTS)

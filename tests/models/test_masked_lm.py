@@ -8,10 +8,11 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTrainin
 
 from kdcli.errors import UsageError
 from kdcli.models.capture import capture, params_without_grad
+from kdcli.models.grammar import parse_shape
 from kdcli.models.layout import LAYOUTS, layout_for
 from kdcli.models.load import save_model
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
-from kdcli.models.shape import build_student, parse_shape, shape_of
+from kdcli.models.shape import build_student, shape_of
 from kdcli.types import IGNORED, Needs
 
 TYPES = sorted(set(LAYOUTS) - {"splinter"})  # it was pre-trained to find spans

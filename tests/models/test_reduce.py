@@ -10,8 +10,9 @@ from kdcli.data.text.corpus import Blocks
 from kdcli.data.text.shards import Frame
 from kdcli.models import reduce
 from kdcli.models.capture import capture
+from kdcli.models.grammar import parse_shape
 from kdcli.models.layout import LAYOUTS
-from kdcli.models.shape import build_student, parse_shape, shape_of
+from kdcli.models.shape import build_student, shape_of
 from kdcli.types import Needs
 
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdcli.errors import UsageError
+from kdcli.models.grammar import parse_shape
 from kdcli.models.layout import layout_for, linears
-from kdcli.models.shape import build_student, parse_shape, shape_of
+from kdcli.models.shape import build_student, shape_of
 from kdcli.types import ModelShape
 
 TEACHER = ModelShape(12, 768, 3072, 12)

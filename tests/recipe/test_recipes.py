@@ -6,7 +6,7 @@ import yaml
 
 from kdcli.data.tasks import named_tasks
 from kdcli.losses import build_objective, check_settings
-from kdcli.models.shape import parse_shape
+from kdcli.models.grammar import parse_shape
 from kdcli.recipe.resolve import combinations, recipe_models, resolve, shipped, shipped_recipes
 from kdcli.types import ModelShape
 from kdcli.verbs.cotrain.settings import CotrainRecipe

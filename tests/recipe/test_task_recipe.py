@@ -8,7 +8,7 @@ from transformers import BertConfig
 from kdcli.data.tasks import named_tasks
 from kdcli.errors import UsageError
 from kdcli.losses import check_settings, inputs_of, on_tasks
-from kdcli.models.shape import parse_shape
+from kdcli.models.grammar import parse_shape
 from kdcli.recipe.resolve import resolve, shipped
 from kdcli.types import ModelShape
 from kdcli.verbs.distill.plan import plan

@@ -19,8 +19,9 @@ from kdcli.engine.train import train
 from kdcli.losses import build_objective, inputs_of, methods, on_tasks
 from kdcli.models.capture import capture
 from kdcli.models.embedder import EmbeddingFormat, Pool
+from kdcli.models.grammar import parse_shape
 from kdcli.models.masked_lm import student_with_head
-from kdcli.models.shape import build_student, parse_shape, shape_of
+from kdcli.models.shape import build_student, shape_of
 from kdcli.pruners import methods as pruners
 from kdcli.recipe.resolve import Resolved, resolve
 from kdcli.recipe.sections import KdSettings, RunOptions

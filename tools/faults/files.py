@@ -106,8 +106,7 @@ def recipe(case: Case) -> None:
 
 def setting(case: Case) -> None:
     """Read `--set`, `--grid`, `--min-metric`, shapes and weights with random characters."""
-    from kdcli.models.grammar import is_shape
-    from kdcli.models.shape import parse_shape
+    from kdcli.models.grammar import is_shape, parse_shape
     from kdcli.recipe.resolve import grid_options, leaf_keys, metric_limits, recipe_models, resolve
     from kdcli.types import ModelShape
     from kdcli.verbs.cotrain.settings import parse_weights

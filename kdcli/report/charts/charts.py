@@ -15,6 +15,7 @@ from kdcli.report.charts.drawing import (
     svg,
     ticks,
 )
+from kdcli.report.pareto import front_of
 from kdcli.report.schema import CurvePoint, Report
 from kdcli.report.sections.latency import (
     PLAIN,
@@ -431,12 +432,3 @@ def _most_scored(report: Report, models: list[str]) -> tuple[str, str, dict[str,
         if metric not in LOWER_IS_BETTER
     ]
     return max(candidates, key=lambda one: len(one[2]), default=("", "", {}))
-
-
-def front_of(points: dict[str, tuple[float, float]]) -> list[str]:
-    """Return the names of the (cost, quality) that beat everything cheaper, by rising cost."""
-    front: list[str] = []
-    for name in sorted(points, key=lambda name: (points[name][0], -points[name][1])):
-        if not front or points[name][1] > points[front[-1]][1]:
-            front.append(name)
-    return front

@@ -6,7 +6,7 @@ from typing import Literal
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kdcli.report.charts.charts import AT_QUARTILE, BEYOND, UNSTABLE_MARK, front_of
+from kdcli.report.charts.charts import AT_QUARTILE, BEYOND, UNSTABLE_MARK
 from kdcli.report.charts.drawing import (
     COLOURS,
     HEIGHT,
@@ -23,6 +23,7 @@ from kdcli.report.charts.drawing import (
     styled,
     svg,
 )
+from kdcli.report.pareto import front_of
 from kdcli.report.schema import Candidate, Compression
 from kdcli.report.text import Picture, number
 

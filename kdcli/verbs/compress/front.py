@@ -6,17 +6,19 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from rich.table import Table
 
 from kdcli.errors import UsageError
-from kdcli.report.charts.charts import front_of
 from kdcli.report.finish import RunResult
+from kdcli.report.pareto import front_of
 from kdcli.report.schema import Candidate, Compression
 from kdcli.report.sections.latency import interval, milliseconds
 from kdcli.report.text import number
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Front:
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row a candidate."""
+        import pandas as pd
+
         rows = [
             {
                 "name": one.name,

@@ -19,7 +19,6 @@ from kdcli.errors import GateError, UsageError
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report import schema
-from kdcli.report.charts.compression import png
 from kdcli.report.finish import BEST, ReportContents, ReportedModel, RunResult, write_report
 from kdcli.report.schema import Compression
 from kdcli.report.text import duration, short
@@ -462,5 +461,8 @@ def _write(
             for d in report.decisions
         ],
     )
+    # Import here: only a finished compression needs matplotlib.
+    from kdcli.report.charts.compression import png
+
     write_atomic(runner.folder / PICTURE, png(compression))
     return write_report(RunDir(runner.folder), contents)

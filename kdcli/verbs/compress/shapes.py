@@ -11,9 +11,10 @@ from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
 from kdcli.models.card import describe
+from kdcli.models.grammar import parse_shape
 from kdcli.models.load import load_encoder, location, save_model
 from kdcli.models.model import Model
-from kdcli.models.shape import build_student, parse_shape, shape_of
+from kdcli.models.shape import build_student, shape_of
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.report.views import short
 from kdcli.types import ModelShape

@@ -23,7 +23,7 @@ from kdcli.losses.ctcd import STUDENT_MODEL, TEACHER_MODEL
 from kdcli.models import shape as forms
 from kdcli.models.capture import Capture
 from kdcli.models.files import check_builds
-from kdcli.models.grammar import GRAMMAR, is_shape
+from kdcli.models.grammar import GRAMMAR, is_shape, parse_shape
 from kdcli.models.layout import check_packing
 from kdcli.models.load import load_config, load_encoder, load_tokenizer, save_model
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
@@ -84,7 +84,7 @@ def load_task_pair(recipe: CotrainTaskRecipe, workload: Workload) -> ModelPair:
             model = workload.load(source, head=head, seed=seed)
         else:
             base = load_encoder(recipe.base or str(recipe.teacher), trust_remote_code=trusted)
-            shape = forms.parse_shape(source, base.shape)
+            shape = parse_shape(source, base.shape)
             built = workload.make_student(base, shape, seed=2 * seed + number)
             notes += [f"{role}: {note}" for note in built.notes]
             with tempfile.TemporaryDirectory() as aside:
@@ -210,7 +210,7 @@ def _shape(text: str, default: ModelShape, heads: int | None) -> ModelShape:
     match = GRAMMAR.fullmatch(text.strip())
     heads = heads or max(1, int(match[2]) // HEAD_WIDTH if match else 1)
     ffn = round(NO_LIMIT * default.ffn / default.hidden)
-    return forms.parse_shape(text, ModelShape(NO_LIMIT, NO_LIMIT, ffn, heads))
+    return parse_shape(text, ModelShape(NO_LIMIT, NO_LIMIT, ffn, heads))
 
 
 def _fresh(

@@ -14,11 +14,32 @@ from kdcli.cli.verb import COMPRESS, TRAINING, Given, verb
 )
 def distill(given: Given) -> Printable | None:
     """Train a smaller student of an encoder: on unlabelled text, or on a task with --task."""
+    _check_shapes(given)
     named = (given["task"], given["method"], given.recipe)
     if given["teacher"] is not None and named == (None, None, None):
+        _check_sets(given)
         _detect_task(given)
     run = {"distill": _on_text, "distill-task": _on_task, "rerank": _reranker}
     return given.show(run[_kind(given, given["task"])](given))
+
+
+def _check_sets(given: Given) -> None:
+    """Raise UsageError for a key that no kind of recipe has, before the teacher is read."""
+    from kdcli.recipe.resolve import check_sets
+    from kdcli.verbs.distill.settings import RECIPES
+
+    check_sets(list(RECIPES.values()), given.sets)
+
+
+def _check_shapes(given: Given) -> None:
+    """Raise UsageError for a shape that does not fit the teacher, before torch is loaded."""
+    from kdcli.models.grammar import parse_shape
+    from kdcli.models.source import sizes_on_disk
+
+    sizes = None if given["teacher"] is None else sizes_on_disk(given["teacher"])
+    for text in given["to"] or []:
+        if sizes is not None:
+            parse_shape(text, sizes, allow_static=True)
 
 
 def _detect_task(given: Given) -> None:

@@ -14,9 +14,9 @@ from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.losses import masks_text, on_tasks
+from kdcli.models.grammar import parse_shape
 from kdcli.models.load import load_encoder, load_tokenizer
 from kdcli.models.model import Model
-from kdcli.models.shape import parse_shape
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.schema import STUDENT

@@ -16,9 +16,9 @@ import numpy as np
 from kdcli.deploy.latency import Subject
 from kdcli.errors import UsageError
 from kdcli.models.card import describe, describe_source
+from kdcli.models.grammar import parse_shape
 from kdcli.models.load import location
 from kdcli.models.model import Model
-from kdcli.models.shape import parse_shape
 from kdcli.models.training_rows import all_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import KdSettings, MeasureSettings, RunOptions, Section

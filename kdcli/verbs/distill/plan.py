@@ -7,8 +7,9 @@ from transformers import PretrainedConfig
 
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings, masks_text
+from kdcli.models.grammar import parse_shape
 from kdcli.models.layout import check_packing
-from kdcli.models.shape import parse_shape, shape_of
+from kdcli.models.shape import shape_of
 from kdcli.recipe.resolve import Resolved, flatten
 from kdcli.types import ModelShape
 from kdcli.verbs.distill.settings import DistillRecipe, OnTextDownstream

@@ -129,7 +129,10 @@ class GeneralSettings(Section):
         None, description="Teacher of the run on text (default: the task's)."
     )
     source: Annotated[
-        str | None, Option("--corpus", panel=ON_TASK, metavar="SOURCE", enables="use", rare=True)
+        str | None,
+        Option(
+            "--corpus", panel=ON_TASK, metavar="SOURCE", values="data", enables="use", rare=True
+        ),
     ] = Field(None, description="Text to distil on first (default: the recipe's).")
     run: Annotated[
         str | None,

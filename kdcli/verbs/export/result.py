@@ -6,14 +6,17 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from rich.table import Table
 
 from kdcli.deploy.usable import Usable
 from kdcli.report.text import bytes_of
 from kdcli.verbs.export.facts import ExportFacts
 from kdcli.verbs.export.readme import difference_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Exported(Usable):
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row a file: its size, its difference from torch, and the scores of both."""
+        import pandas as pd
+
         rows = []
         for file in self.facts.by_file:
             row: dict[str, object] = {

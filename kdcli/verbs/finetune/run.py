@@ -11,8 +11,8 @@ from pathlib import Path
 from kdcli.disk import disk_errors
 from kdcli.engine.run_dir import RECIPE_FILE, REPORT_FILE
 from kdcli.errors import UsageError
+from kdcli.models.grammar import parse_shape
 from kdcli.models.model import Model
-from kdcli.models.shape import parse_shape
 from kdcli.recipe.resolve import Resolved, combinations
 from kdcli.recipe.sections import RecipeValues, RunOptions
 from kdcli.report.finish import RunResult

@@ -15,7 +15,7 @@ class TokenizeOptions:
 
     source: Annotated[
         str,
-        Option("source", metavar="SOURCE"),
+        Option("source", metavar="SOURCE", values="data"),
         Field(
             description="Text: a hub id, a file, a directory, a URL (hf://, s3://, https://), or "
             "'demo'."
