@@ -17,6 +17,7 @@ import yaml
 from packaging.version import Version
 
 import kdcli
+from kdcli import losses, pruners
 from kdcli.errors import KdcliError
 from kdcli.models.layout import LAYOUTS
 
@@ -229,6 +230,19 @@ def test_every_page_is_reached_from_the_navigation():
     assert {
         p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")
     } == reached
+
+
+def test_every_method_has_a_section_in_the_documentation():
+    pages = [ROOT / "docs" / "embedding.md", *(ROOT / "docs" / "methods").glob("*.md")]
+    headings = {
+        re.sub(r"\W+", "-", heading.split(":")[0].lower())
+        for page in pages
+        for heading in re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    }
+    # The page of embedding models describes the method `embedding`.
+    missing = {*losses.methods(), *pruners.methods()} - headings - {"embedding"}
+    assert missing == set()
+    assert "embedding-models" in headings
 
 
 def test_every_exit_code_is_documented():
