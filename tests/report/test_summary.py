@@ -262,6 +262,10 @@ def test_hostile_names_of_a_compression_stay_text():
     assert frame(report) is not None
 
 
+def test_an_empty_cell_is_empty_so_that_a_telephone_hides_it(compressed):
+    assert re.search(r'<td data-name="lost"></td>', html(compressed))
+
+
 def test_what_a_decision_does_not_need_is_folded(compressed):
     page = html(compressed)
     folded = page[page.index("All measurements") :]
