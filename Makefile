@@ -24,6 +24,7 @@ $(STAMP): $(CONSTRAINTS) pyproject.toml
 	touch $(STAMP)
 
 lowest: ## write constraints-lowest.txt with uv, after a change of pyproject.toml
+	rm -f constraints-lowest.txt
 	uv pip compile --quiet --resolution lowest-direct --python-version 3.11 --python-platform linux \
 		--default-index https://pypi.org/simple --extra dev --no-annotate --no-header \
 		--output-file constraints-lowest.txt pyproject.toml

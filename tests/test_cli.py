@@ -507,6 +507,8 @@ WRONG_NAMES = {
     "evaluate ./none --task sst2": (2, "no model directory ./none"),
     "compress me/none --data demo": (2, "nor in the Hugging Face cache"),
     "prune demo --task demo-topic --method smpp": (2, "unknown method 'smpp'"),
+    "prune demo --task demo-topic --sparsity 1.5": (2, "must be less than 1, got 1.5"),
+    "prune demo --task demo-topic --set train.lrr=3": (2, "unknown key 'train.lrr' (--set)"),
     "finetune demo --task demo-topic --data none.csv": (2, "no data at none.csv"),
     "distill demo --to 2x64 --data ./none": (2, "no data at ./none"),
     "distill demo --to 2x64 -o file": (2, "file is a file; it must be a directory"),

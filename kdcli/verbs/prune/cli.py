@@ -11,11 +11,16 @@ from kdcli.cli.verb import COMPRESS, TRAINING, Given, verb
 )
 def prune(given: Given) -> Printable | None:
     """Remove weights of an encoder while it learns a task (SMP and its baselines)."""
-    from kdcli.verbs.prune import run
-    from kdcli.verbs.prune.recipes import prune_recipes
+    from kdcli.recipe.resolve import resolve
+    from kdcli.verbs.prune.settings import PruneRecipe
 
     options, keys = given.run_options, given.keys("prune")
     keys.pop("method", None)
+    # The imports below take seconds, so the recipe is checked first.
+    resolve(PruneRecipe, recipe=given.recipe, sets=given.sets, options=keys)
+    from kdcli.verbs.prune import run
+    from kdcli.verbs.prune.recipes import prune_recipes
+
     recipes = prune_recipes(
         given["method"] or [], recipe=given.recipe, sets=given.sets, options=keys
     )
