@@ -120,6 +120,15 @@ def test_a_file_without_a_partition_is_refused(tmp_path):
             Partition.read(str(tmp_path / name))
 
 
+def test_a_partition_has_no_test_split():
+    parts = Partition(np.array([1, 2], np.uint64), np.array([3], np.uint64))
+    hashes = np.arange(5, dtype=np.uint64)
+    assert parts.is_evaluated(hashes, "validation").tolist() == [False, True, True, False, False]
+    assert parts.is_evaluated(hashes, "verification").tolist() == [False, False, False, True, False]
+    with pytest.raises(UsageError, match="data.partition has no test split"):
+        parts.is_evaluated(hashes, "test")
+
+
 def test_the_parts_of_a_file_are_read_as_its_splits(tmp_path):
     texts = [f"w{n} w{n % 7}" for n in range(300)]
     data = tmp_path / "texts.txt"

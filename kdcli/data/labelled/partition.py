@@ -42,8 +42,16 @@ class Partition:
         return ~np.isin(hashes, np.union1d(self.selection, self.verification))
 
     def is_evaluated(self, hashes: RowHashes, split: str) -> Array:
-        """Whether each row is in the verification set if `split` is `verification`, else in the
-        selection set, [rows] bool."""
+        """Whether each row is in the verification set if `split` is `verification`, or in the
+        selection set if it is `validation`, [rows] bool.
+
+        Raises UsageError: `split` is another one, which a partition does not have.
+        """
+        if split not in ("validation", VERIFICATION):
+            raise UsageError(
+                f"data.partition has no {split} split",
+                "set data.split to verification, or to validation for the selection rows",
+            )
         return np.isin(hashes, self.verification if split == VERIFICATION else self.selection)
 
     def write(self, file: Path) -> None:
