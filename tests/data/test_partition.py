@@ -125,7 +125,7 @@ def test_a_partition_has_no_test_split():
     hashes = np.arange(5, dtype=np.uint64)
     assert parts.is_evaluated(hashes, "validation").tolist() == [False, True, True, False, False]
     assert parts.is_evaluated(hashes, "verification").tolist() == [False, False, False, True, False]
-    with pytest.raises(UsageError, match="data.partition has no test split"):
+    with pytest.raises(UsageError, match=r"data\.partition has no test split"):
         parts.is_evaluated(hashes, "test")
 
 
