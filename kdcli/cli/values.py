@@ -74,6 +74,18 @@ def _check_backend(text: str) -> None:
     check_name(name, dtype or BACKENDS.get(name, ("",))[0])
 
 
+def _complete_format(incomplete: str) -> list[str]:
+    from kdcli.deploy.backends import FORMATS
+
+    return [name for name in FORMATS if name.startswith(incomplete)]
+
+
+def _check_format(name: str) -> None:
+    from kdcli.deploy.backends import check_format
+
+    check_format(name)
+
+
 def _complete_device(incomplete: str) -> list[str]:
     return [name for name in DEVICES if name.startswith(incomplete)]
 
@@ -103,6 +115,7 @@ VALUES: Mapping[str, Values] = {
     "recipe": Values(_complete_recipe),
     "shape": Values(_complete_shape, _check_shape),
     "backend": Values(_complete_backend, _check_backend),
+    "format": Values(_complete_format, _check_format),
     "device": Values(_complete_device),
     "model": Values(check=_check_model),
     "data": Values(check=_check_data),

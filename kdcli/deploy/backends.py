@@ -13,6 +13,18 @@ BACKENDS: Mapping[str, tuple[str, ...]] = {
 }
 """Backend -> its precisions. `sparse` multiplies sparse matrices, for a pruned model in torch."""
 
+FORMATS = ("onnx", "openvino")
+"""The formats of `kdcli export`."""
+
+
+def check_format(name: str) -> None:
+    """Raise a UsageError if a format of exports is unknown."""
+    if name not in FORMATS:
+        raise UsageError(
+            f"unknown format '{name}'{did_you_mean(name, FORMATS)}",
+            f"allowed: {', '.join(FORMATS)}",
+        )
+
 
 def check_name(backend: str, precision: str) -> None:
     """Raise a UsageError if a backend is unknown or does not have a precision."""

@@ -19,6 +19,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.data.sources import open_source
 from kdcli.data.text.sentences import sentences
+from kdcli.deploy.backends import check_format
 from kdcli.deploy.environment import versions
 from kdcli.deploy.export import EXACT, FILE_LIMITS, FILES, RUNTIMES, SECOND_NAMES, recorded
 from kdcli.deploy.exported import EMBEDDING_KIND, FACTS
@@ -26,7 +27,7 @@ from kdcli.deploy.sessions import library
 from kdcli.disk import STAGED, check_writable, content_of, fill_dir, write_atomic
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import numbered
-from kdcli.errors import UsageError, did_you_mean
+from kdcli.errors import UsageError
 from kdcli.models.card import describe
 from kdcli.models.cross_encoder import activation_of, set_activation
 from kdcli.models.custom_class import custom_class
@@ -252,11 +253,7 @@ def check_request(
     Raises UsageError: an unknown format or precision, or a bound that is negative or has no task.
     Raises MachineError: a library is missing.
     """
-    if format not in RUNTIMES:
-        raise UsageError(
-            f"unknown format '{format}'{did_you_mean(format, RUNTIMES)}",
-            f"allowed: {', '.join(RUNTIMES)}",
-        )
+    check_format(format)
     for precision in precisions:
         if (format, precision) not in FILES:
             allowed = ", ".join(p for f, p in FILES if f == format)

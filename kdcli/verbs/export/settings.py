@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from kdcli.deploy.backends import FORMATS
 from kdcli.recipe.options import GOAL, Option
 from kdcli.recipe.sections import DATA_OPTION, Section
 from kdcli.workloads.settings import TASK_OPTION, LabelledSettings, Pooling
@@ -38,7 +39,7 @@ class ExportOptions:
     ]
     file_format: Annotated[
         str,
-        Option("--format", name="file_format", metavar="FORMAT", choices=("onnx", "openvino")),
+        Option("--format", name="file_format", metavar="FORMAT", choices=FORMATS, values="format"),
         Field(description="Format of the file."),
     ]
     int8: Annotated[bool, Option("--int8"), Field(description="Quantise to 8 bits.")] = False
