@@ -19,7 +19,10 @@ def match_shape(text: str) -> re.Match[str]:
     """
     match = GRAMMAR.fullmatch(text.strip())
     if match is None:
-        grammar = "the grammar is LxH[:FFN][@HEADS], for example 6x384 or 4x312:1200@12"
+        grammar = (
+            "the grammar is LxH[:FFN][@HEADS], for example 6x384 or 4x312:1200@12; students of "
+            "embedding models may be static[:H]"
+        )
         raise UsageError(f"'{text}' is not a shape", grammar)
     return match
 
@@ -35,6 +38,11 @@ def is_shape(source: str) -> bool:
     if SLIP.fullmatch(source.strip()):
         match_shape(source)
     return False
+
+
+def is_static_shape(text: str) -> bool:
+    """Return whether a student's shape is `static` or `static:WIDTH`."""
+    return STATIC.fullmatch(text.strip()) is not None
 
 
 def parse_shape(text: str, teacher: ModelShape, *, allow_static: bool = False) -> ModelShape:

@@ -161,8 +161,8 @@ def load_config(
     layout_for(config)
     if is_static(config) and not compacted:
         raise UsageError(
-            f"{source} is a static model: a table of token vectors without layers, so that it can "
-            "be neither a student's start nor a teacher",
+            f"{source} is a static model: a table of token vectors, without layers to train, prune "
+            "or distil",
             "only evaluate, benchmark, export and kdcli.load accept a static model",
         )
     if weights and not is_folder:

@@ -127,6 +127,11 @@ def bare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFas
     backend.no_truncation()
     backend.no_padding()
     special = dict(tokenizer.special_tokens_map)
-    # Padding is masked, so any token can be it.
-    special.setdefault("pad_token", backend.id_to_token(0))
+    if "pad_token" not in special:
+        # Padding is masked, so any token can be it. A word as a special token would be cut out of
+        # longer words, so one that is special already comes first.
+        added = backend.get_added_tokens_decoder()
+        names = [added[number].content for number in sorted(added) if added[number].special]
+        names += [special.get("unk_token"), getattr(backend.model, "unk_token", None)]
+        special["pad_token"] = next(filter(None, names), backend.id_to_token(0))
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)

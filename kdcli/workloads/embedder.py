@@ -213,7 +213,9 @@ class Embedder(Model):
         budget = TOKENS_AT_ONCE.get(session.device.type, TOKENS_AT_ONCE["cuda"])
         begin = 0
         while begin < len(order):
-            indices = order[begin : begin + max(1, budget // int(lengths[order[begin]]))]
+            # A text without words has no tokens if the tokenizer adds none.
+            longest = max(1, int(lengths[order[begin]]))
+            indices = order[begin : begin + max(1, budget // longest)]
             try:
                 with torch.inference_mode():
                     pooled = module(to_device(session.device, rows.batch(indices))).pooled
@@ -253,7 +255,16 @@ class Embedder(Model):
         """Return copies of the model with documents stored in each of `formats`, by name.
 
         Without formats, the model itself is returned under `name`.
+
+        Raises:
+            UsageError: binary vectors do not have the model's similarity.
         """
+        if "binary" in formats and self.format.similarity not in ("cosine", "dot"):
+            raise UsageError(
+                f"{self.source} compares vectors by {self.format.similarity}, which binary vectors "
+                "do not have",
+                "give vector_formats float32 or int8",
+            )
         return {f"{name}, {stored}": replace(self, stored=stored) for stored in formats} or {
             name: self
         }

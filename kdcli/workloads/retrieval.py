@@ -21,7 +21,7 @@ from kdcli.types import Array, RowHashes
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.rankings import ranking_scores
 from kdcli.workloads.scores import ModelScores
-from kdcli.workloads.vector_index import Index, searched
+from kdcli.workloads.vector_index import Index, scorer
 
 RETRIEVAL = "retrieval"
 TOP = 100
@@ -142,10 +142,11 @@ def retrieval_scores(
     else:
         d_ND = index.for_queries_of(model)
     q_QD = model.vectors(list(data.queries.values()), "query", session)
+    score = scorer(d_ND, model.format.similarity, model.stored)
     rankings: list[list[str]] = []
     for begin in range(0, len(queries), QUERIES_AT_ONCE):
         end = begin + QUERIES_AT_ONCE
-        scores_QN = searched(q_QD[begin:end], d_ND, model.format.similarity, model.stored)
+        scores_QN = score(q_QD[begin:end])
         rankings += rank_documents(scores_QN, queries[begin:end], documents, data.relevance, TOP)
     rows = [ranking_metrics(r, data.relevance[q]) for q, r in zip(queries, rankings, strict=True)]
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}

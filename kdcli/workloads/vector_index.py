@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from kdcli.disk import user_path
 from kdcli.engine.launch import Session
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import similarities
@@ -22,51 +23,53 @@ RESCORED = 400
 """Number of documents whose binary vectors are compared with the query's own vector."""
 
 
-@dataclass(frozen=True)
 class Index:
-    """The vectors of documents that another model made, or that a file holds.
+    """The vectors of documents that another model makes, or that a file holds.
 
     Attributes:
         source: The model or file.
-        vectors_NE: The vectors, in the order of the documents.
+        width: The number of components of a vector.
     """
 
-    source: str
-    vectors_NE: Array
+    def __init__(self, source: str, width: int, compute: Callable[[], Array]) -> None:
+        self.source, self.width = source, width
+        self._compute = functools.cache(compute)
 
     def for_queries_of(self, model: Embedder) -> Array:
-        """Return the vectors that a model's queries search, cut as the model cuts its own.
+        """Return the vectors [N, E] that a model's queries search, cut as the model cuts its own.
 
-        Raises UsageError: the model's vectors have another width.
+        Raises UsageError: the model's vectors have another width than the documents'.
         """
-        width, own = self.vectors_NE.shape[1], model.format.width(model.model.config.hidden_size)
-        if width != own:
+        own = model.format.width(model.model.config.hidden_size)
+        if self.width != own:
             raise UsageError(
-                f"the documents' vectors of {self.source} have {width} numbers, and those of "
+                f"the documents' vectors of {self.source} have {self.width} numbers, and those of "
                 f"{model.source} have {own}",
                 "give the documents of a model with the same width, or distil a student with it",
             )
-        return model.cut(self.vectors_NE)
+        return model.cut(self._compute())
 
 
 def open_index(
     source: str, documents: Sequence[str], pooling: str | None, session: Session
 ) -> Index:
-    """Encode documents with a model, or read their vectors from a `.npy` file.
+    """Open a model that encodes documents when they are needed, or a `.npy` file of their vectors.
 
     Raises:
         UsageError: the model cannot be loaded, or the file does not fit the documents.
     """
     if Path(source).suffix == ".npy":
-        return Index(source, read_rows(Path(source), len(documents), "document"))
+        vectors_NE = read_rows(user_path(source), len(documents), "document")
+        return Index(source, vectors_NE.shape[1], lambda: vectors_NE)
     model = Embedder.open_scored(
         source, pooling=pooling, trust_remote_code=session.trust_remote_code
     )
-    return Index(source, model.vectors(documents, "document", session))
+    width = model.format.width(model.model.config.hidden_size)
+    return Index(source, width, lambda: model.vectors(documents, "document", session))
 
 
-def searched(q_QE: Array, d_NE: Array, similarity: str, stored: VectorFormat) -> Array:
-    """Return the score of each document for each query, [Q, N]; larger is better.
+def scorer(d_NE: Array, similarity: str, stored: VectorFormat) -> Callable[[Array], Array]:
+    """Store documents, and return a function from queries [Q, E] to scores [Q, N].
 
     * `int8`: each component of the documents has 256 levels between its smallest and its largest
       value. Queries stay in float32.
@@ -74,25 +77,25 @@ def searched(q_QE: Array, d_NE: Array, similarity: str, stored: VectorFormat) ->
       in common with a query come first, and the best `RESCORED` of them are ranked by the product
       of the query's float32 vector and the document's signs.
 
-    Raises:
-        UsageError: binary vectors do not have this similarity.
+    A larger score is better.
     """
     if stored == "float32":
-        return similarities(q_QE, d_NE, similarity)
+        return lambda q_QE: similarities(q_QE, d_NE, similarity)
     if stored == "int8":
-        return similarities(q_QE, _in_int8(d_NE), similarity)
-    if similarity not in ("cosine", "dot"):
-        raise UsageError(
-            f"binary vectors have no {similarity} similarity", "use float32 or int8 vectors"
-        )
+        stored_NE = _in_int8(d_NE)
+        return lambda q_QE: similarities(q_QE, stored_NE, similarity)
     signs_NE = np.where(d_NE > 0, 1, -1).astype(np.float32)
-    common_QN = np.where(q_QE > 0, 1, -1).astype(np.float32) @ signs_NE.T
-    scores_QN = similarities(q_QE, signs_NE, similarity)
-    order_QN = np.argsort(-common_QN, axis=1, kind="stable")
-    place_QN = np.argsort(order_QN, axis=1, kind="stable")
-    # Documents that are not rescored stay behind the others, in the order of their signs.
-    behind_QN = scores_QN.min() - 1 - place_QN
-    return np.asarray(np.where(place_QN < RESCORED, scores_QN, behind_QN))
+
+    def by_signs(q_QE: Array) -> Array:
+        common_QN = np.where(q_QE > 0, 1, -1).astype(np.float32) @ signs_NE.T
+        scores_QN = similarities(q_QE, signs_NE, similarity)
+        order_QN = np.argsort(-common_QN, axis=1, kind="stable")
+        place_QN = np.argsort(order_QN, axis=1, kind="stable")
+        # Documents that are not rescored stay behind the others, in the order of their signs.
+        behind_QN = scores_QN.min() - 1 - place_QN
+        return np.asarray(np.where(place_QN < RESCORED, scores_QN, behind_QN))
+
+    return by_signs
 
 
 def _in_int8(d_NE: Array) -> Array:

@@ -7,7 +7,7 @@ report on how other text is tokenised now.
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,52 @@ COMPARED, COMPARED_TOKENS = 64, 128
 """Maximum number of texts whose hidden states are compared, and maximum tokens per text."""
 
 
+@dataclass(frozen=True)
+class TokenUse:
+    """How often the tokens of a model occur in texts.
+
+    Attributes:
+        counts: name of a text -> the number of times that each token occurs in it. All texts have
+            the same weight, however long they are.
+        named: ids that are always kept.
+    """
+
+    counts: Mapping[str, Array]
+    named: set[int]
+
+    @classmethod
+    def of_texts(cls, loaded: Model, texts: Iterable[str], prompts: Iterable[str]) -> "TokenUse":
+        """Count the tokens of texts. Raises UsageError: the tokenizer cannot be trimmed."""
+        named = named_tokens(loaded, prompts)
+        zeros = np.zeros(len(loaded.tokenizer), np.int64)
+        counts = sum((count_tokens(loaded.tokenizer, each) for each in _batches(texts)), zeros)
+        return cls({"the training rows": np.asarray(counts)}, named)
+
+    def sizes(self, loaded: Model) -> tuple[int, int]:
+        """Return the least number of tokens that can be kept, and the number of all that occur."""
+        needed = needed_by(loaded.tokenizer)
+        occurring = np.flatnonzero(sum(self.counts.values()))
+        return len(needed(self.named)), len(needed([*self.named, *occurring]))
+
+    def keep(self, loaded: Model, size: int | None) -> tuple[Array, list[str]]:
+        """Return the ids of the most frequent tokens, and notes on the share of each text.
+
+        Raises UsageError: `size` is too small, or every token is needed.
+        """
+        return kept_tokens(loaded.tokenizer, self.counts, self.named, size)
+
+
+def named_tokens(loaded: Model, prompts: Iterable[str]) -> set[int]:
+    """Return the ids that a model always needs: those of its configuration and its prompts.
+
+    Raises UsageError: the tokenizer cannot be trimmed.
+    """
+    check_trimmable(loaded.tokenizer, loaded.source)
+    return named_in(loaded.model.config) | {
+        n for prompt in prompts for n in loaded.tokenizer(prompt)["input_ids"]
+    }
+
+
 def trimmed(
     loaded: Model,
     text: str,
@@ -71,22 +117,14 @@ def trimmed(
             or every token is needed.
     """
     tokenizer = loaded.tokenizer
-    named = named_in(loaded.model.config) | {
-        n for prompt in prompts for n in tokenizer(prompt)["input_ids"]
-    }
-    check_trimmable(tokenizer, loaded.source)
+    named = named_tokens(loaded, prompts)
     sources = _sources(text)
     names = list(sources) if len(sources) > 1 else ["the text"]
     named_sources = zip(names, sources.values(), strict=True)
     counts = {name: _counts(source, column, tokenizer) for name, source in named_sources}
-    kept, notes = kept_tokens(tokenizer, counts, named, size)
+    kept, notes = TokenUse(counts, named).keep(loaded, size)
     smaller = cut(loaded, kept)
-    before, after = (
-        sum(p.numel() * p.element_size() for p in model.model.parameters())
-        for model in (loaded, smaller)
-    )
-    name = Path(loaded.source).name
-    notes.append(f"{name} takes {bytes_of(after)}, {bytes_of(before)} with its whole vocabulary")
+    notes.append(size_note(loaded, smaller))
     for name, source in sources.items():
         notes += _changes_in(f"{name} (validation split)", source, column, loaded, smaller, kept)
     return smaller, notes
@@ -105,6 +143,16 @@ def _changes_in(
             f"minimum {cosines.min():.4f}, on {len(cosines)} texts"
         )
     return notes
+
+
+def size_note(loaded: Model, smaller: Model) -> str:
+    """Tell how much smaller a model became."""
+    before, after = (
+        sum(p.numel() * p.element_size() for p in model.model.parameters())
+        for model in (loaded, smaller)
+    )
+    name = Path(loaded.source).name
+    return f"{name} takes {bytes_of(after)}, {bytes_of(before)} with its whole vocabulary"
 
 
 def cut(loaded: Model, kept: Array) -> Model:

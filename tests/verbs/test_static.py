@@ -1,6 +1,7 @@
 """Static students: the table, its fit, its files, and the verbs that take it."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -8,16 +9,20 @@ import own_files
 import pytest
 import torch
 from clients import fastembed  # noqa: F401
-from own_files import refused, report_of, succeeds
+from own_files import refused, report_of, said_by, succeeds
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
+from kdcli.models.static import bare_tokenizer
 from kdcli.run.context import cpu_session
-from kdcli.verbs.distill.static import TokenShares, _ridge, fit_table
+from kdcli.verbs.distill.static import PENALTIES, _words, fit_map, token_vectors
 from kdcli.workloads.embedder import Embedder
 
 SPECIAL = [0, 1, 2, 3, 4]
@@ -68,54 +73,56 @@ def student(teacher, texts, tmp_path_factory):
     return folder
 
 
-def test_shares_of_tokens_leave_out_special_tokens():
+def test_special_tokens_are_no_words():
     rows = rows_of([2, 9, 9, 5, 3], [2, 5, 3], [2, 3])
-    shares = TokenShares.of(rows, np.arange(3), 10, np.array(SPECIAL))
-    expected = np.zeros((3, 10))
-    expected[0, 9], expected[0, 5], expected[1, 5] = 2 / 3, 1 / 3, 1
-    np.testing.assert_allclose(shares.of_texts(torch.eye(10)), expected, atol=1e-7)
-    np.testing.assert_allclose(shares.of_tokens(torch.eye(3)), expected.T, atol=1e-7)
+    ids, shares = _words(rows, np.array([0, 1, 2]), np.array(SPECIAL))
+    assert [list(each) for each in ids] == [[9, 9, 5], [5], []]
+    assert [list(each) for each in shares] == [pytest.approx([1 / 3] * 3), [1.0], []]
 
 
-def problem(texts=60, vocabulary=24, width=5, seed=0):
-    """Random rows, and the same matrix in float64."""
-    generator = np.random.default_rng(seed)
-    rows = rows_of(*(generator.integers(5, vocabulary, 6) for _ in range(texts)))
-    shares = TokenShares.of(rows, np.arange(texts), vocabulary, np.array(SPECIAL))
-    targets = torch.nn.functional.normalize(torch.randn(texts, width), dim=-1)
-    return shares, shares.of_texts(torch.eye(vocabulary)).double().numpy(), targets
+def test_the_map_is_the_ridge_regression_with_the_best_penalty():
+    rng = np.random.default_rng(0)
+    means = rng.standard_normal((300, 12)) * np.geomspace(1, 0.01, 12)
+    truth = rng.standard_normal((12, 5))
+    targets = means @ truth + 0.05 * rng.standard_normal((300, 5))
+    targets /= np.linalg.norm(targets, axis=1, keepdims=True)
+    found, cosine = fit_map(torch.from_numpy(means), torch.from_numpy(targets))
+
+    def solved(x, y, penalty):
+        moments = x.T @ x
+        return np.linalg.inv(moments + penalty * moments.trace() / 12 * np.eye(12)) @ x.T @ y
+
+    chooses = np.arange(300) % 20 == 0
+    reached = {}
+    for penalty in PENALTIES:
+        own = means[chooses] @ solved(means[~chooses], targets[~chooses], penalty)
+        own /= np.linalg.norm(own, axis=1, keepdims=True)
+        reached[penalty] = (own * targets[chooses]).sum(1).mean()
+    best = max(reached, key=reached.get)
+    assert cosine == pytest.approx(reached[best], abs=1e-9)
+    np.testing.assert_allclose(found, solved(means, targets, best), atol=1e-8)
 
 
-@pytest.mark.parametrize("penalty", [3.0, 0.1, 0.003])
-def test_conjugate_gradients_solve_the_ridge_regression(penalty):
-    torch.manual_seed(0)
-    shares, a, targets = problem()
-    weight = (torch.arange(60) % 3 > 0).float()[:, None]
-    found = _ridge(shares, targets * weight, penalty, weight, torch.zeros(24, 5))
-    w = weight.double().numpy()
-    normal = a.T @ (w * a) + penalty * np.eye(24)
-    expected = np.linalg.solve(normal, a.T @ (w * targets.double().numpy()))
-    np.testing.assert_allclose(found, expected, atol=2e-3 * np.abs(expected).max())
+def test_token_vectors_are_those_of_texts_with_one_token(teacher):
+    model = Embedder.open(str(teacher))
+    vectors = token_vectors(model, cpu_session())
+    assert vectors.shape == (64, 32)
+    texts = ["w0", "w7", "w58"]
+    expected = model.vectors(texts, "", cpu_session())
+    ids = model.tokenizer.convert_tokens_to_ids(texts)
+    np.testing.assert_allclose(vectors[ids], expected, atol=1e-5)
 
 
-def test_a_table_that_generated_the_targets_is_found_again():
-    torch.manual_seed(1)
-    shares, _, _ = problem(texts=400)
-    truth = torch.randn(24, 5)
-    truth[SPECIAL] = 0
-    targets = torch.nn.functional.normalize(shares.of_texts(truth), dim=-1)
-    start = truth + torch.randn(24, 5)
-    start[SPECIAL] = 0
-    chosen = torch.arange(400) % 10 == 0
-
-    def cosine(table):
-        return float(torch.cosine_similarity(shares.of_texts(table), targets, dim=-1).mean())
-
-    table, penalty, measured = fit_table(start, shares, targets, chosen)
-    assert penalty < 1
-    assert cosine(start) < 0.8 < 0.95 < measured
-    assert cosine(table) == pytest.approx(measured, abs=0.03)
-    assert not table[SPECIAL].any()
+def test_the_start_is_near_the_teacher_before_any_training(teacher, texts, tmp_path):
+    """Few texts and words, so a linear map of the words' vectors nearly gives the texts'."""
+    words = ("--set", "measure.latency=false", "--set", "eval.tasks=[]", "--max-steps", "1")
+    result = succeeds(
+        "distill", teacher, "--to", "static", "--data", texts, *words, "-o", tmp_path / "out"
+    )
+    (cosine,) = re.findall(r"texts that were left out: (\d\.\d+)", said_by(result))
+    assert float(cosine) > 0.9
+    model = Embedder.open_scored(str(tmp_path / "out"))
+    assert model.model.config.hidden_size == 32
 
 
 def test_a_static_student_is_a_model_for_sentence_transformers(student):
@@ -129,6 +136,28 @@ def test_a_static_student_is_a_model_for_sentence_transformers(student):
     # Training moved the table, and never the vectors of special tokens.
     assert not own.model.embeddings[SPECIAL].any()
     assert "student undistilled" in {model.name for model in report_of(student).models}
+
+
+def test_a_text_without_words_has_no_direction(student, tmp_path):
+    model = Embedder.open_scored(str(student))
+    texts = ["", "w1", "   "]
+    vectors = model.vectors(texts, "", cpu_session())
+    assert not vectors[[0, 2]].any()
+    assert not model.vectors([""], "", cpu_session()).any()
+    np.testing.assert_allclose(
+        vectors, SentenceTransformer(str(student), device="cpu").encode(texts), atol=1e-6
+    )
+    succeeds("export", student, "--format", "onnx", "-o", tmp_path / "out")
+    exported = Embedder.open_scored(str(tmp_path / "out"))
+    np.testing.assert_allclose(exported.vectors([""], "", cpu_session()), 0, atol=1e-6)
+
+
+def test_a_word_is_not_made_special_by_padding():
+    backend = Tokenizer(WordLevel({"!": 0, "hello": 1, "!!": 2}, unk_token="hello"))
+    backend.pre_tokenizer = WhitespaceSplit()
+    bare = bare_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    assert bare("hello !!")["input_ids"] == [1, 2]
+    assert bare.pad_token_id is not None
 
 
 MODEL2VEC = """

@@ -50,6 +50,7 @@ def test_a_classifier_keeps_its_predictions_with_the_fewest_tokens(texts, classi
     assert 100 <= after.n <= 180  # a fifth of the rows
     lost = 100 * (1 - after.metrics["agreement"])
     assert any(f"tokens lose {lost:.2f} points of agreement" in note for note in report.notes)
+    assert "untrimmed" in result.stdout  # the table comes before the verdict
     # The rows that chose the size are too kind to it, so other rows decide.
     assert result.exit_code == (5 if lost > 8 else 0)
 
@@ -74,6 +75,19 @@ def test_a_bound_that_the_training_rows_cannot_meet(classifier, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_no_loss_is_not_a_negative_one(texts, classifier, tmp_path):
+    result = kdcli("trim", classifier, "--data", texts, "--max-drop", "0", "-o", tmp_path / "out")
+    assert "-0.00" not in said_by(result) + result.stdout
+
+
+def test_a_model_all_of_whose_tokens_occur_can_lose_some(texts, classifier, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    succeeds("trim", classifier, "--data", texts, "-o", first)
+    result = kdcli("trim", first, "--data", texts, "--max-drop", "40", "-o", second)
+    assert result.exit_code in (0, 5), result.output
+    assert len(AutoTokenizer.from_pretrained(second)) < len(AutoTokenizer.from_pretrained(first))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -90,7 +104,7 @@ def test_a_bound_that_contradicts_other_options(texts, classifier, tmp_path, wor
 def test_a_bound_needs_rows_to_choose_and_to_verify(classifier, tmp_path):
     file = write(tmp_path / "few.jsonl", [{"text": f"w{n} w3"} for n in range(50)])
     message = refused(tmp_path, "trim", classifier, "--data", file, "--max-drop", "1")
-    assert "too few rows to choose a vocabulary" in message
+    assert "has too few rows" in message
 
 
 def test_a_plain_encoder_needs_a_pooling(texts, tmp_path):

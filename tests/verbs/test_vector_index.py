@@ -1,6 +1,7 @@
 """Searches in vectors of documents that another model made, or that are stored in fewer bits."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import own_files
@@ -13,7 +14,7 @@ from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.run.context import cpu_session
 from kdcli.workloads.embedder import Embedder
-from kdcli.workloads.vector_index import RESCORED, searched
+from kdcli.workloads.vector_index import RESCORED, scorer
 
 DOCUMENTS = {f"d{n}": f"w{n % 13} w{n % 7} w{n % 5}" for n in range(40)}
 QUERIES = {f"q{n}": f"w{n % 13} w{n % 5}" for n in range(12)}
@@ -22,8 +23,8 @@ QUERIES = {f"q{n}": f"w{n % 13} w{n % 5}" for n in range(12)}
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    for name, seed in (("teacher", 2), ("student", 1)):
-        base = load_encoder(str(own_files.encoder(folder / "base", num_hidden_layers=seed)))
+    for name, layers in (("teacher", 2), ("student", 1)):
+        base = load_encoder(str(own_files.encoder(folder / "base", num_hidden_layers=layers)))
         save_embedder(base.model, base.tokenizer, EmbeddingFormat(), folder / name)
     return folder / "teacher", folder / "student"
 
@@ -40,13 +41,15 @@ def beir(tmp_path_factory):
     return folder
 
 
-def first_places(index, query_model):
-    """The share of queries whose own document is among their ten nearest, computed apart."""
-    session = cpu_session()
-    documents = index.vectors(list(DOCUMENTS.values()), "document", session).astype(np.float64)
-    queries = query_model.vectors(list(QUERIES.values()), "query", session).astype(np.float64)
-    order = np.argsort(-(queries @ documents.T), axis=1, kind="stable")[:, :10]
-    return np.mean([n in order[n] for n in range(12)])
+def vectors_of(model, texts):
+    return model.vectors(list(texts.values()), "", cpu_session()).astype(np.float64)
+
+
+def reciprocal_ranks(scores):
+    """MRR@10, computed apart from the scores [Q, N]; query n is about document n."""
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :10]
+    places = [list(row).index(n) + 1 if n in row else np.inf for n, row in enumerate(order)]
+    return np.mean([1 / place for place in places])
 
 
 def test_queries_search_the_documents_of_another_model(models, beir, tmp_path):
@@ -55,8 +58,10 @@ def test_queries_search_the_documents_of_another_model(models, beir, tmp_path):
     succeeds(*given, "--documents", teacher, "-o", tmp_path / "model")
     (by_model,) = report_of(tmp_path / "model").evaluations
     opened = [Embedder.open_scored(str(m)) for m in models]
-    expected = first_places(*opened)
-    assert by_model.metrics["recall@10"] == pytest.approx(expected)
+    queries = vectors_of(opened[1], QUERIES)
+    expected, own = (reciprocal_ranks(queries @ vectors_of(model, DOCUMENTS).T) for model in opened)
+    assert by_model.metrics["mrr@10"] == pytest.approx(expected)
+    assert expected != pytest.approx(own)
     assert any("searches" in note for note in report_of(tmp_path / "model").notes)
 
     vectors = opened[0].vectors(list(DOCUMENTS.values()), "document", cpu_session())
@@ -99,6 +104,12 @@ def test_every_way_to_store_documents_is_a_model_of_its_own(models, beir, tmp_pa
     names = [each.model for each in report.evaluations]
     assert names == ["teacher, float32", "teacher, int8", "teacher, binary"]
     assert len(report.comparisons) == 2 * len(report.evaluations[0].metrics)
+    model = Embedder.open_scored(str(models[0]))
+    documents, queries = (vectors_of(model, texts) for texts in (DOCUMENTS, QUERIES))
+    for each, stored in zip(report.evaluations, ("float32", "int8", "binary"), strict=True):
+        expected = reciprocal_ranks(scorer(documents, "cosine", stored)(queries))
+        assert each.metrics["mrr@10"] == pytest.approx(expected)
+    assert report.evaluations[0].metrics != report.evaluations[2].metrics
 
 
 def vectors(rows, seed, width=16):
@@ -110,7 +121,7 @@ def vectors(rows, seed, width=16):
 def test_int8_documents_are_at_most_half_a_level_away(similarity):
     queries, documents = vectors(5, 0), vectors(300, 1)
     exact = similarities(queries, documents, similarity)
-    found = searched(queries, documents, similarity, "int8")
+    found = scorer(documents, similarity, "int8")(queries)
     step = (documents.max(0) - documents.min(0)) / 255
     # The product changes by at most half a level of every component, times the query.
     limit = (np.abs(queries) * step / 2).sum(1, keepdims=True)
@@ -122,7 +133,7 @@ def test_int8_documents_are_at_most_half_a_level_away(similarity):
 
 def test_binary_documents_are_found_by_signs_and_ranked_by_the_query():
     queries, documents = vectors(4, 2), vectors(RESCORED + 200, 3)
-    scores = searched(queries, documents, "dot", "binary")
+    scores = scorer(documents, "dot", "binary")(queries)
     signs = np.sign(documents).astype(np.float64)
     for query, found in zip(queries.astype(np.float64), scores, strict=True):
         common = (np.sign(query) * signs).sum(1)
@@ -135,6 +146,8 @@ def test_binary_documents_are_found_by_signs_and_ranked_by_the_query():
         assert list(ranked[RESCORED:]) == list(nearest[RESCORED:])
 
 
-def test_binary_documents_have_no_distances():
-    with pytest.raises(UsageError, match="no euclidean similarity"):
-        searched(vectors(2, 0), vectors(3, 1), "euclidean", "binary")
+def test_binary_documents_have_no_distances(models):
+    model = Embedder.open_scored(str(models[0]))
+    far = replace(model, format=replace(model.format, similarity="euclidean"))
+    with pytest.raises(UsageError, match="by euclidean, which binary vectors do not have"):
+        far.stored_as("model", ["binary"])

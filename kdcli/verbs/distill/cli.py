@@ -32,14 +32,17 @@ def _check_sets(given: Given) -> None:
 
 
 def _check_shapes(given: Given) -> None:
-    """Raise UsageError for a shape that does not fit the teacher, before torch is loaded."""
+    """Raise UsageError for a shape that does not fit, before torch is loaded."""
     from kdcli.models.grammar import parse_shape
     from kdcli.models.source import sizes_on_disk
 
-    sizes = None if given["teacher"] is None else sizes_on_disk(given["teacher"])
+    # A shape is relative to the model that the student starts from.
+    source = given["student"] or given["teacher"]
+    sizes = None if source is None else sizes_on_disk(source)
+    if sizes is None:
+        return
     for text in given["to"] or []:
-        if sizes is not None:
-            parse_shape(text, sizes, allow_static=True)
+        parse_shape(text, sizes, allow_static=True)
 
 
 def _detect_task(given: Given) -> None:

@@ -26,6 +26,7 @@ from kdcli.losses import build_objective, check_settings
 from kdcli.losses.embedding import check_dimensions
 from kdcli.models.card import describe, describe_source
 from kdcli.models.embedder import DenseLayer, EmbeddingFormat, Pool, read_format, save_embedder
+from kdcli.models.grammar import is_static_shape
 from kdcli.models.load import location
 from kdcli.models.shape import InitializedStudent
 from kdcli.models.static import as_static
@@ -62,6 +63,12 @@ from kdcli.workloads.training import first_rows
 
 TRAIN_DEFAULTS: dict[str, object] = {"train.lr": 5e-4, "train.batch_size": 64, "train.epochs": 1.0}
 """Defaults of the method for keys that the user did not set."""
+STATIC_DEFAULTS: dict[str, object] = {
+    "train.lr": 3e-3,
+    "train.batch_size": 512,
+    "train.epochs": 3.0,
+}
+"""Defaults if all students are static. Each step moves few of their vectors."""
 BASIS_ROWS = 50_000
 """Number of vectors that give the principal components."""
 ROTATED_ROWS = 1000
@@ -78,6 +85,9 @@ def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
     if "method" not in resolved.origins and is_embedder:
         resolved = defaulted(resolved, {"method": METHOD}, "the teacher is an embedding model")
     if resolved.recipe.method == METHOD:
+        shapes = resolved.recipe.student.to
+        if shapes and all(map(is_static_shape, shapes)):
+            return defaulted(resolved, STATIC_DEFAULTS, "default of static students")
         return defaulted(resolved, TRAIN_DEFAULTS, f"default of {METHOD}")
     if recipe.data.partition is not None:
         raise UsageError(
@@ -262,7 +272,7 @@ class EmbeddingDistillation:
     def _static(
         self, to: ModelShape, vectors: Vectors, basis_ED: Array | None
     ) -> InitializedStudent:
-        """Make a static student: token vectors that are fitted to the vectors of all texts."""
+        """Make a static student, whose token vectors are fitted to the vectors of texts."""
         numbers = self.workload.train_numbers
         if self.context.dry_run:
             vocab_size = int(self.origin.model.config.vocab_size)
@@ -274,7 +284,6 @@ class EmbeddingDistillation:
             basis_ED,
             self.origin,
             self.context.session,
-            own_vectors=self.precomputed_NE is None,
         )
 
     def _basis(self, vectors: Vectors, width: int) -> Array:

@@ -23,4 +23,9 @@ def trim(given: Given) -> Printable | None:
     resolved = resolve(TrimRecipe, recipe=None, sets=given.sets, options=keys)
     from kdcli.verbs.trim import run
 
-    return given.show(run.trim(resolved, options))
+    result = run.trim(resolved, options)
+    if result is None:
+        return None
+    shown = given.show(result.run)
+    result.check()
+    return shown

@@ -1,5 +1,6 @@
 """`kdcli trim`: remove the tokens that a text does not need from a model's vocabulary."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from kdcli.deploy.latency import Subject
@@ -24,10 +25,27 @@ from kdcli.report.front import EMBEDDER
 from kdcli.run.context import open_run
 from kdcli.verbs.trim.bound import AFTER, BEFORE, smallest_vocabulary
 from kdcli.verbs.trim.settings import TrimRecipe
-from kdcli.workloads.vocabulary import trimmed
+from kdcli.workloads.vocabulary import cut, size_note, trimmed
 
 
-def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> RunResult | None:
+@dataclass(frozen=True)
+class TrimResult:
+    """The report of a trimmed model, and why it misses its bound; None if it does not."""
+
+    run: RunResult
+    missed: str | None
+
+    def check(self) -> None:
+        """Raise a GateError if the bound is missed."""
+        if self.missed is not None:
+            raise GateError(
+                self.missed,
+                f"the model is in {self.run.folder}; a search with a stricter --max-drop, or with "
+                "more text, keeps more tokens",
+            )
+
+
+def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | None:
     """Trim a model's vocabulary and report. Returns None in a process that prints nothing.
 
     Raises KdcliError: the run fails. If the model or the data cannot be used, or every token is
@@ -47,7 +65,6 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> RunResult | Non
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
     model, fmt = load(source, trust_remote_code=trusted), read_format(source)
     whole = Model(model, tokenizer, source, "")
-    prompts = fmt.prompts.values() if fmt else ()
     bounded = None
     if recipe.max_drop is None:
         smaller, notes = trimmed(
@@ -55,12 +72,13 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> RunResult | Non
             recipe.data.source,
             size=recipe.vocab_size,
             column=recipe.data.column,
-            prompts=prompts,
+            prompts=fmt.prompts.values() if fmt else (),
         )
     else:
-        with smallest_vocabulary(recipe, fmt, context.session) as bounded:
-            smaller, notes = trimmed(whole, str(bounded.text), size=bounded.size, prompts=prompts)
-            notes = [bounded.sentence, *notes]
+        RunDir(folder).check(resolved.to_yaml(), resume=False, overwrite=options.overwrite)
+        bounded = smallest_vocabulary(recipe, fmt, context.session)
+        smaller = cut(whole, bounded.kept)
+        notes = [*bounded.notes, size_note(whole, smaller)]
     RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
     rows = training_rows(location(source))
     if fmt is not None:
@@ -87,13 +105,7 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> RunResult | Non
     if bounded is not None:
         contents.evaluations = bounded.result.evaluations
         contents.comparisons = bounded.result.comparisons
-    result = context.report(contents, recipe.measure)
-    if bounded is not None and not bounded.met:
-        raise GateError(
-            f"{bounded.sentence}: more than {recipe.max_drop:g}",
-            f"the model is in {folder}; give more text, or a lower --max-drop",
-        )
-    return result
+    return TrimResult(context.report(contents, recipe.measure), bounded and bounded.missed)
 
 
 def check_bound(recipe: TrimRecipe) -> None:
