@@ -105,7 +105,9 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
     if bounded is not None:
         contents.evaluations = bounded.result.evaluations
         contents.comparisons = bounded.result.comparisons
-    return TrimResult(context.report(contents, recipe.measure), bounded and bounded.missed)
+    return TrimResult(
+        context.report(contents, recipe.measure), None if bounded is None else bounded.missed
+    )
 
 
 def check_bound(recipe: TrimRecipe) -> None:
