@@ -304,7 +304,7 @@ def test_evaluate_and_benchmark_take_a_compact_directory_and_training_refuses_it
     for verb, message in (
         (
             ["benchmark", out, out / "compact", "--backend", "torch", "--backend", "sparse"],
-            "a compacted model has no weights left to skip",
+            "a compacted or static model has no weights left to skip",
         ),
         (["finetune", out / "compact", *task], trained),
         ([*given, "--teacher", out / "compact"], trained),

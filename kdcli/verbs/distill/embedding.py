@@ -66,9 +66,10 @@ TRAIN_DEFAULTS: dict[str, object] = {"train.lr": 5e-4, "train.batch_size": 64, "
 STATIC_DEFAULTS: dict[str, object] = {
     "train.lr": 3e-3,
     "train.batch_size": 512,
+    "train.micro_batch_size": 512,
     "train.epochs": 3.0,
 }
-"""Defaults if all students are static. Each step moves few of their vectors."""
+"""Defaults if all students are static. A forward pass is cheap, but a gradient is a whole table."""
 BASIS_ROWS = 50_000
 """Number of vectors that give the principal components."""
 ROTATED_ROWS = 1000
