@@ -224,7 +224,7 @@ def open_source(source: str) -> Source:
     if "://" in source:
         return FileSource(source, _remote_files(source))
     path = user_path(source)
-    if path.parent.parent == cache_dir():
+    if path.parent == cache_dir() / "objects":
         # A recipe of a Python function may name an object that is in the cache.
         use_entry(path)
     if path.is_file():
