@@ -27,6 +27,8 @@ EMBEDDED = {"demo": "demo_teacher", "demo-classifier": "demo_classifier"}
 """Name of each model inside the package -> its directory in kdcli/data."""
 COMMITS: dict[str, str] = {}
 """Name of each hub data set that this run read -> the commit that was current."""
+HASHES: dict[str, str] = {}
+"""Path of each local file of data that this run opened, as the user gave it -> its sha256."""
 
 
 def cache_dir() -> Path:

@@ -89,7 +89,9 @@ def test_of_several_candidates_the_best_comes_first():
     scores = {first: 0.93, second: 0.91, "worse": 0.5}
     values["models"] |= {"worse": values["models"][second]}
     values["quality"] = {"sst2": {name: {"accuracy": score} for name, score in scores.items()}}
-    assert summary(made(values)).startswith(f"{second} scores best of 2: it takes 90.9 MB")
+    assert summary(made(values)).startswith(
+        f"{second} is the best of 2 candidates. It takes 90.9 MB"
+    )
     values["quality"] = {"sst2": {name: {"mse": score} for name, score in scores.items()}}
     assert summary(made(values)).startswith("worse takes")
 

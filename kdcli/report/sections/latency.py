@@ -32,7 +32,7 @@ NOISE = (
     "of a time (≤)."
 )
 UNSTABLE_NOTE = (
-    "“unstable” marks an unstable measurement: ≥ gives the lower quartile of its speed-up or rate, "
+    "“unstable” marks an unstable measurement: ≥ gives a lower bound of its speed-up or rate, "
     "≤ the upper quartile of its time or cost."
 )
 MAX_OPEN_CELLS = 4  # with more cells, only the first table is open in HTML
