@@ -231,9 +231,10 @@ def open_source(source: str) -> Source:
         use_entry(path)
     if path.is_file():
         _check_format(path, path.name)
-        # Whoever reads the file reports why it cannot be read.
-        with suppress(OSError):
-            HASHES[source] = content_hash(path)
+        if source not in HASHES:
+            # Whoever reads the file reports why it cannot be read.
+            with suppress(OSError):
+                HASHES[source] = content_hash(path)
         return FileSource(source, {"train": (path,)})
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if p.is_file())

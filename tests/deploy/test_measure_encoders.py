@@ -240,7 +240,8 @@ def test_percentiles_are_those_of_numpy(count):
     others = values[::-1]
     low, median, high = np.percentile(np.asarray(values) / np.asarray(others), [25, 50, 75])
     ratios = there.speedup(values, others)
-    del ratios["unstable"]
+    if ratios.pop("unstable"):
+        low = min(low, np.percentile(values, 25) / np.percentile(others, 75))
     assert ratios == pytest.approx({"median": median, "low": low, "high": high})
 
 
