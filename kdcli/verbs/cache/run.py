@@ -121,7 +121,7 @@ class Cleaned:
     def renderables(self) -> Iterable[object]:
         yield f"deleted {_amount(self.deleted)}"
         if self.in_use:
-            yield f"kept {_amount(self.in_use)}, which a running kdcli uses:"
+            yield f"kept {_amount(self.in_use)}, which a running kdcli uses or has just used:"
             yield table_of(self.in_use)
         for entry, reason in self.failed:
             yield escape(f"{entry.kind} {entry.about or entry.name} could not be deleted: {reason}")
@@ -169,7 +169,9 @@ def clean(entries: Iterable[Entry]) -> Cleaned:
     for entry in entries:
         try:
             (deleted if _delete(entry) else in_use).append(entry)
-        except (OSError, MachineError) as error:
+        except MachineError as error:
+            failed.append((entry, f"{error.message}; {error.hint}"))
+        except OSError as error:
             failed.append((entry, without_home(str(error))))
     return Cleaned(deleted, in_use, failed)
 
