@@ -2,16 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# The versions to install. constraints-lowest.txt has the lowest ones that pyproject.toml allows.
+CONSTRAINTS ?= constraints.txt
+# The name tells which versions .venv has.
+STAMP := $(VENV)/.installed-$(notdir $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
 .PHONY: help install lowest demo check test test-all lint faults mutations gpu docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
-
-# The versions to install. constraints-lowest.txt has the lowest ones that pyproject.toml allows.
-CONSTRAINTS ?= constraints.txt
 
 install: $(STAMP) ## set up .venv from constraints.txt
 
@@ -21,13 +21,15 @@ $(STAMP): $(CONSTRAINTS) pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c $(CONSTRAINTS) $$(grep '^torch==' $(CONSTRAINTS))
 	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e .[dev]
+	rm -f $(VENV)/.installed*
 	touch $(STAMP)
 
 lowest: ## write constraints-lowest.txt with uv, after a change of pyproject.toml
-	rm -f constraints-lowest.txt
+	rm -f constraints-lowest.txt.new
 	uv pip compile --quiet --resolution lowest-direct --python-version 3.11 --python-platform linux \
 		--default-index https://pypi.org/simple --extra dev --no-annotate --no-header \
-		--output-file constraints-lowest.txt pyproject.toml
+		--output-file constraints-lowest.txt.new pyproject.toml
+	mv constraints-lowest.txt.new constraints-lowest.txt
 
 demo: $(STAMP) ## compress the embedded classifier on text without labels: no network, no file, about a minute
 	$(BIN)/kdcli compress demo-classifier --data demo --max-drop 1.0 -o runs/demo --overwrite

@@ -27,6 +27,8 @@ EMBEDDED = {"demo": "demo_teacher", "demo-classifier": "demo_classifier"}
 """Name of each model inside the package -> its directory in kdcli/data."""
 COMMITS: dict[str, str] = {}
 """Name of each hub data set that this run read -> the commit that was current."""
+HASHES: dict[str, str] = {}
+"""Path of each local file of data that this run opened, as the user gave it -> its sha256."""
 
 
 def cache_dir() -> Path:
@@ -53,8 +55,13 @@ def cache_key(*parts: object) -> str:
 
 
 USED = ".used"
-"""The ending of the note next to a cache entry: what the entry is for. Its time is the last use."""
+"""The ending of the note next to a cache entry. The note tells what the entry is for. Its
+modification time is the time of last use."""
 MAX_NOTE_BYTES = 10_000
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+"""Error numbers of file systems without locks."""
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Error numbers of files that may be read but not written."""
 _NOTES: dict[Path, IO[bytes]] = {}
 """The notes of the entries that this process uses. They stay open: closing one unlocks it."""
 
@@ -81,16 +88,18 @@ def use_entry(entry: Path, about: str = "") -> None:
     try:
         with disk_errors(note):
             note.parent.mkdir(parents=True, exist_ok=True)
-            if entry not in _NOTES or not _is_file_at(note, _NOTES[entry]):
+            if entry not in _NOTES or not is_file_at(note, _NOTES[entry]):
                 _NOTES[entry] = _locked_note(note)
-            if about:
+            file = _NOTES[entry]
+            if about and file.writable():
                 # The new text comes first: another process may write the same text at this time.
-                _NOTES[entry].seek(0)
-                _NOTES[entry].write(about.encode("utf-8", "replace")[:MAX_NOTE_BYTES])
-                _NOTES[entry].truncate()
+                file.seek(0)
+                file.write(about.encode("utf-8", "replace")[:MAX_NOTE_BYTES])
+                file.truncate()
             os.utime(note)
     except MachineError:
-        # An entry in a cache that is shared read-only can be read, and cannot be deleted.
+        # An entry in a cache that is shared read-only can be read. Without a note to lock, only
+        # its age protects it from a user who may delete it.
         if not entry.exists():
             raise
 
@@ -100,21 +109,31 @@ def _locked_note(note: Path) -> IO[bytes]:
     while True:
         file = open_note(note)
         lock_note(file, shared=True)
-        if _is_file_at(note, file):
+        if is_file_at(note, file):
             return file
         # It was deleted while this process waited for the lock.
         file.close()
 
 
-def open_note(note: Path) -> IO[bytes]:
-    """Open a note for reading and writing, and create it if it does not exist."""
-    # No mode of `open` creates a file and keeps the content of an existing one. A link could lead
-    # to a file outside the cache.
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    return os.fdopen(os.open(note, flags, 0o666), "r+b", buffering=0)
+def open_note(note: Path, creation: int = os.O_CREAT) -> IO[bytes]:
+    """Open a note for reading and writing, or for reading if it cannot be written.
+
+    Args:
+        note: the path of the note.
+        creation: flags of `os.open`. By default, the note is created if it does not exist.
+    """
+    # A link could lead to a file outside the cache.
+    no_link = getattr(os, "O_NOFOLLOW", 0)
+    try:
+        file = os.open(note, os.O_RDWR | creation | no_link, 0o666)
+    except OSError as error:
+        if error.errno not in READ_ONLY or not note.exists():
+            raise
+        return os.fdopen(os.open(note, os.O_RDONLY | no_link), "rb", buffering=0)
+    return os.fdopen(file, "r+b", buffering=0)
 
 
-def _is_file_at(path: Path, file: IO[bytes]) -> bool:
+def is_file_at(path: Path, file: IO[bytes]) -> bool:
     """Whether an open file is still the one at a path."""
     with suppress(OSError):
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
@@ -130,7 +149,10 @@ def lock_note(file: IO[bytes], *, shared: bool) -> bool:
             to take the lock that excludes all users.
 
     Returns:
-        False if another process holds a lock that prevents it, or may hold one.
+        False if another process holds a lock that prevents it.
+
+    Raises:
+        MachineError: nobody can exclude other users, because the file system has no locks.
     """
     if sys.platform == "win32":
         # Windows refuses to delete a file that a process has open.
@@ -142,10 +164,13 @@ def lock_note(file: IO[bytes], *, shared: bool) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        # Some network file systems have no locks, so nobody knows whether an entry is in use.
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+        if error.errno not in NO_LOCKS:
             raise
-        return shared
+        if not shared:
+            raise MachineError(
+                "this file system has no locks, so kdcli cannot tell whether the entry is in use",
+                "delete the entry yourself when no kdcli runs",
+            ) from None
     return True
 
 
@@ -192,7 +217,7 @@ def without_home(text: str) -> str:
         return text
     if home == Path(home.anchor):
         return text
-    return re.sub(rf"{re.escape(str(home))}(?![\w.-])", "~", text)
+    return re.sub(rf"(?<![\w./-]){re.escape(str(home))}(?![\w.-])", "~", text)
 
 
 def check_writable(path: Path, *, directory: bool) -> None:

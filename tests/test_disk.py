@@ -37,6 +37,12 @@ def test_a_path_that_no_file_system_takes_is_refused(path, message):
             check(path)
 
 
+def test_the_home_directory_is_replaced_only_where_a_path_begins(monkeypatch):
+    monkeypatch.setattr(Path, "home", lambda: Path("/root"))
+    text = "/root/a, (/root), /data/root/b, x/root/c, /root-2"
+    assert without_home(text) == "~/a, (~), /data/root/b, x/root/c, /root-2"
+
+
 def test_the_longest_name_is_taken(tmp_path):
     check_writable(tmp_path / ("n" * 249), directory=True)
     with pytest.raises(UsageError, match="too long"):

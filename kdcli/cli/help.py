@@ -59,7 +59,7 @@ class Command(TyperCommand):
         """Print the help to stdout, with all options or with the usual ones."""
         panels: dict[str, list[Row]] = {}
         left_out = 0
-        # A line that names one more option is as long as the option.
+        # A line that says "1 more options" would be as long as the option itself.
         everything = everything or sum(p.name in self.rare for p in self.get_params(ctx)) == 1
         for parameter in self.get_params(ctx):
             if not everything and parameter.name in self.rare:

@@ -105,10 +105,11 @@ class Verb:
         Raises:
             UsageError: Options contradict each other, or a value is not allowed.
         """
-        from kdcli.disk import COMMITS
+        from kdcli.disk import COMMITS, HASHES
 
         # Python may run several verbs in this process.
         COMMITS.clear()
+        HASHES.clear()
         given = Given(self, dict(values))
         prepare_libraries(given.values.get("quiet", False), given.values.get("verbose", False))
         if "processes" in given.values:

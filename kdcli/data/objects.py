@@ -69,6 +69,9 @@ def write_object(value: object, log: Log) -> Path:
     path = folder / f"{content.key()}.{content.ending}"
     use_entry(path, type(value).__name__)
     with disk_errors(folder):
+        # A read-only cache has no place for a lock.
+        if path.is_file():
+            return path
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / f".{path.stem}.lock"):
             if not path.is_file():
@@ -82,6 +85,9 @@ def _write_splits(splits: "Mapping[str, _Table]", folder: Path) -> Path:
     path = folder / cache_key(*((split, table.key()) for split, table in sorted(splits.items())))
     use_entry(path, "DatasetDict")
     with disk_errors(folder):
+        # A read-only cache has no place for a lock.
+        if path.is_dir():
+            return path
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / f".{path.name}.lock"):
             if not path.is_dir():

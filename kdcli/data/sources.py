@@ -10,6 +10,7 @@ column, in `text`, or in the only column of strings. Blank and null documents ar
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -37,13 +38,14 @@ from kdcli.data.storage import (
     File,
     NotFound,
     base_name,
+    content_hash,
     file_stat,
     list_folder,
     list_names,
     list_siblings,
     remote_errors,
 )
-from kdcli.disk import cache_dir, use_entry, user_path
+from kdcli.disk import HASHES, cache_dir, use_entry, user_path
 from kdcli.errors import UsageError
 
 CONLL = ("conll", "conllu", "bio", "iob", "iob2")
@@ -213,7 +215,7 @@ class DemoSource(Source):
 
 
 def open_source(source: str) -> Source:
-    """Resolve a value of `--data`.
+    """Resolve a value of `--data`. The hash of a local file is remembered for the report.
 
     Raises:
         NotFound: there is no such data.
@@ -224,11 +226,15 @@ def open_source(source: str) -> Source:
     if "://" in source:
         return FileSource(source, _remote_files(source))
     path = user_path(source)
-    if path.parent.parent == cache_dir():
+    if path.parent == cache_dir() / "objects":
         # A recipe of a Python function may name an object that is in the cache.
         use_entry(path)
     if path.is_file():
         _check_format(path, path.name)
+        if source not in HASHES:
+            # Whoever reads the file reports why it cannot be read.
+            with suppress(OSError):
+                HASHES[source] = content_hash(path)
         return FileSource(source, {"train": (path,)})
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if p.is_file())

@@ -3,6 +3,8 @@
 URLs are read with fsspec.
 """
 
+import functools
+import hashlib
 import io
 import re
 from collections.abc import Iterator
@@ -60,6 +62,17 @@ def file_stat(file: File) -> FileStat:
         info = system.info(path)
     version = next((str(info[key]) for key in VERSION_KEYS if info.get(key)), "")
     return FileStat(file, info.get("size") or 0, version)
+
+
+def content_hash(path: Path) -> str:
+    """Return the sha256 of a file. A file that has not changed is read once in each process."""
+    return _sha256(*file_stat(path))
+
+
+@functools.cache
+def _sha256(name: str, size: int, version: str | int) -> str:
+    with Path(name).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

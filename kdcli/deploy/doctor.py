@@ -5,6 +5,7 @@ The result contains nothing that identifies a person or a host, because it is me
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -68,7 +69,7 @@ INT8_KERNELS: tuple[tuple[str, frozenset[str]], ...] = (
     ("dot product", frozenset({"asimddp"})),
 )
 """Kernels of ONNX Runtime for products of uint8 and int8, and the instruction sets that each needs.
-ONNX Runtime takes the first one that it can: see MLAS_PLATFORM in its mlas/lib/platform.cpp."""
+ONNX Runtime uses the first one that it can: see MLAS_PLATFORM in its mlas/lib/platform.cpp."""
 
 VALUES_SHOWN = (
     "CUDA_VISIBLE_DEVICES",
@@ -79,6 +80,8 @@ VALUES_SHOWN = (
     "OMP_NUM_THREADS",
     "TRANSFORMERS_OFFLINE",
 )
+DEVICE_ID = re.compile(r"\b(GPU|MIG)-[\w/-]+")
+"""The identifier of one GPU or of a part of it, which is the same in every report of a machine."""
 VALUES_HIDDEN = (
     "ALL_PROXY",
     "HF_ENDPOINT",
@@ -95,7 +98,7 @@ VALUES_HIDDEN = (
 
 
 class ProcessorFacts(TypedDict):
-    """The processor's instruction sets, and the int8 kernel that ONNX Runtime takes on it."""
+    """The processor's instruction sets, and the int8 kernel that ONNX Runtime uses on it."""
 
     features: list[str]
     onnx_int8_kernel: str
@@ -236,7 +239,7 @@ def examine() -> Diagnosis:
 
 
 def int8_kernel(flags: frozenset[str]) -> str:
-    """Return the kernel that ONNX Runtime takes for int8 products.
+    """Return the kernel that ONNX Runtime uses for int8 products.
 
     Args:
         flags: the names of the processor's instruction sets, as Linux lists them.
@@ -249,7 +252,11 @@ def int8_kernel(flags: frozenset[str]) -> str:
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that change what kdcli does, without values that may be private."""
-    shown = {name: environment[name] for name in VALUES_SHOWN if name in environment}
+    shown = {
+        name: DEVICE_ID.sub(r"\1-...", environment[name])
+        for name in VALUES_SHOWN
+        if name in environment
+    }
     hidden = [name for name in VALUES_HIDDEN if name in environment or name.lower() in environment]
     return shown | dict.fromkeys(hidden, "(set)")
 
@@ -263,7 +270,7 @@ def _space(memory: int) -> SpaceFacts:
     except OSError:
         free = None
     # A path that the user chose may contain the name of a customer or a project.
-    is_usual = "KDCLI_CACHE" not in os.environ
+    is_usual = not os.environ.get("KDCLI_CACHE")
     return {
         "memory_bytes": memory,
         "memory_available_bytes": psutil.virtual_memory().available,
@@ -273,12 +280,11 @@ def _space(memory: int) -> SpaceFacts:
 
 
 def _backends(optional: Mapping[str, str]) -> dict[str, str]:
-    """Try each backend with a small product, as `--backend` names them."""
+    """Return a verdict on each backend of `--backend`. ONNX Runtime and OpenVINO are tried."""
     compilers = [os.environ.get("CXX"), "c++", "g++", "clang++", "cl"]
     compiler = next((Path(each).name for each in compilers if each and shutil.which(each)), None)
-    found = f"needs a C++ compiler: {compiler} found" if compiler else "no C++ compiler found"
     return {
-        "compile": found,
+        "compile": f"not tried; C++ compiler: {compiler or 'none'}",
         "onnx": _tried("onnxruntime", optional, onnx_caller),
         "openvino": _tried("openvino", optional, openvino_caller),
     }
@@ -298,7 +304,9 @@ def _tried(runtime: str, optional: Mapping[str, str], load: Callable[..., Caller
             _write_product(file, size)
             (result,) = load(file, threads=1)({"x": np.ones((1, size), np.uint8)})
         except Exception as error:  # noqa: BLE001  # The runtimes raise their own classes.
-            return f"fails: {first_line(error)}"
+            # The directory of temporary files may name a person or a host.
+            reason = first_line(error).replace(os.path.realpath(folder), "").replace(folder, "")
+            return f"fails: {reason}"
     works = np.array_equal(np.asarray(result), np.full((1, size), size))
     return "works" if works else "fails: an int8 product has wrong values"
 

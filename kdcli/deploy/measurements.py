@@ -25,7 +25,8 @@ class Speedup(_Part):
     """Median and quartiles of the paired ratios of a baseline's times to a model's.
 
     `unstable`: the times of the model or of the baseline were unstable. Then the speed-up to state
-    is `low`, the lower quartile.
+    is `low`: the lower quartile of the ratios, or the lower quartile of the baseline's times over
+    the upper quartile of the model's times if that is smaller.
     """
 
     baseline: str
@@ -36,7 +37,7 @@ class Speedup(_Part):
 
     @property
     def stated(self) -> float:
-        """The speed-up to state: the median, or the lower quartile if it is unstable."""
+        """The speed-up to state: the median, or `low` if it is unstable."""
         return self.low if self.unstable else self.median
 
     def phrase(self, unit: str = " times as fast", *, digits: int = 1) -> str:

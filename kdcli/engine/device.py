@@ -19,7 +19,7 @@ from typing import NotRequired, TypedDict
 
 import torch
 
-from kdcli.disk import cache_dir, cache_key, disk_errors, read_json, write_atomic
+from kdcli.disk import cache_dir, cache_key, disk_errors, read_json, use_entry, write_atomic
 from kdcli.errors import MachineError, UsageError, did_you_mean
 
 DRIVER = Path("/proc/driver/nvidia")
@@ -178,6 +178,7 @@ def _cpu_bf16_pays() -> bool:
     models = [line for line in _cpuinfo() if line.startswith("model name")]
     key = cache_key(models[:1], sorted(cpu_flags()), torch.__version__)
     cached = cache_dir() / f"cpu-bf16-{key}.json"
+    use_entry(cached)
     with disk_errors(cached):
         if cached.is_file() and "pays" in (result := read_json(cached)):
             return bool(result["pays"])

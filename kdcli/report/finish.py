@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,10 +16,9 @@ from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.deploy.usable import Usable
 from kdcli.disk import (
     COMMITS,
-    EMBEDDED,
+    HASHES,
     MAX_REPORT_BYTES,
     read_json,
-    user_path,
     write_atomic,
 )
 from kdcli.engine.launch import Session
@@ -342,7 +340,6 @@ def _report(run: RunDir, contents: ReportContents) -> Report:
     trained = [model.name for model in contents.models if model.folder is not None]
     training = outcome and {name: getattr(outcome, name) for name in Training.model_fields}
     compared = {name: other.report.curve for name, other in contents.compared_runs.items()}
-    commits = [f"data {source}: commit {commit}" for source, commit in COMMITS.items()]
     return Report.model_validate(
         {
             "command": contents.command,
@@ -364,7 +361,7 @@ def _report(run: RunDir, contents: ReportContents) -> Report:
             "failures": latency.failures,
             "agreements": latency.agreements,
             "published": published_for(models, recipe),
-            "notes": [*contents.notes, *commits],
+            "notes": contents.notes,
             "evaluations": evaluations,
             "comparisons": contents.comparisons,
             "decisions": contents.decisions,
@@ -379,10 +376,6 @@ def _data_versions(recipe: Mapping[str, Any]) -> dict[str, str]:
     """Return the commits of the hub's data sets, and hashes of the files that a recipe names."""
     data = recipe.get("data")
     sources = [data.get("source") if isinstance(data, dict) else None, recipe.get("text")]
-    found = {source: f"commit {commit}" for source, commit in COMMITS.items()}
-    for source in sources:
-        if isinstance(source, str) and source not in EMBEDDED and user_path(source).is_file():
-            with user_path(source).open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            found[short(source)] = f"sha256 {digest}"
-    return found
+    versions = {source: f"commit {commit}" for source, commit in COMMITS.items()}
+    hashes = {short(name): f"sha256 {HASHES[name]}" for name in sources if name in HASHES}
+    return versions | hashes

@@ -269,13 +269,8 @@ class Throughput(SchemaPart):
         priced = row.priced(price_per_hour)
         if priced.texts_per_second is None:
             return None
-        return cls(
-            batch_size=row.batch_size,
-            seq_len=row.seq_len,
-            texts_per_second=priced.texts_per_second,
-            unstable=row.unstable,
-            cost_per_million=priced.cost_per_million,
-        )
+        facts = priced.model_dump(include=set(cls.model_fields))
+        return cls(**facts, unstable=row.unstable)
 
 
 class StepReport(SchemaPart):
@@ -353,7 +348,8 @@ class Report(SchemaPart):
     curves of other runs by name. `command_line` is the command as it was typed, or null if the run
     was started from Python. `price_per_hour` is the price of the machine that the user gave, in a
     currency of the user's choice. `data_versions` has the commit of each data set of the
-    hub, and the sha256 of each local file that the recipe names as data.
+    hub that the run read, and the sha256 of the local files that `data.source` and `text` name, as
+    they were when the run opened them. Directories and URLs have none.
     """
 
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")

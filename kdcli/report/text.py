@@ -172,6 +172,16 @@ def short(model: str) -> str:
     return Path(model).resolve().name or model if here else model
 
 
+def loses(lost: float, what: str) -> str:
+    """Write a loss in points: `loses 0.50 points of accuracy`, or `loses no accuracy`."""
+    return f"loses {lost:.2f} points of {what}" if round(lost, 2) > 0 else f"loses no {what}"
+
+
+def points_interval(low: float, high: float, confidence: float, of: str = "") -> str:
+    """Write an interval in points. A value that rounds to 0 has no sign."""
+    return f"{100 * confidence:.3g} % interval{of} {low:z.2f} to {high:z.2f}"
+
+
 def without_owner(model: str) -> str:
     """Shorten a hub id to its last part: `org/model` to `model`."""
     return model.rpartition("/")[2]

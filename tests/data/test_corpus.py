@@ -23,6 +23,7 @@ from texts import DOCUMENTS, corpus, tokens, write
 
 from kdcli.data import sources
 from kdcli.data.sources import open_source
+from kdcli.data.text import corpus as module
 from kdcli.data.text.corpus import open_corpus
 from kdcli.data.text.tokenise import calls_of
 from kdcli.disk import USED
@@ -137,6 +138,13 @@ def test_a_data_set_of_the_hub_that_changed_is_tokenised_anew(cache, monkeypatch
     ):
         there |= {"sha": None, "error": error, "text": "w3"}
         assert first() == ("w2", False)
+    # Another process deletes the newest one just before it is in use.
+    newest = max((cache / "corpora").glob("*/meta.json"), key=lambda path: path.stat().st_mtime_ns)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            module, "use_entry", lambda *_: shutil.rmtree(newest.parent, ignore_errors=True)
+        )
+        assert first() == ("w1", False)
     shutil.rmtree(cache)
     assert first() == ("w3", True)
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict
 
+from kdcli.data import objects
 from kdcli.data.labelled.task_data import open_labelled
 from kdcli.data.objects import write_object
 from kdcli.data.sources import open_source
@@ -183,6 +184,23 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     with pytest.raises(MachineError, match="could not be written") as caught:
         written(["w1"])
     assert "KDCLI_CACHE" in caught.value.hint
+
+
+@pytest.mark.parametrize("value", [ROWS, DatasetDict(train=Dataset.from_list(ROWS))])
+def test_an_object_that_is_there_needs_no_lock(monkeypatch, tmp_path, value):
+    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path))
+    path = written(value)
+    monkeypatch.setattr(objects, "FileLock", lambda file: 1 / 0)
+    assert written(value) == path
+
+
+@pytest.mark.parametrize(("folder", "used"), [("objects", True), ("run", False)])
+def test_only_an_object_gets_a_note(monkeypatch, tmp_path, folder, used):
+    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path))
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "rows.jsonl").write_text('{"text": "w1"}\n')
+    open_source(str(tmp_path / folder / "rows.jsonl"))
+    assert (tmp_path / folder / f".rows{USED}").is_file() == used
 
 
 def test_nothing_is_left_of_a_file_whose_writing_failed(monkeypatch, tmp_path):

@@ -8,6 +8,7 @@ import sys
 import pytest
 from transformers import AutoTokenizer
 
+from kdcli.data.text import own_tokenizer as module
 from kdcli.data.text.own_tokenizer import SPECIAL, own_tokenizer
 from kdcli.errors import UsageError
 
@@ -66,6 +67,12 @@ def test_it_is_trained_once_for_each_text_and_size(source, cache):
     assert (trained(source, log=log.append).get_vocab(), len(log)) == (first.get_vocab(), 1)
     assert trained(source, 60, log.append).get_vocab() != first.get_vocab()
     assert len(list((cache / "tokenizers").glob("[!.]*"))) == 2
+
+
+def test_a_cached_tokenizer_needs_no_lock(source, monkeypatch):
+    vocabulary = trained(source).get_vocab()
+    monkeypatch.setattr(module, "FileLock", lambda file: 1 / 0)
+    assert trained(source).get_vocab() == vocabulary
 
 
 def test_saved_it_is_the_same(source, tmp_path):

@@ -1,6 +1,7 @@
 """`kdcli doctor`: the int8 kernel, the backends, and what it does not show."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,10 @@ def test_values_that_may_be_private_are_hidden():
         "https_proxy": "http://me:password@proxy",
         "HF_TOKEN": "hf_secret",
         "USER": "me",
+        "CUDA_VISIBLE_DEVICES": "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6,MIG-GPU-89/1/2,0",
     }
     assert variables(environment) == {
+        "CUDA_VISIBLE_DEVICES": "GPU-...,MIG-...,0",
         "HF_HUB_OFFLINE": "1",
         "HF_TOKEN": "(set)",
         "HTTPS_PROXY": "(set)",
@@ -61,6 +64,8 @@ def test_the_block_can_be_pasted_and_names_no_home(tmp_path, monkeypatch):
 def test_a_cache_elsewhere_is_not_named(tmp_path, monkeypatch):
     monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "customer"))
     assert "customer" not in examine().to_markdown()
+    monkeypatch.setenv("KDCLI_CACHE", "")
+    assert "$KDCLI_CACHE" not in examine().to_markdown()
 
 
 def test_backends_that_work_fail_and_are_missing(monkeypatch):
@@ -75,6 +80,12 @@ def test_backends_that_work_fail_and_are_missing(monkeypatch):
 
     monkeypatch.setattr(doctor, "onnx_caller", broken)
     assert doctor._backends(optional)["onnx"] == "fails: illegal instruction"
+
+    def private(file, *, threads):
+        raise RuntimeError(f"cannot load {file}")
+
+    monkeypatch.setattr(doctor, "onnx_caller", private)
+    assert doctor._backends(optional)["onnx"] == f"fails: cannot load {os.sep}product.onnx"
 
     def wrong(file, *, threads):
         return lambda inputs: [inputs["x"]]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kdcli.deploy.doctor import examine
+from kdcli.disk import USED
 from kdcli.engine import device as device_file
 from kdcli.engine import launch
 from kdcli.engine.device import choose_device, choose_dtype, device_table, known_devices
@@ -406,6 +407,8 @@ def test_auto_dtype_of_a_cpu_asks_the_flags_then_the_clock(
     # The second answer is the remembered one: ranks and resumed runs agree.
     assert choose_dtype("auto", CPU) is dtype
     assert len(asked) == ("avx2" not in flags)
+    # `kdcli cache` knows that this process uses the result.
+    assert len(list(tmp_path.glob(f"cache/*{USED}"))) == len(asked)
 
 
 def test_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):

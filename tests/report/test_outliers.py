@@ -45,6 +45,29 @@ def test_costs_are_linear_or_logarithmic_or_beyond_the_edge(values, log, outside
     assert (reach.low > 0) == log
 
 
+def test_a_cost_of_nothing_makes_the_axis_linear():
+    reach = cost_range({"a": 0.0, "b": 5.0, "c": 100.0})
+    assert (reach.low, reach.log) == (0.0, False)
+    assert cost_range({"a": 0.0}).high > 0
+
+
+def test_the_limit_of_a_cost_is_on_the_axis():
+    assert cost_range({"a": 5.0, "b": 8.0}, fixed=[12.0]).high > 12
+    # With the limit on the axis, a cost near the limit is no outlier.
+    costs = {"a": 5.0, "b": 5.1, "c": 5.2, "slow": 90.0}
+    assert cost_range(costs).outside == {"slow"}
+    assert cost_range(costs, fixed=[100.0]).outside == frozenset()
+
+
+def test_a_score_whose_own_bar_is_long_stays_an_outlier():
+    bars = {"bad": [0.05, 0.93], "a": [0.9, 0.95]}
+    reach = score_range(SCORES | {"bad": 0.1}, bars=bars)
+    assert reach.outside == {"bad"}
+    assert reach.low == pytest.approx(0.9 - 0.005)
+    # The bar of another score does not make an outlier of one less.
+    assert score_range(SCORES | {"bad": 0.1}, bars={"a": [0.3, 0.95]}).outside == {"bad"}
+
+
 def with_outlier():
     """A compression with a candidate that is bad in every way."""
     values = compress_values()

@@ -1,5 +1,6 @@
 """The head of a report: its title, its first sentence, its price, and how to repeat the run."""
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -21,13 +22,16 @@ from reports import (
     words,
 )
 
+from kdcli.data import sources
 from kdcli.deploy.measurements import LatencyRow
 from kdcli.recipe.sections import RunOptions
+from kdcli.report import finish
 from kdcli.report.finish import RunResult
 from kdcli.report.frame import frame
 from kdcli.report.sections.overview import facts, title
 from kdcli.report.sections.repeat import repeat_block
-from kdcli.report.sections.summary import summary
+from kdcli.report.sections.summary import _listed, summary
+from kdcli.report.text import loses, points_interval
 from kdcli.report.views import html, markdown
 from kdcli.verbs.compress.run import answers
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
@@ -89,7 +93,9 @@ def test_of_several_candidates_the_best_comes_first():
     scores = {first: 0.93, second: 0.91, "worse": 0.5}
     values["models"] |= {"worse": values["models"][second]}
     values["quality"] = {"sst2": {name: {"accuracy": score} for name, score in scores.items()}}
-    assert summary(made(values)).startswith(f"{second} scores best of 2: it takes 90.9 MB")
+    assert summary(made(values)).startswith(
+        f"{second} is the best of 2 candidates. It takes 90.9 MB"
+    )
     values["quality"] = {"sst2": {name: {"mse": score} for name, score in scores.items()}}
     assert summary(made(values)).startswith("worse takes")
 
@@ -218,6 +224,36 @@ def test_the_block_has_command_versions_hashes_and_seed(compressed):
     assert block in page.text, "one element, so that one selection copies it"
     from_python = compressed.model_copy(update={"command_line": None})
     assert repeat_block(from_python).startswith("kdcli compress --recipe recipe.yaml -o")
+
+
+def test_the_hash_of_a_file_is_of_what_the_run_opened(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "HASHES", hashes := {})
+    monkeypatch.setattr(finish, "HASHES", hashes)
+    monkeypatch.setattr(finish, "COMMITS", {"owner/text": "abc"})
+    file, text = tmp_path / "rows.csv", tmp_path / "text.txt"
+    file.write_text("text\nw1\n")
+    expected = hashlib.sha256(file.read_bytes()).hexdigest()
+    recipe = {"data": {"source": str(file)}, "text": str(text)}
+    sources.open_source(str(file))
+    file.write_text("text\nanother\n")
+    sources.open_source(str(file))
+    file.unlink()
+    text.mkdir()
+    assert finish._data_versions(recipe) == {
+        "rows.csv": f"sha256 {expected}",
+        "owner/text": "commit abc",
+    }
+
+
+def test_a_gain_or_loss_of_nothing_has_no_sign():
+    assert loses(0.004, "accuracy") == loses(-0.004, "accuracy") == "loses no accuracy"
+    assert loses(0.5, "f1") == "loses 0.50 points of f1"
+    assert points_interval(-0.001, 0.25, 0.95) == "95 % interval 0.00 to 0.25"
+
+
+def test_a_summary_without_facts_is_empty():
+    assert _listed([]) == ""
+    assert _listed(["a", "b", "c"]) == "a, b and c"
 
 
 def test_names_neither_leave_the_comment_nor_end_the_block():

@@ -1,5 +1,7 @@
 """`kdcli cache`: what it lists, and what it never deletes."""
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -12,10 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 import kdcli
+from kdcli import disk
 from kdcli.cli import app
-from kdcli.disk import cache_key, note_of, use_entry
+from kdcli.disk import cache_key, lock_note, note_of, open_note, use_entry
 from kdcli.errors import MachineError
-from kdcli.verbs.cache.settings import KINDS
+from kdcli.verbs.cache import run as cache_verb
+from kdcli.verbs.cache.settings import KINDS, CleanOptions
 
 DAY = 86_400
 HOLD = """
@@ -206,6 +210,129 @@ def test_use_entry_survives_the_deletion_of_its_note(cache):
     use_entry(entry, "second, longer")
     use_entry(entry, "third")
     assert note_of(entry).read_text() == "third"
+
+
+def test_an_entry_that_is_made_again_during_the_deletion_is_kept(cache, monkeypatch):
+    entry = add(cache, "vectors", days=1)
+
+    def lock_after_others(file, *, shared):
+        # Another `clean` deletes the entry, and another run makes and finishes it.
+        note_of(entry).unlink()
+        note_of(entry).write_text("made again")
+        return lock_note(file, shared=shared)
+
+    monkeypatch.setattr(cache_verb, "lock_note", lock_after_others)
+    assert names(printed("clean", "--yes")["in_use"]) == {entry.name}
+    assert (entry / "data.bin").is_file()
+
+
+def test_an_entry_that_was_used_since_the_listing_is_kept(cache):
+    used, new, gone = (add(cache, "vectors", number, days=1) for number in range(3))
+    note_of(new).unlink()
+    chosen = cache_verb.selected(CleanOptions(kinds=["vectors"]))
+    os.utime(note_of(used))
+    note_of(new).touch()
+    note_of(gone).unlink()
+    assert cache_verb.clean(chosen).deleted == []
+    assert used.is_dir()
+    assert new.is_dir()
+    assert not note_of(gone).exists()
+
+
+def test_a_killed_clean_leaves_no_part_of_an_entry(cache, monkeypatch):
+    entry = add(cache, "objects")
+
+    def killed(path):
+        if path.name.endswith(".old") and path.exists():
+            (path / "data.bin").unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_verb, "remove", killed)
+        run("clean", "objects")
+    assert not entry.exists()
+    assert [path.suffix for path in cache.rglob("*") if path.is_dir()] == ["", ".old"]
+    assert len(printed("clean", "objects")["deleted"]) == 1
+    assert list((cache / "objects").iterdir()) == []
+
+
+def test_an_entry_that_cannot_be_deleted_does_not_stop_the_others(cache, monkeypatch):
+    bad, good = add(cache, "vectors", 1, size=2000), add(cache, "vectors", 2)
+    rename = Path.rename
+
+    def fail(path, target):
+        if path == bad:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    result = run("clean", "--yes", "--json")
+    assert result.exit_code == MachineError.exit_code
+    assert "could not be deleted" in result.stderr
+    cleaned = json.loads(result.stdout)
+    assert names(cleaned["deleted"]) == {good.name}
+    assert names(cleaned["failed"]) == {bad.name}
+    assert "Permission denied" in cleaned["failed"][0]["reason"]
+    assert bad.is_dir()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks(cache, monkeypatch, number):
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    entry = add(cache, "vectors", days=1)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    use_entry(entry)
+    result = run("clean", "--yes")
+    assert result.exit_code == MachineError.exit_code
+    said = " ".join(result.stdout.split())
+    assert "this file system has no locks" in said
+    assert "delete the entry yourself" in said
+    assert "a running kdcli" not in said
+    assert entry.is_dir()
+
+
+def test_the_name_of_the_cache_is_no_markup(tmp_path, monkeypatch):
+    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "a[/b]"))
+    result = run("ls")
+    assert result.exit_code == 0
+    assert "a[/b]" in "".join(result.stdout.split("\n"))
+
+
+def test_clean_without_an_age_takes_entries_of_the_future_and_notes_without_an_entry(cache):
+    add(cache, "vectors", 1, days=-1)
+    use_entry(cache / "scores" / cache_key("never made"))
+    disk._NOTES.clear()
+    assert len(printed("clean", "--yes")["deleted"]) == 2
+    assert [path for path in cache.rglob("*") if path.is_file()] == []
+
+
+def test_a_note_that_cannot_be_read(cache, tmp_path):
+    (tmp_path / "letter").write_text("private")
+    linked, folder = add(cache, "vectors", 1), add(cache, "vectors", 2)
+    for entry in (linked, folder):
+        note_of(entry).unlink()
+    note_of(linked).symlink_to(tmp_path / "letter")
+    note_of(folder).mkdir()
+    assert [entry["about"] for entry in printed("ls")["entries"]] == ["", ""]
+
+
+def test_a_note_that_may_only_be_read_is_locked(cache, monkeypatch):
+    entry = add(cache, "vectors", days=1)
+    opened = os.open
+
+    def read_only(path, flags, *mode):
+        if flags & os.O_RDWR:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return opened(path, flags, *mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", read_only)
+        use_entry(entry, "about")
+    with open_note(note_of(entry)) as file:
+        assert not lock_note(file, shared=False)
+    assert note_of(entry).read_text() == "vectors 0"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -14,6 +14,7 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, MachineError, Stopped
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.schema import Throughput
+from kdcli.report.sections.price import price_sentence
 from kdcli.types import ModelShape
 from kdcli.verbs.compress import halving, run, steps
 from kdcli.verbs.compress.budget import TrainingCost
@@ -54,12 +55,10 @@ def scores_of(*candidates):
     )
 
 
-def said_of(scores, chosen, missed, goal, price=None, **verified):
+def said_of(scores, chosen, missed, goal, **verified):
     verification = Verification(None, 500, scores.teacher, chosen, 1, 0.95)
     verification = replace(verification, **verified)
-    return sentence(
-        scores, verification, missed, goal, model="big", has_labels=True, price_per_hour=price
-    )
+    return sentence(scores, verification, missed, goal, model="big", has_labels=True)
 
 
 def runner_of(folder, *, budget=None, **goal):
@@ -146,15 +145,34 @@ def batch(texts_per_second, price, unstable=False):
         ((False, True), "cost 0.14"),
     ],
 )
-def test_with_a_price_the_sentence_ends_with_the_cost(unstable, cost):
-    one, goal = measured("a", 0.9, 2.0, 4.0), GoalSettings(max_drop=1.0)
-    one = replace(one, throughput=batch(1000, 0.5, unstable[0]))
-    teacher = replace(scores_of().teacher, throughput=batch(200, 0.5, unstable[1]))
-    judged = replace(scores_of(one), teacher=teacher)
-    assert said_of(judged, *choose(goal, judged), goal, price=0.5).endswith(
-        f". At 0.5 an hour, a million texts {cost}, in batches of 8 × 128 tokens."
+def test_the_price_has_a_sentence_of_its_own(unstable, cost):
+    model, teacher = batch(1000, 0.5, unstable[0]), batch(200, 0.5, unstable[1])
+    assert price_sentence(0.5, model, teacher) == (
+        f"At 0.5 an hour, a million texts {cost}, in batches of 8 × 128 tokens."
     )
-    assert "million" not in said_of(judged, *choose(goal, judged), goal)
+    assert price_sentence(None, model, teacher) == ""
+
+
+def test_a_loss_of_nothing_has_neither_digits_nor_a_sign():
+    one, goal = measured("a", 0.89998, 2.0, 4.0, low=0.89, high=0.90001), GoalSettings(max_drop=1.0)
+    judged = scores_of(one)
+    assert "It loses no accuracy (95 % interval of the loss 0.00 to 1.00)" in said_of(
+        judged, *choose(goal, judged), goal
+    )
+
+
+def test_a_step_starts_without_commits_and_leaves_them_to_the_compression(monkeypatch):
+    monkeypatch.setattr(steps, "COMMITS", {"rows": "a", "text": "b"})
+    read = {"rows": "a", "more": "c"}
+    seen = []
+
+    def call(options):
+        seen.append(dict(steps.COMMITS))
+        steps.COMMITS.update(read)
+
+    steps.Step("trim", call).run(RunOptions())
+    assert seen == [{}]
+    assert steps.COMMITS == {"rows": "a", "text": "b", "more": "c"}
 
 
 def test_strict_asks_the_lower_end_of_the_interval():

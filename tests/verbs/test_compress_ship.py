@@ -16,7 +16,28 @@ from kdcli.report.schema_decisions import (
 )
 from kdcli.verbs.compress.rows import goal_notes, row_notes
 from kdcli.verbs.compress.settings import GoalSettings
-from kdcli.verbs.compress.ship import calibrate, check_temperature, never_predicted, with_thresholds
+from kdcli.verbs.compress.ship import (
+    calibrate,
+    check_temperature,
+    never_predicted,
+    public_command,
+    with_thresholds,
+)
+
+
+def test_the_command_of_a_model_card_has_neither_price_nor_directories(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "acme").mkdir()
+    (tmp_path / "acme" / "rows.csv").touch()
+    command = (
+        "kdcli compress org/model --data /home/me/customer.csv --price-per-hour 0.5 "
+        "--set data.source=acme/rows.csv --task sst2 --max-drop 1.0 -o ~/acme/run"
+    )
+    assert public_command(command) == (
+        "kdcli compress org/model --data customer.csv --set data.source=rows.csv --task sst2 "
+        "--max-drop 1.0 -o run"
+    )
+    assert public_command("kdcli compress m --price-per-hour=0.5 -y") == "kdcli compress m -y"
 
 
 def calibration(temperature):

@@ -146,7 +146,7 @@ def test_a_run_is_pushed_and_its_recipe_repeats_it_after_the_hub_moved_on(connec
         f"someone/base@{loaded}",
         f"someone/rows@{read}",
     )
-    assert f"data someone/rows: commit {read}" in own_files.report_of(out).notes
+    assert own_files.report_of(out).data_versions["someone/rows"] == f"commit {read}"
     connected.add("someone/base", own_files.encoder(tmp_path / "other", num_hidden_layers=2))
     connected.add("someone/rows", own_files.own(tmp_path / "newer", "class", n=24, judged=12))
     succeeds("finetune", "-r", out / "recipe.yaml", "--device", "cpu", "-o", tmp_path / "again")

@@ -156,17 +156,28 @@ def _open_cached(
     tokens = tokenizer_hash(tokenizer)
     key = cache_key(SHARD_FORMAT, opened.identity, tokens, column, frame.sep_id)
     folder = cache_dir() / "corpora" / key
+    about = f"{opened.name}, {Path(tokenizer.name_or_path).name}"
     if isinstance(opened, HubSource):
-        folder = _at_revision(folder, opened.hub)
-    use_entry(folder, f"{opened.name}, {Path(tokenizer.name_or_path).name}")
+        folder = _use_at_revision(folder, opened.hub, about)
+    use_entry(folder, about)
     shards = tokenise(opened, tokenizer, column, folder, log=log, cached=True)
     return streams_of(folder, shards)
 
 
-def _at_revision(folder: Path, hub: HubId) -> Path:
-    """Return the cache directory of the data set's commit, or the newest one without a network."""
+def _use_at_revision(folder: Path, hub: HubId, about: str) -> Path:
+    """Return the cache directory of the data set's commit, or the newest one without a network.
+
+    The process uses the newest directory from then on, so that it cannot be deleted.
+    """
     commit = hub.commit()
     if commit is not None:
         return folder.with_name(f"{folder.name}-{commit[:12]}")
-    complete = filter(is_complete, folder.parent.glob(f"{folder.name}*"))
-    return max(complete, key=lambda path: (path / META).stat().st_mtime_ns, default=folder)
+    while True:
+        complete = filter(is_complete, folder.parent.glob(f"{folder.name}*"))
+        newest = max(complete, key=lambda path: (path / META).stat().st_mtime_ns, default=None)
+        if newest is None:
+            return folder
+        use_entry(newest, about)
+        # It may have been deleted before this process used it.
+        if is_complete(newest):
+            return newest

@@ -62,12 +62,15 @@ def own_tokenizer(
     with disk_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
     use_entry(file, f"{opened.name}, {vocab_size:,} words")
-    # If several processes need the tokenizer, one of them trains it.
-    with FileLock(file.with_name(f".{file.name}.lock")):
-        if not file.is_file():
-            log(f"training a tokenizer of {vocab_size:,} words on the train text of {opened.name}")
-            trained = _train(lambda: opened.documents("train", column), vocab_size)
-            write_atomic(file, trained.to_str())
+    # A read-only cache has no place for a lock.
+    if not file.is_file():
+        # If several processes need the tokenizer, one of them trains it.
+        with FileLock(file.with_name(f".{file.name}.lock")):
+            if not file.is_file():
+                about = f"{vocab_size:,} words on the train text of {opened.name}"
+                log(f"training a tokenizer of {about}")
+                trained = _train(lambda: opened.documents("train", column), vocab_size)
+                write_atomic(file, trained.to_str())
     trained = Tokenizer.from_file(str(file))
     size = trained.get_vocab_size()
     if size < min_size:

@@ -17,7 +17,6 @@ from kdcli.report.charts.drawing import (
     figure,
     legend,
     mark_outlier,
-    outliers,
     score_range,
     set_range,
     styled,
@@ -45,7 +44,7 @@ def png(compression: Compression) -> bytes:
     """Return both pictures next to each other on white, as PNG."""
     drawing = Figure(figsize=(2 * WIDTH, HEIGHT + 0.6), layout="constrained")
     for axes, cost in zip(drawing.subplots(1, 2), AXES, strict=True):
-        _draw(styled(drawing, axes), compression, cost)
+        _draw(styled(drawing, axes), compression, cost, _ranges(compression, cost))
     legend(drawing, 4, _chosen_label(compression, "ms"))
     data = io.BytesIO()
     drawing.savefig(data, format="png", dpi=150, facecolor="white", metadata={"Software": None})
@@ -54,7 +53,8 @@ def png(compression: Compression) -> bytes:
 
 def _picture(compression: Compression, cost: CandidateCost) -> Picture:
     drawing, axes = figure(0.6)
-    front = _draw(axes, compression, cost)
+    across, along = ranges = _ranges(compression, cost)
+    front = _draw(axes, compression, cost, ranges)
     legend(drawing, 2, _chosen_label(compression, cost))
     words = "; ".join(
         f"{_label(one, cost)} {_cost(one, cost):.3g}, {number(one.score)}"
@@ -64,7 +64,6 @@ def _picture(compression: Compression, cost: CandidateCost) -> Picture:
         f"{compression.metric} on {compression.task} over {AXES[cost]}, bars are 95 % intervals: "
         f"{words}. On the line, the Pareto front: {', '.join(front)}. Dashed: the goal."
     )
-    across, along = _ranges(compression, cost)
     remarks = ""
     if outside := [name for name in _names(compression) if name in across.outside | along.outside]:
         remarks += f" {BEYOND.format(', '.join(outside))}"
@@ -96,12 +95,17 @@ def _cost(one: Candidate, cost: CandidateCost) -> float:
     return float(getattr(one, cost))
 
 
-def _draw(axes: Axes, compression: Compression, cost: CandidateCost) -> list[str]:
-    """Draw the candidates, and return the names on the front."""
+def _draw(
+    axes: Axes, compression: Compression, cost: CandidateCost, ranges: tuple[AxisRange, AxisRange]
+) -> list[str]:
+    """Draw the candidates, and return the names on the front.
+
+    `ranges` are the ranges of cost and score.
+    """
     measured = _measured(compression)
     points = {one.name: (_cost(one, cost), float(one.score or 0.0)) for one in measured}
     front = front_of(points)
-    across, along = _ranges(compression, cost)
+    across, along = ranges
     drawn = {name: (across.place(x), along.place(y)) for name, (x, y) in points.items()}
     axes.step(
         *zip(*(drawn[name] for name in front), strict=True),
@@ -146,19 +150,14 @@ def _ranges(compression: Compression, cost: CandidateCost) -> tuple[AxisRange, A
     """
     measured = _measured(compression)
     kept = [measured[0].name, compression.chosen]
-    across = cost_range({one.name: _cost(one, cost) for one in measured}, kept)
+    costs = {one.name: _cost(one, cost) for one in measured}
     scores = {one.name: float(one.score or 0.0) for one in measured}
+    bars = {one.name: [end for end in (one.low, one.high) if end is not None] for one in measured}
     lowest = _lowest_score(compression)
-    fixed = [] if lowest is None else [lowest]
-    outside = outliers(scores, fixed=fixed, kept=kept)
-    ends = [
-        end
-        for one in measured
-        if one.name not in outside
-        for end in (one.low, one.high)
-        if end is not None
-    ]
-    return across, score_range(scores, fixed=[*fixed, *ends], kept=kept)
+    return (
+        cost_range(costs, fixed=_cost_limits(compression, cost), kept=kept),
+        score_range(scores, fixed=[] if lowest is None else [lowest], kept=kept, bars=bars),
+    )
 
 
 def _lowest_score(compression: Compression) -> float | None:

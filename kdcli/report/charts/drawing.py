@@ -121,22 +121,45 @@ def outliers(
     return frozenset(found)
 
 
-def cost_range(values: Mapping[str, float], kept: Collection[str] = ()) -> AxisRange:
-    """Return the range of an axis of latency or size, which are positive."""
-    outside = outliers({name: math.log(value) for name, value in values.items()}, kept=kept)
-    inside = [value for name, value in values.items() if name not in outside]
+def cost_range(
+    values: Mapping[str, float], *, fixed: Sequence[float] = (), kept: Collection[str] = ()
+) -> AxisRange:
+    """Return the range of an axis of latency or size. `fixed` values are on it in any case.
+
+    The axis is linear if a value is 0, as of a size that is unknown.
+    """
+    positive = min([*values.values(), *fixed]) > 0
+    scale = math.log if positive else float
+    outside = outliers(
+        {name: scale(value) for name, value in values.items()},
+        fixed=[scale(value) for value in fixed],
+        kept=kept,
+    )
+    inside = [*(value for name, value in values.items() if name not in outside), *fixed]
     low, high = min(inside), max(inside)
-    if high > WIDE * low:
+    if positive and high > WIDE * low:
         return AxisRange(low / 1.5, high * 1.5, True, outside)
-    return AxisRange(0.0, high * 1.12, False, outside)
+    return AxisRange(0.0, high * 1.12 or 1.0, False, outside)
 
 
 def score_range(
-    values: Mapping[str, float], *, fixed: Sequence[float] = (), kept: Collection[str] = ()
+    values: Mapping[str, float],
+    *,
+    fixed: Sequence[float] = (),
+    kept: Collection[str] = (),
+    bars: Mapping[str, Sequence[float]] | None = None,
 ) -> AxisRange:
-    """Return the range of an axis of scores. `fixed` values are on the axis in any case."""
+    """Return the range of an axis of scores.
+
+    Args:
+        values: The scores by name.
+        fixed: Other values that are on the axis in any case.
+        kept: The names that are never outliers.
+        bars: The ends of the error bar of each score, which are on the axis if the score is.
+    """
     outside = outliers(values, fixed=fixed, kept=kept)
     inside = [*(value for name, value in values.items() if name not in outside), *fixed]
+    inside += [end for name, ends in (bars or {}).items() if name not in outside for end in ends]
     low, high = min(inside), max(inside)
     margin = 0.1 * (high - low) or 0.05 * abs(high) or 1.0
     return AxisRange(low - margin, high + margin, False, outside)

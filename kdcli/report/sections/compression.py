@@ -6,7 +6,7 @@ from kdcli.deploy.measurements import UNSTABLE_PHRASE
 from kdcli.report.schema import Candidate, Compression, Report, Throughput
 from kdcli.report.sections.latency import UNSTABLE_NOTE, interval, milliseconds
 from kdcli.report.sections.price import cost, price_note, texts_per_second
-from kdcli.report.text import Picture, ReportSection, ReportTable, number, short
+from kdcli.report.text import Picture, ReportSection, ReportTable, number, points_interval, short
 
 GOALS = {
     "max_drop": "at most {:g} points lost",
@@ -123,13 +123,13 @@ def _lost(compression: Compression) -> tuple[str, str]:
     what = compression.metric
     if verified.reference == "teacher":
         what = "agreement" if what == "agreement" else f"agreement ({what})"
-    level = 100 * verified.confidence
-    value, change = (f"{points:.2f} points", "lost") if points > 0 else ("no loss", "")
+    is_lost = round(points, 2) > 0
+    value, change = (f"{points:.2f} points", "lost") if is_lost else ("no loss", "")
     return (
         value,
         f"of {what} {change}".rstrip()
         + f": {number(verified.score)} instead of {number(verified.teacher)} on "
-        f"{verified.rows:,} rows ({level:.3g} % interval {low:.2f} to {high:.2f})",
+        f"{verified.rows:,} rows ({points_interval(low, high, verified.confidence)})",
     )
 
 

@@ -28,11 +28,11 @@ NOISE = (
     "Noisy or unstable: the middle half of the runs spreads over more than a tenth, or a quarter, "
     "of the median, so the machine had other work too. Then rely on the paired ratios, not on the "
     "milliseconds. kdcli repeats an unstable measurement, up to three times in all. If it stays "
-    "unstable, the table gives its worse quartiles: the lower one of a speed-up (≥), the upper one "
-    "of a time (≤)."
+    "unstable, the table gives bounds from the worse quartiles: a lower one of a speed-up (≥), an "
+    "upper one of a time (≤)."
 )
 UNSTABLE_NOTE = (
-    "“unstable” marks an unstable measurement: ≥ gives the lower quartile of its speed-up or rate, "
+    "“unstable” marks an unstable measurement: ≥ gives a lower bound of its speed-up or rate, "
     "≤ the upper quartile of its time or cost."
 )
 MAX_OPEN_CELLS = 4  # with more cells, only the first table is open in HTML

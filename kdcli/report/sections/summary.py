@@ -12,7 +12,7 @@ from kdcli.report.sections.overview import (
     shown_name,
 )
 from kdcli.report.sections.price import price_sentence
-from kdcli.report.text import bytes_of, number, percent, short
+from kdcli.report.text import bytes_of, loses, number, percent, points_interval, short
 
 QUANTISED = ("int8", "q4")
 SAME_SIZE = 1.05
@@ -35,9 +35,12 @@ def summary(report: Report) -> str:
     what = (
         ran_as(row) if row is not None and report.focus == "latency" else shown_name(report, name)
     )
+    sentences = []
     if name == best_candidate(report):
-        what += f" scores best of {len(report.with_role('candidate'))}: it"
-    sentences = [f"{what} {_listed(facts)}."]
+        sentences.append(f"{what} is the best of {len(report.with_role('candidate'))} candidates.")
+        what = "It"
+    if facts:
+        sentences.append(f"{what} {_listed(facts)}.")
     scored = form_of(report, row).name if row and report.focus == "latency" else name
     sentences += _quality(report, scored)
     if row is not None:
@@ -46,7 +49,7 @@ def summary(report: Report) -> str:
 
 
 def _listed(facts: list[str]) -> str:
-    return ", ".join(facts[:-1]) + " and " + facts[-1] if len(facts) > 1 else facts[0]
+    return " and ".join(filter(None, [", ".join(facts[:-1]), *facts[-1:]]))
 
 
 def _row(report: Report, name: str) -> LatencyRow | None:
@@ -134,19 +137,16 @@ def _data(report: Report, one: Evaluation) -> str:
 def _difference(report: Report, pair: Comparison, one: Evaluation, where: str) -> str:
     """Write a gain or a loss in points, with its interval."""
     points, low, high = (100 * x for x in (pair.difference, pair.low, pair.high))
-    change = "gains" if points > 0 else "loses"
-    if points <= 0:
-        points, low, high = -points, -high, -low
     baseline = shown_name(report, pair.baseline)
     what = f"{pair.metric} against {baseline}"
     if one.reference == "teacher":
         named = "" if pair.metric == "agreement" else f" ({pair.metric})"
         what = f"agreement with {baseline}{named}"
-    level = f"{100 * pair.confidence:.3g} %"
-    return (
-        f"It {change} {points:.2f} points of {what} ({level} interval {low:.2f} to {high:.2f}) on "
-        f"{where}."
-    )
+    if round(points, 2) > 0:
+        change = f"gains {points:.2f} points of {what}"
+    else:
+        change, low, high = loses(-points, what), -high, -low
+    return f"It {change} ({points_interval(low, high, pair.confidence)}) on {where}."
 
 
 def _price(report: Report, row: LatencyRow) -> str:

@@ -250,7 +250,7 @@ def check_latency_gates(report: Report, folder: Path, gates: Gates) -> None:
         if minimum is not None and ratio is not None:
             text = f"{where}: {ratio.stated:.2f} times as fast"
             if ratio.unstable:
-                text += ", the lower quartile of an unstable measurement"
+                text += ", the lower bound of an unstable measurement"
             if ratio.stated < minimum:
                 missed.append(f"{text}, below {minimum:g}")
             elif ratio.unstable:

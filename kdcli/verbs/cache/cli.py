@@ -41,4 +41,6 @@ def clean(given: Given) -> Printable | None:
     entries = run.selected(own)
     if entries and not own.kinds and own.older_than is None and not own.yes:
         entries = entries if run.confirmed(entries) else []
-    return given.show(run.clean(entries))
+    cleaned = given.show(run.clean(entries))
+    cleaned.check()
+    return cleaned

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
 from kdcli.disk import (
     MAX_NOTE_BYTES,
-    USED,
     cache_dir,
-    disk_errors,
+    is_file_at,
     lock_note,
     note_of,
     open_note,
@@ -33,7 +33,7 @@ from kdcli.disk import (
     without_home,
 )
 from kdcli.engine.progress import Progress
-from kdcli.errors import UsageError
+from kdcli.errors import MachineError, UsageError
 from kdcli.report.text import bytes_of
 from kdcli.verbs.cache.settings import KINDS, OBJECTS, CleanOptions, check_kind
 
@@ -92,29 +92,45 @@ class Listing:
     def renderables(self) -> Iterable[object]:
         if self.entries:
             yield table_of(self.entries)
-        yield f"{_amount(self.entries)} in {without_home(str(self.folder))}"
+        yield f"{_amount(self.entries)} in {escape(without_home(str(self.folder)))}"
 
 
 @dataclass(frozen=True)
 class Cleaned:
-    """The result of `kdcli cache clean`: the deleted entries, and the ones that are in use."""
+    """The result of `kdcli cache clean`.
+
+    Attributes:
+        deleted: the entries that were deleted.
+        in_use: the entries that stay, because a kdcli uses them or used them meanwhile.
+        failed: the entries that could not be deleted, each with the reason.
+    """
 
     deleted: Sequence[Entry]
     in_use: Sequence[Entry]
+    failed: Sequence[tuple[Entry, str]]
 
     def to_json(self) -> str:
         facts = {
             "bytes": _size(self.deleted),
             "deleted": [entry.facts() for entry in self.deleted],
             "in_use": [entry.facts() for entry in self.in_use],
+            "failed": [entry.facts() | {"reason": reason} for entry, reason in self.failed],
         }
         return json.dumps(facts, indent=2)
 
     def renderables(self) -> Iterable[object]:
         yield f"deleted {_amount(self.deleted)}"
         if self.in_use:
-            yield f"kept {_amount(self.in_use)}, which a running kdcli uses:"
+            yield f"kept {_amount(self.in_use)}, which a running kdcli uses or has just used:"
             yield table_of(self.in_use)
+        for entry, reason in self.failed:
+            yield escape(f"{entry.kind} {entry.about or entry.name} could not be deleted: {reason}")
+
+    def check(self) -> None:
+        """Raise a MachineError if an entry could not be deleted."""
+        if self.failed:
+            amount = _amount([entry for entry, _ in self.failed])
+            raise MachineError(f"{amount}: could not be deleted")
 
 
 def ls() -> Listing:
@@ -127,8 +143,11 @@ def selected(options: CleanOptions) -> list[Entry]:
     for kind in options.kinds:
         check_kind(kind)
     kinds = options.kinds or [kind for kind in KINDS if kind != OBJECTS]
-    before = time.time() - (options.older_than or 0)
-    return [entry for entry in entries_of(kinds) if entry.last_use <= before]
+    entries = entries_of(kinds)
+    if options.older_than is None:
+        return entries
+    before = time.time() - options.older_than
+    return [entry for entry in entries if entry.last_use <= before]
 
 
 def confirmed(entries: Sequence[Entry]) -> bool:
@@ -143,12 +162,18 @@ def confirmed(entries: Sequence[Entry]) -> bool:
 
 
 def clean(entries: Iterable[Entry]) -> Cleaned:
-    """Delete entries, except the ones that a running kdcli uses."""
+    """Delete entries, except the ones that a running kdcli uses or has used since the listing."""
     deleted: list[Entry] = []
     in_use: list[Entry] = []
+    failed: list[tuple[Entry, str]] = []
     for entry in entries:
-        (deleted if _delete(entry) else in_use).append(entry)
-    return Cleaned(deleted, in_use)
+        try:
+            (deleted if _delete(entry) else in_use).append(entry)
+        except MachineError as error:
+            failed.append((entry, f"{error.message}; {error.hint}"))
+        except OSError as error:
+            failed.append((entry, without_home(str(error))))
+    return Cleaned(deleted, in_use, failed)
 
 
 def entries_of(kinds: Iterable[str]) -> list[Entry]:
@@ -171,7 +196,7 @@ def table_of(entries: Iterable[Entry]) -> Table:
     """Return a table for the terminal."""
     table = Table(
         "kind",
-        Column("of", overflow="fold"),
+        Column("model or data", overflow="fold"),
         Column("size", justify="right", no_wrap=True),
         Column("last use", justify="right", no_wrap=True),
         header_style="bold",
@@ -190,16 +215,12 @@ def _entries_in(folder: Path, kind: str) -> Iterator[Entry]:
         if match is not None and match[1].startswith("cpu-") == (kind == MEASUREMENTS):
             by_name.setdefault(match[1], []).append(path)
     for name, paths in by_name.items():
-        content = [path for path in paths if path.suffix not in (USED, ".lock")]
-        if not content:
-            continue
-        stats = [status for path in paths for status in _stats(path)]
         yield Entry(
             kind=kind,
             name=name,
             about=_about(note_of(folder / name)),
-            size=sum(status.st_size for status in stats),
-            last_use=max((status.st_mtime for status in stats), default=0.0),
+            size=sum(status.st_size for path in paths for status in _stats(path)),
+            last_use=_last_use(paths),
             paths=tuple(paths),
         )
 
@@ -217,27 +238,63 @@ def _stats(path: Path) -> Iterator[os.stat_result]:
                 yield Path(folder, file).lstat()
 
 
+def _last_use(paths: Iterable[Path]) -> float:
+    """Return the time of the latest change of some files and directories."""
+    return max((status.st_mtime for path in paths for status in _stats(path)), default=0.0)
+
+
 def _about(note: Path) -> str:
-    """Read a note. Returns an empty text if the file does not exist."""
+    """Read a note. Returns an empty text if the note cannot be read."""
     try:
-        with note.open("rb") as file:
+        with open_note(note, creation=0) as file:
             return file.read(MAX_NOTE_BYTES).decode("utf-8", "replace")
-    except FileNotFoundError:
+    except OSError:
         return ""
 
 
 def _delete(entry: Entry) -> bool:
-    """Delete an entry. Returns False if a running kdcli uses it."""
+    """Delete an entry.
+
+    Returns:
+        False if a running kdcli uses it, or if it was used or deleted since it was listed.
+    """
     note = note_of(entry.paths[0].with_name(entry.name))
-    with disk_errors(note), open_note(note) as file:
-        if not lock_note(file, shared=False):
+    # A note that came or went since the listing belongs to another process.
+    creation = 0 if note in entry.paths else os.O_CREAT | os.O_EXCL
+    try:
+        file = open_note(note, creation)
+    except (FileExistsError, FileNotFoundError):
+        return False
+    with file:
+        if not lock_note(file, shared=False) or not is_file_at(note, file):
             return False
-        for path in entry.paths:
-            if path != note:
-                remove(path)
+        if _last_use(entry.paths) > entry.last_use:
+            return False
+        if sys.platform == "win32":
+            # Windows deletes no file that is open in a process.
+            file.close()
+            try:
+                remove(note)
+            except PermissionError:
+                return False
+        # If this process is killed, no part of an entry is left under the name of the entry.
+        for aside in [_move_aside(path) for path in entry.paths if path != note]:
+            remove(aside)
         # A process that waits for the lock then sees that the note is gone, and makes a new one.
         remove(note)
     return True
+
+
+def _move_aside(path: Path) -> Path:
+    """Rename a file or directory of an entry, and return the path that it has now.
+
+    Locks and what a killed process left keep their names, which begin with a dot.
+    """
+    if path.name.startswith("."):
+        return path
+    aside = path.with_name(f".{path.name}.old")
+    remove(aside)
+    return path.rename(aside)
 
 
 def _can_ask() -> bool:

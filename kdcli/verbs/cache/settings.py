@@ -14,7 +14,7 @@ KINDS = {
     "vectors": "an embedding teacher's vectors for texts",
     "scores": "a reranker's scores for texts",
     "candidates": "candidates for the words of texts, for augmentation",
-    "vocabularies": "numbers of each token in a text",
+    "vocabularies": "token counts of a text",
     "tokenizers": "tokenizers that were trained on a text",
     "measurements": "measurements of this processor",
     "objects": "data that Python functions were given as objects",

@@ -14,7 +14,7 @@ from kdcli.models.load import location
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report, Throughput
 from kdcli.report.sections.latency import milliseconds
-from kdcli.report.sections.price import price_sentence
+from kdcli.report.text import loses, points_interval
 from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.steps import select, verification
@@ -296,7 +296,6 @@ def sentence(
     *,
     model: str,
     has_labels: bool,
-    price_per_hour: float | None = None,
 ) -> str:
     """Summarise gain and loss of the chosen candidate, or how far it misses the goal.
 
@@ -307,7 +306,6 @@ def sentence(
         goal: The limits.
         model: The name of the model that was compressed.
         has_labels: Whether labels are the reference; otherwise it is the teacher.
-        price_per_hour: The price of the machine; None without a price.
     """
     teacher, chosen = verified.teacher, verified.chosen
     ratio = chosen.speedup
@@ -322,13 +320,10 @@ def sentence(
     if missed:
         both = conflict([misses(goal, scores.teacher, one) for one in scores.candidates])
         why = "; ".join([*missed.values(), *([both] if both else [])])
-        text = f"The goal cannot be met with what was tried. Nearest: {won}. It misses: {why}."
-    else:
-        _, high = _loss(verified)
-        is_within = goal.max_drop is None or high <= goal.max_drop + 1e-9
-        text = f"{won}{'' if is_within else '; the interval reaches beyond the goal'}."
-    cost = price_sentence(price_per_hour, chosen.throughput, teacher.throughput)
-    return f"{text} {cost}".rstrip()
+        return f"The goal cannot be met with what was tried. Nearest: {won}. It misses: {why}."
+    _, high = _loss(verified)
+    is_within = goal.max_drop is None or high <= goal.max_drop + 1e-9
+    return f"{won}{'' if is_within else '; the interval reaches beyond the goal'}."
 
 
 def _loss(verified: Verification) -> tuple[float, float]:
@@ -347,8 +342,5 @@ def _lost(metric: str, verified: Verification, *, has_labels: bool) -> str:
         what = f"agreement with the teacher{named}"
     points = (verified.teacher.score - verified.chosen.score) / POINT
     low, high = _loss(verified)
-    lost = f"It loses {points:.2f} points of {what}" if points > 0 else f"It loses no {what}"
-    return (
-        f"{lost} ({100 * verified.confidence:.3g} % interval of the loss {low:.2f} to {high:.2f}) "
-        f"on {verified.rows:,} verification rows"
-    )
+    ends = points_interval(low, high, verified.confidence, " of the loss")
+    return f"It {loses(points, what)} ({ends}) on {verified.rows:,} verification rows"

@@ -21,6 +21,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report import schema
 from kdcli.report.finish import BEST, ReportContents, ReportedModel, RunResult, write_report
 from kdcli.report.schema import Compression
+from kdcli.report.sections.price import price_sentence
 from kdcli.report.text import duration, short
 from kdcli.run.context import cpu_session
 from kdcli.verbs.compress.budget import check_budget, check_timing, finetuning
@@ -117,7 +118,7 @@ def choose_folder(
     if not options.overwrite and (newest / RECIPE_FILE).is_file() and run_dir.done:
         yaml = resolved.to_yaml()
         if run_dir.differing_keys(yaml) and not run_dir.differing_keys(yaml, GOAL):
-            Progress.log(f"{newest} has another goal or price, so what it tried is used again")
+            Progress.log(f"Reusing the candidates in {newest} for the new goal or price")
             return newest, True
     taken = options.resume or options.overwrite
     return options.output_dir or numbered(name, taken=taken), False
@@ -214,7 +215,10 @@ def finish(search: Search) -> RunResult:
         goal,
         model=short(str(runner.recipe.model)),
         has_labels=runner.has_labels,
-        price_per_hour=runner.recipe.price_per_hour,
+    )
+    # The price stays on this machine: README.md of best/ is for everybody.
+    cost = price_sentence(
+        runner.recipe.price_per_hour, verified.chosen.throughput, verified.teacher.throughput
     )
     with atomic_dir(runner.folder / BEST) as aside:
         fill_best(aside, search.candidates[chosen.name], runner.options, answer)
@@ -226,7 +230,7 @@ def finish(search: Search) -> RunResult:
         strict=goal.strict,
         met=not missed,
         chosen=chosen.name,
-        sentence=answer,
+        sentence=f"{answer} {cost}".rstrip(),
         candidates=candidate_rows(search, chosen),
         steps=step_reports(runner),
         verification=schema.Verified(

@@ -5,6 +5,7 @@ calibration error on the verification rows.
 Precision and recall at the thresholds come from the selection rows.
 """
 
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from kdcli.report.schema_decisions import Calibration, Decision
 from kdcli.verbs.compress.search import Candidate
 
 SELECTION = "selection"
+PRICE = "--price-per-hour"
 MAX_LISTED = 10
 """Maximum number of classes that a note names."""
 
@@ -25,7 +27,8 @@ MAX_LISTED = 10
 def fill_best(folder: Path, candidate: Candidate, options: RunOptions, sentence: str) -> None:
     """Copy a candidate's model in torch and its file for a backend into a directory.
 
-    Its README.md gets the result and the command.
+    Its README.md gets the result and the command. Anybody may read it once the model is pushed, so
+    the command has no directories of this machine.
     """
     assert candidate.folder is not None
     config = file_beside(location(candidate.model), CONFIG_FILE)
@@ -35,9 +38,27 @@ def fill_best(folder: Path, candidate: Candidate, options: RunOptions, sentence:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source / name, folder / name)
     readme = folder / "README.md"
-    command = options.command_line("compress") or "kdcli.compress"
+    command = public_command(options.command_line("compress") or "kdcli.compress")
     text = readme.read_text("utf-8") if readme.is_file() else ""
     readme.write_text(with_summary(text, sentence, command), "utf-8")
+
+
+def public_command(command: str) -> str:
+    """Return a command without the price of the machine and the directories of its paths."""
+    words: list[str] = []
+    for word in shlex.split(command):
+        option, equals, value = word.partition("=")
+        if words and words[-1] == PRICE:
+            words.pop()
+        elif option != PRICE or not equals:
+            words.append(f"{option}={_public(value)}" if equals else _public(word))
+    return shlex.join(words)
+
+
+def _public(word: str) -> str:
+    """Return the last part of a path, and any other word unchanged. A hub id has one slash."""
+    is_path = word.startswith((".", "/", "~")) or word.count("/") > 1 or Path(word).exists()
+    return Path(word).name or word if is_path else word
 
 
 def with_summary(card: str, sentence: str, command: str) -> str:

@@ -58,10 +58,13 @@ class Step:
         # Each verb chooses its own device and precision, and names the data it read itself.
         AcceleratorState._reset_state(True)
         GradientState._reset_state()
+        before = dict(COMMITS)
         COMMITS.clear()
         try:
             return self.call(options)
         finally:
+            # The report of the compression names the data of all its steps.
+            COMMITS.update(before)
             release_memory()
 
 
