@@ -32,8 +32,8 @@ from kdcli.recipe.sections import TRACKER_NAMES
 OPTIONS = {
     "compress": (
         "--budget --data --device --front --max-class-drop --max-drop --max-latency-ms --max-mb "
-        "-o --output-dir --overwrite --pooling -r --recipe --resume --revision --seed --set "
-        "--speedup --strict --task --trust-remote-code"
+        "-o --output-dir --overwrite --pooling --price-per-hour -r --recipe --resume --revision --seed "
+        "--set --speedup --strict --task --trust-remote-code"
     ),
     "distill": (
         "--ablate --also-teacher --assistant --augment --augment-model --augment-only "
@@ -60,14 +60,14 @@ OPTIONS = {
         "--revision --seed --seeds --set --task --trust-remote-code"
     ),
     "evaluate": (
-        "--data --device --dtype --mask --max-class-drop --metric --min-metric -o --output-dir "
-        "--overwrite --pooling --predictions --processes -r --recipe --revision --set "
+        "--data --device --documents --dtype --mask --max-class-drop --metric --min-metric -o "
+        "--output-dir --overwrite --pooling --predictions --processes -r --recipe --revision --set "
         "--submission --task --trust-remote-code"
     ),
     "benchmark": (
         "--backend --baseline --batch-size --compare --data --device --dtype --max-latency-ms "
-        "--min-speedup -o --output-dir --overwrite --padding --portable --preset -r --recipe "
-        "--revision --seq-len --set --strict --task --trust-remote-code"
+        "--min-speedup -o --output-dir --overwrite --padding --portable --preset "
+        "--price-per-hour -r --recipe --revision --seq-len --set --strict --task --trust-remote-code"
     ),
     "export": (
         "--data --format --fp16 --int8 --max-drop -o --output-dir --overwrite --pooling "
@@ -76,8 +76,8 @@ OPTIONS = {
     "tokenize": "--column --dry-run -o --output-dir --tokenizer --trust-remote-code --workers",
     "push": "--dry-run --public --with-report",
     "trim": (
-        "--data --device -o --output-dir --overwrite --push-to-hub --revision --set "
-        "--trust-remote-code --vocab-size"
+        "--data --device --max-drop -o --output-dir --overwrite --pooling --push-to-hub --revision "
+        "--set --task --trust-remote-code --vocab-size"
     ),
 }
 OF_ALL = {"--json", "--quiet", "-q", "--verbose", "-v"}
