@@ -32,8 +32,8 @@ from kdcli.recipe.sections import TRACKER_NAMES
 OPTIONS = {
     "compress": (
         "--budget --data --device --front --max-class-drop --max-drop --max-latency-ms --max-mb "
-        "-o --output-dir --overwrite --pooling --price-per-hour -r --recipe --resume --revision --seed "
-        "--set --speedup --strict --task --trust-remote-code"
+        "-o --output-dir --overwrite --pooling --price-per-hour -r --recipe --resume --revision "
+        "--seed --set --speedup --strict --task --trust-remote-code"
     ),
     "distill": (
         "--ablate --also-teacher --assistant --augment --augment-model --augment-only "
@@ -67,7 +67,8 @@ OPTIONS = {
     "benchmark": (
         "--backend --baseline --batch-size --compare --data --device --dtype --max-latency-ms "
         "--min-speedup -o --output-dir --overwrite --padding --portable --preset "
-        "--price-per-hour -r --recipe --revision --seq-len --set --strict --task --trust-remote-code"
+        "--price-per-hour -r --recipe --revision --seq-len --set --strict --task "
+        "--trust-remote-code"
     ),
     "export": (
         "--data --format --fp16 --int8 --max-drop -o --output-dir --overwrite --pooling "
