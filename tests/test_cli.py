@@ -66,8 +66,9 @@ OPTIONS = {
     ),
     "benchmark": (
         "--backend --baseline --batch-size --compare --data --device --dtype --max-latency-ms "
-        "--min-speedup -o --output-dir --overwrite --padding --portable --preset --price-per-hour "
-        "-r --recipe --revision --seq-len --set --strict --task --trust-remote-code"
+        "--min-speedup -o --output-dir --overwrite --padding --portable --preset "
+        "--price-per-hour -r --recipe --revision --seq-len --set --strict --task "
+        "--trust-remote-code"
     ),
     "export": (
         "--data --format --fp16 --int8 --max-drop -o --output-dir --overwrite --pooling "

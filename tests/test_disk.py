@@ -38,9 +38,9 @@ def test_a_path_that_no_file_system_takes_is_refused(path, message):
 
 
 def test_the_home_directory_is_replaced_only_where_a_path_begins(monkeypatch):
-    monkeypatch.setattr(Path, "home", lambda: Path("/root"))
-    text = "/root/a, (/root), /data/root/b, x/root/c, /root-2"
-    assert without_home(text) == "~/a, (~), /data/root/b, x/root/c, /root-2"
+    monkeypatch.setattr(Path, "home", lambda: Path("/users"))
+    text = "/users/a, (/users), /data/users/b, x/users/c, /users-2"
+    assert without_home(text) == "~/a, (~), /data/users/b, x/users/c, /users-2"
 
 
 def test_the_longest_name_is_taken(tmp_path):

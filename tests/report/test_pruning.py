@@ -126,7 +126,7 @@ def test_of_several_methods_the_best_comes_first():
     assert title(report) == "bert-base-uncased on sst2, smp, movement 50 %, 90 %"
     assert best_pruned(report) == "0.9", "the densest is not compared with the others"
     parts = (
-        "0.9 keeps ",
+        "bert-base-uncased with smp 90 % keeps ",
         "of the layers' weights kept, smp",
         "0.9000 accuracy on sst2",
     )

@@ -211,13 +211,13 @@ def unstable(monkeypatch):
         (
             ["--min-speedup", "2"],
             5,
-            "1.60 times as fast, the lower quartile of an unstable measurement, below 2",
+            "1.60 times as fast, the lower bound of an unstable measurement, below 2",
         ),
         (
             ["--min-speedup", "1.5"],
             0,
             "within the limits, but unstable: 1x24:48@12 on torch fp32: 1.60 times as fast, the "
-            "lower quartile of an unstable measurement",
+            "lower bound of an unstable measurement",
         ),
         (
             ["--max-latency-ms", "4.5"],

@@ -166,7 +166,7 @@ def test_a_model_and_unlabelled_rows_are_enough(make, request, tmp_path):
     assert verified.reference == "teacher"
     assert verified.teacher == pytest.approx(1.0)
     named = "" if metric == "agreement" else f" ({metric})"
-    assert f"agreement with the teacher{named}" in compression.sentence
+    assert f"agreement with the teacher{named} (95 % interval" in compression.sentence
     assert "accuracy" not in (folder / "out" / "report.md").read_text("utf-8")
     scored = {row.name for row in compression.candidates if row.score is not None}
     assert scored >= {"teacher", "onnx", "1x32-onnx"}

@@ -9,7 +9,7 @@ from kdcli.cli.verb import COMPRESS, SCORING, Given, verb
     "resume",
     examples=(
         "kdcli compress demo-classifier --data demo --max-drop 1.0",
-        "kdcli compress my-org/ticket-classifier --data tickets.csv --max-drop 1.0 --speedup 5",
+        "kdcli compress my-org/ticket-classifier --data tickets.csv --max-drop 3.0 --speedup 5",
     ),
     panel=COMPRESS,
 )
