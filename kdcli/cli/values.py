@@ -99,9 +99,9 @@ def _check_model(source: str) -> None:
 
 
 def _check_data(source: str) -> None:
-    from kdcli.data.sources import check_source
+    from kdcli.data.sources import check_data_exists
 
-    check_source(source)
+    check_data_exists(source)
 
 
 def _check_output_dir(path: str) -> None:

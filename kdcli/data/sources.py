@@ -243,7 +243,7 @@ def open_source(source: str) -> Source:
     return HubSource(source, _hub_id(source))
 
 
-def check_source(source: str) -> None:
+def check_data_exists(source: str) -> None:
     """Raise `NotFound` for a path with nothing at it, and check no other source.
 
     This opens no file and asks no server, so it can run before torch is loaded.

@@ -53,7 +53,7 @@ def _mapped(file: Path) -> Array:
         raise UsageError(f"{file} cannot be read as a .npy array: {one_line(error)}") from None
 
 
-def read_rows(file: Path, count: int, of: str) -> Array:
+def read_npy(file: Path, count: int, of: str) -> Array:
     """Read a `.npy` array with one vector for each of `count` texts, [count, E].
 
     Args:

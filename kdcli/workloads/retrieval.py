@@ -21,7 +21,7 @@ from kdcli.types import Array, RowHashes
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.rankings import ranking_scores
 from kdcli.workloads.scores import ModelScores
-from kdcli.workloads.vector_index import Index, scorer
+from kdcli.workloads.vector_index import Index, document_scorer
 
 RETRIEVAL = "retrieval"
 TOP = 100
@@ -142,7 +142,7 @@ def retrieval_scores(
     else:
         d_ND = index.for_queries_of(model)
     q_QD = model.vectors(list(data.queries.values()), "query", session)
-    score = scorer(d_ND, model.format.similarity, model.stored)
+    score = document_scorer(d_ND, model.format.similarity, model.stored)
     rankings: list[list[str]] = []
     for begin in range(0, len(queries), QUERIES_AT_ONCE):
         end = begin + QUERIES_AT_ONCE

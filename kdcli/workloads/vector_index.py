@@ -12,7 +12,7 @@ from kdcli.disk import user_path
 from kdcli.engine.launch import Session
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import similarities
-from kdcli.targets.precomputed import read_rows
+from kdcli.targets.precomputed import read_npy
 from kdcli.types import Array
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.settings import VectorFormat
@@ -59,7 +59,7 @@ def open_index(
         UsageError: the model cannot be loaded, or the file does not fit the documents.
     """
     if Path(source).suffix == ".npy":
-        vectors_NE = read_rows(user_path(source), len(documents), "document")
+        vectors_NE = read_npy(user_path(source), len(documents), "document")
         return Index(source, vectors_NE.shape[1], lambda: vectors_NE)
     model = Embedder.open_scored(
         source, pooling=pooling, trust_remote_code=session.trust_remote_code
@@ -68,7 +68,7 @@ def open_index(
     return Index(source, width, lambda: model.vectors(documents, "document", session))
 
 
-def scorer(d_NE: Array, similarity: str, stored: VectorFormat) -> Callable[[Array], Array]:
+def document_scorer(d_NE: Array, similarity: str, stored: VectorFormat) -> Callable[[Array], Array]:
     """Store documents, and return a function from queries [Q, E] to scores [Q, N].
 
     * `int8`: each component of the documents has 256 levels between its smallest and its largest

@@ -14,7 +14,7 @@ from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.run.context import cpu_session
 from kdcli.workloads.embedder import Embedder
-from kdcli.workloads.vector_index import RESCORED, scorer
+from kdcli.workloads.vector_index import RESCORED, document_scorer
 
 DOCUMENTS = {f"d{n}": f"w{n % 13} w{n % 7} w{n % 5}" for n in range(40)}
 QUERIES = {f"q{n}": f"w{n % 13} w{n % 5}" for n in range(12)}
@@ -107,7 +107,7 @@ def test_every_way_to_store_documents_is_a_model_of_its_own(models, beir, tmp_pa
     model = Embedder.open_scored(str(models[0]))
     documents, queries = (vectors_of(model, texts) for texts in (DOCUMENTS, QUERIES))
     for each, stored in zip(report.evaluations, ("float32", "int8", "binary"), strict=True):
-        expected = reciprocal_ranks(scorer(documents, "cosine", stored)(queries))
+        expected = reciprocal_ranks(document_scorer(documents, "cosine", stored)(queries))
         assert each.metrics["mrr@10"] == pytest.approx(expected)
     assert report.evaluations[0].metrics != report.evaluations[2].metrics
 
@@ -121,7 +121,7 @@ def vectors(rows, seed, width=16):
 def test_int8_documents_are_at_most_half_a_level_away(similarity):
     queries, documents = vectors(5, 0), vectors(300, 1)
     exact = similarities(queries, documents, similarity)
-    found = scorer(documents, similarity, "int8")(queries)
+    found = document_scorer(documents, similarity, "int8")(queries)
     step = (documents.max(0) - documents.min(0)) / 255
     # The product changes by at most half a level of every component, times the query.
     limit = (np.abs(queries) * step / 2).sum(1, keepdims=True)
@@ -133,7 +133,7 @@ def test_int8_documents_are_at_most_half_a_level_away(similarity):
 
 def test_binary_documents_are_found_by_signs_and_ranked_by_the_query():
     queries, documents = vectors(4, 2), vectors(RESCORED + 200, 3)
-    scores = scorer(documents, "dot", "binary")(queries)
+    scores = document_scorer(documents, "dot", "binary")(queries)
     signs = np.sign(documents).astype(np.float64)
     for query, found in zip(queries.astype(np.float64), scores, strict=True):
         common = (np.sign(query) * signs).sum(1)

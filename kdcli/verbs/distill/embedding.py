@@ -22,7 +22,7 @@ from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
-from kdcli.losses import build_objective, check_settings
+from kdcli.losses import build_objective
 from kdcli.losses.embedding import check_dimensions
 from kdcli.models.card import describe, describe_source
 from kdcli.models.embedder import DenseLayer, EmbeddingFormat, Pool, read_format, save_embedder
@@ -42,6 +42,7 @@ from kdcli.targets.targets import Vectors, VectorTargets, anchors_of
 from kdcli.targets.teacher import Teacher
 from kdcli.types import Array, ModelShape, Needs, Outcome
 from kdcli.verbs.distill.basis import principal_basis, projected
+from kdcli.verbs.distill.embedding_checks import check_signals
 from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
 from kdcli.verbs.distill.plan import as_directory, student_shapes
 from kdcli.verbs.distill.settings import DistillRecipe, EmbeddingSettings
@@ -58,7 +59,6 @@ from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embedding import METHOD, EmbeddingWorkload
 from kdcli.workloads.embedding_texts import divided_texts
 from kdcli.workloads.eval_sets import open_eval_sets
-from kdcli.workloads.task_models import same_tokens
 from kdcli.workloads.training import first_rows
 
 TRAIN_DEFAULTS: dict[str, object] = {"train.lr": 5e-4, "train.batch_size": 64, "train.epochs": 1.0}
@@ -392,27 +392,6 @@ class EmbeddingDistillation:
         context.report(contents, recipe.measure)
 
 
-def check_embedding(recipe: DistillRecipe) -> None:
-    """Check a recipe before models and texts are read.
-
-    Raises UsageError: a missing teacher or shape, or a key that this method does not use.
-    """
-    if recipe.teacher is None or not (recipe.student.to or recipe.student.source):
-        missing = "no teacher" if recipe.teacher is None else "no student shape"
-        raise UsageError(
-            f"{missing} given", "kdcli distill TEACHER --to LxH --method embedding --data TEXT"
-        )
-    check_settings(METHOD, recipe.loss)
-    if recipe.data.pack_isolated:
-        raise UsageError(
-            "data.pack_isolated is for methods that read blocks of text, not for embedding"
-        )
-    if recipe.variants or recipe.eval.at:
-        raise UsageError(
-            f"--ablate and eval.at are for methods that read blocks of text, not for {METHOD}"
-        )
-
-
 def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
     """Check everything and read the texts, without claiming the run directory.
 
@@ -430,7 +409,7 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
     shapes = student_shapes(recipe, origin.shape) if recipe.student.to else {}
     shapes = shapes or {"student": origin.shape}
     context.options.check_pushed(len(shapes))
-    _check_signals(recipe, teacher, origin, shapes)
+    check_signals(recipe, teacher, origin, shapes)
     sources = [one.source for one in (teacher, origin)]
     trained = {source: training_rows(location(source)) for source in sources}
     eval_sets = open_eval_sets(recipe.eval, trained, session)
@@ -463,54 +442,6 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
         check_dimensions(recipe.loss, min(to.hidden, whole.teacher_width))
     assert workload.tokens is not None
     return Run([Stage(context.folder, context.resolved, whole.build)])
-
-
-def _check_signals(
-    recipe: DistillRecipe, teacher: Embedder, origin: Embedder, shapes: Mapping[str, ModelShape]
-) -> None:
-    """Check that a loss that compares tokens has a student with the teacher's tokens and layers.
-
-    Raises UsageError: the student's tokenizer is another one, or the student is static. Also if a
-        static student starts from another encoder, or its teacher's vectors have a length that
-        counts.
-    """
-    if any(to.is_static for to in shapes.values()):
-        _check_static(recipe, teacher)
-    other_tokens = bool(recipe.student.source) and not same_tokens(
-        teacher.tokenizer, origin.tokenizer
-    )
-    for name, to in shapes.items():
-        if not (to.is_static or other_tokens):
-            continue
-        objective = build_objective(METHOD, recipe.loss, teacher.shape, to)
-        if objective.teacher_needs != Needs() and to.is_static:
-            raise UsageError(
-                "loss.relations_weight and loss.hidden_weight compare token states, and a static "
-                f"student ({name}) has none",
-                "leave them at 0",
-            )
-        if objective.teacher_needs != Needs():
-            raise UsageError(
-                "loss.relations_weight and loss.hidden_weight compare tokens, and "
-                f"{origin.source} has other tokens than {teacher.source}",
-                "leave them at 0: vectors, similarity and contrastive compare whole texts",
-            )
-
-
-def _check_static(recipe: DistillRecipe, teacher: Embedder) -> None:
-    """Check that a static student can learn from a teacher. Raises UsageError: it cannot."""
-    if recipe.student.source:
-        raise UsageError(
-            "--student: a static student has the teacher's tokens and starts from its vectors",
-            "omit --student, or give a shape with layers",
-        )
-    fmt = teacher.format
-    if fmt.similarity != "cosine" and not fmt.normalize:
-        raise UsageError(
-            f"the vectors of {teacher.source} are compared by {fmt.similarity}, so that their "
-            "length counts; a static student's vectors have length 1",
-            "give a shape with layers, such as 3x384",
-        )
 
 
 def _origin(recipe: DistillRecipe, teacher: Embedder, session: Session) -> Embedder:

@@ -21,7 +21,8 @@ from kdcli.report.schema import STUDENT, TEACHER
 from kdcli.run.context import RunContext, open_run
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import run_command, run_stages
-from kdcli.verbs.distill.embedding import check_embedding, prepare_embedding, with_method
+from kdcli.verbs.distill.embedding import prepare_embedding, with_method
+from kdcli.verbs.distill.embedding_checks import check_embedding
 from kdcli.verbs.distill.labelled import (
     check_task,
     open_distillation,

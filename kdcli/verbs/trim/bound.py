@@ -39,7 +39,7 @@ SIZES = 24
 
 
 @dataclass(frozen=True)
-class Part:
+class ScoredPart:
     """A part of the rows, and the score of the whole vocabulary on it."""
 
     workload: Workload
@@ -153,7 +153,9 @@ def _request(recipe: TrimRecipe, session: Session) -> EvaluationRequest:
     return EvaluationRequest(task, [source], data, trained, pooling=recipe.pooling)
 
 
-def _open(request: EvaluationRequest, partition: Partition, split: str, session: Session) -> Part:
+def _open(
+    request: EvaluationRequest, partition: Partition, split: str, session: Session
+) -> ScoredPart:
     """Open a part of the rows, and score the model with its whole vocabulary on it."""
     with TemporaryDirectory() as temporary:
         file = Path(temporary) / "partition.safetensors"
@@ -163,10 +165,10 @@ def _open(request: EvaluationRequest, partition: Partition, split: str, session:
     model = workload.load(request.models[0], head=TaskHeadSettings(), new_head=False)
     if workload.needs_reference:
         workload = workload.with_reference(model)
-    return Part(workload, model, workload.score(model))
+    return ScoredPart(workload, model, workload.score(model))
 
 
-def _fewest(max_drop: float, selection: Part, use: TokenUse) -> tuple[Array, list[str]]:
+def _fewest(max_drop: float, selection: ScoredPart, use: TokenUse) -> tuple[Array, list[str]]:
     """Return the fewest tokens that keep the score on the selection rows, and notes on them.
 
     It assumes that fewer tokens lose more.
