@@ -41,13 +41,13 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 600 -n auto --di
 # type are left to `make test`.
 UNITS_OF_VERBS = $(addprefix tests/verbs/,test_compress_choice.py test_cotrain_job.py test_task_stages.py)
 SLOW = $(filter-out $(UNITS_OF_VERBS),$(wildcard tests/verbs/test_*.py)) \
-	tests/test_faults.py tests/test_gpu.py tests/test_project.py \
-	tests/test_documented_examples.py \
+	tests/test_faults.py tests/test_gpu.py tests/test_imports.py tests/test_project.py \
+	tests/test_documented_examples.py tests/workloads/test_workload_contract.py \
 	$(addprefix tests/data/,test_demo.py test_shards.py) \
 	$(addprefix tests/deploy/,test_bank.py test_compact.py test_export.py test_latency.py \
 	test_measure_encoders.py test_measure_encoders_device.py test_portable.py test_quantise.py \
 	test_runners.py test_shapes.py) \
-	$(addprefix tests/engine/,test_fake_device.py test_peers.py test_processes.py) \
+	$(addprefix tests/engine/,test_fake_device.py test_fan_out.py test_peers.py test_processes.py) \
 	$(addprefix tests/metrics/,test_bootstrap.py) \
 	$(addprefix tests/models/,test_contract.py test_embedder.py test_generation.py test_heads.py \
 	test_label_words.py test_masked_lm.py test_reduce.py) \

@@ -36,9 +36,9 @@ def _check_shapes(given: Given) -> None:
     from kdcli.models.grammar import parse_shape
     from kdcli.models.source import sizes_on_disk
 
-    # A shape is relative to the model that the student starts from.
-    source = given["student"] or given["teacher"]
-    sizes = None if source is None else sizes_on_disk(source)
+    # With --student, a shape is relative to another model.
+    is_relative = given["teacher"] is not None and given["student"] is None
+    sizes = sizes_on_disk(given["teacher"]) if is_relative else None
     if sizes is None:
         return
     for text in given["to"] or []:
