@@ -36,7 +36,8 @@ class GoalSettings(Section):
     max_drop: Annotated[float | None, Option("--max-drop", panel=GOAL, metavar="POINTS")] = Field(
         None,
         ge=0,
-        description="Maximum drop of the task metric, in points (1 point = 0.01).",
+        description="Maximum drop of the task metric, or without labels of the agreement with the "
+        "model, in points (1 point = 0.01).",
     )
     max_class_drop: MaxClassDrop = None
     speedup: Annotated[float | None, Option("--speedup", panel=GOAL, metavar="FACTOR")] = Field(
