@@ -279,13 +279,13 @@ class RunOptions:
     stop_after: int | None = None
 
     def command_line(self, verb: str) -> str | None:
-        """Return the command as it was typed.
+        """Return the command as it was typed, without `--resume`, to repeat the whole run.
 
         The result is None if another verb runs `verb` as a step, or if Python called it.
         """
         if not self.arguments or self.arguments[0] != verb:
             return None
-        return shlex.join(["kdcli", *self.arguments])
+        return shlex.join(["kdcli", *(word for word in self.arguments if word != "--resume")])
 
     def check_pushed(self, models: int) -> None:
         """Raise a UsageError if a run would push several models. A repository holds one model."""

@@ -4,9 +4,11 @@ import json
 
 import numpy as np
 import pytest
+import yaml
 
 from kdcli.data.labelled.partition import Partition, Pools
 from kdcli.models.temperature import TEMPERATURE
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.schema_decisions import (
     Calibration,
     ClassChange,
@@ -19,10 +21,31 @@ from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.ship import (
     calibrate,
     check_temperature,
+    measured_file,
     never_predicted,
     public_command,
     with_thresholds,
+    without_scores,
 )
+
+
+def test_the_card_has_no_scores_of_the_rows_that_chose():
+    front = {"tags": ["kdcli"], "metrics": ["accuracy"], "model-index": [{"name": "m"}]}
+    card = f"---\n{yaml.safe_dump(front)}---\n# A model\n\nmodel-index: in the text\n"
+    body = "# A model\n\nmodel-index: in the text\n"
+    assert without_scores(card) == f"---\ntags:\n- kdcli\n---\n{body}"
+    assert without_scores("# No front matter") == "# No front matter"
+
+
+def test_the_card_names_the_file_that_was_measured(tmp_path):
+    assert measured_file(tmp_path) == ""
+    (tmp_path / "export.json").write_text('{"files": {"onnx/model_int8.onnx": 3}}')
+    assert "for `onnx/model_int8.onnx`. `pipeline` and" in measured_file(tmp_path)
+
+
+def test_a_command_to_repeat_has_no_resume():
+    options = RunOptions(arguments=("compress", "m", "--resume", "--max-drop", "1"))
+    assert options.command_line("compress") == "kdcli compress m --max-drop 1"
 
 
 def test_the_command_of_a_model_card_has_neither_price_nor_directories(tmp_path, monkeypatch):

@@ -5,12 +5,17 @@ calibration error on the verification rows.
 Precision and recall at the thresholds come from the selection rows.
 """
 
+import re
 import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from kdcli.models.files import CONFIG_FILE, file_beside
+import yaml
+
+from kdcli.deploy.exported import FACTS
+from kdcli.disk import read_json
+from kdcli.models.files import CONFIG_FILE, WEIGHT_FILES, file_beside
 from kdcli.models.load import location
 from kdcli.models.temperature import remove_temperature, store_temperature
 from kdcli.recipe.sections import RunOptions
@@ -19,6 +24,9 @@ from kdcli.report.schema_decisions import Calibration, Decision
 from kdcli.verbs.compress.search import Candidate
 
 SELECTION = "selection"
+FRONT = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
+"""The front matter of a model card."""
+SCORE_KEYS = ("model-index", "metrics")
 PRICE = "--price-per-hour"
 MAX_LISTED = 10
 """Maximum number of classes that a note names."""
@@ -39,8 +47,33 @@ def fill_best(folder: Path, candidate: Candidate, options: RunOptions, sentence:
             shutil.copy(source / name, folder / name)
     readme = folder / "README.md"
     command = public_command(options.command_line("compress") or "kdcli.compress")
-    text = readme.read_text("utf-8") if readme.is_file() else ""
-    readme.write_text(with_summary(text, sentence, command), "utf-8")
+    text = without_scores(readme.read_text("utf-8")) if readme.is_file() else ""
+    readme.write_text(with_summary(text, sentence + measured_file(folder), command), "utf-8")
+
+
+def measured_file(folder: Path) -> str:
+    """Return a sentence on the file that was measured, if it is not the model in torch."""
+    if not (folder / FACTS).is_file():
+        return ""
+    files: list[str] = sorted(read_json(folder / FACTS)["files"])
+    model = next(name for name in files if name.endswith((".onnx", ".xml")))
+    return (
+        f"\n\nThese numbers are for `{model}`. `pipeline` and `AutoModel` load "
+        f"`{WEIGHT_FILES[0]}`, the same model in float32."
+    )
+
+
+def without_scores(card: str) -> str:
+    """Return a model card without the scores in its front matter.
+
+    They are from the selection rows, so they are too good for the model that was chosen by them.
+    """
+    match = FRONT.match(card)
+    if match is None:
+        return card
+    kept = {k: v for k, v in yaml.safe_load(match[1]).items() if k not in SCORE_KEYS}
+    front = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
+    return f"---\n{front}---\n{card[match.end() :]}"
 
 
 def public_command(command: str) -> str:
