@@ -27,7 +27,7 @@ $(STAMP): $(CONSTRAINTS) pyproject.toml
 lowest: ## write constraints-lowest.txt with uv, after a change of pyproject.toml
 	rm -f constraints-lowest.txt.new
 	uv pip compile --quiet --resolution lowest-direct --python-version 3.11 --python-platform linux \
-		--default-index https://pypi.org/simple --extra dev --no-annotate --no-header \
+		--extra dev --no-annotate --no-header \
 		--output-file constraints-lowest.txt.new pyproject.toml
 	mv constraints-lowest.txt.new constraints-lowest.txt
 
