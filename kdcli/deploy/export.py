@@ -19,8 +19,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kdcli.deploy.quantise import Keys, quantise_onnx, quantise_openvino
+from kdcli.deploy.products import Keys
+from kdcli.deploy.quantise import NO_ROUNDINGS, Roundings, quantise_onnx, quantise_openvino
 from kdcli.deploy.sessions import Caller, library, onnx_caller, openvino_caller
+from kdcli.deploy.sums import LargestSum, largest_sums
 from kdcli.errors import MachineError, UsageError, first_line
 from kdcli.models.embedder import Pool
 from kdcli.models.shape import positions_of
@@ -30,6 +32,8 @@ from kdcli.types import Array, Batch
 TRACED = (2, 24)
 # The same for the comparison with torch, in which rows are padded to different lengths.
 COMPARED_SHAPES = ((3, 17), (2, 150), (1, 9))
+# Batch size and number of tokens of random texts for calibration.
+RANDOM_SHAPES = ((4, 24), (4, 32))
 # Largest absolute difference of a float32 file, times the largest output if that exceeds 1.
 EXACT = 1e-4
 VECTORS = "sentence_embedding"  # the pooling's output, under the name that other tools read
@@ -73,6 +77,7 @@ class ModelFile:
     outputs: tuple[str, ...]
     max_abs: float  # largest absolute difference
     relative: float  # norm of all differences, divided by the norm of torch's outputs
+    sums: tuple[LargestSum, ...] = ()  # of an int8 ONNX file
 
 
 @dataclass(frozen=True)
@@ -101,22 +106,24 @@ class Recorded:
         """Return the same graph for another precision."""
         return replace(self, precision=precision, scored_on_text=scored_on_text)
 
-    def write(self, in_float: Keys = frozenset()) -> ModelFile:
+    def write(self, in_float: Keys = frozenset(), roundings: Roundings = NO_ROUNDINGS) -> ModelFile:
         """Write the file and compare it with torch.
 
-        Products in `in_float`, given by `kdcli.deploy.quantise.key_of`, keep float32 weights.
+        Products are given by `kdcli.deploy.products.key_of`. Those in `in_float` keep float32
+        weights, and `roundings` has the integers of the others.
+
         Raises MachineError if the file differs from torch by more than the precision explains.
         """
         openvino = library("openvino", "openvino") if self.format == "openvino" else None
         if openvino is not None:
             graph = openvino.Core().read_model(self.plain)
             if self.precision == "int8":
-                quantise_openvino(graph, in_float)
+                quantise_openvino(graph, in_float, roundings)
             openvino.save_model(graph, self.file, compress_to_fp16=False)
             del graph
         elif self.precision != "fp32":
             with _quiet():
-                quantise_onnx(self.plain, self.file, self.precision, in_float)
+                quantise_onnx(self.plain, self.file, self.precision, in_float, roundings)
         call = onnx_caller if openvino is None else openvino_caller
         limit = math.inf if self.scored_on_text else FILE_LIMITS[self.precision]
         errors = _compare(
@@ -127,15 +134,25 @@ class Recorded:
             self.precision,
             limit,
         )
-        return ModelFile(self.file, self.inputs, self.outputs, *errors)
+        sums: list[LargestSum] = []
+        if (self.format, self.precision) == ("onnx", "int8"):
+            sums = largest_sums(self.plain, self.file, self.network.model, roundings)
+        return ModelFile(self.file, self.inputs, self.outputs, *errors, tuple(sums))
+
+    def random_texts(self) -> list[Batch]:
+        """Return padded batches of random tokens.
+
+        Among calibration texts, they cover tokens that the texts do not have.
+        """
+        return [_batch(self.network.model, self.inputs, *shape) for shape in RANDOM_SHAPES]
 
     def scored_outputs(self, batch: Batch) -> Array:
         """Return torch's outputs for the real tokens of a batch, as one vector.
 
-        An embedding model returns only its vectors.
+        An embedding model returns only its vectors. A tokenizer may give no token types.
         """
         names = [VECTORS] if VECTORS in self.outputs else self.outputs
-        result = self.network(**{name: batch[name] for name in self.inputs})
+        result = self.network(**{name: batch[name] for name in self.inputs if name in batch})
         return _real(names, [result[name].float().cpu().numpy() for name in names], batch)
 
 

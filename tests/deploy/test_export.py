@@ -10,7 +10,7 @@ from encoders import tiny_config, tiny_encoder
 
 from kdcli.deploy import export
 from kdcli.deploy.export import EXACT, FILE_LIMITS, FILES, export_model, recorded
-from kdcli.deploy.quantise import keys_of, products
+from kdcli.deploy.products import keys_of, products
 from kdcli.deploy.sessions import Caller, onnx_caller, openvino_caller
 from kdcli.errors import MachineError, UsageError
 from kdcli.models.layout import LAYOUTS

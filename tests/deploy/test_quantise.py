@@ -1,5 +1,7 @@
 """The error of each product, and the fewest that must stay in float32."""
 
+from types import MappingProxyType
+
 import numpy as np
 import onnx
 import pytest
@@ -8,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from kdcli.deploy.quantise import (
-    _rounded_weight,
+from kdcli.deploy.calibrate import KERNELS, Rounding
+from kdcli.deploy.products import (
+    by_key,
     key_of,
+    nearest_rounding,
     product_errors,
     products,
-    quantise_onnx,
-    quantise_openvino,
     smallest_count,
 )
+from kdcli.deploy.quantise import quantise_onnx, quantise_openvino
+from kdcli.deploy.rounding import INT4_BLOCKS, INT8, INT8_PAIRS, round_weight
 from kdcli.deploy.sessions import onnx_caller, openvino_caller
 
 
@@ -52,9 +56,19 @@ class Two(nn.Module):
 def reference(weight, x, engine):
     """A product in float64 with rounded weights and inputs, written for one engine without groups
     of activations."""
-    most = {"onnx": 64, "openvino": 127}[engine]
-    scale = np.abs(weight).max(1, keepdims=True) / most
-    rounded = np.round(weight / scale) * scale
+    steps = np.abs(weight).max(1, keepdims=True) / 127
+    if engine == "onnx":
+        # Two neighbours of the same sign are at most 128 steps.
+        pairs = weight.reshape(len(weight), -1, 2)
+        sums = [np.abs(np.clip(pairs, *of)).sum(-1).max(1) for of in ((0, None), (None, 0))]
+        steps = np.maximum(steps, np.maximum(*sums)[:, None] / 128)
+    scale = steps.astype(np.float32).astype(np.float64)
+    rounded = np.round(weight / steps)
+    if engine == "onnx":
+        first = rounded[:, ::2]
+        lowest, highest = -128 - np.minimum(first, 0), 128 - np.maximum(first, 0)
+        rounded[:, 1::2] = np.clip(rounded[:, 1::2], lowest, highest)
+    rounded = rounded * scale
     if engine == "onnx":
         low, high = min(0, x.min()), max(0, x.max())
         step = (high - low) / 255
@@ -68,7 +82,11 @@ def reference(weight, x, engine):
 def test_errors_are_those_of_each_product_alone(engine):
     model, x = Two().eval(), torch.randn(6, 256, dtype=torch.float64)
     errors = product_errors(
-        model, lambda batch: model(batch["x"]).numpy().ravel(), [{"x": x}], engine, "int8"
+        model,
+        lambda batch: model(batch["x"]).numpy().ravel(),
+        [{"x": x}],
+        KERNELS[engine, "int8"],
+        {},
     )
     assert list(errors) == ["outlier", "even", "unused"]
     with torch.no_grad():
@@ -76,7 +94,7 @@ def test_errors_are_those_of_each_product_alone(engine):
         weight, bias = model.even.weight.numpy(), model.even.bias.numpy()
         changed = exact - model.even(x).numpy() + reference(weight, x.numpy(), engine) + bias
     assert errors["even"] == pytest.approx(
-        np.linalg.norm(changed - exact) / np.linalg.norm(exact), rel=1e-9
+        np.linalg.norm(changed - exact) / np.linalg.norm(exact), rel=1e-6
     )
     assert errors["unused"] == 0
     with torch.no_grad():
@@ -126,20 +144,20 @@ def graph_of(model, folder):
     return file
 
 
-def by_file(model, folder, engine, precision, in_float=frozenset()):
+def by_file(model, folder, engine, precision, in_float=frozenset(), roundings=MappingProxyType({})):
     """The table and the matrix [48, 64] that a runtime computes with, and its file."""
     plain = graph_of(model, folder)
     file = folder / "low.onnx"
     # The activations are whole numbers, so only the weights are rounded.
     fed = {"ids": np.arange(50), "x": np.eye(64, dtype=np.float32)}
     if engine == "onnx":
-        quantise_onnx(plain, file, precision, in_float)
+        quantise_onnx(plain, file, precision, in_float, roundings)
         call = onnx_caller(file, threads=1)
     else:
         import openvino
 
         graph = openvino.Core().read_model(plain)
-        quantise_openvino(graph, in_float)
+        quantise_openvino(graph, in_float, roundings)
         file = file.with_suffix(".xml")
         openvino.save_model(graph, file, compress_to_fp16=False)
         call = openvino_caller(file, threads=1)
@@ -154,7 +172,7 @@ def test_weights_are_rounded_as_the_file_rounds_them(engine, precision, tmp_path
     model = Words()
     table, matrix, _ = by_file(model, tmp_path, engine, precision)
     for module, found in ((model.table, table), (model.matrix, matrix)):
-        expected = _rounded_weight(module, engine, precision).numpy()
+        expected = nearest_rounding(module, KERNELS[engine, precision]).integers.weight().numpy()
         assert np.abs(expected - module.weight.detach().numpy()).max() > 1e-4
         assert found == pytest.approx(expected, abs=1e-5)
 
@@ -173,16 +191,25 @@ def test_each_row_of_a_table_has_its_own_scale_in_int8(tmp_path):
     assert not (tmp_path / "by_row_plain.onnx").exists()
 
 
-def test_weights_of_products_have_seven_bits(tmp_path):
-    """With eight, sums of products overflow on processors without VNNI."""
-    _, _, file = by_file(Words(), tmp_path, "onnx", "int8")
-    (weight,) = (
-        onnx.numpy_helper.to_array(tensor)
-        for tensor in onnx.load(file).graph.initializer
-        if tensor.name.startswith("matrix") and tensor.data_type == onnx.TensorProto.INT8
-        if len(tensor.dims) == 2
-    )
-    assert np.abs(weight.astype(int)).max() == 64
+@pytest.mark.parametrize(
+    ("engine", "precision", "grid"),
+    [("onnx", "int8", INT8_PAIRS), ("onnx", "q4", INT4_BLOCKS), ("openvino", "int8", INT8)],
+)
+def test_a_file_has_the_integers_it_is_given(engine, precision, grid, tmp_path):
+    model = Words()
+    smoothing = torch.linspace(0.5, 2, 64) if grid is INT8_PAIRS else None
+    factor = 1 if smoothing is None else smoothing
+    # Not the nearest integers, so that they can be told from those of the engine.
+    integers = round_weight(model.matrix.weight * factor + 0.01, grid)
+    roundings = by_key(model, {"matrix": Rounding(integers, smoothing)})
+    _, matrix, _ = by_file(model, tmp_path, engine, precision, roundings=roundings)
+    if smoothing is None:
+        assert matrix == pytest.approx(integers.weight().numpy(), abs=1e-5)
+        return
+    # The rows of the identity, divided by the smoothing, are rounded to a common scale.
+    steps = smoothing.reciprocal() / (2.0 / 255)
+    expected = integers.weight() * (torch.round(steps) * (2.0 / 255))
+    assert matrix == pytest.approx(expected.numpy(), abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -201,10 +228,11 @@ def test_the_error_of_a_table_is_that_of_its_rounded_rows():
     assert list(products(model)) == ["table", "matrix"]
     ids, before = torch.arange(50), model.table.weight.detach().clone()
     outputs = lambda batch: model(batch["ids"]).numpy().ravel()  # noqa: E731
-    errors = product_errors(model, outputs, [{"ids": ids}], "onnx", "int8")
+    errors = product_errors(model, outputs, [{"ids": ids}], KERNELS["onnx", "int8"], {})
     table, matrix = (part.weight.detach().numpy() for part in (model.table, model.matrix))
     steps = np.abs(table).max(1, keepdims=True) / 127
     change = (np.round(table / steps) * steps - table) @ matrix.T
     expected = np.linalg.norm(change) / np.linalg.norm(table @ matrix.T)
-    assert errors["table"] == pytest.approx(expected, rel=1e-9)
+    # The scales of a file are in float32.
+    assert errors["table"] == pytest.approx(expected, rel=1e-5)
     assert torch.equal(model.table.weight, before)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,8 +26,8 @@ from kdcli.workloads.workload import Workload
 
 ROWS, MAX_TEXT_TOKENS = 8, 128
 """Number of texts in a batch, and maximum number of tokens in a text."""
-CALIBRATED = 32
-"""Number of rows on which the error of each product is measured."""
+CALIBRATION_TEXTS, CALIBRATION_TOKENS = 256, 8192
+"""Maximum number of texts, and of their tokens, on which integers are chosen."""
 SAME = 0.99
 """Minimum mean cosine to torch's vectors."""
 
@@ -41,12 +41,14 @@ class ExportCheck:
         kind: The kind of its head; None for an encoder without a head.
         texts: The texts on which the outputs are compared.
         workload: The rows on which both are scored; None for no scores.
+        calibration_texts: Texts on which integers are chosen, without a workload.
     """
 
     model: Model
     kind: Kind | None
     texts: Sequence[str]
     workload: Workload | None
+    calibration_texts: Sequence[str] = ()
 
     @functools.cached_property
     def vectors_of_torch(self) -> Array:
@@ -103,16 +105,35 @@ class ExportCheck:
         return f"the mean cosine of its vectors to torch's is {cosine:.3f}"
 
     def calibration(self) -> list[Batch]:
-        """Return the rows on which the error of each product is measured."""
-        if isinstance(self.model, Embedder):
-            texts = self.texts[:CALIBRATED]
-            rows = self.model.tokenize(texts, [""] * len(texts))
-            chosen = np.arange(len(rows))
-        else:
-            assert self.workload is not None, "without a task, no drop is bounded"
+        """Return texts on which integers are chosen, in padded batches.
+
+        With a workload, these are evenly spaced rows without their labels.
+        """
+        batches: list[Batch] = []
+        tokens = 0
+        for batch in self._texts_to_calibrate():
+            tokens += int(batch["attention_mask"].sum())
+            if tokens > CALIBRATION_TOKENS and batches:
+                break
+            batches.append(batch)
+        return batches
+
+    def _texts_to_calibrate(self) -> Iterator[Batch]:
+        texts = self.calibration_texts or self.texts
+        if self.workload is not None:
             rows = self.workload.rows_for(self.model)
-            chosen = np.unique(np.linspace(0, len(rows) - 1, CALIBRATED).astype(int))
-        return [rows.batch(chosen[begin : begin + ROWS]) for begin in range(0, len(chosen), ROWS)]
+        elif isinstance(self.model, Embedder):
+            rows = self.model.tokenize(texts, [""] * len(texts))
+        else:
+            model, tokenizer = self.model.model, self.model.tokenizer
+            texts = texts[:CALIBRATION_TEXTS]
+            yield from tokenized_texts(model, tokenizer, self.kind, texts, ROWS)
+            return
+        places = np.linspace(0, len(rows) - 1, CALIBRATION_TEXTS).astype(int)
+        # The limit of tokens may leave out the last rows, so their order must have no pattern.
+        chosen = np.random.default_rng(0).permutation(np.unique(places))
+        for begin in range(0, len(chosen), ROWS):
+            yield rows.batch(chosen[begin : begin + ROWS])
 
 
 def dropped(comparisons: Sequence[Comparison], metric: str) -> float:
@@ -138,19 +159,7 @@ def compare_outputs(
     * other kinds: `same`, the share of texts with equal predictions.
     """
     differences: list[Array] = []
-    for begin in range(0, len(texts), ROWS):
-        # Each text is a question, and the next text is its context.
-        pair = [[*texts[1:], texts[0]][begin : begin + ROWS]] if kind == "span" else []
-        length = min(MAX_TEXT_TOKENS, positions_of(model.config) or MAX_TEXT_TOKENS)
-        rows = tokenizer(
-            list(texts[begin : begin + ROWS]),
-            *pair,
-            padding=True,
-            truncation=True,
-            max_length=length,
-            return_tensors="pt",
-        )
-        batch = {k: rows[k] for k in ("input_ids", "attention_mask", "token_type_ids") if k in rows}
+    for batch in tokenized_texts(model, tokenizer, kind, texts, ROWS):
         with torch.no_grad():
             outputs = model(**batch)
         sides = (
@@ -169,6 +178,30 @@ def compare_outputs(
         return {"texts": len(texts), "mean": float(values.mean()), "most": float(values.max())}
     same = values == 0
     return {"texts": len(texts), "same": float((same if same.ndim == 1 else same.all(1)).mean())}
+
+
+def tokenized_texts(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    kind: Kind | None,
+    texts: Sequence[str],
+    rows: int,
+) -> Iterator[Batch]:
+    """Yield texts as batches of a number of rows."""
+    for begin in range(0, len(texts), rows):
+        # Each text is a question, and the next text is its context.
+        pair = [[*texts[1:], texts[0]][begin : begin + rows]] if kind == "span" else []
+        length = min(MAX_TEXT_TOKENS, positions_of(model.config) or MAX_TEXT_TOKENS)
+        encoded = tokenizer(
+            list(texts[begin : begin + rows]),
+            *pair,
+            padding=True,
+            truncation=True,
+            max_length=length,
+            return_tensors="pt",
+        )
+        names = ("input_ids", "attention_mask", "token_type_ids")
+        yield {name: encoded[name] for name in names if name in encoded}
 
 
 def agreement_text(values: dict[str, float], kind: str | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from kdcli.deploy.export import FILES, ModelFile
+from kdcli.deploy.sums import MAX_SUM
 from kdcli.report.schema import Comparison
 from kdcli.types import Card
 
@@ -137,6 +138,12 @@ class FileFacts:
                 {"name": each.name, "error": each.error, "float": each.in_float}
                 for each in gated.products
             ]
+        if file.sums:
+            values["sums"] = {
+                "limit": MAX_SUM,
+                "can_saturate": any(each.can_saturate for each in file.sums),
+                "products": [asdict(each) for each in file.sums],
+            }
         return values | {"notes": self.notes, "bytes": self.bytes}
 
 

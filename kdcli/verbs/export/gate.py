@@ -6,8 +6,9 @@ The products whose rounding causes the largest errors stay in float32.
 from collections.abc import Sequence
 from typing import Protocol
 
+from kdcli.deploy.calibrate import KERNELS, Rounding, calibrate
 from kdcli.deploy.export import ModelFile, Recorded
-from kdcli.deploy.quantise import keys_of, product_errors, products, smallest_count
+from kdcli.deploy.products import by_key, keys_of, product_errors, products, smallest_count
 from kdcli.engine.progress import Progress
 from kdcli.errors import GateError, MachineError
 from kdcli.types import Batch
@@ -15,6 +16,8 @@ from kdcli.verbs.export.facts import Attempt, FileComparison, GatedFile, Product
 
 QUANTISED = ("int8", "q4")
 """Precisions that round product by product."""
+MEASURED_BATCHES = 4
+"""Number of batches of texts on which the error of each product is measured."""
 
 
 class FileCheck(Protocol):
@@ -27,7 +30,7 @@ class FileCheck(Protocol):
         """Return why a file may not be used, whatever it scores; None if it may."""
 
     def calibration(self) -> Sequence[Batch]:
-        """Return the rows on which the error of each product is measured."""
+        """Return texts on which integers are chosen and the error of each product is measured."""
 
 
 def write_gated(graph: Recorded, check: FileCheck, max_drop: float | None) -> GatedFile:
@@ -61,6 +64,10 @@ class _Search:
         self.attempts: list[Attempt] = []
         self.errors: dict[str, float] = {}
         self.reason = ""
+        self.calibration: Sequence[Batch] = []
+        self.roundings: dict[str, Rounding] = {}
+        if graph.precision in QUANTISED:
+            self._calibrate()
         self.latest: tuple[ModelFile, FileComparison] | None = None
 
     def holds(self, count: int) -> bool:
@@ -68,7 +75,9 @@ class _Search:
         graph = self.graph
         if count and not self.errors:
             self._measure_errors()
-        file = graph.write(keys_of(graph.network.model, list(self.errors)[:count]))
+        model = graph.network.model
+        in_float = keys_of(model, list(self.errors)[:count])
+        file = graph.write(in_float, by_key(model, self.roundings))
         comparison = self.check.compare(file)
         self.latest = file, comparison
         self.reason = self.check.too_far(comparison) or self._excess(comparison.drop)
@@ -95,13 +104,29 @@ class _Search:
         ]
         return GatedFile(*self.latest, self.max_drop, self.attempts, ranked)
 
+    def _calibrate(self) -> None:
+        """Choose the integers of each linear."""
+        graph = self.graph
+        self.calibration = self.check.calibration()
+        texts = sum(len(batch["input_ids"]) for batch in self.calibration)
+        Progress.log(f"choosing the integers on {texts} texts")
+        self.roundings = calibrate(
+            graph.network.model,
+            graph.scored_outputs,
+            [*self.calibration, *graph.random_texts()],
+            KERNELS[graph.format, graph.precision],
+        )
+
     def _measure_errors(self) -> None:
         """Measure the error that each product causes if it alone is rounded."""
         graph = self.graph
         Progress.log(f"measuring the error of each product: {self.reason}")
-        rows = self.check.calibration()
         self.errors = product_errors(
-            graph.network.model, graph.scored_outputs, rows, graph.format, graph.precision
+            graph.network.model,
+            graph.scored_outputs,
+            self.calibration[:MEASURED_BATCHES],
+            KERNELS[graph.format, graph.precision],
+            self.roundings,
         )
 
     def _excess(self, drop: float | None) -> str:

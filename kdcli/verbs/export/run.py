@@ -48,7 +48,7 @@ from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.report.views import short
 from kdcli.run.context import cpu_session
 from kdcli.types import Kind
-from kdcli.verbs.export.agreement import ExportCheck
+from kdcli.verbs.export.agreement import CALIBRATION_TEXTS, ExportCheck
 from kdcli.verbs.export.facts import ExportFacts, FileFacts, GatedFile
 from kdcli.verbs.export.gate import FileCheck, write_gated
 from kdcli.verbs.export.javascript import (
@@ -302,10 +302,12 @@ def _load_vectors(
     """Load an embedding model, or an encoder with a pooling."""
     embedder = Embedder.open(source, pooling=pooling, compacted=True, trust_remote_code=trusted)
     workload = _open_workload(task, data, source, pooling or embedder.format.pooling)
+    calibration: list[str] = []
     if workload is None:
         documents = open_source(data.source or "demo").documents("train", None)
         texts = (text for document in documents for text in sentences(document))
         compared = list(itertools.islice(texts, VECTORS_COMPARED))
+        calibration = list(itertools.islice(texts, CALIBRATION_TEXTS))
     else:
         compared = workload.texts_of_rows()[:VECTORS_COMPARED]
         workload = workload.with_reference(embedder) if workload.needs_reference else workload
@@ -315,7 +317,7 @@ def _load_vectors(
         embedder.tokenizer,
         EMBEDDING_KIND,
         [embedder.note],
-        ExportCheck(embedder, None, compared, workload),
+        ExportCheck(embedder, None, compared, workload, calibration),
         embedder.format,
         max_length,
     )
@@ -326,9 +328,11 @@ def _load_head(
 ) -> _Loaded:
     """Load an encoder or a model with a head. Raises UsageError: a task, but no head."""
     texts: list[str] = []
+    calibration: list[str] = []
     if task is None:
-        documents = open_source(data.source or "demo").documents("train", None)
+        documents = iter(open_source(data.source or "demo").documents("train", None))
         texts = list(itertools.islice(documents, TEXTS_COMPARED))
+        calibration = list(itertools.islice(documents, CALIBRATION_TEXTS))
     network, tokenizer, kind, notes = _load(source, trusted)
     model, workload = Model(network, tokenizer, source), None
     if task is not None:
@@ -343,7 +347,9 @@ def _load_head(
             model = _model_of_task(model, workload, trusted)
         texts = workload.texts_of_rows()[:TEXTS_COMPARED]
         workload = workload.with_reference(model) if workload.needs_reference else workload
-    return _Loaded(network, tokenizer, kind, notes, ExportCheck(model, kind, texts, workload))
+    return _Loaded(
+        network, tokenizer, kind, notes, ExportCheck(model, kind, texts, workload, calibration)
+    )
 
 
 def _open_workload(

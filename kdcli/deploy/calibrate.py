@@ -1,0 +1,324 @@
+"""Choose the integers of a model's linears from the activations of calibration texts.
+
+For int8 in ONNX Runtime, a tensor of activations has one scale, so a few large channels leave most
+of the 255 steps unused. Dividing each channel by its size and multiplying the weights by it removes
+this, at the cost of one elementwise product (SmoothQuant, arXiv 2211.10438, equation 4). It is done
+only for inputs where it removes a noticeable part of the model's rounding error. The weights are
+then rounded with error compensation; see `kdcli.deploy.rounding`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kdcli.deploy.rounding import (
+    INT4_BLOCKS,
+    INT8,
+    INT8_PAIRS,
+    Grid,
+    InputStatistics,
+    Integers,
+    round_weight,
+)
+from kdcli.types import Batch
+
+MIGRATION = (0.5, 0.7, 0.85, 1.0)
+"""Shares of a channel's range that smoothing moves to the weights; 1 makes all channels equal."""
+MIN_GAIN, MIN_OWN_GAIN = 0.001, 0.1
+"""Smoothing an input must remove at least these shares of the squared rounding errors of all
+products, and of its own products."""
+# Number of activation values that share a scale under OpenVINO. 128 is the fastest of 32, 64, 128
+# and 384 with VNNI.
+ACTIVATION_GROUP = 128
+COMPARED_TOKENS = 512
+"""Number of tokens that measure the errors. They are not among the statistics."""
+
+
+def _unsigned(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Round a tensor to 0 ... 255 with one scale and one zero point.
+
+    Returns the integers, the scale and the zero point.
+    """
+    low, high = x.min().clamp(max=0), x.max().clamp(min=0)
+    scale = ((high - low) / 255).clamp(min=torch.finfo(x.dtype).tiny)
+    zero = torch.round(-low / scale)
+    return torch.clamp(torch.round(x / scale) + zero, 0, 255), scale, zero
+
+
+def _with_one_scale(x: Tensor) -> Tensor:
+    """Fake-quantise to integers in [0, 255] with one scale and one zero point."""
+    integers, scale, zero = _unsigned(x)
+    return (integers - zero) * scale
+
+
+def _in_groups(x: Tensor) -> Tensor:
+    """Fake-quantise to integers in [-127, 127] with a scale per `ACTIVATION_GROUP` values."""
+    width = x.shape[-1]
+    padded = F.pad(x, (0, -width % ACTIVATION_GROUP))
+    groups = padded.reshape(*x.shape[:-1], -1, ACTIVATION_GROUP)
+    scale = (groups.abs().amax(-1, keepdim=True) / 127).clamp(min=torch.finfo(x.dtype).tiny)
+    return (torch.round(groups / scale) * scale).reshape(*x.shape[:-1], -1)[..., :width]
+
+
+def _exact(x: Tensor) -> Tensor:
+    return x
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """How a runtime multiplies activations by integers.
+
+    Attributes:
+        grid: The integers of a linear's weights.
+        round_input: Fake-quantises the activations.
+        is_unsigned: Whether a tensor of activations has one scale and integers in [0, 255].
+    """
+
+    grid: Grid
+    round_input: Callable[[Tensor], Tensor]
+    is_unsigned: bool = False
+
+
+KERNELS = {
+    ("onnx", "int8"): Kernel(INT8_PAIRS, _with_one_scale, is_unsigned=True),
+    ("onnx", "q4"): Kernel(INT4_BLOCKS, _exact),
+    ("openvino", "int8"): Kernel(INT8, _in_groups),
+}
+"""The kernel of each format and precision."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How the product of a linear is computed in integers.
+
+    Attributes:
+        integers: The rounded weights.
+        smoothing_I: Divides each channel of the input. The integers include its inverse.
+        largest_input_I: The largest integer of each channel on the calibration texts, if ONNX
+            Runtime rounds the input to 0 ... 255.
+    """
+
+    integers: Integers
+    smoothing_I: Tensor | None = None
+    largest_input_I: Tensor | None = None
+
+    def smoothed(self, x: Tensor) -> Tensor:
+        """Return an input as the integers expect it."""
+        return x if self.smoothing_I is None else x / self.smoothing_I
+
+
+@dataclass(eq=False)
+class _Input:
+    """An input that linears share, such as that of q, k and v.
+
+    Attributes:
+        linears: The linears that read it, by name.
+        range_I: The largest magnitude of each channel.
+        compared: Activations that measure errors, and which of them belong to real tokens.
+        smoothing_I: Divides each channel.
+        gram_II: The Gram matrix of the smoothed and rounded activations.
+        largest_I: The largest integer of each channel; None in other runtimes than ONNX Runtime.
+    """
+
+    linears: dict[str, nn.Linear] = field(default_factory=dict)
+    range_I: Tensor | None = None
+    compared: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    smoothing_I: Tensor | None = None
+    gram_II: Tensor | None = None
+    largest_I: Tensor | None = None
+
+
+@torch.no_grad()
+def calibrate(
+    model: nn.Module,
+    run: Callable[[Batch], object],
+    batches: Sequence[Batch],
+    kernel: Kernel,
+) -> dict[str, Rounding]:
+    """Choose the integers of each linear that calibration texts reach.
+
+    Args:
+        model: The model, in float32 and eval mode. It is not changed.
+        run: Computes the model's outputs for a batch.
+        batches: The texts, padded. Activations that are computed together share a scale, and those
+            of padding can be the largest.
+        kernel: How the products are computed.
+
+    Returns:
+        The rounding of each linear by name. Each step is kept only if it lowers the error of the
+        product on texts that the statistics do not include.
+    """
+    compared, counted = _divide(batches)
+    inputs = _find_inputs(model, run, counted, compared)
+    if kernel.is_unsigned:
+        _choose_smoothing(inputs, kernel)
+    _measure_statistics(inputs, model, run, counted, kernel)
+    roundings = {}
+    for shared in inputs:
+        assert shared.gram_II is not None
+        statistics = InputStatistics.of(shared.gram_II)
+        shared.gram_II = None
+        for name, linear in shared.linears.items():
+            roundings[name] = _better_rounding(linear, shared, statistics, kernel)
+    return roundings
+
+
+def _divide(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
+    """Divide texts into those that measure errors and those that give the statistics."""
+    compared: list[Batch] = []
+    tokens = 0
+    for batch in batches:
+        if tokens >= COMPARED_TOKENS or len(compared) >= len(batches) // 4:
+            break
+        compared.append(batch)
+        tokens += int(batch["attention_mask"].sum())
+    counted = list(batches[len(compared) :])
+    return compared or counted, counted
+
+
+def _find_inputs(
+    model: nn.Module,
+    run: Callable[[Batch], object],
+    counted: Sequence[Batch],
+    compared: Sequence[Batch],
+) -> list[_Input]:
+    """Find the inputs that linears share, their ranges, and the activations to compare."""
+    names = {module: name for name, module in model.named_modules()}
+    by_linear: dict[nn.Linear, _Input] = {}
+    latest: list[tuple[Tensor, _Input]] = []
+
+    def find(linear: nn.Linear, x: Tensor) -> _Input | None:
+        """Return the input of a linear, or None if another linear has read it just now."""
+        is_read = bool(latest) and latest[0][0] is x
+        if linear not in by_linear:
+            by_linear[linear] = latest[0][1] if is_read else _Input()
+            by_linear[linear].linears[names[linear]] = linear
+        latest[:] = [(x, by_linear[linear])]
+        return None if is_read else by_linear[linear]
+
+    def add_range(linear: nn.Linear, x: Tensor, is_real: Tensor) -> None:
+        if (shared := find(linear, x)) is not None:
+            largest_I = x.reshape(-1, x.shape[-1]).abs().amax(0)
+            known_I = largest_I if shared.range_I is None else shared.range_I
+            shared.range_I = torch.maximum(known_I, largest_I)
+
+    def keep(linear: nn.Linear, x: Tensor, is_real: Tensor) -> None:
+        if (shared := find(linear, x)) is not None:
+            shared.compared.append((x, is_real))
+
+    _each_input(model, run, counted, add_range)
+    _each_input(model, run, compared, keep)
+    return list(dict.fromkeys(by_linear.values()))
+
+
+def _each_input(
+    model: nn.Module,
+    run: Callable[[Batch], object],
+    batches: Sequence[Batch],
+    read: Callable[[nn.Linear, Tensor, Tensor], None],
+) -> None:
+    """Call `read` for each linear that a batch reaches, with its input.
+
+    The third argument tells which vectors of the input belong to real tokens.
+    """
+    mask_BL = torch.zeros(0, 0)
+
+    def before(linear: nn.Module, args: tuple[Tensor]) -> None:
+        assert isinstance(linear, nn.Linear)
+        x = args[0]
+        has_tokens = x.shape[:-1] == mask_BL.shape
+        read(linear, x, mask_BL.bool() if has_tokens else torch.ones(x.shape[:-1]).bool())
+
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                hooks.callback(module.register_forward_pre_hook(before).remove)
+        for batch in batches:
+            mask_BL = batch["attention_mask"]
+            run(batch)
+
+
+def _choose_smoothing(inputs: Sequence[_Input], kernel: Kernel) -> None:
+    """Smooth the inputs where it removes a noticeable part of the rounding error."""
+    plain = [_nearest_error(shared, None, kernel) for shared in inputs]
+    for shared, error in zip(inputs, plain, strict=True):
+        smoothings = list(_smoothings(shared))
+        errors = [_nearest_error(shared, smoothing_I, kernel) for smoothing_I in smoothings]
+        least_gain = max(MIN_GAIN * sum(plain), MIN_OWN_GAIN * error)
+        if errors and min(errors) < error - least_gain:
+            shared.smoothing_I = smoothings[errors.index(min(errors))]
+
+
+def _smoothings(shared: _Input) -> Iterator[Tensor]:
+    """Yield the divisors of the channels to try, [I] each."""
+    assert shared.range_I is not None
+    # A channel that is quiet here may be used by another text, so only large ones are divided.
+    range_I = shared.range_I.clamp(min=float(shared.range_I.median()))
+    weights_OI = torch.cat([linear.weight for linear in shared.linears.values()])
+    size_I = weights_OI.abs().amax(0)
+    size_I = size_I.clamp(min=float(size_I.median()))
+    if min(float(range_I.min()), float(size_I.min())) <= 0:
+        return
+    for share in MIGRATION:
+        yield range_I**share / size_I ** (1 - share)
+
+
+def _nearest_error(shared: _Input, smoothing_I: Tensor | None, kernel: Kernel) -> float:
+    """Return the relative squared error of an input's products with the nearest integers."""
+    weight_OI = torch.cat([linear.weight for linear in shared.linears.values()])
+    smoothed_OI = weight_OI if smoothing_I is None else weight_OI * smoothing_I
+    rounding = Rounding(round_weight(smoothed_OI, kernel.grid), smoothing_I)
+    return _error(shared, weight_OI, rounding, kernel)
+
+
+def _error(shared: _Input, weight_OI: Tensor, rounding: Rounding, kernel: Kernel) -> float:
+    """Return the relative squared error of a product on the compared activations."""
+    squared = reference = 0.0
+    rounded_OI = rounding.integers.weight().to(weight_OI.dtype)
+    for x, is_real in shared.compared:
+        y_RO = F.linear(x[is_real], weight_OI)
+        low_RI = kernel.round_input(rounding.smoothed(x))[is_real]
+        squared += float((F.linear(low_RI, rounded_OI) - y_RO).square().sum())
+        reference += float(y_RO.square().sum())
+    return squared / reference if reference else 0.0
+
+
+def _measure_statistics(
+    inputs: Sequence[_Input],
+    model: nn.Module,
+    run: Callable[[Batch], object],
+    counted: Sequence[Batch],
+    kernel: Kernel,
+) -> None:
+    """Measure each input as the file's products receive it."""
+    leaders = {next(iter(shared.linears.values())): shared for shared in inputs}
+
+    def add(linear: nn.Linear, x: Tensor, is_real: Tensor) -> None:
+        if (shared := leaders.get(linear)) is not None:
+            smoothed = x if shared.smoothing_I is None else x / shared.smoothing_I
+            x_RI = kernel.round_input(smoothed)[is_real].float()
+            gram_II = x_RI.T @ x_RI
+            shared.gram_II = gram_II if shared.gram_II is None else shared.gram_II.add_(gram_II)
+            if kernel.is_unsigned:
+                largest_I = _unsigned(smoothed)[0].reshape(-1, x.shape[-1]).amax(0).int()
+                known_I = largest_I if shared.largest_I is None else shared.largest_I
+                shared.largest_I = torch.maximum(known_I, largest_I)
+
+    _each_input(model, run, counted, add)
+
+
+def _better_rounding(
+    linear: nn.Linear, shared: _Input, statistics: InputStatistics, kernel: Kernel
+) -> Rounding:
+    """Return the rounding with the smaller error: with compensation, or to the nearest integers."""
+    smoothing_I = shared.smoothing_I
+    smoothed_OI = linear.weight if smoothing_I is None else linear.weight * smoothing_I
+    choices = [
+        Rounding(round_weight(smoothed_OI, kernel.grid, inputs), smoothing_I, shared.largest_I)
+        for inputs in (statistics, None)
+    ]
+    return min(choices, key=lambda choice: _error(shared, linear.weight, choice, kernel))

@@ -1,0 +1,159 @@
+"""Choose integers on calibration texts, and prove that their sums fit."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from kdcli.deploy.calibrate import KERNELS, calibrate
+from kdcli.deploy.products import by_key, key_of
+from kdcli.deploy.quantise import quantise_onnx
+from kdcli.deploy.sessions import onnx_caller
+from kdcli.deploy.sums import MAX_SUM, largest_sums
+
+
+class Layers(nn.Module):
+    """Two products that share an input with a large channel, and one after them."""
+
+    def __init__(self, outlier=40.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(100, 64)
+        self.one, self.other, self.last = (nn.Linear(64, n, bias=False) for n in (48, 48, 16))
+        self.last = nn.Linear(48, 16, bias=False)
+        with torch.no_grad():
+            self.table.weight[:, 5] *= outlier
+            for linear in (self.one, self.other):
+                linear.weight[:, 5] /= outlier
+
+    def forward(self, ids):
+        x = self.table(ids)
+        return self.last(self.one(x) + self.other(x))
+
+
+def texts(count=24):
+    """Batches of two padded rows; the padding, token 0, has the largest activations."""
+    generator = torch.Generator().manual_seed(1)
+    batches = []
+    for _ in range(count):
+        ids = torch.randint(1, 100, (2, 12), generator=generator)
+        mask = torch.ones_like(ids)
+        mask[1, 7:] = 0
+        batches.append({"input_ids": ids * mask, "attention_mask": mask})
+    return batches
+
+
+def graph_of(model, folder):
+    """The model's graph, from ids to outputs."""
+    names = {"table": model.table.weight} | {
+        name: getattr(model, name).weight.T for name in ("one", "other", "last")
+    }
+    helper, info = onnx.helper, onnx.helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["x"], name="gather"),
+        helper.make_node("MatMul", ["x", "one"], ["a"], name="multiply_one"),
+        helper.make_node("MatMul", ["x", "other"], ["b"], name="multiply_other"),
+        helper.make_node("Add", ["a", "b"], ["c"], name="add"),
+        helper.make_node("MatMul", ["c", "last"], ["y"], name="multiply_last"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "layers",
+        [info("ids", onnx.TensorProto.INT64, ["B", "L"])],
+        [info("y", onnx.TensorProto.FLOAT, ["B", "L", 16])],
+        [
+            onnx.numpy_helper.from_array(np.ascontiguousarray(value.detach().numpy()), name)
+            for name, value in names.items()
+        ],
+    )
+    opset = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), folder / "plain.onnx")
+    return folder / "plain.onnx"
+
+
+def relative_error(model, file, batches):
+    """The relative error of a file over real tokens."""
+    call = onnx_caller(file, threads=1)
+    pairs = []
+    for batch in batches:
+        real = batch["attention_mask"].bool().numpy()
+        (of_file,) = call({"ids": batch["input_ids"].numpy()})
+        pairs.append((np.array(of_file)[real], model(batch["input_ids"]).detach().numpy()[real]))
+    ours, exact = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    return np.linalg.norm(ours - exact) / np.linalg.norm(exact)
+
+
+def calibrated(model, format="onnx", precision="int8"):
+    run = lambda batch: model(batch["input_ids"])  # noqa: E731
+    return calibrate(model, run, texts(), KERNELS[format, precision])
+
+
+def test_calibration_removes_most_of_the_error_and_changes_no_model(tmp_path):
+    model = Layers().eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    roundings = calibrated(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert set(roundings) == {"one", "other", "last"}
+    # Products with a common input share its divisors, so the file divides it once.
+    assert torch.equal(roundings["one"].smoothing_I, roundings["other"].smoothing_I)
+    assert roundings["one"].smoothing_I.argmax() == 5
+    plain = graph_of(model, tmp_path)
+    fresh = texts(30)[24:]
+    # The rows of the table have the large channel too, which is not the concern of this test.
+    table = {key_of(model.table.weight.detach().numpy())}
+    errors = []
+    for name, chosen in (("nearest.onnx", {}), ("chosen.onnx", by_key(model, roundings))):
+        quantise_onnx(plain, tmp_path / name, "int8", table, chosen)
+        errors.append(relative_error(model, tmp_path / name, fresh))
+    assert errors[1] < 0.25 * errors[0]
+    nodes = onnx.load(tmp_path / "chosen.onnx").graph.node
+    assert sum(node.name.endswith("_product") and "smoothed" in node.name for node in nodes) == (
+        1 + (roundings["last"].smoothing_I is not None)
+    )
+
+
+def test_smoothing_that_does_not_help_is_left_out():
+    model = Layers(outlier=1.0).eval()
+    with torch.no_grad():
+        # All channels have about the same range.
+        model.table.weight.uniform_(-1, 1)
+        for linear in (model.one, model.other):
+            linear.weight.copy_(linear.weight.sign())
+    roundings = calibrated(model)
+    assert roundings["one"].smoothing_I is None
+    assert roundings["other"].smoothing_I is None
+
+
+@pytest.mark.parametrize(("format", "precision"), [("onnx", "q4"), ("openvino", "int8")])
+def test_other_runtimes_need_no_smoothing(format, precision):
+    model = Layers().eval()
+    roundings = calibrated(model, format, precision)
+    assert all(rounding.smoothing_I is None for rounding in roundings.values())
+    limit = 8 if precision == "q4" else 127
+    values = roundings["one"].integers.values_OI.int().abs()
+    assert limit - 1 <= values.max() <= limit
+
+
+def test_without_texts_nothing_is_chosen():
+    model = Layers().eval()
+    assert (
+        calibrate(model, lambda batch: model(batch["input_ids"]), [], KERNELS["onnx", "int8"]) == {}
+    )
+
+
+def test_sums_of_a_file_fit_for_any_input(tmp_path):
+    model = Layers().eval()
+    roundings = by_key(model, calibrated(model))
+    plain = graph_of(model, tmp_path)
+    quantise_onnx(plain, tmp_path / "low.onnx", "int8", roundings=roundings)
+    sums = largest_sums(plain, tmp_path / "low.onnx", model, roundings)
+    assert {each.name for each in sums} == {"one", "other", "last"}
+    for each in sums:
+        assert 0 < each.texts <= each.any_input <= 255 * 128 <= MAX_SUM
+        assert not each.can_saturate
+    # A product that stays in float32 has no sums of integers.
+    kept = {key for key, value in roundings.items() if len(value.integers.values_OI) == 16}
+    quantise_onnx(plain, tmp_path / "kept.onnx", "int8", kept, roundings)
+    sums = largest_sums(plain, tmp_path / "kept.onnx", model, roundings)
+    assert {each.name for each in sums} == {"one", "other"}
