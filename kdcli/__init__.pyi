@@ -16,6 +16,7 @@ VERBS: tuple[str, ...]
 def distill(
     teacher: Path | str | None = None,
     *,
+    more_teachers: Path | str | Sequence[Path | str] | None = None,
     method: str | None = None,
     assistant: str | None = None,
     to: str | Sequence[str] | None = None,
@@ -26,7 +27,6 @@ def distill(
     eval_task: str | Sequence[str] | None = None,
     pooling: str | None = None,
     task: str | None = None,
-    more_teachers: Path | str | Sequence[Path | str] | None = None,
     soft_labels: Path | str | None = None,
     corpus: Data | None = None,
     general: Path | str | None = None,

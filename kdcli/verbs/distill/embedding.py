@@ -8,7 +8,7 @@ that the first components carry most of the energy.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,6 +55,7 @@ from kdcli.verbs.distill.student import (
     relation_kernel,
     teacher_needs,
 )
+from kdcli.verbs.distill.teachers import joined, open_more_teachers
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embedding import METHOD, EmbeddingWorkload
 from kdcli.workloads.embedding_texts import divided_texts
@@ -95,6 +96,11 @@ def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
             f"data.partition divides texts, and method {recipe.method} reads blocks of text",
             f"remove it, or use --method {METHOD}",
         )
+    if recipe.more_teachers:
+        raise UsageError(
+            f"--also-teacher: method {recipe.method} compares the states of one teacher",
+            f"several teachers need --method {METHOD}, or --task T",
+        )
     if recipe.student.source is not None:
         raise UsageError(
             f"--student: method {recipe.method} compares token states, so its student starts from "
@@ -119,6 +125,7 @@ class EmbeddingDistillation:
         workload: The texts, tokenised for the model that the students start from.
         shapes: The students' shapes by name.
         precomputed_NE: The teacher's vectors from a file; None computes them.
+        more_teachers: Teachers whose vectors are joined to those of the first one.
     """
 
     context: RunContext[DistillRecipe]
@@ -126,6 +133,7 @@ class EmbeddingDistillation:
     workload: EmbeddingWorkload
     shapes: Mapping[str, ModelShape]
     precomputed_NE: Array | None
+    more_teachers: Sequence[Embedder] = ()
 
     @property
     def origin(self) -> Embedder:
@@ -217,17 +225,25 @@ class EmbeddingDistillation:
         """The number of components of the teacher's vectors."""
         if self.precomputed_NE is not None:
             return int(self.precomputed_NE.shape[1])
-        return self.teacher.format.width(self.teacher.shape.hidden)
+        teachers = [self.teacher, *self.more_teachers]
+        return sum(each.format.width(each.shape.hidden) for each in teachers)
 
     def _vectors(self) -> Vectors:
-        precomputed_NE, workload = self.precomputed_NE, self.workload
+        precomputed_NE = self.precomputed_NE
         if precomputed_NE is not None:
             return lambda at: np.take(precomputed_NE, at, axis=0)
+        first = self._vectors_of(self.teacher)
+        if not self.more_teachers:
+            return first
+        return joined([first, *map(self._vectors_of, self.more_teachers)])
+
+    def _vectors_of(self, teacher: Embedder) -> Vectors:
+        workload = self.workload
         tokens, texts = workload.tokens, workload.all_texts
-        if self.teacher is not self.origin:
+        if teacher is not self.origin:
             max_length = self.context.recipe.data.max_length
-            tokens = self.teacher.tokenize(texts.texts, texts.roles, max_length)
-        return workload.vectors_of(self.teacher, tokens, dry_run=self.context.dry_run)
+            tokens = teacher.tokenize(texts.texts, texts.roles, max_length)
+        return workload.vectors_of(teacher, tokens, dry_run=self.context.dry_run)
 
     def _format(
         self, to: ModelShape, model: PreTrainedModel, vectors: Vectors
@@ -348,6 +364,10 @@ class EmbeddingDistillation:
             scored[TEACHER] = Embedder.open(
                 str(recipe.teacher), pooling=pooling, trust_remote_code=trusted
             )
+            for number, more in enumerate(self.more_teachers, 2):
+                scored[f"{TEACHER} {number}"] = Embedder.open(
+                    more.source, pooling=pooling, trust_remote_code=trusted
+                )
             for name, to in self.shapes.items():
                 scored[name] = Embedder.open(str(self.model_folder(name)), compacted=True)
                 if to.is_static:
@@ -364,6 +384,9 @@ class EmbeddingDistillation:
         card = describe_source(teacher.model, teacher.source)
         timed = Subject(TEACHER, location(teacher.source))
         models = [ReportedModel(TEACHER, "teacher", card, timed=timed)]
+        for number, more in enumerate(self.more_teachers, 2):
+            card = describe_source(more.model, more.source)
+            models.append(ReportedModel(f"{TEACHER} {number}", "teacher", card))
         for name in names:
             folder = self.model_folder(name)
             card = describe(students[name].encoder, str(folder), folder)
@@ -371,7 +394,7 @@ class EmbeddingDistillation:
             models.append(ReportedModel(name, "student", card, TEACHER, folder, timed=timed))
         models += map(without_distillation, names)
         notes = [
-            f"{teacher.source}: {teacher.note}",
+            *(f"{each.source}: {each.note}" for each in (teacher, *self.more_teachers)),
             f"{len(self.workload.all_texts):,} distinct texts",
         ]
         if recipe.student.source is not None:
@@ -404,13 +427,15 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
         pooling=recipe.embedding.pooling,
         trust_remote_code=context.trust_remote_code,
     )
-    Progress.log(f"{teacher.source}: {teacher.note}")
+    others = open_more_teachers(recipe, teacher, trust_remote_code=context.trust_remote_code)
+    for each in (teacher, *others):
+        Progress.log(f"{each.source}: {each.note}")
     origin = _origin(recipe, teacher, session) if recipe.student.source else teacher
     shapes = student_shapes(recipe, origin.shape) if recipe.student.to else {}
     shapes = shapes or {"student": origin.shape}
     context.options.check_pushed(len(shapes))
     check_signals(recipe, teacher, origin, shapes)
-    sources = [one.source for one in (teacher, origin)]
+    sources = [one.source for one in (teacher, *others, origin)]
     trained = {source: training_rows(location(source)) for source in sources}
     eval_sets = open_eval_sets(recipe.eval, trained, session)
     settings, data = recipe.embedding, recipe.data
@@ -437,7 +462,7 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
         recipe.train.seed,
         partitioned=partitioned,
     )
-    whole = EmbeddingDistillation(context, teacher, workload, shapes, precomputed_NE)
+    whole = EmbeddingDistillation(context, teacher, workload, shapes, precomputed_NE, others)
     for to in shapes.values():
         check_dimensions(recipe.loss, min(to.hidden, whole.teacher_width))
     assert workload.tokens is not None

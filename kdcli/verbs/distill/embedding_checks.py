@@ -24,6 +24,11 @@ def check_embedding(recipe: DistillRecipe) -> None:
             f"{missing} given", "kdcli distill TEACHER --to LxH --method embedding --data TEXT"
         )
     check_settings(METHOD, recipe.loss)
+    if recipe.more_teachers and recipe.embedding.vectors:
+        raise UsageError(
+            "--teacher-vectors replaces the teachers' vectors, so --also-teacher has no effect",
+            "omit one of them",
+        )
     if recipe.data.pack_isolated:
         raise UsageError(
             "data.pack_isolated is for methods that read blocks of text, not for embedding"

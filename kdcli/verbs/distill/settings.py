@@ -35,6 +35,14 @@ TeacherOption = Annotated[
     Option("teacher", metavar="TEACHER", values="model"),
     Field(description=TEACHER),
 ]
+MoreTeachers = Annotated[
+    list[str],
+    Option("--also-teacher", name="more_teachers", metavar="MODEL", rare=True),
+    Field(
+        description="Further teacher with the same weight, on a task or of an embedding student; "
+        "may be repeated."
+    ),
+]
 
 
 class StudentSettings(Section):
@@ -97,6 +105,7 @@ class DistillRecipe(Section):
 
     verb: Literal["distill"] = "distill"
     teacher: TeacherOption = None
+    more_teachers: MoreTeachers = Field(default_factory=list)
     method: Annotated[str, Option("--method", metavar="NAME", choices=ON_TEXT)] = Field(
         "minilm", description="Method on text."
     )
@@ -207,14 +216,7 @@ class TaskDistillRecipe(OnTask):
 
     verb: Literal["distill-task"] = "distill-task"
     teacher: TeacherOption = None
-    more_teachers: Annotated[
-        list[str],
-        Option("--also-teacher", name="more_teachers", panel=ON_TASK, metavar="MODEL", rare=True),
-    ] = Field(
-        default_factory=list,
-        description="Further teacher of the prediction stage, with the same weight; may be "
-        "repeated.",
-    )
+    more_teachers: MoreTeachers = Field(default_factory=list)
     soft_labels: Annotated[
         str | None, Option("--soft-labels", panel=ON_TASK, metavar="FILE", rare=True)
     ] = Field(
