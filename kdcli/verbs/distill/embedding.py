@@ -45,6 +45,7 @@ from kdcli.verbs.distill.basis import principal_basis, projected
 from kdcli.verbs.distill.embedding_checks import check_signals
 from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
 from kdcli.verbs.distill.plan import as_directory, student_shapes
+from kdcli.verbs.distill.router import ROUTER, check_router, save_router
 from kdcli.verbs.distill.settings import DistillRecipe, EmbeddingSettings
 from kdcli.verbs.distill.static import static_student
 from kdcli.verbs.distill.student import (
@@ -216,6 +217,8 @@ class EmbeddingDistillation:
                 formats[name] = replace(formats[name], dense=pool.format_of_dense)
                 folder = self.model_folder(name)
                 save_embedder(student.encoder, self.origin.tokenizer, formats[name], folder)
+                if context.recipe.embedding.router:
+                    self._save_router(name, student, formats[name])
         context.session.wait()
         if context.is_main:
             self._report(students, formats, starts, outcome)
@@ -348,6 +351,18 @@ class EmbeddingDistillation:
             seed=recipe.train.seed,
         )
 
+    def _save_router(self, name: str, student: Student, fmt: EmbeddingFormat) -> None:
+        queries = Embedder(student.encoder, self.origin.tokenizer, "", format=fmt)
+        router = self.model_folder(name) / ROUTER
+        save_router(router, queries, self._teacher_in_float32())
+        Progress.log(f"{router}: queries by the student, documents by the teacher")
+
+    def _teacher_in_float32(self) -> Embedder:
+        recipe, trusted = self.context.recipe, self.context.trust_remote_code
+        return Embedder.open(
+            str(recipe.teacher), pooling=recipe.embedding.pooling, trust_remote_code=trusted
+        )
+
     def _report(
         self,
         students: Mapping[str, Student],
@@ -361,9 +376,7 @@ class EmbeddingDistillation:
         if self.workload.eval_sets:
             # The targets were computed in the compute dtype, but models are scored in float32.
             trusted, pooling = context.trust_remote_code, recipe.embedding.pooling
-            scored[TEACHER] = Embedder.open(
-                str(recipe.teacher), pooling=pooling, trust_remote_code=trusted
-            )
+            scored[TEACHER] = self._teacher_in_float32()
             for number, more in enumerate(self.more_teachers, 2):
                 scored[f"{TEACHER} {number}"] = Embedder.open(
                     more.source, pooling=pooling, trust_remote_code=trusted
@@ -463,8 +476,9 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
         partitioned=partitioned,
     )
     whole = EmbeddingDistillation(context, teacher, workload, shapes, precomputed_NE, others)
-    for to in shapes.values():
+    for name, to in shapes.items():
         check_dimensions(recipe.loss, min(to.hidden, whole.teacher_width))
+        check_router(recipe, name, to, whole.teacher_width)
     assert workload.tokens is not None
     return Run([Stage(context.folder, context.resolved, whole.build)])
 

@@ -84,6 +84,11 @@ class EmbeddingSettings(VectorSettings):
         description="Whether a student that is narrower than its teacher's vectors gets a dense "
         "layer up to their width. Otherwise it learns their principal components.",
     )
+    router: bool = Field(
+        False,
+        description="Whether to save router/ too, a sentence-transformers model that encodes "
+        "queries with the student and documents with the teacher.",
+    )
     vectors: Annotated[str | None, Option("--teacher-vectors", metavar="FILE", rare=True)] = Field(
         None,
         description="File of the teacher's vectors, .npy or .parquet (default: computed).",

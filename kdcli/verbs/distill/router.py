@@ -1,0 +1,84 @@
+"""Save a student for queries and its teacher for documents as one model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from kdcli.disk import read_json, write_atomic
+from kdcli.errors import UsageError
+from kdcli.models.embedder import LIBRARY, MODULES_FILE, PROMPTS_FILE, save_embedder
+from kdcli.types import ModelShape
+from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.workloads.embedder import Embedder
+
+ROUTER = "router"
+"""The directory of the model, in the student's."""
+
+
+def check_router(recipe: DistillRecipe, name: str, to: ModelShape, teacher_width: int) -> None:
+    """Check that a student's vectors can be compared with its teacher's.
+
+    Raises UsageError: they lie in another space.
+    """
+    if not recipe.embedding.router:
+        return
+    if recipe.more_teachers or recipe.embedding.vectors:
+        other = "--also-teacher" if recipe.more_teachers else "--teacher-vectors"
+        raise UsageError(
+            f"embedding.router needs documents' vectors of the teacher alone, not {other}",
+            "omit one of them",
+        )
+    reaches_width = to.hidden == teacher_width or (recipe.embedding.dense and not to.is_static)
+    if reaches_width and not recipe.loss.get("dimensions"):
+        return
+    raise UsageError(
+        f"embedding.router: the vectors of {name} are principal components of the teacher's, so "
+        "that they cannot be compared with the teacher's vectors of documents",
+        f"choose a student of width {teacher_width}, or a shape with layers and "
+        "embedding.dense=true; leave loss.dimensions unset",
+    )
+
+
+def save_router(folder: Path, queries: Embedder, documents: Embedder) -> None:
+    """Save two models as one model of sentence-transformers.
+
+    `encode_query` uses the first one. `encode_document` and `encode` use the second one.
+    """
+    types: dict[str, str] = {}
+    structure: dict[str, list[str]] = {}
+    for route, model in (("query", queries), ("document", documents)):
+        structure[route] = []
+        for name, kind in _save_route(folder, route, model):
+            structure[route].append(name)
+            types[name] = kind
+    parameters = {"default_route": "document", "allow_empty_key": True, "route_mappings": {}}
+    router = {"types": types, "structure": structure, "parameters": parameters}
+    write_atomic(folder / "router_config.json", json.dumps(router, indent=2))
+    module = {"idx": 0, "name": "0", "path": "", "type": f"{LIBRARY}models.Router"}
+    write_atomic(folder / MODULES_FILE, json.dumps([module], indent=2))
+
+
+def _save_route(folder: Path, route: str, model: Embedder) -> Iterator[tuple[str, str]]:
+    """Save the modules of a model, each in a directory of its own, and yield their names and types.
+
+    The prompts of the documents' model, which is saved last, are those of the whole.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        whole = Path(temporary)
+        save_embedder(model.model, model.tokenizer, model.format, whole)
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.move(whole / PROMPTS_FILE, folder / PROMPTS_FILE)
+        modules = read_json(whole / MODULES_FILE, kind=list)
+        (whole / MODULES_FILE).unlink()
+        for module in modules:
+            kind = str(module["type"])
+            name = f"{route}_{module['idx']}_{kind.rpartition('.')[2]}"
+            (folder / name).mkdir(exist_ok=True)
+            for file in (whole / module["path"]).iterdir():
+                if file.is_file():
+                    shutil.move(file, folder / name / file.name)
+            yield name, kind

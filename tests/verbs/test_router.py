@@ -1,0 +1,54 @@
+"""A student for queries and its teacher for documents, as one model."""
+
+import numpy as np
+import own_files
+import pytest
+from own_files import refused, succeeds
+from sentence_transformers import SentenceTransformer
+
+from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.load import load_encoder
+
+TEXTS = ["w1 w2", "w3 w4 w5"]
+
+
+@pytest.fixture
+def given(tmp_path):
+    base = load_encoder(str(own_files.encoder(tmp_path / "base", num_hidden_layers=4)))
+    fmt = EmbeddingFormat("cls", prompts={"query": "w30 "}, max_length=20)
+    save_embedder(base.model, base.tokenizer, fmt, tmp_path / "teacher")
+    drawn = np.random.default_rng(0)
+    lines = [" ".join(f"w{n}" for n in drawn.integers(0, 59, size=6)) for _ in range(80)]
+    (tmp_path / "texts.txt").write_text("\n".join(lines))
+    settings = "data.held_out_blocks=8 measure.latency=false embedding.router=true"
+    keys = [word for key in settings.split() for word in ("--set", key)]
+    data = ["--data", tmp_path / "texts.txt", "--max-steps", "3", "--dtype", "fp32"]
+    return ["distill", tmp_path / "teacher", *data, *keys]
+
+
+@pytest.mark.parametrize("shape", [["2x32"], ["2x16", "--set", "embedding.dense=true"], ["static"]])
+def test_queries_are_encoded_by_the_student_and_documents_by_the_teacher(given, tmp_path, shape):
+    succeeds(*given, "--to", *shape, "-o", tmp_path / "out")
+    both, student, teacher = (
+        SentenceTransformer(str(folder), device="cpu")
+        for folder in (tmp_path / "out" / "router", tmp_path / "out", given[1])
+    )
+    assert both.encode_query(TEXTS) == pytest.approx(student.encode_query(TEXTS), abs=1e-6)
+    assert both.encode_document(TEXTS) == pytest.approx(teacher.encode_document(TEXTS), abs=1e-6)
+    assert both.similarity_fn_name == teacher.similarity_fn_name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--to", "2x16"], "principal components"),
+        (["--to", "static:16"], "principal components"),
+        (["--to", "2x32", "--set", "loss.dimensions=[32,16]"], "principal components"),
+        (["--to", "2x32", "--also-teacher", "{other}"], "of the teacher alone"),
+    ],
+)
+def test_a_student_in_another_space_is_refused(given, tmp_path, options, message):
+    base = load_encoder(str(own_files.encoder(tmp_path / "other_base")))
+    save_embedder(base.model, base.tokenizer, EmbeddingFormat(), tmp_path / "other")
+    options = [word.format(other=tmp_path / "other") for word in options]
+    assert message in refused(tmp_path, *given, *options)
