@@ -182,16 +182,16 @@ def test_rows_that_are_in_two_splits_are_counted():
 
 
 def test_few_rows_are_a_note():
-    partition = Partition(selection=hashes(7), verification=hashes(8))
-    (note,) = row_notes(Pools(np.arange(199, dtype=np.uint64)), partition)
-    assert note.startswith("only 199 rows")
-    (note,) = goal_notes(GoalSettings(max_drop=1.0), partition)
-    assert note.startswith("only 1 verification rows")
-    assert "need not hold" in note
+    partition = Partition(np.arange(199, dtype=np.uint64), verification=hashes(8))
+    chance, wide = goal_notes(GoalSettings(max_drop=1.0), partition)
+    assert chance.startswith("only 199 selection rows: chance decides")
+    assert wide.startswith("only 1 verification rows")
+    assert "need not hold" in wide
 
 
 def test_a_drop_of_zero_is_met_by_chance():
-    partition = Partition(selection=hashes(7), verification=np.arange(500, dtype=np.uint64))
+    rows = np.arange(500, dtype=np.uint64)
+    partition = Partition(rows, rows + np.uint64(500))
     assert goal_notes(GoalSettings(max_drop=0.5), partition) == []
     (note,) = goal_notes(GoalSettings(max_drop=0.0), partition)
     assert "by chance" in note
