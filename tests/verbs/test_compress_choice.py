@@ -295,6 +295,10 @@ def test_nested_keys_of_a_step_are_dotted_keys_of_its_recipe():
     keys = {"recipe": "mine", "student": {"to": ["2x16"]}, "train": {"lr": 1e-4}, "loss": {}}
     assert dotted(keys) == {"student.to": ["2x16"], "train.lr": 1e-4}
 
+def test_a_step_gets_a_directory_that_every_system_accepts(tmp_path):
+    assert runner_of(tmp_path).path("static:64-onnx").name == "static_64-onnx"
+
+
 
 def times(ms, speedup, best):
     """Times that are `best` times better at the better quartile."""

@@ -300,7 +300,7 @@ def step_reports(runner: StepRunner) -> list[schema.StepReport]:
         schema.StepReport(
             name=name,
             command=runner.result(name).report.command,
-            folder=f"{STEPS}/{name}",
+            folder=f"{STEPS}/{runner.path(name).name}",
         )
         for name in dict.fromkeys(names)
         if (runner.path(name) / PAGE).is_file() and RunDir(runner.path(name)).done

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kdcli.deploy.latency import CELLS, Protocol, Subject, measure_latency
 from kdcli.engine.device import choose_device
+from kdcli.disk import as_directory
 from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
 from kdcli.models.card import describe
@@ -118,7 +119,7 @@ def _times_of_shapes(
         for shape in shapes:
             name = str_of(shape)
             student = build_student(teacher.model, shape, init="random", seed=seed).model
-            folder = Path(temporary) / name
+            folder = Path(temporary) / as_directory(name)
             save_model(student, teacher.tokenizer, folder, NO_ROWS)
             subjects.append(_subject(name, str(folder), backend))
             layers_mb[name] = describe(student, name, None).params_transformer / 1e6

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from kdcli.data.text.sentences import read_texts
 from kdcli.deploy.latency import Subject
+from kdcli.disk import as_directory
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
@@ -44,7 +45,7 @@ from kdcli.types import Array, ModelShape, Needs, Outcome
 from kdcli.verbs.distill.basis import principal_basis, projected
 from kdcli.verbs.distill.embedding_checks import check_signals
 from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
-from kdcli.verbs.distill.plan import as_directory, student_shapes
+from kdcli.verbs.distill.plan import student_shapes
 from kdcli.verbs.distill.settings import DistillRecipe, EmbeddingSettings
 from kdcli.verbs.distill.static import static_student
 from kdcli.verbs.distill.student import (
