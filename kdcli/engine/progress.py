@@ -6,6 +6,7 @@ nothing.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -21,6 +22,8 @@ LINE_SECONDS = 5.0
 """Seconds between two lines if there is no terminal."""
 PACE_STEPS = 5
 """Steps after the first one from which the remaining time is estimated."""
+_facts: ContextVar[set[str] | None] = ContextVar("facts", default=None)
+"""The facts that were logged since `Progress.facts_once` was entered."""
 
 
 @dataclass
@@ -150,3 +153,24 @@ class Progress:
         """Print lines on stderr, above a live bar, in the main process only."""
         for message in messages if is_main() else ():
             cls.console.print(message, markup=False, soft_wrap=True)
+
+    @classmethod
+    def log_fact(cls, *messages: str) -> None:
+        """Log facts about data or a model, each only once within `facts_once`."""
+        known = _facts.get()
+        for message in messages:
+            if known is None or message not in known:
+                cls.log(message)
+            # A dry run is quiet. The run itself then logs the fact.
+            if known is not None and not cls.console.quiet:
+                known.add(message)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def facts_once() -> Iterator[None]:
+        """Log equal facts only once, because several steps of a run read the same data."""
+        token = _facts.set(set())
+        try:
+            yield
+        finally:
+            _facts.reset(token)

@@ -411,10 +411,10 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[RerankWor
             head with one output.
     """
     data = read_data(request.data)
-    Progress.log(*data.notes)
+    Progress.log_fact(*data.notes)
     trusted = session.trust_remote_code
     model = load_cross_encoder(request.model, seed=request.seed, trust_remote_code=trusted)
-    Progress.log(f"{request.model}: {model.note}")
+    Progress.log_fact(f"{request.model}: {model.note}")
     settings = RankingSettings.model_validate(dict(request.settings))
     workload = RerankWorkload(
         session, data.train, data.evaluated, data.split, settings, request.data.max_length, model
@@ -468,7 +468,7 @@ def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
 
     Raises UsageError: the data cannot be used.
     """
-    return read_list_splits(list_source(request.data.source), Progress.log)
+    return read_list_splits(list_source(request.data.source), Progress.log_fact)
 
 
 def read_data(data: LabelledSettings) -> ListData:
@@ -476,7 +476,7 @@ def read_data(data: LabelledSettings) -> ListData:
     return read_lists(
         list_source(data.source),
         seed=data.split_seed,
-        log=Progress.log,
+        log=Progress.log_fact,
         labelled={"data": True, "teacher": False, None: None}[data.labels],
         partition=data.partition,
         split=data.split,

@@ -185,7 +185,7 @@ class Workload(ABC):
             UsageError: the teacher cannot be used, or cannot read the same rows.
         """
         teacher = self.load(source, head=head, new_head=False)
-        Progress.log(f"teacher {source}: {teacher.note}")
+        Progress.log_fact(f"teacher {source}: {teacher.note}")
         return teacher
 
     def fits(self, source: str) -> bool:

@@ -79,7 +79,7 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
     with stop_requests(at_once=True) as stop:
         journal = Journal(recipe.budget, stop)
         runner = StepRunner(recipe, trainer_of(recipe), options, folder, journal)
-        with runner.stopping(), keep_rows():
+        with runner.stopping(), keep_rows(), Progress.facts_once():
             if resumed:
                 journal.read(run_dir)
                 if run_dir.done:

@@ -405,7 +405,7 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
         pooling=recipe.embedding.pooling,
         trust_remote_code=context.trust_remote_code,
     )
-    Progress.log(f"{teacher.source}: {teacher.note}")
+    Progress.log_fact(f"{teacher.source}: {teacher.note}")
     origin = _origin(recipe, teacher, session) if recipe.student.source else teacher
     shapes = student_shapes(recipe, origin.shape) if recipe.student.to else {}
     shapes = shapes or {"student": origin.shape}
@@ -422,7 +422,7 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
         unit="document" if settings.vectors else settings.unit,
         rows=settings.rows,
         paired=recipe.loss.get("contrastive_weight", 0) > 0,
-        log=Progress.log,
+        log=Progress.log_fact,
     )
     texts, partitioned = divided_texts(texts, data.partition)
     precomputed_NE = read_vectors(Path(settings.vectors), texts) if settings.vectors else None
@@ -458,5 +458,5 @@ def _origin(recipe: DistillRecipe, teacher: Embedder, session: Session) -> Embed
             max_length = min(max_length, origin.max_length)
         fmt = replace(teacher.format, dense=None, max_length=max_length)
         origin = replace(origin, format=fmt, note=f"{fmt.pooling} pooling, as its teacher has")
-    Progress.log(f"{source}: {origin.note}")
+    Progress.log_fact(f"{source}: {origin.note}")
     return origin
