@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import ClassVar
@@ -20,10 +22,10 @@ from kdcli.engine.processes import is_main
 
 LINE_SECONDS = 5.0
 """Seconds between two lines if there is no terminal."""
-PACE_STEPS = 5
-"""Steps after the first one from which the remaining time is estimated."""
 _facts: ContextVar[set[str] | None] = ContextVar("facts", default=None)
 """The facts that were logged since `Progress.facts_once` was entered."""
+PACE_STEPS = 5
+"""Steps after the first one from which the remaining time is estimated."""
 
 
 @dataclass
@@ -65,6 +67,12 @@ class LogRecord:
             elif isinstance(value, dict):
                 scalars |= {f"{name}/{key}": number for key, number in value.items()}
         return scalars
+
+
+def time_left(seconds: float) -> str:
+    """Write the remaining time of a run: `0:01:30 left`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02} left"
 
 
 class Progress:
@@ -144,9 +152,7 @@ class Progress:
         steps = step - first_step
         if steps < PACE_STEPS or step == self.steps:
             return ""
-        seconds = round((now - first_end) / steps * (self.steps - step))
-        hours, minutes = divmod(seconds // 60, 60)
-        return f"{hours}:{minutes:02}:{seconds % 60:02} left"
+        return time_left((now - first_end) / steps * (self.steps - step))
 
     @classmethod
     def log(cls, *messages: str) -> None:

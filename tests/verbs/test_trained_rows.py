@@ -140,8 +140,8 @@ def test_a_benchmark_leaves_them_out(made, tmp_path):
     report = report_of(tmp_path / "out")
     assert [e.n for e in report.evaluations] == [NEW]
     assert report.notes == [
-        f"skipped {SHARED} of {SHARED + NEW} rows: model was trained on them, so their scores would "
-        f"be too high; {NEW} rows remain"
+        f"skipped {SHARED} of {SHARED + NEW} rows: model was trained on them, so their scores "
+        f"would be too high; {NEW} rows remain"
     ]
 
 
