@@ -52,7 +52,7 @@ CONLL = ("conll", "conllu", "bio", "iob", "iob2")
 CONLL_LINE = re.compile(r"-DOCSTART-.*|\S+(?:[ \t]+\S+)*[ \t]+(?:O|[BIES]-\S+)")
 CONLL_HINT = (
     'make a row a sentence of it, {"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}, '
-    "as docs/tasks.md shows"
+    "as the documentation's page 'Tasks' shows"
 )
 SOURCE_HINT = (
     "give a file, a directory, a URL, a hub id like owner/name[:config][:split][@revision], or "
