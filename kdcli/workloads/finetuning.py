@@ -139,7 +139,7 @@ def scores_after_training(workload: Workload, model: Model, outcome: Outcome) ->
     """Score a model after training."""
     if outcome.best_step is not None:
         Progress.log(f"the best weights are from step {outcome.best_step}")
-    return workload.score(model, worst=WORST)
+    return workload.score_trained(model, outcome.outputs, worst=WORST)
 
 
 def kept_weights_note(workload: Workload, outcome: Outcome) -> list[str]:

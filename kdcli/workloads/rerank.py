@@ -333,9 +333,13 @@ class RerankWorkload(Workload):
         if self.needs_reference:
             # A dry run does not wait for the teacher's scores of the held-out lists.
             return {}
-        parts = [output[:size] for output, size in zip(outputs, self.evaluated.sizes, strict=True)]
-        values = metrics_by_query(self.evaluated, np.concatenate(parts))
+        values = metrics_by_query(self.evaluated, self._without_padding(outputs))
         return {name: float(of_query.mean()) for name, of_query in values.items()}
+
+    def _without_padding(self, outputs: Sequence[Array]) -> Array:
+        """Return the scores of all evaluated candidates, [R], of outputs with a row per list."""
+        sizes = self.evaluated.sizes
+        return np.concatenate([output[:n] for output, n in zip(outputs, sizes, strict=True)])
 
     # -- scores -----------------------------------------------------------------------------
 
@@ -355,6 +359,14 @@ class RerankWorkload(Workload):
 
     def score(self, model: Model, *, worst: int = 0) -> ModelScores:
         return self.score_values(self.candidate_scores(model, self.evaluated), [model.note])
+
+    def score_trained(
+        self, model: Model, outputs: Sequence[Array] | None, *, worst: int = 0
+    ) -> ModelScores:
+        # Lists without a best ranking are dropped when a teacher becomes the reference.
+        if outputs is None or len(outputs) != len(self.evaluated):
+            return self.score(model, worst=worst)
+        return self.score_values(self._without_padding(outputs), [model.note])
 
     def score_values(self, scores_R: Array, notes: Sequence[str] = ()) -> ModelScores:
         """Evaluate the rankings that the candidates' scores produce."""

@@ -399,6 +399,19 @@ class Workload(ABC):
             worst: number of mistakes per set to list in the report.
         """
 
+    def score_trained(
+        self, model: Model, outputs: Sequence[Array] | None, *, worst: int = 0
+    ) -> ModelScores:
+        """Score a model after its training.
+
+        Args:
+            model: the model.
+            outputs: the outputs of the last evaluation, if it was of these weights. A workload may
+                use them instead of computing them again.
+            worst: number of mistakes per set to list in the report.
+        """
+        return self.score(model, worst=worst)
+
     def evaluate(
         self,
         models: Mapping[str, Model],
