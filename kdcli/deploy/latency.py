@@ -89,17 +89,20 @@ class Latency:
 
 @dataclass
 class _Lines:
-    """The log lines of a measurement. What takes less than `LINE_SECONDS` logs nothing."""
+    """The log lines of a measurement. Parts that take less than `LINE_SECONDS` log nothing."""
 
     subjects: Sequence[Subject]
-    began: float = field(default_factory=time.monotonic)
+    first: float | None = None  # When the first model was prepared, after the worker's start.
     last: float = field(default_factory=time.monotonic)
 
     def show(self, message: Mapping[str, Sequence[object]], prepared: int) -> None:
         """Log what a worker's message says about its progress."""
         now, number = time.monotonic(), len(self.subjects)
-        if "prepared" in message and now - self.last >= LINE_SECONDS:
-            left = (now - self.began) / prepared * (number - prepared)
+        if "prepared" in message and self.first is None:
+            self.first, self.last = now, now
+        elif "prepared" in message and now - self.last >= LINE_SECONDS:
+            assert self.first is not None
+            left = (now - self.first) / (prepared - 1) * (number - prepared)
             Progress.log(f"{prepared} of {number} models prepared  {time_left(left)}")
             self.last = now
         if "measuring" in message:

@@ -105,13 +105,17 @@ def test_a_slow_measurement_logs_its_progress(served, monkeypatch, capsys):
     messages = []
     served(send=messages.append)
     assert [m["prepared"] for m in messages if "prepared" in m] == [[LARGE], [SMALL]]
-    lines = latency_file._Lines(SHAPES, began=time.monotonic() - 60, last=time.monotonic() - 60)
+    lines = latency_file._Lines((*SHAPES, Subject("another", LARGE)))
     lines.show({"prepared": [LARGE]}, 1)
-    lines.show({"measuring": [1, 128, 9]}, 1)
-    lines.show({"measuring": [8, 128, 1]}, 1)
+    assert lines.first is not None
+    lines.first -= 60
+    lines.last -= 60
+    lines.show({"prepared": [SMALL]}, 2)
+    lines.show({"measuring": [1, 128, 9]}, 3)
+    lines.show({"measuring": [8, 128, 1]}, 3)
     first, second = capsys.readouterr().err.splitlines()
-    assert first == "1 of 2 models prepared  0:01:00 left"
-    assert second.startswith("timing 2 models in turns on 1 x 128 tokens: about 9 s")
+    assert first == "2 of 3 models prepared  0:01:00 left"
+    assert second.startswith("timing 3 models in turns on 1 x 128 tokens: about 9 s")
 
 
 LARGE, SMALL = "2x24:48@12", "1x24:48@12"
