@@ -474,7 +474,7 @@ def _read_all(request: EvaluationRequest) -> Texts:
     if request.data.source is None:
         raise UsageError("no text given", "give --data TEXT, a file or directory of texts")
     return read_texts(
-        request.data.source, column=None, unit="sentence", rows=None, log=Progress.log
+        request.data.source, column=None, unit="sentence", rows=None, log=Progress.log_fact
     )
 
 

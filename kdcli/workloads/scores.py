@@ -98,7 +98,7 @@ def compare(
     evaluations = [row for name, of_model in scores.items() for row in of_model.rows(name)]
     comparisons: list[Comparison] = []
     for model, baseline in pairs.items():
-        Progress.log(f"{resamples:,} resamples of {task}: {model} compared with {baseline}")
+        Progress.log(f"{task}: comparing {model} with {baseline}, {resamples:,} resamples")
         for set_name, count in scores[model].counts.items():
             scorer, base = (scores[name].scorers[set_name] for name in (model, baseline))
             differences = paired_bootstrap(

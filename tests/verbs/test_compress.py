@@ -237,7 +237,7 @@ def test_a_budget_that_ends_while_models_are_timed_keeps_the_finished_timings(
     given = (*planned(tuned, **{"plan.backends": "[onnx]"}), "-o", tmp_path / "out")
     done = kdcli(*given, "--budget", "2s")
     assert (done.exit_code, ran) == (2, [])
-    assert "too small for any candidate: it ended while models were timed" in said_by(done)
+    assert "too small for any candidate: it ended during the timing of models" in said_by(done)
     assert re.search(r"use --budget \d+m or more, with --resume", said_by(done))
     done = kdcli(*given, "--budget", "9m", "--resume")
     assert done.exit_code == 0, done.output

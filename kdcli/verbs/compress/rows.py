@@ -56,8 +56,8 @@ def divide_rows(runner: StepRunner) -> DividedData:
             f"give --data with at least {MIN_DATA} other rows; they need no labels",
         )
     Progress.log(
-        f"{pools.count:,} rows: {len(partition.selection):,} choose among candidates, "
-        f"{len(partition.verification):,} verify the chosen model"
+        f"{pools.count:,} rows: {len(partition.selection):,} distinct ones choose among "
+        f"candidates, {len(partition.verification):,} verify the chosen model"
     )
     return DividedData(partition, row_notes(pools, partition))
 
