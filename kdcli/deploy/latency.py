@@ -108,9 +108,10 @@ class _Lines:
         if "measuring" in message:
             batch_size, seq_len, seconds = message["measuring"]
             if float(str(seconds)) >= LINE_SECONDS:
+                models = f"{number} models in turns" if number > 1 else "the model"
                 Progress.log(
-                    f"timing {number} models in turns on {batch_size} x {seq_len} tokens: about "
-                    f"{seconds} s, longer if the times are unstable"
+                    f"timing {models} on {batch_size} x {seq_len} tokens: about {seconds} s, "
+                    "longer if the times are unstable"
                 )
                 self.last = now
 

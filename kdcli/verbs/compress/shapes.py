@@ -99,16 +99,16 @@ def measure_untrained(search: Search, model: str) -> Untrained:
         trust_remote_code=trusted,
     )
     baseline = Subject(TEACHER, location(model))
-    Progress.log(f"measuring {short(model)} on {', '.join(search.backends)}")
     subjects = [_subject(backend, location(model), backend) for backend in search.backends]
     timing = _Timing(runner, protocol, len(subjects) + len(shapes) + 2)
     times = runner.journal.once(
         f"{TIMED}backends",
         dict[str, UntrainedTimes],
-        lambda: timing.times([baseline, *subjects]),
+        lambda: timing.times(
+            [baseline, *subjects], f"{short(model)} on {', '.join(search.backends)}"
+        ),
     )
     fastest = min(search.backends, key=lambda name: times.get(name, UntrainedTimes()).ms)
-    Progress.log(f"measuring {', '.join(map(str_of, shapes))} untrained on {fastest}")
     backends = {name: times[name] for name in search.backends if name in times}
     timing.earlier = len(subjects) + 1
     shape_times = runner.journal.once(
@@ -135,13 +135,18 @@ class _Timing:
     total: int
     earlier: int = 0
 
-    def times(self, subjects: Sequence[Subject]) -> dict[str, UntrainedTimes]:
+    def times(self, subjects: Sequence[Subject], names: str) -> dict[str, UntrainedTimes]:
         """Return the times of the subjects that gave correct output, by name.
+
+        Args:
+            subjects: the teacher in torch, and the models that are compared with it.
+            names: what is measured, for the log.
 
         Raises:
             MachineError: the first one, with which the others are compared, could not be measured.
             UsageError: the budget ended.
         """
+        Progress.log(f"measuring {names}")
         began, journal = time.monotonic(), self.runner.journal
         deadline = began + journal.left
         latency = measure_latency(subjects, self.protocol, deadline=deadline)
@@ -182,7 +187,7 @@ def _times_of_shapes(
             save_model(student, teacher.tokenizer, folder, NO_ROWS)
             subjects.append(_subject(name, str(folder), backend))
             layers_mb[name] = describe(student, name, None).params_transformer / 1e6
-        times = timing.times(subjects)
+        times = timing.times(subjects, f"{', '.join(layers_mb)} untrained on {backend}")
     measured = {name: times.get(name, UntrainedTimes()) for name in layers_mb}
     return {
         name: UntrainedTimes(of.ms, of.speedup, of.best_ms, of.best_speedup, layers_mb[name])
