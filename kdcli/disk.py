@@ -208,6 +208,11 @@ def user_path(path: str | Path) -> Path:
         ) from None
 
 
+def as_directory(name: str) -> str:
+    """Return a name for a directory without ':', which some file systems refuse."""
+    return name.replace(":", "_")
+
+
 def without_home(text: str) -> str:
     """Write ~ for the home directory wherever it occurs in a text."""
     try:

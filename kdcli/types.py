@@ -477,7 +477,8 @@ class Outcome:
     """The totals of a run, including the time before a resume.
 
     `best_step` is the step of the kept weights. `finished` is False if `Schedule.stop_after` ended
-    the training before its last step.
+    the training before its last step. `outputs` are the held-out outputs of the kept weights, or
+    None if this process evaluated other weights last.
     """
 
     steps: int = 0
@@ -492,3 +493,4 @@ class Outcome:
     step_seconds: list[float] = field(default_factory=list)
     evaluation_seconds: float = 0.0
     finished: bool = True
+    outputs: Sequence[Array] | None = None

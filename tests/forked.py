@@ -107,6 +107,9 @@ class Worker:
     def wait(self) -> int | None:
         return self._process.returncode
 
+    def kill(self) -> None:
+        raise NotImplementedError("a forked worker has no deadline")
+
 
 def workers_are_forked(patch: pytest.MonkeyPatch) -> None:
     """Latency is measured by forked workers, not by real ones."""

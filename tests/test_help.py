@@ -55,7 +55,8 @@ def test_a_verb_has_examples_that_parse_and_a_page(path):
     assert command.examples
     printed = output(*path, "--help")
     if command.page is not None:
-        assert re.search(rf"^Documentation: \S+/{command.page}(\.md)?$", printed, re.MULTILINE)
+        end = r"(\.md in kdcli's repository)?$"
+        assert re.search(rf"^Documentation: \S+/{command.page}{end}", printed, re.MULTILINE)
         assert (DOCS / f"{command.page}.md").is_file()
     for example in command.examples:
         assert f"\n  {example}\n" in printed

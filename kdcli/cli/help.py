@@ -23,6 +23,9 @@ ALL = "--help-all"
 KEPT = ("Arguments", "Goal")
 """The panels that keep their headings in the short help. The others are one list there."""
 
+PLACEHOLDER = "OWNER"
+"""Stands in pyproject.toml for the account that hosts the repository."""
+
 Row = tuple[str, str]
 """The name of an option or command, and its description."""
 
@@ -152,7 +155,10 @@ def _row_of(parameter: Any) -> Row:
 
 
 def _url(page: str) -> str:
-    """Return the address of a page of the documentation."""
+    """Return the address of a page of the documentation.
+
+    A copy that was not released has no address.
+    """
     from importlib.metadata import PackageNotFoundError, metadata
 
     try:
@@ -160,9 +166,10 @@ def _url(page: str) -> str:
     except PackageNotFoundError:
         lines = []
     sites = dict(line.split(", ", 1) for line in lines)
-    if (site := sites.get("Documentation")) is not None:
-        return f"{site}/{page}".removesuffix("/")
-    return f"docs/{page or 'index'}.md"
+    site = sites.get("Documentation")
+    if site is None or PLACEHOLDER in site:
+        return f"docs/{page or 'index'}.md in kdcli's repository"
+    return f"{site}/{page}".removesuffix("/")
 
 
 def _print(parts: Iterable[str | tuple[str, list[Row]]]) -> None:

@@ -40,6 +40,7 @@ from kdcli.data.storage import (
     base_name,
     content_hash,
     file_stat,
+    folder_hash,
     list_folder,
     list_names,
     list_siblings,
@@ -52,7 +53,7 @@ CONLL = ("conll", "conllu", "bio", "iob", "iob2")
 CONLL_LINE = re.compile(r"-DOCSTART-.*|\S+(?:[ \t]+\S+)*[ \t]+(?:O|[BIES]-\S+)")
 CONLL_HINT = (
     'make a row a sentence of it, {"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}, '
-    "as docs/tasks.md shows"
+    "as the documentation's page 'Tasks' shows"
 )
 SOURCE_HINT = (
     "give a file, a directory, a URL, a hub id like owner/name[:config][:split][@revision], or "
@@ -215,7 +216,7 @@ class DemoSource(Source):
 
 
 def open_source(source: str) -> Source:
-    """Resolve a value of `--data`. The hash of a local file is remembered for the report.
+    """Resolve a value of `--data`. The hash of a local file or directory is kept for the report.
 
     Raises:
         NotFound: there is no such data.
@@ -231,16 +232,25 @@ def open_source(source: str) -> Source:
         use_entry(path)
     if path.is_file():
         _check_format(path, path.name)
-        if source not in HASHES:
-            # Whoever reads the file reports why it cannot be read.
-            with suppress(OSError):
-                HASHES[source] = content_hash(path)
+        _remember_hash(source, lambda: content_hash(path))
         return FileSource(source, {"train": (path,)})
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if p.is_file())
         by_split = _by_split(path, {p.name: p for p in files}, list_folder(path))
+        read = {Path(file) for of_split in by_split.values() for file in of_split}
+        _remember_hash(source, lambda: folder_hash(sorted(read)))
         return FileSource(source, by_split)
     return HubSource(source, _hub_id(source))
+
+
+def _remember_hash(source: str, compute: Callable[[], str | None]) -> None:
+    """Remember the hash of a local file or directory when it is first opened."""
+    if source in HASHES:
+        return
+    # Whoever reads the files reports why they cannot be read.
+    with suppress(OSError):
+        if (value := compute()) is not None:
+            HASHES[source] = value
 
 
 def check_data_exists(source: str) -> None:

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -15,6 +15,7 @@ from typing import IO, NamedTuple
 from kdcli.disk import user_path
 from kdcli.errors import UsageError, one_line
 
+MAX_HASHED_FILES, MAX_HASHED_BYTES = 1000, 2**31  # Larger directories of data get no hash.
 MAX_LISTED_FILES = 12  # Maximum number of file names in a message.
 # The keys under which file systems store a version of a file. The first one that exists is used.
 VERSION_KEYS = ("ETag", "blob_id", "oid", "LastModified", "last_modified", "mtime")
@@ -67,6 +68,18 @@ def file_stat(file: File) -> FileStat:
 def content_hash(path: Path) -> str:
     """Return the sha256 of a file. A file that has not changed is read once in each process."""
     return _sha256(*file_stat(path))
+
+
+def folder_hash(files: Sequence[Path]) -> str | None:
+    """Return the sha256 of the names and contents of files in a directory.
+
+    In the directory, `sha256sum FILES | sha256sum` gives the same hash. The result is None for too
+    many or too large files, because reading them takes too long.
+    """
+    if len(files) > MAX_HASHED_FILES or sum(f.stat().st_size for f in files) > MAX_HASHED_BYTES:
+        return None
+    lines = "".join(f"{content_hash(file)}  {file.name}\n" for file in files)
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 @functools.cache

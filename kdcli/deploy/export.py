@@ -8,6 +8,7 @@ these problems.
 import inspect
 import logging
 import math
+import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -62,6 +63,21 @@ FILES = {
 # transformers.js opens `model_quantized.onnx` for the dtype q8, its default in browsers, and this
 # name for the dtype int8.
 SECOND_NAMES = {FILES["onnx", "int8"]: "onnx/model_int8.onnx"}
+
+
+def add_second_names(folder: Path) -> None:
+    """Give the files of an export their second names.
+
+    The content is only copied where the disk has no hard links.
+    """
+    for name, second in SECOND_NAMES.items():
+        file, link = folder / name, folder / second
+        if file.is_file():
+            link.unlink(missing_ok=True)
+            try:
+                link.hardlink_to(file)
+            except OSError:
+                shutil.copyfile(file, link)
 
 
 @dataclass(frozen=True)

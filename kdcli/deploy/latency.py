@@ -8,15 +8,19 @@ a lower bound is the speed-up to state; see `Speedup`.
 
 import contextlib
 import json
+import math
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.measurements import Agreement, Failure, LatencyRow
+from kdcli.engine.progress import LINE_SECONDS, Progress, time_left
 from kdcli.engine.threads import measuring_environment
 from kdcli.errors import MachineError
 
@@ -55,18 +59,25 @@ class Protocol:
 
 @dataclass
 class Latency:
-    """Measurements of several models; `interrupted` is set by Ctrl-C."""
+    """Measurements of several models.
+
+    Attributes:
+        prepared: the number of models that were loaded, and exported if their backend needs it.
+        interrupted: whether Ctrl-C or the deadline ended the measurement.
+    """
 
     rows: list[LatencyRow] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     agreements: list[Agreement] = field(default_factory=list)
+    prepared: int = 0
     interrupted: bool = False
 
-    def read(self, message: Mapping[str, Iterable[object]]) -> None:
-        """Add the rows, failures and agreements in a worker's message."""
+    def read(self, message: Mapping[str, Sequence[object]]) -> None:
+        """Add the rows, failures, agreements and prepared models in a worker's message."""
         self.rows += map(LatencyRow.model_validate, message.get("rows", ()))
         self.failures += map(Failure.model_validate, message.get("failures", ()))
         self.agreements += map(Agreement.model_validate, message.get("agreements", ()))
+        self.prepared += len(message.get("prepared", ()))
 
     def extend(self, other: "Latency") -> None:
         """Add the measurements of another worker."""
@@ -76,17 +87,48 @@ class Latency:
         self.interrupted = self.interrupted or other.interrupted
 
 
-def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
+@dataclass
+class _Lines:
+    """The log lines of a measurement. Parts that take less than `LINE_SECONDS` log nothing."""
+
+    subjects: Sequence[Subject]
+    first: float | None = None  # When the first model was prepared, after the worker's start.
+    last: float = field(default_factory=time.monotonic)
+
+    def show(self, message: Mapping[str, Sequence[object]], prepared: int) -> None:
+        """Log what a worker's message says about its progress."""
+        now, number = time.monotonic(), len(self.subjects)
+        if "prepared" in message and self.first is None:
+            self.first, self.last = now, now
+        elif "prepared" in message and now - self.last >= LINE_SECONDS:
+            assert self.first is not None
+            left = (now - self.first) / (prepared - 1) * (number - prepared)
+            Progress.log(f"{prepared} of {number} models prepared  {time_left(left)}")
+            self.last = now
+        if "measuring" in message:
+            batch_size, seq_len, seconds = message["measuring"]
+            if float(str(seconds)) >= LINE_SECONDS:
+                models = f"{number} models in turns" if number > 1 else "the model"
+                Progress.log(
+                    f"timing {models} on {batch_size} x {seq_len} tokens: about {seconds} s, "
+                    "longer if the times are unstable"
+                )
+                self.last = now
+
+
+def measure_latency(
+    subjects: Sequence[Subject], protocol: Protocol, *, deadline: float = math.inf
+) -> Latency:
     """Measure base encoders; the first subject is the baseline of every speed-up.
 
     A subject that does not fit into memory or has wrong output becomes a failure in the result.
-    Ctrl-C keeps the finished cells. Raises MachineError if the worker died; the message has its
-    last line or its signal.
+    Ctrl-C keeps the finished cells, and so does the deadline, a value of `time.monotonic()`. Raises
+    MachineError if the worker died; the message has its last line or its signal.
     """
     request = {"subjects": list(map(asdict, subjects)), "threads": latency_threads()} | asdict(
         protocol
     )
-    latency = Latency()
+    latency, lines = Latency(), _Lines(subjects)
     with tempfile.TemporaryFile("w+") as errors:
         # With -P, a file such as types.py in the current directory cannot shadow a module.
         command = [sys.executable, "-P", "-m", "kdcli.deploy.worker"]
@@ -97,6 +139,11 @@ def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
         )
         assert worker.stdin is not None
         assert worker.stdout is not None
+        timer = threading.Timer(
+            min(deadline - time.monotonic(), threading.TIMEOUT_MAX), worker.kill
+        )
+        timer.daemon = True
+        timer.start()
         try:
             with contextlib.suppress(BrokenPipeError):
                 worker.stdin.write(json.dumps(request))
@@ -104,19 +151,26 @@ def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
             for line in worker.stdout:
                 # Libraries print to stdout too. The worker's own messages are JSON.
                 if line.startswith("{"):
-                    latency.read(json.loads(line))
+                    message = json.loads(line)
+                    latency.read(message)
+                    lines.show(message, latency.prepared)
             code = worker.wait()
         except KeyboardInterrupt:
             worker.kill()
             worker.wait()
             latency.interrupted = True
             return latency
+        finally:
+            timer.cancel()
         errors.seek(0)
-        lines = errors.read().strip().splitlines() or ["it left no message"]
+        last_lines = errors.read().strip().splitlines() or ["it left no message"]
+    if code and time.monotonic() >= deadline:
+        latency.interrupted = True
+        return latency
     if code:
         end = f"was ended by {signal.Signals(-code).name}" if code < 0 else "failed"
         raise MachineError(
-            f"the latency worker {end}: {lines[-1]}",
+            f"the latency worker {end}: {last_lines[-1]}",
             "skip the measurement with --set measure.latency=false",
         )
     return latency

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Roundings = Mapping[str, Rounding]
 """Maps the key of a linear's weights to its rounding."""
 NO_ROUNDINGS: Roundings = {}
+PRODUCTS = ("MatMul", "Gemm")
+"""The operators of linears; the second one is for an input with one row per sequence."""
 LOGGERS = ("onnxruntime.quantization.matmul_nbits_quantizer", "onnxruntime.transformers.float16")
 
 
@@ -142,7 +144,7 @@ def _smooth(
     nodes = []
     divided: dict[tuple[str, bytes], str] = {}
     for node in graph.graph.node:
-        rounding = rounded.get(node.input[1]) if node.op_type == "MatMul" else None
+        rounding = rounded.get(node.input[1]) if node.op_type in PRODUCTS else None
         if rounding is not None and rounding.smoothing_I is not None and node.name not in in_float:
             inverse_I = (1 / rounding.smoothing_I).numpy()
             shared = node.input[0], inverse_I.tobytes()
@@ -237,7 +239,7 @@ def _products(graph: "onnx.ModelProto", folder: Path) -> Iterator[GraphProduct]:
     onnx = library("onnx", "onnx")
     weights = {tensor.name: tensor for tensor in graph.graph.initializer}
     for node in graph.graph.node:
-        if node.op_type in ("MatMul", "Gemm") and node.input[1] in weights:
+        if node.op_type in PRODUCTS and node.input[1] in weights:
             name = node.input[1]
             array = onnx.numpy_helper.to_array(weights[name], base_dir=str(folder))
             turned = not any(a.name == "transB" and a.i for a in node.attribute)

@@ -20,7 +20,14 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from kdcli.deploy.exported import is_export, open_export
-from kdcli.deploy.old_machines.measure_encoders import UNSTABLE, measure, speedup, summary, timed
+from kdcli.deploy.old_machines.measure_encoders import (
+    UNSTABLE,
+    WARM_SECONDS,
+    measure,
+    speedup,
+    summary,
+    timed,
+)
 from kdcli.deploy.runners import ERROR_LIMITS, Runner, compare_states, runner
 from kdcli.deploy.shapes import config_of
 from kdcli.deploy.sparse.load import has_own_class, load
@@ -109,6 +116,7 @@ def _load(request: Request, device: torch.device, folder: Path, send: Send) -> l
             loaded.append(
                 _Loaded(spec, export.config, loaded_runner, time.perf_counter() - began, weights)
             )
+            send({"prepared": [spec["name"]]})
             continue
         model = _model(source, request["trust_remote_code"]).to(device)
         seconds = time.perf_counter() - began
@@ -133,6 +141,7 @@ def _load(request: Request, device: torch.device, folder: Path, send: Send) -> l
         )
         if plain or _agrees(subject, sample, references[source], send):
             loaded.append(subject)
+        send({"prepared": [spec["name"]]})
     return loaded
 
 
@@ -193,6 +202,7 @@ def _measure_cell(
     lengths = lengths_of(request["padding"], request["lengths"], *cell)
     calls: dict[int, Callable[[], object]] = {}
     peaks: dict[int, int | None] = {}
+    first_seconds: dict[int, float] = {}
     for number, subject in enumerate(subjects):
         call = partial(
             subject.runner.call, subject.runner.prepare(cell_batch(subject.config, lengths))
@@ -201,13 +211,17 @@ def _measure_cell(
             with torch.inference_mode():
                 began = time.perf_counter()
                 peaks[number] = peak_of(partial(timed, call, device), device)
+                first_seconds[number] = time.perf_counter() - began
                 if subject.first_call_ms is None:
-                    subject.first_call_ms = 1e3 * (time.perf_counter() - began)
+                    subject.first_call_ms = 1e3 * first_seconds[number]
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             continue
         calls[number] = call
+    # Each model warms up alone before the rounds begin.
+    rounds = max(request["min_seconds"], request["min_runs"] * sum(first_seconds.values()))
+    send({"measuring": [*cell, round(len(calls) * WARM_SECONDS + rounds)]})
     times = measure(calls, device, request["min_runs"], request["min_seconds"])
     rows = []
     for number, seconds in times.items():

@@ -178,7 +178,7 @@ def _cpu_bf16_pays() -> bool:
     models = [line for line in _cpuinfo() if line.startswith("model name")]
     key = cache_key(models[:1], sorted(cpu_flags()), torch.__version__)
     cached = cache_dir() / f"cpu-bf16-{key}.json"
-    use_entry(cached)
+    use_entry(cached, "speed of bfloat16 products on this processor")
     with disk_errors(cached):
         if cached.is_file() and "pays" in (result := read_json(cached)):
             return bool(result["pays"])

@@ -6,7 +6,10 @@ nothing.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import ClassVar
@@ -19,6 +22,8 @@ from kdcli.engine.processes import is_main
 
 LINE_SECONDS = 5.0
 """Seconds between two lines if there is no terminal."""
+_facts: ContextVar[set[str] | None] = ContextVar("facts", default=None)
+"""The facts that were logged since `Progress.facts_once` was entered."""
 PACE_STEPS = 5
 """Steps after the first one from which the remaining time is estimated."""
 
@@ -62,6 +67,12 @@ class LogRecord:
             elif isinstance(value, dict):
                 scalars |= {f"{name}/{key}": number for key, number in value.items()}
         return scalars
+
+
+def time_left(seconds: float) -> str:
+    """Write the remaining time of a run: `0:01:30 left`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02} left"
 
 
 class Progress:
@@ -141,12 +152,31 @@ class Progress:
         steps = step - first_step
         if steps < PACE_STEPS or step == self.steps:
             return ""
-        seconds = round((now - first_end) / steps * (self.steps - step))
-        hours, minutes = divmod(seconds // 60, 60)
-        return f"{hours}:{minutes:02}:{seconds % 60:02} left"
+        return time_left((now - first_end) / steps * (self.steps - step))
 
     @classmethod
     def log(cls, *messages: str) -> None:
         """Print lines on stderr, above a live bar, in the main process only."""
         for message in messages if is_main() else ():
             cls.console.print(message, markup=False, soft_wrap=True)
+
+    @classmethod
+    def log_fact(cls, *messages: str) -> None:
+        """Log facts about data or a model, each only once within `facts_once`."""
+        known = _facts.get()
+        for message in messages:
+            if known is None or message not in known:
+                cls.log(message)
+            # A dry run is quiet. The run itself then logs the fact.
+            if known is not None and not cls.console.quiet:
+                known.add(message)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def facts_once() -> Iterator[None]:
+        """Log equal facts only once, because several steps of a run read the same data."""
+        token = _facts.set(set())
+        try:
+            yield
+        finally:
+            _facts.reset(token)

@@ -120,6 +120,8 @@ class _Run:
         self.micro = min(share, schedule.micro_batch_size or default)
         self.skipped = 0
         self.best: tuple[float, int] | None = None
+        # The step of the latest evaluation, and its outputs.
+        self.latest: tuple[int, list[Array]] | None = None
 
     def train(self) -> Outcome:
         """Train to the last step."""
@@ -177,6 +179,8 @@ class _Run:
             load_modules(self.job.modules, self.session.broadcast(best))
             self.on_step_end(outcome.best_step)
         outcome.steps, outcome.finished = steps, steps >= self.schedule.steps
+        if self.latest is not None and self.latest[0] == (outcome.best_step or steps):
+            outcome.outputs = self.latest[1]
         outcome.tokens_per_second = outcome.tokens / outcome.seconds if outcome.seconds else 0.0
         peak = torch.tensor([float(peak_so_far(self.device))], dtype=torch.float64)
         outcome.peak_memory_bytes = int(self.session.sum_over_ranks(peak)[0])
@@ -418,6 +422,7 @@ class _Run:
         record.held_out = output.losses
         if self.job.compute_metrics is not None:
             record.metrics = dict(self.job.compute_metrics(output.outputs))
+            self.latest = step, output.outputs
             # The evaluation at `stop_after` is an extra one. It must not decide which weights are
             # kept: a run in several parts must keep the same weights as a run in one part.
             if step % self.schedule.eval_every == 0 or step == self.schedule.steps:

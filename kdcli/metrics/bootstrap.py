@@ -22,6 +22,8 @@ CONFIDENCE = 0.95
 Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 FEW_EXAMPLES, SAMPLE = 2000, 500
 """With more than the first number of examples, only a sample shows the effect of one example."""
+ERRORS = ("mse",)
+"""Metrics that are lower for a better model."""
 OF_NUMBERS = ("pearson", "spearman", "mse")
 """Metrics of numbers. Two models that differ at all differ in nearly every number."""
 
@@ -34,6 +36,7 @@ def paired_bootstrap(
     resamples: int = 1000,
     seed: int = 0,
     confidence: float = CONFIDENCE,
+    baseline_is_reference: bool = False,
 ) -> dict[str, tuple[float, float, float]]:
     """Compare two models on the same examples.
 
@@ -53,6 +56,8 @@ def paired_bootstrap(
         resamples: number of draws of `n` examples with replacement. Both models get the same draws.
         seed: seed of the draws.
         confidence: the level of the intervals.
+        baseline_is_reference: whether the examples are scored against the baseline's own outputs.
+            No model can then be better than the baseline, so each interval ends at 0.
 
     Returns:
         metric -> (difference over all examples, low, high), where a difference is the model's value
@@ -91,6 +96,11 @@ def paired_bootstrap(
             difference - math.hypot(difference - low, added),
             difference + math.hypot(high - difference, added),
         )
+    if baseline_is_reference:
+        return {
+            name: (value, max(low, 0.0), high) if name in ERRORS else (value, low, min(high, 0.0))
+            for name, (value, low, high) in intervals.items()
+        }
     return intervals
 
 

@@ -93,7 +93,10 @@ class LibraryMetric:
             numbers = {k: float(v) for k, v in result.items() if isinstance(v, Real)}
         except Exception as error:  # noqa: BLE001  # the code of a metric can raise anything
             kind = self.task.kind
-            hint = f"it gets predictions and references of kind {kind}; see docs/evaluate.md"
+            hint = (
+                f"it gets predictions and references of kind {kind}; see the documentation's page "
+                "'kdcli evaluate'"
+            )
             raise UsageError(
                 f"metric '{self.name}' fails on task {self.task.name}: {_message(error)}", hint
             ) from None

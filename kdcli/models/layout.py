@@ -299,7 +299,8 @@ def layout_of_type(kind: str, *, decodes: bool) -> Layout:
     raise UsageError(
         f"unknown model type '{kind}'{did_you_mean(kind, LAYOUTS)}; kdcli compresses text encoders "
         "only",
-        f"supported types: {known}; docs/add-a-model-type.md shows how to add another text encoder",
+        f"supported types: {known}; the documentation's page 'Add a model type' shows how to add "
+        "another text encoder",
     )
 
 

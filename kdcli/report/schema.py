@@ -348,8 +348,9 @@ class Report(SchemaPart):
     curves of other runs by name. `command_line` is the command as it was typed, or null if the run
     was started from Python. `price_per_hour` is the price of the machine that the user gave, in a
     currency of the user's choice. `data_versions` has the commit of each data set of the
-    hub that the run read, and the sha256 of the local files that `data.source` and `text` name, as
-    they were when the run opened them. Directories and URLs have none.
+    hub that the run read, and the sha256 of the local files and directories that `data.source` and
+    `text` name, as they were when the run opened them. In the directory, `sha256sum FILES |
+    sha256sum` gives its hash. URLs and directories above 1,000 files or 2 GiB have none.
     """
 
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")

@@ -205,7 +205,9 @@ def _classes(pair: _Pair, needed: int, resamples: int) -> list[ClassChange]:
     of_model = class_scorer(task, counts)
     of_baseline = class_scorer(task, count_classes(task, theirs, truth))
     n = len(truth)
-    differences = paired_bootstrap(of_model, of_baseline, n, resamples=resamples)
+    differences = paired_bootstrap(
+        of_model, of_baseline, n, resamples=resamples, baseline_is_reference=pair.by_teacher
+    )
     model_values, baseline_values = of_model(np.arange(n)), of_baseline(np.arange(n))
     between = count_classes(task, ours, theirs)
     occurrences = (counts.true, between.hits, between.predicted, between.true)

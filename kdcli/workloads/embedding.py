@@ -112,7 +112,7 @@ class EmbeddingWorkload(Workload):
             assert self.reader is not None
             texts = self.all_texts
             self._tokens = self.reader.tokenize(texts.texts, texts.roles, self.max_length)
-            Progress.log(
+            Progress.log_fact(
                 f"{len(self._tokens):,} texts of {self._tokens.lengths.mean():.0f} tokens on "
                 "average"
             )
@@ -381,7 +381,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[Embedding
     evaluation = request.settings.get("eval") or DownstreamSettings()
     trusted = session.trust_remote_code
     model = Embedder.open(request.model, pooling=settings.pooling, trust_remote_code=trusted)
-    Progress.log(f"{model.source}: {model.note}")
+    Progress.log_fact(f"{model.source}: {model.note}")
     if request.data.source is None:
         raise UsageError(
             "no text given", "give --data TEXT, a file or directory of texts to encode"
@@ -391,7 +391,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[Embedding
         column=None,
         unit=settings.unit,
         rows=settings.rows,
-        log=Progress.log,
+        log=Progress.log_fact,
         paired=loss.get("contrastive_weight", 0) > 0,
     )
     texts, partitioned = divided_texts(texts, request.data.partition)
@@ -474,7 +474,7 @@ def _read_all(request: EvaluationRequest) -> Texts:
     if request.data.source is None:
         raise UsageError("no text given", "give --data TEXT, a file or directory of texts")
     return read_texts(
-        request.data.source, column=None, unit="sentence", rows=None, log=Progress.log
+        request.data.source, column=None, unit="sentence", rows=None, log=Progress.log_fact
     )
 
 

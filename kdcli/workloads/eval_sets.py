@@ -136,7 +136,7 @@ def open_pairs(
         name,
         training=False,
         trained=trained,
-        log=Progress.log,
+        log=Progress.log_fact,
         **settings.model_dump(include=DATA_KEYS),
     )
     if not scores_pairs(data.task):

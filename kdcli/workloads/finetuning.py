@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kdcli.data.tasks import OWN, task_of
 from kdcli.deploy.latency import Subject
-from kdcli.disk import write_atomic
+from kdcli.disk import as_directory, write_atomic
 from kdcli.engine.launch import Session, make_schedule
 from kdcli.engine.progress import Progress
 from kdcli.metrics.bootstrap import Scorer
@@ -139,7 +139,7 @@ def scores_after_training(workload: Workload, model: Model, outcome: Outcome) ->
     """Score a model after training."""
     if outcome.best_step is not None:
         Progress.log(f"the best weights are from step {outcome.best_step}")
-    return workload.score(model, worst=WORST)
+    return workload.score_trained(model, outcome.outputs, worst=WORST)
 
 
 def kept_weights_note(workload: Workload, outcome: Outcome) -> list[str]:
@@ -313,7 +313,7 @@ def compare_downstream(
     for task_name, task in tasks.items():
         scores: dict[str, ModelScores] = {}
         for name, source in sources.items():
-            outer = folder / task_name / name.replace(" ", "-").replace(":", "_")
+            outer = folder / task_name / as_directory(name.replace(" ", "-"))
             folders = [outer / f"seed-{n}" if seeds > 1 else outer for n in range(seeds)]
             runs = [_finetune(context, task, source, run, n) for n, run in enumerate(folders)]
             scores[name] = _mean_scores(task.workload, runs, folders, context.session)

@@ -277,7 +277,7 @@ class LabelledWorkload(Workload):
         )
         if not own_tokens:
             check_vocabulary(teacher, reader.tokenizer, reader.source)
-        Progress.log(f"teacher {source}: {teacher.note}")
+        Progress.log_fact(f"teacher {source}: {teacher.note}")
         return teacher
 
     def fits(self, source: str) -> bool:

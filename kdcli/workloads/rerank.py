@@ -333,9 +333,13 @@ class RerankWorkload(Workload):
         if self.needs_reference:
             # A dry run does not wait for the teacher's scores of the held-out lists.
             return {}
-        parts = [output[:size] for output, size in zip(outputs, self.evaluated.sizes, strict=True)]
-        values = metrics_by_query(self.evaluated, np.concatenate(parts))
+        values = metrics_by_query(self.evaluated, self._without_padding(outputs))
         return {name: float(of_query.mean()) for name, of_query in values.items()}
+
+    def _without_padding(self, outputs: Sequence[Array]) -> Array:
+        """Return the scores of all evaluated candidates, [R], of outputs with a row per list."""
+        sizes = self.evaluated.sizes
+        return np.concatenate([output[:n] for output, n in zip(outputs, sizes, strict=True)])
 
     # -- scores -----------------------------------------------------------------------------
 
@@ -355,6 +359,14 @@ class RerankWorkload(Workload):
 
     def score(self, model: Model, *, worst: int = 0) -> ModelScores:
         return self.score_values(self.candidate_scores(model, self.evaluated), [model.note])
+
+    def score_trained(
+        self, model: Model, outputs: Sequence[Array] | None, *, worst: int = 0
+    ) -> ModelScores:
+        # Lists without a best ranking are dropped when a teacher becomes the reference.
+        if outputs is None or len(outputs) != len(self.evaluated):
+            return self.score(model, worst=worst)
+        return self.score_values(self._without_padding(outputs), [model.note])
 
     def score_values(self, scores_R: Array, notes: Sequence[str] = ()) -> ModelScores:
         """Evaluate the rankings that the candidates' scores produce."""
@@ -411,10 +423,10 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[RerankWor
             head with one output.
     """
     data = read_data(request.data)
-    Progress.log(*data.notes)
+    Progress.log_fact(*data.notes)
     trusted = session.trust_remote_code
     model = load_cross_encoder(request.model, seed=request.seed, trust_remote_code=trusted)
-    Progress.log(f"{request.model}: {model.note}")
+    Progress.log_fact(f"{request.model}: {model.note}")
     settings = RankingSettings.model_validate(dict(request.settings))
     workload = RerankWorkload(
         session, data.train, data.evaluated, data.split, settings, request.data.max_length, model
@@ -468,7 +480,7 @@ def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
 
     Raises UsageError: the data cannot be used.
     """
-    return read_list_splits(list_source(request.data.source), Progress.log)
+    return read_list_splits(list_source(request.data.source), Progress.log_fact)
 
 
 def read_data(data: LabelledSettings) -> ListData:
@@ -476,7 +488,7 @@ def read_data(data: LabelledSettings) -> ListData:
     return read_lists(
         list_source(data.source),
         seed=data.split_seed,
-        log=Progress.log,
+        log=Progress.log_fact,
         labelled={"data": True, "teacher": False, None: None}[data.labels],
         partition=data.partition,
         split=data.split,

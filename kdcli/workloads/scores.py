@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -41,6 +42,15 @@ class ModelScores:
     def rows(self, name: str) -> list[Evaluation]:
         """Return the evaluations with a model's name filled in."""
         return [row.model_copy(update={"model": name}) for row in self.evaluations]
+
+    def is_reference(self, name: str) -> bool:
+        """Whether a set's scores compare the teacher with its own outputs."""
+        return any(
+            row.set == name
+            and row.reference == "teacher"
+            and math.isclose(next(iter(row.metrics.values())), 1.0)
+            for row in self.evaluations
+        )
 
     def against_teacher(self) -> ModelScores:
         """Return the same scores, marked as agreement with the teacher."""
@@ -88,11 +98,16 @@ def compare(
     evaluations = [row for name, of_model in scores.items() for row in of_model.rows(name)]
     comparisons: list[Comparison] = []
     for model, baseline in pairs.items():
-        Progress.log(f"{resamples:,} resamples of {task}: {model} compared with {baseline}")
+        Progress.log(f"{task}: comparing {model} with {baseline}, {resamples:,} resamples")
         for set_name, count in scores[model].counts.items():
             scorer, base = (scores[name].scorers[set_name] for name in (model, baseline))
             differences = paired_bootstrap(
-                scorer, base, count, resamples=resamples, confidence=confidence
+                scorer,
+                base,
+                count,
+                resamples=resamples,
+                confidence=confidence,
+                baseline_is_reference=scores[baseline].is_reference(set_name),
             )
             comparisons += [
                 Comparison(

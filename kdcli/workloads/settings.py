@@ -21,11 +21,11 @@ from kdcli.recipe.sections import (
     TrainSettings,
 )
 
-ENCODER = "Encoder: a hub id, a directory, or 'demo'."
+ENCODER = "Encoder: a hub id, a directory, 'demo' or 'demo-classifier'."
 SHAPE = (
     "Student shape, such as 6x768, or static:256 for token vectors without layers; may be repeated."
 )
-TEACHER = "Teacher: a hub id, a directory, or 'demo'."
+TEACHER = "Teacher: a hub id, a directory, 'demo' or 'demo-classifier'."
 START = (
     "Encoder that the student starts from; on text, only with method embedding "
     "(default: the teacher)."

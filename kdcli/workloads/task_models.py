@@ -114,10 +114,10 @@ def row_format(
         else:
             choice = f"using {tuned} tokens instead of the task's {length}"
             length = tuned
-        Progress.log(f"{model.source} was fine-tuned on rows of {tuned} tokens: {choice}")
+        Progress.log_fact(f"{model.source} was fine-tuned on rows of {tuned} tokens: {choice}")
     positions = positions_of(model.model.config)
     if positions is not None and positions < length:
-        Progress.log(
+        Progress.log_fact(
             f"{model.source} reads at most {positions} tokens, so data.max_length is set to "
             f"{positions}"
         )

@@ -79,7 +79,7 @@ def opened(
     facts = [f"{truncated:.1%} of the training examples {verb} {form.max_length} tokens"]
     if data.split != "validation":
         facts.append(f"evaluated on {data.split}")
-    Progress.log(*facts)
+    Progress.log_fact(*facts)
     workload.notes = [*notes, *facts]
     return workload
 
@@ -139,7 +139,7 @@ def check_task_data(
         trained=trained,
         withheld=request.data.labels == "teacher",
         head=_known_head(request, trusted=session.trust_remote_code),
-        log=Progress.log,
+        log=Progress.log_fact,
         **request.data.model_dump(include=DATA_KEYS),
     )
     if data.task.kind == "text" and not request.generates:
@@ -153,17 +153,17 @@ def check_task_data(
     else:
         check_training(data)
         findings = describe_rows(data.task, data.train)
-        Progress.log(*findings)
+        Progress.log_fact(*findings)
         notes += findings
     if request.choose_on is not None and request.choose_on not in data.sets:
         sets = ", ".join(filter(None, data.sets)) or "there is only one"
         raise UsageError(f"choose_on {request.choose_on} is not among the evaluated sets: {sets}")
     model = _load_model(request, data.task, trust_remote_code=session.trust_remote_code)
-    Progress.log(f"{request.model}: {model.note}")
+    Progress.log_fact(f"{request.model}: {model.note}")
     if data.task.kind == "span":
         data, dropped = without_misplaced(data)
         notes += dropped
-        Progress.log(*dropped)
+        Progress.log_fact(*dropped)
     return data, model, notes
 
 
@@ -182,7 +182,7 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> LabelledWor
         head=head_of(config),
         trained=request.trained,
         withheld=request.data.labels == "teacher",
-        log=Progress.log,
+        log=Progress.log_fact,
         **request.data.model_dump(include=DATA_KEYS),
     )
     if not data.has_labels:

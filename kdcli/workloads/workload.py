@@ -185,7 +185,7 @@ class Workload(ABC):
             UsageError: the teacher cannot be used, or cannot read the same rows.
         """
         teacher = self.load(source, head=head, new_head=False)
-        Progress.log(f"teacher {source}: {teacher.note}")
+        Progress.log_fact(f"teacher {source}: {teacher.note}")
         return teacher
 
     def fits(self, source: str) -> bool:
@@ -398,6 +398,19 @@ class Workload(ABC):
             model: the model.
             worst: number of mistakes per set to list in the report.
         """
+
+    def score_trained(
+        self, model: Model, outputs: Sequence[Array] | None, *, worst: int = 0
+    ) -> ModelScores:
+        """Score a model after its training.
+
+        Args:
+            model: the model.
+            outputs: the outputs of the last evaluation, if it was of these weights. A workload may
+                use them instead of computing them again.
+            worst: number of mistakes per set to list in the report.
+        """
+        return self.score(model, worst=worst)
 
     def evaluate(
         self,

@@ -162,7 +162,10 @@ def test_rows_in_train_and_validation_are_left_out_and_counted(tmp_path):
     put(tmp_path / "validation.jsonl", [*shared, *feedback(500, 5000)])
     log: list[str] = []
     found = opened(tmp_path, log, judged_rows=400)
-    line = "skipped 500 of 1,000 rows of validation: this run trains on them"
+    line = (
+        "skipped 500 of 1,000 rows of validation: this run trains on them, so their scores would "
+        "be too high; 500 rows remain"
+    )
     assert (found.notes, log[-1], len(judged(found))) == ([line], line, 400)
     assert not set(hashes_of(judged(found)).tolist()) & set(found.rows.tolist())
 
@@ -178,7 +181,8 @@ def test_a_student_of_fewer_rows_is_not_judged_by_rows_of_its_teacher(tmp_path):
     known = int(np.isin(hashes_of(judged(opened(file, split_seed=1))), teacher.rows).sum())
     total = len(judged(opened(file, split_seed=1)))
     assert other.notes == [
-        f"skipped {known} of {total} rows held back from train: runs/teacher was trained on them"
+        f"skipped {known} of {total} rows held back from train: runs/teacher was trained on them, "
+        f"so their scores would be too high; {total - known} rows remain"
     ]
     assert len(judged(other)) == total - known
 
@@ -218,5 +222,5 @@ def test_each_model_that_knows_rows_is_counted(tmp_path):
     found = opened(tmp_path, training=False, trained=known)
     assert found.notes == [
         "skipped 30 of 100 rows of validation: runs/10 was trained on 10 of them and runs/30 was "
-        "trained on 30 of them"
+        "trained on 30 of them, so their scores would be too high; 70 rows remain"
     ]

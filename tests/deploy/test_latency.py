@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -94,6 +95,29 @@ def test_ctrl_c_keeps_finished_cells(monkeypatch):
     assert [(f.model, f.reason) for f in found.failures] == [("a", "out of memory")]
 
 
+def test_the_deadline_ends_a_measurement(monkeypatch):
+    slow, start = [sys.executable, "-c", PRINTS + "time.sleep(60)"], subprocess.Popen
+    monkeypatch.setattr(latency_file.subprocess, "Popen", lambda command, **how: start(slow, **how))
+    assert measure_latency([Subject("a", "x")], FEW, deadline=time.monotonic()).interrupted
+
+
+def test_a_slow_measurement_logs_its_progress(served, monkeypatch, capsys):
+    messages = []
+    served(send=messages.append)
+    assert [m["prepared"] for m in messages if "prepared" in m] == [[LARGE], [SMALL]]
+    lines = latency_file._Lines((*SHAPES, Subject("another", LARGE)))
+    lines.show({"prepared": [LARGE]}, 1)
+    assert lines.first is not None
+    lines.first -= 60
+    lines.last -= 60
+    lines.show({"prepared": [SMALL]}, 2)
+    lines.show({"measuring": [1, 128, 9]}, 3)
+    lines.show({"measuring": [8, 128, 1]}, 3)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "2 of 3 models prepared  0:01:00 left"
+    assert second.startswith("timing 3 models in turns on 1 x 128 tokens: about 9 s")
+
+
 LARGE, SMALL = "2x24:48@12", "1x24:48@12"
 SHAPES = (Subject(LARGE, LARGE), Subject(SMALL, SMALL))
 
@@ -104,13 +128,13 @@ def served(monkeypatch, tmp_path):
     monkeypatch.setattr(measure_encoders, "WARM_SECONDS", 0.0)
     monkeypatch.setattr(measure_encoders, "WARM_RUNS", 1)
 
-    def serve(subjects=SHAPES, cells=((1, 16), (2, 8))):
+    def serve(subjects=SHAPES, cells=((1, 16), (2, 8)), send=None):
         protocol = asdict(replace(FEW, min_runs=3, min_seconds=0.0, cells=cells))
         found = Latency()
         worker.serve(
             {"subjects": [asdict(s) for s in subjects], "threads": 1, **protocol},
             tmp_path,
-            found.read,
+            send or found.read,
         )
         return found
 

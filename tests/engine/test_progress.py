@@ -44,3 +44,16 @@ def test_the_remaining_time_is_that_of_steps_after_the_slow_first_one(run, done)
     expected = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02} left"
     assert found[first + PACE_STEPS].endswith(expected)
     assert "left" not in found[100]
+
+
+def test_a_fact_is_logged_once_in_a_run_of_several_steps(capsys):
+    with Progress.facts_once():
+        Progress.console.quiet = True
+        Progress.log_fact("9 rows")
+        Progress.console.quiet = False
+        Progress.log_fact("9 rows", "8 rows")
+        Progress.log_fact("8 rows", "9 rows")
+    assert capsys.readouterr().err.splitlines() == ["9 rows", "8 rows"]
+    for _ in range(2):
+        Progress.log_fact("9 rows")
+    assert capsys.readouterr().err.splitlines() == ["9 rows", "9 rows"]

@@ -167,6 +167,18 @@ def test_a_model_differs_from_itself_by_0_but_not_with_certainty(kind):
         assert high > 2.7 / N
 
 
+def test_no_model_agrees_better_with_the_baseline_than_the_baseline():
+    truth = np.zeros(200, dtype=np.int64)
+    baseline = scorer(ACCURACY, truth, truth)
+    model = scorer(ACCURACY, np.arange(200) < 1, truth)
+    free, ended = (
+        paired_bootstrap(model, baseline, 200, resamples=20, baseline_is_reference=is_reference)
+        for is_reference in (False, True)
+    )
+    assert free["accuracy"][2] > 0
+    assert ended["accuracy"] == (*free["accuracy"][:2], 0.0)
+
+
 @pytest.mark.parametrize("n", [1, 5, 50, 1000, FEW_EXAMPLES + 1])
 def test_no_interval_is_a_point_where_no_example_differs(n):
     right = accuracy_of(np.arange(n) % 10 > 0)

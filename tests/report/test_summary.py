@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from reports import (
     words,
 )
 
-from kdcli.data import sources
+from kdcli.data import sources, storage
 from kdcli.deploy.measurements import LatencyRow
 from kdcli.recipe.sections import RunOptions
 from kdcli.report import finish
@@ -245,6 +246,20 @@ def test_the_hash_of_a_file_is_of_what_the_run_opened(tmp_path, monkeypatch):
     }
 
 
+def test_the_hash_of_a_directory_is_of_the_files_that_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "HASHES", hashes := {})
+    for name in ("validation.csv", "train.csv", "notes.md"):
+        (tmp_path / name).write_text(f"text\n{name}\n")
+    command = "sha256sum train.csv validation.csv | sha256sum"
+    expected = subprocess.run(command, cwd=tmp_path, shell=True, capture_output=True, text=True)
+    sources.open_source(str(tmp_path))
+    assert hashes == {str(tmp_path): expected.stdout.split()[0]}
+    hashes.clear()
+    monkeypatch.setattr(storage, "MAX_HASHED_BYTES", 9)
+    sources.open_source(str(tmp_path))
+    assert hashes == {}
+
+
 def test_a_gain_or_loss_of_nothing_has_no_sign():
     assert loses(0.004, "accuracy") == loses(-0.004, "accuracy") == "loses no accuracy"
     assert loses(0.5, "f1") == "loses 0.50 points of f1"
@@ -299,7 +314,7 @@ def test_hostile_names_of_a_compression_stay_text():
 
 
 def test_an_empty_cell_is_empty_so_that_a_telephone_hides_it(compressed):
-    assert re.search(r'<td data-name="lost"></td>', html(compressed))
+    assert re.search(r'<td data-name="lost, selection"></td>', html(compressed))
 
 
 def test_what_a_decision_does_not_need_is_folded(compressed):

@@ -86,6 +86,13 @@ def test_ls_shows_kind_origin_size_and_last_use(cache):
     assert re.search(r"^3 entries, 2.0 MB in ", table, re.MULTILINE)
 
 
+def test_an_entry_without_a_note_was_made_by_an_older_version(cache):
+    folder = cache / "vectors" / cache_key("old")
+    folder.mkdir(parents=True)
+    assert printed("ls")["entries"][0]["about"] == ""
+    assert "made by an older version" in run("ls").stdout
+
+
 def test_an_empty_cache(cache):
     assert printed("ls")["entries"] == []
     assert run("ls").stdout.startswith("nothing in ")

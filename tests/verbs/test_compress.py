@@ -1,9 +1,12 @@
 """`kdcli compress` end to end on tiny models: goals, pipelines, signals, and errors of a step."""
 
 import json
+import math
 import os
+import re
 import signal
 import tempfile
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -58,7 +61,7 @@ def tuned(tmp_path_factory):
     return folder / "teacher"
 
 
-def measured_here(subjects, protocol):
+def measured_here(subjects, protocol, **_):
     """Measure in this process. Shorter names count as faster, so that a choice can be repeated."""
     latency = Latency()
     with tempfile.TemporaryDirectory() as temporary, pytest.MonkeyPatch.context() as patch:
@@ -216,6 +219,29 @@ def test_a_budget_that_fine_tuning_alone_breaks_is_refused(tmp_path, monkeypatch
     given = ("demo", "--task", "demo-topic", "--max-drop", "1", "--budget", "60s")
     said = refused(tmp_path, "compress", *given)
     assert "fine-tuning comes first, and it takes about 99 s, 50 s are left" in said
+
+
+def test_a_budget_that_ends_while_models_are_timed_keeps_the_finished_timings(
+    tmp_path, tuned, ran, monkeypatch
+):
+    calls = []
+
+    def timed(subjects, protocol, deadline=math.inf):
+        calls.append([subject.name for subject in subjects])
+        if len(calls) == 2:
+            time.sleep(max(0.0, deadline - time.monotonic()))
+            return Latency(prepared=1, interrupted=True)
+        return measured_here(subjects, protocol)
+
+    monkeypatch.setattr(shapes, "measure_latency", timed)
+    given = (*planned(tuned, **{"plan.backends": "[onnx]"}), "-o", tmp_path / "out")
+    done = kdcli(*given, "--budget", "2s")
+    assert (done.exit_code, ran) == (2, [])
+    assert "too small for any candidate: it ended during the timing of models" in said_by(done)
+    assert re.search(r"use --budget \d+m or more, with --resume", said_by(done))
+    done = kdcli(*given, "--budget", "9m", "--resume")
+    assert done.exit_code == 0, done.output
+    assert calls == [["teacher", "onnx"], *2 * [["teacher", "2x16", "1x16"]]]
 
 
 def test_no_backend_at_all_is_refused(tmp_path, monkeypatch, tuned):

@@ -119,6 +119,10 @@ def test_the_sentence_says_what_is_gained_and_lost_and_on_how_many_rows():
         "smaller (4.0 MB instead of 8.0). It loses 0.50 points of accuracy (95 % interval of the "
         "loss -0.20 to 1.00) on 500 verification rows."
     )
+    larger = scores_of(replace(one, mb=20.0))
+    assert "and 2.5 times as large (20.0 MB instead of 8.0)" in said_of(
+        larger, *choose(goal, larger), goal
+    )
     better = scores_of(measured("a", 0.905, 2.0, 4.0, low=0.9, high=0.91))
     assert "It loses no accuracy (95 % interval of the loss -1.00 to 0.00) on 500" in said_of(
         better, *choose(goal, better), goal
@@ -289,6 +293,10 @@ def test_shapes_come_from_large_to_small_and_smaller_than_the_model():
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("30m", 1800.0), ("1.5h", 5400.0)])
 def test_a_budget_is_a_time(text, seconds):
     assert seconds_of(text) == seconds
+
+
+def test_a_step_gets_a_directory_that_every_system_accepts(tmp_path):
+    assert runner_of(tmp_path).path("static:64-onnx").name == "static_64-onnx"
 
 
 def test_nested_keys_of_a_step_are_dotted_keys_of_its_recipe():

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from kdcli.data.labelled.partition import Partition, Pools
+from kdcli.deploy.export import SECOND_NAMES, add_second_names
 from kdcli.models.temperature import TEMPERATURE
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.schema_decisions import (
@@ -41,6 +42,15 @@ def test_the_card_names_the_file_that_was_measured(tmp_path):
     assert measured_file(tmp_path) == ""
     (tmp_path / "export.json").write_text('{"files": {"onnx/model_int8.onnx": 3}}')
     assert "for `onnx/model_int8.onnx`. `pipeline` and" in measured_file(tmp_path)
+
+
+def test_the_second_name_of_a_file_is_a_link_and_not_a_copy(tmp_path):
+    file, second = (tmp_path / name for name in next(iter(SECOND_NAMES.items())))
+    file.parent.mkdir()
+    for path in (file, second):
+        path.write_bytes(b"model")
+    add_second_names(tmp_path)
+    assert second.samefile(file)
 
 
 def test_a_command_to_repeat_has_no_resume():
@@ -182,16 +192,16 @@ def test_rows_that_are_in_two_splits_are_counted():
 
 
 def test_few_rows_are_a_note():
-    partition = Partition(selection=hashes(7), verification=hashes(8))
-    (note,) = row_notes(Pools(np.arange(199, dtype=np.uint64)), partition)
-    assert note.startswith("only 199 rows")
-    (note,) = goal_notes(GoalSettings(max_drop=1.0), partition)
-    assert note.startswith("only 1 verification rows")
-    assert "need not hold" in note
+    partition = Partition(np.arange(199, dtype=np.uint64), verification=hashes(8))
+    chance, wide = goal_notes(GoalSettings(max_drop=1.0), partition)
+    assert chance.startswith("only 199 selection rows: chance decides")
+    assert wide.startswith("only 1 verification rows")
+    assert "need not hold" in wide
 
 
 def test_a_drop_of_zero_is_met_by_chance():
-    partition = Partition(selection=hashes(7), verification=np.arange(500, dtype=np.uint64))
+    rows = np.arange(500, dtype=np.uint64)
+    partition = Partition(rows, rows + np.uint64(500))
     assert goal_notes(GoalSettings(max_drop=0.5), partition) == []
     (note,) = goal_notes(GoalSettings(max_drop=0.0), partition)
     assert "by chance" in note

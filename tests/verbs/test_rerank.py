@@ -23,6 +23,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from kdcli.engine import train as engine
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
+from kdcli.workloads.rerank import RerankWorkload
 
 QUICK = shlex.split(
     "--max-steps 8 --batch-size 6 --lr 1e-3 --dtype fp32 --set data.max_length=24 "
@@ -209,7 +210,10 @@ def test_scores_come_from_the_data(data, teacher, tmp_path):
 
 
 @pytest.mark.parametrize("loss", [None, "pointwise"])
-def test_labels_alone_train_a_reranker(data, tmp_path, loss):
+def test_labels_alone_train_a_reranker(data, tmp_path, loss, monkeypatch):
+    def again(*_):
+        raise AssertionError("the training has scored the held-out lists already")
+
     base = own_files.encoder(tmp_path / "base", type_vocab_size=2)
     more = ["--set", f"ranking.loss={loss}"] if loss else []
     given = [
@@ -224,7 +228,12 @@ def test_labels_alone_train_a_reranker(data, tmp_path, loss):
         "40",
         *more,
     ]
-    succeeds(*given, "-o", tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(RerankWorkload, "candidate_scores", again)
+        succeeds(*given, "-o", tmp_path / "out")
+    succeeds("evaluate", tmp_path / "out", *given[2:6], *QUICK[8:10], "-o", tmp_path / "again")
+    own, other = (report_of(tmp_path / name).evaluations[0] for name in ("out", "again"))
+    assert (own.n, own.metrics) == (other.n, pytest.approx(other.metrics, abs=1e-6))
     first, *_, last = log_of(tmp_path / "out")
     assert last["held_out"]["labels"] < first["held_out"]["labels"]
     assert last["metrics"]["mrr@10"] > first["metrics"]["mrr@10"]

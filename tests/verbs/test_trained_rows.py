@@ -98,7 +98,8 @@ def test_evaluate_takes_the_rows_held_back_and_leaves_training_rows_out(made, tm
     succeeds(*judged, "--data", other, "-o", tmp_path / "mixed")
     report = report_of(tmp_path / "mixed")
     assert report.notes[0] == (
-        f"skipped {SHARED} of 350 rows: {folder / 'model'} was trained on them"
+        f"skipped {SHARED} of 350 rows: {folder / 'model'} was trained on them, so their scores "
+        "would be too high; 300 rows remain"
     )
     assert [e.n for e in report.evaluations] == [300]
     only = write(tmp_path / "only" / "validation.jsonl", trained(split)[:SHARED]).parent
@@ -138,7 +139,10 @@ def test_a_benchmark_leaves_them_out(made, tmp_path):
     succeeds("benchmark", folder / "model", *options, "-o", tmp_path / "out")
     report = report_of(tmp_path / "out")
     assert [e.n for e in report.evaluations] == [NEW]
-    assert report.notes == [f"skipped {SHARED} of {SHARED + NEW} rows: model was trained on them"]
+    assert report.notes == [
+        f"skipped {SHARED} of {SHARED + NEW} rows: model was trained on them, so their scores "
+        f"would be too high; {NEW} rows remain"
+    ]
 
 
 def test_a_pair_knows_the_rows_of_both(made, tmp_path):

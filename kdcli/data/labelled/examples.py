@@ -15,6 +15,10 @@ IDS = ("id", "idx", "guid")  # Columns that may hold the id of an example.
 CLASSES_LISTED = 12
 _short = reprlib.repr
 _COLUMN_HINT = "if the column has another name, give --task own and --set data.columns.ROLE=NAME"
+_LABEL_HINT = (
+    f"{_COLUMN_HINT}; if the rows have no labels, give a fine-tuned model without --task: its own "
+    "predictions are then the reference"
+)
 _WORDS = re.compile(r"\w+|[^\w\s]")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(
@@ -57,7 +61,7 @@ def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> 
         raise BadRow(
             where,
             f"column '{task.label}', the label of task {task.name}, {problem}",
-            hint=_COLUMN_HINT,
+            hint=_LABEL_HINT,
         )
     return Example(where, name, texts, _LABELS[task.kind](task, where, label, texts))
 
@@ -66,7 +70,8 @@ def _texts(task: Task, where: str, values: RowValues) -> tuple[str, ...]:
     for column in task.texts:
         if column not in values:
             problem = f"task {task.name} needs the column '{column}'; {columns_in(values)}"
-            raise BadRow(where, problem, hint=_COLUMN_HINT)
+            has_label = task.label in values
+            raise BadRow(where, problem, hint=_COLUMN_HINT if has_label else _LABEL_HINT)
         if task.kind == "text" and isinstance(values[column], dict):
             # The answers of SQuAD. The question belongs to the first one.
             answers = _answers(replace(task, label=column), where, values[column], ())

@@ -121,8 +121,8 @@ def _unlabelled_task(columns: Columns, head: Head, log: Log) -> Task:
     """Return the task of rows without labels."""
     texts = columns.texts(head.kind)
     log(
-        f"task own: no labels, so {' and '.join(texts)} of each row is read as the model's head "
-        f"reads it (kind {head.kind}){columns.unused(*texts)}"
+        f"task own: no labels are read; models predict from {' and '.join(texts)} (kind "
+        f"{head.kind}){columns.unused(*texts)}"
     )
     length = MAX_LENGTHS.get(head.kind, Task.max_length)
     impossible = head.kind == "span"

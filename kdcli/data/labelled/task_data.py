@@ -380,7 +380,10 @@ def _skip_trained_rows(
                 "data.judge_trained_rows=true",
             )
         else:
-            notes.append(f"skipped {rows}: {reason}")
+            notes.append(
+                f"skipped {rows}: {reason}, so their scores would be too high; "
+                f"{total - count:,} rows remain"
+            )
             sets[name] = [e for e, is_known in zip(examples, known, strict=True) if not is_known]
         log(notes[-1])
     return replace(data, sets=sets, split=split, notes=notes)

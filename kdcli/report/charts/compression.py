@@ -138,7 +138,8 @@ def _draw(
         axes.axhline(lowest, color=INK, linewidth=1, linestyle="--")
     for limit in _cost_limits(compression, cost):
         axes.axvline(limit, color=INK, linewidth=1, linestyle="--")
-    axes.set(xlabel=AXES[cost], ylabel=compression.metric, ylim=(along.low, along.high))
+    quality = f"{compression.metric}, selection rows"
+    axes.set(xlabel=AXES[cost], ylabel=quality, ylim=(along.low, along.high))
     set_range(axes, axes.xaxis, across)
     return front
 

@@ -9,8 +9,8 @@ from kdcli.report.sections.price import cost, price_note, texts_per_second
 from kdcli.report.text import Picture, ReportSection, ReportTable, number, points_interval, short
 
 GOALS = {
-    "max_drop": "at most {:g} points lost",
-    "max_class_drop": "at most {:g} points lost by a class",
+    "max_drop": "points lost: at most {:g}",
+    "max_class_drop": "points lost by a class: at most {:g}",
     "speedup": "at least {:g} times as fast",
     "max_latency_ms": "at most {:g} ms",
     "max_mb": "at most {:g} MB",
@@ -23,10 +23,11 @@ def compression_section(
     """Show the candidates, the teacher first, and list the skipped ones."""
     tried = [one for one in compression.candidates if one.score is not None]
     priced = price_per_hour is not None
-    header = ["candidate", compression.metric, "lost", "ms", "speed-up", "MB"]
+    scores = [f"{compression.metric}, selection", "lost, selection"]
+    header = ["candidate", *scores, "ms", "speed-up", "MB"]
     header += ["texts/s", "cost/M texts"] if priced else []
     narrow = len(header)
-    header += ["lost, 95% interval", "outcome"]
+    header += ["lost, selection: 95% interval", "outcome"]
     rows = [_row(one, tried[0], priced=priced) for one in tried]
     marked = next(n for n, one in enumerate(tried) if one.name == compression.chosen)
     # The word marks the row where there is no bold type.
@@ -35,11 +36,11 @@ def compression_section(
     goal = ", ".join(limits) or "none given"
     strict = ", for the far end of the interval" if compression.strict else ""
     note = (
-        f"Goal: {goal}{strict}. Lost: points of {compression.metric} on {compression.rows:,} "
-        "selection rows, paired with the teacher's. These rows chose among the candidates, so the "
-        "values of the chosen one are optimistic. The first sentence gives its values on the "
-        "verification rows. ms and speed-up: one sequence of 128 tokens, over the teacher on torch "
-        "in float32."
+        f"Goal: {goal}{strict}. Selection: on {compression.rows:,} selection rows; lost: points, "
+        "paired with the teacher's. These rows chose among the candidates, so the values of the "
+        "chosen one are optimistic. The first sentence gives its loss on the verification rows, "
+        "which chose nothing. ms and speed-up: one sequence of 128 tokens, over the teacher on "
+        "torch in float32."
     )
     batches = [one.throughput for one in tried if one.throughput is not None]
     if priced and batches:

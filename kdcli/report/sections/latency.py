@@ -35,6 +35,8 @@ UNSTABLE_NOTE = (
     "“unstable” marks an unstable measurement: ≥ gives a lower bound of its speed-up or rate, "
     "≤ the upper quartile of its time or cost."
 )
+BERT_BASE = "12x768"
+"""The shape over which the papers state speed-ups."""
 MAX_OPEN_CELLS = 4  # with more cells, only the first table is open in HTML
 Cell = tuple[int, int]
 """Batch size and tokens."""
@@ -236,16 +238,19 @@ def _finite(value: float | None) -> str:
 def published_speedups(report: Report) -> list[ReportSection]:
     """Show the papers' speed-ups next to ours, for models of the papers' shapes.
 
-    A model of the baseline's own shape is skipped: if it is faster, it is so for other reasons.
+    Papers and reports only compare if both have a baseline of BERT-base's shape. A model of this
+    shape is skipped: if it is faster, it is so for other reasons.
     """
     if report.focus != "latency":
         return []
     (baseline, card), *others = report.cards.items()
+    if card_shape(card) != BERT_BASE:
+        return []
     rows_here = comparable(report)
     measured = {row.model: row.speedup for row in rows_here}
     rows = []
     for row in report.published:
-        if row.shape is None or "speed-up" not in row.values or row.shape == card_shape(card):
+        if row.shape is None or "speed-up" not in row.values or row.shape == BERT_BASE:
             continue
         rows += [
             {
@@ -260,7 +265,7 @@ def published_speedups(report: Report) -> list[ReportSection]:
         ]
     if not rows:
         return []
-    over = baseline if baseline == card_shape(card) else f"{baseline}, {card_shape(card)}"
+    over = baseline if baseline == BERT_BASE else f"{baseline}, {BERT_BASE}"
     note = f"Published: over BERT-base, 12x768, on the papers' devices. Ours: over {over}"
     if rows_here:
         cell = cell_name((rows_here[0].batch_size, rows_here[0].seq_len))

@@ -202,9 +202,8 @@ def table_of(entries: Iterable[Entry]) -> Table:
         header_style="bold",
     )
     for entry in entries:
-        table.add_row(
-            entry.kind, Text(entry.about or entry.name), bytes_of(entry.size), _ago(entry.last_use)
-        )
+        about = entry.about or f"made by an older version of kdcli ({entry.name[:8]})"
+        table.add_row(entry.kind, Text(about), bytes_of(entry.size), _ago(entry.last_use))
     return table
 
 

@@ -1,5 +1,6 @@
 """The cost of a training, estimated by a dry run, and the checks of the budget."""
 
+import math
 from dataclasses import dataclass
 
 from kdcli.errors import KdcliError, Stopped, UsageError
@@ -7,6 +8,13 @@ from kdcli.report.text import duration
 from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.search import TEACHER, Search
 from kdcli.verbs.compress.steps import Step
+
+TIMED = "timed "
+"""The beginning of the journal's keys of timings."""
+
+
+class BudgetError(UsageError):
+    """A budget that is too small for any candidate."""
 
 
 @dataclass(frozen=True)
@@ -41,32 +49,50 @@ def training_cost(runner: StepRunner, step: Step) -> TrainingCost:
 
 
 def check_timing(search: Search) -> None:
-    """Raise a UsageError if measuring the backends takes longer than the budget."""
+    """Raise a BudgetError if measuring the backends takes longer than the budget."""
     runner = search.runner
+    if runner.journal.known(TIMED):
+        return
     seconds = runner.recipe.measure.min_seconds * (1 + len(search.backends))
     if runner.journal.left < seconds:
-        raise _too_small(f"timing the backends takes {duration(seconds)} at least")
+        hint = "raise it, or give a fine-tuned model and fewer plan.shapes"
+        raise _too_small(f"timing the backends takes {duration(seconds)} at least", hint)
+
+
+def timing_stopped(runner: StepRunner, seconds: float) -> BudgetError:
+    """Return the error of a timing that the budget ended. `seconds`: what it takes as a whole."""
+    why = f"it ended during the timing of models, which takes about {duration(seconds)} in all"
+    return _too_small(why, _larger(runner, 2 * seconds))
 
 
 def check_budget(runner: StepRunner, *, is_fine_tuned: bool) -> None:
-    """Raise a UsageError if the budget is too small for any candidate."""
+    """Raise a BudgetError if the budget is too small for any candidate."""
     if runner.recipe.budget is None:
         return
+    spent = runner.journal.seconds
     if runner.journal.left <= 0:
-        seconds = duration(runner.journal.seconds)
-        raise _too_small(f"timing the backends and the untrained shapes took {seconds}")
+        why = f"timing the backends and the untrained shapes took {duration(spent)}"
+        raise _too_small(why, _larger(runner, 2 * spent))
     if is_fine_tuned:
         return
     cost, why = estimate(runner, TEACHER, finetuning(runner))
     if cost.error:
         raise UsageError(f"{TEACHER} failed: {why}")
     if why:
-        raise _too_small(f"fine-tuning comes first, and {why}")
+        why = f"fine-tuning comes first, and {why}"
+        raise _too_small(why, _larger(runner, spent + 2 * cost.seconds))
 
 
-def _too_small(why: str) -> UsageError:
-    hint = "raise it, or give a fine-tuned model and fewer plan.shapes"
-    return UsageError(f"--budget is too small for any candidate: {why}", hint)
+def _too_small(why: str, hint: str) -> BudgetError:
+    return BudgetError(f"--budget is too small for any candidate: {why}", hint)
+
+
+def _larger(runner: StepRunner, seconds: float) -> str:
+    """Return a hint that names a budget of at least these seconds."""
+    option = f"--budget {math.ceil(seconds / 60)}m"
+    if not runner.journal.known(TIMED):
+        return f"use {option} or more"
+    return f"use {option} or more, with --resume: {runner.folder} has the timings so far"
 
 
 def finetuning(runner: StepRunner) -> Step:

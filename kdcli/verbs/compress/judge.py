@@ -314,7 +314,7 @@ def sentence(
     times += "" if ratio.unstable else f" instead of {milliseconds(teacher.ms)}"
     won = (
         f"{chosen.name} is {ratio.phrase()} as {model} ({ratio.trust()}; {times}) and "
-        f"{teacher.mb / chosen.mb:.1f} times smaller ({chosen.mb:.1f} MB instead of "
+        f"{_size_change(teacher.mb, chosen.mb)} ({chosen.mb:.1f} MB instead of "
         f"{teacher.mb:.1f}). {_lost(scores.metric, verified, has_labels=has_labels)}"
     )
     if missed:
@@ -324,6 +324,13 @@ def sentence(
     _, high = _loss(verified)
     is_within = goal.max_drop is None or high <= goal.max_drop + 1e-9
     return f"{won}{'' if is_within else '; the interval reaches beyond the goal'}."
+
+
+def _size_change(before: float, after: float) -> str:
+    """Write how much smaller or larger a model became: `1.5 times smaller`."""
+    if after > before:
+        return f"{after / before:.1f} times as large"
+    return f"{before / after:.1f} times smaller"
 
 
 def _loss(verified: Verification) -> tuple[float, float]:

@@ -14,7 +14,9 @@ from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.workloads import open_rows
 
 MIN_DATA = 200
-"""With fewer rows, a message warns that the result depends on a few of them."""
+"""The number of rows that a hint asks for if they are too few."""
+MIN_SELECTION = 200
+"""With fewer selection rows, a note warns that chance decides among similar candidates."""
 MIN_ROWS = 100
 """With fewer verification rows, a note warns that the interval is wide."""
 
@@ -54,17 +56,15 @@ def divide_rows(runner: StepRunner) -> DividedData:
             f"give --data with at least {MIN_DATA} other rows; they need no labels",
         )
     Progress.log(
-        f"{pools.count:,} rows: {len(partition.selection):,} choose among candidates, "
-        f"{len(partition.verification):,} verify the chosen model"
+        f"{pools.count:,} rows: {len(partition.selection):,} distinct ones choose among "
+        f"candidates, {len(partition.verification):,} verify the chosen model"
     )
     return DividedData(partition, row_notes(pools, partition))
 
 
 def row_notes(pools: Pools, partition: Partition) -> list[str]:
-    """Return notes on few rows, and on training rows that repeat evaluated ones."""
+    """Return a note on training rows that repeat evaluated ones."""
     notes = []
-    if pools.count < MIN_DATA:
-        notes.append(f"only {pools.count} rows: the choice and its score depend on a few of them")
     own_split = np.union1d(pools.validation, pools.test)
     repeated = np.isin(pools.train, own_split) & ~partition.is_training(pools.train)
     if repeats := int(repeated.sum()):
@@ -76,8 +76,13 @@ def row_notes(pools: Pools, partition: Partition) -> list[str]:
 
 
 def goal_notes(goal: GoalSettings, partition: Partition) -> list[str]:
-    """Return notes about few verification rows and about a maximum drop of 0."""
+    """Return notes about few selection or verification rows, and about a maximum drop of 0."""
     notes, rows = [], len(partition.verification)
+    if (selection := len(partition.selection)) < MIN_SELECTION:
+        notes.append(
+            f"only {selection} selection rows: chance decides among candidates with similar "
+            "scores; give more rows"
+        )
     if rows < MIN_ROWS:
         holds = "must hold" if goal.strict else "need not hold without --strict"
         limit = f", and --max-drop {holds} for its lower end" if goal.max_drop is not None else ""

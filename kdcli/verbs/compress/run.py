@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kdcli.data.labelled.kept import keep_rows
+from kdcli.data.labelled.partition import Partition
 from kdcli.deploy.exported import FACTS
 from kdcli.deploy.latency import Latency
 from kdcli.disk import atomic_dir, read_json, write_atomic
@@ -24,7 +25,13 @@ from kdcli.report.schema import Compression
 from kdcli.report.sections.price import price_sentence
 from kdcli.report.text import duration, short
 from kdcli.run.context import cpu_session
-from kdcli.verbs.compress.budget import check_budget, check_timing, finetuning
+from kdcli.verbs.compress.budget import (
+    TIMED,
+    BudgetError,
+    check_budget,
+    check_timing,
+    finetuning,
+)
 from kdcli.verbs.compress.journal import Journal
 from kdcli.verbs.compress.judge import (
     CandidateScores,
@@ -40,7 +47,7 @@ from kdcli.verbs.compress.rows import divide_rows, goal_notes
 from kdcli.verbs.compress.runner import PAGE, PARTITION, STEPS, StepRunner, evaluation_request
 from kdcli.verbs.compress.search import TEACHER, Candidate, Search, check_backends
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
-from kdcli.verbs.compress.shapes import Untrained, measure_untrained
+from kdcli.verbs.compress.shapes import measure_untrained
 from kdcli.verbs.compress.ship import (
     calibrate,
     check_temperature,
@@ -79,7 +86,7 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
     with stop_requests(at_once=True) as stop:
         journal = Journal(recipe.budget, stop)
         runner = StepRunner(recipe, trainer_of(recipe), options, folder, journal)
-        with runner.stopping(), keep_rows():
+        with runner.stopping(), keep_rows(), Progress.facts_once():
             if resumed:
                 journal.read(run_dir)
                 if run_dir.done:
@@ -133,29 +140,22 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
     for note in [*divided.notes, *goal_notes(recipe.goal, divided.partition)]:
         Progress.log(note)
         search.notes.append(note)
-    untrained = None
     if not recipe.steps:
         check_backends(search)
         check_timing(search)
-        untrained = journal.once(
-            "untrained", Untrained, lambda: measure_untrained(search, str(recipe.model))
-        )
-        search.fastest = untrained.fastest
-        check_reachable(search, untrained)
-    check_budget(runner, is_fine_tuned=fits)
-    claimed = RunDir.claim(
-        runner.folder,
-        resolved.to_yaml(),
-        resume=options.resume,
-        overwrite=options.overwrite,
-        free_keys=GOAL,
-    )
-    if runner.recipe.data.partition is None:
-        file = runner.folder / PARTITION
-        divided.partition.write(file)
-        data = recipe.data.model_copy(update={"partition": str(file)})
-        runner.recipe = recipe.model_copy(update={"data": data})
-    journal.claim(claimed)
+    untrained = None
+    try:
+        if not recipe.steps:
+            untrained = measure_untrained(search, str(recipe.model))
+            search.fastest = untrained.fastest
+            check_reachable(search, untrained)
+        check_budget(runner, is_fine_tuned=fits)
+    except BudgetError:
+        # A later run with a larger budget reuses the timings.
+        if journal.known(TIMED):
+            claim(resolved, runner, divided.partition)
+        raise
+    claim(resolved, runner, divided.partition)
     if not fits:
         search.teacher = str(runner.require(TEACHER, finetuning(runner)))
     if untrained is None:
@@ -163,6 +163,24 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
     elif not (runner.asks_again and search.answers_from_earlier()):
         follow_plan(search, untrained)
     return finish(search)
+
+
+def claim(resolved: Resolved[CompressRecipe], runner: StepRunner, partition: Partition) -> None:
+    """Claim the directory, and write the chosen rows and the journal to it."""
+    options, data = runner.options, runner.recipe.data
+    claimed = RunDir.claim(
+        runner.folder,
+        resolved.to_yaml(),
+        resume=options.resume,
+        overwrite=options.overwrite,
+        free_keys=GOAL,
+    )
+    if data.partition is None:
+        file = runner.folder / PARTITION
+        partition.write(file)
+        data = data.model_copy(update={"partition": str(file)})
+        runner.recipe = runner.recipe.model_copy(update={"data": data})
+    runner.journal.claim(claimed)
 
 
 def checked(recipe: CompressRecipe, result: RunResult) -> RunResult:
@@ -300,7 +318,7 @@ def step_reports(runner: StepRunner) -> list[schema.StepReport]:
         schema.StepReport(
             name=name,
             command=runner.result(name).report.command,
-            folder=f"{STEPS}/{name}",
+            folder=f"{STEPS}/{runner.path(name).name}",
         )
         for name in dict.fromkeys(names)
         if (runner.path(name) / PAGE).is_file() and RunDir(runner.path(name)).done

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kdcli.data.labelled.partition import Partition
-from kdcli.disk import write_atomic
+from kdcli.disk import as_directory, write_atomic
 from kdcli.engine.progress import Progress
 from kdcli.errors import ChildFailed, GateError, Interrupted, KdcliError, Stopped, UsageError
 from kdcli.models.load import location
@@ -64,7 +64,7 @@ class StepRunner:
 
     def path(self, name: str) -> Path:
         """Return the run directory of a step."""
-        return self.folder / STEPS / name
+        return self.folder / STEPS / as_directory(name)
 
     def training_text(self) -> Path:
         """Return the text whose tokens a trimmed model keeps: the distillation's, else the training

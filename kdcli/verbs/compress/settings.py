@@ -116,7 +116,8 @@ class CompressRecipe(Section):
 
     verb: Literal["compress"] = "compress"
     model: Annotated[str | None, Option("model", metavar="MODEL", values="model")] = Field(
-        None, description="Model: a hub id, a directory, or 'demo'; fine-tuned or not."
+        None,
+        description="Model: a hub id, a directory, 'demo' or 'demo-classifier'; fine-tuned or not.",
     )
     task: TaskName = None
     text: str | None = Field(

@@ -2,11 +2,13 @@
 
 import math
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kdcli.deploy.latency import CELLS, Protocol, Subject, measure_latency
+from kdcli.disk import as_directory
 from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
@@ -18,7 +20,9 @@ from kdcli.models.shape import build_student, shape_of
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.report.views import short
 from kdcli.types import ModelShape
+from kdcli.verbs.compress.budget import TIMED, timing_stopped
 from kdcli.verbs.compress.judge import LIMITS, is_bounded
+from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.search import TEACHER, Search
 from kdcli.verbs.compress.settings import GoalSettings
 
@@ -70,8 +74,9 @@ def measure_untrained(search: Search, model: str) -> Untrained:
     """Measure the model on every backend, and the untrained shapes on the fastest backend.
 
     Nothing is measured if nothing depends on it: one backend, one shape, no limit of speed or size.
+    The journal keeps both measurements.
 
-    Raises UsageError: a shape that cannot be made from the model.
+    Raises UsageError: a shape that cannot be made from the model, or the budget ended.
     """
     runner = search.runner
     trusted = runner.options.trust_remote_code
@@ -94,14 +99,74 @@ def measure_untrained(search: Search, model: str) -> Untrained:
         trust_remote_code=trusted,
     )
     baseline = Subject(TEACHER, location(model))
-    Progress.log(f"measuring {short(model)} on {', '.join(search.backends)}")
     subjects = [_subject(backend, location(model), backend) for backend in search.backends]
-    times = _times([baseline, *subjects], protocol)
+    timing = _Timing(runner, protocol, len(subjects) + len(shapes) + 2)
+    times = runner.journal.once(
+        f"{TIMED}backends",
+        dict[str, UntrainedTimes],
+        lambda: timing.times(
+            [baseline, *subjects], f"{short(model)} on {', '.join(search.backends)}"
+        ),
+    )
     fastest = min(search.backends, key=lambda name: times.get(name, UntrainedTimes()).ms)
-    Progress.log(f"measuring {', '.join(map(str_of, shapes))} untrained on {fastest}")
     backends = {name: times[name] for name in search.backends if name in times}
-    shape_times = _times_of_shapes(shapes, loaded, fastest, baseline, protocol, runner.recipe.seed)
+    timing.earlier = len(subjects) + 1
+    shape_times = runner.journal.once(
+        f"{TIMED}shapes",
+        dict[str, UntrainedTimes],
+        lambda: _times_of_shapes(shapes, loaded, fastest, baseline, timing),
+    )
     return Untrained(times[TEACHER], backends, fastest, shape_times)
+
+
+@dataclass
+class _Timing:
+    """Measures models until the budget ends.
+
+    Attributes:
+        runner: the runner of the compression.
+        protocol: how to measure.
+        total: the number of models in all measurements.
+        earlier: the number of models in the finished measurements.
+    """
+
+    runner: StepRunner
+    protocol: Protocol
+    total: int
+    earlier: int = 0
+
+    def times(self, subjects: Sequence[Subject], names: str) -> dict[str, UntrainedTimes]:
+        """Return the times of the subjects that gave correct output, by name.
+
+        Args:
+            subjects: the teacher in torch, and the models that are compared with it.
+            names: what is measured, for the log.
+
+        Raises:
+            MachineError: the first one, with which the others are compared, could not be measured.
+            UsageError: the budget ended.
+        """
+        Progress.log(f"measuring {names}")
+        began, journal = time.monotonic(), self.runner.journal
+        deadline = began + journal.left
+        latency = measure_latency(subjects, self.protocol, deadline=deadline)
+        if latency.interrupted and time.monotonic() < deadline:
+            raise KeyboardInterrupt
+        if latency.interrupted:
+            spent = journal.seconds + time.monotonic() - began
+            prepared = max(1, self.earlier + latency.prepared)
+            raise timing_stopped(self.runner, spent / prepared * self.total)
+        measured = {row.model for row in latency.rows}
+        if subjects[0].name not in measured:
+            failures = [one.reason for one in latency.failures if one.model == subjects[0].name]
+            why = "; ".join(failures) or "it gave no result"
+            raise MachineError(f"the teacher could not be measured: {why}", "run kdcli doctor")
+        times = {}
+        for row in latency.rows:
+            ms, ratio = row.p50_ms, row.speedup
+            speedup, best = (ratio.median, ratio.high) if ratio else (1.0, 1.0)
+            times[row.model] = UntrainedTimes(ms, speedup, ms * speedup / best, best)
+        return times
 
 
 def _times_of_shapes(
@@ -109,20 +174,20 @@ def _times_of_shapes(
     teacher: Model,
     backend: str,
     baseline: Subject,
-    protocol: Protocol,
-    seed: int,
+    timing: _Timing,
 ) -> dict[str, UntrainedTimes]:
     """Measure students with random weights on a backend."""
     subjects, layers_mb = [baseline], {}
     with tempfile.TemporaryDirectory() as temporary:
         for shape in shapes:
             name = str_of(shape)
+            seed = timing.runner.recipe.seed
             student = build_student(teacher.model, shape, init="random", seed=seed).model
-            folder = Path(temporary) / name
+            folder = Path(temporary) / as_directory(name)
             save_model(student, teacher.tokenizer, folder, NO_ROWS)
             subjects.append(_subject(name, str(folder), backend))
             layers_mb[name] = describe(student, name, None).params_transformer / 1e6
-        times = _times(subjects, protocol)
+        times = timing.times(subjects, f"{', '.join(layers_mb)} untrained on {backend}")
     measured = {name: times.get(name, UntrainedTimes()) for name in layers_mb}
     return {
         name: UntrainedTimes(of.ms, of.speedup, of.best_ms, of.best_speedup, layers_mb[name])
@@ -133,25 +198,6 @@ def _times_of_shapes(
 def _subject(name: str, source: str, backend: str) -> Subject:
     engine, _, precision = backend.partition("-")
     return Subject(name, source, engine, precision or "fp32")
-
-
-def _times(subjects: Sequence[Subject], protocol: Protocol) -> dict[str, UntrainedTimes]:
-    """Return the times of the subjects that gave correct output, by name.
-
-    Raises MachineError: the first one, with which the others are compared, could not be measured.
-    """
-    latency = measure_latency(subjects, protocol)
-    measured = {row.model for row in latency.rows}
-    if subjects[0].name not in measured:
-        failures = [one.reason for one in latency.failures if one.model == subjects[0].name]
-        why = "; ".join(failures) or "it gave no result"
-        raise MachineError(f"the teacher could not be measured: {why}", "run kdcli doctor")
-    times = {}
-    for row in latency.rows:
-        ms, ratio = row.p50_ms, row.speedup
-        speedup, best = (ratio.median, ratio.high) if ratio else (1.0, 1.0)
-        times[row.model] = UntrainedTimes(ms, speedup, ms * speedup / best, best)
-    return times
 
 
 def shapes_of(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from kdcli.deploy.export import add_second_names
 from kdcli.deploy.exported import FACTS
 from kdcli.disk import read_json
 from kdcli.models.files import CONFIG_FILE, WEIGHT_FILES, file_beside
@@ -45,6 +46,7 @@ def fill_best(folder: Path, candidate: Candidate, options: RunOptions, sentence:
         for name in Upload.of(source).files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source / name, folder / name)
+    add_second_names(folder)
     readme = folder / "README.md"
     command = public_command(options.command_line("compress") or "kdcli.compress")
     text = without_scores(readme.read_text("utf-8")) if readme.is_file() else ""

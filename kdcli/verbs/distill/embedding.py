@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from kdcli.data.text.sentences import read_texts
 from kdcli.deploy.latency import Subject
+from kdcli.disk import as_directory
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
@@ -44,7 +45,7 @@ from kdcli.types import Array, ModelShape, Needs, Outcome
 from kdcli.verbs.distill.basis import principal_basis, projected
 from kdcli.verbs.distill.embedding_checks import check_signals
 from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
-from kdcli.verbs.distill.plan import as_directory, student_shapes
+from kdcli.verbs.distill.plan import student_shapes
 from kdcli.verbs.distill.router import ROUTER, check_router, save_router
 from kdcli.verbs.distill.settings import DistillRecipe, EmbeddingSettings
 from kdcli.verbs.distill.static import static_student
@@ -442,7 +443,7 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
     )
     others = open_more_teachers(recipe, teacher, trust_remote_code=context.trust_remote_code)
     for each in (teacher, *others):
-        Progress.log(f"{each.source}: {each.note}")
+        Progress.log_fact(f"{each.source}: {each.note}")
     origin = _origin(recipe, teacher, session) if recipe.student.source else teacher
     shapes = student_shapes(recipe, origin.shape) if recipe.student.to else {}
     shapes = shapes or {"student": origin.shape}
@@ -459,7 +460,7 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
         unit="document" if settings.vectors else settings.unit,
         rows=settings.rows,
         paired=recipe.loss.get("contrastive_weight", 0) > 0,
-        log=Progress.log,
+        log=Progress.log_fact,
     )
     texts, partitioned = divided_texts(texts, data.partition)
     precomputed_NE = read_vectors(Path(settings.vectors), texts) if settings.vectors else None
@@ -496,5 +497,5 @@ def _origin(recipe: DistillRecipe, teacher: Embedder, session: Session) -> Embed
             max_length = min(max_length, origin.max_length)
         fmt = replace(teacher.format, dense=None, max_length=max_length)
         origin = replace(origin, format=fmt, note=f"{fmt.pooling} pooling, as its teacher has")
-    Progress.log(f"{source}: {origin.note}")
+    Progress.log_fact(f"{source}: {origin.note}")
     return origin

@@ -203,8 +203,3 @@ def short_name(shape: ModelShape, teacher: ModelShape) -> str:
     ffn = "" if shape.ffn == round(shape.hidden * teacher.ffn / teacher.hidden) else f":{shape.ffn}"
     heads = "" if shape.heads == teacher.heads else f"@{shape.heads}"
     return f"{shape.layers}x{shape.hidden}{ffn}{heads}"
-
-
-def as_directory(name: str) -> str:
-    """Return a name for a directory without ':', which some file systems refuse."""
-    return name.replace(":", "_")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from kdcli.disk import as_directory
 from kdcli.engine.launch import claim, track
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
@@ -30,7 +31,6 @@ from kdcli.verbs.distill.labelled import (
     read_general,
 )
 from kdcli.verbs.distill.outputs import prepare_outputs
-from kdcli.verbs.distill.plan import as_directory
 from kdcli.verbs.distill.settings import DistillRecipe, TaskDistillRecipe
 from kdcli.verbs.distill.stages import WITHOUT, TaskDistillation
 from kdcli.verbs.distill.text import prepare_text

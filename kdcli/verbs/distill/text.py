@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from kdcli.deploy.latency import Subject
+from kdcli.disk import as_directory
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
@@ -43,7 +44,6 @@ from kdcli.types import Card, ModelShape, Outcome
 from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
 from kdcli.verbs.distill.plan import (
     Planned,
-    as_directory,
     assistant_recipe,
     plan,
     short_name,

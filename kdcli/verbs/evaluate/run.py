@@ -241,7 +241,7 @@ def _load(
     else:
         head = TaskHeadSettings(label_map=recipe.head.label_map)
         model = workload.load(source, head=head, new_head=False)
-    Progress.log(f"{source}: {model.note}")
+    Progress.log_fact(f"{source}: {model.note}")
     if not (recipe.dimensions or recipe.vector_formats):
         return {name: model}
     if not isinstance(model, Embedder):
@@ -362,7 +362,7 @@ def _predict_test(workload: LabelledWorkload, model: Model) -> dict[str, list[fl
         split="test",
         training=False,
         withheld=True,
-        log=Progress.log,
+        log=Progress.log_fact,
     )
     values: dict[str, list[float]] = {}
     for name, examples in data.sets.items():

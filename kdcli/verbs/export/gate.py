@@ -82,7 +82,7 @@ class _Search:
         self.latest = file, comparison
         self.reason = self.check.too_far(comparison) or self._excess(comparison.drop)
         self.attempts.append(Attempt(count, comparison.drop, not self.reason))
-        Progress.log(f"{count} products in float32: {self.reason or 'holds'}")
+        Progress.log(f"file with {count} products in float32: {self.reason or 'accepted'}")
         return not self.reason
 
     def failure(self) -> MachineError | GateError:

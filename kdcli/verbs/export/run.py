@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from kdcli.data.sources import open_source
 from kdcli.data.text.sentences import sentences
 from kdcli.deploy.backends import check_format
 from kdcli.deploy.environment import versions
-from kdcli.deploy.export import EXACT, FILE_LIMITS, FILES, RUNTIMES, SECOND_NAMES, recorded
+from kdcli.deploy.export import EXACT, FILE_LIMITS, FILES, RUNTIMES, add_second_names, recorded
 from kdcli.deploy.exported import EMBEDDING_KIND, FACTS
 from kdcli.deploy.sessions import library
 from kdcli.disk import STAGED, check_writable, content_of, fill_dir, write_atomic
@@ -197,9 +196,7 @@ def _write_rest(
 ) -> None:
     """Write the files next to the model files. export.json comes last."""
     model = loaded.model
-    for name in SECOND_NAMES:
-        if (file := staged / name).is_file():
-            _add_name(file, staged / SECOND_NAMES[name])
+    add_second_names(staged)
     (model if weights else model.config).save_pretrained(staged)
     dtype = default_dtype([file.precision for file in facts.by_file])
     defaults = {CONFIG_KEY: {"dtype": dtype}} if facts.format == "onnx" and dtype else {}
@@ -225,14 +222,6 @@ def _js_model(loaded: _Loaded, facts: ExportFacts) -> JsModel:
         and activation_of(facts.source, loaded.model.config) is not None,
         loses_types="token_type_ids" in facts.inputs and tokenizer not in TYPED_TOKENIZERS,
     )
-
-
-def _add_name(file: Path, name: Path) -> None:
-    """Give a file a second name. Its content is only copied where the disk has no hard links."""
-    try:
-        name.hardlink_to(file)
-    except OSError:
-        shutil.copyfile(file, name)
 
 
 def _parts(file: Path) -> list[Path]:

@@ -35,7 +35,10 @@ class ExportOptions:
     model: Annotated[
         str,
         Option("model", metavar="MODEL", values="model"),
-        Field(description="Model: a hub id, a directory, or 'demo'; its head is exported too."),
+        Field(
+            description="Model: a hub id, a directory, 'demo' or 'demo-classifier'; its head is "
+            "exported too."
+        ),
     ]
     file_format: Annotated[
         str,

@@ -28,7 +28,10 @@ class TrimRecipe(Section):
     verb: Literal["trim"] = "trim"
     model: Annotated[
         str | None, Option("model", metavar="MODEL", values="model", required=True)
-    ] = Field(None, description="Model: a hub id, a directory, or 'demo'; its head is kept.")
+    ] = Field(
+        None,
+        description="Model: a hub id, a directory, 'demo' or 'demo-classifier'; its head is kept.",
+    )
     vocab_size: Annotated[int | None, Option("--vocab-size", metavar="N")] = Field(
         None,
         gt=0,
