@@ -113,6 +113,34 @@ def test_calibration_removes_most_of_the_error_and_changes_no_model(tmp_path):
     )
 
 
+def test_a_product_of_single_vectors_is_smoothed_too(tmp_path):
+    """A linear with one row per sequence is a Gemm in the graph."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 8)).eval()
+    x_RI = torch.randn(32, 64)
+    x_RI[:, 5] *= 40
+    batches = [{"x": x, "attention_mask": torch.ones(4, 1)} for x in x_RI.split(4)]
+    run = lambda batch: model(batch["x"])  # noqa: E731
+    roundings = calibrate(model, run, batches, KERNELS["onnx", "int8"])
+    assert roundings["0"].smoothing_I is not None
+    helper, info = onnx.helper, onnx.helper.make_tensor_value_info
+    weights = {"weight": model[0].weight, "bias": model[0].bias}
+    graph = helper.make_graph(
+        [helper.make_node("Gemm", ["x", "weight", "bias"], ["y"], name="gemm", transB=1)],
+        "head",
+        [info("x", onnx.TensorProto.FLOAT, ["B", 64])],
+        [info("y", onnx.TensorProto.FLOAT, ["B", 8])],
+        [onnx.numpy_helper.from_array(w.detach().numpy(), name) for name, w in weights.items()],
+    )
+    opset = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), tmp_path / "plain.onnx")
+    low = tmp_path / "low.onnx"
+    quantise_onnx(tmp_path / "plain.onnx", low, "int8", roundings=by_key(model, roundings))
+    (found,) = onnx_caller(low, threads=1)({"x": x_RI.numpy()})
+    exact = model(x_RI).detach().numpy()
+    assert np.linalg.norm(found - exact) < 0.02 * np.linalg.norm(exact)
+
+
 def test_smoothing_that_does_not_help_is_left_out():
     model = Layers(outlier=1.0).eval()
     with torch.no_grad():
