@@ -18,6 +18,7 @@ def distill(
     *,
     method: str | None = None,
     assistant: str | None = None,
+    backend: str | None = None,
     to: str | Sequence[str] | None = None,
     student: Path | str | None = None,
     teacher_vectors: Path | str | None = None,

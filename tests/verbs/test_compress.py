@@ -11,17 +11,19 @@ import pytest
 from forked import measured_quickly
 from own_files import encoder, headed, kdcli, own, refused, report_of, said_by, same_weights, write
 
+from kdcli.deploy import untrained
 from kdcli.deploy.latency import Latency
+from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.deploy.worker import serve
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import MachineError, Stopped
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.report import finish
-from kdcli.verbs.compress import budget, run, search, shapes
+from kdcli.verbs.compress import budget, run, search
 from kdcli.verbs.compress.budget import TrainingCost
 from kdcli.verbs.compress.journal import Journal
-from kdcli.verbs.compress.shapes import Untrained, UntrainedTimes
+from kdcli.verbs.compress.shapes import Untrained
 from kdcli.verbs.compress.steps import Step
 
 FAST = (
@@ -88,7 +90,7 @@ def ran(monkeypatch):
 
     monkeypatch.setattr(Step, "run", recorded)
     monkeypatch.setattr(Step, "estimate", estimated)
-    for module in (shapes, finish):
+    for module in (untrained, finish):
         monkeypatch.setattr(module, "measure_latency", measured_here)
     return steps
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from kdcli.deploy.measurements import Speedup
+from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, MachineError, Stopped
@@ -34,7 +35,7 @@ from kdcli.verbs.compress.recipes import dotted
 from kdcli.verbs.compress.runner import OVER, StepRunner
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings, seconds_of
-from kdcli.verbs.compress.shapes import Untrained, UntrainedTimes, shapes_of, str_of
+from kdcli.verbs.compress.shapes import Untrained, shapes_of, str_of
 from kdcli.verbs.compress.steps import Step
 from kdcli.verbs.compress.trainers import RowTrainer
 

@@ -1,52 +1,26 @@
 """The shapes to try, and how fast they are before any training."""
 
-import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from kdcli.deploy.latency import CELLS, Protocol, Subject, measure_latency
+from kdcli.deploy.latency import CELLS, Protocol, Subject
+from kdcli.deploy.untrained import (
+    UNTIMED,
+    UntrainedTimes,
+    subject_of,
+    times_of,
+    times_of_shapes,
+)
 from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
-from kdcli.errors import MachineError
-from kdcli.models.card import describe
 from kdcli.models.grammar import parse_shape
-from kdcli.models.load import load_encoder, location, save_model
-from kdcli.models.model import Model
+from kdcli.models.load import load_encoder, location
 from kdcli.models.shape import build_student, shape_of
-from kdcli.models.training_rows import NO_ROWS
 from kdcli.report.views import short
 from kdcli.types import ModelShape
 from kdcli.verbs.compress.judge import LIMITS, is_bounded
 from kdcli.verbs.compress.search import TEACHER, Search
 from kdcli.verbs.compress.settings import GoalSettings
-
-
-@dataclass(frozen=True)
-class UntrainedTimes:
-    """How fast a model is on one sequence of 128 tokens, compared with torch in float32.
-
-    Attributes:
-        ms, speedup: the medians.
-        best_ms, best_speedup: the better quartile. Other load on the machine slows the median more.
-        layers_mb: megabytes of the layers in int8, of a shape.
-    """
-
-    ms: float = math.inf
-    speedup: float = 0.0
-    best_ms: float = math.inf
-    best_speedup: float = 0.0
-    layers_mb: float = 0.0
-
-    @property
-    def measured(self) -> bool:
-        """Whether the model gave correct output on the backend, so that it could be measured."""
-        return self.ms < math.inf
-
-
-UNTIMED = UntrainedTimes(0.0, 1.0, 0.0, 1.0)
-"""Times that were not measured, because nothing depends on them."""
 
 
 @dataclass(frozen=True)
@@ -95,63 +69,14 @@ def measure_untrained(search: Search, model: str) -> Untrained:
     )
     baseline = Subject(TEACHER, location(model))
     Progress.log(f"measuring {short(model)} on {', '.join(search.backends)}")
-    subjects = [_subject(backend, location(model), backend) for backend in search.backends]
-    times = _times([baseline, *subjects], protocol)
+    subjects = [subject_of(backend, location(model), backend) for backend in search.backends]
+    times = times_of([baseline, *subjects], protocol)
     fastest = min(search.backends, key=lambda name: times.get(name, UntrainedTimes()).ms)
     Progress.log(f"measuring {', '.join(map(str_of, shapes))} untrained on {fastest}")
     backends = {name: times[name] for name in search.backends if name in times}
-    shape_times = _times_of_shapes(shapes, loaded, fastest, baseline, protocol, runner.recipe.seed)
+    named = {str_of(shape): shape for shape in shapes}
+    shape_times = times_of_shapes(named, loaded, fastest, baseline, protocol, runner.recipe.seed)
     return Untrained(times[TEACHER], backends, fastest, shape_times)
-
-
-def _times_of_shapes(
-    shapes: Sequence[ModelShape],
-    teacher: Model,
-    backend: str,
-    baseline: Subject,
-    protocol: Protocol,
-    seed: int,
-) -> dict[str, UntrainedTimes]:
-    """Measure students with random weights on a backend."""
-    subjects, layers_mb = [baseline], {}
-    with tempfile.TemporaryDirectory() as temporary:
-        for shape in shapes:
-            name = str_of(shape)
-            student = build_student(teacher.model, shape, init="random", seed=seed).model
-            folder = Path(temporary) / name
-            save_model(student, teacher.tokenizer, folder, NO_ROWS)
-            subjects.append(_subject(name, str(folder), backend))
-            layers_mb[name] = describe(student, name, None).params_transformer / 1e6
-        times = _times(subjects, protocol)
-    measured = {name: times.get(name, UntrainedTimes()) for name in layers_mb}
-    return {
-        name: UntrainedTimes(of.ms, of.speedup, of.best_ms, of.best_speedup, layers_mb[name])
-        for name, of in measured.items()
-    }
-
-
-def _subject(name: str, source: str, backend: str) -> Subject:
-    engine, _, precision = backend.partition("-")
-    return Subject(name, source, engine, precision or "fp32")
-
-
-def _times(subjects: Sequence[Subject], protocol: Protocol) -> dict[str, UntrainedTimes]:
-    """Return the times of the subjects that gave correct output, by name.
-
-    Raises MachineError: the first one, with which the others are compared, could not be measured.
-    """
-    latency = measure_latency(subjects, protocol)
-    measured = {row.model for row in latency.rows}
-    if subjects[0].name not in measured:
-        failures = [one.reason for one in latency.failures if one.model == subjects[0].name]
-        why = "; ".join(failures) or "it gave no result"
-        raise MachineError(f"the teacher could not be measured: {why}", "run kdcli doctor")
-    times = {}
-    for row in latency.rows:
-        ms, ratio = row.p50_ms, row.speedup
-        speedup, best = (ratio.median, ratio.high) if ratio else (1.0, 1.0)
-        times[row.model] = UntrainedTimes(ms, speedup, ms * speedup / best, best)
-    return times
 
 
 def shapes_of(

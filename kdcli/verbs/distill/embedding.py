@@ -43,6 +43,7 @@ from kdcli.targets.teacher import Teacher
 from kdcli.types import Array, ModelShape, Needs, Outcome
 from kdcli.verbs.distill.basis import principal_basis, projected
 from kdcli.verbs.distill.embedding_checks import check_signals
+from kdcli.verbs.distill.fast import shape_notes
 from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
 from kdcli.verbs.distill.plan import as_directory, student_shapes
 from kdcli.verbs.distill.settings import DistillRecipe, EmbeddingSettings
@@ -169,10 +170,10 @@ class EmbeddingDistillation:
         if needs != Needs():
             live = Teacher.frozen(self.teacher.source, reader, needs, session)
         targets = VectorTargets(vectors, workload.all_texts, anchors_RE, live)
-        # The students are still on the CPU.
-        reader.cpu()
         examples, _ = targets.attach(workload.examples, workload.held_out)
         batch = first_rows(examples)
+        # The students are still on the CPU.
+        reader.cpu()
         signals = targets.signals(batch)
         assert signals is not None
         for student in students.values():
@@ -227,7 +228,10 @@ class EmbeddingDistillation:
         if self.teacher is not self.origin:
             max_length = self.context.recipe.data.max_length
             tokens = self.teacher.tokenize(texts.texts, texts.roles, max_length)
-        return workload.vectors_of(self.teacher, tokens, dry_run=self.context.dry_run)
+        trains = self.context.recipe.train.trains
+        return workload.vectors_of(
+            self.teacher, tokens, dry_run=self.context.dry_run, stored=trains
+        )
 
     def _format(
         self, to: ModelShape, model: PreTrainedModel, vectors: Vectors
@@ -350,6 +354,8 @@ class EmbeddingDistillation:
             )
             for name, to in self.shapes.items():
                 scored[name] = Embedder.open(str(self.model_folder(name)), compacted=True)
+                if not recipe.train.trains:
+                    continue
                 if to.is_static:
                     untrained = replace(scored[name], model=starts[name], source="")
                     scored[name + UNDISTILLED] = untrained
@@ -369,10 +375,12 @@ class EmbeddingDistillation:
             card = describe(students[name].encoder, str(folder), folder)
             timed = Subject(name, str(folder))
             models.append(ReportedModel(name, "student", card, TEACHER, folder, timed=timed))
-        models += map(without_distillation, names)
+        if recipe.train.trains:
+            models += map(without_distillation, names)
         notes = [
             f"{teacher.source}: {teacher.note}",
             f"{len(self.workload.all_texts):,} distinct texts",
+            *shape_notes(recipe.student),
         ]
         if recipe.student.source is not None:
             notes.append(

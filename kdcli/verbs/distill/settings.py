@@ -25,6 +25,9 @@ from kdcli.workloads.settings import (
     DownstreamSettings,
     OnTask,
     RerankRecipe,
+    ShapeSettings,
+    StepsOrNone,
+    StudentTrainSettings,
     VectorSettings,
 )
 
@@ -37,7 +40,7 @@ TeacherOption = Annotated[
 ]
 
 
-class StudentSettings(Section):
+class StudentSettings(ShapeSettings):
     """`student:` of `distill`."""
 
     to: Annotated[list[str], Option("--to", metavar="LxH[:FFN][@HEADS]", values="shape")] = Field(
@@ -90,6 +93,12 @@ class OnTextDownstream(DownstreamSettings):
     )
 
 
+class TextTrainSettings(TrainSettings):
+    """`train:` of `distill` on text, which may train nothing."""
+
+    max_steps: StepsOrNone = None
+
+
 class DistillRecipe(Section):
     """A recipe of `kdcli distill` on text."""
 
@@ -112,7 +121,7 @@ class DistillRecipe(Section):
     loss: RecipeValues = Field(default_factory=dict, description="Settings of the method.")
     relation: RelationSettings = RelationSettings()
     data: DataSettings = DataSettings()
-    train: TrainSettings = TrainSettings()
+    train: TextTrainSettings = TextTrainSettings()
     eval: OnTextDownstream = OnTextDownstream()
     measure: MeasureSettings = MeasureSettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
@@ -233,6 +242,7 @@ class TaskDistillRecipe(OnTask):
     student: StudentSettings = StudentSettings()
     loss: RecipeValues = Field(default_factory=dict, description="Settings of the method.")
     relation: RelationSettings = RelationSettings()
+    train: StudentTrainSettings = StudentTrainSettings()
     kd: KdSettings = KdSettings()
     general: GeneralSettings = GeneralSettings()
     augment: AugmentSettings = AugmentSettings()
