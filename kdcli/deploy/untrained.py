@@ -164,7 +164,7 @@ def choose_shape(goal: SpeedGoal, teacher: Model, measure: Measure) -> FastShape
     raise GateError(
         f"no student of {teacher.source} reaches {goal}: the fastest, {fastest}, has "
         f"{listed[fastest]}",
-        "nothing was trained; choose another --backend, or give a narrower shape with --to LxH",
+        "nothing was trained; choose another backend, or give a narrower shape",
     )
 
 

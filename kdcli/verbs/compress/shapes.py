@@ -7,13 +7,14 @@ from kdcli.deploy.latency import CELLS, Protocol, Subject
 from kdcli.deploy.untrained import (
     UNTIMED,
     UntrainedTimes,
+    choose_shape,
     subject_of,
     times_of,
     times_of_shapes,
 )
 from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
-from kdcli.models.grammar import parse_shape
+from kdcli.models.grammar import goal_of, parse_shape
 from kdcli.models.load import load_encoder, location
 from kdcli.models.shape import build_student, shape_of
 from kdcli.report.views import short
@@ -45,16 +46,18 @@ def measure_untrained(search: Search, model: str) -> Untrained:
 
     Nothing is measured if nothing depends on it: one backend, one shape, no limit of speed or size.
 
-    Raises UsageError: a shape that cannot be made from the model.
+    Raises UsageError: a shape that cannot be made from the model; GateError: no shape is as fast as
+        `plan.shapes` asks for.
     """
     runner = search.runner
     trusted = runner.options.trust_remote_code
     loaded = load_encoder(model, trust_remote_code=trusted)
-    shapes = shapes_of(
-        runner.recipe.plan.shapes,
-        shape_of(loaded.model.config),
-        allow_static=runner.trainer.learns_vectors,
-    )
+    texts = runner.recipe.plan.shapes
+    goal = goal_of(texts)
+    shapes = []
+    if goal is None:
+        full, allow_static = shape_of(loaded.model.config), runner.trainer.learns_vectors
+        shapes = shapes_of(texts, full, allow_static=allow_static)
     if len(search.backends) == 1 and len(shapes) == 1 and not is_bounded(search.goal):
         backend = search.backends[0]
         build_student(loaded.model, shapes[0], init="random", seed=runner.recipe.seed)
@@ -72,10 +75,17 @@ def measure_untrained(search: Search, model: str) -> Untrained:
     subjects = [subject_of(backend, location(model), backend) for backend in search.backends]
     times = times_of([baseline, *subjects], protocol)
     fastest = min(search.backends, key=lambda name: times.get(name, UntrainedTimes()).ms)
-    Progress.log(f"measuring {', '.join(map(str_of, shapes))} untrained on {fastest}")
     backends = {name: times[name] for name in search.backends if name in times}
-    named = {str_of(shape): shape for shape in shapes}
-    shape_times = times_of_shapes(named, loaded, fastest, baseline, protocol, runner.recipe.seed)
+
+    def measure_shapes(named: Mapping[str, ModelShape]) -> dict[str, UntrainedTimes]:
+        Progress.log(f"measuring {', '.join(named)} untrained on {fastest}")
+        return times_of_shapes(named, loaded, fastest, baseline, protocol, runner.recipe.seed)
+
+    if goal is None:
+        shape_times = measure_shapes({str_of(shape): shape for shape in shapes})
+    else:
+        chosen = choose_shape(goal, loaded, measure_shapes)
+        shape_times = {chosen.name: chosen.times[chosen.name]}
     return Untrained(times[TEACHER], backends, fastest, shape_times)
 
 

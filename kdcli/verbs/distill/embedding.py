@@ -170,15 +170,16 @@ class EmbeddingDistillation:
         if needs != Needs():
             live = Teacher.frozen(self.teacher.source, reader, needs, session)
         targets = VectorTargets(vectors, workload.all_texts, anchors_RE, live)
-        examples, _ = targets.attach(workload.examples, workload.held_out)
-        batch = first_rows(examples)
         # The students are still on the CPU.
         reader.cpu()
-        signals = targets.signals(batch)
-        assert signals is not None
         for student in students.values():
             fit_projections(student.objective, reader, student.encoder, workload.examples)
-        freeze_unused_weights(students, batch, signals)
+        if recipe.train.trains:
+            examples, _ = targets.attach(workload.examples, workload.held_out)
+            batch = first_rows(examples)
+            signals = targets.signals(batch)
+            assert signals is not None
+            freeze_unused_weights(students, batch, signals)
         reader.to(session.device)
         targets = replace(targets, anchors_RE=anchors_RE.to(session.device))
         plan = workload.plan(recipe.train)

@@ -31,6 +31,11 @@ from kdcli.verbs.distill.settings import DistillRecipe, StudentSettings, TaskDis
 from kdcli.workloads.settings import ChosenShape, RerankRecipe, RerankStudentSettings
 
 QUARTILE = "the medians left no shape, because the machine was busy: the better quartiles decided"
+MIN_RUNS, MIN_SECONDS = 30, 3.0
+"""The most that `measure.min_runs` and `measure.min_seconds` ask for when a shape is chosen.
+
+The shapes differ by whole layers, so that their order needs less precision than a report.
+"""
 RecipeT = TypeVar("RecipeT", DistillRecipe, TaskDistillRecipe, RerankRecipe)
 
 
@@ -147,8 +152,8 @@ def _choose(recipe: RecipeT, goal: SpeedGoal, session: Session) -> tuple[str, Ch
     baseline = Subject(TEACHER, location(str(recipe.teacher or source)))
     protocol = Protocol(
         str(session.device),
-        recipe.measure.min_runs,
-        recipe.measure.min_seconds,
+        min(recipe.measure.min_runs, MIN_RUNS),
+        min(recipe.measure.min_seconds, MIN_SECONDS),
         CELLS[:1],
         trust_remote_code=trusted,
     )

@@ -334,7 +334,8 @@ class StudentGroup:
             students[name] = Student(built.model, objective)
             for note in (*built.notes, *students[name].objective.notes):
                 Progress.log(f"{name}: {note}")
-        freeze_unreached(students, teacher.model, workload.examples.batch(np.arange(1)))
+        if self.resolved.recipe.train.trains:
+            freeze_unreached(students, teacher.model, workload.examples.batch(np.arange(1)))
         return students
 
     def _scores(self) -> EvaluationResult:
