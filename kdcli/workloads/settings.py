@@ -293,6 +293,8 @@ class ChosenShape(Section):
     """`student.chosen:`, how kdcli chose the shape for a goal. A run fills it in."""
 
     goal: str | None = Field(None, description="Goal for which the shape was chosen, such as 2x.")
+    shape: str | None = Field(None, description="Shape that was chosen.")
+    backend: str | None = Field(None, description="Backend on which the shapes were timed.")
     measured: list[str] = Field(
         default_factory=list, description="Speed-up and latency of each shape that was timed."
     )

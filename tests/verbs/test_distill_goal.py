@@ -136,6 +136,16 @@ def test_the_students_are_timed_on_the_backend(places, timed, monkeypatch, tmp_p
     assert "on onnx-int8" in " ".join(report_of(tmp_path / "out").notes)
 
 
+def test_another_shape_replaces_the_chosen_one(places, timed, tmp_path):  # noqa: F811
+    short = ("--max-steps", "0", "-o")
+    succeeds(*command_of("text", places, "--to", "2x", *short, tmp_path / "out"))
+    recipe = ("--recipe", tmp_path / "out" / "recipe.yaml")
+    succeeds("distill", *recipe, "--to", "1x32", "-o", tmp_path / "other")
+    report = report_of(tmp_path / "other")
+    assert report.with_role("student")[0].card.layers == 1
+    assert not [note for note in report.notes if note.startswith("--to")]
+
+
 def test_variants_share_the_shape(places, timed, tmp_path):  # noqa: F811
     variants = tmp_path / "variants.yaml"
     variants.write_text("warm: {kd.temperature: 3.0}\n", "utf-8")

@@ -42,7 +42,7 @@ RecipeT = TypeVar("RecipeT", DistillRecipe, TaskDistillRecipe, RerankRecipe)
 def with_shape(
     resolved: Resolved[RecipeT], options: RunOptions, name: str
 ) -> Resolved[RecipeT] | None:
-    """Replace a goal in `student.to` by a shape: of those that meet it, the one with most layers.
+    """Replace a goal in `student.to` by the shape that `choose_shape` chooses for it.
 
     A run that is resumed keeps its shape, and nothing is timed. A recipe with a shape is returned
     as it is.
@@ -69,11 +69,10 @@ def with_shape(
         return None
     earlier = session.on_main(lambda: _earlier(resolved, output_dir(name, options), options))
     if earlier is not None:
-        return _with(resolved, *earlier)
+        return _with(resolved, earlier)
     # A directory that cannot be used is refused before anything is timed.
     choose_output_dir(name.replace(":", "_"), resolved, options, session)
-    shape, chosen = session.on_main(lambda: _choose(recipe, goal, session))
-    changed = _with(resolved, shape, chosen)
+    changed = _with(resolved, session.on_main(lambda: _choose(recipe, goal, session)))
     Progress.log(*shape_notes(changed.recipe.student))
     return changed
 
@@ -81,11 +80,12 @@ def with_shape(
 def shape_notes(student: StudentSettings | RerankStudentSettings) -> list[str]:
     """Return the note on the shape that was chosen for a goal, for the log and the report."""
     chosen = student.chosen
-    if chosen.goal is None:
+    # Another --to may have replaced the shape of the recipe.
+    if _shapes(student) != [chosen.shape]:
         return []
     return [
-        f"--to {chosen.goal}: {', '.join(_shapes(student))} has the most layers of all students "
-        f"that are fast enough on {student.backend}; untrained: {'; '.join(chosen.measured)}"
+        f"--to {chosen.goal}: {chosen.shape} has the most layers of all students that are fast "
+        f"enough on {chosen.backend}; untrained: {'; '.join(chosen.measured)}"
     ]
 
 
@@ -95,7 +95,7 @@ def like_first(first: Resolved[RecipeT], other: Resolved[RecipeT]) -> Resolved[R
     goal = goal_of(_shapes(other.recipe.student))
     if goal is None or str(goal) != chosen.goal:
         return other
-    return _with(other, _shapes(first.recipe.student)[0], chosen)
+    return _with(other, chosen)
 
 
 def _shapes(student: StudentSettings | RerankStudentSettings) -> list[str]:
@@ -104,16 +104,16 @@ def _shapes(student: StudentSettings | RerankStudentSettings) -> list[str]:
     return [] if student.to is None else [student.to]
 
 
-def _with(resolved: Resolved[RecipeT], shape: str, chosen: ChosenShape) -> Resolved[RecipeT]:
+def _with(resolved: Resolved[RecipeT], chosen: ChosenShape) -> Resolved[RecipeT]:
     """Return the recipe with a shape in place of its goal."""
     student = resolved.recipe.student
-    to = [shape] if isinstance(student, StudentSettings) else shape
+    to = [chosen.shape] if isinstance(student, StudentSettings) else chosen.shape
     changed = student.model_copy(update={"to": to, "chosen": chosen})
     origin = f"fast enough for {chosen.goal}"
-    origins = dict.fromkeys(("to", "chosen.goal", "chosen.measured"), origin)
+    keys = ("student.to", *(f"student.chosen.{key}" for key in ChosenShape.model_fields))
     return Resolved(
         resolved.recipe.model_copy(update={"student": changed}),
-        {**resolved.origins, **{f"student.{key}": of for key, of in origins.items()}},
+        {**resolved.origins, **dict.fromkeys(keys, origin)},
     )
 
 
@@ -130,21 +130,18 @@ def _check_keys(recipe: RecipeT, goal: SpeedGoal) -> None:
         )
 
 
-def _earlier(
-    resolved: Resolved[RecipeT], folder: Path, options: RunOptions
-) -> tuple[str, ChosenShape] | None:
+def _earlier(resolved: Resolved[RecipeT], folder: Path, options: RunOptions) -> ChosenShape | None:
     """Return the shape of the run that is resumed, if it was chosen for the same goal."""
     file = folder / RECIPE_FILE
     if not options.resume or not file.is_file():
         return None
     before = resolve(type(resolved.recipe), recipe=str(file)).recipe.student
     goal, shapes = goal_of(_shapes(resolved.recipe.student)), _shapes(before)
-    if before.chosen.goal != str(goal) or len(shapes) != 1:
-        return None
-    return shapes[0], before.chosen
+    is_same = before.chosen.goal == str(goal) and shapes == [before.chosen.shape]
+    return before.chosen if is_same else None
 
 
-def _choose(recipe: RecipeT, goal: SpeedGoal, session: Session) -> tuple[str, ChosenShape]:
+def _choose(recipe: RecipeT, goal: SpeedGoal, session: Session) -> ChosenShape:
     """Time untrained students, and choose one; see `choose_shape`."""
     trusted, backend = session.trust_remote_code, recipe.student.backend
     source = str(recipe.student.source or recipe.teacher)
@@ -169,7 +166,7 @@ def _choose(recipe: RecipeT, goal: SpeedGoal, session: Session) -> tuple[str, Ch
     measured = [f"{name}: {times}" for name, times in fast.times.items()]
     if fast.by_quartile:
         measured.append(QUARTILE)
-    return fast.name, ChosenShape(goal=str(goal), measured=measured)
+    return ChosenShape(goal=str(goal), shape=fast.name, backend=backend, measured=measured)
 
 
 def _check_slower(goal: SpeedGoal, teacher: Subject, backend: str, protocol: Protocol) -> None:
@@ -178,7 +175,8 @@ def _check_slower(goal: SpeedGoal, teacher: Subject, backend: str, protocol: Pro
     own = teacher if backend == "torch" else subject_of(backend, teacher.source, backend)
     times = times_of(list(dict.fromkeys((teacher, own))), protocol).get(own.name, UntrainedTimes())
     if is_fast_enough(goal, times):
+        exported = "" if backend == "torch" else "use the teacher on that backend, or "
         raise UsageError(
             f"{teacher.source} meets --to {goal} on {backend} as it is: {times}",
-            "nothing was trained; ask for more",
+            f"nothing was trained; {exported}ask for more",
         )
