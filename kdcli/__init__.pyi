@@ -19,6 +19,7 @@ def distill(
     more_teachers: Path | str | Sequence[Path | str] | None = None,
     method: str | None = None,
     assistant: str | None = None,
+    backend: str | None = None,
     to: str | Sequence[str] | None = None,
     student: Path | str | None = None,
     teacher_vectors: Path | str | None = None,

@@ -36,7 +36,7 @@ OPTIONS = {
         "--seed --set --speedup --strict --task --trust-remote-code"
     ),
     "distill": (
-        "--ablate --also-teacher --assistant --augment --augment-model --augment-only "
+        "--ablate --also-teacher --assistant --augment --augment-model --augment-only --backend "
         "--batch-size --corpus --data --device --dry-run --dtype --epochs --eval-task --general "
         "--glove --lr --max-steps --method --no-augment -o --output-dir --overwrite --pooling "
         "--processes --push-to-hub -r --recipe --report-to --resume --revision --seed --set "

@@ -54,9 +54,9 @@ def _complete_shape(incomplete: str) -> list[str]:
 
 
 def _check_shape(text: str) -> None:
-    from kdcli.models.grammar import STATIC, match_shape
+    from kdcli.models.grammar import is_static_shape, match_shape, parse_goal
 
-    if not STATIC.fullmatch(text.strip()):
+    if not is_static_shape(text) and parse_goal(text) is None:
         match_shape(text)
 
 

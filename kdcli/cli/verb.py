@@ -188,6 +188,8 @@ class Given:
             values = [v for v in _listed(value) if isinstance(v, str | Path)]
             if parameter.name == "method":
                 _check_methods(values, parameter)
+            if isinstance(value, int | float) and parameter.is_recipe_key:
+                _check_number(value, parameter, self.verb.recipes)
             # Only one process of a run may try its output directory.
             if kind is None or (kind == "output" and joined()):
                 continue
@@ -391,6 +393,21 @@ def _check_methods(methods: Iterable[object], parameter: Parameter) -> None:
                 f"unknown method '{method}'{did_you_mean(str(method), known)}",
                 f"known: {', '.join(known)}",
             )
+
+
+def _check_number(value: float, parameter: Parameter, recipes: Mapping[str, type[Section]]) -> None:
+    """Raise a UsageError for a number that no kind of recipe allows."""
+    from kdcli.recipe.resolve import resolve
+
+    errors = []
+    for kind, declaration in parameter.by_model.items():
+        try:
+            options = {declaration.key: _value(declaration, value)}
+            resolve(recipes[kind], recipe=None, options=options)
+        except UsageError as error:
+            errors.append(error)
+    if len(errors) == len(parameter.by_model):
+        raise errors[0]
 
 
 def _flags(parameter: Parameter) -> list[str]:

@@ -29,6 +29,7 @@ __all__ = [
     "claim_or_resume",
     "launch",
     "make_schedule",
+    "output_dir",
     "start",
     "track",
 ]
@@ -126,11 +127,16 @@ def choose_output_dir(
     recipe = resolved.to_yaml()
     session.agree(flatten_recipe(recipe))
     resume, overwrite = options.resume, options.overwrite
-    chosen = options.output_dir or numbered(name, taken=resume or overwrite)
-    folder = Path(broadcast_object_list([chosen])[0])
+    folder = Path(broadcast_object_list([output_dir(name, options)])[0])
     if not options.dry_run:
         session.on_main(lambda: RunDir(folder).check(recipe, resume=resume, overwrite=overwrite))
     return folder
+
+
+def output_dir(name: str, options: RunOptions) -> Path:
+    """Return the output directory as this process sees it: `-o`, or else `runs/NAME`."""
+    taken = options.resume or options.overwrite
+    return options.output_dir or numbered(name, taken=taken)
 
 
 def claim(session: Session, folder: Path, resolved: SavedRecipe, options: RunOptions) -> None:
@@ -180,11 +186,13 @@ def make_schedule(settings: TrainSettings, steps_per_pass: float) -> Schedule:
     Raises:
         UsageError: the warm-up is as long as the run.
     """
-    steps = settings.max_steps or max(1, math.ceil(settings.epochs * steps_per_pass))
+    steps = settings.max_steps
+    if steps is None:
+        steps = max(1, math.ceil(settings.epochs * steps_per_pass))
     warmup = settings.warmup_steps
-    if warmup is None:
+    if warmup is None or not steps:
         warmup = int(settings.warmup_fraction * steps)
-    if warmup >= steps:
+    if warmup >= max(1, steps):
         raise UsageError(
             f"train.warmup_steps {warmup} must be less than the {steps} steps of the run",
             "set a lower value with --set train.warmup_steps=N, or train longer",

@@ -51,7 +51,8 @@ def train(session: Session, job: Job, schedule: Schedule, run: RunDir | None) ->
     Training ends after `schedule.steps` steps, or after `schedule.stop_after` steps if that is
     fewer. A run that ends at `stop_after` evaluates the held-out examples and writes a checkpoint
     there. `Outcome.finished` is then False. A later call with the same run directory and a higher
-    `stop_after` continues the run, and reaches the same weights as a run without the break.
+    `stop_after` continues the run, and reaches the same weights as a run without the break. A run
+    of 0 steps only evaluates the held-out examples.
 
     Afterwards the modules hold the trained weights, in evaluation mode, on the session's device. If
     the job selects its weights by a metric, these are the best weights so far.
@@ -128,7 +129,7 @@ class _Run:
         if self.processes > 1:
             self.session.agree(facts_of(self.job, self.schedule))
         schedule, done = self.schedule, self._restore()
-        if self.processes > 1:
+        if self.processes > 1 and schedule.steps:
             self._share_gradients(done + 1)
         self.on_step_end(done)
         last = min(schedule.steps, schedule.stop_after or schedule.steps)
@@ -432,6 +433,8 @@ class _Run:
     def _keep_best(self, step: int, metrics: Mapping[str, float]) -> None:
         """Save the weights if they are the best so far. A resumed run repeats the same choices."""
         if self.job.best is None or self.run is None or step < self.job.best_from:
+            return
+        if not self.schedule.steps:  # There is nothing to choose from.
             return
         value = metrics[self.job.best]
         if self.best is None or value > self.best[0]:

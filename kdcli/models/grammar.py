@@ -1,6 +1,8 @@
 """The grammar of shapes such as `6x384`. This module loads no large library."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kdcli.errors import UsageError
 from kdcli.types import ModelShape
@@ -8,8 +10,53 @@ from kdcli.types import ModelShape
 GRAMMAR = re.compile(r"(\d{1,6})x(\d{1,6})(?::(\d{1,6}))?(?:@(\d{1,6}))?", re.ASCII)
 STATIC = re.compile(r"static(?::(\d{1,6}))?", re.ASCII)
 """A table of token vectors, optionally with their width: `static:256`."""
+GOAL = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)(x|ms)", re.ASCII)
+"""A speed-up over the teacher (`2x`, `1.5x`) or a latency (`5ms`), in place of a shape."""
 SLIP = re.compile(r"\d+\s*[A-Za-z*×]\s*\d+([:@].*)?")
 """A mistyped shape that cannot be a model's name: `6y384`, `6 x 384`, `6X384`, `6x384@`."""
+
+
+@dataclass(frozen=True)
+class SpeedGoal:
+    """A minimum speed-up over the teacher, or a maximum latency in milliseconds."""
+
+    speedup: float | None = None
+    ms: float | None = None
+
+    def __str__(self) -> str:
+        """Format the goal as for `--to`: `2x` or `5ms`."""
+        return f"{self.ms:g}ms" if self.speedup is None else f"{self.speedup:g}x"
+
+
+def parse_goal(text: str) -> SpeedGoal | None:
+    """Parse `2x` or `5ms`; None for any other text.
+
+    Raises UsageError if a speed-up is not above 1, or if a latency is 0.
+    """
+    match = GOAL.fullmatch(text.strip())
+    if match is None:
+        return None
+    value = float(match[1])
+    if match[2] == "x" and value <= 1:
+        raise UsageError(f"--to {text} is no speed-up", "give a number above 1, such as 2x")
+    if value == 0:
+        raise UsageError(f"--to {text} is no latency", "give a time above 0, such as 5ms")
+    return SpeedGoal(speedup=value) if match[2] == "x" else SpeedGoal(ms=value)
+
+
+def goal_of(texts: Sequence[str]) -> SpeedGoal | None:
+    """Return the goal in the values of `--to`, or None if they are shapes.
+
+    Raises UsageError if a goal is wrong, or if it is not the only value.
+    """
+    goals = {text: goal for text in texts if (goal := parse_goal(text)) is not None}
+    if goals and len(texts) > 1:
+        raise UsageError(
+            f"--to {next(iter(goals))} chooses the only student, but {len(texts)} values were "
+            f"given: {', '.join(texts)}",
+            "give it alone, or give shapes alone",
+        )
+    return next(iter(goals.values()), None)
 
 
 def match_shape(text: str) -> re.Match[str]:
@@ -21,7 +68,8 @@ def match_shape(text: str) -> re.Match[str]:
     if match is None:
         grammar = (
             "the grammar is LxH[:FFN][@HEADS], for example 6x384 or 4x312:1200@12; students of "
-            "embedding models may be static[:H]"
+            "embedding models may be static[:H]; --to of distill also takes a speed-up such as 2x "
+            "or a latency such as 5ms"
         )
         raise UsageError(f"'{text}' is not a shape", grammar)
     return match
@@ -92,6 +140,18 @@ def parse_shape(text: str, teacher: ModelShape, *, allow_static: bool = False) -
         )
         raise UsageError(message, f"at most {teacher.layers} layers and width {teacher.hidden}")
     return ModelShape(layers, hidden, ffn, heads)
+
+
+def short_name(shape: ModelShape, teacher: ModelShape) -> str:
+    """Return a shape without the parts that follow from the teacher's.
+
+    For example, `6x384:1536@12` becomes `6x384`.
+    """
+    if shape.is_static:
+        return str(shape)
+    ffn = "" if shape.ffn == round(shape.hidden * teacher.ffn / teacher.hidden) else f":{shape.ffn}"
+    heads = "" if shape.heads == teacher.heads else f"@{shape.heads}"
+    return f"{shape.layers}x{shape.hidden}{ffn}{heads}"
 
 
 def _static_shape(width: int, teacher: ModelShape) -> ModelShape:

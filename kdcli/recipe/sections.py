@@ -157,6 +157,11 @@ class TrainSettings(Section):
     log_every: int = Field(10, gt=0, description="Steps between lines of log.jsonl.")
     eval_every: int = Field(250, gt=0, description="Steps between evaluations.")
 
+    @property
+    def trains(self) -> bool:
+        """Whether any optimiser step is made."""
+        return self.max_steps != 0
+
 
 class MaskSettings(Section):
     """`data.mask:`, the tokens that a masked language model predicts."""

@@ -100,6 +100,9 @@ def estimate_stage(
     outcome = train(
         session, job, replace(schedule, stop_after=min(schedule.steps, PROBE_STEPS)), None
     )
+    if not schedule.steps:
+        peak = outcome.peak_memory_bytes
+        return StageEstimate(str(folder), 0, 0.0, outcome.evaluation_seconds, 0.0, peak)
     step_seconds = statistics.mean(outcome.step_seconds[1:] or outcome.step_seconds)
     wanted = min(schedule.steps, MAX_PROBE_STEPS, math.ceil(PROBE_SECONDS / step_seconds))
     # All processes must run the same number of steps.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.text.sentences import Texts
+from kdcli.engine.evaluation import to_device
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.models.card import weights_hash
@@ -128,8 +129,40 @@ class WithLogits:
 
 
 POOLED_KEY, POSITIVE_KEY, NEGATIVES_KEY = "teacher.pooled", "teacher.positive", "teacher.negatives"
+LAZY_ROWS = 32
+"""Number of texts in a forward pass of `LazyVectors`."""
 Vectors = Callable[[Array], Array]
 """Function from numbers of texts to the teacher's vectors for these texts, [n, E]."""
+
+
+@dataclass(frozen=True)
+class LazyVectors:
+    """A teacher's vectors that are computed when they are first read.
+
+    Attributes:
+        teacher: computes the vectors.
+        rows: the texts, tokenised for the teacher.
+        device: the teacher's device.
+    """
+
+    teacher: Teacher
+    rows: TokenizedRows
+    device: torch.device
+    _known: dict[int, Array] = field(default_factory=dict)
+
+    def __call__(self, at: Array) -> Array:
+        """Return the vectors for text numbers, [n, E] float32."""
+        missing = np.array(sorted(set(at.tolist()) - set(self._known)), np.int64)
+        # Rows of similar length need little padding.
+        missing = missing[np.argsort(self.rows.lengths[missing], kind="stable")]
+        for numbers in np.array_split(missing, -(-len(missing) // LAZY_ROWS) or 1):
+            if not len(numbers):
+                continue
+            batch = to_device(self.device, self.rows.batch(numbers))
+            pooled = self.teacher.signals(batch).pooled
+            assert pooled is not None
+            self._known.update(zip(numbers.tolist(), pooled.float().cpu().numpy(), strict=True))
+        return np.stack([self._known[number] for number in at.tolist()])
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,16 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.sections import RecipeValues, TrainSettings
 from kdcli.report.schema import Quality
-from kdcli.targets.targets import StorePlace, Vectors, VectorTargets, anchors_of, stored_signals
+from kdcli.targets.targets import (
+    LazyVectors,
+    StorePlace,
+    Vectors,
+    VectorTargets,
+    anchors_of,
+    stored_signals,
+)
 from kdcli.targets.teacher import Teacher
-from kdcli.types import Array, Batch, Examples, Needs, Objective, RowHashes, Signals
+from kdcli.types import Array, Batch, Examples, ModelShape, Needs, Objective, RowHashes, Signals
 from kdcli.workloads.agreement import TeacherAgreement, vectors_of_texts
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.embedding_texts import TextRows, divided_texts
@@ -222,7 +229,7 @@ class EmbeddingWorkload(Workload):
         tokens, texts = self.tokens, self.all_texts
         if teacher.source != self.reader.source:
             tokens = teacher.tokenize(texts.texts, texts.roles, self.max_length)
-        vectors = self.vectors_of(teacher, tokens, dry_run=dry_run)
+        vectors = self.vectors_of(teacher, tokens, dry_run=dry_run, stored=passes > 0)
         count = self.settings.anchors
         anchors_RE = anchors_of(vectors, self.train_numbers, count, self.seed)
         # All vectors are stored, so the teacher is not needed on the device any more.
@@ -263,7 +270,21 @@ class EmbeddingWorkload(Workload):
     def outputs(self, signals: Signals, batch: Batch) -> Tensor | None:
         return None
 
-    def vectors_of(self, teacher: Embedder, tokens: TokenizedRows, *, dry_run: bool) -> Vectors:
+    def fitted_student(
+        self,
+        teacher: Model,
+        shape: ModelShape,
+        *,
+        init: str = "teacher",
+        layers: list[int] | None = None,
+        seed: int = 0,
+    ) -> Model:
+        # Vectors need no head.
+        return self.student(teacher, shape, init=init, layers=layers, seed=seed)
+
+    def vectors_of(
+        self, teacher: Embedder, tokens: TokenizedRows, *, dry_run: bool, stored: bool = True
+    ) -> Vectors:
         """Compute a teacher's vectors for the texts, or read them from the cache.
 
         Freezes the teacher, moves it to the device and converts it to the compute dtype.
@@ -272,6 +293,8 @@ class EmbeddingWorkload(Workload):
             teacher: the teacher.
             tokens: the texts, tokenised for the teacher.
             dry_run: return random vectors and leave the teacher unchanged.
+            stored: compute all vectors now, and store them. Otherwise they are computed when they
+                are read, because few of them are.
 
         Raises:
             UsageError: the vectors take more than `embedding.cache_gb`, or do not fit on the disk.
@@ -283,6 +306,8 @@ class EmbeddingWorkload(Workload):
             )
         session, pool = self.session, Pool(teacher.format)
         frozen = Teacher.frozen(teacher.source, teacher.model, POOLED, session, pool)
+        if not stored:
+            return LazyVectors(frozen, tokens, session.device)
         fingerprint = f"{teacher.fingerprint}-{session.compute_dtype}"
         limit = int(self.settings.cache_gb * 1e9)
         place = StorePlace(cache_dir() / "vectors", limit, teacher.source)

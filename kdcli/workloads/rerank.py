@@ -256,7 +256,7 @@ class RerankWorkload(Workload):
         Args:
             teacher: a cross-encoder, an embedding model or an export.
             needs: ignored, because only scores are used.
-            passes: ignored, because scores are computed once.
+            passes: scores are computed once, and for held-out candidates alone if it is 0.
             place: gives the size limit of the cache; None sets no limit.
             dry_run: return zeros.
 
@@ -268,6 +268,8 @@ class RerankWorkload(Workload):
             zeros = [np.zeros(len(lists.passages), np.float32) for lists in (train, self.evaluated)]
             return ScoreTargets(*zeros)
         held_out_R = self.candidate_scores(teacher, self.evaluated)
+        if not passes:
+            return ScoreTargets(np.zeros(len(train.passages), np.float32), held_out_R)
         if isinstance(teacher, Embedder) or in_own_runtime(teacher.model) is not None:
             return ScoreTargets(self.candidate_scores(teacher, train), held_out_R)
         rows = tokenize_lists(train, teacher, self.row_length)

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from kdcli.recipe.options import DATA, Option
+from kdcli.recipe.options import DATA, TRAINING, Option
 from kdcli.recipe.sections import (
     DATA_OPTION,
     BatchSize,
@@ -23,7 +23,8 @@ from kdcli.recipe.sections import (
 
 ENCODER = "Encoder: a hub id, a directory, 'demo' or 'demo-classifier'."
 SHAPE = (
-    "Student shape, such as 6x768, or static:256 for token vectors without layers; may be repeated."
+    "Student shape, such as 6x768 or static:256; may be repeated. Or a goal, 2x or 5ms: as many "
+    "layers as are fast enough on 128 tokens."
 )
 TEACHER = "Teacher: a hub id, a directory, 'demo' or 'demo-classifier'."
 START = (
@@ -159,6 +160,23 @@ class FinetuneTrainSettings(TrainSettings):
     )
 
 
+StepsOrNone = Annotated[
+    int | None,
+    Option("--max-steps", panel=TRAINING),
+    Field(
+        ge=0,
+        description="Number of optimiser steps; 0 keeps the fitted start "
+        "(default: all steps of the epochs).",
+    ),
+]
+
+
+class StudentTrainSettings(FinetuneTrainSettings):
+    """The `train` section of `distill` on a task or a reranker, which may train nothing."""
+
+    max_steps: StepsOrNone = None
+
+
 class GenerationSettings(Section):
     """The `generation` section, for tasks that generate text."""
 
@@ -271,7 +289,32 @@ class RankingSettings(Section):
     temperature: float = Field(1.0, gt=0, description="Temperature of the listwise loss.")
 
 
-class RerankStudentSettings(Section):
+class ChosenShape(Section):
+    """`student.chosen:`, how kdcli chose the shape for a goal. A run fills it in."""
+
+    goal: str | None = Field(None, description="Goal for which the shape was chosen, such as 2x.")
+    shape: str | None = Field(None, description="Shape that was chosen.")
+    backend: str | None = Field(None, description="Backend on which the shapes were timed.")
+    measured: list[str] = Field(
+        default_factory=list, description="Speed-up and latency of each shape that was timed."
+    )
+
+
+class ShapeSettings(Section):
+    """The keys of `student:` that choose the shape for a goal."""
+
+    backend: Annotated[
+        str,
+        Option("--backend", metavar="NAME[-DTYPE]", values="backend", verb="distill", rare=True),
+    ] = Field(
+        "torch",
+        description="Backend on which shapes are timed for --to 2x or --to 5ms: torch, compile, "
+        "onnx or openvino, perhaps with a number format, such as onnx-int8.",
+    )
+    chosen: ChosenShape = ChosenShape()
+
+
+class RerankStudentSettings(ShapeSettings):
     """The `student` section of a reranker."""
 
     to: Annotated[
@@ -318,7 +361,7 @@ class RerankRecipe(Section):
     ranking: RankingSettings = RankingSettings()
     data: RerankData = RerankData()
     keep: Keep = "last"
-    train: FinetuneTrainSettings = FinetuneTrainSettings()
+    train: StudentTrainSettings = StudentTrainSettings()
     measure: MeasureSettings = MeasureSettings()
     cache_gb: float = Field(8.0, gt=0, description="Disk budget for the teacher's scores, in GB.")
 

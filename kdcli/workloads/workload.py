@@ -39,6 +39,7 @@ from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.metrics.bootstrap import CONFIDENCE
 from kdcli.models.capture import Capture, capture
+from kdcli.models.fitted_head import student_with_fitted_head
 from kdcli.models.load import save_model
 from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent, build_student
@@ -259,6 +260,25 @@ class Workload(ABC):
             student = self.load(aside, head=TaskHeadSettings(), seed=seed)
         return replace(student, source=origin.source)
 
+    def fitted_student(
+        self,
+        teacher: Model,
+        shape: ModelShape,
+        *,
+        init: str = "teacher",
+        layers: list[int] | None = None,
+        seed: int = 0,
+    ) -> Model:
+        """Make a complete student that is used without training; see `student`.
+
+        Any head is fitted to the teacher's outputs, because a new one would return noise.
+        """
+        built = self.make_student(teacher, shape, init=init, layers=layers, seed=seed)
+        for note in built.notes:
+            Progress.log(note)
+        assert self.sample is not None
+        return student_with_fitted_head(teacher, built, self.sample, init=init, seed=seed)
+
     def targets(
         self,
         teacher: Model,
@@ -275,7 +295,7 @@ class Workload(ABC):
         Args:
             teacher: the teacher.
             needs: additional signals. The signals that `soft` reads are always included.
-            passes: number of passes over the examples.
+            passes: number of passes over the examples; 0 if only held-out examples are read.
             place: where signals may be stored; None does not store them.
             dry_run: placeholders are sufficient.
         """

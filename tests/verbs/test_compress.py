@@ -15,6 +15,7 @@ from forked import measured_quickly
 from own_files import encoder, headed, kdcli, own, refused, report_of, said_by, same_weights, write
 
 from kdcli.deploy.latency import Latency
+from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.deploy.worker import serve
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import MachineError, Stopped
@@ -24,7 +25,7 @@ from kdcli.report import finish
 from kdcli.verbs.compress import budget, run, search, shapes
 from kdcli.verbs.compress.budget import TrainingCost
 from kdcli.verbs.compress.journal import Journal
-from kdcli.verbs.compress.shapes import Untrained, UntrainedTimes
+from kdcli.verbs.compress.shapes import Untrained
 from kdcli.verbs.compress.steps import Step
 
 FAST = (

@@ -6,17 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import own_files
 import pytest
+import yaml
 
 from kdcli.deploy.measurements import Speedup
+from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, MachineError, Stopped
+from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.schema import Throughput
 from kdcli.report.sections.price import price_sentence
 from kdcli.types import ModelShape
 from kdcli.verbs.compress import halving, run, steps
+from kdcli.verbs.compress import shapes as compress_shapes
 from kdcli.verbs.compress.budget import TrainingCost
 from kdcli.verbs.compress.halving import RungScore, halve, try_shapes
 from kdcli.verbs.compress.journal import Journal
@@ -34,7 +39,7 @@ from kdcli.verbs.compress.recipes import dotted
 from kdcli.verbs.compress.runner import OVER, StepRunner
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings, seconds_of
-from kdcli.verbs.compress.shapes import Untrained, UntrainedTimes, shapes_of, str_of
+from kdcli.verbs.compress.shapes import Untrained, shapes_of, str_of
 from kdcli.verbs.compress.steps import Step
 from kdcli.verbs.compress.trainers import RowTrainer
 
@@ -414,3 +419,31 @@ def test_the_journal_gives_what_was_found_before(tmp_path):
     resumed.stop.signalled = True
     with pytest.raises(Stopped, match="stopped between two steps"):
         resumed.once("d", int, lambda: 4)
+
+
+@pytest.mark.parametrize(
+    ("goal", "shapes"), [("[2x]", ["2x16"]), ("[1x16, 3x16]", ["3x16:128", "1x16:128"])]
+)
+def test_a_goal_in_the_plan_becomes_one_shape(goal, shapes, tmp_path, monkeypatch):
+    folder = own_files.encoder(tmp_path / "model", num_hidden_layers=4, hidden_size=16)
+    options = {"model": str(folder), "plan.shapes": yaml.safe_load(goal)}
+    recipe = resolve(CompressRecipe, recipe=None, options=options).recipe
+    runner = SimpleNamespace(
+        recipe=recipe,
+        options=RunOptions(device="cpu"),
+        trainer=SimpleNamespace(learns_vectors=False),
+        journal=SimpleNamespace(once=lambda key, kind, compute: compute()),
+    )
+    search = SimpleNamespace(runner=runner, backends=["onnx"], goal=recipe.goal)
+
+    def timed(named, *_):
+        return {name: faster(4 / shape.layers) for name, shape in named.items()}
+
+    monkeypatch.setattr(compress_shapes, "times_of_shapes", timed)
+    monkeypatch.setattr(
+        compress_shapes._Timing,
+        "times",
+        lambda _, subjects, names: {subject.name: faster(1.0) for subject in subjects},
+    )
+    untrained = compress_shapes.measure_untrained(search, str(folder))
+    assert list(untrained.shapes) == shapes

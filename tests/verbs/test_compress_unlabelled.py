@@ -26,11 +26,12 @@ from transformers import (
 )
 
 from kdcli.data.labelled.partition import Partition
+from kdcli.deploy import untrained
 from kdcli.errors import GateError
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.report import finish
-from kdcli.verbs.compress import run, shapes
+from kdcli.verbs.compress import run
 from kdcli.verbs.compress.shapes import Untrained
 from kdcli.workloads.detect import known_task
 
@@ -38,9 +39,9 @@ LABELS = ("brisk", "calm")
 
 
 def measured_without_a_worker(patch):
-    untrained = Untrained(TIMES, {"onnx": TIMES}, "onnx", {"1x32": TIMES})
-    patch.setattr(run, "measure_untrained", lambda *_: untrained)
-    for module in (shapes, finish):
+    times = Untrained(TIMES, {"onnx": TIMES}, "onnx", {"1x32": TIMES})
+    patch.setattr(run, "measure_untrained", lambda *_: times)
+    for module in (untrained, finish):
         patch.setattr(module, "measure_latency", measured_here)
 
 

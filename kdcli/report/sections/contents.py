@@ -130,7 +130,9 @@ def _training(report: Report) -> list[ReportSection]:
     parts = _curve("Held-out loss", held_out)
     parts += _curve("While training", [(p.step, p.metrics) for p in report.curve if p.metrics])
     sentences = []
-    if (t := report.training) is not None:
+    if (t := report.training) is not None and not t.steps:
+        sentences.append("The student was made from its teacher and not trained.")
+    elif t is not None:
         sentence = (
             f"{t.steps:,} steps, {t.tokens:,} tokens in {duration(t.seconds)} "
             f"({t.tokens_per_second:,.0f} tokens/s), "

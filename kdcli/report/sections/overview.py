@@ -168,7 +168,10 @@ def how_made(report: Report) -> str:
         text += f", {shares} of the weights of its layers kept and the others zero"
     elif teachers:
         teacher, method = report.cards[teachers[0].name], recipe.get("method")
-        text = f"distilled from {short(teacher.id)} ({card_shape(teacher)})"
+        named = f"{short(teacher.id)} ({card_shape(teacher)})"
+        if report.training is not None and not report.training.steps:
+            return f"made from {named}{on_text}, without training"
+        text = f"distilled from {named}"
         text += (f" with {method}" if method else "") + on_text
     elif report.with_role("trimmed"):
         text = f"made from {short(origin(report))} by removing the tokens that do not occur"

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.models.load import load_config
@@ -16,7 +17,7 @@ from kdcli.verbs.compress.budget import estimate
 from kdcli.verbs.compress.judge import POINT
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import GoalSettings
-from kdcli.verbs.compress.shapes import UntrainedTimes, too_slow
+from kdcli.verbs.compress.shapes import too_slow
 from kdcli.verbs.compress.steps import Step
 
 NEVER = 10**9

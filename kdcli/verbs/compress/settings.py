@@ -67,7 +67,8 @@ class PlanSettings(Section):
     )
     shapes: list[str] = Field(
         default_factory=list,
-        description="Student shapes that are tried; none means shapes derived from the model.",
+        description="Student shapes that are tried, or a single goal such as 2x or 5ms on the "
+        "fastest backend; none means shapes derived from the model.",
     )
     finetune: RecipeValues = Field(default_factory=dict, description="Keys of finetune.")
     distill: RecipeValues = Field(

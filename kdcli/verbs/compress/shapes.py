@@ -1,23 +1,23 @@
 """The shapes to try, and how fast they are before any training."""
 
-import math
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from kdcli.deploy.latency import CELLS, Protocol, Subject, measure_latency
-from kdcli.disk import as_directory
+from kdcli.deploy.untrained import (
+    UNTIMED,
+    UntrainedTimes,
+    choose_shape,
+    subject_of,
+    times_of,
+    times_of_shapes,
+)
 from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
-from kdcli.errors import MachineError
-from kdcli.models.card import describe
-from kdcli.models.grammar import parse_shape
-from kdcli.models.load import load_encoder, location, save_model
-from kdcli.models.model import Model
+from kdcli.models.grammar import goal_of, parse_shape
+from kdcli.models.load import load_encoder, location
 from kdcli.models.shape import build_student, shape_of
-from kdcli.models.training_rows import NO_ROWS
 from kdcli.report.views import short
 from kdcli.types import ModelShape
 from kdcli.verbs.compress.budget import TIMED, timing_stopped
@@ -26,31 +26,8 @@ from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.search import TEACHER, Search
 from kdcli.verbs.compress.settings import GoalSettings
 
-
-@dataclass(frozen=True)
-class UntrainedTimes:
-    """How fast a model is on one sequence of 128 tokens, compared with torch in float32.
-
-    Attributes:
-        ms, speedup: the medians.
-        best_ms, best_speedup: the better quartile. Other load on the machine slows the median more.
-        layers_mb: megabytes of the layers in int8, of a shape.
-    """
-
-    ms: float = math.inf
-    speedup: float = 0.0
-    best_ms: float = math.inf
-    best_speedup: float = 0.0
-    layers_mb: float = 0.0
-
-    @property
-    def measured(self) -> bool:
-        """Whether the model gave correct output on the backend, so that it could be measured."""
-        return self.ms < math.inf
-
-
-UNTIMED = UntrainedTimes(0.0, 1.0, 0.0, 1.0)
-"""Times that were not measured, because nothing depends on them."""
+SEARCHED = 6
+"""About how many shapes the search for a fast one measures."""
 
 
 @dataclass(frozen=True)
@@ -74,18 +51,19 @@ def measure_untrained(search: Search, model: str) -> Untrained:
     """Measure the model on every backend, and the untrained shapes on the fastest backend.
 
     Nothing is measured if nothing depends on it: one backend, one shape, no limit of speed or size.
-    The journal keeps both measurements.
 
     Raises UsageError: a shape that cannot be made from the model, or the budget ended.
+    Raises GateError: no shape is as fast as `plan.shapes` asks for.
     """
     runner = search.runner
     trusted = runner.options.trust_remote_code
     loaded = load_encoder(model, trust_remote_code=trusted)
-    shapes = shapes_of(
-        runner.recipe.plan.shapes,
-        shape_of(loaded.model.config),
-        allow_static=runner.trainer.learns_vectors,
-    )
+    texts = runner.recipe.plan.shapes
+    goal = goal_of(texts)
+    shapes = []
+    if goal is None:
+        full, allow_static = shape_of(loaded.model.config), runner.trainer.learns_vectors
+        shapes = shapes_of(texts, full, allow_static=allow_static)
     if len(search.backends) == 1 and len(shapes) == 1 and not is_bounded(search.goal):
         backend = search.backends[0]
         build_student(loaded.model, shapes[0], init="random", seed=runner.recipe.seed)
@@ -99,8 +77,9 @@ def measure_untrained(search: Search, model: str) -> Untrained:
         trust_remote_code=trusted,
     )
     baseline = Subject(TEACHER, location(model))
-    subjects = [_subject(backend, location(model), backend) for backend in search.backends]
-    timing = _Timing(runner, protocol, len(subjects) + len(shapes) + 2)
+    subjects = [subject_of(backend, location(model), backend) for backend in search.backends]
+    # The search for a fast shape measures a few of them.
+    timing = _Timing(runner, protocol, len(subjects) + (len(shapes) or SEARCHED) + 2)
     times = runner.journal.once(
         f"{TIMED}backends",
         dict[str, UntrainedTimes],
@@ -111,11 +90,21 @@ def measure_untrained(search: Search, model: str) -> Untrained:
     fastest = min(search.backends, key=lambda name: times.get(name, UntrainedTimes()).ms)
     backends = {name: times[name] for name in search.backends if name in times}
     timing.earlier = len(subjects) + 1
-    shape_times = runner.journal.once(
-        f"{TIMED}shapes",
-        dict[str, UntrainedTimes],
-        lambda: _times_of_shapes(shapes, loaded, fastest, baseline, timing),
-    )
+
+    def measure_shapes(named: Mapping[str, ModelShape]) -> dict[str, UntrainedTimes]:
+        names = f"{', '.join(named)} untrained on {fastest}"
+        seed = runner.recipe.seed
+        return times_of_shapes(
+            named, loaded, fastest, baseline, seed, lambda subjects: timing.times(subjects, names)
+        )
+
+    def measure_all() -> dict[str, UntrainedTimes]:
+        if goal is None:
+            return measure_shapes({str_of(shape): shape for shape in shapes})
+        chosen = choose_shape(goal, loaded, measure_shapes)
+        return {chosen.name: chosen.times[chosen.name]}
+
+    shape_times = runner.journal.once(f"{TIMED}shapes", dict[str, UntrainedTimes], measure_all)
     return Untrained(times[TEACHER], backends, fastest, shape_times)
 
 
@@ -156,48 +145,7 @@ class _Timing:
             spent = journal.seconds + time.monotonic() - began
             prepared = max(1, self.earlier + latency.prepared)
             raise timing_stopped(self.runner, spent / prepared * self.total)
-        measured = {row.model for row in latency.rows}
-        if subjects[0].name not in measured:
-            failures = [one.reason for one in latency.failures if one.model == subjects[0].name]
-            why = "; ".join(failures) or "it gave no result"
-            raise MachineError(f"the teacher could not be measured: {why}", "run kdcli doctor")
-        times = {}
-        for row in latency.rows:
-            ms, ratio = row.p50_ms, row.speedup
-            speedup, best = (ratio.median, ratio.high) if ratio else (1.0, 1.0)
-            times[row.model] = UntrainedTimes(ms, speedup, ms * speedup / best, best)
-        return times
-
-
-def _times_of_shapes(
-    shapes: Sequence[ModelShape],
-    teacher: Model,
-    backend: str,
-    baseline: Subject,
-    timing: _Timing,
-) -> dict[str, UntrainedTimes]:
-    """Measure students with random weights on a backend."""
-    subjects, layers_mb = [baseline], {}
-    with tempfile.TemporaryDirectory() as temporary:
-        for shape in shapes:
-            name = str_of(shape)
-            seed = timing.runner.recipe.seed
-            student = build_student(teacher.model, shape, init="random", seed=seed).model
-            folder = Path(temporary) / as_directory(name)
-            save_model(student, teacher.tokenizer, folder, NO_ROWS)
-            subjects.append(_subject(name, str(folder), backend))
-            layers_mb[name] = describe(student, name, None).params_transformer / 1e6
-        times = timing.times(subjects, f"{', '.join(layers_mb)} untrained on {backend}")
-    measured = {name: times.get(name, UntrainedTimes()) for name in layers_mb}
-    return {
-        name: UntrainedTimes(of.ms, of.speedup, of.best_ms, of.best_speedup, layers_mb[name])
-        for name, of in measured.items()
-    }
-
-
-def _subject(name: str, source: str, backend: str) -> Subject:
-    engine, _, precision = backend.partition("-")
-    return Subject(name, source, engine, precision or "fp32")
+        return times_of(subjects, latency)
 
 
 def shapes_of(

@@ -33,8 +33,11 @@ def _check_sets(given: Given) -> None:
 
 def _check_shapes(given: Given) -> None:
     """Raise UsageError for a shape that does not fit, before torch is loaded."""
-    from kdcli.models.grammar import parse_shape
+    from kdcli.models.grammar import goal_of, parse_shape
     from kdcli.models.source import sizes_on_disk
+
+    if goal_of(given["to"] or []) is not None:
+        return
 
     # With --student, a shape is relative to another model.
     is_relative = given["teacher"] is not None and given["student"] is None

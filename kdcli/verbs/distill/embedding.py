@@ -44,6 +44,7 @@ from kdcli.targets.teacher import Teacher
 from kdcli.types import Array, ModelShape, Needs, Outcome
 from kdcli.verbs.distill.basis import principal_basis, projected
 from kdcli.verbs.distill.embedding_checks import check_signals
+from kdcli.verbs.distill.fast import shape_notes
 from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
 from kdcli.verbs.distill.plan import student_shapes
 from kdcli.verbs.distill.router import ROUTER, check_router, save_router
@@ -181,13 +182,14 @@ class EmbeddingDistillation:
         targets = VectorTargets(vectors, workload.all_texts, anchors_RE, live)
         # The students are still on the CPU.
         reader.cpu()
-        examples, _ = targets.attach(workload.examples, workload.held_out)
-        batch = first_rows(examples)
-        signals = targets.signals(batch)
-        assert signals is not None
         for student in students.values():
             fit_projections(student.objective, reader, student.encoder, workload.examples)
-        freeze_unused_weights(students, batch, signals)
+        if recipe.train.trains:
+            examples, _ = targets.attach(workload.examples, workload.held_out)
+            batch = first_rows(examples)
+            signals = targets.signals(batch)
+            assert signals is not None
+            freeze_unused_weights(students, batch, signals)
         reader.to(session.device)
         targets = replace(targets, anchors_RE=anchors_RE.to(session.device))
         plan = workload.plan(recipe.train)
@@ -247,7 +249,8 @@ class EmbeddingDistillation:
         if teacher is not self.origin:
             max_length = self.context.recipe.data.max_length
             tokens = teacher.tokenize(texts.texts, texts.roles, max_length)
-        return workload.vectors_of(teacher, tokens, dry_run=self.context.dry_run)
+        trains, dry_run = self.context.recipe.train.trains, self.context.dry_run
+        return workload.vectors_of(teacher, tokens, dry_run=dry_run, stored=trains)
 
     def _format(
         self, to: ModelShape, model: PreTrainedModel, vectors: Vectors
@@ -384,6 +387,8 @@ class EmbeddingDistillation:
                 )
             for name, to in self.shapes.items():
                 scored[name] = Embedder.open(str(self.model_folder(name)), compacted=True)
+                if not recipe.train.trains:
+                    continue
                 if to.is_static:
                     untrained = replace(scored[name], model=starts[name], source="")
                     scored[name + UNDISTILLED] = untrained
@@ -406,10 +411,12 @@ class EmbeddingDistillation:
             card = describe(students[name].encoder, str(folder), folder)
             timed = Subject(name, str(folder))
             models.append(ReportedModel(name, "student", card, TEACHER, folder, timed=timed))
-        models += map(without_distillation, names)
+        if recipe.train.trains:
+            models += map(without_distillation, names)
         notes = [
             *(f"{each.source}: {each.note}" for each in (teacher, *self.more_teachers)),
             f"{len(self.workload.all_texts):,} distinct texts",
+            *shape_notes(recipe.student),
         ]
         if recipe.student.source is not None:
             notes.append(

@@ -13,12 +13,16 @@ def held_out_losses(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, fl
     """Read each student's held-out loss and its terms from the run's log.
 
     They are read before training, under the name of the undistilled student, and after training.
+    Without training, there is only the student.
     """
     records = [r["held_out"] for r in run_dir.read_log() if "held_out" in r]
     quality: dict[str, dict[str, float]] = {}
     for name in names:
         prefix = f"{name}/" if len(names) > 1 else ""
-        for label, losses in ((name + UNDISTILLED, records[0]), (name, records[-1])):
+        labels = [(name, records[-1])]
+        if len(records) > 1:
+            labels.insert(0, (name + UNDISTILLED, records[0]))
+        for label, losses in labels:
             terms = {
                 k.removeprefix(prefix): v
                 for k, v in losses.items()

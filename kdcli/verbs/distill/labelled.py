@@ -111,6 +111,8 @@ def check_task(recipe: TaskDistillRecipe) -> None:
             "--student names a student, but the stage on text would make one",
             "omit one of them",
         )
+    if not recipe.train.trains:
+        _check_untrained(recipe)
     on_tasks(recipe.method)
     if masks_text(recipe.method, recipe.loss):
         raise UsageError(
@@ -118,7 +120,22 @@ def check_task(recipe: TaskDistillRecipe) -> None:
             "omit it; for the stage on text set general.overrides.loss.masked_lm_weight",
         )
     stage_settings(recipe)
-    undistilled_recipe(recipe, STUDENT)
+    if recipe.train.trains:
+        undistilled_recipe(recipe, STUDENT)
+
+
+def _check_untrained(recipe: TaskDistillRecipe) -> None:
+    """Check that a student that is not trained is made from its teacher."""
+    made_elsewhere = {
+        "--student": recipe.student.source is not None,
+        "the stage on text (--corpus, --general)": recipe.general.use,
+    }
+    for name, is_given in made_elsewhere.items():
+        if is_given:
+            raise UsageError(
+                f"--max-steps 0 fits a student to its teacher, and {name} makes another student",
+                "omit one of them",
+            )
 
 
 def read_general(recipe: TaskDistillRecipe, options: RunOptions) -> None:
@@ -162,7 +179,7 @@ def open_distillation(context: RunContext[TaskDistillRecipe]) -> TaskDistillatio
         start = Path(recipe.general.run or context.folder / GENERAL)
         text = _open_general(context, start, teacher)
     words = None
-    if recipe.augment.use:
+    if recipe.augment.use and recipe.train.trains:
         trusted = context.trust_remote_code
         words = open_words(recipe.augment, workload, teachers[0], trust_remote_code=trusted)
     whole = TaskDistillation(

@@ -29,7 +29,8 @@ from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, Stage, StageJob, run_command
 from kdcli.targets.targets import StorePlace
 from kdcli.types import Job, Needs, Outcome, Schedule
-from kdcli.verbs.distill.settings import TaskDistillRecipe
+from kdcli.verbs.distill.fast import shape_notes, with_shape
+from kdcli.verbs.distill.settings import StudentSettings, TaskDistillRecipe
 from kdcli.workloads import open_workload
 from kdcli.workloads.decisions import decisions
 from kdcli.workloads.finetuning import request_of, scores_after_training
@@ -37,7 +38,12 @@ from kdcli.workloads.plan import log_padding
 from kdcli.workloads.recipes import as_finetune, rerank_finetuning
 from kdcli.workloads.rerank import RerankWorkload
 from kdcli.workloads.scores import ModelScores, compare
-from kdcli.workloads.settings import FinetuneTrainSettings, RerankRecipe, TaskHeadSettings
+from kdcli.workloads.settings import (
+    FinetuneTrainSettings,
+    RerankRecipe,
+    RerankStudentSettings,
+    TaskHeadSettings,
+)
 from kdcli.workloads.training import Keep, taught_job
 from kdcli.workloads.workload import Workload
 
@@ -57,6 +63,7 @@ class OutputDistillation:
         kd: How the teacher's outputs are weighted against the labels.
         measure: How latency is measured.
         place: Where the teacher's signals may be stored.
+        student: The recipe's `student` section.
     """
 
     context: RunContext[Section]
@@ -69,6 +76,7 @@ class OutputDistillation:
     kd: KdSettings
     measure: MeasureSettings
     place: StorePlace
+    student: StudentSettings | RerankStudentSettings
 
     @property
     def run(self) -> Run:
@@ -94,7 +102,8 @@ class OutputDistillation:
 
         def finish(outcome: Outcome) -> None:
             scores[STUDENT] = scores_after_training(workload, student, outcome)
-            scores[STUDENT + UNDISTILLED] = workload.score(self.make())
+            if self.train.trains:
+                scores[STUDENT + UNDISTILLED] = workload.score(self.make())
             if not context.is_main:
                 return
             folder = context.folder
@@ -108,14 +117,15 @@ class OutputDistillation:
             own = describe(student.model, str(folder), folder)
             timed = Subject(STUDENT, str(folder))
             models.append(ReportedModel(STUDENT, "student", own, baseline, folder, timed=timed))
-            models.append(without_distillation(STUDENT))
+            if self.train.trains:
+                models.append(without_distillation(STUDENT))
             chosen = [STUDENT] if outcome.best_step is not None else []
             result = compare(workload.name, scores, chosen=chosen)
             contents = ReportContents("distill", self.recipe, models, outcome=outcome)
             contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
             if self.teacher is not None:
                 contents.decisions = decisions(scores, {STUDENT: TEACHER}, chosen=chosen)
-            contents.notes = workload.notes
+            contents.notes = [*workload.notes, *shape_notes(self.student)]
             contents.auto_class, contents.pipeline = workload.auto_class, workload.pipeline
             context.report(contents, self.measure)
 
@@ -166,7 +176,10 @@ def distill_reranker(
         )
     name = Path(str(recipe.teacher or recipe.student.source)).name
     run_name = f"distill-{name}-rerank-{recipe.student.to or 'student'}"
-    return run_command(resolved, options, run_name, _prepare_reranker)
+    shaped = with_shape(resolved, options, run_name)
+    if shaped is None:
+        return None
+    return run_command(shaped, options, run_name, _prepare_reranker)
 
 
 def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
@@ -193,7 +206,8 @@ def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
     shape = full if student.to is None else parse_shape(student.to, full)
 
     def make() -> Model:
-        return workload.student(
+        make_student = workload.student if recipe.train.trains else workload.fitted_student
+        return make_student(
             origin, shape, init=student.init, layers=student.layers, seed=recipe.train.seed
         )
 
@@ -210,6 +224,7 @@ def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
         kd,
         recipe.measure,
         place,
+        student,
     ).run
 
 
@@ -229,7 +244,8 @@ def prepare_outputs(context: RunContext[TaskDistillRecipe]) -> Run:
     shape = parse_shape(student.to[0], origin.shape) if student.to else origin.shape
 
     def make() -> Model:
-        return workload.student(
+        make_student = workload.student if recipe.train.trains else workload.fitted_student
+        return make_student(
             origin, shape, init=student.init, layers=student.layers, seed=recipe.train.seed
         )
 
@@ -245,4 +261,5 @@ def prepare_outputs(context: RunContext[TaskDistillRecipe]) -> Run:
         recipe.kd,
         recipe.measure,
         place,
+        student,
     ).run

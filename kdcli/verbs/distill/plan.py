@@ -152,7 +152,9 @@ def assistant_shape(
 
     Raises UsageError: the students need different assistants.
     """
-    if recipe.assistant == "none":
+    # An assistant that is not trained has nothing to teach.
+    is_useless = recipe.assistant == "auto" and not recipe.train.trains
+    if recipe.assistant == "none" or is_useless:
         return None
     if recipe.assistant != "auto":
         return parse_shape(recipe.assistant, teacher)
@@ -191,15 +193,3 @@ def variants_recipe(
     return replace(
         resolved, recipe=recipe.model_copy(update={"variants": kept, "eval": OnTextDownstream()})
     )
-
-
-def short_name(shape: ModelShape, teacher: ModelShape) -> str:
-    """Return a shape without the parts that follow from the teacher's.
-
-    For example, `6x384:1536@12` becomes `6x384`.
-    """
-    if shape.is_static:
-        return str(shape)
-    ffn = "" if shape.ffn == round(shape.hidden * teacher.ffn / teacher.hidden) else f":{shape.ffn}"
-    heads = "" if shape.heads == teacher.heads else f"@{shape.heads}"
-    return f"{shape.layers}x{shape.hidden}{ffn}{heads}"

@@ -18,7 +18,7 @@ from kdcli.recipe.resolve import (
 )
 from kdcli.verbs.distill.settings import DistillRecipe, TaskDistillRecipe
 from kdcli.workloads.recipes import finetune_recipe
-from kdcli.workloads.settings import FinetuneRecipe, FinetuneTrainSettings
+from kdcli.workloads.settings import FinetuneRecipe, StudentTrainSettings
 
 SOFT_TARGETS = "soft-targets"
 
@@ -130,14 +130,14 @@ def ablations(name: str) -> dict[str, dict[str, object]]:
     return {"full": {}} | {str(key): dict(flatten(value or {})) for key, value in listed.items()}
 
 
-def stage_settings(recipe: TaskDistillRecipe) -> FinetuneTrainSettings:
+def stage_settings(recipe: TaskDistillRecipe) -> StudentTrainSettings:
     """Return `train:` of the intermediate stage.
 
     It has the prediction stage's keys, overridden by the keys of `intermediate`.
 
     Raises UsageError: an unknown key, a wrong value, or a key that all stages share.
     """
-    known = list(FinetuneTrainSettings.model_fields)
+    known = list(StudentTrainSettings.model_fields)
     for key in recipe.intermediate:
         if key in ("seed", "dtype"):
             raise UsageError(f"intermediate.{key} cannot be set: all stages share train.{key}")
@@ -148,7 +148,7 @@ def stage_settings(recipe: TaskDistillRecipe) -> FinetuneTrainSettings:
             )
     values = recipe.train.model_dump() | recipe.intermediate
     try:
-        return FinetuneTrainSettings.model_validate(values)
+        return StudentTrainSettings.model_validate(values)
     except ValidationError as error:
         origins = dict.fromkeys(recipe.intermediate, "intermediate")
         raise UsageError("\n".join(explain(error, values, origins))) from None

@@ -24,6 +24,7 @@ from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import run_command, run_stages
 from kdcli.verbs.distill.embedding import prepare_embedding, with_method
 from kdcli.verbs.distill.embedding_checks import check_embedding
+from kdcli.verbs.distill.fast import like_first, with_shape
 from kdcli.verbs.distill.labelled import (
     check_task,
     open_distillation,
@@ -34,7 +35,7 @@ from kdcli.verbs.distill.outputs import prepare_outputs
 from kdcli.verbs.distill.settings import DistillRecipe, TaskDistillRecipe
 from kdcli.verbs.distill.stages import WITHOUT, TaskDistillation
 from kdcli.verbs.distill.text import prepare_text
-from kdcli.verbs.distill.text_checks import read_text
+from kdcli.verbs.distill.text_checks import check_text_recipe, read_text
 from kdcli.workloads import modules_by_task
 from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.embedding import METHOD
@@ -51,9 +52,15 @@ def distill(resolved: Resolved[DistillRecipe], options: RunOptions) -> RunResult
     name = as_directory(f"distill-{Path(str(recipe.teacher)).name}-{shapes}")
     if recipe.method == METHOD:
         check_embedding(recipe)
-        return run_command(resolved, options, name, prepare_embedding)
-    read_text(recipe, options)
-    return run_command(resolved, options, name, prepare_text)
+    else:
+        check_text_recipe(recipe)
+    shaped = with_shape(resolved, options, name)
+    if shaped is None:
+        return None
+    if recipe.method == METHOD:
+        return run_command(shaped, options, name, prepare_embedding)
+    read_text(shaped.recipe, options)
+    return run_command(shaped, options, name, prepare_text)
 
 
 def distill_on_task(
@@ -64,12 +71,16 @@ def distill_on_task(
     Raises KdcliError: the recipe, a model or the data cannot be used, or the run fails.
     """
     resolved = _complete(resolved)
-    recipe = resolved.recipe
-    check_task(recipe)
+    check_task(resolved.recipe)
+    name = _name(resolved.recipe)
+    shaped = with_shape(resolved, options, name)
+    if shaped is None:
+        return None
+    recipe = shaped.recipe
     if recipe.task in modules_by_task():
-        return run_command(resolved, options, _name(recipe), prepare_outputs)
+        return run_command(shaped, options, name, prepare_outputs)
     read_general(recipe, options)
-    return run_command(resolved, options, _name(recipe), prepare_task)
+    return run_command(shaped, options, name, prepare_task)
 
 
 def _complete(resolved: Resolved[TaskDistillRecipe]) -> Resolved[TaskDistillRecipe]:
@@ -110,11 +121,16 @@ def distill_variants(
             "--ablate and --dry-run contradict each other",
             "omit --ablate to estimate the recipe itself",
         )
+    run_name, dtype = f"ablate-{first.recipe.task}", first.recipe.train.dtype
+    chosen = with_shape(first, options, run_name)
+    if chosen is None:
+        return None
+    variants = {name: like_first(chosen, resolved) for name, resolved in variants.items()}
+    first = next(iter(variants.values()))
     for name, resolved in variants.items():
         inside = options.output_dir / name if options.output_dir else None
         read_general(resolved.recipe, replace(options, output_dir=inside))
-    name, dtype = f"ablate-{first.recipe.task}", first.recipe.train.dtype
-    context = open_run(first, options, name, dtype=dtype)
+    context = open_run(first, options, run_name, dtype=dtype)
     if context is None:
         return None
     return _run_variants(context, variants)

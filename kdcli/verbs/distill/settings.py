@@ -25,6 +25,9 @@ from kdcli.workloads.settings import (
     DownstreamSettings,
     OnTask,
     RerankRecipe,
+    ShapeSettings,
+    StepsOrNone,
+    StudentTrainSettings,
     VectorSettings,
 )
 
@@ -45,7 +48,7 @@ MoreTeachers = Annotated[
 ]
 
 
-class StudentSettings(Section):
+class StudentSettings(ShapeSettings):
     """`student:` of `distill`."""
 
     to: Annotated[list[str], Option("--to", metavar="LxH[:FFN][@HEADS]", values="shape")] = Field(
@@ -103,6 +106,12 @@ class OnTextDownstream(DownstreamSettings):
     )
 
 
+class TextTrainSettings(TrainSettings):
+    """`train:` of `distill` on text, which may train nothing."""
+
+    max_steps: StepsOrNone = None
+
+
 class DistillRecipe(Section):
     """A recipe of `kdcli distill` on text."""
 
@@ -126,7 +135,7 @@ class DistillRecipe(Section):
     loss: RecipeValues = Field(default_factory=dict, description="Settings of the method.")
     relation: RelationSettings = RelationSettings()
     data: DataSettings = DataSettings()
-    train: TrainSettings = TrainSettings()
+    train: TextTrainSettings = TextTrainSettings()
     eval: OnTextDownstream = OnTextDownstream()
     measure: MeasureSettings = MeasureSettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
@@ -240,6 +249,7 @@ class TaskDistillRecipe(OnTask):
     student: StudentSettings = StudentSettings()
     loss: RecipeValues = Field(default_factory=dict, description="Settings of the method.")
     relation: RelationSettings = RelationSettings()
+    train: StudentTrainSettings = StudentTrainSettings()
     kd: KdSettings = KdSettings()
     general: GeneralSettings = GeneralSettings()
     augment: AugmentSettings = AugmentSettings()

@@ -31,6 +31,7 @@ from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.targets import PrecomputedLogits, StorePlace, delete_signals, store_in
 from kdcli.types import Array, Card, ModelShape, Objective, Outcome, RowHashes, Schedule
 from kdcli.verbs.distill.augment import WordSource, augmented
+from kdcli.verbs.distill.fast import shape_notes
 from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
 from kdcli.verbs.distill.jobs import objective_job, prediction_job
 from kdcli.verbs.distill.recipes import stage_settings, undistilled_recipe
@@ -97,6 +98,8 @@ class TaskDistillation:
     @property
     def stage(self) -> str:
         """Where the method's objective is trained: `separate`, `joint` or `none`."""
+        if not self.recipe.train.trains:
+            return "none"
         return self.recipe.stage or on_tasks(self.recipe.method)[0]
 
     @property
@@ -107,7 +110,8 @@ class TaskDistillation:
     @property
     def has_undistilled(self) -> bool:
         """Whether the student is also trained without a teacher, which needs labels."""
-        return self.recipe.undistilled.use and self.workload.has_labels
+        trains = self.recipe.train.trains
+        return self.recipe.undistilled.use and trains and self.workload.has_labels
 
     @property
     def run(self) -> Run:
@@ -231,10 +235,13 @@ class TaskDistillation:
         cards, recipe = self._begin("prediction"), self.recipe
         copies, _ = self.augmented
         workload = copies if recipe.augment.predict else self.workload
-        before = self.folder / INTERMEDIATE if self.stage == "separate" else None
-        with self._student_before(before) as source:
-            stage = as_finetune(recipe, source)
-            student = workload.load(source, head=stage.head, seed=stage.train.seed)
+        if recipe.train.trains:
+            before = self.folder / INTERMEDIATE if self.stage == "separate" else None
+            with self._student_before(before) as source:
+                stage = as_finetune(recipe, source)
+                student = workload.load(source, head=stage.head, seed=stage.train.seed)
+        else:
+            stage, student = as_finetune(recipe, str(self.folder)), self._fitted(workload)
         if self.context.dry_run:
             cards[STUDENT] = describe(student.model, str(self.folder), None)
         objective = self.objective() if self.stage == "joint" else None
@@ -258,6 +265,18 @@ class TaskDistillation:
         schedule, steps = self._steps(schedule, plan.steps_per_pass, per_copy=per_copy)
         log_padding(plan.order)
         return StageJob(job, schedule, steps, finish, cards)
+
+    def _fitted(self, workload: LabelledWorkload) -> Model:
+        """Make the student that is not trained. Scoring may have moved its teacher."""
+        start, teacher = self.recipe.student, self.teachers[0]
+        teacher.model.cpu()
+        return workload.fitted_student(
+            teacher,
+            self.shape,
+            init=start.init,
+            layers=start.layers,
+            seed=self.recipe.train.seed,
+        )
 
     def build_undistilled(self) -> StageJob:
         """Build the stage that fine-tunes the same student without a teacher.
@@ -297,7 +316,7 @@ class TaskDistillation:
         contents.evaluations = [row for name, s in by_model.items() for row in s.rows(name)]
         chosen = [STUDENT] if outcome.best_step is not None else []
         contents.decisions = decisions(by_model, chosen=chosen)
-        notes = [*self.workload.notes, *self.augmented[1]]
+        notes = [*self.workload.notes, *self.augmented[1], *shape_notes(recipe.student)]
         notes += [f"teacher: {teacher.source}" for teacher in self.teachers[1:]]
         if recipe.soft_labels is not None:
             notes.append(

@@ -24,6 +24,7 @@ from kdcli.errors import UsageError
 from kdcli.losses import build_objective, inputs_of
 from kdcli.metrics.probe import probe_demo
 from kdcli.models.card import describe, describe_source
+from kdcli.models.grammar import short_name
 from kdcli.models.load import load_encoder, location, save_model
 from kdcli.models.masked_lm import student_with_head
 from kdcli.models.model import Model
@@ -41,12 +42,12 @@ from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.targets import LiveTargets, targets_of
 from kdcli.types import Card, ModelShape, Outcome
+from kdcli.verbs.distill.fast import shape_notes
 from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
 from kdcli.verbs.distill.plan import (
     Planned,
     assistant_recipe,
     plan,
-    short_name,
     variants_recipe,
 )
 from kdcli.verbs.distill.settings import DistillRecipe
@@ -333,7 +334,8 @@ class StudentGroup:
             students[name] = Student(built.model, objective)
             for note in (*built.notes, *students[name].objective.notes):
                 Progress.log(f"{name}: {note}")
-        freeze_unreached(students, teacher.model, workload.examples.batch(np.arange(1)))
+        if self.resolved.recipe.train.trains:
+            freeze_unreached(students, teacher.model, workload.examples.batch(np.arange(1)))
         return students
 
     def _scores(self) -> EvaluationResult:
@@ -349,7 +351,11 @@ class StudentGroup:
             sources |= {
                 f"{name}{AT}{step}": whole.checkpoint(name, step) for step in recipe.eval.at
             }
-            sources[name], baselines[name] = place, planned.like + UNDISTILLED
+            sources[name] = place
+            if not recipe.train.trains:
+                baselines[name] = TEACHER
+                continue
+            baselines[name] = planned.like + UNDISTILLED
             copied = folder / as_directory(baselines[name]).replace(" ", "-")
             sources[baselines[name]] = copied
             if context.is_main and not copied.exists():
@@ -378,7 +384,7 @@ class StudentGroup:
         timed = Subject(TEACHER, location(whole.teacher.source))
         models = [ReportedModel(TEACHER, "teacher", whole.card, timed=timed)]
         losses: dict[str, dict[str, float]] = {}
-        notes: list[str] = []
+        notes = shape_notes(recipe.student) if self.is_last else []
         if scores.evaluations:
             notes += [
                 f"{name}: {note}"
@@ -426,6 +432,8 @@ class StudentGroup:
         self, trained: Sequence[str], scores: EvaluationResult
     ) -> list[ReportedModel]:
         """Return the models before training and, if they were scored, at their checkpoints."""
+        if not self.resolved.recipe.train.trains:
+            return []
         extra = {start.name: start for start in map(without_distillation, trained)}
         if not scores.evaluations:
             return list(extra.values())
@@ -449,8 +457,10 @@ class StudentGroup:
         probes = {TEACHER: probe_demo(whole.model, whole.tokenizer)}
         recipe = self.resolved.recipe
         for name, student in students.items():
-            copied = self._copied(recipe, fresh, self.planned[name].shape).model
             probes[name] = probe_demo(student.encoder.base_model, fresh.tokenizer)
+            if not recipe.train.trains:
+                continue
+            copied = self._copied(recipe, fresh, self.planned[name].shape).model
             probes[name + UNDISTILLED] = probe_demo(copied, fresh.tokenizer)
         return {
             f"{task} probe": {name: p[task] for name, p in probes.items()}

@@ -194,6 +194,11 @@ def finetune_reranker(
         raise UsageError(
             "task rerank needs --data", "a file or directory of queries with their passages"
         )
+    if not recipe.train.trains:
+        raise UsageError(
+            "'train.max_steps' must be greater than 0, got 0",
+            "only distill can save a student without training it",
+        )
     name = f"finetune-{Path(recipe.student.source).name}-rerank"
     return run_command(resolved, options, name, _prepare_reranker)
 
