@@ -107,8 +107,10 @@ class InputStatistics:
         order_I = gram_II.diagonal().argsort(descending=True, stable=True)
         ordered_II = gram_II[order_I][:, order_I]
         ordered_II.diagonal().add_(damping)
-        inverse_II = torch.cholesky_inverse(torch.linalg.cholesky(ordered_II))
-        return cls(order_I, torch.linalg.cholesky(inverse_II, upper=True))
+        # If the matrix is R R' with R upper triangular, its inverse is U'U with U = inverse(R).
+        r_II = torch.linalg.cholesky(ordered_II.flip(0, 1)).flip(0, 1)
+        identity_II = torch.eye(len(r_II), dtype=r_II.dtype)
+        return cls(order_I, torch.linalg.solve_triangular(r_II, identity_II, upper=True))
 
 
 def round_weight(weight_OI: Tensor, grid: Grid, inputs: InputStatistics | None = None) -> Integers:
@@ -134,51 +136,44 @@ def round_weight(weight_OI: Tensor, grid: Grid, inputs: InputStatistics | None =
 def _nearest(exact_OI: Tensor, scale_OI: Tensor, grid: Grid) -> Tensor:
     """Round each weight by itself."""
     values_OI = torch.round(exact_OI / scale_OI).clamp(grid.low, grid.high)
-    if grid.pair_limit is not None:
-        second_OK = values_OI[:, 1::2]
-        low_OK, high_OK = _range(grid, values_OI[:, ::2][:, : second_OK.shape[1]])
-        values_OI[:, 1::2] = torch.clamp(second_OK, low_OK, high_OK)
+    second_OK = values_OI[:, 1::2]
+    values_OI[:, 1::2] = _within_pair(second_OK, values_OI[:, ::2][:, : second_OK.shape[1]], grid)
     return values_OI
 
 
 def _compensated(exact_OI: Tensor, scale_OI: Tensor, grid: Grid, inputs: InputStatistics) -> Tensor:
     """Round column by column, and correct the later columns for each column's error."""
-    outputs, width = exact_OI.shape
-    values_OI = torch.zeros(outputs, width, dtype=torch.float64)
-    is_done_I = torch.zeros(width, dtype=torch.bool)
-    left_OI = exact_OI[:, inputs.order_I]
+    width, outputs = exact_OI.shape[1], len(exact_OI)
+    # A column is contiguous in the transposed matrices.
+    values_IO = torch.zeros(width, outputs, dtype=torch.float64)
+    left_IO, scale_IO = exact_OI.T[inputs.order_I].contiguous(), scale_OI.T.contiguous()
+    order, is_done = inputs.order_I.tolist(), [False] * width
     for begin in range(0, width, COLUMNS):
         end = min(begin + COLUMNS, width)
-        errors_OC = torch.zeros(outputs, end - begin, dtype=torch.float64)
+        errors_CO = torch.zeros(end - begin, outputs, dtype=torch.float64)
         for place in range(begin, end):
-            column = int(inputs.order_I[place])
+            column = order[place]
+            scale_O, wanted_O = scale_IO[column], left_IO[place]
+            value_O = torch.round(wanted_O / scale_O).clamp(grid.low, grid.high)
             partner = column ^ 1
-            has_partner = partner < width and is_done_I[partner]
-            low_O, high_O = _range(grid, values_OI[:, partner] if has_partner else None)
-            scale_O, wanted_O = scale_OI[:, column], left_OI[:, place]
-            value_O = torch.clamp(torch.round(wanted_O / scale_O), low_O, high_O)
-            values_OI[:, column] = value_O
-            is_done_I[column] = True
+            if partner < width and is_done[partner]:
+                value_O = _within_pair(value_O, values_IO[partner], grid)
+            values_IO[column] = value_O
+            is_done[column] = True
             factor_I = inputs.factor_II[place]
             error_O = (wanted_O - value_O * scale_O) / factor_I[place]
-            errors_OC[:, place - begin] = error_O
-            left_OI[:, place + 1 : end] -= error_O[:, None] * factor_I[place + 1 : end]
-        left_OI[:, end:] -= errors_OC @ inputs.factor_II[begin:end, end:]
-    return values_OI
+            errors_CO[place - begin] = error_O
+            left_IO[place + 1 : end] -= factor_I[place + 1 : end, None] * error_O
+        left_IO[end:] -= inputs.factor_II[begin:end, end:].T @ errors_CO
+    return values_IO.T
 
 
-def _range(grid: Grid, partner: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest integer that weights may have.
-
-    `partner` holds the integer of each weight's neighbour; None if that is not rounded yet.
-    """
-    low, high = torch.tensor(float(grid.low)), torch.tensor(float(grid.high))
-    if grid.pair_limit is None or partner is None:
-        return low, high
-    return (
-        torch.maximum(low, -grid.pair_limit - partner.clamp(max=0)),
-        torch.minimum(high, grid.pair_limit - partner.clamp(min=0)),
-    )
+def _within_pair(values: Tensor, partner: Tensor, grid: Grid) -> Tensor:
+    """Limit integers so that their sums with their neighbours of the same sign are allowed."""
+    if grid.pair_limit is None:
+        return values
+    lowest = -grid.pair_limit - partner.clamp(max=0)
+    return torch.clamp(values, lowest, grid.pair_limit - partner.clamp(min=0))
 
 
 def largest_pair(values_OI: Tensor) -> int:
