@@ -44,6 +44,7 @@ from kdcli.types import Array, ModelShape, Needs, Outcome
 from kdcli.verbs.distill.basis import principal_basis, projected
 from kdcli.verbs.distill.embedding_checks import check_signals
 from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
+from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.plan import as_directory, student_shapes
 from kdcli.verbs.distill.settings import DistillRecipe, EmbeddingSettings
 from kdcli.verbs.distill.static import static_student
@@ -327,7 +328,7 @@ class EmbeddingDistillation:
             self.origin,
             to,
             init=student.init,
-            layers=student.layers,
+            layers=student.copied,
             dropout=student.dropout,
             seed=recipe.train.seed,
         )
@@ -437,11 +438,14 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
         recipe.train.seed,
         partitioned=partitioned,
     )
+    depths = {to.layers for to in shapes.values()}
+    context = with_measured_layers(context, workload, origin, depths)
     whole = EmbeddingDistillation(context, teacher, workload, shapes, precomputed_NE)
     for to in shapes.values():
         check_dimensions(recipe.loss, min(to.hidden, whole.teacher_width))
     assert workload.tokens is not None
-    return Run([Stage(context.folder, context.resolved, whole.build)])
+    resolved = context.resolved
+    return Run([Stage(context.folder, resolved, whole.build)], resolved=resolved)
 
 
 def _origin(recipe: DistillRecipe, teacher: Embedder, session: Session) -> Embedder:
