@@ -4,8 +4,8 @@ A choice of layers is tried as it will be used: the layers are copied and fitted
 (`kdcli.models.reduce`) on a few texts. The score of a choice is the correlation between the
 student's and the teacher's cosines of pairs of other texts. Half of the pairs are texts that have
 little in common. The other half are close: the two halves of a text, a text and each half, and a
-text and itself with fewer tokens. The close pairs matter most (docs/results.md): students whose
-vectors have a smaller error, or whose cosines of other texts agree better, can be worse.
+text and itself with fewer tokens. Students can be worse although their vectors have a smaller
+error, or their cosines of different texts agree better (docs/results.md).
 
 The search starts at evenly spaced layers. It moves one layer after the other to the best place
 between its neighbours, and ends when no move raises the score. All choices have the teacher's
@@ -62,7 +62,7 @@ def measured_layers(
     is_fitted_B = torch.arange(len(rows["input_ids"])) % 4 == 0
     fitted = {name: x[is_fitted_B] for name, x in rows.items()}
     parts = parts_of({name: x[~is_fitted_B] for name, x in rows.items()})
-    cosines_P = pair_cosines(_vectors(teacher, parts, pooling))
+    cosines_P = pair_cosines(vectors_of(teacher, parts, pooling))
     scores: dict[Layers, float] = {}
 
     def score(layers: Layers) -> float:
@@ -71,7 +71,7 @@ def measured_layers(
             with torch.random.fork_rng(devices=[]):
                 student = type(teacher)(config).float()
             copy_reduced(teacher, student, layout, list(layers), fitted, fit=True)
-            own_P = pair_cosines(_vectors(student, parts, pooling))
+            own_P = pair_cosines(vectors_of(student, parts, pooling))
             scores[layers] = float(torch.corrcoef(torch.stack([own_P, cosines_P]))[0, 1])
         return scores[layers]
 
@@ -130,8 +130,8 @@ def moves(layers: Layers, at: int, count: int) -> Iterator[Layers]:
 
 
 @torch.no_grad()
-def _vectors(model: PreTrainedModel, parts: list[Batch], pooling: Pooling) -> Tensor:
-    """Return the vectors of each part's rows, [V, N, E] float64."""
+def vectors_of(model: PreTrainedModel, parts: list[Batch], pooling: Pooling) -> Tensor:
+    """Return the vectors of the rows of each part, [V, N, E] float64."""
     training, vectors = model.training, []
     model.eval()
     for part in parts:
