@@ -47,6 +47,8 @@ REPORT_FILE = "report.json"
 BEST_WEIGHTS = "best.safetensors"
 LOCK = ".lock"
 NOT_SET = "not set"
+MEASURED = json.dumps("measured")
+"""Value of `student.layers` before a run has chosen the layers and written them down."""
 NOT_OF_TRAINING = ("measure.", "train.checkpoint_every")
 """Keys that do not affect training, so a resumed run may change them."""
 KEEP = 2
@@ -382,8 +384,12 @@ def pin_commits(recipe_yaml: str) -> str:
 
 
 def _same(before: str, now: str) -> bool:
-    """Whether two values are the same. The commit of a model that is not loaded yet is unknown."""
-    return before == now or ("@" not in now and COMMIT.sub("", before) == now)
+    """Whether two values are the same.
+
+    The commit of a model that is not loaded yet is unknown, and so are layers to be measured.
+    """
+    is_measured = now == MEASURED and before.startswith("[")
+    return before == now or is_measured or ("@" not in now and COMMIT.sub("", before) == now)
 
 
 def flatten_recipe(recipe_yaml: str) -> dict[str, str]:

@@ -51,17 +51,19 @@ def sample_of(text: Examples | None, config: PreTrainedConfig, longest: int | No
         # Some model types number only the positions that are not padding.
         ids_BL[ids_BL == config.pad_token_id] = (config.pad_token_id or 0) + 1
         return {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
-
-    def cut(rows: int) -> Batch:
-        batch = text.batch(np.arange(rows) * len(text) // rows)
-        mask_BL = batch.get("attention_mask")
-        if mask_BL is None or mask_BL.dim() > 2:
-            mask_BL = torch.ones_like(batch["input_ids"])
-        return {"input_ids": batch["input_ids"][:, :width], "attention_mask": mask_BL[:, :width]}
-
-    few = cut(min(rows, len(text)))
+    few = rows_of(text, rows, width)
     tokens = int(few["attention_mask"].sum()) / len(few["input_ids"])
-    return cut(min(len(text), round(SAMPLE_TOKENS / tokens)))
+    return rows_of(text, round(SAMPLE_TOKENS / tokens), width)
+
+
+def rows_of(text: Examples, count: int, width: int) -> Batch:
+    """Return `count` evenly spaced rows, or all if there are fewer, truncated to `width` tokens."""
+    count = min(len(text), count)
+    batch = text.batch(np.arange(count) * len(text) // count)
+    mask_BL = batch.get("attention_mask")
+    if mask_BL is None or mask_BL.dim() > 2:
+        mask_BL = torch.ones_like(batch["input_ids"])
+    return {"input_ids": batch["input_ids"][:, :width], "attention_mask": mask_BL[:, :width]}
 
 
 @torch.no_grad()
@@ -287,10 +289,18 @@ def fit_linear(linear: nn.Linear, x_RI: Tensor, target_RO: Tensor) -> None:
     if linear.bias is not None:
         x_RI = torch.cat([x_RI, torch.ones_like(x_RI[:, :1])], 1)
         weight_OI = torch.cat([weight_OI, linear.bias.double()[:, None]], 1)
-    gram_II = x_RI.T @ x_RI
-    ridge = RIDGE * gram_II.diagonal().mean()
-    gram_II.diagonal().add_(ridge)
-    fitted_OI = torch.linalg.solve(gram_II, x_RI.T @ target_RO + ridge * weight_OI.T).T
+    if len(x_RI) < x_RI.shape[1]:
+        # The same solution, with the smaller of the two matrices.
+        gram_RR = x_RI @ x_RI.T
+        ridge = RIDGE * gram_RR.trace() / x_RI.shape[1]
+        gram_RR.diagonal().add_(ridge)
+        error_RO = target_RO - x_RI @ weight_OI.T
+        fitted_OI = weight_OI + torch.linalg.solve(gram_RR, error_RO).T @ x_RI
+    else:
+        gram_II = x_RI.T @ x_RI
+        ridge = RIDGE * gram_II.diagonal().mean()
+        gram_II.diagonal().add_(ridge)
+        fitted_OI = torch.linalg.solve(gram_II, x_RI.T @ target_RO + ridge * weight_OI.T).T
     linear.weight.copy_(fitted_OI[:, : linear.in_features])
     if linear.bias is not None:
         linear.bias.copy_(fitted_OI[:, -1])

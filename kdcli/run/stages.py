@@ -64,12 +64,14 @@ class Run:
     Attributes:
         stages: the stages, in order. The directory of a stage is claimed when the stage starts,
             unless it is the run directory.
+        resolved: the recipe to store in the run directory, if preparing the run changed it.
         report: writes `report.json` in the run directory if the last stage does not. It is called
             in every process.
     """
 
     stages: Sequence[Stage]
     report: Callable[[], None] | None = None
+    resolved: Resolved[Section] | None = None
 
 
 def run_command(
@@ -101,7 +103,7 @@ def run_command(
     if context.dry_run:
         return dry_run(context.session, run)
     session, folder = context.session, context.folder
-    claim(session, folder, resolved, options)
+    claim(session, folder, run.resolved or resolved, options)
     track(session, folder)
     try:
         finished = run_stages(context, run)

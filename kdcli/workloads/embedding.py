@@ -28,6 +28,7 @@ from kdcli.errors import UsageError
 from kdcli.losses import build_objective
 from kdcli.losses.embedding import check_dimensions
 from kdcli.models.capture import Capture, capture
+from kdcli.models.choose import Pooling
 from kdcli.models.embedder import Pool, read_format, save_embedder
 from kdcli.models.model import Model
 from kdcli.models.training_rows import NO_ROWS
@@ -156,6 +157,10 @@ class EmbeddingWorkload(Workload):
         """About a thousand training texts."""
         step = max(1, (len(self.tokens) - self.held) // 1000)
         return self.tokens.take(np.arange(self.held, len(self.tokens))[::step])
+
+    def text_pooling(self, model: Model) -> Pooling:
+        assert isinstance(model, Embedder)
+        return Pool(model.format)
 
     @property
     def needs_reference(self) -> bool:

@@ -39,6 +39,7 @@ from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.metrics.bootstrap import CONFIDENCE
 from kdcli.models.capture import Capture, capture
+from kdcli.models.choose import Pooling, mean_pooling, measured_layers
 from kdcli.models.fitted_head import student_with_fitted_head
 from kdcli.models.load import save_model
 from kdcli.models.model import Model
@@ -232,6 +233,19 @@ class Workload(ABC):
     def sample(self) -> Examples | None:
         """The rows on which a student is fitted to its teacher."""
         return self.examples
+
+    def text_pooling(self, model: Model) -> Pooling:
+        """Return how hidden states become the vector by which texts are compared."""
+        return mean_pooling
+
+    def measured_layers(self, teacher: Model, count: int) -> list[int]:
+        """Choose the `count` layers of a teacher that a student keeps; see `kdcli.models.choose`.
+
+        The choice is logged.
+        """
+        assert self.sample is not None, "this workload only evaluates"
+        encoder, pooling = teacher.model.base_model, self.text_pooling(teacher)
+        return measured_layers(encoder, count, self.sample, pooling, Progress.log)
 
     def student(
         self,

@@ -31,26 +31,27 @@ class Rows:
         return {"input_ids": ids_BL % 55 + 3, "attention_mask": real_BL.long(), "labels": ids_BL}
 
 
+@pytest.mark.parametrize("rows", [4, 40])
 @pytest.mark.parametrize("bias", [True, False])
 @torch.no_grad()
-def test_a_linear_is_fitted_by_ridge_regression_about_its_weights(bias):
+def test_a_linear_is_fitted_by_ridge_regression_about_its_weights(bias, rows):
     torch.manual_seed(0)
     linear, x_RI, y_RO = (
         nn.Linear(6, 3, bias=bias),
-        torch.randn(40, 6).double(),
-        torch.randn(40, 3).double(),
+        torch.randn(rows, 6).double(),
+        torch.randn(rows, 3).double(),
     )
     before = [p.double().numpy() for p in linear.parameters()]
     reduce.fit_linear(linear, x_RI, y_RO)
     x, start = x_RI.numpy(), before[0].T
     if bias:
-        x, start = np.hstack([x, np.ones((40, 1))]), np.vstack([start, before[1]])
+        x, start = np.hstack([x, np.ones((rows, 1))]), np.vstack([start, before[1]])
     root = np.sqrt(reduce.RIDGE * np.square(x).sum(0).mean())
-    rows, targets = (
+    system, targets = (
         np.vstack([x, root * np.eye(len(start))]),
         np.vstack([y_RO.numpy(), root * start]),
     )
-    expected = np.linalg.lstsq(rows, targets, rcond=None)[0]
+    expected = np.linalg.lstsq(system, targets, rcond=None)[0]
     np.testing.assert_allclose(linear.weight.numpy(), expected[:6].T, atol=1e-6)
     if bias:
         np.testing.assert_allclose(linear.bias.numpy(), expected[6], atol=1e-6)

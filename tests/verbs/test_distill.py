@@ -143,6 +143,10 @@ def test_a_masked_language_model_term_gives_student_and_assistant_a_head(given, 
         ),
         (["--to", "3x16", "--assistant", "2x16"], "larger than its teacher assistant 2x16:64@4"),
         (
+            ["--to", "2x16", "--set", "student.layers=measured"],
+            "add --assistant none, or name the layers",
+        ),
+        (
             ["--to", "2x16", "--method", "tinybert", "--set", "loss.layer_weights=[1, 1, 1]"],
             "the teacher assistant 4x16:64@4: loss.layer_weights has 3 numbers",
         ),

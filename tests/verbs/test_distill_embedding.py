@@ -27,7 +27,9 @@ from kdcli.data.demo import demo_documents
 from kdcli.engine.launch import Session, start
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
+from kdcli.recipe.resolve import read_recipe
 from kdcli.verbs.distill.embedding import EmbeddingDistillation
+from kdcli.workloads import workload
 
 QUICK = shlex.split(
     "--max-steps 6 --batch-size 8 --lr 1e-3 --dtype fp32 --set data.max_length=16 "
@@ -419,3 +421,33 @@ def test_targets_are_turned_by_training_texts_only():
     student = SimpleNamespace(vectors=lambda texts, role, session: own_ND[[int(t) for t in texts]])
     found = EmbeddingDistillation._rotation(whole, None, student, lambda rows: targets_NE[rows])
     assert found == pytest.approx(turn, abs=1e-6)
+
+
+def test_measured_layers_are_written_down_and_not_searched_again(given, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    command = [*given, "--to", "2x32", "--set", "student.layers=measured", "-o"]
+    result = succeeds(*command, out)
+    layers = report_of(out).recipe["student"]["layers"]
+    assert read_recipe(str(out / "recipe.yaml"), "distill")["student"]["layers"] == layers
+    assert f"initialised from teacher layers {layers[0]}, {layers[1]}" in said_by(result)
+    assert "after the fit (evenly spaced" in said_by(result)
+
+    def searched(*arguments):
+        raise AssertionError("the layers were searched again")
+
+    monkeypatch.setattr(workload, "measured_layers", searched)
+    (out / "report.json").unlink()
+    succeeds(*command, out, "--resume")
+    assert report_of(out).recipe["student"]["layers"] == layers
+    rerun = tmp_path / "rerun"
+    succeeds("distill", "--recipe", out / "recipe.yaml", "-o", rerun)
+    for name in ("model.safetensors", "config.json"):
+        assert (rerun / name).read_bytes() == (out / name).read_bytes()
+    succeeds(*command, tmp_path / "dry", "--dry-run")
+
+
+def test_layers_are_measured_for_one_depth(given, tmp_path):
+    shapes = ["--to", "2x32", "--to", "3x32"]
+    said = refused(tmp_path, *given, *shapes, "--set", "student.layers=measured")
+    assert "student.layers=measured chooses layers for one depth" in said
+    assert "2, 3 layers" in said

@@ -23,6 +23,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.losses import inputs_of, methods, on_tasks
 from kdcli.models.heads import AUTO_CLASS
+from kdcli.recipe.resolve import read_recipe
 from kdcli.report.schema import FINETUNED
 from kdcli.types import Kind
 
@@ -188,6 +189,18 @@ def test_the_objective_may_be_left_out_or_joined(asked, tmp_path, settings, ther
     assert (out / "intermediate").exists() == there
     assert all(set(r["terms"]) == terms for r in log_of(out) if r["step"])
     assert AutoModelForSequenceClassification.from_pretrained(out).config.num_hidden_layers == 2
+
+
+def test_every_stage_has_the_measured_layers(asked, tmp_path):
+    measured = ["--set", "student.layers=measured", "--set", "undistilled.use=false"]
+    result = succeeds(*asked(), *measured, "-o", tmp_path / "out")
+    recipes = [
+        read_recipe(str(folder / "recipe.yaml"), None)
+        for folder in (tmp_path / "out", tmp_path / "out" / "intermediate")
+    ]
+    first, second = recipes[0]["student"]["layers"]
+    assert recipes[1]["student"]["layers"] == [first, second]
+    assert f"initialised from teacher layers {first}, {second}" in said_by(result)
 
 
 def test_the_student_may_be_brought(done, asked, tmp_path):

@@ -46,6 +46,7 @@ from kdcli.verbs.distill.basis import principal_basis, projected
 from kdcli.verbs.distill.embedding_checks import check_signals
 from kdcli.verbs.distill.fast import shape_notes
 from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
+from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.plan import student_shapes
 from kdcli.verbs.distill.router import ROUTER, check_router, save_router
 from kdcli.verbs.distill.settings import DistillRecipe, EmbeddingSettings
@@ -350,7 +351,7 @@ class EmbeddingDistillation:
             self.origin,
             to,
             init=student.init,
-            layers=student.layers,
+            layers=student.copied,
             dropout=student.dropout,
             seed=recipe.train.seed,
         )
@@ -483,12 +484,15 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
         recipe.train.seed,
         partitioned=partitioned,
     )
+    depths = {to.layers for to in shapes.values()}
+    context = with_measured_layers(context, workload, origin, depths)
     whole = EmbeddingDistillation(context, teacher, workload, shapes, precomputed_NE, others)
     for name, to in shapes.items():
         check_dimensions(recipe.loss, min(to.hidden, whole.teacher_width))
         check_router(recipe, name, to, whole.teacher_width)
     assert workload.tokens is not None
-    return Run([Stage(context.folder, context.resolved, whole.build)])
+    resolved = context.resolved
+    return Run([Stage(context.folder, resolved, whole.build)], resolved=resolved)
 
 
 def _origin(recipe: DistillRecipe, teacher: Embedder, session: Session) -> Embedder:

@@ -119,10 +119,10 @@ def _with(resolved: Resolved[RecipeT], chosen: ChosenShape) -> Resolved[RecipeT]
 
 def _check_keys(recipe: RecipeT, goal: SpeedGoal) -> None:
     """Check that no other key contradicts a goal."""
-    if recipe.student.layers is not None:
+    if isinstance(recipe.student.layers, list):
         raise UsageError(
             f"student.layers names the layers of one shape, and --to {goal} chooses the shape",
-            "remove student.layers, or give a shape",
+            "remove it, set student.layers=measured, or give a shape",
         )
     if isinstance(recipe, TaskDistillRecipe) and recipe.student.source is not None:
         raise UsageError(

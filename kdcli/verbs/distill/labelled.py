@@ -25,6 +25,7 @@ from kdcli.run.stages import Run
 from kdcli.targets.precomputed import read_soft_labels
 from kdcli.types import ModelShape
 from kdcli.verbs.distill.augment import Copies, augmented, open_words
+from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.recipes import (
     SOFT_TARGETS,
     general_recipe,
@@ -169,6 +170,8 @@ def open_distillation(context: RunContext[TaskDistillRecipe]) -> TaskDistillatio
         Progress.log(f"soft labels of {recipe.soft_labels}: {match}")
         teachers = []
     shape, workload, reader = _student_shape(context, workload, reader)
+    if recipe.student.source is None and not recipe.general.use:
+        context = with_measured_layers(context, workload, teacher, {shape.layers})
     own_tokens = workload.kind in ROW_KINDS
     teachers += [
         workload.load_teacher(source, reader, head=TaskHeadSettings(), own_tokens=own_tokens)

@@ -30,6 +30,7 @@ from kdcli.run.stages import Run, Stage, StageJob, run_command
 from kdcli.targets.targets import StorePlace
 from kdcli.types import Job, Needs, Outcome, Schedule
 from kdcli.verbs.distill.fast import shape_notes, with_shape
+from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.settings import StudentSettings, TaskDistillRecipe
 from kdcli.workloads import open_workload
 from kdcli.workloads.decisions import decisions
@@ -81,7 +82,8 @@ class OutputDistillation:
     @property
     def run(self) -> Run:
         """The run, which has one stage."""
-        return Run([Stage(self.context.folder, self.context.resolved, self.build)])
+        resolved = self.context.resolved
+        return Run([Stage(self.context.folder, resolved, self.build)], resolved=resolved)
 
     def build(self) -> StageJob:
         """Compute the teacher's outputs, make the student, and build the job that trains it."""
@@ -240,13 +242,14 @@ def prepare_outputs(context: RunContext[TaskDistillRecipe]) -> Run:
     request = request_of(as_finetune(recipe, source), source, other_models=[str(recipe.teacher)])
     workload, origin = open_workload(request, context.session)
     teacher = workload.load_teacher(str(recipe.teacher), origin, head=TaskHeadSettings())
-    student = recipe.student
-    shape = parse_shape(student.to[0], origin.shape) if student.to else origin.shape
+    shape = parse_shape(recipe.student.to[0], origin.shape) if recipe.student.to else origin.shape
+    context = with_measured_layers(context, workload, origin, {shape.layers})
+    recipe, student = context.recipe, context.recipe.student
 
     def make() -> Model:
         make_student = workload.student if recipe.train.trains else workload.fitted_student
         return make_student(
-            origin, shape, init=student.init, layers=student.layers, seed=recipe.train.seed
+            origin, shape, init=student.init, layers=student.copied, seed=recipe.train.seed
         )
 
     place = StorePlace(context.folder / "signals", int(recipe.cache_gb * 1e9))

@@ -55,8 +55,10 @@ class StudentSettings(ShapeSettings):
         default_factory=list, description=SHAPE
     )
     init: Init = Field("teacher", description="How the student's weights start.")
-    layers: list[int] | None = Field(
-        None, description="Teacher layers to copy (default: evenly spaced)."
+    layers: list[int] | Literal["measured"] | None = Field(
+        None,
+        description="Teacher layers to copy; `measured` tries them on the texts "
+        "(default: evenly spaced).",
     )
     dropout: float | None = Field(
         None, ge=0, lt=1, description="Every dropout rate in training (default: the teacher's)."
@@ -67,6 +69,15 @@ class StudentSettings(ShapeSettings):
             description=START,
         )
     )
+
+    @property
+    def copied(self) -> list[int] | None:
+        """Teacher layers to copy; None for evenly spaced layers.
+
+        A run replaces `measured` by the layers that it chose (`kdcli.verbs.distill.layers`).
+        """
+        assert self.layers != "measured"
+        return self.layers
 
 
 class RelationSettings(Section):

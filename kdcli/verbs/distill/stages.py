@@ -126,7 +126,7 @@ class TaskDistillation:
             inside = self.folder / ALONE
             alone = undistilled_recipe(self.recipe, self._named_start(inside))
             stages.append(Stage(inside, alone, self.build_undistilled))
-        return Run(stages, self.report)
+        return Run(stages, self.report, resolved)
 
     @property
     def rows(self) -> RowHashes:
@@ -274,7 +274,7 @@ class TaskDistillation:
             teacher,
             self.shape,
             init=start.init,
-            layers=start.layers,
+            layers=start.copied,
             seed=self.recipe.train.seed,
         )
 
@@ -379,7 +379,7 @@ class TaskDistillation:
             encoder,
             self.shape,
             init=student.init,
-            layers=student.layers,
+            layers=student.copied,
             seed=self.recipe.train.seed,
         )
         for note in built.notes:

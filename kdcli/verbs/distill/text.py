@@ -44,6 +44,7 @@ from kdcli.targets.targets import LiveTargets, targets_of
 from kdcli.types import Card, ModelShape, Outcome
 from kdcli.verbs.distill.fast import shape_notes
 from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
+from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.plan import (
     Planned,
     assistant_recipe,
@@ -119,7 +120,8 @@ class TextDistillation:
     @property
     def run(self) -> Run:
         """The run: one stage for each group. The last stage writes the report."""
-        return Run([Stage(group.folder, group.resolved, group.build) for group in self.groups])
+        stages = [Stage(group.folder, group.resolved, group.build) for group in self.groups]
+        return Run(stages, resolved=self.context.resolved)
 
 
 def prepare_text(context: RunContext[DistillRecipe]) -> Run:
@@ -161,6 +163,17 @@ def open_text(context: RunContext[DistillRecipe]) -> TextDistillation:
     for variant in recipe.variants:
         if all(one.variant != variant for one in planned.values()):
             Progress.log(f"variant {variant} changes nothing here and is skipped")
+    if recipe.student.layers == "measured":
+        if any(one.assistant for one in planned.values()):
+            raise UsageError(
+                "student.layers=measured compares students with the teacher, but a teacher "
+                "assistant teaches them",
+                "add --assistant none, or name the layers",
+            )
+        context = with_measured_layers(
+            context, workload, teacher, {one.shape.layers for one in planned.values()}
+        )
+        planned = plan(context.recipe, teacher.model.config)
     whole = TextDistillation(context, teacher, card, workload, tasks)
     _add_groups(whole, planned)
     return whole
@@ -309,7 +322,7 @@ class StudentGroup:
             teacher,
             shape,
             init=student.init,
-            layers=student.layers,
+            layers=student.copied,
             dropout=student.dropout,
             seed=recipe.train.seed,
         )

@@ -1,0 +1,142 @@
+"""Choose by measurement which layers of its teacher a student keeps.
+
+A choice of layers is tried as it will be used: the layers are copied and fitted to the teacher
+(`kdcli.models.reduce`) on a few texts. The score of a choice is the correlation between the
+student's and the teacher's cosines of pairs of other texts. Half of the pairs are texts that have
+little in common. The other half are close: the two halves of a text, a text and each half, and a
+text and itself with fewer tokens. Students can be worse although their vectors have a smaller
+error, or their cosines of different texts agree better (docs/results.md).
+
+The search starts at evenly spaced layers. It moves one layer after the other to the best place
+between its neighbours, and ends when no move raises the score. All choices have the teacher's
+width.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kdcli.models.layout import layout_for
+from kdcli.models.reduce import copy_reduced, rows_of
+from kdcli.models.shape import evenly_spaced_layers, positions_of, shape_of, student_config
+from kdcli.types import Batch, Examples
+
+Layers: TypeAlias = tuple[int, ...]
+Pooling: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Maps the last hidden states [B, L, D] and the mask [B, L] to vectors [B, E]."""
+ROWS, LENGTH = 128, 32
+"""Number of texts, and maximum number of their tokens. A quarter of the texts is fitted on."""
+KEPT = 0.6
+"""Share of the tokens of a text with fewer tokens."""
+
+
+def mean_pooling(states_BLD: Tensor, mask_BL: Tensor) -> Tensor:
+    """Return the mean of the hidden states of all tokens that are not padding, [B, D]."""
+    mask_BL1 = mask_BL[..., None].to(states_BLD.dtype)
+    return (states_BLD * mask_BL1).sum(1) / mask_BL1.sum(1).clamp(min=1)
+
+
+def measured_layers(
+    teacher: PreTrainedModel,
+    count: int,
+    text: Examples,
+    pooling: Pooling,
+    log: Callable[[str], None],
+) -> list[int]:
+    """Return the teacher layers 1 ... N that a student of `count` layers keeps.
+
+    * `text`: the texts that choices are tried on.
+    * `pooling`: how the vector of a text is computed.
+    * `log`: receives the result and its score, next to the score of evenly spaced layers.
+    """
+    layout, source = layout_for(teacher.config), shape_of(teacher.config)
+    even = tuple(evenly_spaced_layers(source.layers, count))
+    if not 0 < count < source.layers or layout.shared:
+        return list(even)
+    rows = rows_of(text, ROWS, min(LENGTH, positions_of(teacher.config) or LENGTH))
+    is_fitted_B = torch.arange(len(rows["input_ids"])) % 4 == 0
+    fitted = {name: x[is_fitted_B] for name, x in rows.items()}
+    parts = parts_of({name: x[~is_fitted_B] for name, x in rows.items()})
+    cosines_P = pair_cosines(vectors_of(teacher, parts, pooling))
+    scores: dict[Layers, float] = {}
+
+    def score(layers: Layers) -> float:
+        if layers not in scores:
+            config = student_config(teacher.config, replace(source, layers=count), list(layers))
+            with torch.random.fork_rng(devices=[]):
+                student = type(teacher)(config).float()
+            copy_reduced(teacher, student, layout, list(layers), fitted, fit=True)
+            own_P = pair_cosines(vectors_of(student, parts, pooling))
+            scores[layers] = float(torch.corrcoef(torch.stack([own_P, cosines_P]))[0, 1])
+        return scores[layers]
+
+    best, before = even, None
+    while best != before:
+        before = best
+        for at in range(count):
+            best = max([best, *moves(best, at, source.layers)], key=score)
+    log(
+        f"layers {', '.join(map(str, best))}: agreement {scores[best]:.3f} after the fit "
+        f"(evenly spaced {scores[even]:.3f}; {len(scores)} choices)"
+    )
+    return list(best)
+
+
+def parts_of(rows: Batch) -> list[Batch]:
+    """Return the rows, their first halves, their second halves, and the rows with fewer tokens.
+
+    Every part keeps the first and the last token, which are special in most models.
+    """
+    mask_BL = rows["attention_mask"].bool()
+    place_BL, length_B1 = mask_BL.cumsum(1) - 1, mask_BL.sum(1, keepdim=True)
+    is_end_BL = (place_BL == 0) | (place_BL == length_B1 - 1)
+    is_first_BL = 2 * place_BL < length_B1
+    is_kept_BL = torch.rand(mask_BL.shape, generator=torch.Generator().manual_seed(0)) < KEPT
+    parts = [rows]
+    for in_part_BL in (is_first_BL, ~is_first_BL, is_kept_BL):
+        in_part_BL = mask_BL & (in_part_BL | is_end_BL)
+        mask, order = in_part_BL.long().sort(stable=True, dim=1, descending=True)
+        longest = int(mask.sum(1).max())
+        ids_BL = rows["input_ids"].gather(1, order)
+        parts.append({"input_ids": ids_BL[:, :longest], "attention_mask": mask[:, :longest]})
+    return parts
+
+
+def pair_cosines(vectors_VND: Tensor) -> Tensor:
+    """Return the cosines of close pairs and, as many, of different texts, [P].
+
+    `vectors_VND` holds the vectors of each of `parts_of`.
+    """
+    text, first, second, fewer = F.normalize(vectors_VND, dim=-1)
+    pairs = [(first, second), (text, first), (text, second), (text, fewer)]
+    pairs += [(text, text.roll(n + 1, 0)) for n in range(len(pairs))]
+    return torch.cat([(x_ND * y_ND).sum(1) for x_ND, y_ND in pairs])
+
+
+def moves(layers: Layers, at: int, count: int) -> Iterator[Layers]:
+    """Yield the choices in which a layer is at another place between its neighbours.
+
+    `at` is the index of the layer in `layers`, and `count` the number of the teacher's layers.
+    """
+    bounds = [0, *layers, count + 1]
+    for other in range(bounds[at] + 1, bounds[at + 2]):
+        if other != layers[at]:
+            yield (*layers[:at], other, *layers[at + 1 :])
+
+
+@torch.no_grad()
+def vectors_of(model: PreTrainedModel, parts: list[Batch], pooling: Pooling) -> Tensor:
+    """Return the vectors of the rows of each part, [V, N, E] float64."""
+    training, vectors = model.training, []
+    model.eval()
+    for part in parts:
+        batch = {name: x.to(model.device) for name, x in part.items()}
+        states_BLD = model(**batch).last_hidden_state
+        vectors.append(pooling(states_BLD, batch["attention_mask"]).double().cpu())
+    model.train(training)
+    return torch.stack(vectors)

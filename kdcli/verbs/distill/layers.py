@@ -1,0 +1,62 @@
+"""Choose the teacher layers of `student.layers: measured`, and put them in a run's recipe."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TypeVar
+
+from kdcli.engine.run_dir import RECIPE_FILE, flatten_recipe
+from kdcli.errors import UsageError
+from kdcli.models.model import Model
+from kdcli.recipe.resolve import Resolved
+from kdcli.run.context import RunContext
+from kdcli.verbs.distill.settings import DistillRecipe, TaskDistillRecipe
+from kdcli.workloads.workload import Workload
+
+RecipeT = TypeVar("RecipeT", DistillRecipe, TaskDistillRecipe)
+
+
+def with_measured_layers(
+    context: RunContext[RecipeT], workload: Workload, teacher: Model, depths: set[int]
+) -> RunContext[RecipeT]:
+    """Return the context of a run whose recipe lists the layers instead of `measured`.
+
+    A resumed run has the layers of its own recipe. A dry run takes evenly spaced layers, because
+    they cost as much.
+
+    Args:
+        context: The run.
+        workload: The texts on which choices are tried.
+        teacher: The model whose layers are copied.
+        depths: The numbers of layers of the students.
+
+    Raises UsageError: the students have different depths.
+    """
+    if context.recipe.student.layers != "measured":
+        return context
+    if len(depths) > 1:
+        raise UsageError(
+            "student.layers=measured chooses layers for one depth, but the students have "
+            f"{', '.join(map(str, sorted(depths)))} layers",
+            "run the command once for each depth",
+        )
+    layers = None
+    if not context.dry_run:
+        (depth,) = depths
+        layers = context.session.on_main(
+            lambda: _stored(context) or workload.measured_layers(teacher, depth)
+        )
+    student = context.recipe.student.model_copy(update={"layers": layers})
+    recipe = context.recipe.model_copy(update={"student": student})
+    origins = {**context.resolved.origins, "student.layers": "measured"}
+    return replace(context, resolved=Resolved(recipe, origins))
+
+
+def _stored(context: RunContext[RecipeT]) -> list[int] | None:
+    """Return the layers in the recipe of the run that is resumed; None if it has none."""
+    file = context.folder / RECIPE_FILE
+    if not (context.options.resume and file.is_file()):
+        return None
+    layers = json.loads(flatten_recipe(file.read_text("utf-8"))["student.layers"])
+    return layers if isinstance(layers, list) else None

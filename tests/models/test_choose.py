@@ -1,0 +1,133 @@
+"""Choosing a student's layers by measurement."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from encoders import tiny_encoder
+
+from kdcli.models.choose import (
+    mean_pooling,
+    measured_layers,
+    moves,
+    pair_cosines,
+    parts_of,
+)
+from kdcli.models.layout import LAYOUTS
+
+
+class Texts:
+    """Rows of 4 ... 12 random tokens, with labels."""
+
+    def __len__(self):
+        return 300
+
+    def batch(self, indices):
+        ids_BL, real_BL = np.zeros((len(indices), 12), dtype=np.int64), []
+        for row, n in enumerate(indices):
+            draw = np.random.default_rng(int(n))
+            ids_BL[row] = draw.integers(5, 64, size=12)
+            real_BL.append(np.arange(12) < 4 + n % 9)
+        mask_BL = torch.from_numpy(np.stack(real_BL)).long()
+        return {"input_ids": torch.from_numpy(ids_BL), "attention_mask": mask_BL, "labels": mask_BL}
+
+
+@torch.no_grad()
+def planted(idle):
+    """A teacher of six layers, of which the layers in `idle` return their inputs."""
+    torch.manual_seed(0)
+    teacher = tiny_encoder("bert", num_hidden_layers=6, initializer_range=0.5)
+    for n in idle:
+        layer = teacher.encoder.layer[n - 1]
+        for output in (layer.attention.output, layer.output):
+            output.dense.weight.zero_()
+            output.dense.bias.zero_()
+    return teacher
+
+
+@pytest.mark.parametrize("kept", [[1, 3, 5], [1, 2, 6], [3, 4, 5]])
+def test_the_layers_that_change_something_are_kept(kept):
+    idle = sorted({1, 2, 3, 4, 5, 6} - {*kept})
+    lines = []
+    assert measured_layers(planted(idle), 3, Texts(), mean_pooling, lines.append) == kept
+    (line,) = lines
+    assert f"layers {', '.join(map(str, kept))}: agreement 1.000" in line
+
+
+def test_a_search_changes_neither_the_teacher_nor_random_numbers():
+    teacher = planted([2])
+    before = {name: x.clone() for name, x in teacher.state_dict().items()}
+    torch.manual_seed(3)
+    drawn = torch.rand(1)
+    torch.manual_seed(3)
+    one, two = (measured_layers(teacher, 3, Texts(), mean_pooling, print) for _ in range(2))
+    assert one == two
+    assert torch.rand(1) == drawn
+    assert all(torch.equal(x, before[name]) for name, x in teacher.state_dict().items())
+    assert not teacher.training
+
+
+@pytest.mark.parametrize("kind", sorted(LAYOUTS))
+def test_layers_are_chosen_in_every_model_type(kind):
+    torch.manual_seed(0)
+    teacher = tiny_encoder(kind, **({} if kind == "modernbert" else {"num_hidden_layers": 3}))
+    layers = measured_layers(teacher, 2, Texts(), mean_pooling, print)
+    assert layers == sorted(set(layers))
+    assert len(layers) == 2
+    assert 1 <= layers[0] < layers[1] <= teacher.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("count", [0, 6, 8])
+def test_nothing_is_chosen_if_no_layer_goes(count):
+    lines = []
+    layers = measured_layers(planted([]), count, Texts(), mean_pooling, lines.append)
+    assert len(layers) == count
+    assert not lines
+
+
+def test_a_layer_moves_between_its_neighbours():
+    given = (2, 3, 6)
+    for at in range(3):
+        expected = {
+            choice
+            for choice in itertools.combinations(range(1, 7), 3)
+            if [i for i in range(3) if choice[i] != given[i]] == [at]
+        }
+        assert set(moves(given, at, 6)) == expected
+
+
+def test_the_parts_of_a_text_are_its_halves_and_some_of_its_tokens():
+    ids_BL = torch.tensor([[1, 10, 11, 12, 13, 14, 2, 0], [1, 20, 21, 2, 0, 0, 0, 0]])
+    rows = {"input_ids": ids_BL, "attention_mask": (ids_BL > 0).long()}
+    whole, first, second, fewer = (
+        [
+            ids[real.bool()].tolist()
+            for ids, real in zip(part["input_ids"], part["attention_mask"], strict=True)
+        ]
+        for part in parts_of(rows)
+    )
+    assert whole == [[1, 10, 11, 12, 13, 14, 2], [1, 20, 21, 2]]
+    assert first == [[1, 10, 11, 12, 2], [1, 20, 2]]
+    assert second == [[1, 13, 14, 2], [1, 21, 2]]
+    for part, text in zip(fewer, whole, strict=True):
+        assert (part[0], part[-1]) == (1, 2)
+        assert part == [token for token in text if token in part]
+    assert len(fewer[0]) < 7
+
+
+def test_half_of_the_pairs_are_close():
+    vectors = np.random.default_rng(0).standard_normal((4, 5, 3))
+    unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    expected = [
+        unit[a, n] @ unit[b, n] for a, b in ((1, 2), (0, 1), (0, 2), (0, 3)) for n in range(5)
+    ]
+    expected += [unit[0, n] @ unit[0, n - by] for by in (1, 2, 3, 4) for n in range(5)]
+    np.testing.assert_allclose(pair_cosines(torch.from_numpy(vectors)), expected, atol=1e-12)
+
+
+def test_vectors_are_means_over_the_tokens_that_are_no_padding():
+    states_BLD = torch.arange(12.0).reshape(2, 3, 2)
+    mask_BL = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    expected = torch.tensor([[1.0, 2.0], [8.0, 9.0]])
+    torch.testing.assert_close(mean_pooling(states_BLD, mask_BL), expected)
