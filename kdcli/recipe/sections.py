@@ -121,14 +121,15 @@ class Section(BaseModel):
         return value
 
 
+STEPS = "Number of optimiser steps (default: all steps of the epochs)."
+
+
 class TrainSettings(Section):
     """`train:`, the training settings."""
 
     lr: LearningRate = 3e-4
     max_steps: Annotated[int | None, Option("--max-steps", panel=TRAINING)] = Field(
-        None,
-        gt=0,
-        description="Number of optimiser steps (default: all steps of the epochs).",
+        None, gt=0, description=STEPS
     )
     epochs: Epochs = 3.0
     batch_size: GlobalBatch = 256

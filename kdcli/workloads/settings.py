@@ -8,6 +8,7 @@ from pydantic import Field
 from kdcli.recipe.options import DATA, TRAINING, Option
 from kdcli.recipe.sections import (
     DATA_OPTION,
+    STEPS,
     BatchSize,
     EvalTasks,
     GlobalBatch,
@@ -161,14 +162,9 @@ class FinetuneTrainSettings(TrainSettings):
 
 
 StepsOrNone = Annotated[
-    int | None,
-    Option("--max-steps", panel=TRAINING),
-    Field(
-        ge=0,
-        description="Number of optimiser steps; 0 keeps the fitted start "
-        "(default: all steps of the epochs).",
-    ),
+    int | None, Option("--max-steps", panel=TRAINING), Field(ge=0, description=STEPS)
 ]
+"""The number of steps of a student. With 0, it stays as it was fitted to its teacher."""
 
 
 class StudentTrainSettings(FinetuneTrainSettings):

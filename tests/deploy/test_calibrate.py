@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from kdcli.deploy.calibrate import KERNELS, calibrate
+from kdcli.deploy.calibrate import KERNELS, Rounding, calibrate
 from kdcli.deploy.products import by_key, key_of
 from kdcli.deploy.quantise import quantise_onnx
+from kdcli.deploy.rounding import INT8, round_weight
 from kdcli.deploy.sessions import onnx_caller
-from kdcli.deploy.sums import MAX_SUM, largest_sums
+from kdcli.deploy.sums import largest_sums
 
 
 class Layers(nn.Module):
@@ -20,7 +21,7 @@ class Layers(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.table = nn.Embedding(100, 64)
-        self.one, self.other, self.last = (nn.Linear(64, n, bias=False) for n in (48, 48, 16))
+        self.one, self.other = (nn.Linear(64, 48, bias=False) for _ in range(2))
         self.last = nn.Linear(48, 16, bias=False)
         with torch.no_grad():
             self.table.weight[:, 5] *= outlier
@@ -178,8 +179,18 @@ def test_sums_of_a_file_fit_for_any_input(tmp_path):
     sums = largest_sums(plain, tmp_path / "low.onnx", model, roundings)
     assert {each.name for each in sums} == {"one", "other", "last"}
     for each in sums:
-        assert 0 < each.texts <= each.any_input <= 255 * 128 <= MAX_SUM
+        assert 0 < each.texts <= each.any_input <= 255 * 128
         assert not each.can_saturate
+    # Integers of another program may overflow.
+    wide = round_weight(torch.ones(16, 48), INT8)
+    unsafe = roundings | {key_of(model.last.weight.detach().numpy()): Rounding(wide)}
+    quantise_onnx(plain, tmp_path / "wide.onnx", "int8", roundings=unsafe)
+    (last,) = (
+        each
+        for each in largest_sums(plain, tmp_path / "wide.onnx", model, unsafe)
+        if each.name == "last"
+    )
+    assert (last.any_input, last.texts, last.can_saturate) == (255 * 2 * 127, None, True)
     # A product that stays in float32 has no sums of integers.
     kept = {key for key, value in roundings.items() if len(value.integers.values_OI) == 16}
     quantise_onnx(plain, tmp_path / "kept.onnx", "int8", kept, roundings)

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -250,10 +249,15 @@ def test_the_hash_of_a_directory_is_of_the_files_that_are_read(tmp_path, monkeyp
     monkeypatch.setattr(sources, "HASHES", hashes := {})
     for name in ("validation.csv", "train.csv", "notes.md"):
         (tmp_path / name).write_text(f"text\n{name}\n")
-    command = "sha256sum train.csv validation.csv | sha256sum"
-    expected = subprocess.run(command, cwd=tmp_path, shell=True, capture_output=True, text=True)
+    # What `sha256sum train.csv validation.csv | sha256sum` prints.
+    hashed = [(tmp_path / name).read_bytes() for name in ("train.csv", "validation.csv")]
+    lines = [
+        f"{hashlib.sha256(content).hexdigest()}  {name}\n"
+        for content, name in zip(hashed, ("train.csv", "validation.csv"), strict=True)
+    ]
+    expected = hashlib.sha256("".join(lines).encode()).hexdigest()
     sources.open_source(str(tmp_path))
-    assert hashes == {str(tmp_path): expected.stdout.split()[0]}
+    assert hashes == {str(tmp_path): expected}
     hashes.clear()
     monkeypatch.setattr(storage, "MAX_HASHED_BYTES", 9)
     sources.open_source(str(tmp_path))

@@ -147,6 +147,9 @@ def test_what_a_directory_holds(saved, tmp_path):
     assert "README.md" in where
     assert table.row_count == 7
     assert facts["also"] == []
+    sums = facts["sums"]
+    assert (sums["limit"], sums["can_saturate"]) == (2**15 - 1, False)
+    assert all(0 < each["any_input"] <= 255 * 128 for each in sums["products"])
 
 
 def test_several_precisions_lie_side_by_side(saved, tmp_path):
