@@ -150,16 +150,20 @@ def calibrate(
 
     Returns:
         The rounding of each linear by name. Each step is kept only if it lowers the error of the
-        product on texts that the statistics do not include.
+        product on texts that the statistics do not include. With fewer than four batches, nothing
+        could be compared, so the result is empty.
     """
     compared, counted = _divide(batches)
+    if not compared:
+        return {}
     inputs = _find_inputs(model, run, counted, compared)
     if kernel.is_unsigned:
         _choose_smoothing(inputs, kernel)
     _measure_statistics(inputs, model, run, counted, kernel)
     roundings = {}
     for shared in inputs:
-        assert shared.gram_II is not None
+        if shared.gram_II is None or not shared.compared:
+            continue  # Only some texts reach it.
         statistics = InputStatistics.of(shared.gram_II)
         shared.gram_II = None
         for name, linear in shared.linears.items():
@@ -177,7 +181,7 @@ def _divide(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
         compared.append(batch)
         tokens += int(batch["attention_mask"].sum())
     counted = list(batches[len(compared) :])
-    return compared or counted, counted
+    return compared, counted
 
 
 def _find_inputs(
@@ -244,6 +248,7 @@ def _each_input(
 
 def _choose_smoothing(inputs: Sequence[_Input], kernel: Kernel) -> None:
     """Smooth the inputs where it removes a noticeable part of the rounding error."""
+    inputs = [shared for shared in inputs if shared.range_I is not None]
     plain = [_nearest_error(shared, None, kernel) for shared in inputs]
     for shared, error in zip(inputs, plain, strict=True):
         smoothings = list(_smoothings(shared))
@@ -295,10 +300,13 @@ def _measure_statistics(
     kernel: Kernel,
 ) -> None:
     """Measure each input as the file's products receive it."""
-    leaders = {next(iter(shared.linears.values())): shared for shared in inputs}
+    by_linear = {linear: shared for shared in inputs for linear in shared.linears.values()}
+    latest: list[Tensor] = []
 
     def add(linear: nn.Linear, x: Tensor, is_real: Tensor) -> None:
-        if (shared := leaders.get(linear)) is not None:
+        is_read = bool(latest) and latest[0] is x
+        latest[:] = [x]
+        if not is_read and (shared := by_linear.get(linear)) is not None:
             smoothed = x if shared.smoothing_I is None else x / shared.smoothing_I
             x_RI = kernel.round_input(smoothed)[is_real].float()
             gram_II = x_RI.T @ x_RI

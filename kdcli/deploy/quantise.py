@@ -13,6 +13,7 @@ from kdcli.deploy.calibrate import ACTIVATION_GROUP, Rounding
 from kdcli.deploy.products import Keys, key_of
 from kdcli.deploy.rounding import INT4_BLOCKS, INT8_PAIRS, LIMIT, Integers, round_weight
 from kdcli.deploy.sessions import library
+from kdcli.errors import MachineError
 from kdcli.types import Array
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 Roundings = Mapping[str, Rounding]
 """Maps the key of a linear's weights to its rounding."""
 NO_ROUNDINGS: Roundings = {}
-PRODUCTS = ("MatMul", "Gemm")
-"""The operators of linears; the second one is for an input with one row per sequence."""
 LOGGERS = ("onnxruntime.quantization.matmul_nbits_quantizer", "onnxruntime.transformers.float16")
 
 
@@ -84,6 +83,7 @@ def _write_int8(
     `roundings` or, for the other products, by the nearest ones that no processor's sums saturate.
     """
     onnx = library("onnx", "onnx")
+    _separate_gemms(graph)
     products = list(_products(graph, plain.parent))
     kept = [name for product in products if product.key in in_float for name in product.names]
     rounded = {
@@ -109,13 +109,35 @@ def _write_int8(
     quantised = onnx.load(file)
     tensors = {tensor.name: tensor for tensor in quantised.graph.initializer}
     for weight, rounding in rounded.items():
-        integers = rounding.integers
-        for name in (weight, f"{weight}_Transposed"):
-            if f"{name}_quantized" in tensors:
-                values_IO = integers.values_OI.T.contiguous().numpy()
-                _replace(tensors[f"{name}_quantized"], values_IO)
-                _replace(tensors[f"{name}_scale"], integers.scale_OG[:, 0].numpy())
+        name = next((n for n in names_in_int8(weight) if f"{n}_quantized" in tensors), None)
+        if name is None:
+            raise MachineError(
+                f"ONNX Runtime left the product with the weights {weight} in float32",
+                "use another version of onnxruntime, or export without --int8",
+            )
+        values_IO = rounding.integers.values_OI.T.contiguous().numpy()
+        _replace(tensors[f"{name}_quantized"], values_IO)
+        _replace(tensors[f"{name}_scale"], rounding.integers.scale_OG[:, 0].numpy())
     _save(quantised, file, large)
+
+
+def names_in_int8(weight: str) -> tuple[str, str]:
+    """Return the names that ONNX Runtime's quantiser may give to a weight of a product."""
+    return weight, f"{weight}_Transposed"
+
+
+def _separate_gemms(graph: "onnx.ModelProto") -> None:
+    """Give each Gemm weights of its own. The quantiser transposes shared ones more than once."""
+    weights = {tensor.name: tensor for tensor in graph.graph.initializer}
+    used = set()
+    for node in graph.graph.node:
+        if node.op_type != "Gemm" or node.input[1] not in weights:
+            continue
+        if node.input[1] in used:
+            own = graph.graph.initializer.add()
+            own.CopyFrom(weights[node.input[1]])
+            own.name = node.input[1] = f"{own.name}_of_{node.name}"
+        used.add(node.input[1])
 
 
 def _nearest(weight_OI: Array) -> Integers:
@@ -144,7 +166,7 @@ def _smooth(
     nodes = []
     divided: dict[tuple[str, bytes], str] = {}
     for node in graph.graph.node:
-        rounding = rounded.get(node.input[1]) if node.op_type in PRODUCTS else None
+        rounding = rounded.get(node.input[1]) if _is_linear(node) else None
         if rounding is not None and rounding.smoothing_I is not None and node.name not in in_float:
             inverse_I = (1 / rounding.smoothing_I).numpy()
             shared = node.input[0], inverse_I.tobytes()
@@ -184,6 +206,7 @@ def _in_4_bits(
     for product in products:
         rounding = None if product.is_table else roundings.get(product.key)
         packed = tensors.get(f"{product.weight}_Q4")
+        # A Gemm stays in float32.
         if rounding is not None and packed is not None:
             _replace(packed, _packed(rounding.integers))
             _replace(tensors[f"{product.weight}_scales"], rounding.integers.scale_OG.numpy())
@@ -228,6 +251,19 @@ class GraphProduct:
         return self.array.T if self.transposed else self.array
 
 
+def _is_linear(node: "onnx.NodeProto") -> bool:
+    """Return whether a node multiplies an input by weights, and perhaps adds a bias.
+
+    The quantiser leaves a Gemm that also scales its parts or transposes its input in float32.
+    """
+    if node.op_type == "MatMul":
+        return True
+    values = {a.name: a.f or a.i for a in node.attribute if a.name != "transB"}
+    return node.op_type == "Gemm" and all(
+        value == (0 if name == "transA" else 1) for name, value in values.items()
+    )
+
+
 def products_of_file(plain: Path) -> Iterator[GraphProduct]:
     """Yield the products of a float32 ONNX file."""
     onnx = library("onnx", "onnx")
@@ -237,9 +273,9 @@ def products_of_file(plain: Path) -> Iterator[GraphProduct]:
 def _products(graph: "onnx.ModelProto", folder: Path) -> Iterator[GraphProduct]:
     """Yield the products of an ONNX graph."""
     onnx = library("onnx", "onnx")
-    weights = {tensor.name: tensor for tensor in graph.graph.initializer}
+    weights = {tensor.name: tensor for tensor in graph.graph.initializer if len(tensor.dims) == 2}
     for node in graph.graph.node:
-        if node.op_type in PRODUCTS and node.input[1] in weights:
+        if _is_linear(node) and node.input[1] in weights:
             name = node.input[1]
             array = onnx.numpy_helper.to_array(weights[name], base_dir=str(folder))
             turned = not any(a.name == "transB" and a.i for a in node.attribute)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from kdcli.deploy.products import key_of, products
-from kdcli.deploy.quantise import Roundings, products_of_file
+from kdcli.deploy.quantise import Roundings, names_in_int8, products_of_file
 from kdcli.deploy.rounding import largest_pair
 from kdcli.deploy.sessions import library
 from kdcli.types import Array
@@ -31,7 +31,7 @@ class LargestSum:
     """The largest sum of two neighbouring products of integers, in magnitude.
 
     Attributes:
-        name: The linear.
+        name: The linear, or the weights' name in the graph if no module has them.
         any_input: The largest sum that any input can cause.
         texts: A bound for the calibration texts, from the largest activation of each channel; None
             if they did not reach the linear.
@@ -67,11 +67,11 @@ def largest_sums(
     sums = {}
     for product in products_of_file(plain):
         values_OI = _integers(stored, product.weight)
-        if product.is_table or values_OI is None or product.key not in names:
+        if product.is_table or values_OI is None:
             continue
         rounding = roundings.get(product.key)
         largest_I = rounding.largest_input_I if rounding is not None else None
-        name = names[product.key]
+        name = names.get(product.key, product.weight)
         sums[name] = LargestSum(
             name,
             MAX_ACTIVATION * largest_pair(values_OI),
@@ -83,8 +83,8 @@ def largest_sums(
 def _integers(stored: Mapping[str, "onnx.TensorProto"], weight: str) -> Tensor | None:
     """Return the integers of a product, [out, in]; None if the file has it in float32."""
     onnx = library("onnx", "onnx")
-    for name in (f"{weight}_quantized", f"{weight}_Transposed_quantized"):
-        if name in stored:
-            values_IO: Array = onnx.numpy_helper.to_array(stored[name])
+    for name in names_in_int8(weight):
+        if f"{name}_quantized" in stored:
+            values_IO: Array = onnx.numpy_helper.to_array(stored[f"{name}_quantized"])
             return torch.from_numpy(values_IO.copy()).T.int()
     return None

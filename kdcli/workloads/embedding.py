@@ -237,8 +237,9 @@ class EmbeddingWorkload(Workload):
         vectors = self.vectors_of(teacher, tokens, dry_run=dry_run, stored=passes > 0)
         count = self.settings.anchors
         anchors_RE = anchors_of(vectors, self.train_numbers, count, self.seed)
-        # All vectors are stored, so the teacher is not needed on the device any more.
-        teacher.model.cpu()
+        if passes > 0:
+            # All vectors are stored, so the teacher is not needed on the device any more.
+            teacher.model.cpu()
         return VectorTargets(vectors, texts, anchors_RE.to(self.session.device))
 
     # -- losses -----------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Choose integers on calibration texts, and prove that their sums fit."""
 
+import itertools
+
 import numpy as np
 import onnx
 import pytest
@@ -114,32 +116,40 @@ def test_calibration_removes_most_of_the_error_and_changes_no_model(tmp_path):
     )
 
 
-def test_a_product_of_single_vectors_is_smoothed_too(tmp_path):
-    """A linear with one row per sequence is a Gemm in the graph."""
+@pytest.mark.parametrize("times", [1, 2])
+def test_products_of_single_vectors_are_smoothed_too(tmp_path, times):
+    """A linear with one row per sequence is a Gemm in the graph. Two may share their weights."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 8)).eval()
-    x_RI = torch.randn(32, 64)
+    linear = nn.Linear(64, 64)
+    model = nn.Sequential(*[linear] * times).eval()
+    x_RI = torch.randn(64, 64)
     x_RI[:, 5] *= 40
-    batches = [{"x": x, "attention_mask": torch.ones(4, 1)} for x in x_RI.split(4)]
-    run = lambda batch: model(batch["x"])  # noqa: E731
+    batches = [{"input_ids": x, "attention_mask": torch.ones(4, 1)} for x in x_RI.split(4)]
+    run = lambda batch: model(batch["input_ids"])  # noqa: E731
     roundings = calibrate(model, run, batches, KERNELS["onnx", "int8"])
     assert roundings["0"].smoothing_I is not None
     helper, info = onnx.helper, onnx.helper.make_tensor_value_info
-    weights = {"weight": model[0].weight, "bias": model[0].bias}
+    places = ["x", *(f"h{n}" for n in range(1, times)), "y"]
+    nodes = [
+        helper.make_node("Gemm", [before, "weight", "bias"], [after], name=after, transB=1)
+        for before, after in itertools.pairwise(places)
+    ]
+    weights = {"weight": linear.weight, "bias": linear.bias}
+    floats = onnx.TensorProto.FLOAT
     graph = helper.make_graph(
-        [helper.make_node("Gemm", ["x", "weight", "bias"], ["y"], name="gemm", transB=1)],
+        nodes,
         "head",
-        [info("x", onnx.TensorProto.FLOAT, ["B", 64])],
-        [info("y", onnx.TensorProto.FLOAT, ["B", 8])],
+        [info("x", floats, ["B", 64])],
+        [info("y", floats, ["B", 64])],
         [onnx.numpy_helper.from_array(w.detach().numpy(), name) for name, w in weights.items()],
     )
+    plain, low = tmp_path / "plain.onnx", tmp_path / "low.onnx"
     opset = [helper.make_opsetid("", 18)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), tmp_path / "plain.onnx")
-    low = tmp_path / "low.onnx"
-    quantise_onnx(tmp_path / "plain.onnx", low, "int8", roundings=by_key(model, roundings))
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), plain)
+    quantise_onnx(plain, low, "int8", roundings=by_key(model, roundings))
     (found,) = onnx_caller(low, threads=1)({"x": x_RI.numpy()})
     exact = model(x_RI).detach().numpy()
-    assert np.linalg.norm(found - exact) < 0.02 * np.linalg.norm(exact)
+    assert np.linalg.norm(found - exact) < 0.03 * np.linalg.norm(exact)
 
 
 def test_smoothing_that_does_not_help_is_left_out():

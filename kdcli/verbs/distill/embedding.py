@@ -8,6 +8,7 @@ that the first components carry most of the energy.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -251,7 +252,10 @@ class EmbeddingDistillation:
             max_length = self.context.recipe.data.max_length
             tokens = teacher.tokenize(texts.texts, texts.roles, max_length)
         trains, dry_run = self.context.recipe.train.trains, self.context.dry_run
-        return workload.vectors_of(teacher, tokens, dry_run=dry_run, stored=trains)
+        vectors = workload.vectors_of(teacher, tokens, dry_run=dry_run, stored=trains)
+        if trains and teacher in self.more_teachers:
+            teacher.model.cpu()
+        return vectors
 
     def _format(
         self, to: ModelShape, model: PreTrainedModel, vectors: Vectors
@@ -266,6 +270,8 @@ class EmbeddingDistillation:
         recipe, fmt = self.context.recipe, self.origin.format
         teacher_width, dimensions = self.teacher_width, recipe.loss.get("dimensions")
         foreign = self.precomputed_NE is not None or recipe.student.source is not None
+        # The dense layer of the first of several teachers leads to its own vectors alone.
+        foreign = foreign or bool(self.more_teachers and fmt.dense is not None)
         if to.hidden != self.origin.shape.hidden or foreign or dimensions:
             fmt = replace(fmt, dense=None)
         width, basis_ED = fmt.width(to.hidden), None
@@ -359,9 +365,10 @@ class EmbeddingDistillation:
     def _save_router(self, name: str, student: Student, fmt: EmbeddingFormat) -> None:
         queries = Embedder(student.encoder, self.origin.tokenizer, "", format=fmt)
         router = self.model_folder(name) / ROUTER
-        save_router(router, queries, self._teacher_in_float32())
+        save_router(router, queries, self._teacher_in_float32)
         Progress.log(f"{router}: queries by the student, documents by the teacher")
 
+    @functools.cached_property
     def _teacher_in_float32(self) -> Embedder:
         recipe, trusted = self.context.recipe, self.context.trust_remote_code
         return Embedder.open(
@@ -381,7 +388,7 @@ class EmbeddingDistillation:
         if self.workload.eval_sets:
             # The targets were computed in the compute dtype, but models are scored in float32.
             trusted, pooling = context.trust_remote_code, recipe.embedding.pooling
-            scored[TEACHER] = self._teacher_in_float32()
+            scored[TEACHER] = self._teacher_in_float32
             for number, more in enumerate(self.more_teachers, 2):
                 scored[f"{TEACHER} {number}"] = Embedder.open(
                     more.source, pooling=pooling, trust_remote_code=trusted

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from kdcli.disk import read_json, write_atomic
+from kdcli.disk import atomic_dir, read_json, write_atomic
 from kdcli.errors import UsageError
 from kdcli.models.embedder import LIBRARY, MODULES_FILE, PROMPTS_FILE, save_embedder
 from kdcli.types import ModelShape
@@ -46,20 +46,26 @@ def check_router(recipe: DistillRecipe, name: str, to: ModelShape, teacher_width
 def save_router(folder: Path, queries: Embedder, documents: Embedder) -> None:
     """Save two models as one model of sentence-transformers.
 
-    `encode_query` uses the first one. `encode_document` and `encode` use the second one.
+    Args:
+        folder: The directory to write. An earlier one is replaced.
+        queries: The model of `encode_query`.
+        documents: The model of `encode_document` and `encode`.
+
+    Raises MachineError: the disk is full or not writable.
     """
     types: dict[str, str] = {}
     structure: dict[str, list[str]] = {}
-    for route, model in (("query", queries), ("document", documents)):
-        structure[route] = []
-        for name, kind in _save_route(folder, route, model):
-            structure[route].append(name)
-            types[name] = kind
-    parameters = {"default_route": "document", "allow_empty_key": True, "route_mappings": {}}
-    router = {"types": types, "structure": structure, "parameters": parameters}
-    write_atomic(folder / "router_config.json", json.dumps(router, indent=2))
-    module = {"idx": 0, "name": "0", "path": "", "type": f"{LIBRARY}models.Router"}
-    write_atomic(folder / MODULES_FILE, json.dumps([module], indent=2))
+    with atomic_dir(folder) as whole:
+        for route, model in (("query", queries), ("document", documents)):
+            structure[route] = []
+            for name, kind in _save_route(whole, route, model):
+                structure[route].append(name)
+                types[name] = kind
+        parameters = {"default_route": "document", "allow_empty_key": True, "route_mappings": {}}
+        router = {"types": types, "structure": structure, "parameters": parameters}
+        write_atomic(whole / "router_config.json", json.dumps(router, indent=2))
+        module = {"idx": 0, "name": "0", "path": "", "type": f"{LIBRARY}models.Router"}
+        write_atomic(whole / MODULES_FILE, json.dumps([module], indent=2))
 
 
 def _save_route(folder: Path, route: str, model: Embedder) -> Iterator[tuple[str, str]]:
@@ -70,7 +76,6 @@ def _save_route(folder: Path, route: str, model: Embedder) -> Iterator[tuple[str
     with tempfile.TemporaryDirectory() as temporary:
         whole = Path(temporary)
         save_embedder(model.model, model.tokenizer, model.format, whole)
-        folder.mkdir(parents=True, exist_ok=True)
         shutil.move(whole / PROMPTS_FILE, folder / PROMPTS_FILE)
         modules = read_json(whole / MODULES_FILE, kind=list)
         (whole / MODULES_FILE).unlink()

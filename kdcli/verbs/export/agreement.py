@@ -127,13 +127,19 @@ class ExportCheck:
         else:
             model, tokenizer = self.model.model, self.model.tokenizer
             texts = texts[:CALIBRATION_TEXTS]
-            yield from tokenized_texts(model, tokenizer, self.kind, texts, ROWS)
+            yield from tokenized_texts(model, tokenizer, self.kind, texts, _batch_of(len(texts)))
             return
         places = np.linspace(0, len(rows) - 1, CALIBRATION_TEXTS).astype(int)
         # The limit of tokens may leave out the last rows, so their order must have no pattern.
         chosen = np.random.default_rng(0).permutation(np.unique(places))
-        for begin in range(0, len(chosen), ROWS):
-            yield rows.batch(chosen[begin : begin + ROWS])
+        size = _batch_of(len(chosen))
+        for begin in range(0, len(chosen), size):
+            yield rows.batch(chosen[begin : begin + size])
+
+
+def _batch_of(count: int) -> int:
+    """Return the number of rows in a batch, so that few rows still are several batches."""
+    return min(ROWS, max(1, count // ROWS))
 
 
 def dropped(comparisons: Sequence[Comparison], metric: str) -> float:
