@@ -295,8 +295,7 @@ def _load_vectors(
     if workload is None:
         documents = open_source(data.source or "demo").documents("train", None)
         texts = (text for document in documents for text in sentences(document))
-        compared = list(itertools.islice(texts, VECTORS_COMPARED))
-        calibration = list(itertools.islice(texts, CALIBRATION_TEXTS))
+        compared, calibration = _divided(texts, VECTORS_COMPARED)
     else:
         compared = workload.texts_of_rows()[:VECTORS_COMPARED]
         workload = workload.with_reference(embedder) if workload.needs_reference else workload
@@ -319,9 +318,8 @@ def _load_head(
     texts: list[str] = []
     calibration: list[str] = []
     if task is None:
-        documents = iter(open_source(data.source or "demo").documents("train", None))
-        texts = list(itertools.islice(documents, TEXTS_COMPARED))
-        calibration = list(itertools.islice(documents, CALIBRATION_TEXTS))
+        documents = open_source(data.source or "demo").documents("train", None)
+        texts, calibration = _divided(documents, TEXTS_COMPARED)
     network, tokenizer, kind, notes = _load(source, trusted)
     model, workload = Model(network, tokenizer, source), None
     if task is not None:
@@ -339,6 +337,16 @@ def _load_head(
     return _Loaded(
         network, tokenizer, kind, notes, ExportCheck(model, kind, texts, workload, calibration)
     )
+
+
+def _divided(texts: Iterable[str], compared: int) -> tuple[list[str], list[str]]:
+    """Divide texts into those on which outputs are compared, and those that choose the integers.
+
+    If there are few texts, both parts get half of them.
+    """
+    read = list(itertools.islice(texts, compared + CALIBRATION_TEXTS))
+    count = min(compared, -(-len(read) // 2))
+    return read[:count], read[count:]
 
 
 def _open_workload(
