@@ -478,7 +478,7 @@ class Outcome:
 
     `best_step` is the step of the kept weights. `finished` is False if `Schedule.stop_after` ended
     the training before its last step. `outputs` are the held-out outputs of the kept weights, or
-    None if this process evaluated other weights last.
+    None if this process last evaluated other weights, or did not evaluate in float32.
     """
 
     steps: int = 0

@@ -188,6 +188,9 @@ class Given:
             values = [v for v in _listed(value) if isinstance(v, str | Path)]
             if parameter.name == "method":
                 _check_methods(values, parameter)
+            # A bool is an int too, and an option that is on or off is never wrong.
+            if isinstance(value, bool):
+                continue
             if isinstance(value, int | float) and parameter.is_recipe_key:
                 _check_number(value, parameter, self.verb.recipes)
             # Only one process of a run may try its output directory.

@@ -73,8 +73,12 @@ def content_hash(path: Path) -> str:
 def folder_hash(files: Sequence[Path]) -> str | None:
     """Return the sha256 of the names and contents of files in a directory.
 
-    In the directory, `sha256sum FILES | sha256sum` gives the same hash. The result is None for too
-    many or too large files, because reading them takes too long.
+    In the directory, `sha256sum FILES | sha256sum` gives the same hash for files in this order,
+    unless it escapes a name, as it does with a backslash or a line break. The result is None for
+    too many or too large files, because reading them takes too long.
+
+    Args:
+        files: The files, sorted by name.
     """
     if len(files) > MAX_HASHED_FILES or sum(f.stat().st_size for f in files) > MAX_HASHED_BYTES:
         return None

@@ -84,6 +84,7 @@ class Latency:
         self.rows += other.rows
         self.failures += other.failures
         self.agreements += other.agreements
+        self.prepared += other.prepared
         self.interrupted = self.interrupted or other.interrupted
 
 

@@ -34,7 +34,7 @@ class UntrainedTimes:
     Attributes:
         ms, speedup: the medians.
         best_ms, best_speedup: the better quartile. Other load on the machine slows the median more.
-        layers_mb: megabytes of the layers in int8, of a shape.
+        layers_mb: megabytes of a shape's layers at about one byte per parameter, as in int8.
     """
 
     ms: float = math.inf
@@ -58,6 +58,8 @@ UNTIMED = UntrainedTimes(0.0, 1.0, 0.0, 1.0)
 
 Measure = Callable[[Mapping[str, ModelShape]], Mapping[str, UntrainedTimes]]
 """Measures untrained students by name."""
+QUARTILE = "the medians left no shape, because the machine was busy: the better quartiles decided"
+"""What to log if the better quartiles chose a shape."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def choose_shape(goal: SpeedGoal, teacher: Model, measure: Measure) -> FastShape
     if not shapes:
         raise UsageError(
             f"{teacher.source} ({full}) has no smaller student to choose from",
-            "give a shape instead, such as --to LxH",
+            "give a shape LxH instead of a goal",
         )
     for widest in shapes:
         layers = _most_layers(goal, widest, full, times, measure)

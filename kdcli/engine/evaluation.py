@@ -26,10 +26,12 @@ class EvaluationOutput:
     Attributes:
         losses: the means of the loss and its terms over the examples.
         outputs: the step's outputs for each example, in order.
+        in_float32: whether the outputs were computed in float32, as scores are.
     """
 
     losses: dict[str, float]
     outputs: list[Array]
+    in_float32: bool = True
 
 
 def evaluate_job(session: Session, job: Job) -> EvaluationOutput:
@@ -97,7 +99,8 @@ def evaluate_batches(
     ordered = sorted(
         (pair for _, _, rank_outputs in ranks for pair in rank_outputs), key=lambda pair: pair[0]
     )
-    return EvaluationOutput(losses, [output for _, output in ordered])
+    in_float32 = is_float32 and (without_autocast or session.compute_dtype == torch.float32)
+    return EvaluationOutput(losses, [output for _, output in ordered], in_float32)
 
 
 def to_device(device: torch.device, batch: Batch) -> Batch:

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from accelerate.utils import broadcast_object_list
 
+from kdcli.disk import as_directory
 from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.engine.fan_out import fan_out
 from kdcli.engine.processes import joined
@@ -136,7 +137,7 @@ def choose_output_dir(
 def output_dir(name: str, options: RunOptions) -> Path:
     """Return the output directory as this process sees it: `-o`, or else `runs/NAME`."""
     taken = options.resume or options.overwrite
-    return options.output_dir or numbered(name, taken=taken)
+    return options.output_dir or numbered(as_directory(name), taken=taken)
 
 
 def claim(session: Session, folder: Path, resolved: SavedRecipe, options: RunOptions) -> None:

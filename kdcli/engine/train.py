@@ -121,7 +121,7 @@ class _Run:
         self.micro = min(share, schedule.micro_batch_size or default)
         self.skipped = 0
         self.best: tuple[float, int] | None = None
-        # The step of the latest evaluation, and its outputs.
+        # The step of the latest evaluation in float32, and its outputs.
         self.latest: tuple[int, list[Array]] | None = None
 
     def train(self) -> Outcome:
@@ -423,7 +423,8 @@ class _Run:
         record.held_out = output.losses
         if self.job.compute_metrics is not None:
             record.metrics = dict(self.job.compute_metrics(output.outputs))
-            self.latest = step, output.outputs
+            # Final scores are computed in float32.
+            self.latest = (step, output.outputs) if output.in_float32 else None
             # The evaluation at `stop_after` is an extra one. It must not decide which weights are
             # kept: a run in several parts must keep the same weights as a run in one part.
             if step % self.schedule.eval_every == 0 or step == self.schedule.steps:

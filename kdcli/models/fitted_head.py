@@ -5,6 +5,7 @@ teacher's last linear returns for the same rows. The other modules of the head a
 """
 
 import copy
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,8 @@ from kdcli.types import Batch, Examples
 
 HEAD_ROWS = 1024
 """Maximum number of rows on which a head is fitted."""
+MAX_VECTORS = 16_384
+"""Maximum number of inputs of the last linear, because a head of tokens has one for every token."""
 ROWS_AT_ONCE = 64
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -39,7 +42,7 @@ def student_with_fitted_head(
 
     Raises UsageError: the teacher has no such head.
     """
-    if not last_linears(teacher.model):
+    if last_linear(teacher.model) is None:
         raise UsageError(
             f"{teacher.source} has no head that a student could start from",
             "train the student: remove --max-steps 0",
@@ -55,30 +58,41 @@ def student_with_fitted_head(
 @torch.no_grad()
 def fit_head(teacher: Model, student: nn.Module, rows: Examples) -> None:
     """Fit the last linear of a student's head to the teacher's outputs, in place."""
-    own, other = last_linears(student)[-1], last_linears(teacher.model)[-1]
-    inputs, targets = list[Tensor](), list[Tensor]()
-    taken = [
-        own.register_forward_hook(lambda _, args, __: inputs.append(args[0].double())),
-        other.register_forward_hook(lambda _, __, output: targets.append(output.double())),
-    ]
-    masks = []
+    own, other = last_linear(student), last_linear(teacher.model)
+    assert own is not None
+    assert other is not None
     numbers = np.unique(np.linspace(0, len(rows) - 1, HEAD_ROWS).astype(np.int64))
-    for some in np.array_split(numbers, -(-len(numbers) // ROWS_AT_ONCE)):
-        batch = rows.batch(some)
-        given: Batch = {name: batch[name] for name in INPUTS if name in batch}
-        for model in (teacher.model, student):
-            model(**given)
-        masks.append(given["attention_mask"].bool())
-    for hook in taken:
-        hook.remove()
-    # A head of tokens has an output for every token, a head of texts one for every row.
-    real = [
-        (x[mask], y[mask]) if x.dim() == mask.dim() + 1 else (x, y)
-        for x, y, mask in zip(inputs, targets, masks, strict=True)
-    ]
-    fit_linear(own, torch.cat([x for x, _ in real]), torch.cat([y for _, y in real]))
+    batches = np.array_split(numbers, -(-len(numbers) // ROWS_AT_ONCE))
+    seen = dict[str, Tensor]()
+    inputs, targets = list[Tensor](), list[Tensor]()
+    with ExitStack() as hooks:
+        for hook in (
+            own.register_forward_hook(lambda _, args, __: seen.update(x=args[0])),
+            other.register_forward_hook(lambda _, __, output: seen.update(y=output)),
+        ):
+            hooks.callback(hook.remove)
+        for some in batches:
+            batch = rows.batch(some)
+            given: Batch = {name: batch[name] for name in INPUTS if name in batch}
+            for model in (teacher.model, student):
+                model(**given)
+            x, y, mask = seen["x"], seen["y"], given["attention_mask"].bool()
+            # A head of tokens has an output for every token, a head of texts one for every row.
+            if x.dim() == mask.dim() + 1:
+                x, y = x[mask], y[mask]
+            kept = _evenly_spaced(len(x), MAX_VECTORS // len(batches))
+            inputs.append(x[kept].double())
+            targets.append(y[kept].double())
+    fit_linear(own, torch.cat(inputs), torch.cat(targets))
 
 
-def last_linears(model: nn.Module) -> list[nn.Linear]:
-    """Return the linears of a model's head in the order in which they are defined."""
-    return [m for m in modules_of_head(model) if isinstance(m, nn.Linear)]
+def _evenly_spaced(count: int, most: int) -> Tensor:
+    """Return the places of at most `most` of `count` items, evenly spaced."""
+    kept = min(count, most)
+    return torch.arange(kept) * count // max(1, kept)
+
+
+def last_linear(model: nn.Module) -> nn.Linear | None:
+    """Return the linear of a model's head that is defined last; None without such a head."""
+    linears = [m for m in modules_of_head(model) if isinstance(m, nn.Linear)]
+    return linears[-1] if linears else None

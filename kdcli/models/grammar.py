@@ -24,7 +24,7 @@ class SpeedGoal:
     ms: float | None = None
 
     def __str__(self) -> str:
-        """Format the goal as for `--to`: `2x` or `5ms`."""
+        """Format the goal as the user writes it: `2x` or `5ms`."""
         return f"{self.ms:g}ms" if self.speedup is None else f"{self.speedup:g}x"
 
 
@@ -38,23 +38,23 @@ def parse_goal(text: str) -> SpeedGoal | None:
         return None
     value = float(match[1])
     if match[2] == "x" and value <= 1:
-        raise UsageError(f"--to {text} is no speed-up", "give a number above 1, such as 2x")
+        raise UsageError(f"{text} is not faster than the teacher", "give more than 1, such as 2x")
     if value == 0:
-        raise UsageError(f"--to {text} is no latency", "give a time above 0, such as 5ms")
+        raise UsageError(f"{text} is not a latency", "give more than 0, such as 5ms")
     return SpeedGoal(speedup=value) if match[2] == "x" else SpeedGoal(ms=value)
 
 
 def goal_of(texts: Sequence[str]) -> SpeedGoal | None:
-    """Return the goal in the values of `--to`, or None if they are shapes.
+    """Return the goal in a list of shapes, or None if it has none.
 
     Raises UsageError if a goal is wrong, or if it is not the only value.
     """
     goals = {text: goal for text in texts if (goal := parse_goal(text)) is not None}
     if goals and len(texts) > 1:
         raise UsageError(
-            f"--to {next(iter(goals))} chooses the only student, but {len(texts)} values were "
-            f"given: {', '.join(texts)}",
-            "give it alone, or give shapes alone",
+            f"{next(iter(goals))} chooses the only shape, but {len(texts)} were given: "
+            f"{', '.join(texts)}",
+            "give the goal alone, or shapes without a goal",
         )
     return next(iter(goals.values()), None)
 
@@ -68,8 +68,8 @@ def match_shape(text: str) -> re.Match[str]:
     if match is None:
         grammar = (
             "the grammar is LxH[:FFN][@HEADS], for example 6x384 or 4x312:1200@12; students of "
-            "embedding models may be static[:H]; --to of distill also takes a speed-up such as 2x "
-            "or a latency such as 5ms"
+            "embedding models may be static[:H]; distill --to and plan.shapes of compress also "
+            "take a speed-up such as 2x or a latency such as 5ms"
         )
         raise UsageError(f"'{text}' is not a shape", grammar)
     return match

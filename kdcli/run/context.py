@@ -8,7 +8,6 @@ from typing import Generic
 
 import torch
 
-from kdcli.disk import as_directory
 from kdcli.engine.launch import Session, choose_output_dir, launch, start
 from kdcli.engine.run_dir import RunDir
 from kdcli.recipe.resolve import RecipeT, RecipeT_co, Resolved
@@ -127,5 +126,5 @@ def open_run(
     session = launch(dtype, options, judging=evaluates)
     if session is None:
         return None
-    folder = choose_output_dir(as_directory(name), resolved, options, session)
+    folder = choose_output_dir(name, resolved, options, session)
     return RunContext(resolved, options, session, folder)

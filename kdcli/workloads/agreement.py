@@ -65,7 +65,10 @@ class TeacherAgreement:
             metrics=score(np.arange(count)),
             reference="teacher",
         )
-        return ModelScores([evaluation], {"": score}, {"": count}, notes=[model.note])
+        is_own = np.array_equal(own_ND, self.vectors_NE)
+        return ModelScores(
+            [evaluation], {"": score}, {"": count}, notes=[model.note], is_reference=is_own
+        )
 
 
 def vectors_of_texts(model: Embedder, texts: Texts, session: Session) -> Array:

@@ -400,7 +400,13 @@ class LabelledWorkload(Workload):
         note = f"{model.note}; {cut:.1%} of the examples {verb} {max_length} tokens"
         scores = scores_of(evaluator, self.split, predictions, worst, [note])
         scores = replace(scores, temperature=stored_temperature(model.model.config))
-        return scores if self.reference is None else scores.against_teacher()
+        if self.reference is None:
+            return scores
+        is_own = all(
+            as_label(evaluator.task, example, prediction) == example
+            for example, prediction in zip(evaluator.features.examples, predictions, strict=True)
+        )
+        return scores.against_teacher(is_own=is_own)
 
     def predict(self, model: Model, evaluator: Evaluator | None = None) -> list[Prediction]:
         """Predict all evaluation examples with a model, or with an export in its own runtime."""

@@ -154,9 +154,7 @@ class RerankWorkload(Workload):
     def with_reference(self, teacher: Model) -> RerankWorkload:
         scores_R = self.candidate_scores(teacher, self.evaluated).astype(np.float64)
         begins = self.evaluated.ends - self.evaluated.sizes
-        # Gains must not be negative, so the lowest score of each list becomes 0.
-        lowest_Q = np.minimum.reduceat(scores_R, begins)
-        gains_R = scores_R - np.repeat(lowest_Q, self.evaluated.sizes)
+        gains_R = _gains(scores_R, self.evaluated)
         # A list whose candidates the teacher does not tell apart has no best ranking.
         kept_Q = np.flatnonzero(np.maximum.reduceat(gains_R, begins) > 0)
         if not len(kept_Q):
@@ -378,7 +376,10 @@ class RerankWorkload(Workload):
             return ranking_scores(self.name, self.split, values, notes)
         # Every passage but one has a positive gain, so only graded metrics are meaningful.
         values = {self.metric: values[self.metric]}
-        return ranking_scores(self.name, self.split, values, notes).against_teacher()
+        # Scores of other batches differ by rounding.
+        gains_R = _gains(scores_R.astype(np.float64), self.evaluated)
+        is_own = np.allclose(gains_R, self.evaluated.labels, atol=1e-5)
+        return ranking_scores(self.name, self.split, values, notes).against_teacher(is_own=is_own)
 
     def candidate_scores(self, model: Model, lists: Lists) -> Array:
         """Compute a model's score for each candidate, [R] float32, before any activation.
@@ -508,3 +509,10 @@ def list_source(source: str | None) -> str:
             "task rerank needs --data", "give a file or directory of queries with their passages"
         )
     return source
+
+
+def _gains(scores_R: Array, lists: Lists) -> Array:
+    """Turn a teacher's scores into gains. They must not be negative, so each list begins at 0."""
+    lowest_Q = np.minimum.reduceat(scores_R, lists.ends - lists.sizes)
+    gains_R: Array = scores_R - np.repeat(lowest_Q, lists.sizes)
+    return gains_R

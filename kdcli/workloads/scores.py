@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +27,7 @@ class ModelScores:
         examples: set -> the examples of the predictions, with the labels they are compared with.
         temperature: the calibration temperature in the model's configuration, if it has one.
         notes: notes on how the model read the rows, for the report.
+        is_reference: whether the model's own outputs stand in for the labels of these rows.
     """
 
     evaluations: list[Evaluation]
@@ -38,24 +38,20 @@ class ModelScores:
     task: Task | None = None
     examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)
     temperature: float | None = None
+    is_reference: bool = False
 
     def rows(self, name: str) -> list[Evaluation]:
         """Return the evaluations with a model's name filled in."""
         return [row.model_copy(update={"model": name}) for row in self.evaluations]
 
-    def is_reference(self, name: str) -> bool:
-        """Whether a set's scores compare the teacher with its own outputs."""
-        return any(
-            row.set == name
-            and row.reference == "teacher"
-            and math.isclose(next(iter(row.metrics.values())), 1.0)
-            for row in self.evaluations
-        )
+    def against_teacher(self, *, is_own: bool) -> ModelScores:
+        """Return the same scores, marked as agreement with the teacher.
 
-    def against_teacher(self) -> ModelScores:
-        """Return the same scores, marked as agreement with the teacher."""
+        Args:
+            is_own: whether the model's outputs are the teacher's.
+        """
         marked = [row.model_copy(update={"reference": "teacher"}) for row in self.evaluations]
-        return replace(self, evaluations=marked)
+        return replace(self, evaluations=marked, is_reference=is_own)
 
 
 @dataclass(frozen=True)
@@ -107,7 +103,7 @@ def compare(
                 count,
                 resamples=resamples,
                 confidence=confidence,
-                baseline_is_reference=scores[baseline].is_reference(set_name),
+                baseline_is_reference=scores[baseline].is_reference,
             )
             comparisons += [
                 Comparison(

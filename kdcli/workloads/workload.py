@@ -422,7 +422,7 @@ class Workload(ABC):
 
     def rows_for(self, model: Model) -> TokenizedRows:
         """Tokenise the evaluation rows for a model, to measure its quantisation error on them."""
-        raise self.unsupported("kdcli export --max-drop")
+        raise self.unsupported("kdcli export --int8 or --q4 with --task")
 
     @abstractmethod
     def score(self, model: Model, *, worst: int = 0) -> ModelScores:

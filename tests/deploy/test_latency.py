@@ -95,6 +95,12 @@ def test_ctrl_c_keeps_finished_cells(monkeypatch):
     assert [(f.model, f.reason) for f in found.failures] == [("a", "out of memory")]
 
 
+def test_measurements_of_several_workers_are_added():
+    total = Latency(prepared=2)
+    total.extend(Latency(prepared=3, interrupted=True))
+    assert (total.prepared, total.interrupted) == (5, True)
+
+
 def test_the_deadline_ends_a_measurement(monkeypatch):
     slow, start = [sys.executable, "-c", PRINTS + "time.sleep(60)"], subprocess.Popen
     monkeypatch.setattr(latency_file.subprocess, "Popen", lambda command, **how: start(slow, **how))

@@ -133,9 +133,11 @@ def test_scores_are_computed_in_float32_unless_a_verb_that_only_judges_asks_for_
         return StepLoss({"loss": Term(found.float().mean(), "rows")}, found)
 
     job = dataclasses.replace(job_of(Rows(9), judge=judge), modules={"student": model}, step=step)
-    evaluate_job(Session(Accelerator(cpu=True, mixed_precision="bf16"), CPU, judging=judging), job)
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    output = evaluate_job(Session(accelerator, CPU, judging=judging), job)
     AcceleratorState._reset_state(True)
     assert seen == {dtype}
+    assert output.in_float32 == (dtype == torch.float32)
 
 
 @pytest.mark.parametrize("how", [{"judge": False}, {"outputs": False}])

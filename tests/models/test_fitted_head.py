@@ -11,7 +11,8 @@ from transformers import (
 )
 
 from kdcli.errors import UsageError
-from kdcli.models.fitted_head import fit_head, last_linears, student_with_fitted_head
+from kdcli.models import fitted_head
+from kdcli.models.fitted_head import fit_head, last_linear, student_with_fitted_head
 from kdcli.models.model import Model
 from kdcli.models.reduce import RIDGE
 from kdcli.models.shape import build_student
@@ -108,10 +109,32 @@ def test_the_head_is_the_ridge_regression_about_the_copied_head():
     assert np.allclose(model.classifier.bias.detach().numpy(), expected[:, -1], atol=1e-5)
 
 
+def test_a_head_of_tokens_is_fitted_to_some_real_tokens_of_every_batch(monkeypatch):
+    rows, teacher = Rows(), teacher_of("bert", AutoModelForTokenClassification)
+    student = student_of(teacher, rows, teacher.shape.hidden)
+    model = student_with_fitted_head(teacher, student, rows, init="copied", seed=0).model
+    fitted = []
+    monkeypatch.setattr(fitted_head, "MAX_VECTORS", 40)
+    monkeypatch.setattr(fitted_head, "fit_linear", lambda linear, x, y: fitted.append((x, y)))
+    fit_head(teacher, model, rows)
+    ((x, y),) = fitted
+    assert len(x) == len(y) == 40
+    batch = rows.batch(np.arange(len(rows)))
+    real_NB = batch["attention_mask"].bool()
+    with torch.no_grad():
+        outputs = teacher.model(**batch).logits[real_NB].double()
+    row = torch.arange(len(rows))[:, None].expand_as(real_NB)[real_NB]
+    nearest = torch.cdist(y, outputs).min(1)
+    assert float(nearest.values.max()) < 1e-4
+    # Four batches of 50 rows, ten tokens of each.
+    assert (row[nearest.indices] // 50).bincount().tolist() == [10, 10, 10, 10]
+    assert not model.classifier._forward_hooks
+
+
 def test_a_teacher_without_a_head_is_refused():
     teacher = teacher_of("bert")
     bare = Model(teacher.model.base_model, None, "bare")
-    assert not last_linears(bare.model)
+    assert last_linear(bare.model) is None
     with pytest.raises(UsageError, match="bare has no head"):
         student_with_fitted_head(
             bare, student_of(teacher, Rows(), 32), Rows(), init="teacher", seed=0

@@ -9,6 +9,7 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from forked import measured_quickly
@@ -17,14 +18,15 @@ from own_files import encoder, headed, kdcli, own, refused, report_of, said_by, 
 from kdcli.deploy.latency import Latency
 from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.deploy.worker import serve
+from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import RunDir
-from kdcli.errors import MachineError, Stopped
+from kdcli.errors import MachineError, Stopped, UsageError
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.report import finish
 from kdcli.verbs.compress import budget, run, search, shapes
-from kdcli.verbs.compress.budget import TrainingCost
-from kdcli.verbs.compress.journal import Journal
+from kdcli.verbs.compress.budget import TIMED, TrainingCost
+from kdcli.verbs.compress.journal import Journal, Record
 from kdcli.verbs.compress.shapes import Untrained
 from kdcli.verbs.compress.steps import Step
 
@@ -241,13 +243,40 @@ def test_a_budget_that_ends_while_models_are_timed_keeps_the_finished_timings(
     assert "too small for any candidate: it ended during the timing of models" in said_by(done)
     assert re.search(r"use --budget \d+m or more, with --resume", said_by(done))
 
-    def stop(self, options):
-        raise Stopped("the models are timed")
+    once = Journal.once
 
-    monkeypatch.setattr(Step, "run", stop)
+    def stop(self, key, kind, compute):
+        if len(calls) == 3 and not key.startswith(TIMED):
+            raise Stopped("the models are timed")
+        return once(self, key, kind, compute)
+
+    monkeypatch.setattr(Journal, "once", stop)
     done = kdcli(*given, "--budget", "9m", "--resume")
     assert done.exit_code == Stopped.exit_code, done.output
     assert calls == [["teacher", "onnx"], *2 * [["teacher", "2x16", "1x16"]]]
+
+
+def test_all_timings_of_a_goal_share_one_budget(monkeypatch):
+    deadlines = []
+    # Twelve seconds for three calls. The journal counts them only once all are finished.
+    clock = iter([10.0, 22.0, 22.0])
+
+    def timed(subjects, protocol, deadline=math.inf):
+        deadlines.append(deadline)
+        return Latency(prepared=1, interrupted=len(deadlines) == 3)
+
+    monkeypatch.setattr(shapes, "measure_latency", timed)
+    monkeypatch.setattr(shapes, "times_of", lambda subjects, latency: {})
+    monkeypatch.setattr(shapes.time, "monotonic", lambda: next(clock))
+    journal = Journal(15.0, StopRequest(), [Record("timed backends", {}, 3.0, 1)])
+    runner = SimpleNamespace(journal=journal, folder="out")
+    timing = shapes._Timing(runner, None, total=10)
+    pair = ["teacher", "2x16"]
+    assert timing.times(pair, "2x16") == timing.times(pair, "1x16") == {}
+    # Five of ten models took 3 + 12 seconds.
+    with pytest.raises(UsageError, match="which takes about 30 s in all"):
+        timing.times(pair, "3x16")
+    assert deadlines == [22.0, 22.0, 22.0]
 
 
 def test_no_backend_at_all_is_refused(tmp_path, monkeypatch, tuned):

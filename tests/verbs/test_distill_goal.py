@@ -156,6 +156,16 @@ def test_variants_share_the_shape(places, timed, tmp_path):  # noqa: F811
     assert [student.card.layers for student in students] == [2, 2]
 
 
+@pytest.mark.parametrize("change", ["student.to: [3x]", "student.backend: onnx"])
+def test_variants_need_one_goal(change, places, timed, tmp_path):  # noqa: F811
+    variants = tmp_path / "variants.yaml"
+    variants.write_text(f"base: {{}}\nother: {{{change}}}\n", "utf-8")
+    more = ("--to", "2x", "--max-steps", "0", "--ablate", variants, "-o", tmp_path / "out")
+    done = kdcli(*command_of("task", places, *more))
+    assert (done.exit_code, timed, (tmp_path / "out").exists()) == (2, [], False)
+    assert "variant other asks for" in said_by(done)
+
+
 def test_a_dry_run_times_the_shapes_and_writes_nothing(places, timed, tmp_path):  # noqa: F811
     more = ("--to", "2x", "--max-steps", "0", "--dry-run", "--json", "-o", tmp_path / "out")
     estimate = json.loads(succeeds(*command_of("text", places, *more)).stdout)
@@ -167,15 +177,19 @@ def test_a_dry_run_times_the_shapes_and_writes_nothing(places, timed, tmp_path):
 @pytest.mark.parametrize(
     ("name", "more", "message"),
     [
-        ("text", ["--to", "2x", "--to", "3x32"], "--to 2x chooses the only student"),
-        ("text", ["--set", "student.to=[2x, 3x32]"], "--to 2x chooses the only student"),
-        ("text", ["--to", "0.5x"], "--to 0.5x is no speed-up"),
+        ("text", ["--to", "2x", "--to", "3x32"], "2x chooses the only shape"),
+        ("text", ["--set", "student.to=[2x, 3x32]"], "2x chooses the only shape"),
+        ("text", ["--to", "0.5x"], "0.5x is not faster than the teacher"),
         ("text", ["--to", "2x", "--set", "student.layers=[1]"], "student.layers names the layers"),
         ("text", ["--to", "9ms"], "meets --to 9ms on torch as it is: 1.00x, 4.00 ms"),
         ("text", ["--to", "2x", "--assistant", "2x"], "'2x' is not a shape"),
         ("task", ["--to", "2x", "--student", "{encoder}"], "--to 2x has nothing to choose"),
         ("task", ["--student", "{encoder}", "--max-steps", "0"], "--student makes another student"),
         ("task", ["--to", "2x16", "--max-steps", "0", "--corpus", "{text}"], "the stage on text"),
+        *(
+            (name, ["--student", "{encoder}", "--max-steps", "0"], "--student makes another")
+            for name in ("embedding", "reranker")
+        ),
         ("text", ["--to", "2x16", "--max-steps", "-3"], "greater than or equal to 0, got -3"),
     ],
 )

@@ -94,7 +94,7 @@ def test_a_recipe_that_cannot_be_is_refused_without_model_or_data(changes, messa
     assert message in str(refusal.value)
 
 
-@pytest.mark.parametrize("option", ["general", "corpus", "also-teacher", "augment-only", "glove"])
+@pytest.mark.parametrize("option", ["general", "corpus", "augment-only", "glove"])
 def test_options_of_a_task_need_one(teacher, tmp_path, option):
     message = own_files.refused(tmp_path, "distill", teacher, "--to", "2x16", f"--{option}", "x")
     assert f"--{option} needs --task" in message

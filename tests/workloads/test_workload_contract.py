@@ -216,6 +216,7 @@ def test_a_model_agrees_with_itself(workload, monkeypatch):
         assert workload.gated_metrics[0] in scores.evaluations[0].metrics
         return
     reference = workload.with_reference(workload.model)
+    assert reference.score(workload.model).is_reference
     result = reference.evaluate({"teacher": workload.model, "same": workload.model})
     for row in result.evaluations:
         assert row.reference == "teacher"
@@ -224,6 +225,11 @@ def test_a_model_agrees_with_itself(workload, monkeypatch):
         assert values == pytest.approx([1.0] * len(values), abs=1e-5)
         assert row.metrics.get("mse", 0.0) == pytest.approx(0.0, abs=1e-8)
     assert all(row.difference == 0 for row in result.comparisons)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in workload.model.model.parameters():
+            parameter.normal_()
+    assert not reference.score(workload.model).is_reference
 
 
 def test_a_model_with_broken_weights_gets_no_score(workload):

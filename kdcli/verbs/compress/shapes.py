@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kdcli.deploy.latency import CELLS, Protocol, Subject, measure_latency
 from kdcli.deploy.untrained import (
+    QUARTILE,
     UNTIMED,
     UntrainedTimes,
     choose_shape,
@@ -26,8 +27,9 @@ from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.search import TEACHER, Search
 from kdcli.verbs.compress.settings import GoalSettings
 
-SEARCHED = 6
-"""About how many shapes the search for a fast one measures."""
+SEARCHED = 9
+"""About how many models the search for a fast shape measures: three times two shapes and the
+teacher."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,8 @@ def measure_untrained(search: Search, model: str) -> Untrained:
     )
     baseline = Subject(TEACHER, location(model))
     subjects = [subject_of(backend, location(model), backend) for backend in search.backends]
-    # The search for a fast shape measures a few of them.
-    timing = _Timing(runner, protocol, len(subjects) + (len(shapes) or SEARCHED) + 2)
+    for_shapes = len(shapes) + 1 if goal is None else SEARCHED
+    timing = _Timing(runner, protocol, len(subjects) + 1 + for_shapes)
     times = runner.journal.once(
         f"{TIMED}backends",
         dict[str, UntrainedTimes],
@@ -89,6 +91,7 @@ def measure_untrained(search: Search, model: str) -> Untrained:
     )
     fastest = min(search.backends, key=lambda name: times.get(name, UntrainedTimes()).ms)
     backends = {name: times[name] for name in search.backends if name in times}
+    # A resumed run does not measure them again.
     timing.earlier = len(subjects) + 1
 
     def measure_shapes(named: Mapping[str, ModelShape]) -> dict[str, UntrainedTimes]:
@@ -102,6 +105,8 @@ def measure_untrained(search: Search, model: str) -> Untrained:
         if goal is None:
             return measure_shapes({str_of(shape): shape for shape in shapes})
         chosen = choose_shape(goal, loaded, measure_shapes)
+        if chosen.by_quartile:
+            Progress.log(QUARTILE)
         return {chosen.name: chosen.times[chosen.name]}
 
     shape_times = runner.journal.once(f"{TIMED}shapes", dict[str, UntrainedTimes], measure_all)
@@ -110,7 +115,7 @@ def measure_untrained(search: Search, model: str) -> Untrained:
 
 @dataclass
 class _Timing:
-    """Measures models until the budget ends.
+    """Measures models until the budget ends. The budget runs from the creation of this object.
 
     Attributes:
         runner: the runner of the compression.
@@ -124,6 +129,11 @@ class _Timing:
     total: int
     earlier: int = 0
 
+    def __post_init__(self) -> None:
+        # The journal does not count the seconds of a step before its end.
+        journal, now = self.runner.journal, time.monotonic()
+        self.deadline, self.began = now + journal.left, now - journal.seconds
+
     def times(self, subjects: Sequence[Subject], names: str) -> dict[str, UntrainedTimes]:
         """Return the times of the subjects that gave correct output, by name.
 
@@ -136,15 +146,14 @@ class _Timing:
             UsageError: the budget ended.
         """
         Progress.log(f"measuring {names}")
-        began, journal = time.monotonic(), self.runner.journal
-        deadline = began + journal.left
-        latency = measure_latency(subjects, self.protocol, deadline=deadline)
-        if latency.interrupted and time.monotonic() < deadline:
+        latency = measure_latency(subjects, self.protocol, deadline=self.deadline)
+        if latency.interrupted and time.monotonic() < self.deadline:
             raise KeyboardInterrupt
         if latency.interrupted:
-            spent = journal.seconds + time.monotonic() - began
+            spent = time.monotonic() - self.began
             prepared = max(1, self.earlier + latency.prepared)
-            raise timing_stopped(self.runner, spent / prepared * self.total)
+            raise timing_stopped(self.runner, spent / prepared * max(prepared, self.total))
+        self.earlier += len(subjects)
         return times_of(subjects, latency)
 
 

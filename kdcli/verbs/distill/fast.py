@@ -10,6 +10,7 @@ from typing import TypeVar
 from kdcli.deploy.latency import CELLS, Protocol, Subject
 from kdcli.deploy.runners import check_backend
 from kdcli.deploy.untrained import (
+    QUARTILE,
     UntrainedTimes,
     choose_shape,
     is_fast_enough,
@@ -30,7 +31,6 @@ from kdcli.types import ModelShape
 from kdcli.verbs.distill.settings import DistillRecipe, StudentSettings, TaskDistillRecipe
 from kdcli.workloads.settings import ChosenShape, RerankRecipe, RerankStudentSettings
 
-QUARTILE = "the medians left no shape, because the machine was busy: the better quartiles decided"
 MIN_RUNS, MIN_SECONDS = 30, 3.0
 """The most that `measure.min_runs` and `measure.min_seconds` ask for when a shape is chosen.
 
@@ -71,7 +71,7 @@ def with_shape(
     if earlier is not None:
         return _with(resolved, earlier)
     # A directory that cannot be used is refused before anything is timed.
-    choose_output_dir(name.replace(":", "_"), resolved, options, session)
+    choose_output_dir(name, resolved, options, session)
     changed = _with(resolved, session.on_main(lambda: _choose(recipe, goal, session)))
     Progress.log(*shape_notes(changed.recipe.student))
     return changed
@@ -91,11 +91,47 @@ def shape_notes(student: StudentSettings | RerankStudentSettings) -> list[str]:
 
 def like_first(first: Resolved[RecipeT], other: Resolved[RecipeT]) -> Resolved[RecipeT]:
     """Return a variant's recipe with the shape that was chosen for the first variant."""
-    chosen = first.recipe.student.chosen
-    goal = goal_of(_shapes(other.recipe.student))
-    if goal is None or str(goal) != chosen.goal:
+    if goal_of(_shapes(other.recipe.student)) is None:
         return other
-    return _with(other, chosen)
+    return _with(other, first.recipe.student.chosen)
+
+
+def check_goals(variants: Mapping[str, Resolved[TaskDistillRecipe]]) -> None:
+    """Check that variants with a goal can take the shape that is chosen for the first variant.
+
+    Raises UsageError: a variant has another goal or another backend.
+    """
+    first, *_ = (resolved.recipe.student for resolved in variants.values())
+    expected = goal_of(first.to), first.backend
+    for name, resolved in variants.items():
+        student = resolved.recipe.student
+        goal = goal_of(student.to)
+        if goal is not None and (goal, student.backend) != expected:
+            raise UsageError(
+                f"variant {name} asks for {goal} on {student.backend}, but the shape is chosen "
+                f"once for all variants, for {' + '.join(first.to)} on {first.backend}",
+                "use the same student.to and student.backend, or run the variants one by one",
+            )
+
+
+def check_untrained(recipe: DistillRecipe | TaskDistillRecipe | RerankRecipe) -> None:
+    """Check that a student that is not trained is made from its teacher.
+
+    Raises UsageError: another model is the student.
+    """
+    if recipe.train.trains:
+        return
+    made_elsewhere = {
+        "--student": recipe.student.source is not None,
+        "the stage on text (--corpus, --general)": isinstance(recipe, TaskDistillRecipe)
+        and recipe.general.use,
+    }
+    for name, is_given in made_elsewhere.items():
+        if is_given:
+            raise UsageError(
+                f"--max-steps 0 fits a student to its teacher, and {name} makes another student",
+                "omit one of them",
+            )
 
 
 def _shapes(student: StudentSettings | RerankStudentSettings) -> list[str]:

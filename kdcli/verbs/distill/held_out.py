@@ -15,13 +15,14 @@ def held_out_losses(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, fl
     They are read before training, under the name of the undistilled student, and after training.
     Without training, there is only the student.
     """
-    records = [r["held_out"] for r in run_dir.read_log() if "held_out" in r]
+    records = [record for record in run_dir.read_log() if "held_out" in record]
+    first, last = records[0], records[-1]
     quality: dict[str, dict[str, float]] = {}
     for name in names:
         prefix = f"{name}/" if len(names) > 1 else ""
-        labels = [(name, records[-1])]
-        if len(records) > 1:
-            labels.insert(0, (name + UNDISTILLED, records[0]))
+        labels = [(name, last["held_out"])]
+        if last["step"]:
+            labels.insert(0, (name + UNDISTILLED, first["held_out"]))
         for label, losses in labels:
             terms = {
                 k.removeprefix(prefix): v

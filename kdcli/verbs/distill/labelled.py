@@ -25,6 +25,7 @@ from kdcli.run.stages import Run
 from kdcli.targets.precomputed import read_soft_labels
 from kdcli.types import ModelShape
 from kdcli.verbs.distill.augment import Copies, augmented, open_words
+from kdcli.verbs.distill.fast import check_untrained
 from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.recipes import (
     SOFT_TARGETS,
@@ -112,8 +113,7 @@ def check_task(recipe: TaskDistillRecipe) -> None:
             "--student names a student, but the stage on text would make one",
             "omit one of them",
         )
-    if not recipe.train.trains:
-        _check_untrained(recipe)
+    check_untrained(recipe)
     on_tasks(recipe.method)
     if masks_text(recipe.method, recipe.loss):
         raise UsageError(
@@ -123,20 +123,6 @@ def check_task(recipe: TaskDistillRecipe) -> None:
     stage_settings(recipe)
     if recipe.train.trains:
         undistilled_recipe(recipe, STUDENT)
-
-
-def _check_untrained(recipe: TaskDistillRecipe) -> None:
-    """Check that a student that is not trained is made from its teacher."""
-    made_elsewhere = {
-        "--student": recipe.student.source is not None,
-        "the stage on text (--corpus, --general)": recipe.general.use,
-    }
-    for name, is_given in made_elsewhere.items():
-        if is_given:
-            raise UsageError(
-                f"--max-steps 0 fits a student to its teacher, and {name} makes another student",
-                "omit one of them",
-            )
 
 
 def read_general(recipe: TaskDistillRecipe, options: RunOptions) -> None:

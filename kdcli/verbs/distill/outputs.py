@@ -29,7 +29,7 @@ from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, Stage, StageJob, run_command
 from kdcli.targets.targets import StorePlace
 from kdcli.types import Job, Needs, Outcome, Schedule
-from kdcli.verbs.distill.fast import shape_notes, with_shape
+from kdcli.verbs.distill.fast import check_untrained, shape_notes, with_shape
 from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.settings import StudentSettings, TaskDistillRecipe
 from kdcli.workloads import open_workload
@@ -172,6 +172,7 @@ def distill_reranker(
         raise UsageError(
             "no student given", "add --to LxH, for example --to 3x384, or --student DIR"
         )
+    check_untrained(recipe)
     if recipe.data.source is None:
         raise UsageError(
             "task rerank needs --data", "a file or directory of queries with their passages"

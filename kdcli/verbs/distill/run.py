@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from kdcli.disk import as_directory
 from kdcli.engine.launch import claim, track
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
@@ -24,7 +23,7 @@ from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import run_command, run_stages
 from kdcli.verbs.distill.embedding import prepare_embedding, with_method
 from kdcli.verbs.distill.embedding_checks import check_embedding
-from kdcli.verbs.distill.fast import like_first, with_shape
+from kdcli.verbs.distill.fast import check_goals, check_untrained, like_first, with_shape
 from kdcli.verbs.distill.labelled import (
     check_task,
     open_distillation,
@@ -49,11 +48,12 @@ def distill(resolved: Resolved[DistillRecipe], options: RunOptions) -> RunResult
     resolved = with_method(resolved)
     recipe = resolved.recipe
     shapes = "+".join(recipe.student.to) or "student"
-    name = as_directory(f"distill-{Path(str(recipe.teacher)).name}-{shapes}")
+    name = f"distill-{Path(str(recipe.teacher)).name}-{shapes}"
     if recipe.method == METHOD:
         check_embedding(recipe)
     else:
         check_text_recipe(recipe)
+    check_untrained(recipe)
     shaped = with_shape(resolved, options, name)
     if shaped is None:
         return None
@@ -113,6 +113,7 @@ def distill_variants(
     for resolved in variants.values():
         # Check first, because the defaults of a method need a known method.
         check_task(as_trained(resolved, resolved.recipe.teacher).recipe)
+    check_goals(variants)
     variants = {name: _complete(resolved) for name, resolved in variants.items()}
     first = next(iter(variants.values()))
     options.check_pushed(len(variants))
