@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kdcli.data.labelled.features import TokenizedRows
-from kdcli.data.labelled.partition import DividedRows, Partition, text_hashes
+from kdcli.data.labelled.partition import DividedRows, Partition
 from kdcli.data.labelled.task_data import Labelled
 from kdcli.data.text.sentences import Texts, held_out_count, read_texts
 from kdcli.deploy.runners import Runner
@@ -46,7 +46,12 @@ from kdcli.targets.teacher import Teacher
 from kdcli.types import Array, Batch, Examples, ModelShape, Needs, Objective, RowHashes, Signals
 from kdcli.workloads.agreement import TeacherAgreement, vectors_of_texts
 from kdcli.workloads.embedder import Embedder, cosines
-from kdcli.workloads.embedding_texts import TextRows, divided_texts
+from kdcli.workloads.embedding_texts import (
+    TextRows,
+    divided_texts,
+    evaluated_texts,
+    read_all,
+)
 from kdcli.workloads.eval_sets import (
     EvalSet,
     PairEvaluation,
@@ -67,8 +72,6 @@ TASKS = ("embedding", "retrieval")
 METHOD = "embedding"
 GROUP = 16
 """Number of rows of similar length in a batch, and by default in a micro-batch."""
-MAX_EVALUATED = 5000
-"""Maximum number of texts that are scored if no partition chooses them."""
 HELD_OUT = 256
 """Number of held-out texts, but at most a tenth of all texts."""
 POOLED = Needs(pooled=True)
@@ -473,20 +476,7 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWo
 
 def _open_texts(request: EvaluationRequest, session: Session) -> EmbeddingWorkload:
     """Open texts on which the vectors of models are compared with a teacher's."""
-    texts = _read_all(request)
-    split = "all texts"
-    if (file := request.data.partition) is not None:
-        split = request.data.split
-        chosen = Partition.read(file).is_evaluated(text_hashes(texts.texts), split)
-        if not chosen.any():
-            raise UsageError(
-                f"data.partition names no {split} text of this data",
-                "give the data for which kdcli compress wrote the file",
-            )
-        texts = texts.take(np.flatnonzero(chosen))
-    else:
-        # The texts are ordered by hash, so this is a random sample.
-        texts = texts.take(np.arange(min(len(texts), request.data.judged_rows or MAX_EVALUATED)))
+    texts, split = evaluated_texts(request)
     settings = VectorSettings(pooling=request.pooling)
     return EmbeddingWorkload(
         session,
@@ -500,15 +490,6 @@ def _open_texts(request: EvaluationRequest, session: Session) -> EmbeddingWorklo
     )
 
 
-def _read_all(request: EvaluationRequest) -> Texts:
-    """Read the texts of a request. Raises UsageError: there are no texts."""
-    if request.data.source is None:
-        raise UsageError("no text given", "give --data TEXT, a file or directory of texts")
-    return read_texts(
-        request.data.source, column=None, unit="sentence", rows=None, log=Progress.log_fact
-    )
-
-
 def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
     """Read the texts, queries or pairs on which the request's models are scored.
 
@@ -516,7 +497,7 @@ def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
         UsageError: the data cannot be used.
     """
     if request.task == METHOD:
-        return _read_all(request)
+        return read_all(request)
     if request.task == RETRIEVAL:
         return read_retrieval(request.data.source or "")
     return open_labelled_rows(request, session)

@@ -8,8 +8,14 @@ import numpy as np
 
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.labelled.partition import Partition, text_hashes
-from kdcli.data.text.sentences import Texts
+from kdcli.data.text.sentences import Texts, read_texts
+from kdcli.engine.progress import Progress
+from kdcli.errors import UsageError
 from kdcli.types import Array, Batch
+from kdcli.workloads.requests import EvaluationRequest
+
+MAX_EVALUATED = 5000
+"""Maximum number of texts that are scored if no partition chooses them."""
 
 
 @dataclass(frozen=True)
@@ -52,3 +58,32 @@ def divided_texts(texts: Texts, partition: str | None) -> tuple[Texts, int | Non
         # The texts are others than the rows on which the models are scored.
         return texts.take(training), None
     return texts.take(np.concatenate([selected, training])), len(selected)
+
+
+def evaluated_texts(request: EvaluationRequest) -> tuple[Texts, str]:
+    """Read the texts on which models are compared with a teacher, and name their split.
+
+    Raises UsageError: there are no texts, or the partition names none of them.
+    """
+    texts = read_all(request)
+    if (file := request.data.partition) is None:
+        # The texts are ordered by hash, so this is a random sample.
+        count = min(len(texts), request.data.judged_rows or MAX_EVALUATED)
+        return texts.take(np.arange(count)), "all texts"
+    split = request.data.split
+    chosen = Partition.read(file).is_evaluated(text_hashes(texts.texts), split)
+    if not chosen.any():
+        raise UsageError(
+            f"data.partition names no {split} text of this data",
+            "give the data for which kdcli compress wrote the file",
+        )
+    return texts.take(np.flatnonzero(chosen)), split
+
+
+def read_all(request: EvaluationRequest) -> Texts:
+    """Read the texts of a request. Raises UsageError: there are no texts."""
+    if request.data.source is None:
+        raise UsageError("no text given", "give --data TEXT, a file or directory of texts")
+    return read_texts(
+        request.data.source, column=None, unit="sentence", rows=None, log=Progress.log_fact
+    )

@@ -28,7 +28,7 @@ from kdcli.engine.launch import Session, start
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.recipe.resolve import read_recipe
-from kdcli.verbs.distill.embedding import EmbeddingDistillation
+from kdcli.verbs.distill.space import VectorSpace
 from kdcli.workloads import workload
 
 QUICK = shlex.split(
@@ -411,15 +411,14 @@ def test_targets_are_turned_by_training_texts_only():
     targets_NE = np.concatenate([own_ND[:20] @ other.T, own_ND[20:] @ turn.T])
     recipe = SimpleNamespace(train=SimpleNamespace(seed=0))
     cpu = torch.device("cpu")
-    whole = SimpleNamespace(
-        context=SimpleNamespace(recipe=recipe, session=Session(start(cpu, torch.float32), cpu)),
-        workload=SimpleNamespace(
-            all_texts=SimpleNamespace(texts=[str(n) for n in range(40)]),
-            train_numbers=np.arange(20, 40),
-        ),
+    workload = SimpleNamespace(
+        all_texts=SimpleNamespace(texts=[str(n) for n in range(40)]),
+        train_numbers=np.arange(20, 40),
     )
+    session = Session(start(cpu, torch.float32), cpu)
+    space = VectorSpace(recipe, session, workload, lambda rows: targets_NE[rows], 6)
     student = SimpleNamespace(vectors=lambda texts, role, session: own_ND[[int(t) for t in texts]])
-    found = EmbeddingDistillation._rotation(whole, None, student, lambda rows: targets_NE[rows])
+    found = space._rotation(None, student)
     assert found == pytest.approx(turn, abs=1e-6)
 
 

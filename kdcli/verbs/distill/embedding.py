@@ -27,7 +27,7 @@ from kdcli.errors import UsageError
 from kdcli.losses import build_objective
 from kdcli.losses.embedding import check_dimensions
 from kdcli.models.card import describe, describe_source
-from kdcli.models.embedder import DenseLayer, EmbeddingFormat, Pool, read_format, save_embedder
+from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_embedder
 from kdcli.models.grammar import is_static_shape
 from kdcli.models.load import location
 from kdcli.models.shape import InitializedStudent
@@ -43,7 +43,7 @@ from kdcli.targets.precomputed import read_vectors
 from kdcli.targets.targets import Vectors, VectorTargets, anchors_of
 from kdcli.targets.teacher import Teacher
 from kdcli.types import Array, ModelShape, Needs, Outcome
-from kdcli.verbs.distill.basis import principal_basis, projected
+from kdcli.verbs.distill.basis import projected
 from kdcli.verbs.distill.embedding_checks import check_signals
 from kdcli.verbs.distill.fast import shape_notes
 from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
@@ -51,6 +51,7 @@ from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.plan import student_shapes
 from kdcli.verbs.distill.router import ROUTER, check_router, save_router
 from kdcli.verbs.distill.settings import DistillRecipe, EmbeddingSettings
+from kdcli.verbs.distill.space import VectorSpace
 from kdcli.verbs.distill.static import static_student
 from kdcli.verbs.distill.student import (
     Student,
@@ -76,10 +77,6 @@ STATIC_DEFAULTS: dict[str, object] = {
     "train.epochs": 3.0,
 }
 """Defaults if all students are static. A forward pass is cheap, but a gradient is a whole table."""
-BASIS_ROWS = 50_000
-"""Number of vectors that give the principal components."""
-ROTATED_ROWS = 1000
-"""Number of a student's vectors before training to which the targets are rotated."""
 
 
 def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
@@ -155,6 +152,7 @@ class EmbeddingDistillation:
         """Compute the teacher's vectors, make the students, and build the job that trains them."""
         recipe, session, workload = self.context.recipe, self.context.session, self.workload
         vectors = self._vectors()
+        space = VectorSpace(recipe, session, workload, vectors, self.teacher_width)
         train = workload.train_numbers
         anchors_RE = anchors_of(vectors, train, recipe.embedding.anchors, recipe.train.seed)
         kernel = relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
@@ -163,13 +161,13 @@ class EmbeddingDistillation:
         starts: dict[str, PreTrainedModel] = {}
         for name, to in self.shapes.items():
             if to.is_static:
-                fmt, basis_ED = self._static_format(to, vectors)
+                fmt, basis_ED = space.of_static(to)
                 built = self._static(to, vectors, basis_ED)
                 starts[name] = copy.deepcopy(built.model)
             else:
                 built = self._initialized(to)
                 torch.manual_seed(recipe.train.seed)
-                fmt, basis_ED = self._format(to, built.model, vectors)
+                fmt, basis_ED = space.of_student(to, built.model)
             objective = build_objective(METHOD, recipe.loss, self.teacher.shape, to, kernel=kernel)
             students[name] = Student(built.model, projected(objective, basis_ED), Pool(fmt))
             formats[name] = fmt
@@ -257,49 +255,6 @@ class EmbeddingDistillation:
             teacher.model.cpu()
         return vectors
 
-    def _format(
-        self, to: ModelShape, model: PreTrainedModel, vectors: Vectors
-    ) -> tuple[EmbeddingFormat, Array | None]:
-        """Return how a student makes vectors, and the basis of its targets; None for no basis.
-
-        Args:
-            to: The student's shape.
-            model: The student before training.
-            vectors: The teacher's vectors.
-        """
-        recipe, fmt = self.context.recipe, self.origin.format
-        teacher_width, dimensions = self.teacher_width, recipe.loss.get("dimensions")
-        foreign = self.precomputed_NE is not None or recipe.student.source is not None
-        # The dense layer of the first of several teachers leads to its own vectors alone.
-        foreign = foreign or bool(self.more_teachers and fmt.dense is not None)
-        if to.hidden != self.origin.shape.hidden or foreign or dimensions:
-            fmt = replace(fmt, dense=None)
-        width, basis_ED = fmt.width(to.hidden), None
-        if width == teacher_width and not (foreign or dimensions):
-            return fmt, None
-        if dimensions or (width < teacher_width and not recipe.embedding.dense):
-            basis_ED = self._basis(vectors, min(width, teacher_width))
-        student = Embedder(model.eval(), self.origin.tokenizer, "", format=fmt)
-        rotation_ED = self._rotation(basis_ED, student, vectors)
-        if basis_ED is not None and not dimensions:
-            return fmt, basis_ED @ rotation_ED
-        # If the components will be cut, or the space is another model's, the targets must not be
-        # rotated. A dense layer rotates the student's vectors instead.
-        return replace(fmt, dense=DenseLayer(torch.from_numpy(rotation_ED), None, False)), basis_ED
-
-    def _static_format(
-        self, to: ModelShape, vectors: Vectors
-    ) -> tuple[EmbeddingFormat, Array | None]:
-        """Return how a static student makes vectors, and the basis of its targets."""
-        # A mean over tokens has no natural length, so the vectors always have length 1.
-        fmt = replace(
-            self.origin.format, pooling="mean", normalize=True, dense=None, max_length=None
-        )
-        dimensions = self.context.recipe.loss.get("dimensions")
-        if to.hidden == self.teacher_width and not dimensions:
-            return fmt, None
-        return fmt, self._basis(vectors, to.hidden)
-
     def _static(
         self, to: ModelShape, vectors: Vectors, basis_ED: Array | None
     ) -> InitializedStudent:
@@ -316,39 +271,6 @@ class EmbeddingDistillation:
             self.origin,
             self.context.session,
         )
-
-    def _basis(self, vectors: Vectors, width: int) -> Array:
-        """Return the principal components of the teacher's vectors, and log their energy."""
-        generator = np.random.default_rng(self.context.recipe.train.seed)
-        drawn = generator.permutation(self.workload.train_numbers)[:BASIS_ROWS]
-        sample = np.sort(drawn)
-        basis_ED = principal_basis(vectors(sample), width)
-        x = vectors(sample).astype(np.float64)
-        share = np.square(x @ basis_ED).sum() / np.square(x).sum()
-        Progress.log(
-            f"targets: {basis_ED.shape[1]} principal components of the teacher's "
-            f"{self.teacher_width}, which hold {share:.1%} of the energy"
-        )
-        return basis_ED
-
-    def _rotation(self, basis_ED: Array | None, student: Embedder, vectors: Vectors) -> Array:
-        """Return the rotation [E, D] that best maps the targets to the student's vectors.
-
-        The targets are the teacher's vectors in a basis, and the student's vectors are taken
-        before training (orthogonal Procrustes). Every rotation keeps all cosines, so the nearest
-        one leaves the least to learn. It is fitted to training texts only, because the held-out
-        texts must score a student that never saw them.
-        """
-        texts = self.workload.all_texts.texts
-        generator = np.random.default_rng(self.context.recipe.train.seed)
-        rows = np.sort(generator.permutation(self.workload.train_numbers)[:ROTATED_ROWS])
-        on_cpu = replace(self.context.session, device=torch.device("cpu"))
-        own_ND = student.vectors([texts[n] for n in rows], "", on_cpu)
-        targets_NE = vectors(rows).astype(np.float64)
-        if basis_ED is not None:
-            targets_NE = targets_NE @ basis_ED
-        u, _, v = np.linalg.svd(targets_NE.T @ own_ND, full_matrices=False)
-        return np.asarray(u @ v, dtype=np.float32)
 
     def _initialized(self, to: ModelShape) -> InitializedStudent:
         recipe = self.context.recipe

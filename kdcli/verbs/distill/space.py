@@ -1,0 +1,122 @@
+"""Choose the space in which an embedding student learns its teacher's vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from kdcli.engine.launch import Session
+from kdcli.engine.progress import Progress
+from kdcli.models.embedder import DenseLayer, EmbeddingFormat
+from kdcli.targets.targets import Vectors
+from kdcli.types import Array, ModelShape
+from kdcli.verbs.distill.basis import principal_basis
+from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.workloads.embedder import Embedder
+from kdcli.workloads.embedding import EmbeddingWorkload
+
+BASIS_ROWS = 50_000
+"""Number of vectors that give the principal components."""
+ROTATED_ROWS = 1000
+"""Number of a student's vectors before training to which the targets are rotated."""
+
+
+@dataclass(frozen=True)
+class VectorSpace:
+    """The teacher's vectors, and the students' formats and targets that follow from them.
+
+    Attributes:
+        recipe: The recipe of the run.
+        session: The devices of the run.
+        workload: The texts, and the encoder that students start from.
+        vectors: The teacher's vectors of the texts.
+        teacher_width: The number of their components.
+    """
+
+    recipe: DistillRecipe
+    session: Session
+    workload: EmbeddingWorkload
+    vectors: Vectors
+    teacher_width: int
+
+    @property
+    def origin(self) -> Embedder:
+        """The encoder that students start from, with their tokenizer."""
+        assert self.workload.reader is not None
+        return self.workload.reader
+
+    def of_student(
+        self, to: ModelShape, model: PreTrainedModel
+    ) -> tuple[EmbeddingFormat, Array | None]:
+        """Return how a student makes vectors, and the basis of its targets; None for no basis.
+
+        Args:
+            to: The student's shape.
+            model: The student before training.
+        """
+        recipe, fmt = self.recipe, self.origin.format
+        teacher_width, dimensions = self.teacher_width, recipe.loss.get("dimensions")
+        foreign = recipe.embedding.vectors is not None or recipe.student.source is not None
+        # The dense layer of the first of several teachers leads to its own vectors alone.
+        foreign = foreign or bool(recipe.more_teachers and fmt.dense is not None)
+        if to.hidden != self.origin.shape.hidden or foreign or dimensions:
+            fmt = replace(fmt, dense=None)
+        width, basis_ED = fmt.width(to.hidden), None
+        if width == teacher_width and not (foreign or dimensions):
+            return fmt, None
+        if dimensions or (width < teacher_width and not recipe.embedding.dense):
+            basis_ED = self._basis(min(width, teacher_width))
+        student = Embedder(model.eval(), self.origin.tokenizer, "", format=fmt)
+        rotation_ED = self._rotation(basis_ED, student)
+        if basis_ED is not None and not dimensions:
+            return fmt, basis_ED @ rotation_ED
+        # If the components will be cut, or the space is another model's, the targets must not be
+        # rotated. A dense layer rotates the student's vectors instead.
+        return replace(fmt, dense=DenseLayer(torch.from_numpy(rotation_ED), None, False)), basis_ED
+
+    def of_static(self, to: ModelShape) -> tuple[EmbeddingFormat, Array | None]:
+        """Return how a static student makes vectors, and the basis of its targets."""
+        # A mean over tokens has no natural length, so the vectors always have length 1.
+        fmt = replace(
+            self.origin.format, pooling="mean", normalize=True, dense=None, max_length=None
+        )
+        dimensions = self.recipe.loss.get("dimensions")
+        if to.hidden == self.teacher_width and not dimensions:
+            return fmt, None
+        return fmt, self._basis(to.hidden)
+
+    def _basis(self, width: int) -> Array:
+        """Return the principal components of the teacher's vectors, and log their energy."""
+        generator = np.random.default_rng(self.recipe.train.seed)
+        drawn = generator.permutation(self.workload.train_numbers)[:BASIS_ROWS]
+        sample = np.sort(drawn)
+        basis_ED = principal_basis(self.vectors(sample), width)
+        x = self.vectors(sample).astype(np.float64)
+        share = np.square(x @ basis_ED).sum() / np.square(x).sum()
+        Progress.log(
+            f"targets: {basis_ED.shape[1]} principal components of the teacher's "
+            f"{self.teacher_width}, which hold {share:.1%} of the energy"
+        )
+        return basis_ED
+
+    def _rotation(self, basis_ED: Array | None, student: Embedder) -> Array:
+        """Return the rotation [E, D] that best maps the targets to the student's vectors.
+
+        The targets are the teacher's vectors in a basis, and the student's vectors are taken
+        before training (orthogonal Procrustes). Every rotation keeps all cosines, so the nearest
+        one leaves the least to learn. It is fitted to training texts only, because the held-out
+        texts must score a student that never saw them.
+        """
+        texts = self.workload.all_texts.texts
+        generator = np.random.default_rng(self.recipe.train.seed)
+        rows = np.sort(generator.permutation(self.workload.train_numbers)[:ROTATED_ROWS])
+        on_cpu = replace(self.session, device=torch.device("cpu"))
+        own_ND = student.vectors([texts[n] for n in rows], "", on_cpu)
+        targets_NE = self.vectors(rows).astype(np.float64)
+        if basis_ED is not None:
+            targets_NE = targets_NE @ basis_ED
+        u, _, v = np.linalg.svd(targets_NE.T @ own_ND, full_matrices=False)
+        return np.asarray(u @ v, dtype=np.float32)
