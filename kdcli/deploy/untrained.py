@@ -59,7 +59,7 @@ UNTIMED = UntrainedTimes(0.0, 1.0, 0.0, 1.0)
 Measure = Callable[[Mapping[str, ModelShape]], Mapping[str, UntrainedTimes]]
 """Measures untrained students by name."""
 QUARTILE = "the medians left no shape, because the machine was busy: the better quartiles decided"
-"""What to log if the better quartiles chose a shape."""
+"""The message when the better quartiles chose the shape."""
 
 
 @dataclass(frozen=True)

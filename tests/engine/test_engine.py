@@ -20,6 +20,7 @@ from torch import nn
 from kdcli.data.batches import BatchOrder
 from kdcli.engine import train as engine
 from kdcli.engine.batches_ahead import BatchesAhead
+from kdcli.engine.evaluation import evaluate_batches
 from kdcli.engine.launch import Session, start
 from kdcli.engine.run_dir import BEST_WEIGHTS, CHECKPOINTS, RunDir
 from kdcli.engine.train import train
@@ -537,6 +538,19 @@ class TestJudge:
         assert outcome.steps == 12
         assert not net.training
         assert (run_dir.path / CHECKPOINTS / BEST_WEIGHTS).exists()
+
+    @pytest.mark.parametrize("in_float32", [True, False])
+    def test_outputs_of_lower_precision_are_no_final_outputs(
+        self, tmp_path, monkeypatch, in_float32
+    ):
+        def evaluated(*given):
+            return dataclasses.replace(evaluate_batches(*given), in_float32=in_float32)
+
+        monkeypatch.setattr(engine, "evaluate_batches", evaluated)
+        values = iter([0.0, 1.0, 2.0, 3.0])
+        outcome, *_ = self.train(tmp_path, lambda _: {"score": next(values)})
+        assert outcome.best_step == 12
+        assert (outcome.outputs is not None) == in_float32
 
     def test_without_a_metric_to_choose_by_the_last_are_kept(self, tmp_path):
         values = iter([0.0, 3.0, 2.0, 1.0])

@@ -122,6 +122,8 @@ class _Timing:
         protocol: how to measure.
         total: the number of models in all measurements.
         earlier: the number of models in the finished measurements.
+        deadline: when the budget ends, as `time.monotonic()`.
+        began: when it would have begun if all of its seconds had been spent without a break.
     """
 
     runner: StepRunner

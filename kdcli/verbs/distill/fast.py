@@ -108,8 +108,8 @@ def check_goals(variants: Mapping[str, Resolved[TaskDistillRecipe]]) -> None:
         goal = goal_of(student.to)
         if goal is not None and (goal, student.backend) != expected:
             raise UsageError(
-                f"variant {name} asks for {goal} on {student.backend}, but the shape is chosen "
-                f"once for all variants, for {' + '.join(first.to)} on {first.backend}",
+                f"variant {name} asks for {goal} on {student.backend}, but one shape is chosen for "
+                f"all variants, for {''.join(first.to) or first.source} on {first.backend}",
                 "use the same student.to and student.backend, or run the variants one by one",
             )
 
