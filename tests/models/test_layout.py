@@ -37,7 +37,7 @@ DECODERS = [GPT2Config(), T5Config(), tiny_config("bert", is_decoder=True)]
         (ViTConfig(), "'vit' is a model of images; kdcli compresses text encoders only", "albert"),
         (WhisperConfig(), "'whisper' is a decoder or an encoder-decoder", "albert, bert"),
         (Wav2Vec2Config(), "'wav2vec2' is a model of audio; kdcli compresses text", "albert, bert"),
-        (Unknown(), "unknown model type 'roberto'; did you mean 'roberta'", "add-a-model-type.md"),
+        (Unknown(), "unknown model type 'roberto'; did you mean 'roberta'", "Add a model type"),
         (tiny_config("albert", num_hidden_groups=2), "several layer groups", ""),
     ],
 )
