@@ -432,7 +432,7 @@ def test_a_goal_in_the_plan_becomes_one_shape(goal, shapes, tmp_path, monkeypatc
         recipe=recipe,
         options=RunOptions(device="cpu"),
         trainer=SimpleNamespace(learns_vectors=False),
-        journal=SimpleNamespace(once=lambda key, kind, compute: compute()),
+        journal=SimpleNamespace(once=lambda key, kind, compute: compute(), left=60.0, seconds=0.0),
     )
     search = SimpleNamespace(runner=runner, backends=["onnx"], goal=recipe.goal)
 
