@@ -371,8 +371,7 @@ def test_int8_gets_what_training_left_of_the_goal(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(StepRunner, "result", lambda self, name: SimpleNamespace(report=report))
 
-    def export(source, *, max_drop, task, **_):
-        assert task == (None if max_drop is None else "own")
+    def export(source, *, max_drop, **_):
         bounds.append(max_drop and round(max_drop, 6))
         if max_drop is not None and failing:
             raise GateError("too much is lost")
@@ -419,6 +418,20 @@ def test_the_journal_gives_what_was_found_before(tmp_path):
     resumed.stop.signalled = True
     with pytest.raises(Stopped, match="stopped between two steps"):
         resumed.once("d", int, lambda: 4)
+
+
+@pytest.mark.parametrize(
+    ("backend", "reads_rows"), [("onnx-int8", True), ("openvino-int8", True), ("onnx", False)]
+)
+def test_integers_are_chosen_on_the_rows_without_a_bound_too(backend, reads_rows, monkeypatch):
+    given = {}
+    monkeypatch.setattr(steps.export_verb, "export", lambda _, **options: given.update(options))
+    options = {"model": "model", "task": "own", "data.source": "rows.csv"}
+    recipe = resolve(CompressRecipe, recipe=None, options=options).recipe
+    steps.export(recipe, "model", backend).call(RunOptions())
+    assert (given["task"], given["data"].source, given["max_drop"]) == (
+        ("own", "rows.csv", None) if reads_rows else (None, None, None)
+    )
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.evaluate import run as evaluate_verb
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.verbs.export import run as export_verb
+from kdcli.verbs.export.gate import QUANTISED
 from kdcli.verbs.trim import run as trim_verb
 from kdcli.verbs.trim.settings import TrimRecipe
 from kdcli.workloads.scores import RESAMPLES
@@ -94,14 +95,15 @@ def export(
     name, _, precision = backend.partition("-")
 
     def call(options: RunOptions) -> object:
-        gated = max_drop is not None
+        # The texts of the rows choose the integers.
+        reads_rows = max_drop is not None or precision in QUANTISED
         return export_verb.export(
             model,
             format=name,
             precisions=[precision or "fp32"],
-            data=recipe.data if gated else LabelledSettings(),
+            data=recipe.data if reads_rows else LabelledSettings(),
             pooling=recipe.pooling,
-            task=recipe.task if gated else None,
+            task=recipe.task if reads_rows else None,
             max_drop=max_drop,
             output_dir=options.output_dir,
             overwrite=options.overwrite,
