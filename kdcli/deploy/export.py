@@ -343,6 +343,11 @@ def _compare(
         for shape in COMPARED_SHAPES
     ]
     reference, other = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    if not np.isfinite(reference).all():
+        raise UsageError(
+            f"the {type(model).__name__} computes NaN or infinity in torch",
+            "check its weights: they may be damaged, or the training may have failed",
+        )
     max_abs, relative = difference(reference, other)
     exact = EXACT * max(1.0, float(np.abs(reference).max())) if precision == "fp32" else math.inf
     # The conditions are written so that NaN fails.

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from encoders import on_disk, tiny_config, tiny_tokenizer
@@ -30,6 +31,7 @@ from kdcli.models.matrices import matrices
 from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.verbs.export import run as export
 from kdcli.verbs.export.facts import FileComparison, GatedFile
+from kdcli.workloads.settings import LabelledSettings
 
 NAMES = {0: "no", 1: "maybe", 2: "yes"}
 HEADS = {
@@ -266,6 +268,23 @@ def test_a_wrong_file_leaves_nothing_behind(saved, tmp_path, monkeypatch):
     with pytest.raises(MachineError, match="does not compute what torch does"):
         exported(source, out)
     assert list(out.parent.iterdir()) == []
+
+
+def test_a_model_that_computes_nan_is_refused(saved, tmp_path):
+    source, out = saved("class"), tmp_path / "out" / "export"
+    weights = safetensors.torch.load_file(source / "model.safetensors")
+    weights["bert.encoder.layer.0.output.dense.weight"][0, 0] = float("nan")
+    safetensors.torch.save_file(weights, source / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UsageError, match="computes NaN or infinity in torch"):
+        exported(source, out, precisions=("int8",))
+    assert not out.exists()
+
+
+def test_texts_without_words_are_refused(saved, tmp_path):
+    (tmp_path / "texts.txt").write_text("\u200b\n" * 9)
+    data = LabelledSettings(source=str(tmp_path / "texts.txt"))
+    with pytest.raises(UsageError, match="no text to compare"):
+        exported(saved("none"), tmp_path / "out", data=data, pooling="mean")
 
 
 def test_an_unknown_format_is_refused():

@@ -342,9 +342,11 @@ def _load_head(
 def _divided(texts: Iterable[str], compared: int) -> tuple[list[str], list[str]]:
     """Divide texts into those on which outputs are compared, and those that choose the integers.
 
-    If there are few texts, both parts get half of them.
+    If there are few texts, both parts get half of them. Raises UsageError: there are no texts.
     """
     read = list(itertools.islice(texts, compared + CALIBRATION_TEXTS))
+    if not read:
+        raise UsageError("--data has no text to compare the file on", "give texts with words")
     count = min(compared, -(-len(read) // 2))
     return read[:count], read[count:]
 
