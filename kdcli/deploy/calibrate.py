@@ -114,7 +114,7 @@ class Rounding:
 
 @dataclass(eq=False)
 class _Input:
-    """An input that linears share, such as that of q, k and v.
+    """An input that linears share; q, k and v share one.
 
     Attributes:
         linears: The linears that read it, by name.
@@ -173,7 +173,7 @@ def calibrate(
 
 
 def _divide(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
-    """Divide texts into those that measure errors and those that give the statistics."""
+    """Divide the texts: some measure errors, and the others give the statistics."""
     compared: list[Batch] = []
     tokens = 0
     for batch in batches:

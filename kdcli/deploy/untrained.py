@@ -79,7 +79,7 @@ class FastShape:
 
 
 def measured_times(subjects: Sequence[Subject], protocol: Protocol) -> dict[str, UntrainedTimes]:
-    """Measure models, and return the times of those that gave correct output, by name.
+    """Measure models, and return the times by name. Wrong output has no times.
 
     Raises MachineError: the first one, with which the others are compared, could not be measured;
         Interrupted: Ctrl-C.
@@ -124,7 +124,7 @@ def times_of_shapes(
         backend: such as `torch` or `onnx-int8`.
         baseline: the teacher in torch, with which they are compared.
         seed: the seed of their weights.
-        times: measures models, of which the first one is the baseline.
+        times: measures models. The first one is the baseline.
     """
     subjects, layers_mb = [baseline], {}
     with tempfile.TemporaryDirectory() as temporary:
