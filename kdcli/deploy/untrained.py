@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from transformers import PreTrainedModel
+
 from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.disk import as_directory
 from kdcli.errors import GateError, Interrupted, MachineError, UsageError
@@ -108,6 +110,14 @@ def times_of(subjects: Sequence[Subject], latency: Latency) -> dict[str, Untrain
     return times
 
 
+def untrained_student(teacher: Model, shape: ModelShape, seed: int) -> PreTrainedModel:
+    """Build a student with random weights.
+
+    Raises UsageError: the teacher has no student of this shape.
+    """
+    return build_student(teacher.model, shape, init="random", seed=seed).model
+
+
 def times_of_shapes(
     shapes: Mapping[str, ModelShape],
     teacher: Model,
@@ -129,7 +139,7 @@ def times_of_shapes(
     subjects, layers_mb = [baseline], {}
     with tempfile.TemporaryDirectory() as temporary:
         for name, shape in shapes.items():
-            student = build_student(teacher.model, shape, init="random", seed=seed).model
+            student = untrained_student(teacher, shape, seed)
             folder = Path(temporary) / as_directory(name)
             save_model(student, teacher.tokenizer, folder, NO_ROWS)
             subjects.append(subject_of(name, str(folder), backend))

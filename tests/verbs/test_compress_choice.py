@@ -253,7 +253,7 @@ def test_a_rung_is_scored_by_the_first_metric_or_else_by_the_loss(
 ):
     search = search_of(tmp_path, max_drop=1.0)
     monkeypatch.setattr(Step, "run", lambda self, options: None)
-    monkeypatch.setattr(halving, "defaults", lambda search: {})
+    monkeypatch.setattr(halving, "distill_keys", lambda search: {})
     shape = RunDir.claim(search.runner.path("2x8"), "verb: distill\n")
     for step in (0, 5, 10):
         shape.log(record | {"step": step, "loss": 1.0} if step == 5 else {"step": step})
@@ -328,7 +328,7 @@ def test_unsteady_times_skip_a_shape_only_if_another_is_fast_enough(
     shapes, skipped, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(halving, "estimate", lambda *_: (TrainingCost(0, 0.0), "no time"))
-    monkeypatch.setattr(halving, "defaults", lambda search: {})
+    monkeypatch.setattr(halving, "distill_keys", lambda search: {})
     why = "untrained it is 6.0 times as fast, not 8"
     search = search_of(tmp_path, speedup=8.0, budget=60.0)
     try_shapes(search, shapes)
@@ -428,7 +428,7 @@ def test_integers_are_chosen_on_the_rows_without_a_bound_too(backend, reads_rows
     monkeypatch.setattr(steps.export_verb, "export", lambda _, **options: given.update(options))
     options = {"model": "model", "task": "own", "data.source": "rows.csv"}
     recipe = resolve(CompressRecipe, recipe=None, options=options).recipe
-    steps.export(recipe, "model", backend).call(RunOptions())
+    steps.export_step(recipe, "model", backend).call(RunOptions())
     assert (given["task"], given["data"].source, given["max_drop"]) == (
         ("own", "rows.csv", None) if reads_rows else (None, None, None)
     )

@@ -20,8 +20,8 @@ from kdcli.report.schema_decisions import (
 from kdcli.verbs.compress.rows import goal_notes, row_notes
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.ship import (
-    calibrate,
     check_temperature,
+    fit_temperature,
     measured_file,
     never_predicted,
     public_command,
@@ -100,7 +100,7 @@ def decision(**changed):
 )
 def test_the_temperature_of_the_selection_rows_is_stored(found, stored, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}', "utf-8")
-    calibrate(tmp_path, [found], "int8")
+    fit_temperature(tmp_path, [found], "int8")
     config = json.loads((tmp_path / "config.json").read_text("utf-8"))
     assert config.get(TEMPERATURE) == stored
     assert config["model_type"] == "bert"

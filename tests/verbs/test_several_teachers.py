@@ -9,7 +9,7 @@ from own_files import refused, report_of, said_by, succeeds
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.run.context import cpu_session
-from kdcli.verbs.distill.teachers import joined
+from kdcli.verbs.distill.teachers import join_vectors
 from kdcli.workloads.embedder import Embedder, cosines
 
 WORDS = [f"w{n}" for n in range(59)]
@@ -50,7 +50,7 @@ def test_the_cosine_of_joined_vectors_is_the_mean_of_the_cosines():
     drawn = np.random.default_rng(0)
     parts = [drawn.normal(size=(6, width)) * drawn.uniform(1, 9, (6, 1)) for width in (5, 8)]
     parts[1][3] = 0
-    vectors = joined([lambda at, x=x: x[at] for x in parts])(np.array([4, 0, 3]))
+    vectors = join_vectors([lambda at, x=x: x[at] for x in parts])(np.array([4, 0, 3]))
     expected = [
         np.mean([(x[4] @ x[0]) / np.linalg.norm(x[4]) / np.linalg.norm(x[0]) for x in parts])
     ]

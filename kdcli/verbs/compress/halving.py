@@ -67,7 +67,7 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
         return
     if len(alive) == 1 and runner.recipe.budget is None:
         # One shape without a budget needs no time estimate.
-        if finish(search, alive[0]):
+        if train_fully(search, alive[0]):
             train_without_teacher(search, alive[0])
         search.judge()
         return
@@ -86,7 +86,7 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
         alive, worse = halve(search.goal, scores, shapes, last=last)
         at = rung_steps(cost.steps, rung)
         stopped += [_Stopped(shape, scores[shape], at) for shape in worse]
-    if finish(search, alive[0], cost.steps):
+    if train_fully(search, alive[0], cost.steps):
         train_without_teacher(search, alive[0])
     search.judge()
     # While the goal is missed, the stopped shapes are trained on, the best one first.
@@ -97,19 +97,19 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
         if why:
             search.skip(one.shape, f"trained for {one.steps} of {cost.steps} steps only: {why}")
             continue
-        finish(search, one.shape, cost.steps)
+        train_fully(search, one.shape, cost.steps)
         search.judge()
 
 
 def distilling(search: Search, shape: str, keys: Mapping[str, object] | None = None) -> Step:
     """Return the step that distils a shape. The plan's keys override `keys`."""
     runner = search.runner
-    default = {} if "recipe" in runner.recipe.plan.distill else defaults(search)
+    default = {} if "recipe" in runner.recipe.plan.distill else distill_keys(search)
     merged = {**default, **(keys or {}), **dict(flatten(runner.recipe.plan.distill))}
     return runner.trainer.distill(search.teacher, merged, shape)
 
 
-def defaults(search: Search) -> dict[str, object]:
+def distill_keys(search: Search) -> dict[str, object]:
     """Return the keys of a distillation that the plan does not give."""
     runner = search.runner
     trusted = runner.options.trust_remote_code
@@ -185,7 +185,7 @@ def halve(
     return order[:keep], order[keep:]
 
 
-def finish(search: Search, shape: str, total: int | None = None) -> bool:
+def train_fully(search: Search, shape: str, total: int | None = None) -> bool:
     """Train a shape to the end and export it, also with a trimmed vocabulary where that pays.
 
     Return False if the training failed or had no time.
@@ -198,7 +198,7 @@ def finish(search: Search, shape: str, total: int | None = None) -> bool:
     large = card.params_embedding >= runner.recipe.plan.trim_from * card.params_total
     if large:
         name = f"{shape}-trimmed"
-        step = steps.trim(str(models[shape]), runner.training_text, {})
+        step = steps.trim_step(str(models[shape]), runner.training_text, {})
         if search.finishes(name, step, shape):
             models[name] = runner.path(name)
     for name, model in models.items():
@@ -211,7 +211,9 @@ def train_without_teacher(search: Search, shape: str) -> None:
     runner = search.runner
     if not (runner.recipe.plan.undistilled and runner.trainer.supervised and runner.has_labels):
         return
-    schedule = {key: value for key, value in defaults(search).items() if key.startswith("train.")}
+    schedule = {
+        key: value for key, value in distill_keys(search).items() if key.startswith("train.")
+    }
     plan = {key: value for key, value in runner.recipe.plan.distill.items() if key != "loss"}
     keys = {**schedule, **dict(flatten(plan))}
     keys |= {"method": "soft-targets", "stage": "none", "kd.weight": 0.0}

@@ -122,7 +122,7 @@ def follow_steps(search: Search) -> CandidateScores:
             search.candidates[name] = Candidate(name, runner.path(name), "", parent, str(model))
             continue
         if verb == "trim":
-            model = runner.require(name, steps.trim(str(model), runner.training_text, keys))
+            model = runner.require(name, steps.trim_step(str(model), runner.training_text, keys))
         else:
             if verb == "prune":
                 step = runner.trainer.prune(str(model), keys, search.teacher)

@@ -49,9 +49,9 @@ from kdcli.verbs.compress.search import TEACHER, Candidate, Search, check_backen
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
 from kdcli.verbs.compress.shapes import measure_untrained
 from kdcli.verbs.compress.ship import (
-    calibrate,
     check_temperature,
     fill_best,
+    fit_temperature,
     never_predicted,
     with_thresholds,
 )
@@ -153,19 +153,21 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
     except BudgetError:
         # A later run with a larger budget reuses the timings.
         if journal.known(TIMED):
-            claim(resolved, runner, divided.partition)
+            claim_folder(resolved, runner, divided.partition)
         raise
-    claim(resolved, runner, divided.partition)
+    claim_folder(resolved, runner, divided.partition)
     if not fits:
         search.teacher = str(runner.require(TEACHER, finetuning(runner)))
     if untrained is None:
         follow_steps(search)
     elif not (runner.asks_again and search.answers_from_earlier()):
         follow_plan(search, untrained)
-    return finish(search)
+    return ship(search)
 
 
-def claim(resolved: Resolved[CompressRecipe], runner: StepRunner, partition: Partition) -> None:
+def claim_folder(
+    resolved: Resolved[CompressRecipe], runner: StepRunner, partition: Partition
+) -> None:
     """Claim the directory, and write the chosen rows and the journal to it."""
     options, data = runner.options, runner.recipe.data
     claimed = RunDir.claim(
@@ -216,7 +218,7 @@ def check_model(recipe: CompressRecipe, *, trusted: bool) -> tuple[bool, bool]:
     return fits, not workload.needs_reference
 
 
-def finish(search: Search) -> RunResult:
+def ship(search: Search) -> RunResult:
     """Verify the best candidate, put it into best/, and write the report."""
     runner, goal, scores = search.runner, search.goal, search.scores
     assert scores is not None
@@ -281,7 +283,7 @@ def verify_decisions(
     """
     selected = scores.report.decisions
     teacher_name, chosen_name = (scores.report_names[one] for one in (TEACHER, chosen.name))
-    calibrate(chosen.folder, selected, chosen_name)
+    fit_temperature(chosen.folder, selected, chosen_name)
     verified = verify(runner, scores, chosen)
     decisions = [
         with_thresholds(decision, selected, teacher_name, chosen_name)

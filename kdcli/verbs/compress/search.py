@@ -101,12 +101,12 @@ class Search:
         """
         recipe, bound = self.runner.recipe, self.int8_bound(parent)
         if backend.endswith("-int8") and bound > 0:
-            gated = steps.export(recipe, str(model), backend, max_drop=bound)
+            gated = steps.export_step(recipe, str(model), backend, max_drop=bound)
             why = self.runner.step(name, gated, key=f"run {name} within {bound:.4g} points")
             if not why:
                 return ""
             Progress.log(f"{name} is quantised without a bound: {why}")
-        plain = steps.export(recipe, str(model), backend)
+        plain = steps.export_step(recipe, str(model), backend)
         return self.runner.step(name, plain, required=required)
 
     def int8_bound(self, parent: str | None) -> float:

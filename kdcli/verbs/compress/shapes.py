@@ -13,12 +13,13 @@ from kdcli.deploy.untrained import (
     subject_of,
     times_of,
     times_of_shapes,
+    untrained_student,
 )
 from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
 from kdcli.models.grammar import goal_of, parse_shape
 from kdcli.models.load import load_encoder, location
-from kdcli.models.shape import build_student, shape_of
+from kdcli.models.shape import shape_of
 from kdcli.report.views import short
 from kdcli.types import ModelShape
 from kdcli.verbs.compress.budget import TIMED, timing_stopped
@@ -68,7 +69,7 @@ def measure_untrained(search: Search, model: str) -> Untrained:
         shapes = shapes_of(texts, full, allow_static=allow_static)
     if len(search.backends) == 1 and len(shapes) == 1 and not is_bounded(search.goal):
         backend = search.backends[0]
-        build_student(loaded.model, shapes[0], init="random", seed=runner.recipe.seed)
+        untrained_student(loaded, shapes[0], runner.recipe.seed)
         return Untrained(UNTIMED, {backend: UNTIMED}, backend, {str_of(shapes[0]): UNTIMED})
     measure = runner.recipe.measure
     protocol = Protocol(

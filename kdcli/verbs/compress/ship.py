@@ -106,7 +106,7 @@ def with_summary(card: str, sentence: str, command: str) -> str:
     return f"{before}{title}{heading}\n\n{summary}{body}"
 
 
-def calibrate(folder: Path, decisions: Sequence[Decision], model: str) -> None:
+def fit_temperature(folder: Path, decisions: Sequence[Decision], model: str) -> None:
     """Store the temperature that the selection rows give a classifier in its configuration.
 
     Rows without labels give none, because they cannot tell how often a prediction is right.

@@ -74,7 +74,7 @@ def is_done(folder: Path) -> bool:
     return (folder / FACTS).is_file() or RunDir(folder).done
 
 
-def trim(model: str, text: Callable[[], Path], keys: RecipeKeys) -> Step:
+def trim_step(model: str, text: Callable[[], Path], keys: RecipeKeys) -> Step:
     """Trim a model's vocabulary to the tokens of a text, unless the keys name another text."""
 
     def call(options: RunOptions) -> object:
@@ -84,7 +84,7 @@ def trim(model: str, text: Callable[[], Path], keys: RecipeKeys) -> Step:
     return Step("trim", call)
 
 
-def export(
+def export_step(
     recipe: CompressRecipe, model: str, backend: str, *, max_drop: float | None = None
 ) -> Step:
     """Write a model for a backend, such as `onnx-int8`.

@@ -61,7 +61,7 @@ from kdcli.verbs.distill.student import (
     relation_kernel,
     teacher_needs,
 )
-from kdcli.verbs.distill.teachers import joined, open_more_teachers
+from kdcli.verbs.distill.teachers import join_vectors, open_more_teachers
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embedding import METHOD, EmbeddingWorkload
 from kdcli.workloads.embedding_texts import divided_texts
@@ -241,7 +241,7 @@ class EmbeddingDistillation:
         first = self._vectors_of(self.teacher)
         if not self.more_teachers:
             return first
-        return joined([first, *map(self._vectors_of, self.more_teachers)])
+        return join_vectors([first, *map(self._vectors_of, self.more_teachers)])
 
     def _vectors_of(self, teacher: Embedder) -> Vectors:
         workload = self.workload

@@ -13,7 +13,7 @@ from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.workloads.embedder import Embedder
 
 
-def joined(vectors: Sequence[Vectors]) -> Vectors:
+def join_vectors(vectors: Sequence[Vectors]) -> Vectors:
     """Return the teachers' vectors of a text one after the other, with length 1 together.
 
     Each teacher has the same weight: the cosine of two joined vectors is the mean of the teachers'
