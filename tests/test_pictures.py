@@ -75,3 +75,17 @@ def test_a_recording_shows_the_command_and_its_output():
     texts = "".join(text.text or "" for text in root.iter(f"{SVG}text")).replace("\xa0", " ")
     assert "kdcli 'a b'" in texts
     assert "[bold]second[/bold]" in texts
+
+
+def test_a_recording_loads_nothing_from_the_internet():
+    svg = record.picture(["kdcli"], "a line")
+    addresses = [word for word in svg.split('"') if word.startswith("http")]
+    assert "@font-face" not in svg
+    assert addresses == ["http://www.w3.org/2000/svg"]
+
+
+def test_a_long_recording_keeps_its_first_and_last_lines():
+    text = "\n".join("abcdef")
+    assert record.shortened(text, 1, 2) == "a\n... 3 lines ...\ne\nf"
+    assert record.shortened(text, 1, 4) == text
+    assert record.shortened(text, 1, None) == text
