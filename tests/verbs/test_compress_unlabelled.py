@@ -230,16 +230,19 @@ def test_another_goal_is_answered_from_what_was_tried(tmp_path, monkeypatch):
         path: path.stat().st_mtime_ns
         for path in (tmp_path / "out" / "steps").rglob("*.safetensors")
     }
-    done = kdcli(*given, "--max-drop", "1")
+    # A limit of size needs the times of untrained shapes only if something must be trained.
+    monkeypatch.setattr(run, "measure_untrained", lambda *_: pytest.fail("shapes were timed"))
+    goal = ("--max-drop", "1", "--max-mb", "100")
+    done = kdcli(*given, *goal)
     assert done.exit_code == 0, done.output
     second = report_of(tmp_path / "out").compression
-    assert (second.goal, second.chosen) == ({"max_drop": 1.0}, "onnx")
+    assert (second.goal, second.chosen) == ({"max_drop": 1.0, "max_mb": 100.0}, "onnx")
     assert {path: path.stat().st_mtime_ns for path in weights} == weights
     assert second.verification.look == 2
     assert second.verification.confidence == pytest.approx(0.975)
     assert "97.5% interval" in (tmp_path / "out" / "report.md").read_text("utf-8")
     # Another price only writes the report again.
-    priced = kdcli(*given, "--max-drop", "1", "--price-per-hour", "0.36")
+    priced = kdcli(*given, *goal, "--price-per-hour", "0.36")
     assert priced.exit_code == 0, priced.output
     report = report_of(tmp_path / "out")
     third = report.compression

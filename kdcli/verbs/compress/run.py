@@ -140,6 +140,12 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
     for note in [*divided.notes, *goal_notes(recipe.goal, divided.partition)]:
         Progress.log(note)
         search.notes.append(note)
+    if runner.asks_again and not recipe.steps:
+        if not fits:
+            search.teacher = str(runner.path(TEACHER))
+        if search.answers_from_earlier():
+            claim_folder(resolved, runner, divided.partition)
+            return ship(search)
     if not recipe.steps:
         check_backends(search)
         check_timing(search)
@@ -160,7 +166,7 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
         search.teacher = str(runner.require(TEACHER, finetuning(runner)))
     if untrained is None:
         follow_steps(search)
-    elif not (runner.asks_again and search.answers_from_earlier()):
+    else:
         follow_plan(search, untrained)
     return ship(search)
 
