@@ -1,5 +1,6 @@
 """The pictures of the README, and the tools that draw them."""
 
+import math
 import re
 from html import unescape
 from pathlib import Path
@@ -7,41 +8,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kdcli.report.schema import Compression
+from kdcli.report.schema import Comparison, Evaluation
+from tests.report.reports import report_of
 from tools import front, record
 
 ROOT = Path(__file__).parents[1]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def compression():
-    candidate = {"score": 0.9, "low": None, "high": None, "unstable": False, "speedup": None}
-    return Compression.model_validate(
-        {
-            "task": "own",
-            "metric": "accuracy",
-            "rows": 100,
-            "goal": {"max_drop": 1.0, "speedup": 5.0},
-            "strict": False,
-            "met": True,
-            "chosen": "2x<64>",
-            "sentence": "",
-            "candidates": [
-                {**candidate, "name": "teacher", "ms": 20.0, "mb": 90.0, "outcome": ""},
-                {**candidate, "name": "2x<64>", "ms": 3.0, "mb": 9.0, "outcome": "chosen"},
-            ],
-            "verification": {
-                "rows": 1000,
-                "teacher": 0.92,
-                "score": 0.915,
-                "low": 0.91,
-                "high": 0.918,
-                "confidence": 0.95,
-                "look": 1,
-                "reference": "labels",
-            },
-        }
-    )
+def points():
+    return [
+        front.Point("teacher", 26.0, 0.92, 0.92, 0.92, "teacher"),
+        front.Point("3x<64>", 4.0, 0.9, 0.88, 0.91, "student"),
+        front.Point("theirs", 0.05, 0.85, 0.84, 0.86, "published"),
+    ]
 
 
 @pytest.mark.parametrize("theme", front.THEMES)
@@ -55,19 +35,56 @@ def test_the_readme_describes_its_picture(theme):
     assert title.text == unescape(alternative)
 
 
-def test_a_picture_has_the_numbers_and_the_goal():
-    drawn = compression()
-    root = ElementTree.fromstring(front.picture(drawn, drawn.verification, front.THEMES["dark"]))
+def test_a_picture_has_every_model_at_its_place():
+    theme = front.THEMES["dark"]
+    root = ElementTree.fromstring(front.picture(points(), "mrr@10", theme))
     texts = [text.text for text in root.iter(f"{SVG}text")]
-    assert {"2x<64>", "0.9150 (-0.50 points), 3.0 ms", "0.9200, 20.0 ms"} <= set(texts)
-    assert "goal: 5 times as fast, at most 1 point lost" in texts
-    goal = root.find(f"{SVG}rect")
-    teacher, chosen = root.findall(f"{SVG}circle")
-    assert float(teacher.get("cx")) > float(chosen.get("cx"))
-    assert float(teacher.get("cy")) < float(chosen.get("cy"))
-    # The chosen model is inside the goal.
-    assert float(chosen.get("cx")) < float(goal.get("x")) + float(goal.get("width"))
-    assert float(chosen.get("cy")) < float(goal.get("y")) + float(goal.get("height"))
+    assert {"3x<64>", "0.920, 26 ms", "0.900, 4 ms", "0.850, 0.05 ms", "MRR@10"} <= set(texts)
+    circles = root.findall(f"{SVG}circle")
+    assert [circle.get("fill") for circle in circles] == [
+        theme.teacher,
+        theme.student,
+        theme.published,
+    ]
+    x, y = ([float(circle.get(key)) for circle in circles] for key in ("cx", "cy"))
+    assert x == sorted(x, reverse=True)
+    assert y == sorted(y)
+    # Equal ratios of latency are equal distances.
+    assert (x[0] - x[1]) / (x[1] - x[2]) == pytest.approx(
+        math.log(26 / 4) / math.log(4 / 0.05), abs=0.01
+    )
+    bars = [line for line in root.findall(f"{SVG}line") if line.get("stroke-width") == "2.5"]
+    assert len(bars) == 2
+
+
+def test_the_points_of_a_picture_come_from_an_evaluation():
+    def row(model, status="ok"):
+        first = report_of().latency[0]
+        return first.model_copy(update={"model": model, "batch_size": 1, "status": status})
+
+    def score(model, value):
+        return Evaluation(
+            model=model, task="t", set="", split="test", n=9, metrics={"mrr@10": value}
+        )
+
+    difference = Comparison(
+        model="b", baseline="a", task="t", set="", metric="mrr@10",
+        difference=-0.1, low=-0.12, high=-0.09,
+    )  # fmt: skip
+    report = report_of().model_copy(
+        update={
+            "latency": [row("a"), row("b")],
+            "evaluations": [score("a", 0.9), score("b", 0.8)],
+            "comparisons": [difference],
+        }
+    )
+    first, second = front.points_of(report, "mrr@10", ["b"])
+    assert (first.role, first.low, first.high) == ("teacher", 0.9, 0.9)
+    assert second.role == "published"
+    assert (second.low, second.high) == pytest.approx((0.78, 0.81))
+    report.latency[1] = row("b", "unstable")
+    with pytest.raises(ValueError, match="b has no stable latency"):
+        front.points_of(report, "mrr@10", [])
 
 
 def test_a_recording_shows_the_command_and_its_output():

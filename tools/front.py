@@ -1,30 +1,33 @@
-"""Draw the picture of the README: the quality and latency of a compression, and its goal.
+"""Draw the picture of the README: the quality of models over their latency.
 
-    python -m tools.front RUN -o docs/images/front
+    python -m tools.front RUN --metric mrr@10 --published paraphrase-MiniLM-L3-v2 \\
+      -o docs/images/front
 
-RUN is the directory of a `kdcli compress`. Writes `front-light.svg` and `front-dark.svg`, and
-prints a text for readers who cannot see them. All numbers are from report.json: the latencies, and
-the scores on the verification rows with the 95 % interval of the points lost.
+RUN is the directory of a `kdcli evaluate` that measured latency. Writes `front-light.svg` and
+`front-dark.svg`, and prints a text for readers who cannot see them. All numbers are from
+report.json: the latencies of one sequence, the scores, and the 95 % interval of the difference to
+the first model.
 
 The pictures have no background, and their letters stay readable on a telephone.
 """
 
 import argparse
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import escape
 
 from kdcli.report.finish import RunResult
-from kdcli.report.schema import Candidate, Compression, Verified
+from kdcli.report.schema import Report
 
-WIDTH, HEIGHT = 600, 330
-LEFT, RIGHT, TOP, BOTTOM = 84, 14, 40, 64
+WIDTH, HEIGHT = 640, 400
+LEFT, RIGHT, TOP, BOTTOM = 76, 20, 40, 64
 """The margins around the axes. Lengths are in units of the picture, as SVG has them."""
-FONT = 19
-TICK = 0.005
-"""The distance between two ticks of the score."""
+FONT = 18
+TICKS = (0.005, 0.01, 0.02, 0.05, 0.1)
+"""Distances between two ticks of the score. The first that leaves at most eight is taken."""
 
 
 @dataclass(frozen=True)
@@ -36,26 +39,56 @@ class Theme:
     grid: str
     teacher: str
     student: str
-    goal: str
+    published: str
 
 
 THEMES = {
-    "light": Theme("#ffffff", "#1f2328", "#d1d9e0", "#59636e", "#0969da", "#1a7f37"),
-    "dark": Theme("#0d1117", "#f0f6fc", "#3d444d", "#9198a1", "#4493f8", "#3fb950"),
+    "light": Theme("#ffffff", "#1f2328", "#d1d9e0", "#59636e", "#0969da", "#bc4c00"),
+    "dark": Theme("#0d1117", "#f0f6fc", "#3d444d", "#9198a1", "#4493f8", "#db6d28"),
 }
 """The colours of GitHub's pages."""
 
 
 @dataclass(frozen=True)
-class Scale:
-    """The place of latencies and scores in the picture."""
+class Point:
+    """A model in the picture.
 
-    max_ms: float
+    Attributes:
+        name: its name in the report.
+        ms: milliseconds of one sequence.
+        score: its score, between 0 and 1.
+        low, high: the score's interval, paired with the teacher. Both are `score` for the teacher.
+        role: `teacher`, `student` or `published`, a name of a colour.
+    """
+
+    name: str
+    ms: float
+    score: float
+    low: float
+    high: float
+    role: str
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The place of latencies and scores in the picture. Latencies are on a logarithmic axis."""
+
+    fastest: float
+    slowest: float
     low: float
     high: float
 
+    @classmethod
+    def of(cls, points: Sequence[Point]) -> "Scale":
+        """Return a scale with room around all points."""
+        times, lows = [point.ms for point in points], [point.low for point in points]
+        highs = [point.high for point in points]
+        margin = 0.1 * (max(highs) - min(lows))
+        return cls(min(times) / 1.8, max(times) * 1.8, min(lows) - margin, max(highs) + margin)
+
     def x(self, ms: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * ms / self.max_ms
+        share = math.log(ms / self.fastest) / math.log(self.slowest / self.fastest)
+        return LEFT + (WIDTH - LEFT - RIGHT) * share
 
     def y(self, score: float) -> float:
         return TOP + (HEIGHT - TOP - BOTTOM) * (self.high - score) / (self.high - self.low)
@@ -64,50 +97,52 @@ class Scale:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
+    parser.add_argument("--metric", required=True)
+    parser.add_argument("--published", nargs="*", default=[], metavar="MODEL")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
-    compression = RunResult.read(options.run).report.compression
-    if compression is None or compression.verification is None:
-        parser.error(f"{options.run} is not a compression with a verified model")
-    teacher, chosen = ends_of(compression)
-    if teacher.unstable or chosen.unstable:
-        parser.error(f"the latencies of {options.run} are unstable, so they make no picture")
+    report = RunResult.read(options.run).report
+    try:
+        points = points_of(report, options.metric, options.published)
+    except ValueError as error:
+        parser.error(str(error))
     for name, theme in THEMES.items():
-        svg = picture(compression, compression.verification, theme)
+        svg = picture(points, options.metric, theme)
         options.output.with_name(f"{options.output.name}-{name}.svg").write_text(svg, "utf-8")
-    print(description(compression, compression.verification))
+    print(description(points, options.metric))
 
 
-def ends_of(compression: Compression) -> tuple[Candidate, Candidate]:
-    """Return the teacher and the model that was chosen."""
-    chosen = next(one for one in compression.candidates if one.name == compression.chosen)
-    return compression.candidates[0], chosen
+def points_of(report: Report, metric: str, published: Collection[str]) -> list[Point]:
+    """Return the models of a report that were scored and timed, the teacher first.
+
+    Raises ValueError: a model was not timed, or its latency is unstable.
+    """
+    times = {row.model: row for row in report.latency if row.batch_size == 1}
+    compared = {one.model: one for one in report.comparisons if one.metric == metric}
+    points = []
+    for evaluation in report.evaluations:
+        name, score = evaluation.model, evaluation.metrics[metric]
+        if name not in times or times[name].status == "unstable":
+            raise ValueError(f"{name} has no stable latency, so it makes no picture")
+        low = high = score
+        if name in compared:
+            low = score - compared[name].difference + compared[name].low
+            high = score - compared[name].difference + compared[name].high
+        role = "published" if name in published else "student" if name in compared else "teacher"
+        points.append(Point(name, times[name].p50_ms, score, low, high, role))
+    return points
 
 
-def description(compression: Compression, verified: Verified) -> str:
+def description(points: Sequence[Point], metric: str) -> str:
     """Describe the picture in a sentence."""
-    teacher, chosen = ends_of(compression)
-    return (
-        f"{compression.metric.capitalize()} over latency: "
-        f"the teacher has {verified.teacher:.4f} at {teacher.ms:.1f} ms, "
-        f"and {chosen.name} has {verified.score:.4f} at {chosen.ms:.1f} ms"
-    )
+    parts = [f"{one.name} has {one.score:.3f} at {_ms(one.ms)}" for one in points]
+    return f"{_label(metric)} over latency: {', '.join(parts)}"
 
 
-def picture(compression: Compression, verified: Verified, theme: Theme) -> str:
+def picture(points: Sequence[Point], metric: str, theme: Theme) -> str:
     """Return the picture as SVG."""
-    teacher, chosen = ends_of(compression)
-    assert teacher.ms is not None
-    scale = Scale(
-        max_ms=1.08 * teacher.ms,
-        low=min(verified.low, verified.score) - 0.9 * TICK,
-        high=max(verified.high, verified.teacher) + 0.8 * TICK,
-    )
-    parts = [
-        *_axes(scale, compression.metric, theme),
-        *_goal(scale, compression, verified, theme),
-        *_models(scale, teacher, chosen, verified, theme),
-    ]
+    scale = Scale.of(points)
+    models = [part for point in points for part in _model(scale, point, theme)]
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
@@ -115,8 +150,9 @@ def picture(compression: Compression, verified: Verified, theme: Theme) -> str:
             f'font-size="{FONT}" fill="{theme.ink}">',
             # Text covers the lines behind it.
             f"<style>text {{ paint-order: stroke; stroke: {theme.page}; stroke-width: 6 }}</style>",
-            f"<title>{escape(description(compression, verified))}</title>",
-            *parts,
+            f"<title>{escape(description(points, metric))}</title>",
+            *_axes(scale, metric, theme),
+            *models,
             "</svg>\n",
         ]
     )
@@ -124,54 +160,39 @@ def picture(compression: Compression, verified: Verified, theme: Theme) -> str:
 
 def _axes(scale: Scale, metric: str, theme: Theme) -> Iterator[str]:
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    first = int(scale.low / TICK) + 1
-    for number in range(first, int(scale.high / TICK) + 1):
-        score = number * TICK
-        y = scale.y(score)
+    tick = next(one for one in TICKS if (scale.high - scale.low) / one <= 8)
+    for number in range(math.ceil(scale.low / tick), int(scale.high / tick) + 1):
+        y = scale.y(number * tick)
         yield _line(LEFT, y, right, y, theme.grid)
-        yield _text(LEFT - 10, y + FONT / 3, f"{score:.3f}", anchor="end")
+        yield _text(LEFT - 10, y + FONT / 3, f"{number * tick:.3g}", anchor="end")
     yield _line(LEFT, bottom, right, bottom, theme.ink)
-    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500) if scale.max_ms / s <= 7)
-    for ms in range(0, int(scale.max_ms) + 1, step):
-        yield _text(scale.x(ms), bottom + 24, f"{ms}", anchor="middle")
-    yield _text((LEFT + right) / 2, HEIGHT - 10, "ms for 128 tokens", anchor="middle")
-    yield _text(4, 20, metric)
+    for power in range(-3, 4):
+        for digit in (1, 3):
+            ms = digit * 10.0**power
+            if scale.fastest <= ms <= scale.slowest:
+                yield _text(scale.x(ms), bottom + 24, f"{ms:g}", anchor="middle")
+    yield _text((LEFT + right) / 2, HEIGHT - 10, "ms for one text", anchor="middle")
+    yield _text(4, 20, _label(metric))
 
 
-def _goal(
-    scale: Scale, compression: Compression, verified: Verified, theme: Theme
-) -> Iterator[str]:
-    """Draw the part of the picture that meets the goal."""
-    teacher, _ = ends_of(compression)
-    assert teacher.ms is not None
-    drop, speedup = compression.goal.get("max_drop"), compression.goal.get("speedup")
-    if drop is None or speedup is None:
-        return
-    right, bottom = scale.x(teacher.ms / speedup), scale.y(verified.teacher - drop / 100)
-    yield (
-        f'<rect x="{LEFT}" y="{TOP}" width="{right - LEFT:.1f}" height="{bottom - TOP:.1f}" '
-        f'fill="{theme.goal}" fill-opacity="0.18" stroke="{theme.goal}" stroke-dasharray="5 4"/>'
-    )
-    points = "point" if drop == 1 else "points"
-    label = f"goal: {speedup:g} times as fast, at most {drop:g} {points} lost"
-    yield _text(WIDTH - RIGHT, 20, label, colour=theme.goal, anchor="end")
+def _model(scale: Scale, point: Point, theme: Theme) -> Iterator[str]:
+    colour = getattr(theme, point.role)
+    x, y = scale.x(point.ms), scale.y(point.score)
+    if point.high > point.low:
+        yield _line(x, scale.y(point.low), x, scale.y(point.high), colour, width=2.5)
+    yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7" fill="{colour}"/>'
+    is_right = x > (LEFT + WIDTH - RIGHT) / 2
+    anchor, at = ("end", x - 14) if is_right else ("start", x + 14)
+    yield _text(at, y - 2, point.name, anchor=anchor, colour=colour, bold=True)
+    yield _text(at, y + FONT, f"{point.score:.3f}, {_ms(point.ms)}", anchor=anchor)
 
 
-def _models(
-    scale: Scale, teacher: Candidate, chosen: Candidate, verified: Verified, theme: Theme
-) -> Iterator[str]:
-    assert teacher.ms is not None
-    assert chosen.ms is not None
-    x, y = scale.x(teacher.ms), scale.y(verified.teacher)
-    yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="8" fill="{theme.teacher}"/>'
-    yield _text(x + 8, y + 32, "teacher", anchor="end", bold=True)
-    yield _text(x + 8, y + 56, f"{verified.teacher:.4f}, {teacher.ms:.1f} ms", anchor="end")
-    x, y = scale.x(chosen.ms), scale.y(verified.score)
-    yield _line(x, scale.y(verified.low), x, scale.y(verified.high), theme.student, width=2.5)
-    yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="8" fill="{theme.student}"/>'
-    lost = 100 * (verified.teacher - verified.score)
-    yield _text(x + 36, y + 6, chosen.name, bold=True)
-    yield _text(x + 36, y + 30, f"{verified.score:.4f} (-{lost:.2f} points), {chosen.ms:.1f} ms")
+def _label(metric: str) -> str:
+    return metric.upper() if metric.startswith(("mrr", "f1")) else metric
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:.2g} ms" if ms < 10 else f"{ms:.0f} ms"
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, colour: str, *, width: float = 1) -> str:
