@@ -7,7 +7,7 @@ from kdcli.data.labelled.lists import RERANK_TASK
 from kdcli.data.labelled.own import HEAD, own_task
 from kdcli.data.sources import FileSource, open_source
 from kdcli.data.storage import NotFound
-from kdcli.data.tasks import OWN
+from kdcli.data.tasks import OWN, named_tasks
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.models.cross_encoder import activation_of
@@ -44,7 +44,8 @@ def known_task(
 ) -> str | None:
     """Return the task that a model is for, if the user names none; None for a plain encoder.
 
-    * A model that kdcli trained: the task that it was trained on, unless `data` is plain text.
+    * A model that kdcli trained: the task that it was trained on, unless `data` is plain text or
+      lacks the columns of that task's texts.
     * An embedding model, or an encoder with `pooling`: scored pairs or retrieval if the data are
       such, else agreement of its vectors on texts.
     * A cross-encoder: `rerank`. Any other head: the user's own rows.
@@ -58,7 +59,7 @@ def known_task(
     Raises:
         UsageError: the model cannot be read.
     """
-    if pooling is None and (task := trained_task(model)) is not None and not _is_text(data):
+    if pooling is None and (task := trained_task(model)) is not None and _has_texts_of(task, data):
         return task
     if pooling is not None or read_format(model) is not None:
         return _task_of_vectors(data)
@@ -104,6 +105,27 @@ def with_task(
         return resolved
     Progress.log(f"{model}: task {task}, by its files and its data")
     return defaulted(resolved, {"task": task}, f"the files of {model}")
+
+
+def _has_texts_of(task: str, data: str | None) -> bool:
+    """Whether the data are not plain text, and the first row has the texts of a named task.
+
+    True if there are no data, or if they cannot be read, because their reading reports the error.
+    """
+    if data is None:
+        return True
+    if _is_text(data):
+        return False
+    named = named_tasks().get(task)
+    if named is None:
+        return True
+    try:
+        opened = open_source(data)
+        rows = (row for table in opened.tables(opened.splits()[0]) for row in table.rows)
+        first = next(rows, None)
+    except (NotFound, UsageError):
+        return True
+    return first is None or set(named.texts) <= first.values.keys()
 
 
 def _is_text(data: str | None) -> bool:

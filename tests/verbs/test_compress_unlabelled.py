@@ -148,6 +148,19 @@ def test_the_task_is_known_from_model_and_rows(make, tmp_path):
     assert known_task(str(tmp_path / "model"), str(data)) == task
 
 
+def test_rows_without_a_benchmarks_columns_are_the_users_own(tmp_path):
+    texts, _, _ = classifier(tmp_path)
+    (tmp_path / "model" / "recipe.yaml").write_text("verb: finetune\ntask: sst2\n")
+    (tmp_path / "model" / "log.jsonl").write_text("")
+    sentences = write(tmp_path / "sentences.jsonl", [{"sentence": f"w{n}"} for n in range(9)])
+    model = str(tmp_path / "model")
+    assert known_task(model, str(texts)) == "own"
+    assert known_task(model, str(sentences)) == "sst2"
+    assert known_task(model, None) == "sst2"
+    # Its reading reports the error.
+    assert known_task(model, str(tmp_path / "missing.jsonl")) == "sst2"
+
+
 # Their kinds are evaluated without labels by tests/workloads, and each needs a graph of its own.
 LATER = [pytest.param(make, marks=pytest.mark.long) for make in (scorer, tagger, reader)]
 
