@@ -311,6 +311,10 @@ def _write_onnx(network: _Network, file: Path) -> tuple[tuple[str, ...], tuple[s
         for node in nodes:
             # A stack trace names files of this machine.
             node.metadata_props.pop(STACK_TRACE, None)
+        for value in program.model.graph.initializers.values():
+            # Other programs may transpose weights, and then a recorded shape would contradict them.
+            # The weights have their shapes anyway.
+            value.shape = value.type = None
         program.save(
             file,
             external_data=sum(p.numel() * p.element_size() for p in model.parameters()) > 1 << 31,

@@ -18,6 +18,9 @@ from kdcli.deploy.rounding import INT8, INT8_PAIRS, round_weight
 from kdcli.types import Array, Batch
 
 Keys = Set[str]
+SMALL_TABLE = 32
+"""Largest number of rows of a table that stays in float32. Every text reads such a table, token
+types or relative positions for example, and rounding it would save almost nothing."""
 Outputs = Callable[[Batch], Array]  # returns the model's outputs that are scored, as one vector
 
 
@@ -29,9 +32,16 @@ def key_of(weight: Array) -> str:
 
 
 def products(model: nn.Module) -> dict[str, nn.Linear | nn.Embedding]:
-    """Return a model's linears and embeddings by name; one that layers share appears once."""
-    kinds = (nn.Linear, nn.Embedding)
-    return {name: part for name, part in model.named_modules() if isinstance(part, kinds)}
+    """Return a model's linears and embeddings by name; one that layers share appears once.
+
+    Embeddings of at most `SMALL_TABLE` rows are never rounded, so they are left out.
+    """
+    return {
+        name: part
+        for name, part in model.named_modules()
+        if isinstance(part, nn.Linear)
+        or (isinstance(part, nn.Embedding) and part.num_embeddings > SMALL_TABLE)
+    }
 
 
 def keys_of(model: nn.Module, names: Sequence[str]) -> set[str]:

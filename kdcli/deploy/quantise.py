@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from kdcli.deploy.calibrate import ACTIVATION_GROUP, Rounding
-from kdcli.deploy.products import Keys, key_of
+from kdcli.deploy.folding import Folding
+from kdcli.deploy.products import SMALL_TABLE, Keys, key_of
 from kdcli.deploy.rounding import INT4_BLOCKS, INT8_PAIRS, LIMIT, Integers, round_weight
 from kdcli.deploy.sessions import library
 from kdcli.errors import MachineError
@@ -19,6 +20,7 @@ from kdcli.types import Array
 if TYPE_CHECKING:
     import onnx
     import openvino
+    from onnx import NodeProto
 
 Roundings = Mapping[str, Rounding]
 """Maps the key of a linear's weights to its rounding."""
@@ -48,8 +50,7 @@ def quantise_onnx(
         logging.getLogger(name).setLevel(logging.ERROR)
     large = any(plain.parent.glob(f"{plain.name}.data"))
     graph = onnx.load(plain, load_external_data=precision != "int8")
-    # A linear with one row per sequence is a Gemm, which is quantised transposed. The recorded
-    # shapes would contradict it.
+    # The shapes of the float32 graph need not hold for the nodes that replace its nodes.
     graph.graph.ClearField("value_info")
     if precision == "int8":
         _write_int8(graph, plain, file, large, in_float, roundings)
@@ -93,7 +94,7 @@ def _write_int8(
     }
     # The quantiser would round a whole table with one scale, the largest entry's.
     kept += _round_tables(graph, plain.parent, in_float)
-    _smooth(graph, rounded, kept)
+    rounded = _smooth(graph, plain.parent, rounded, kept)
     by_row = plain.with_name(f"by_row_{plain.name}")
     onnx.save(graph, by_row)
     quantization = library("onnxruntime.quantization", "onnx")
@@ -153,36 +154,57 @@ def _replace(tensor: "onnx.TensorProto", values: Array) -> None:
 
 
 def _smooth(
-    graph: "onnx.ModelProto", rounded: Mapping[str, Rounding], in_float: Sequence[str]
-) -> None:
+    graph: "onnx.ModelProto",
+    folder: Path,
+    rounded: Mapping[str, Rounding],
+    in_float: Sequence[str],
+) -> dict[str, Rounding]:
     """Divide the inputs of smoothed products by their divisors.
+
+    A division costs time, so it is folded into the weights that compute the input if possible.
 
     Args:
         graph: The float32 graph.
+        folder: The folder of its external weights.
         rounded: The roundings by the name of the weights in the graph.
         in_float: The names of the nodes that are not rounded.
+
+    Returns:
+        The roundings after the divisions that were folded into their scales.
     """
     onnx = library("onnx", "onnx")
-    nodes = []
-    divided: dict[tuple[str, bytes], str] = {}
+    result = dict(rounded)
+    smoothed: dict[tuple[str, bytes], list[NodeProto]] = {}
     for node in graph.graph.node:
         rounding = rounded.get(node.input[1]) if _is_linear(node) else None
         if rounding is not None and rounding.smoothing_I is not None and node.name not in in_float:
             inverse_I = (1 / rounding.smoothing_I).numpy()
-            shared = node.input[0], inverse_I.tobytes()
-            if shared not in divided:
-                name = divided[shared] = f"{node.input[0]}_smoothed_{len(divided)}"
-                factor = onnx.numpy_helper.from_array(inverse_I, f"{name}_factor")
-                graph.graph.initializer.append(factor)
-                nodes.append(
-                    onnx.helper.make_node(
-                        "Mul", [node.input[0], factor.name], [name], name=f"{name}_product"
-                    )
-                )
-            node.input[0] = divided[shared]
+            smoothed.setdefault((node.input[0], inverse_I.tobytes()), []).append(node)
+    folding = Folding(graph, folder)
+    products: dict[str, NodeProto] = {}
+    for (name, data), readers in smoothed.items():
+        inverse_I = np.frombuffer(data, np.float32)
+        folded = folding.multiply(name, len(readers), inverse_I)
+        if folded is not None:
+            for weight in rounded.keys() & set(folded):
+                result[weight] = result[weight].with_outputs(torch.from_numpy(inverse_I.copy()))
+            continue
+        new = f"{name}_smoothed_{len(products)}"
+        factor = onnx.numpy_helper.from_array(inverse_I, f"{new}_factor")
+        graph.graph.initializer.append(factor)
+        products[readers[0].name] = onnx.helper.make_node(
+            "Mul", [name, factor.name], [new], name=f"{new}_product"
+        )
+        for node in readers:
+            node.input[0] = new
+    nodes = []
+    for node in graph.graph.node:
+        if node.name in products:
+            nodes.append(products[node.name])
         nodes.append(node)
     del graph.graph.node[:]
     graph.graph.node.extend(nodes)
+    return result
 
 
 def _in_4_bits(
@@ -190,7 +212,12 @@ def _in_4_bits(
 ) -> "onnx.ModelProto":
     """Return a graph with weights in 4 bits."""
     products = list(_products(graph, folder))
-    kept = [name for product in products if product.key in in_float for name in product.names]
+    kept = [
+        name
+        for product in products
+        if product.key in in_float or (product.is_table and len(product.array) <= SMALL_TABLE)
+        for name in product.names
+    ]
     tool = library("onnxruntime.quantization.matmul_nbits_quantizer", "onnx")
     block = INT4_BLOCKS.block
     config = tool.DefaultWeightOnlyQuantConfig(
@@ -292,7 +319,8 @@ def _products(graph: "onnx.ModelProto", folder: Path) -> Iterator[GraphProduct]:
 def _round_tables(graph: "onnx.ModelProto", folder: Path, in_float: Keys) -> list[str]:
     """Round the float32 tables of an ONNX graph to int8, with one scale per row.
 
-    A table is gathered in int8, and multiplied by the gathered scales. Tables in `in_float` stay.
+    A table is gathered in int8, and multiplied by the gathered scales. Small tables and those in
+    `in_float` stay in float32.
 
     Returns the names of all gathers of tables and scales, which the quantiser must not change.
     """
@@ -315,7 +343,7 @@ def _round_tables(graph: "onnx.ModelProto", folder: Path, in_float: Keys) -> lis
         low, scale = f"{table}_int8", f"{table}_row_scale"
         if table not in rounded:
             x_VH = array_of(tables[table], base_dir=str(folder))
-            if in_float and key_of(x_VH) in in_float:
+            if len(x_VH) <= SMALL_TABLE or (in_float and key_of(x_VH) in in_float):
                 continue
             largest_V1 = np.abs(x_VH).max(axis=1, keepdims=True)
             scale_V1 = np.where(largest_V1 > 0, largest_V1 / 127, 1).astype(np.float32)
@@ -364,6 +392,8 @@ def quantise_openvino(
             continue
         weight = source.get_data()
         if weight.ndim != 2 or weight.dtype != np.float32:
+            continue
+        if kind == "Gather" and len(weight) <= SMALL_TABLE:
             continue
         summed = 0 if kind == "MatMul" and not node.get_attributes()["transpose_b"] else 1
         key = key_of(weight if summed else weight.T)

@@ -92,8 +92,7 @@ class InputStatistics:
 
     Attributes:
         order_I: The columns, the one with the largest inputs first.
-        factor_II: The upper Cholesky factor of the inverse of the inputs' Gram matrix, in this
-            order.
+        factor_II: Upper triangular R in this order, where R R' is the Gram matrix of the inputs.
     """
 
     order_I: Tensor
@@ -102,15 +101,14 @@ class InputStatistics:
     @classmethod
     def of(cls, gram_II: Tensor) -> "InputStatistics":
         """Prepare the Gram matrix of the inputs, X'X for inputs X [R, I]."""
-        gram_II = gram_II.double()
-        damping = DAMPING * gram_II.diagonal().mean().clamp(min=torch.finfo(torch.float32).tiny)
-        order_I = gram_II.diagonal().argsort(descending=True, stable=True)
-        ordered_II = gram_II[order_I][:, order_I]
-        ordered_II.diagonal().add_(damping)
-        # If the matrix is R R' with R upper triangular, its inverse is U'U with U = inverse(R).
-        r_II = torch.linalg.cholesky(ordered_II.flip(0, 1)).flip(0, 1)
-        identity_II = torch.eye(len(r_II), dtype=r_II.dtype)
-        return cls(order_I, torch.linalg.solve_triangular(r_II, identity_II, upper=True))
+        sizes_I = gram_II.diagonal().double()
+        damping = DAMPING * sizes_I.mean().clamp(min=torch.finfo(torch.float32).tiny)
+        order_I = sizes_I.argsort(descending=True, stable=True)
+        # The Cholesky factor of the reversed matrix is lower triangular. Reversed, it is R.
+        reversed_I = order_I.flip(0)
+        reversed_II = gram_II[reversed_I[:, None], reversed_I].double()
+        reversed_II.diagonal().add_(damping)
+        return cls(order_I, torch.linalg.cholesky(reversed_II).flip(0, 1))
 
 
 def round_weight(weight_OI: Tensor, grid: Grid, inputs: InputStatistics | None = None) -> Integers:
@@ -142,29 +140,37 @@ def _nearest(exact_OI: Tensor, scale_OI: Tensor, grid: Grid) -> Tensor:
 
 
 def _compensated(exact_OI: Tensor, scale_OI: Tensor, grid: Grid, inputs: InputStatistics) -> Tensor:
-    """Round column by column, and correct the later columns for each column's error."""
+    """Round column by column, and correct the later columns for the errors of the earlier ones.
+
+    For errors e of a row of weights, the squared error of the product is |R'e|^2. Once the first
+    columns are rounded, it is smallest if all later entries of R'e are zero. This determines the
+    value that the next column should have.
+    """
     width, outputs = exact_OI.shape[1], len(exact_OI)
     # A column is contiguous in the transposed matrices.
     values_IO = torch.zeros(width, outputs, dtype=torch.float64)
-    left_IO, scale_IO = exact_OI.T[inputs.order_I].contiguous(), scale_OI.T.contiguous()
+    exact_IO, scale_IO = exact_OI.T[inputs.order_I].contiguous(), scale_OI.T.contiguous()
+    spread_IO = torch.zeros_like(exact_IO)  # R'e, from the errors of the blocks that are done
     order, is_done = inputs.order_I.tolist(), [False] * width
     for begin in range(0, width, COLUMNS):
         end = min(begin + COLUMNS, width)
         errors_CO = torch.zeros(end - begin, outputs, dtype=torch.float64)
+        # A column of R is contiguous in its transpose.
+        factor_CC = inputs.factor_II[begin:end, begin:end].T.contiguous()
         for place in range(begin, end):
-            column = order[place]
-            scale_O, wanted_O = scale_IO[column], left_IO[place]
+            column, done = order[place], place - begin
+            factor_C, scale_O = factor_CC[done], scale_IO[column]
+            spread_O = spread_IO[place]
+            spread_O.addmv_(errors_CO[:done].T, factor_C[:done])
+            wanted_O = exact_IO[place] + spread_O / factor_C[done]
             value_O = torch.round(wanted_O / scale_O).clamp(grid.low, grid.high)
             partner = column ^ 1
             if partner < width and is_done[partner]:
                 value_O = _within_pair(value_O, values_IO[partner], grid)
             values_IO[column] = value_O
             is_done[column] = True
-            factor_I = inputs.factor_II[place]
-            error_O = (wanted_O - value_O * scale_O) / factor_I[place]
-            errors_CO[place - begin] = error_O
-            left_IO[place + 1 : end] -= factor_I[place + 1 : end, None] * error_O
-        left_IO[end:] -= inputs.factor_II[begin:end, end:].T @ errors_CO
+            errors_CO[done] = exact_IO[place] - value_O * scale_O
+        spread_IO[end:].addmm_(inputs.factor_II[begin:end, end:].T, errors_CO)
     return values_IO.T
 
 

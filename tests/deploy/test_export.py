@@ -7,9 +7,10 @@ import pytest
 import torch
 import transformers
 from encoders import tiny_config, tiny_encoder
+from onnxruntime.quantization import quantize_dynamic
 
 from kdcli.deploy import export
-from kdcli.deploy.export import EXACT, FILE_LIMITS, FILES, export_model, recorded
+from kdcli.deploy.export import EXACT, FILE_LIMITS, FILES, difference, export_model, recorded
 from kdcli.deploy.products import keys_of, products
 from kdcli.deploy.sessions import Caller, onnx_caller, openvino_caller
 from kdcli.errors import MachineError, UsageError
@@ -157,6 +158,21 @@ def test_products_stay_in_float_by_name(engine, precision, tmp_path):
         none = graph.write(keys_of(model, list(products(model)))).relative
     assert none < 1e-5 < rounded
     assert none < one != rounded
+
+
+def test_other_programs_can_quantise_a_classifier(tmp_path):
+    torch.manual_seed(0)
+    config = tiny_config("bert", hidden_size=64, num_labels=3, **small("bert"))
+    model = HEADS["sequence"][0].from_config(config).eval()
+    file = export_model(model, tmp_path, "onnx")
+    # ONNX Runtime transposes the weights of the classifier's linear.
+    quantize_dynamic(file.path, tmp_path / "low.onnx")
+    batch = padded(4, 20, types=True)
+    with torch.no_grad():
+        exact = model(**batch).logits.numpy()
+    call = onnx_caller(tmp_path / "low.onnx", threads=1)
+    (found,) = call(call.feed(batch))
+    assert 0 < difference(exact, np.array(found))[1] < FILE_LIMITS["int8"]
 
 
 def test_a_single_token_type_is_no_input_and_few_positions_are_not_exceeded(tmp_path):

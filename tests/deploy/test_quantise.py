@@ -12,6 +12,7 @@ from torch import nn
 
 from kdcli.deploy.calibrate import KERNELS, Rounding
 from kdcli.deploy.products import (
+    SMALL_TABLE,
     by_key,
     key_of,
     nearest_rounding,
@@ -104,10 +105,10 @@ def test_errors_are_those_of_each_product_alone(engine):
 class Words(nn.Module):
     """Rows of a table, times a matrix."""
 
-    def __init__(self):
+    def __init__(self, rows=50):
         super().__init__()
         torch.manual_seed(0)
-        self.table, self.matrix = nn.Embedding(50, 64), nn.Linear(64, 48, bias=False)
+        self.table, self.matrix = nn.Embedding(rows, 64), nn.Linear(64, 48, bias=False)
         with torch.no_grad():
             self.table.weight[7, 3] = 30.0  # 30 standard deviations
 
@@ -149,7 +150,7 @@ def by_file(model, folder, engine, precision, in_float=frozenset(), roundings=Ma
     plain = graph_of(model, folder)
     file = folder / "low.onnx"
     # The activations are whole numbers, so only the weights are rounded.
-    fed = {"ids": np.arange(50), "x": np.eye(64, dtype=np.float32)}
+    fed = {"ids": np.arange(len(model.table.weight)), "x": np.eye(64, dtype=np.float32)}
     if engine == "onnx":
         quantise_onnx(plain, file, precision, in_float, roundings)
         call = onnx_caller(file, threads=1)
@@ -221,6 +222,17 @@ def test_a_table_can_stay_in_float(engine, precision, tmp_path):
     table, matrix, _ = by_file(model, tmp_path, engine, precision, frozenset({key_of(exact)}))
     assert (table == exact).all()
     assert np.abs(matrix - model.matrix.weight.detach().numpy()).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision"), [("onnx", "int8"), ("onnx", "q4"), ("openvino", "int8")]
+)
+def test_a_table_with_few_rows_stays_in_float(engine, precision, tmp_path):
+    for rows in (SMALL_TABLE, SMALL_TABLE + 1):
+        model = Words(rows)
+        table, _, _ = by_file(model, tmp_path, engine, precision)
+        is_exact = (table == model.table.weight.detach().numpy()).all()
+        assert is_exact == ("table" not in products(model)) == (rows == SMALL_TABLE)
 
 
 def test_the_error_of_a_table_is_that_of_its_rounded_rows():

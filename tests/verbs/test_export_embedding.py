@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import own_files
@@ -18,6 +19,8 @@ from transformers import AutoTokenizer
 
 from kdcli.models.embedder import DenseLayer, EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
+from kdcli.verbs.export.agreement import ExportCheck
+from kdcli.workloads.embedder import Embedder
 
 DENSE = DenseLayer(
     torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), torch.ones(8) / 7, True
@@ -42,6 +45,23 @@ def texts(tmp_path_factory):
     file = tmp_path_factory.mktemp("texts") / "texts.txt"
     file.write_text("\n".join(lines))
     return file
+
+
+@pytest.mark.parametrize(
+    ("prompts", "default", "expected"),
+    [
+        ({}, None, {"w1"}),
+        ({"query": "w30 "}, None, {"w1", "w30"}),
+        ({"query": "w30 ", "passage": "w31 "}, "query", {"w30", "w31"}),
+        ({"search": "w32 "}, "search", {"w32"}),
+    ],
+)
+def test_integers_are_chosen_on_texts_with_prompts(embedder, prompts, default, expected):
+    model = Embedder.open(str(embedder))
+    model = replace(model, format=replace(FORMAT, prompts=prompts, default_prompt=default))
+    batches = ExportCheck(model, None, ["w1 w2"] * 16, None).calibration()
+    firsts = torch.cat([batch["input_ids"][:, 0] for batch in batches])
+    assert set(model.tokenizer.convert_ids_to_tokens(firsts.unique())) == expected
 
 
 @pytest.fixture(scope="module")

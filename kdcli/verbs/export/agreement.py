@@ -123,7 +123,9 @@ class ExportCheck:
         if self.workload is not None:
             rows = self.workload.rows_for(self.model)
         elif isinstance(self.model, Embedder):
-            rows = self.model.tokenize(texts, [""] * len(texts))
+            # Each text gets the prompt of its role, or else the model's default prompt.
+            roles = ("query", "document") if self.model.format.prompt_counts else ("",)
+            rows = self.model.tokenize(texts, [roles[n % len(roles)] for n in range(len(texts))])
         else:
             model, tokenizer = self.model.model, self.model.tokenizer
             texts = texts[:CALIBRATION_TEXTS]
