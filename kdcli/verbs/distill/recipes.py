@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from kdcli.errors import UsageError, did_you_mean
+from kdcli.models.grammar import is_static_shape
 from kdcli.recipe.resolve import (
     Resolved,
     defaulted,
@@ -21,6 +22,13 @@ from kdcli.workloads.recipes import finetune_recipe
 from kdcli.workloads.settings import FinetuneRecipe, StudentTrainSettings
 
 SOFT_TARGETS = "soft-targets"
+STATIC_DEFAULTS: dict[str, object] = {
+    "train.lr": 3e-3,
+    "train.batch_size": 256,
+    "train.micro_batch_size": 256,
+    "train.epochs": 5.0,
+}
+"""Defaults if the student is static. A forward pass is cheap, but a gradient is a whole table."""
 
 
 def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
@@ -85,8 +93,10 @@ def task_recipe(
         }
         recipe = None
     resolved = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=values)
-    if resolved.recipe.soft_labels is not None and "method" not in resolved.origins:
-        # A file has no token states.
+    static = any(map(is_static_shape, resolved.recipe.student.to))
+    without_states = static or resolved.recipe.soft_labels is not None
+    if without_states and "method" not in resolved.origins:
+        # Neither a file nor a static student has token states.
         values["method"] = SOFT_TARGETS
         resolved = resolve(
             TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=values
@@ -96,6 +106,8 @@ def task_recipe(
     if name in shipped("distill-task"):
         beneath = {f"recipe {name}": dict(flatten(read_recipe(name, "distill-task")))} | beneath
     resolved = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=values)
+    if static:
+        resolved = defaulted(resolved, STATIC_DEFAULTS, "default of static students")
     # A user who sets one key of this mapping keeps the defaults of the others.
     rest = {
         k: v
