@@ -26,7 +26,7 @@ STATIC_DEFAULTS: dict[str, object] = {
     "train.lr": 3e-3,
     "train.batch_size": 256,
     "train.micro_batch_size": 256,
-    "train.epochs": 5.0,
+    "train.epochs": 3.0,
 }
 """Defaults if the student is static. A forward pass is cheap, but a gradient is a whole table."""
 
