@@ -1,18 +1,19 @@
-"""Make a static classifier before its training."""
+"""Make a static classifier for a task and a tokenizer, with random weights."""
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.models.heads import describe_task
 from kdcli.models.model import Model
-from kdcli.models.shape import InitializedStudent
 from kdcli.models.static import StaticConfig, check_fast
 from kdcli.models.static_classifier import StaticForSequenceClassification
 from kdcli.types import Task
 
 
-def static_start(teacher: Model, task: Task, width: int, seed: int) -> InitializedStudent:
-    """Make a static classifier before its training.
+def random_classifier(
+    teacher: Model, task: Task, width: int, seed: int
+) -> StaticForSequenceClassification:
+    """Make a static classifier with random weights.
 
     Args:
         teacher: The model whose tokens the student has.
@@ -23,9 +24,8 @@ def static_start(teacher: Model, task: Task, width: int, seed: int) -> Initializ
     Raises UsageError: the teacher has no fast tokenizer, which a static model needs.
     """
     check_fast(teacher.tokenizer)
-    vocab_size = int(teacher.model.config.vocab_size)
     config = StaticConfig(
-        vocab_size=vocab_size,
+        vocab_size=int(teacher.model.config.vocab_size),
         hidden_dim=width,
         normalize=False,
         framing_token_ids=framing_tokens(teacher.tokenizer),
@@ -33,8 +33,7 @@ def static_start(teacher: Model, task: Task, width: int, seed: int) -> Initializ
     describe_task(config, task)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = StaticForSequenceClassification(config)
-    return InitializedStudent(model, [f"a table of {vocab_size:,} random token vectors"])
+        return StaticForSequenceClassification(config)
 
 
 def framing_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:

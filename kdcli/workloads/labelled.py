@@ -35,7 +35,6 @@ from kdcli.models.heads import AUTO_CLASS, load_for_task, misfit_of
 from kdcli.models.load import load_config
 from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent, positions_of
-from kdcli.models.static_start import static_start
 from kdcli.models.temperature import stored_temperature
 from kdcli.recipe.sections import TrainSettings
 from kdcli.targets.targets import PrecomputedLogits, StorePlace, Targets, stored_signals
@@ -60,6 +59,7 @@ from kdcli.workloads.predictions import Evaluator, Features, Prediction, RowForm
 from kdcli.workloads.runner_outputs import runner_outputs
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
+from kdcli.workloads.static_students import static_classifier
 from kdcli.workloads.task_models import (
     check_vocabulary,
     load_scored,
@@ -299,7 +299,15 @@ class LabelledWorkload(Workload):
         seed: int = 0,
     ) -> InitializedStudent:
         if shape.is_static:
-            return static_start(teacher, self.data.task, shape.hidden, seed)
+            return static_classifier(
+                self.train_rows,
+                teacher,
+                self.data.task,
+                shape.hidden,
+                self.session,
+                init=init,
+                seed=seed,
+            )
         return super().make_student(
             teacher, shape, init=init, layers=layers, dropout=dropout, seed=seed
         )
@@ -315,7 +323,8 @@ class LabelledWorkload(Workload):
     ) -> Model:
         if not shape.is_static:
             return super().fitted_student(teacher, shape, init=init, layers=layers, seed=seed)
-        model = self.make_student(teacher, shape, seed=seed).model.eval()
+        model = self.make_student(teacher, shape, init=init, seed=seed).model.eval()
+        teacher.model.cpu()
         fit_head(teacher, model, self.train_rows)
         return replace(teacher, model=model, note="a head fitted to its teacher's outputs")
 

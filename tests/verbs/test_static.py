@@ -22,8 +22,8 @@ from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.models.static import bare_tokenizer
 from kdcli.run.context import cpu_session
-from kdcli.verbs.distill.static import PENALTIES, _words, fit_map, token_vectors
 from kdcli.workloads.embedder import Embedder
+from kdcli.workloads.static_students import PENALTIES, _words, fit_map, token_vectors
 
 SPECIAL = [0, 1, 2, 3, 4]
 TEXTS = [f"w{n % 11} w{n % 7} w{n % 5} w{n % 3}" for n in range(200)]
@@ -203,6 +203,7 @@ def test_an_export_of_a_static_model_has_the_same_vectors(student, tmp_path):
         (("--to", "static", "--method", "minilm"), "a static student has no layers"),
         (("--to", "static", "--set", "loss.relations_weight=1"), "compare token states"),
         (("--to", "static", "--student", "demo"), "--student: a static student has"),
+        (("--to", "static", "--set", "student.layers=measured"), "student.layers names layers"),
         (("--to", "statics"), "'statics' is not a shape"),
     ],
 )
