@@ -6,7 +6,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from kdcli.errors import UsageError, did_you_mean
-from kdcli.models.grammar import is_static_shape
 from kdcli.recipe.resolve import (
     Resolved,
     defaulted,
@@ -76,6 +75,9 @@ def task_recipe(
 
     Raises UsageError: an unknown recipe or key, or a wrong value.
     """
+    # This loads numpy, and the help imports this module.
+    from kdcli.models.grammar import is_static_shape
+
     values = {key: value for key, value in options.items() if value is not None}
     values |= overrides or {}
     beneath: dict[str, Mapping[str, object]] = {}
