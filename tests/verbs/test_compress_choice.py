@@ -253,7 +253,7 @@ def test_a_rung_is_scored_by_the_first_metric_or_else_by_the_loss(
 ):
     search = search_of(tmp_path, max_drop=1.0)
     monkeypatch.setattr(Step, "run", lambda self, options: None)
-    monkeypatch.setattr(halving, "defaults", lambda search: {})
+    monkeypatch.setattr(halving, "defaults", lambda search, shape: {})
     shape = RunDir.claim(search.runner.path("2x8"), "verb: distill\n")
     for step in (0, 5, 10):
         shape.log(record | {"step": step, "loss": 1.0} if step == 5 else {"step": step})
@@ -328,7 +328,7 @@ def test_unsteady_times_skip_a_shape_only_if_another_is_fast_enough(
     shapes, skipped, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(halving, "estimate", lambda *_: (TrainingCost(0, 0.0), "no time"))
-    monkeypatch.setattr(halving, "defaults", lambda search: {})
+    monkeypatch.setattr(halving, "defaults", lambda search, shape: {})
     why = "untrained it is 6.0 times as fast, not 8"
     search = search_of(tmp_path, speedup=8.0, budget=60.0)
     try_shapes(search, shapes)
