@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from own_files import interrupted, refused, report_of, same_weights, succeeds
+from own_files import interrupted, refused, report_of, said_by, same_weights, succeeds
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
@@ -96,8 +96,8 @@ def test_a_student_that_is_not_trained_gets_its_teachers_logits_by_a_fit(asked, 
 def test_the_undistilled_student_starts_from_the_same_table(asked, tmp_path):
     words = [*asked("class", to="static:8"), "--set", "undistilled.use=true"]
     result = succeeds(*words, "-o", tmp_path / "out")
+    assert said_by(result).count("token vectors, fitted to 96 texts") == 1
     assert "student undistilled" in {e.model for e in report_of(tmp_path / "out").evaluations}
-    assert result.exit_code == 0
 
 
 def test_a_resumed_run_is_the_same_run(asked, students, tmp_path, monkeypatch):
