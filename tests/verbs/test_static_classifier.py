@@ -97,7 +97,9 @@ def test_the_undistilled_student_starts_from_the_same_table(asked, tmp_path):
     words = [*asked("class", to="static:8"), "--set", "undistilled.use=true"]
     result = succeeds(*words, "-o", tmp_path / "out")
     assert said_by(result).count("token vectors, fitted to 96 texts") == 1
-    assert "student undistilled" in {e.model for e in report_of(tmp_path / "out").evaluations}
+    scores = {e.model: e.metrics for e in report_of(tmp_path / "out").evaluations}
+    # It has the rates of a static student too.
+    assert scores["student undistilled"]["accuracy"] > 0.85
 
 
 def test_a_resumed_run_is_the_same_run(asked, students, tmp_path, monkeypatch):

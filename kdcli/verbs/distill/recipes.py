@@ -181,10 +181,13 @@ def undistilled_recipe(recipe: TaskDistillRecipe, student: str) -> Resolved[Fine
         for key, value in recipe.data.model_dump().items()
         if value not in (None, {})
     }
-    options |= {
-        f"train.{key}": getattr(recipe.train, key)
-        for key in ("seed", "dtype", "max_steps", "eval_every")
-    }
+    from kdcli.models.grammar import is_static_shape
+
+    keys = ["seed", "dtype", "max_steps", "eval_every"]
+    if any(map(is_static_shape, recipe.student.to)):
+        # The rates of finetune are for encoders, and would hardly move a table.
+        keys += [key.removeprefix("train.") for key in STATIC_DEFAULTS]
+    options |= {f"train.{key}": getattr(recipe.train, key) for key in keys}
     options |= {f"head.{key}": getattr(recipe.head, key) for key in ("kind", "words")}
     return finetune_recipe(options=options | dict(flatten(recipe.undistilled.overrides)))
 
